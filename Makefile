@@ -1,0 +1,37 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Threads that sleep instead of spinning: on shared cores spinning ones cost many times more.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: demo test test-slow lint bench install clean
+
+demo: $(VENV)/installed
+	$(BIN)/python -m difformer demo
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest -q
+
+test-slow: $(VENV)/installed
+	$(BIN)/python -m pytest -q -m slow --timeout 1500
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/installed
+	$(BIN)/python -m benchmarks
+
+install: $(VENV)/installed
+
+# The stamp is written last, so that an interrupted installation is taken up again.
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch" 
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist
