@@ -1,0 +1,152 @@
+"""A graph: edges, weights, and their normalised forms, each worked out once.
+
+Edges run from ``edge_index[0]`` (source j) to ``edge_index[1]`` (target i). With weights a_ij and the weighted
+in-degree d_i = Σ_j a_ij, one propagation is
+
+    (S z)_i = Σ_j s_ij z_j,   s_ij = a_ij / √(d_i d_j)  ("gcn"),   a_ij / d_i  ("random_walk"),   a_ij  ("none").
+
+On directed graphs both sides of "gcn" use the in-degree. Nodes of degree zero send and receive nothing. No self-loops
+are added.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from difformer.sparse import SparseMatrix
+
+GRAPH_NORMS = ("gcn", "random_walk", "none")
+
+
+class Graph:
+    """Edges and weights of one graph (or several side by side), with cached normalised forms.
+
+    A model that is given a `Graph` normalises it at the first forward pass and never again.
+
+    Args:
+        edge_index: ``[2, E]`` integers, sources above targets; or a torch sparse matrix ``[N, N]`` whose row i holds
+            the weights with which node i receives.
+        num_nodes: N; left out, the largest index plus one.
+        edge_weight: ``[E]`` weights; left out, one each. Edges that stand twice count twice.
+
+    Raises:
+        ValueError: If shapes do not fit or an index is out of range.
+    """
+
+    def __init__(self, edge_index: Tensor, num_nodes: int | None = None, edge_weight: Tensor | None = None) -> None:
+        if edge_index.layout != torch.strided:
+            edge_index, edge_weight, num_nodes = _from_sparse(edge_index, edge_weight, num_nodes)
+        _check(edge_index, edge_weight, num_nodes)
+        if num_nodes is None:
+            num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+        self.edge_index = edge_index.long()
+        self.edge_weight = edge_weight
+        self.num_nodes = num_nodes
+        self._matrices: dict[tuple[str, torch.dtype], SparseMatrix] = {}
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.edge_index.device
+
+    def __repr__(self) -> str:
+        weighted = ", weighted" if self.edge_weight is not None else ""
+        return f"Graph(num_nodes={self.num_nodes}, num_edges={self.num_edges}{weighted})"
+
+    def to(self, device: Any) -> Graph:
+        """The same graph on another device; normalised forms travel with it."""
+        weight = None if self.edge_weight is None else self.edge_weight.to(device)
+        moved = Graph.__new__(Graph)
+        moved.edge_index, moved.edge_weight, moved.num_nodes = self.edge_index.to(device), weight, self.num_nodes
+        moved._matrices = {key: matrix.to(device) for key, matrix in self._matrices.items()}
+        return moved
+
+    def weights(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """``[E]`` edge weights, one each where none were given."""
+        if self.edge_weight is None:
+            return torch.ones(self.num_edges, dtype=dtype, device=self.device)
+        return self.edge_weight.to(dtype)
+
+    def degree(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """``[N]`` weighted in-degree."""
+        return self.weights(dtype).new_zeros(self.num_nodes).index_add(0, self.edge_index[1], self.weights(dtype))
+
+    def normalised_weights(self, norm: str = "gcn", dtype: torch.dtype = torch.float32) -> Tensor:
+        """``[E]`` entries s_ij of the propagation matrix, in the order of the edges."""
+        if norm not in GRAPH_NORMS:
+            raise ValueError(f"graph norm must be one of {', '.join(GRAPH_NORMS)}, got {norm!r}")
+        weight = self.weights(dtype)
+        if norm == "none":
+            return weight
+        degree = self.degree(dtype)
+        # The inner where keeps the gradient of an empty row finite.
+        power = -0.5 if norm == "gcn" else -1.0
+        inverse = torch.where(degree > 0, torch.where(degree > 0, degree, 1.0).pow(power), 0.0)
+        source, target = self.edge_index
+        return weight * inverse[target] * (inverse[source] if norm == "gcn" else 1.0)
+
+    def matrix(self, norm: str = "gcn", dtype: torch.dtype = torch.float32) -> SparseMatrix:
+        """The propagation matrix S, sorted by rows and by columns; kept for the next call."""
+        key = (norm, dtype)
+        if key not in self._matrices:
+            with torch.no_grad():
+                value = self.normalised_weights(norm, dtype)
+                source, target = self.edge_index
+                shape = (self.num_nodes, self.num_nodes)
+                self._matrices[key] = SparseMatrix.from_entries(target, source, value, shape)
+        return self._matrices[key]
+
+    def propagate(self, z: Tensor, norm: str = "gcn") -> Tensor:
+        """``S z`` for states ``[N, …]``, by the cached matrix; weights that are trained go edge by edge."""
+        if self.edge_weight is not None and self.edge_weight.requires_grad:
+            return propagate_edges(z, self, norm)
+        dtype = torch.float64 if z.dtype == torch.float64 else torch.float32
+        return self.matrix(norm, dtype) @ z
+
+
+def propagate_edges(z: Tensor, graph: Graph, norm: str = "gcn") -> Tensor:
+    """``S z`` edge by edge, nothing sorted or kept: the reference, and the way for weights that carry gradients."""
+    dtype = torch.float64 if z.dtype == torch.float64 else torch.float32
+    weight = graph.normalised_weights(norm, dtype)
+    source, target = graph.edge_index
+    messages = weight.view(-1, *[1] * (z.dim() - 1)) * z[source].to(dtype)
+    return messages.new_zeros(z.shape).index_add(0, target, messages).to(z.dtype)
+
+
+def _from_sparse(
+    matrix: Tensor, edge_weight: Tensor | None, num_nodes: int | None
+) -> tuple[Tensor, Tensor | None, int]:
+    if edge_weight is not None:
+        raise ValueError("edge_weight goes with an edge_index; a sparse matrix carries its weights itself")
+    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"edge_index as a sparse matrix must be square, got {tuple(matrix.shape)}")
+    if num_nodes is not None and num_nodes != matrix.shape[0]:
+        raise ValueError(
+            f"edge_index is a {matrix.shape[0]} × {matrix.shape[0]} matrix, but there are {num_nodes} nodes"
+        )
+    coo = matrix.to_sparse_coo().coalesce()
+    return coo.indices().flip(0), coo.values(), matrix.shape[0]
+
+
+def _check(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int | None) -> None:
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise ValueError(f"edge_index must have shape [2, E], got {tuple(edge_index.shape)}")
+    if edge_index.is_floating_point() or edge_index.dtype == torch.bool:
+        raise ValueError(f"edge_index must hold integers, got {edge_index.dtype}")
+    if edge_weight is not None and edge_weight.shape != edge_index.shape[1:]:
+        raise ValueError(
+            f"edge_weight must have one entry an edge, shape ({edge_index.shape[1]},), got {tuple(edge_weight.shape)}"
+        )
+    if edge_index.numel() and not torch.compiler.is_compiling():  # a look at values would break a compiled graph
+        low, high = int(edge_index.min()), int(edge_index.max())
+        if low < 0 or (num_nodes is not None and high >= num_nodes):
+            raise ValueError(
+                f"edge_index must lie in 0 … {'N - 1' if num_nodes is None else num_nodes - 1}"
+                f"{'' if num_nodes is None else f' ({num_nodes} nodes)'}, got values from {low} to {high}"
+            )

@@ -1,0 +1,145 @@
+"""A constant sparse matrix that multiplies dense ones, forward and backward, without ever being sorted again.
+
+Autograd's own product with a sparse matrix transposes it in every backward pass. A matrix that does not change (a
+normalised graph, a bag of words) is sorted once by rows and once by columns, and the product is one operator with a
+backward of its own:
+
+    Y = S X,   ∂X = Sᵀ ∂Y.
+
+The operator is known to `torch.compile` and `torch.vmap`; `reference_matmul` says the same in plain tensor operations.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# The layout serves here as a container alone; torch's notice about it would greet every user at the first product.
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+
+
+@dataclass(frozen=True)
+class CSR:
+    """Compressed rows: the entries of row i are ``crow[i]:crow[i + 1]`` of `col` and `value`."""
+
+    crow: Tensor
+    col: Tensor
+    value: Tensor
+
+    def to(self, *args: Any, **kwargs: Any) -> CSR:
+        # Indices follow the device alone: a change of dtype is for the values.
+        value = self.value.to(*args, **kwargs)
+        return CSR(self.crow.to(value.device), self.col.to(value.device), value)
+
+
+@dataclass(frozen=True)
+class SparseMatrix:
+    """A constant matrix, compressed by rows and by columns.
+
+    Make one with `SparseMatrix.from_entries` or `SparseMatrix.from_tensor`; multiply with ``matrix @ dense``.
+    """
+
+    shape: tuple[int, int]
+    rows: CSR
+    columns: CSR
+
+    @staticmethod
+    def from_entries(row: Tensor, col: Tensor, value: Tensor, shape: tuple[int, int]) -> SparseMatrix:
+        """Entries in any order; those that stand twice add up."""
+        return SparseMatrix(shape, _compress(row, col, value, shape[0]), _compress(col, row, value, shape[1]))
+
+    @staticmethod
+    def from_tensor(matrix: Tensor) -> SparseMatrix:
+        """From a torch sparse tensor of any layout."""
+        coo = matrix.to_sparse_coo().coalesce() if matrix.layout != torch.sparse_coo else matrix.coalesce()
+        row, col = coo.indices()
+        return SparseMatrix.from_entries(row, col, coo.values(), (matrix.shape[0], matrix.shape[1]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.rows.value.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.rows.value.device
+
+    def dim(self) -> int:
+        return 2
+
+    def to(self, *args: Any, **kwargs: Any) -> SparseMatrix:
+        return SparseMatrix(self.shape, self.rows.to(*args, **kwargs), self.columns.to(*args, **kwargs))
+
+    def to_dense(self) -> Tensor:
+        eye = torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
+        return reference_matmul(self.rows, eye)
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """``S X`` for dense ``X [columns, …]``; low precision is summed in the matrix's own."""
+        flat = x.reshape(x.shape[0], -1).to(self.dtype)
+        if torch.compiler.is_exporting():  # an exported program must run where this package is not installed
+            out = reference_matmul(self.rows, flat)
+        else:
+            out = _matmul(
+                self.rows.crow, self.rows.col, self.rows.value,
+                self.columns.crow, self.columns.col, self.columns.value, flat,
+            )  # fmt: skip
+        return out.reshape(self.shape[0], *x.shape[1:]).to(x.dtype)
+
+
+def _compress(row: Tensor, col: Tensor, value: Tensor, num_rows: int) -> CSR:
+    order = torch.argsort(row, stable=True)
+    crow = torch.zeros(num_rows + 1, dtype=torch.long, device=row.device)
+    crow[1:] = torch.bincount(row, minlength=num_rows).cumsum(0)
+    # 32-bit indices are what the vendors' sparse products take without a conversion.
+    index = torch.int32 if max(row.numel(), num_rows) < 2**31 else torch.int64
+    return CSR(crow.to(index), col[order].to(index), value[order].contiguous())
+
+
+def reference_matmul(matrix: CSR, x: Tensor) -> Tensor:
+    """``S X`` in plain tensor operations: gather, scale, add up."""
+    count = (matrix.crow[1:] - matrix.crow[:-1]).long()
+    row = torch.arange(count.numel(), device=x.device).repeat_interleave(count, output_size=matrix.col.numel())
+    out = x.new_zeros(count.numel(), x.shape[1])
+    return out.index_add(0, row, matrix.value.unsqueeze(1) * x[matrix.col.long()])
+
+
+@torch.library.custom_op("difformer::sparse_matmul", mutates_args=())
+def _matmul(
+    crow: Tensor, col: Tensor, value: Tensor, crow_t: Tensor, col_t: Tensor, value_t: Tensor, x: Tensor
+) -> Tensor:
+    if value.numel() == 0 or x.numel() == 0:
+        return x.new_zeros(crow.numel() - 1, x.shape[1])
+    size = (crow.numel() - 1, x.shape[0])
+    return torch.sparse_csr_tensor(crow, col, value, size, check_invariants=False) @ x.contiguous()
+
+
+@_matmul.register_fake
+def _(crow: Tensor, col: Tensor, value: Tensor, crow_t: Tensor, col_t: Tensor, value_t: Tensor, x: Tensor) -> Tensor:
+    return x.new_empty(crow.shape[0] - 1, x.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:6])
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    crow, col, value, crow_t, col_t, value_t = ctx.saved_tensors
+    return (None,) * 6 + (_matmul(crow_t, col_t, value_t, crow, col, value, grad),)
+
+
+def _vmap(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, int]:
+    *matrix, x = tensors
+    if any(dim is not None for dim in in_dims[:6]):
+        raise NotImplementedError("vmap over the sparse matrix itself: only the dense factor may carry a run axis")
+    # Columns of all runs side by side: one product for all of them.
+    runs = x.movedim(in_dims[6], 1)
+    out = _matmul(*matrix, runs.reshape(runs.shape[0], -1))
+    return out.reshape(out.shape[0], *runs.shape[1:]), 1
+
+
+_matmul.register_autograd(_backward, setup_context=_keep)
+_matmul.register_vmap(_vmap)
