@@ -2,14 +2,33 @@
 
 A split is an object with a name, so that two runs can be told to have used the same one. Instances in none of the three
 parts (unlabelled nodes, nodes without features) take part in propagation but in no loss and no metric.
+
+On disk a split is a small file: ``.npz`` (arrays) or ``.json`` (to be read by people), one split or several in each.
 """
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from difformer.data.atomic import atomic_write
+from difformer.data.errors import DataError
+
+PARTS = ("train", "valid", "test")
+# What other people's files call the three parts.
+ALIASES = {
+    "train": ("train", "train_idx", "train_index"),
+    "valid": ("valid", "val", "valid_idx", "val_idx", "valid_index", "val_index"),
+    "test": ("test", "test_idx", "test_index"),
+}
 
 
 @dataclass(frozen=True)
@@ -54,3 +73,120 @@ class Split:
     def sizes(self) -> tuple[int, int, int]:
         """How many instances each part holds: train, valid, test."""
         return self.train.numel(), self.valid.numel(), self.test.numel()
+
+    def parts(self) -> dict[str, Tensor]:
+        """The three parts by name, in the order train, valid, test."""
+        return {"train": self.train, "valid": self.valid, "test": self.test}
+
+    def check(self, num_instances: int) -> None:
+        """Refuse a split that points outside a task of `num_instances` instances.
+
+        Raises:
+            ValueError: If some index is not below `num_instances`.
+        """
+        for part, index in self.parts().items():
+            if index.numel() and int(index.max()) >= num_instances:
+                raise ValueError(
+                    f"split {self.name!r}: {part} holds index {int(index.max())}, but there are {num_instances} "
+                    f"instances (0 to {num_instances - 1}); the split was made for other data"
+                )
+
+    def same_as(self, other: Split) -> bool:
+        """Whether both hold the same instances in the same parts; names and order do not count."""
+        return all(
+            torch.equal(mine.sort().values, theirs.sort().values)
+            for mine, theirs in zip(self.parts().values(), other.parts().values(), strict=True)
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write this split to an ``.npz`` or ``.json`` file, whole or not at all."""
+        save_splits([self], path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Split:
+        """Read the one split that a file holds; see `load_splits` for files with several."""
+        splits = load_splits(path)
+        if len(splits) != 1:
+            raise DataError(f"holds {len(splits)} splits, expected one; use load_splits to read them all", path=path)
+        return splits[0]
+
+
+def save_splits(splits: Sequence[Split], path: str | os.PathLike[str]) -> None:
+    """Write splits to one ``.npz`` or ``.json`` file, whole or not at all.
+
+    The ``.npz`` holds ``names [S]`` and ``train_0, valid_0, test_0, train_1, …``; the ``.json`` a list of objects with
+    ``name, train, valid, test``.
+    """
+    if not splits:
+        raise ValueError("splits: got none, expected at least one to write")
+    suffix = _suffix(path)
+    with atomic_write(path) as stream:
+        if suffix == ".json":
+            written = [{"name": s.name, **{k: v.tolist() for k, v in s.parts().items()}} for s in splits]
+            stream.write((json.dumps(written) + "\n").encode())
+        else:
+            arrays: dict[str, Any] = {"names": np.array([split.name for split in splits])}
+            for i, split in enumerate(splits):
+                arrays.update({f"{part}_{i}": index.numpy(force=True) for part, index in split.parts().items()})
+            np.savez_compressed(stream, **arrays)
+
+
+def load_splits(path: str | os.PathLike[str]) -> tuple[Split, ...]:
+    """Read every split of a file.
+
+    Besides what `save_splits` writes, files with one unnamed split are read, its parts called ``train``, ``train_idx``
+    or ``train_index`` (likewise ``valid``/``val`` and ``test``); its name is then that of the file.
+
+    Raises:
+        DataError: If the file is broken, a part is absent, or the parts overlap.
+        FileNotFoundError: If there is no such file.
+    """
+    suffix = _suffix(path)
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no split file at {path}")
+    try:
+        found = _read_json(path) if suffix == ".json" else _read_npz(path)
+        return tuple(_split(parts, Path(path).stem) for parts in found)
+    except DataError:
+        raise
+    except Exception as error:  # whatever a decoder finds wrong is the file's fault, and is named so
+        raise DataError(f"is not a file of splits ({type(error).__name__}: {error})", path=path) from error
+
+
+def _suffix(path: str | os.PathLike[str]) -> str:
+    suffix = Path(path).suffix.lower()
+    if suffix not in (".npz", ".json"):
+        raise ValueError(f"path: splits are kept in .npz or .json files, got {os.fspath(path)!r}")
+    return suffix
+
+
+def _read_json(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
+    content = json.loads(Path(path).read_text(encoding="utf-8"))
+    found = content if isinstance(content, list) else [content]
+    if not found or not all(isinstance(parts, dict) for parts in found):
+        raise DataError("expected an object with train, valid and test, or a list of such objects", path=path)
+    return found
+
+
+def _read_npz(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    if "names" not in arrays:
+        return [arrays]
+    return [
+        {"name": str(name), **{part: arrays[f"{part}_{i}"] for part in PARTS}}
+        for i, name in enumerate(arrays["names"].tolist())
+    ]
+
+
+def _split(found: Mapping[str, Any], default_name: str) -> Split:
+    parts = {}
+    for part, aliases in ALIASES.items():
+        present = [alias for alias in aliases if alias in found]
+        if len(present) != 1:
+            raise ValueError(f"expected one of {', '.join(aliases)}, found {', '.join(present) or 'none'}")
+        index = np.asarray(found[present[0]])
+        if index.size and index.dtype.kind not in "iu":
+            raise ValueError(f"{present[0]} must hold whole numbers, got {index.dtype}")
+        parts[part] = torch.from_numpy(index.astype(np.int64))
+    return Split(str(found.get("name", default_name)), **parts)

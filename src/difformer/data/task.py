@@ -11,13 +11,16 @@ Three kinds cover all inputs of the package:
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from difformer.data.checks import check_task
 from difformer.data.split import Split
+from difformer.data.splitting import labelled
 
 Kind = Literal["nodes", "series", "graphs"]
 Problem = Literal["multiclass", "multilabel", "regression"]
@@ -46,6 +49,10 @@ class Task:
         class_names: Names of the classes or target columns, where known.
         instance_names: Names of nodes or graphs, where known.
         notes: Anything a reader of results should know, one sentence each.
+        feature_names: Names of the columns of `x`, where known; new rows are matched against them.
+
+    Raises:
+        ValueError: If shapes, types or index ranges contradict each other, or a split holds an unlabelled instance.
     """
 
     name: str
@@ -63,6 +70,10 @@ class Task:
     class_names: tuple[str, ...] = ()
     instance_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    feature_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_task(self)
 
     @property
     def num_features(self) -> int:
@@ -72,6 +83,63 @@ class Task:
     def num_instances(self) -> int:
         """What a split indexes: nodes, snapshots or graphs."""
         return self.y.shape[0]
+
+    @property
+    def num_nodes(self) -> int:
+        """Rows of features: all nodes of all graphs, or the nodes of one snapshot."""
+        return self.x.shape[-2]
+
+    @property
+    def num_edges(self) -> int | None:
+        """Directed edges, self-loops counted, over all snapshots; None without a graph."""
+        if self.edge_index is None:
+            return None
+        parts = self.edge_index if isinstance(self.edge_index, tuple) else (self.edge_index,)
+        return sum(part.shape[1] for part in parts)
+
+    def with_splits(self, splits: Split | Iterable[Split]) -> Task:
+        """The same task with other splits."""
+        return replace(self, splits=(splits,) if isinstance(splits, Split) else tuple(splits))
+
+    def check_finite(self) -> None:
+        """Refuse features or weights that are NaN or infinite.
+
+        Raises:
+            ValueError: Naming the first such entry.
+        """
+        values = self.x.values() if self.x.layout == torch.sparse_csr else self.x
+        if not bool(values.isfinite().all()):
+            where = tuple((~values.isfinite()).nonzero()[0].tolist())
+            raise ValueError(f"task {self.name!r}: x is {values[where].item()} at {where}; features must be finite")
+        for weight in self.edge_weight if isinstance(self.edge_weight, tuple) else (self.edge_weight,):
+            if weight is not None and not bool(weight.isfinite().all()):
+                where = tuple((~weight.isfinite()).nonzero()[0].tolist())
+                raise ValueError(f"task {self.name!r}: edge_weight is {weight[where].item()} at edge {where[0]}")
+
+    def facts(self) -> dict[str, str | int]:
+        """Sizes and protocol, one entry each, for tables and logs."""
+        facts: dict[str, str | int] = {"name": self.name, "kind": self.kind, "problem": self.problem}
+        if self.kind == "graphs":
+            facts["graphs"] = self.num_instances
+        if self.kind == "series":
+            facts["snapshots"] = self.num_instances
+        facts["nodes"] = self.num_nodes
+        if self.num_edges is not None:
+            facts["edges"] = self.num_edges
+        facts["features"] = self.num_features
+        facts["classes" if self.problem == "multiclass" else "targets"] = self.num_outputs
+        if self.kind != "series":
+            facts["labelled"] = labelled(self.y).numel()
+        facts |= {"metric": self.metric, "protocol": self.protocol, "splits": len(self.splits)}
+        facts["train/valid/test"] = "/".join(str(size) for size in self.splits[0].sizes())
+        return facts
+
+    def describe(self) -> str:
+        """What the task is, in a few lines for people."""
+        facts = {name: f"{value:,}" if isinstance(value, int) else value for name, value in self.facts().items()}
+        width = max(map(len, facts))
+        lines = [f"{name:<{width}}  {value}" for name, value in facts.items()]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def fingerprint(self) -> str:
         """SHA-256 over everything that can change a result: two tasks with one fingerprint train alike."""
@@ -89,8 +157,10 @@ def _update(digest: hashlib._Hash, tensor: Tensor | None) -> None:
     if tensor is None:
         digest.update(b"none")
     elif tensor.layout == torch.sparse_csr:
+        digest.update(f"csr{tuple(tensor.shape)}".encode())
         for part in (tensor.crow_indices(), tensor.col_indices(), tensor.values()):
             _update(digest, part)
     else:
         digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)  # a view, not a copy: graphs have gigabytes of edges

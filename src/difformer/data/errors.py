@@ -1,0 +1,54 @@
+"""The one error that broken or contradictory data raises, so that a command can show its message and nothing else."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+
+class DataError(ValueError):
+    """Data that cannot be used as they are: the message says where, what stands there, and what to do.
+
+    Args:
+        problem: What is wrong, and what to do about it.
+        path: The file, where there is one.
+        line: Line in a text file, counted from one.
+        row: Row of a table without lines (NPZ, Parquet, arrays), counted from zero.
+        column: Name of the column, or its number counted from one.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        path: object = None,
+        line: int | None = None,
+        row: int | None = None,
+        column: str | int | None = None,
+    ) -> None:
+        place = [] if path is None else [str(path)]
+        if line is not None:
+            place.append(f"line {line}")
+        if row is not None:
+            place.append(f"row {row}")
+        if column is not None:
+            place.append(f"column {column!r}" if isinstance(column, str) else f"column {column}")
+        self.path = None if path is None else str(path)
+        self.line = line
+        self.row = row
+        self.column = column
+        super().__init__(f"{', '.join(place)}: {problem}" if place else problem)
+
+
+def require(module: str, *, extra: str, purpose: str) -> ModuleType:
+    """Import an optional module, or say which extra brings it.
+
+    Raises:
+        ImportError: If the module is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"{purpose} needs {module}, which is not installed: run `pip install 'difformer[{extra}]'`"
+        ) from error
