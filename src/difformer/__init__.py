@@ -1,3 +1,41 @@
-"""Representation learning by energy-constrained diffusion over observed and latent structure."""
+"""Representation learning by energy-constrained diffusion over observed and latent structure.
+
+Names are resolved on first use, so that the command line answers before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from difformer.diffusion import Diffusivity as Diffusivity
+    from difformer.graph import Graph as Graph
+    from difformer.nn import DIFFormer as DIFFormer
+    from difformer.nn import DIFFormerConv as DIFFormerConv
+    from difformer.nn import GraphLevel as GraphLevel
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "DIFFormer": "difformer.nn",
+    "DIFFormerConv": "difformer.nn",
+    "GraphLevel": "difformer.nn",
+    "Graph": "difformer.graph",
+    "Diffusivity": "difformer.diffusion",
+}
+_ROOMS = ("attention", "data", "diffusion", "graph", "nn", "sparse", "training")
+
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"difformer.{name}")
+    raise AttributeError(f"module 'difformer' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME, *_ROOMS])

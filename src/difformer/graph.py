@@ -31,12 +31,21 @@ class Graph:
             the weights with which node i receives.
         num_nodes: N; left out, the largest index plus one.
         edge_weight: ``[E]`` weights; left out, one each. Edges that stand twice count twice.
+        keep: Whether to sort the normalised graph at first use and keep it, which pays where a graph is used again.
+            Without it every propagation goes edge by edge.
 
     Raises:
         ValueError: If shapes do not fit or an index is out of range.
     """
 
-    def __init__(self, edge_index: Tensor, num_nodes: int | None = None, edge_weight: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        edge_index: Tensor,
+        num_nodes: int | None = None,
+        edge_weight: Tensor | None = None,
+        *,
+        keep: bool = True,
+    ) -> None:
         if edge_index.layout != torch.strided:
             edge_index, edge_weight, num_nodes = _from_sparse(edge_index, edge_weight, num_nodes)
         _check(edge_index, edge_weight, num_nodes)
@@ -45,6 +54,7 @@ class Graph:
         self.edge_index = edge_index.long()
         self.edge_weight = edge_weight
         self.num_nodes = num_nodes
+        self.keep = keep
         self._matrices: dict[tuple[str, torch.dtype], SparseMatrix] = {}
 
     @property
@@ -64,6 +74,7 @@ class Graph:
         weight = None if self.edge_weight is None else self.edge_weight.to(device)
         moved = Graph.__new__(Graph)
         moved.edge_index, moved.edge_weight, moved.num_nodes = self.edge_index.to(device), weight, self.num_nodes
+        moved.keep = self.keep
         moved._matrices = {key: matrix.to(device) for key, matrix in self._matrices.items()}
         return moved
 
@@ -104,9 +115,12 @@ class Graph:
 
     def propagate(self, z: Tensor, norm: str = "gcn") -> Tensor:
         """``S z`` for states ``[N, …]``, by the cached matrix; weights that are trained go edge by edge."""
-        if self.edge_weight is not None and self.edge_weight.requires_grad:
-            return propagate_edges(z, self, norm)
         dtype = torch.float64 if z.dtype == torch.float64 else torch.float32
+        trained = self.edge_weight is not None and self.edge_weight.requires_grad
+        # Sorting looks at values, which a compiled program cannot: there a matrix is used only if it is ready.
+        ready = (norm, dtype) in self._matrices or not torch.compiler.is_compiling()
+        if trained or not self.keep or not ready:
+            return propagate_edges(z, self, norm)
         return self.matrix(norm, dtype) @ z
 
 

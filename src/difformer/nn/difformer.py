@@ -1,0 +1,221 @@
+"""The DIFFormer encoder: input layer, L diffusion steps, output layer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from difformer.attention.segments import Segments
+from difformer.diffusion.diffusivity import Diffusivity
+from difformer.graph import Graph
+from difformer.nn.conv import DIFFormerConv
+from difformer.nn.structure import Structure, as_structure
+from difformer.sparse import SparseMatrix
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "elu": functional.elu,
+    "gelu": functional.gelu,
+    "tanh": torch.tanh,
+}
+
+
+class DIFFormer(nn.Module):
+    r"""Diffusion over latent and observed structure, each layer one Euler step.
+
+    .. math::
+        Z^{(0)} &= \mathrm{ReLU}(\mathrm{LayerNorm}(X W_I + b_I)) \\
+        Z^{(k+1)} &= σ'(\mathrm{LayerNorm}((1 - τ) Z^{(k)} + τ \bar P^{(k)} + τ β Z^{(0)})) \\
+        \hat Y &= Z^{(L)} W_O + b_O
+
+    with the propagation :math:`\bar P` of `DIFFormerConv`. ``diffusivity="simple"`` is DIFFormer-s, linear in N;
+    ``"sigmoid"`` is DIFFormer-a.
+
+    Args:
+        in_channels: Features of an instance.
+        hidden_channels: Length of a state.
+        out_channels: Outputs of an instance: classes, targets.
+        num_layers: Diffusion steps L.
+        num_heads: Heads, averaged.
+        diffusivity: A name, a `Diffusivity`, or None for no latent propagation.
+        step_size: τ in (0, 1].
+        source_weight: β; above 0 each step adds τβZ⁰, which holds deep models back from over-smoothing.
+        graph_weight: None adds the graph term; w in [0, 1] gives (1 - w) latent + w graph. Ignored without edges.
+        graph_norm: ``"gcn"``, ``"random_walk"`` or ``"none"``. No self-loops are added.
+        transform: Whether values are Z W_V + b, or Z itself.
+        norm: Whether there are LayerNorms, the input layer's included.
+        residual: Whether a step keeps (1 - τ) Z; otherwise Z⁺ = P̄.
+        activation: σ' after each layer's norm: None, ``"relu"``, ``"elu"``, ``"gelu"`` or ``"tanh"``.
+        dropout: After the input's ReLU and after each layer's norm and activation.
+        qk_norm: ``"row"``, ``"global"`` or ``"none"``.
+        tied_qk: Whether keys are the queries.
+        backend: Operator for all pairs, see `difformer.attention.propagate`.
+
+    Example:
+        >>> model = DIFFormer(16, 64, 3, diffusivity="sigmoid")
+        >>> model(torch.randn(100, 16)).shape
+        torch.Size([100, 3])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_layers: int = 2,
+        num_heads: int = 1,
+        diffusivity: str | Diffusivity | None = "simple",
+        step_size: float = 0.5,
+        source_weight: float = 0.0,
+        graph_weight: float | None = None,
+        graph_norm: str = "gcn",
+        transform: bool = True,
+        norm: bool = True,
+        residual: bool = True,
+        activation: str | None = None,
+        dropout: float = 0.0,
+        qk_norm: str = "row",
+        tied_qk: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        given = locals()
+        self.config: dict[str, Any] = {name: given[name] for name in inspect.signature(DIFFormer).parameters}
+        _check(in_channels, out_channels, num_layers, activation, dropout)
+        self.activation, self.dropout = activation, dropout
+        self.input = nn.Linear(in_channels, hidden_channels)
+        self.input_norm = nn.LayerNorm(hidden_channels) if norm else nn.Identity()
+        shared = set(inspect.signature(DIFFormerConv).parameters) - {"in_channels", "out_channels"}
+        options = {name: given[name] for name in shared}
+        self.layers = nn.ModuleList(
+            DIFFormerConv(hidden_channels, hidden_channels, **options) for _ in range(num_layers)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden_channels) if norm else nn.Identity() for _ in range(num_layers))
+        self.output = nn.Linear(hidden_channels, out_channels)
+
+    def _encode(self, x: Tensor | SparseMatrix) -> Tensor:
+        """Z⁰ of the features; a bag of words stays sparse."""
+        if isinstance(x, SparseMatrix):
+            z = x @ self.input.weight.T + self.input.bias
+        else:
+            z = self.input(x)
+        return dropout(functional.relu(self.input_norm(z)), self.dropout, self.training)
+
+    def _advance(self, k: int, z: Tensor, structure: Structure, source: Tensor) -> Tensor:
+        """Z^(k+1) from Z^(k)."""
+        layer: DIFFormerConv = self.layers[k]  # type: ignore[assignment]
+        z = self.norms[k](layer.step(z, structure, source))
+        if self.activation is not None:
+            z = ACTIVATIONS[self.activation](z)
+        return dropout(z, self.dropout, self.training)
+
+    def _prepare(
+        self,
+        x: Tensor | SparseMatrix,
+        edge_index: Tensor | Graph | None,
+        edge_weight: Tensor | None,
+        batch: Tensor | Segments | None,
+    ) -> tuple[Tensor | SparseMatrix, Structure]:
+        if isinstance(x, Tensor) and x.layout != torch.strided:
+            x = SparseMatrix.from_tensor(x)
+        if x.dim() != 2 or x.shape[1] != self.input.in_features:
+            raise ValueError(f"x must have shape [N, {self.input.in_features}], got {tuple(x.shape)}")
+        return x, as_structure(x.shape[0], edge_index, edge_weight, batch)
+
+    def embed(
+        self,
+        x: Tensor | SparseMatrix,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> Tensor:
+        """Final states Z^L, ``[N, hidden_channels]``."""
+        x, structure = self._prepare(x, edge_index, edge_weight, batch)
+        z = source = self._encode(x)
+        for k in range(len(self.layers)):
+            z = self._advance(k, z, structure, source)
+        return z
+
+    def decode(self, states: Tensor) -> Tensor:
+        """Outputs of states, or of pooled states: ``[…, out_channels]``."""
+        return self.output(states)
+
+    def forward(
+        self,
+        x: Tensor | SparseMatrix,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> Tensor:
+        """Outputs ``[N, out_channels]``.
+
+        Args:
+            x: Features ``[N, in_channels]``, dense, a torch sparse tensor, or a `SparseMatrix` (sorted once).
+            edge_index: ``[2, E]``, a torch sparse matrix whose row i says what node i receives, or a `Graph` (sorted
+                and normalised once).
+            edge_weight: ``[E]`` weights of an ``edge_index`` tensor.
+            batch: Graph of each row, in any order; a graph in a batch gets the answer it gets alone.
+        """
+        return self.decode(self.embed(x, edge_index, edge_weight, batch))
+
+    def trajectory(
+        self,
+        x: Tensor | SparseMatrix,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> Tensor:
+        """States of every layer, ``[L + 1, N, hidden_channels]``, from Z⁰ to Z^L."""
+        x, structure = self._prepare(x, edge_index, edge_weight, batch)
+        states = [self._encode(x)]
+        for k in range(len(self.layers)):
+            states.append(self._advance(k, states[-1], structure, states[0]))
+        return torch.stack(states)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes ``config.json`` and ``model.safetensors``; see `difformer.nn.pretrained`."""
+        from difformer.nn.pretrained import save_pretrained
+
+        save_pretrained(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, diffusivity: Diffusivity | None = None) -> DIFFormer:
+        """Reads what `save_pretrained` wrote, on any device; a diffusivity of your own has to be given again."""
+        from difformer.nn.pretrained import load_pretrained
+
+        return load_pretrained(folder, diffusivity=diffusivity)
+
+    @classmethod
+    def from_public_code(cls, state_dict: dict[str, Tensor], **options: Any) -> DIFFormer:
+        """A model from weights trained with the authors' public code; see `difformer.nn.public_code`."""
+        from difformer.nn.public_code import from_public_code
+
+        return from_public_code(state_dict, **options)
+
+
+def dropout(x: Tensor, p: float | Tensor, training: bool) -> Tensor:
+    """Dropout whose rate may be a tensor, as it is when runs of different rates are trained as one."""
+    if not training:
+        return x
+    if isinstance(p, Tensor):
+        return x * (torch.rand_like(x) >= p) / (1 - p)
+    return functional.dropout(x, p) if p else x
+
+
+def _check(in_channels: int, out_channels: int, num_layers: int, activation: str | None, rate: float) -> None:
+    for name, count, least in (
+        ("in_channels", in_channels, 1), ("out_channels", out_channels, 1), ("num_layers", num_layers, 0)
+    ):  # fmt: skip
+        if not isinstance(count, int) or count < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, got {count!r}")
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout must lie in [0, 1), got {rate!r}")
