@@ -56,6 +56,7 @@ class Graph:
         self.num_nodes = num_nodes
         self.keep = keep
         self._matrices: dict[tuple[str, torch.dtype], SparseMatrix] = {}
+        self._looped: Graph | None = None
 
     @property
     def num_edges(self) -> int:
@@ -75,8 +76,23 @@ class Graph:
         moved = Graph.__new__(Graph)
         moved.edge_index, moved.edge_weight, moved.num_nodes = self.edge_index.to(device), weight, self.num_nodes
         moved.keep = self.keep
+        moved._looped = None if self._looped is None else self._looped.to(device)
         moved._matrices = {key: matrix.to(device) for key, matrix in self._matrices.items()}
         return moved
+
+    def with_self_loops(self) -> Graph:
+        """The graph with a self-loop of weight one at every node that has none; worked out once."""
+        if self._looped is None:
+            source, target = self.edge_index
+            bare = torch.ones(self.num_nodes, dtype=torch.bool, device=self.device)
+            bare[source[source == target]] = False
+            loops = bare.nonzero().T.expand(2, -1)
+            weight = None
+            if self.edge_weight is not None:
+                weight = torch.cat([self.edge_weight, self.edge_weight.new_ones(loops.shape[1])])
+            looped = Graph(torch.cat([self.edge_index, loops], 1), self.num_nodes, weight, keep=self.keep)
+            self._looped = looped
+        return self._looped
 
     def weights(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """``[E]`` edge weights, one each where none were given."""
