@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from difformer.zoo.catalogue import MODELS, ModelInfo
 
 if TYPE_CHECKING:
-    from difformer.zoo.build import build, check_options, find, options_of
+    from difformer.zoo.registry import build, check_options, find, options_of
 
 __all__ = ["MODELS", "ModelInfo", "build", "check_options", "find", "options_of"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module("difformer.zoo.build"), name)
+        return getattr(importlib.import_module("difformer.zoo.registry"), name)
     raise AttributeError(f"module 'difformer.zoo' has no attribute {name!r}")

@@ -74,7 +74,7 @@ _ALL = (
         "difformer",
         "difformer",
         "difformer.nn:DIFFormer",
-        "The encoder with any diffusivity: set diffusivity=simple, sigmoid, softmax, gaussian, constant, identity, none.",
+        "The encoder with any diffusivity: set diffusivity=simple, sigmoid, softmax, gaussian, constant …",
         coupling="g(qᵢᵀkⱼ) / Σₗg(qᵢᵀkₗ)",
         energy=_LATENT,
         cost="N d² or N² d",
