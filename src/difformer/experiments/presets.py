@@ -1,0 +1,200 @@
+"""Presets: named hyper-parameters for a model on a data set, and where they come from.
+
+``presets.toml`` holds those of the package. Three names are used:
+
+* ``"public-code"``: what the authors' public code sets, oddities included.
+* ``"paper"``: tuned over the paper's own grid, under its protocol.
+* ``"best"``: tuned over whatever helps, under the default protocol.
+
+The last two exist only where something was really tuned; they carry the validation score, the number of trials and the
+command that found them. `difformer tune` writes a file with one preset of the same form, for `fit --preset FILE`.
+No torch here: the command line reads presets before it knows whether it will train.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+# The standard library reads TOML from Python 3.11 on; before it, the package that became it.
+tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
+NAMES = ("paper", "public-code", "best")
+SHIPPED = Path(__file__).with_name("presets.toml")
+_FIELDS = (
+    "name",
+    "model",
+    "dataset",
+    "source",
+    "protocol",
+    "seeds",
+    "metric",
+    "validation",
+    "trials",
+    "command",
+    "note",
+)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Hyper-parameters with a name and an origin.
+
+    Args:
+        name: ``"public-code"``, ``"paper"``, ``"best"``, or a name of your own.
+        model: Model of the zoo that they are for.
+        dataset: Data set that they were chosen on.
+        settings: What `--set` takes, in one mapping: fields of the training configuration and options of the model. A
+            None is the text ``"none"``, since TOML has no such value.
+        source: Where they come from, in a sentence.
+        protocol: Protocol under which they were chosen, where it is known.
+        seeds: How many runs the source averages over, where it says so.
+        metric: What `validation` measures.
+        validation: Validation score that selected them, where they were tuned here.
+        trials: How many settings competed.
+        command: The command that found them.
+        note: What a reader should know.
+    """
+
+    name: str
+    model: str
+    dataset: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    protocol: str | None = None
+    seeds: int | None = None
+    metric: str | None = None
+    validation: float | None = None
+    trials: int | None = None
+    command: str | None = None
+    note: str | None = None
+
+    def describe(self) -> str:
+        """Origin in one line."""
+        tuned = ""
+        if self.validation is not None:
+            tuned = f" (validation {self.metric or 'score'} {self.validation:.4g}, {self.trials} trials)"
+        return f"{self.name} ({self.model} on {self.dataset}): {self.source}{tuned}"
+
+    def words(self) -> list[str]:
+        """Settings as a person would type them after `--set`."""
+        return [f"{key}={value}" for key, value in self.settings.items()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fields that are set, with `settings` last, as they stand in a file."""
+        written = {key: getattr(self, key) for key in _FIELDS if getattr(self, key) not in (None, "")}
+        return {**written, "settings": dict(self.settings)}
+
+
+@cache
+def load_presets(path: Path = SHIPPED) -> tuple[Preset, ...]:
+    """Every preset of a file in which ``[base.NAME]`` tables hold what several presets share.
+
+    A preset's ``inherits`` names bases, later ones and its own settings going before earlier ones.
+    """
+    content = _parse(path)
+    bases: dict[str, dict[str, Any]] = content.get("base", {})
+    found = []
+    for entry in content.get("preset", []):
+        inherited: dict[str, Any] = {}
+        for base in entry.pop("inherits", []):
+            inherited |= bases[base]
+        found.append(_preset({**entry, "settings": {**inherited, **entry.get("settings", {})}}, path))
+    return tuple(found)
+
+
+def find_preset(name: str, *, model: str, dataset: str) -> Preset:
+    """A preset of the package.
+
+    Raises:
+        ValueError: If there is none of that name for the pair; the message names those that there are.
+    """
+    shipped = load_presets()
+    for preset in shipped:
+        if (preset.name, preset.model, preset.dataset) == (name, model, dataset):
+            return preset
+    names = sorted({*NAMES, *(preset.name for preset in shipped)})
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"preset: there is no preset {name!r}; {hint}known are {', '.join(names)}, or a .toml file")
+    here = ", ".join(p.name for p in shipped if (p.model, p.dataset) == (model, dataset))
+    models = ", ".join(sorted({p.model for p in shipped if (p.name, p.dataset) == (name, dataset)}))
+    datasets = ", ".join(sorted({p.dataset for p in shipped if p.name == name}))
+    if here:
+        exists = f"for that pair there is {here}"
+    elif models:
+        exists = f"on {dataset} it exists for {models}"
+    else:
+        exists = f"it exists for {datasets}" if datasets else "nothing was tuned under that name yet"
+    raise ValueError(
+        f"preset: there is no preset {name!r} for {model} on {dataset}; {exists}. "
+        f"Leave --preset out to use the defaults, or find values of your own with `difformer tune`"
+    )
+
+
+def read_preset(path: str | os.PathLike[str]) -> Preset:
+    """The one preset of a file as `write_preset` and `difformer tune` write it.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is no preset, naming what is wrong.
+    """
+    place = Path(path)
+    if not place.is_file():
+        raise FileNotFoundError(f"preset: there is no file {os.fspath(path)}")
+    return _preset(_parse(place), place)
+
+
+def write_preset(preset: Preset, path: str | os.PathLike[str]) -> None:
+    """Write one preset as TOML, whole or not at all."""
+    from difformer.data.atomic import atomic_write  # loads torch, which reading presets does not need
+
+    lines = []
+    written = preset.to_dict()
+    settings = written.pop("settings")
+    lines += [f"{key} = {_toml(value, key)}" for key, value in written.items()]
+    lines += ["", "[settings]"]
+    lines += [f"{key} = {_toml('none' if value is None else value, key)}" for key, value in settings.items()]
+    with atomic_write(path) as stream:
+        stream.write(("\n".join(lines) + "\n").encode())
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"preset: {path} is not a TOML file ({error})") from error
+
+
+def _preset(entry: Mapping[str, Any], path: Path) -> Preset:
+    unknown = sorted(set(entry) - set(_FIELDS) - {"settings"})
+    if unknown:
+        raise ValueError(
+            f"preset: {path} has the unknown field {unknown[0]!r}; known are {', '.join(_FIELDS)}, settings"
+        )
+    for required in ("name", "model", "dataset"):
+        if not isinstance(entry.get(required), str):
+            raise ValueError(f'preset: {path} must say {required} = "…", got {entry.get(required)!r}')
+    settings = entry.get("settings", {})
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"preset: {path} must hold a table [settings], got {settings!r}")
+    return Preset(**{**entry, "settings": dict(settings)})
+
+
+def _toml(value: Any, key: str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    raise TypeError(f"preset: {key} must be a number, a text or a truth value to be written, got {value!r}")

@@ -1,0 +1,101 @@
+"""Presets: what ships is well formed and complete, and what is written can be read back."""
+
+from __future__ import annotations
+
+import pytest
+
+from difformer.data.catalogue import ENTRIES
+from difformer.experiments import Preset, find_preset, load_presets, read_preset, write_preset
+from difformer.zoo import MODELS, check_options, options_of
+
+SHIPPED = load_presets()
+
+
+def test_each_pair_has_a_name_once():
+    keys = [(preset.name, preset.model, preset.dataset) for preset in SHIPPED]
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize("preset", SHIPPED, ids=lambda p: f"{p.name}-{p.model}-{p.dataset}")
+def test_a_shipped_preset_names_what_exists(preset):
+    from difformer.training.config import TrainConfig
+
+    assert preset.model in MODELS
+    assert preset.dataset in ENTRIES
+    assert preset.source
+    fields = TrainConfig().to_dict()
+    options = {key: value for key, value in preset.settings.items() if key not in fields}
+    check_options(preset.model, options)
+    if preset.name in ("paper", "best"):
+        assert preset.validation is not None
+        assert preset.trials
+        assert preset.command.startswith("difformer tune")
+
+
+def test_the_authors_values_for_cora():
+    preset = find_preset("public-code", model="difformer-s", dataset="cora")
+    expected = {"learning_rate": 0.001, "weight_decay": 0.01, "dropout": 0.2, "num_layers": 8, "hidden_channels": 64}
+    expected |= {"epochs": 500, "qk_norm": "global", "transform": False, "norm": True, "residual": True}
+    assert {key: preset.settings[key] for key in expected} == expected
+    assert preset.protocol == "authors"
+
+
+def test_the_settings_of_a_preset_go_before_those_it_inherits():
+    preset = find_preset("public-code", model="difformer-a", dataset="chameleon")
+    assert preset.settings["transform"] is True
+    assert preset.settings["norm"] is False
+    assert preset.settings["qk_norm"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "dataset", "complaint"),
+    [
+        ("public_code", "difformer-s", "cora", "did you mean 'public-code'"),
+        ("paper", "difformer-s", "cora", "for that pair there is public-code"),
+        ("public-code", "mlp", "cora", "on cora it exists for difformer-a, difformer-s"),
+        ("public-code", "difformer-s", "wine", "it exists for 20news, actor"),
+    ],
+)
+def test_an_absent_preset_says_what_there_is(name, model, dataset, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        find_preset(name, model=model, dataset=dataset)
+
+
+def test_a_written_preset_reads_back(tmp_path):
+    preset = Preset(
+        "tuned",
+        "difformer-s",
+        "digits",
+        settings={"learning_rate": 1e-05, "norm": False, "graph": "knn:5", "num_layers": 3, "graph_weight": "none"},
+        source='a "quoted" search: ü, \\ and all',
+        metric="accuracy",
+        validation=0.875,
+        trials=20,
+        command="difformer tune digits",
+    )
+    path = tmp_path / "best.toml"
+    write_preset(preset, path)
+    assert read_preset(path) == preset
+    assert list(tmp_path.iterdir()) == [path]
+    assert options_of("difformer-s").keys() >= {"norm", "num_layers", "graph_weight"}
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("name = 'a'\nmodel = 'mlp'", "must say dataset"),
+        ("name = 'a'\nmodel = 'mlp'\ndataset = 'x'\ncolour = 1", "unknown field 'colour'"),
+        ("name = ", "is not a TOML file"),
+        ("name = 'a'\nmodel = 'mlp'\ndataset = 'x'\nsettings = 3", r"table \[settings\]"),
+    ],
+)
+def test_what_is_no_preset_is_refused(tmp_path, content, complaint):
+    path = tmp_path / "broken.toml"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=complaint):
+        read_preset(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="absent.toml"):
+        read_preset(tmp_path / "absent.toml")
