@@ -1,0 +1,160 @@
+import json
+
+import pytest
+import torch
+
+from difformer import DIFFormer, Diffusivity
+from difformer.diffusion import gaussian
+from difformer.nn import PretrainedError
+
+
+def test_a_saved_model_comes_back(tmp_path):
+    model = DIFFormer(5, 8, 3, diffusivity="sigmoid", graph_weight=0.3, num_heads=2).eval()
+    model.save_pretrained(tmp_path / "new" / "folder")
+    again = DIFFormer.from_pretrained(tmp_path / "new" / "folder").eval()
+    x = torch.randn(10, 5)
+    assert torch.equal(again(x), model(x))
+    assert again.config == model.config
+    assert sorted(p.name for p in (tmp_path / "new" / "folder").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_saving_again_replaces_what_was_there(tmp_path):
+    DIFFormer(5, 8, 3).save_pretrained(tmp_path)
+    model = DIFFormer(4, 6, 2).eval()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(DIFFormer.from_pretrained(tmp_path).eval()(torch.ones(3, 4)), model(torch.ones(3, 4)))
+
+
+def test_a_diffusivity_with_a_parameter_is_kept_by_name(tmp_path):
+    model = DIFFormer(5, 8, 3, diffusivity=gaussian(0.5))
+    model.save_pretrained(tmp_path)
+    assert DIFFormer.from_pretrained(tmp_path).config["diffusivity"] == "gaussian:0.5"
+
+
+def test_a_diffusivity_of_ones_own_has_to_be_given_again(tmp_path):
+    cauchy = Diffusivity("cauchy", f=lambda u: 1 / (1 + u))
+    model = DIFFormer(5, 8, 3, diffusivity=cauchy).eval()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(PretrainedError, match=r"a diffusivity of its own, 'cauchy'.*pass it again"):
+        DIFFormer.from_pretrained(tmp_path)
+    x = torch.randn(4, 5)
+    assert torch.equal(DIFFormer.from_pretrained(tmp_path, diffusivity=cauchy).eval()(x), model(x))
+
+
+def damage_config(folder, **changes):
+    description = json.loads((folder / "config.json").read_text())
+    description.update(changes)
+    (folder / "config.json").write_text(json.dumps(description))
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda f: (f / "config.json").write_text("{ not json"), "config.json: damaged"),
+        (lambda f: (f / "config.json").write_text("[]"), "not written by difformer"),
+        (lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"), "config.json: damaged"),
+        (lambda f: damage_config(f, format="other"), "not written by difformer"),
+        (lambda f: damage_config(f, format_version=99), "written in format version 99.*upgrade difformer"),
+        (lambda f: damage_config(f, config=3), "must be a table"),
+        (lambda f: damage_config(f, config={"in_channels": 5}), "not a configuration"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"half a file"), "model.safetensors: damaged"),
+        (lambda f: DIFFormer(5, 9, 3).save_pretrained(f / "o") or (f / "o/model.safetensors").rename(f / "model.safetensors"),
+         "not the weights of the model"),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_be_read_are_explained(tmp_path, damage, complaint):
+    DIFFormer(5, 8, 3).save_pretrained(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(PretrainedError, match=complaint):
+        DIFFormer.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(tmp_path, name):
+    DIFFormer(5, 8, 3).save_pretrained(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(FileNotFoundError, match=name):
+        DIFFormer.from_pretrained(tmp_path)
+
+
+def test_nothing_is_unpickled(tmp_path):
+    DIFFormer(5, 8, 3).save_pretrained(tmp_path)
+    torch.save({"weights": torch.ones(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(PretrainedError, match="damaged"):
+        DIFFormer.from_pretrained(tmp_path)
+
+
+def public_state(layers=3, hidden=4, heads=2, features=6, classes=5, transform=True):
+    """Parameters as the authors' code names them."""
+    linear = lambda a, b: torch.nn.Linear(a, b).state_dict()
+    state = {}
+    parts = {"fcs.0": linear(features, hidden), "fcs.1": linear(hidden, classes)}
+    parts |= {f"bns.{i}": torch.nn.LayerNorm(hidden).state_dict() for i in range(layers + 1)}
+    for i in range(layers):
+        for name in ("Wq", "Wk", *(["Wv"] if transform else [])):
+            parts[f"convs.{i}.{name}"] = linear(hidden, hidden * heads)
+    for module, values in parts.items():
+        state |= {f"{module}.{key}": torch.randn_like(value) for key, value in values.items()}
+    return state
+
+
+def public_forward(state, x, adjacency, kernel, heads, alpha=0.5, graph_weight=None):
+    """What the authors' code computes, written out from its description."""
+    lin = lambda name, z: z @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+    norm = lambda name, z: torch.nn.functional.layer_norm(z, z.shape[1:], state[f"{name}.weight"], state[f"{name}.bias"])
+    degree = adjacency.sum(1)
+    graph = adjacency / degree.sqrt().unsqueeze(1) / degree.sqrt()
+    z = torch.relu(norm("bns.0", lin("fcs.0", x)))
+    layers = len([name for name in state if name.endswith("Wq.weight")])
+    for i in range(layers):
+        q, k = (lin(f"convs.{i}.{part}", z).view(len(x), heads, -1) for part in ("Wq", "Wk"))
+        has_value = f"convs.{i}.Wv.weight" in state
+        v = lin(f"convs.{i}.Wv", z).view(len(x), heads, -1) if has_value else z.unsqueeze(1).expand(-1, heads, -1)
+        if kernel == "simple":
+            q, k = q / q.norm(), k / k.norm()
+            weights = 1 + torch.einsum("nhd,mhd->hnm", q, k)
+        else:
+            weights = torch.einsum("nhd,mhd->hnm", q, k).sigmoid()
+        latent = torch.einsum("hnm,mhc->nhc", weights / weights.sum(-1, keepdim=True), v)
+        observed = torch.einsum("nm,mhc->nhc", graph, v)
+        if graph_weight is None:
+            mixed = latent + observed
+        else:
+            mixed = (1 - graph_weight) * latent + graph_weight * observed
+        z = norm(f"bns.{i + 1}", alpha * mixed.mean(1) + (1 - alpha) * z)
+    return lin("fcs.1", z)
+
+
+@pytest.mark.parametrize("kernel", ["simple", "sigmoid"])
+@pytest.mark.parametrize("transform", [True, False])
+@pytest.mark.parametrize("graph_weight", [None, 0.8])
+def test_weights_of_the_authors_code_give_their_answer(kernel, transform, graph_weight):
+    torch.manual_seed(0)
+    state = public_state(transform=transform)
+    adjacency = (torch.rand(9, 9) < 0.4).float().fill_diagonal_(1)
+    adjacency = ((adjacency + adjacency.T) > 0).float()
+    x = torch.randn(9, 6)
+    model = DIFFormer.from_public_code(state, diffusivity=kernel, step_size=0.5, graph_weight=graph_weight).eval()
+    expected = public_forward(state, x, adjacency, kernel, heads=2, graph_weight=graph_weight)
+    torch.testing.assert_close(model(x, adjacency.to_sparse()), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_norms_that_are_saved_but_not_used_are_passed_over():
+    model = DIFFormer.from_public_code(public_state(), norm=False)
+    assert not any(isinstance(module, torch.nn.LayerNorm) for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda s: s.pop("fcs.1.bias"), "parameters missing from the state_dict: fcs.1.bias"),
+        (lambda s: s.update({"extra.weight": torch.ones(1)}), "no DIFFormer of the public code has: extra.weight"),
+        (lambda s: s.update({"convs.0.Wk.weight": torch.ones(3, 3)}), "do not fit together"),
+        (lambda s: [s.pop(n) for n in list(s) if n.startswith("convs.1.")], "numbered from 0 without a gap"),
+    ],
+)
+def test_foreign_weights_are_explained(change, complaint):
+    state = public_state()
+    change(state)
+    with pytest.raises(ValueError, match=complaint):
+        DIFFormer.from_public_code(state)
