@@ -1,0 +1,42 @@
+"""Training: from a task and a configuration to a saved, resumable, comparable run.
+
+Names are resolved on first use, so that configurations can be read and checked before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from difformer.training.callbacks import Callback as Callback
+    from difformer.training.callbacks import EpochEvent as EpochEvent
+    from difformer.training.config import TrainConfig as TrainConfig
+    from difformer.training.config import parse_settings as parse_settings
+    from difformer.training.loop import NonFiniteLossError as NonFiniteLossError
+    from difformer.training.loop import train_one as train_one
+    from difformer.training.record import RunRecord as RunRecord
+    from difformer.training.record import Summary as Summary
+
+_HOME = {
+    "Callback": "callbacks",
+    "EpochEvent": "callbacks",
+    "TrainConfig": "config",
+    "parse_settings": "config",
+    "NonFiniteLossError": "loop",
+    "train_one": "loop",
+    "RunRecord": "record",
+    "Summary": "record",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"difformer.training.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'difformer.training' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,232 @@
+"""What a training run is told: one frozen object, complete, comparable, and readable without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEDULES = ("constant", "cosine", "linear")
+LOSSES = ("auto", "broadcast-mse")
+PRECISIONS = ("float32", "bf16")
+READOUTS = ("mean", "sum", "max")
+STEPS = ("epoch", "snapshot")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Model and training of one run; the epoch that is kept is the first that is best on validation.
+
+    Args:
+        model: Name of a model, see `difformer.zoo.MODELS`.
+        options: Options of the model; what is left out keeps the model's default.
+        epochs: Passes over the training part at most.
+        learning_rate: Of Adam, at its highest.
+        weight_decay: λ of ½λ‖w‖², inside the gradient as the paper's Adam has it, or beside it where `decoupled`.
+        decoupled: AdamW instead of Adam.
+        schedule: ``"constant"``, ``"cosine"`` or ``"linear"``: how the learning rate falls to zero by the last epoch.
+        warmup: Epochs over which the learning rate rises linearly to `learning_rate`.
+        gradient_clip: Largest norm of the whole gradient; None does not clip.
+        patience: Stop after so many epochs without a better validation metric; None trains all epochs.
+        eval_every: Epochs from one evaluation to the next; the last epoch is always evaluated.
+        batch_size: Nodes of a mini-batch (None: the whole graph), graphs of a batch (None: 256), or snapshots that are
+            propagated at once (None: as many as a fixed memory allows; it does not change the result).
+        steps_per_epoch: For series: ``"epoch"`` makes one step from the mean over all training snapshots,
+            ``"snapshot"`` one step a snapshot, in time order.
+        label_smoothing: Share of a target spread evenly over the classes.
+        class_weights: Weight classes by the inverse of their number among the training labels.
+        loss: ``"auto"`` is cross-entropy, binary cross-entropy or squared error, as the task's problem has it;
+            ``"broadcast-mse"`` is what the authors' code computes for series, see `difformer.training.losses`.
+        metric: What is reported and, on validation, chooses the epoch; ``"auto"`` is the task's own.
+        readout: For graphs: ``"mean"``, ``"sum"`` or ``"max"`` over their nodes.
+        graph: ``"given"`` is the task's own, ``"none"`` leaves it out, ``"knn:K"`` joins every instance to its K
+            nearest (itself counted), both ways.
+        precision: ``"float32"``, or ``"bf16"`` for forward passes in mixed precision.
+        checkpoint_every: Epochs from one checkpoint to the next; None leaves it to the clock.
+        checkpoint_seconds: Seconds from one checkpoint to the next. A run that is killed loses at most that.
+
+    Raises:
+        ValueError: Naming the field, what came and what it takes.
+    """
+
+    model: str = "difformer-s"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int = 500
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    schedule: str = "constant"
+    warmup: int = 0
+    gradient_clip: float | None = None
+    patience: int | None = None
+    eval_every: int = 1
+    batch_size: int | None = None
+    steps_per_epoch: str = "epoch"
+    label_smoothing: float = 0.0
+    class_weights: bool = False
+    loss: str = "auto"
+    metric: str = "auto"
+    readout: str = "mean"
+    graph: str = "given"
+    precision: str = "float32"
+    checkpoint_every: int | None = None
+    checkpoint_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        # A preset file or a command line writes 1 where a float is meant.
+        for name in _FLOATS:
+            value = getattr(self, name)
+            if isinstance(value, int) and not isinstance(value, bool):
+                object.__setattr__(self, name, float(value))
+        object.__setattr__(self, "options", dict(self.options))
+        for name, (holds, expected) in _RULES.items():
+            value = getattr(self, name)
+            if not holds(value):
+                raise ValueError(f"{name} must be {expected}, got {value!r}")
+        knn_of(self.graph)
+
+    def replace(self, **changes: Any) -> TrainConfig:
+        """The same with some fields changed; a new `options` takes the place of all old ones."""
+        _check_names(changes)
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, `options` as a dictionary of its own."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"options": dict(self.options)}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> TrainConfig:
+        """From some or all fields.
+
+        Raises:
+            ValueError: If a field is unknown, naming the nearest one, or has a value that it does not take.
+        """
+        _check_names(fields)
+        return cls(**fields)
+
+
+def knn_of(graph: str) -> int | None:
+    """K of ``"knn:K"``; None for ``"given"`` and ``"none"``."""
+    kind, _, count = graph.partition(":")
+    if graph in ("given", "none"):
+        return None
+    if kind == "knn" and count.isdecimal() and int(count) >= 2:
+        return int(count)
+    raise ValueError(
+        f"graph must be 'given', 'none' or 'knn:K' with K of at least 2 (the node itself is counted), got {graph!r}"
+    )
+
+
+def parse_settings(settings: Iterable[str], model: str = "difformer-s") -> tuple[dict[str, Any], dict[str, Any]]:
+    """``["hidden_channels=64", "learning_rate=0.01"]`` as fields of a `TrainConfig` and options of the model.
+
+    Args:
+        settings: ``name=value`` each; a value is a number, true, false, none, or text.
+        model: Whose options are meant.
+
+    Raises:
+        ValueError: If a setting has no ``=``, stands twice, or is neither a field nor an option of the model; it lists
+            what there is, and names the nearest.
+    """
+    from difformer.zoo import options_of
+
+    options_known = options_of(model)
+    fields: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not name:
+            raise ValueError(f"a setting is NAME=VALUE, for example learning_rate=0.01; got {setting!r}")
+        if name in fields or name in options:
+            raise ValueError(f"setting {name} is given twice, the second time as {text.strip()!r}")
+        if name in _RULES:
+            fields[name] = parse_value(text)
+        elif name in options_known:
+            options[name] = parse_value(text)
+        else:
+            near = difflib.get_close_matches(name, [*_RULES, *options_known], n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(
+                f"unknown setting {name!r}; {hint}Training takes {', '.join(_RULES)}; "
+                f"model {model!r} takes {', '.join(options_known)}"
+            )
+    TrainConfig(model=model, **fields)  # a value out of range is refused here, where the setting can still be named
+    return fields, options
+
+
+def parse_value(text: str) -> Any:
+    """A text as the value it looks like: a whole number, a number, true, false, none, or itself."""
+    text = text.strip()
+    words: dict[str, Any] = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _check_names(names: Iterable[str]) -> None:
+    known = [f.name for f in dataclasses.fields(TrainConfig)]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"a training configuration has no field {name!r}; {hint}It has {', '.join(known)}")
+
+
+Rule = tuple[Callable[[Any], bool], str]
+
+
+def _count(least: int) -> Rule:
+    return (
+        lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= least,
+        f"a whole number of at least {least}",
+    )
+
+
+def _number(holds: Callable[[float], bool], expected: str) -> Rule:
+    return lambda v: isinstance(v, float) and math.isfinite(v) and holds(v), expected
+
+
+def _or_none(rule: Rule) -> Rule:
+    return lambda v: v is None or rule[0](v), f"{rule[1]}, or none"
+
+
+def _choice(choices: tuple[str, ...]) -> Rule:
+    return lambda v: v in choices, f"one of {', '.join(choices)}"
+
+
+_FLAG: Rule = (lambda v: isinstance(v, bool), "true or false")
+_TEXT: Rule = (lambda v: isinstance(v, str) and bool(v), "a name")
+
+# What every field but the model and its options takes; the names a command line can set.
+_RULES: dict[str, Rule] = {
+    "epochs": _count(1),
+    "learning_rate": _number(lambda v: v > 0, "a number above 0"),
+    "weight_decay": _number(lambda v: v >= 0, "a number of at least 0"),
+    "decoupled": _FLAG,
+    "schedule": _choice(SCHEDULES),
+    "warmup": _count(0),
+    "gradient_clip": _or_none(_number(lambda v: v > 0, "a number above 0")),
+    "patience": _or_none(_count(1)),
+    "eval_every": _count(1),
+    "batch_size": _or_none(_count(1)),
+    "steps_per_epoch": _choice(STEPS),
+    "label_smoothing": _number(lambda v: 0 <= v < 1, "a number in [0, 1)"),
+    "class_weights": _FLAG,
+    "loss": _choice(LOSSES),
+    "metric": _TEXT,
+    "readout": _choice(READOUTS),
+    "graph": _TEXT,
+    "precision": _choice(PRECISIONS),
+    "checkpoint_every": _or_none(_count(1)),
+    "checkpoint_seconds": _number(lambda v: v >= 0, "a number of at least 0"),
+}
+_FLOATS = ("learning_rate", "weight_decay", "gradient_clip", "label_smoothing", "checkpoint_seconds")

@@ -1,0 +1,204 @@
+"""Metrics, in torch on any device, each equal to scikit-learn's.
+
+With outputs o (logits or values) and targets y, unlabelled entries (-1, NaN) left out:
+
+* accuracy: share of instances whose largest output is their class; of entries with the right sign for multi-label.
+* rocauc: share of (positive, negative) pairs that the output puts in order, a tie counting one half,
+
+      AUC = (1 / n₊n₋) Σ_{i: y_i = 1} ( |{j: y_j = 0, o_j < o_i}| + ½ |{j: y_j = 0, o_j = o_i}| ).
+
+  Multi-label: the mean over columns in which both classes occur, as the OGB evaluator takes it. Two classes: the
+  difference of their outputs. More classes: the mean of one class against the rest, of their probabilities.
+* f1: 2TP / (2TP + FP + FN), averaged over the classes that occur as target or prediction; f1-micro: of all counts
+  together.
+* mse, mae: mean squared and absolute error.
+* broadcast-mse: what the authors' code reports for series. An output of shape [N, 1] less a target of shape [N] is a
+  matrix there, so every output is compared with the targets of *all* nodes of its snapshot:
+
+      (1 / N²) Σ_ij (o_i - y_j)² = var(o) + var(y) + (mean(o) - mean(y))².
+
+  A perfect prediction scores 2 var(y). It is here for comparison with published figures alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ENTRIES_AT_ONCE = 2**22  # of a multi-label AUC: bounds its memory to about 200 MB
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric by name.
+
+    Args:
+        name: As in a configuration.
+        higher_is_better: Whether larger is better.
+        problems: Problems it can measure.
+        function: ``(outputs, targets) -> scalar tensor``; NaN where nothing is labelled.
+    """
+
+    name: str
+    higher_is_better: bool
+    problems: tuple[str, ...]
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.function(outputs, targets)
+
+    def better(self, value: float, than: float | None) -> bool:
+        """Whether a value beats another; anything beats None, and NaN beats nothing."""
+        if value != value:
+            return False
+        return than is None or (value > than if self.higher_is_better else value < than)
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Multi-class ``[…, C]`` against ``[…]`` int64, or multi-label ``[…, C]`` against ``[…, C]`` floats."""
+    if targets.is_floating_point():
+        right, known = (outputs > 0).to(targets.dtype) == targets, ~targets.isnan()
+    else:
+        right, known = outputs.argmax(-1) == targets, targets >= 0
+    return (right & known).sum() / known.sum()
+
+
+def rocauc(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Area under the ROC curve, exact under ties."""
+    if targets.is_floating_point():
+        labels, scores = targets.reshape(-1, targets.shape[-1] if targets.dim() > 1 else 1), outputs
+        scores = scores.reshape(labels.shape)
+    elif outputs.shape[-1] == 2:
+        scores, labels = (outputs[..., 1] - outputs[..., 0]).reshape(-1, 1), _one_against_rest(targets, 2)[:, 1:]
+    else:
+        labels = _one_against_rest(targets, outputs.shape[-1])
+        scores = outputs.reshape(labels.shape).softmax(-1)
+    at_once = max(1, ENTRIES_AT_ONCE // max(1, labels.shape[0]))
+    parts = [_column_aucs(s, t) for s, t in zip(scores.split(at_once, 1), labels.split(at_once, 1), strict=True)]
+    return torch.cat(parts).nanmean()
+
+
+def _one_against_rest(targets: Tensor, classes: int) -> Tensor:
+    """``[N, C]`` of 0 and 1, NaN in the rows of unlabelled instances."""
+    flat = targets.reshape(-1)
+    rest = (flat.unsqueeze(1) == torch.arange(classes, device=flat.device)).to(torch.float32)
+    return torch.where((flat >= 0).unsqueeze(1), rest, torch.nan)
+
+
+def _column_aucs(scores: Tensor, labels: Tensor) -> Tensor:
+    """AUC of every column of ``[N, C]``; NaN where a column lacks one of the two classes."""
+    if scores.shape[0] == 0:
+        return scores.new_full((scores.shape[1],), torch.nan, dtype=torch.float64)
+    values, order = scores.sort(0)
+    sorted_labels = labels.gather(0, order)
+    positive, negative = sorted_labels == 1, sorted_labels == 0
+    # Of each place: the first and the last place with the same score.
+    place = torch.arange(values.shape[0], device=values.device).unsqueeze(1).expand_as(order)
+    changes = values[1:] != values[:-1]
+    ends = torch.ones_like(values[:1], dtype=torch.bool)
+    first = torch.where(torch.cat([ends, changes]), place, 0).cummax(0).values
+    last = torch.where(torch.cat([changes, ends]), place, values.shape[0]).flip(0).cummin(0).values.flip(0)
+    below = negative.cumsum(0)  # negatives up to and with each place
+    before = torch.where(first > 0, below.gather(0, (first - 1).clamp_min(0)), 0)
+    ordered = (before + below.gather(0, last)).to(torch.float64) / 2  # strictly below, and half of the tied
+    pairs = positive.sum(0) * negative.sum(0)
+    return torch.where(pairs > 0, (ordered * positive).sum(0) / pairs, torch.nan)
+
+
+def _counts(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """True positives, predicted and actual numbers of every class."""
+    classes = outputs.shape[-1]
+    if targets.is_floating_point():
+        known = ~targets.isnan()
+        predicted, actual = (outputs > 0) & known, (targets > 0.5) & known
+        over = tuple(range(targets.dim() - 1))
+        return (predicted & actual).sum(over), predicted.sum(over), actual.sum(over)
+    known = targets.reshape(-1) >= 0
+    predicted, actual = outputs.argmax(-1).reshape(-1)[known], targets.reshape(-1)[known]
+    hits = actual[predicted == actual]
+    return (
+        torch.bincount(hits, minlength=classes),
+        torch.bincount(predicted, minlength=classes),
+        torch.bincount(actual, minlength=classes),
+    )
+
+
+def f1_macro(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean over classes; of single labels, over those that occur as target or prediction."""
+    hits, predicted, actual = _counts(outputs, targets)
+    total = predicted + actual
+    scores = 2 * hits / total.clamp_min(1)
+    occurs = torch.ones_like(total, dtype=torch.bool) if targets.is_floating_point() else total > 0
+    return scores[occurs].mean()
+
+
+def f1_micro(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of the counts of all classes together."""
+    hits, predicted, actual = (count.sum() for count in _counts(outputs, targets))
+    return 2 * hits / (predicted + actual)
+
+
+def same_shape(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Outputs in the shape of their targets: a last axis of length one is dropped, and nothing is ever broadcast."""
+    if outputs.dim() == targets.dim() + 1 and outputs.shape[-1] == 1:
+        outputs = outputs.squeeze(-1)
+    if outputs.shape != targets.shape:
+        raise ValueError(f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} must have one shape")
+    return outputs
+
+
+def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (same_shape(outputs, targets) - targets)[~targets.isnan()]
+
+
+def mse(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _errors(outputs, targets).square().mean()
+
+
+def mae(outputs: Tensor, targets: Tensor) -> Tensor:
+    return _errors(outputs, targets).abs().mean()
+
+
+def broadcast_mse(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Outputs ``[T, N, 1]``, targets ``[T, N]``: each output against the targets of all nodes at its time.
+
+    A gap in the targets makes it NaN: the matrix has no place for it.
+    """
+    o, y = same_shape(outputs, targets), targets
+    return (o.square().mean(-1) - 2 * o.mean(-1) * y.mean(-1) + y.square().mean(-1)).mean()
+
+
+_CLASSES = ("multiclass", "multilabel")
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", True, _CLASSES, accuracy),
+        Metric("rocauc", True, _CLASSES, rocauc),
+        Metric("f1", True, _CLASSES, f1_macro),
+        Metric("f1-micro", True, _CLASSES, f1_micro),
+        Metric("mse", False, ("regression",), mse),
+        Metric("mae", False, ("regression",), mae),
+        Metric("broadcast-mse", False, ("regression",), broadcast_mse),
+    )
+}
+
+
+def find_metric(name: str, problem: str | None = None) -> Metric:
+    """The metric of a name.
+
+    Raises:
+        ValueError: If there is none, with the nearest name, or if it cannot measure the problem.
+    """
+    if name not in METRICS:
+        near = difflib.get_close_matches(name, METRICS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"unknown metric {name!r}; {hint}Known are {', '.join(METRICS)}")
+    metric = METRICS[name]
+    if problem is not None and problem not in metric.problems:
+        fitting = [other.name for other in METRICS.values() if problem in other.problems]
+        raise ValueError(f"metric {name!r} cannot measure a {problem} task; take one of {', '.join(fitting)}")
+    return metric

@@ -1,0 +1,142 @@
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+
+from difformer.training.metrics import METRICS, broadcast_mse, find_metric, mse
+
+SEEDS = range(8)
+
+
+def problem(seed, n=200, classes=5, ties=False):
+    generator = torch.Generator().manual_seed(seed)
+    outputs = torch.randn(n, classes, generator=generator)
+    if ties:
+        outputs = (outputs * 2).round() / 2
+    return outputs, torch.randint(classes, (n,), generator=generator)
+
+
+def labels_with_gaps(seed, n=150, columns=6):
+    generator = torch.Generator().manual_seed(100 + seed)
+    targets = (torch.rand(n, columns, generator=generator) < 0.3).float()
+    targets[torch.rand(n, columns, generator=generator) < 0.2] = torch.nan
+    targets[:, 2] = 0  # a column without positives is left out of the mean
+    return targets
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_accuracy_and_f1_of_classes(seed):
+    # A class that is neither predicted nor there counts for nothing in the macro average.
+    outputs, targets = problem(seed, n=40, classes=9)
+    outputs[:, 7] -= 100
+    targets[targets == 7] = 0
+    predicted = outputs.argmax(1)
+    assert METRICS["accuracy"](outputs, targets).item() == pytest.approx(sk.accuracy_score(targets, predicted))
+    assert METRICS["f1"](outputs, targets).item() == pytest.approx(sk.f1_score(targets, predicted, average="macro"))
+    assert METRICS["f1-micro"](outputs, targets).item() == pytest.approx(
+        sk.f1_score(targets, predicted, average="micro")
+    )
+
+
+def test_unlabelled_instances_count_for_nothing():
+    outputs, targets = problem(0)
+    targets[::3] = -1
+    known = targets >= 0
+    for name in ("accuracy", "rocauc", "f1", "f1-micro"):
+        torch.testing.assert_close(METRICS[name](outputs, targets), METRICS[name](outputs[known], targets[known]))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rocauc_of_two_classes(seed, ties):
+    outputs, targets = problem(seed, classes=2, ties=ties)
+    expected = sk.roc_auc_score(targets, (outputs[:, 1] - outputs[:, 0]).numpy())
+    assert METRICS["rocauc"](outputs, targets).item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rocauc_of_many_columns_is_that_of_the_ogb_evaluator(seed, ties):
+    targets = labels_with_gaps(seed)
+    outputs, _ = problem(seed, n=150, classes=6, ties=ties)
+    each = []
+    for column in range(6):
+        known = ~targets[:, column].isnan()
+        if targets[known, column].unique().numel() == 2:
+            each.append(sk.roc_auc_score(targets[known, column], outputs[known, column]))
+    assert len(each) == 5
+    assert METRICS["rocauc"](outputs, targets).item() == pytest.approx(np.mean(each), abs=1e-12)
+
+
+def test_rocauc_in_slices_of_columns(monkeypatch):
+    targets = labels_with_gaps(0)
+    outputs, _ = problem(0, n=150, classes=6)
+    whole = METRICS["rocauc"](outputs, targets)
+    monkeypatch.setattr("difformer.training.metrics.ENTRIES_AT_ONCE", 300)
+    torch.testing.assert_close(METRICS["rocauc"](outputs, targets), whole)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rocauc_of_many_classes(seed):
+    outputs, targets = problem(seed)
+    expected = sk.roc_auc_score(targets, outputs.softmax(1).double().numpy(), multi_class="ovr")
+    # Probabilities in single precision tie where those in double precision do not.
+    assert METRICS["rocauc"](outputs, targets).item() == pytest.approx(expected, abs=1e-4)
+
+
+def test_rocauc_of_one_column_of_graphs():
+    outputs, targets = torch.tensor([[0.1], [0.2], [0.2], [0.9]]), torch.tensor([[0.0], [0.0], [1.0], [1.0]])
+    assert METRICS["rocauc"](outputs, targets).item() == pytest.approx(3.5 / 4)
+    assert METRICS["rocauc"](outputs, torch.ones(4, 1)).isnan()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_f1_of_many_columns(seed):
+    targets = labels_with_gaps(seed).nan_to_num(0)
+    outputs, _ = problem(seed, n=150, classes=6)
+    for name, average in (("f1", "macro"), ("f1-micro", "micro")):
+        expected = sk.f1_score(targets, outputs > 0, average=average, zero_division=0)
+        assert METRICS[name](outputs, targets).item() == pytest.approx(expected)
+    assert METRICS["accuracy"](outputs, targets).item() == pytest.approx(((outputs > 0) == targets).float().mean())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_errors_of_regression(seed):
+    outputs, _ = problem(seed, classes=1)
+    targets = torch.randn(200)
+    targets[::7] = torch.nan
+    known = ~targets.isnan()
+    assert METRICS["mse"](outputs, targets).item() == pytest.approx(
+        sk.mean_squared_error(targets[known], outputs[known, 0]), rel=1e-5
+    )
+    assert METRICS["mae"](outputs, targets).item() == pytest.approx(
+        sk.mean_absolute_error(targets[known], outputs[known, 0]), rel=1e-5
+    )
+
+
+def test_broadcast_mse_is_the_matrix_of_the_public_code():
+    outputs, targets = torch.randn(5, 20, 1), torch.randn(5, 20)
+    literal = torch.stack([((o - y) ** 2).mean() for o, y in zip(outputs, targets, strict=True)]).mean()
+    torch.testing.assert_close(broadcast_mse(outputs, targets), literal)
+    perfect = targets.unsqueeze(-1)
+    assert mse(perfect, targets) == 0
+    torch.testing.assert_close(broadcast_mse(perfect, targets), 2 * targets.var(-1, correction=0).mean())
+
+
+def test_shapes_that_would_broadcast_are_refused():
+    with pytest.raises(ValueError, match=r"\(20, 3\) and targets \(20,\)"):
+        mse(torch.randn(20, 3), torch.randn(20))
+
+
+def test_unknown_and_unfitting_metrics_are_named():
+    with pytest.raises(ValueError, match="did you mean 'accuracy'"):
+        find_metric("acuracy")
+    with pytest.raises(ValueError, match="'mse' cannot measure a multiclass task; take one of accuracy, rocauc"):
+        find_metric("mse", "multiclass")
+
+
+def test_which_of_two_values_is_better():
+    assert METRICS["accuracy"].better(0.5, None)
+    assert not METRICS["accuracy"].better(0.5, 0.5)  # the first best wins
+    assert METRICS["mse"].better(0.4, 0.5)
+    assert not METRICS["mse"].better(float("nan"), None)
