@@ -1,0 +1,94 @@
+"""Edge lists brought into the one form that tasks have: sorted, each directed edge once, self-loops as asked for.
+
+An edge list as people keep it names an undirected edge once or twice, repeats lines, and may or may not hold loops.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NoReturn
+
+import torch
+from torch import Tensor
+
+from difformer.data.errors import DataError
+
+SelfLoops = Literal["add", "remove", "keep"]
+Duplicates = Literal["error", "sum", "mean", "max"]
+
+
+def tidy_edges(
+    edge_index: Tensor,
+    edge_weight: Tensor | None = None,
+    *,
+    num_nodes: int,
+    directed: bool = False,
+    self_loops: SelfLoops = "add",
+    duplicates: Duplicates = "error",
+) -> tuple[Tensor, Tensor | None]:
+    """Sort by source and target, list both directions of an undirected edge, merge repetitions.
+
+    Args:
+        edge_index: ``[2, E]``, sources and targets.
+        edge_weight: ``[E]``, or None where every weight is one.
+        num_nodes: Of the graph.
+        directed: Keep directions as given; otherwise i → j and j → i are the same edge, and both come out.
+        self_loops: ``"add"`` one to every node that has none (weight 1), ``"remove"`` all, or ``"keep"`` what is there.
+        duplicates: What becomes of the weights of an edge given more than once. ``"error"`` lets equal weights pass as
+            one edge and refuses different ones; ``"sum"``, ``"mean"`` and ``"max"`` merge them. The two directions of
+            an undirected edge count once where they agree, and are merged or refused likewise where they do not.
+
+    Raises:
+        DataError: If an edge comes with two different weights and `duplicates` is ``"error"``.
+    """
+    source, target = edge_index
+    if self_loops == "remove":
+        kept = source != target
+        source, target = source[kept], target[kept]
+        edge_weight = None if edge_weight is None else edge_weight[kept]
+    code, weight = _merge(source * num_nodes + target, edge_weight, num_nodes, duplicates, directions=False)
+    if not directed:
+        source, target = code // num_nodes, code % num_nodes
+        code = torch.minimum(source, target) * num_nodes + torch.maximum(source, target)
+        code, weight = _merge(code, weight, num_nodes, duplicates, directions=True)
+        source, target = code // num_nodes, code % num_nodes
+        mirrored = source != target
+        code = torch.cat([code, (target * num_nodes + source)[mirrored]])
+        weight = None if weight is None else torch.cat([weight, weight[mirrored]])
+    if self_loops == "add":
+        loops = torch.arange(num_nodes, device=code.device) * (num_nodes + 1)
+        loops = loops[~torch.isin(loops, code)]
+        code = torch.cat([code, loops])
+        weight = None if weight is None else torch.cat([weight, weight.new_ones(loops.numel())])
+    code, order = code.sort()
+    return torch.stack([code // num_nodes, code % num_nodes]), None if weight is None else weight[order]
+
+
+def _merge(
+    code: Tensor, weight: Tensor | None, num_nodes: int, how: Duplicates, *, directions: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Each code once; of its weights their `how`, or their common value where `directions` of one edge meet."""
+    if weight is None:
+        return code.unique(), None
+    unique, place = code.unique(return_inverse=True)
+    if unique.numel() == code.numel():
+        return unique, torch.empty_like(weight).scatter_(0, place, weight)
+    low, high = (_reduce(weight, place, unique.numel(), r) for r in ("amin", "amax"))
+    different = low != high
+    if how == "error":
+        if bool(different.any()):
+            _refuse(int(unique[different][0]), code, weight, num_nodes)
+        return unique, low
+    merged = _reduce(weight, place, unique.numel(), {"max": "amax"}.get(how, how))
+    return unique, torch.where(different, merged, low) if directions else merged
+
+
+def _reduce(weight: Tensor, place: Tensor, size: int, how: str) -> Tensor:
+    return weight.new_zeros(size).scatter_reduce_(0, place, weight, how, include_self=False)
+
+
+def _refuse(edge: int, code: Tensor, weight: Tensor, num_nodes: int) -> NoReturn:
+    found = ", ".join(f"{value:g}" for value in weight[code == edge].unique().tolist()[:4])
+    raise DataError(
+        f"the edge between nodes {edge // num_nodes} and {edge % num_nodes} is given more than once, with different "
+        f"weights ({found}); pass directed=True if its two directions differ, or duplicates='sum', 'mean' or 'max'"
+    )

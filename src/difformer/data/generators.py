@@ -1,0 +1,219 @@
+"""Tasks made from a seed: nothing to download, of any size, and with answers that are known.
+
+Every generator is a pure function of its keyword options; equal options give equal tasks on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from torch import Tensor
+
+from difformer.data.heat import heat
+from difformer.data.knn import knn_graph
+from difformer.data.random_edges import block_edges, distinct_edges, listed_both_ways, pairs_of
+from difformer.data.splitting import per_class_split, random_split
+from difformer.data.task import Task
+
+__all__ = ["heat", "random_graph", "sbm", "two_moons"]
+
+
+def sbm(
+    *,
+    num_nodes: int = 1000,
+    num_classes: int = 4,
+    average_degree: float = 10.0,
+    homophily: float = 0.8,
+    num_features: int = 16,
+    signal: float = 1.0,
+    self_loops: bool = True,
+    fractions: Sequence[float] = (0.1, 0.1, 0.8),
+    num_splits: int = 1,
+    seed: int = 0,
+) -> Task:
+    """A stochastic block model: classes of equal size, edges mostly inside them, Gaussian features.
+
+    Every pair of nodes is joined independently, with probability p inside a class and q across, chosen such that the
+    expected degree is `average_degree` and the expected share of edges inside classes is `homophily`. Features are
+    x_i = signal · m_{y_i} + ε_i with unit class means m and standard normal noise ε.
+
+    Args:
+        num_nodes: Of the graph.
+        num_classes: As many blocks.
+        average_degree: Expected neighbours a node, itself not counted.
+        homophily: Expected share of edges within a class, 0 to 1.
+        num_features: Columns of x.
+        signal: Length of the class means; 0 leaves only the graph to learn from.
+        self_loops: Add one to every node.
+        fractions: Of train, valid and test.
+        num_splits: Splits with seeds 0, 1, …
+        seed: Of everything else.
+    """
+    _check_sizes(num_nodes=num_nodes, num_classes=num_classes, num_features=num_features)
+    if num_classes > num_nodes or not 0 <= homophily <= 1 or average_degree < 0:
+        raise ValueError(
+            f"sbm: expected num_classes ≤ num_nodes, homophily in [0, 1] and average_degree ≥ 0, "
+            f"got {num_classes} classes, {num_nodes} nodes, homophily {homophily}, average_degree {average_degree}"
+        )
+    rng = np.random.default_rng(seed)
+    sizes = np.full(num_classes, num_nodes // num_classes)
+    sizes[: num_nodes % num_classes] += 1
+    pairs = block_edges(sizes, average_degree=average_degree, homophily=homophily, rng=rng)
+    y = torch.from_numpy(np.repeat(np.arange(num_classes), sizes))
+    # Blocks lie one after the other so far; a random renaming keeps the order of nodes from telling the class.
+    rename = rng.permutation(num_nodes)
+    shuffled = torch.empty_like(y)
+    shuffled[torch.from_numpy(rename)] = y
+    return _classification(
+        "sbm",
+        f"stochastic block model, homophily {homophily:g}, average degree {average_degree:g}",
+        shuffled,
+        num_classes,
+        listed_both_ways(rename[pairs], num_nodes, self_loops=self_loops),
+        (num_features, signal),
+        (fractions, num_splits),
+        rng,
+    )
+
+
+def random_graph(
+    *,
+    num_nodes: int = 10_000,
+    num_edges: int = 100_000,
+    num_features: int = 64,
+    num_classes: int = 2,
+    signal: float = 0.5,
+    skew: float = 0.0,
+    self_loops: bool = False,
+    fractions: Sequence[float] = (0.5, 0.25, 0.25),
+    num_splits: int = 1,
+    seed: int = 0,
+) -> Task:
+    """A graph of exactly `num_edges` distinct undirected edges, for measuring cost at any size.
+
+    Args:
+        num_nodes: Of the graph.
+        num_edges: Undirected, no loops; twice as many directed ones are listed.
+        num_features: Columns of x; classes are Gaussian as in `sbm`, and independent of the graph.
+        num_classes: Drawn uniformly, node by node.
+        signal: Length of the class means.
+        skew: 0 draws both ends uniformly; s in (0, 1) draws the node of rank r with probability ∝ r^-s, which gives
+            hubs as social networks have them.
+        self_loops: Add one to every node.
+        fractions: Of train, valid and test.
+        num_splits: Splits with seeds 0, 1, …
+        seed: Of everything else.
+    """
+    _check_sizes(num_nodes=num_nodes, num_classes=num_classes, num_features=num_features)
+    rng = np.random.default_rng(seed)
+    pairs = pairs_of(distinct_edges(num_nodes, num_edges, skew=skew, rng=rng), num_nodes)
+    edge_index = listed_both_ways(pairs, num_nodes, self_loops=self_loops)
+    del pairs
+    y = torch.from_numpy(rng.integers(num_classes, size=num_nodes))
+    return _classification(
+        "random-graph",
+        f"{num_nodes:,} nodes, {num_edges:,} undirected edges" + (f", skew {skew:g}" if skew else ""),
+        y,
+        num_classes,
+        edge_index,
+        (num_features, signal),
+        (fractions, num_splits),
+        rng,
+    )
+
+
+def two_moons(
+    *,
+    num_nodes: int = 500,
+    noise: float = 0.1,
+    k: int | None = None,
+    per_class: int | None = None,
+    fractions: Sequence[float] = (0.1, 0.1, 0.8),
+    num_splits: int = 1,
+    seed: int = 0,
+) -> Task:
+    """Two half circles that reach into each other, in the plane.
+
+    (cos θ, sin θ) for class 0 and (1 - cos θ, ½ - sin θ) for class 1, θ uniform on [0, π], plus Gaussian noise.
+
+    Args:
+        num_nodes: Half of them in each moon.
+        noise: Standard deviation.
+        k: Join every point with its k nearest ones (both directions listed); None leaves the task without a graph.
+        per_class: So many training labels a class, a quarter of the others valid, the rest test, and no `fractions`.
+        fractions: Of train, valid and test.
+        num_splits: Splits with seeds 0, 1, …
+        seed: Of everything else.
+    """
+    _check_sizes(num_nodes=num_nodes)
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.arange(num_nodes) % 2)
+    theta = rng.uniform(0, np.pi, num_nodes)
+    sign = 1 - 2 * y
+    x = np.stack([y + sign * np.cos(theta), 0.5 * y + sign * np.sin(theta)], axis=1)
+    x += noise * rng.standard_normal(x.shape)
+    features, target = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y)
+    edge_index = None
+    if k is not None:
+        edge_index = knn_graph(features, k, metric="euclidean", symmetric=True)
+    if per_class is None:
+        splits = tuple(random_split(target, fractions=fractions, seed=s, stratify=True) for s in range(num_splits))
+    else:
+        valid = (num_nodes - 2 * per_class) // 4
+        splits = tuple(
+            per_class_split(target, per_class=per_class, num_valid=valid, num_test=None, seed=s)
+            for s in range(num_splits)
+        )
+    return Task(
+        name="two-moons",
+        kind="nodes",
+        problem="multiclass",
+        metric="accuracy",
+        protocol=f"two moons, noise {noise:g}" + (f", {k} nearest neighbours" if k is not None else ", no graph"),
+        x=features,
+        y=target,
+        splits=splits,
+        num_outputs=2,
+        edge_index=edge_index,
+    )
+
+
+def _classification(
+    name: str,
+    protocol: str,
+    y: Tensor,
+    num_classes: int,
+    edge_index: Tensor,
+    features: tuple[int, float],
+    splitting: tuple[Sequence[float], int],
+    rng: Generator,
+) -> Task:
+    """Gaussian features around the class means of `y`, and random splits."""
+    num_features, signal = features
+    means = rng.standard_normal((num_classes, num_features), dtype=np.float32)
+    means *= signal / np.linalg.norm(means, axis=1, keepdims=True)
+    x = rng.standard_normal((y.numel(), num_features), dtype=np.float32)
+    for label in range(num_classes):  # class by class: a gather of all means would take as much memory as x again
+        x[y.numpy() == label] += means[label]
+    fractions, num_splits = splitting
+    return Task(
+        name=name,
+        kind="nodes",
+        problem="multiclass",
+        metric="accuracy",
+        protocol=protocol,
+        x=torch.from_numpy(x),
+        y=y,
+        splits=tuple(random_split(y, fractions=fractions, seed=s) for s in range(num_splits)),
+        num_outputs=num_classes,
+        edge_index=edge_index,
+    )
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name}: expected at least 1, got {size}")

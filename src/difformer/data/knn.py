@@ -1,0 +1,165 @@
+"""Nearest-neighbour graphs: node i receives an edge from each of its k nearest others.
+
+j → i  for the k smallest d(x_i, x_j),    euclidean  d(a, b) = ‖a - b‖,
+                                          cosine     d(a, b) = 1 - aᵀb / (‖a‖‖b‖), and 1 where a or b is zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from difformer.data.errors import require
+from difformer.data.knn_exact import Metric, distance, keep_nearest, nearest, norms
+from difformer.data.sparse import from_scipy, to_scipy
+
+
+def knn_graph(
+    x: Any,
+    k: int,
+    *,
+    metric: Metric = "cosine",
+    include_self: bool = False,
+    symmetric: bool = False,
+    approximate: bool = False,
+    node_ptr: Tensor | None = None,
+    block_size: int | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Edges from every node's k nearest neighbours to it; `knn_edges` gives their distances too.
+
+    Args:
+        x: Points ``[N, F]``: a tensor (dense, on any device, or sparse CSR), a numpy array or a scipy sparse matrix.
+        k: Neighbours a node; at most N - 1, or N with `include_self`.
+        metric: ``"cosine"`` or ``"euclidean"``.
+        include_self: Count every node as the first of its own k neighbours.
+        symmetric: List both directions, each edge once; otherwise edges run from the neighbour to the node only.
+        approximate: Search with pynndescent (the ``neighbours`` extra): for more points than N² allows.
+        node_ptr: Search within each of several point sets, ``x[node_ptr[g]:node_ptr[g + 1]]``; in a set of too few
+            points every point has as many neighbours as there are.
+        block_size: Rows at a time; None takes blocks of 192 MB. The result does not depend on it.
+        seed: Of the approximate search.
+
+    Returns:
+        ``edge_index [2, E]``, row 0 the neighbours. Sorted by target, then distance, then source; where `symmetric`, by
+        source and target.
+    """
+    return knn_edges(
+        x,
+        k,
+        metric=metric,
+        include_self=include_self,
+        symmetric=symmetric,
+        approximate=approximate,
+        node_ptr=node_ptr,
+        block_size=block_size,
+        seed=seed,
+    )[0]
+
+
+def knn_edges(
+    x: Any,
+    k: int,
+    *,
+    metric: Metric = "cosine",
+    include_self: bool = False,
+    symmetric: bool = False,
+    approximate: bool = False,
+    node_ptr: Tensor | None = None,
+    block_size: int | None = None,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """`knn_graph` with the distance of every edge: ``edge_index [2, E]`` and ``distances [E]`` in double precision."""
+    points = _points(x)
+    if metric not in ("cosine", "euclidean"):
+        raise ValueError(f"metric: expected 'cosine' or 'euclidean', got {metric!r}")
+    if block_size is not None and block_size < 1:
+        raise ValueError(f"block_size: expected at least 1, got {block_size}")
+    if node_ptr is not None and approximate:
+        raise ValueError("approximate: a search within many small sets is exact; leave approximate out")
+    sets = torch.tensor([0, points.shape[0]]) if node_ptr is None else node_ptr
+    most = points.shape[0] - (0 if include_self else 1)
+    if k < 1 or (node_ptr is None and k > most):
+        raise ValueError(f"k: {points.shape[0]} points have at most {most} neighbours each, got k = {k}")
+    edges, lengths = [], []
+    for start, end in zip(sets[:-1].tolist(), sets[1:].tolist(), strict=True):
+        others = min(k - 1 if include_self else k, end - start - 1)
+        index, length = torch.empty(end - start, 0, dtype=torch.long), torch.empty(end - start, 0, dtype=torch.double)
+        part = points if node_ptr is None else points[start:end]
+        if others > 0:
+            index, length = (
+                _approximately(part, others, metric, seed)
+                if approximate
+                else nearest(part, others, metric=metric, block_size=block_size)
+            )
+        node = torch.arange(end - start, device=index.device)
+        if include_self:
+            index = torch.cat([node[:, None], index], 1)
+            length = torch.cat([length.new_zeros(end - start, 1), length], 1)
+        target = node.repeat_interleave(index.shape[1])
+        edges.append(torch.stack([index.reshape(-1), target]) + start)
+        lengths.append(length.reshape(-1))
+    edge_index, distances = torch.cat(edges, 1), torch.cat(lengths)
+    return _both_directions(edge_index, distances, points.shape[0]) if symmetric else (edge_index, distances)
+
+
+def _points(x: Any) -> Tensor:
+    points = x if isinstance(x, Tensor) else from_scipy(x) if hasattr(x, "tocsr") else torch.from_numpy(np.asarray(x))
+    if points.dim() != 2 or points.layout not in (torch.strided, torch.sparse_csr):
+        raise ValueError(f"x: expected a matrix [N, F], dense or CSR, got {tuple(points.shape)} in {points.layout}")
+    values = points.values() if points.layout == torch.sparse_csr else points
+    if not bool(values.isfinite().all()):
+        raise ValueError("x: holds NaN or infinite entries, from which there are no distances")
+    return points if points.is_floating_point() else points.double()
+
+
+def _both_directions(edge_index: Tensor, distances: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    source, target = edge_index
+    code = torch.cat([source * num_nodes + target, target * num_nodes + source])
+    code, order = code.sort(stable=True)
+    first = torch.ones_like(code, dtype=torch.bool)
+    first[1:] = code[1:] != code[:-1]
+    code = code[first]
+    return torch.stack([code // num_nodes, code % num_nodes]), distances.repeat(2)[order][first]
+
+
+def _approximately(points: Tensor, k: int, metric: Metric, seed: int) -> tuple[Tensor, Tensor]:
+    """Candidates by nearest-neighbour descent; their distances, and their order, are exact."""
+    pynndescent = require("pynndescent", extra="neighbours", purpose="an approximate neighbour graph")
+    sparse = points.layout == torch.sparse_csr
+    data = to_scipy(points) if sparse else points.float().numpy(force=True)
+    n = points.shape[0]
+    # The descent finds the first of a longer list far more surely than the whole of a short one.
+    search = pynndescent.NNDescent(data, metric=metric, n_neighbors=min(k + 1 + max(10, k // 2), n), random_state=seed)
+    found = torch.from_numpy(np.asarray(search.neighbor_graph[0], dtype=np.int64))
+    row, place = ((found >= 0) & (found != torch.arange(n)[:, None])).nonzero(as_tuple=True)
+    if int(torch.bincount(row, minlength=n).min()) < k:
+        raise ValueError(f"approximate: found fewer than k = {k} neighbours for a point; use the exact search")
+    candidate = found[row, place].to(points.device)
+    row = row.to(points.device)
+    if sparse:
+        length = _distance_sparse(data.astype(np.float64), row.numpy(), candidate.numpy(), metric)
+    else:
+        length = distance(points, norms(points), row, candidate, metric)
+    neighbours = torch.empty(n, k, dtype=torch.long, device=points.device)
+    distances = torch.empty(n, k, dtype=torch.double, device=points.device)
+    keep_nearest(row, candidate, length, neighbours, distances)
+    return neighbours, distances
+
+
+def _distance_sparse(x: Any, first: Any, second: Any, metric: Metric) -> Tensor:
+    """Distances between chosen pairs of rows of a scipy matrix."""
+    if metric == "cosine":
+        norm = np.sqrt(x.multiply(x).sum(axis=1))
+        x.data /= np.repeat(norm, np.diff(x.indptr))
+    parts = []
+    for start in range(0, first.size, 2**18):
+        a, b = x[first[start : start + 2**18]], x[second[start : start + 2**18]]
+        if metric == "cosine":
+            parts.append(np.maximum(1 - a.multiply(b).sum(axis=1), 0))
+        else:
+            parts.append(np.sqrt((a - b).power(2).sum(axis=1)))
+    return torch.from_numpy(np.concatenate(parts))

@@ -1,0 +1,68 @@
+"""Rows of matrices that are mostly zero: in and out of scipy, and picking rows without making anything dense."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def segments(ptr: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of chosen segments of a flat array, one segment after the other.
+
+    Segment i of a flat array is ``ptr[i]:ptr[i + 1]``. For ``index = [i, j, …]`` the positions are
+    ``ptr[i], …, ptr[i + 1] - 1, ptr[j], …``, found without a loop.
+
+    Args:
+        ptr: ``[S + 1]`` int64, not decreasing.
+        index: Which segments, in which order.
+
+    Returns:
+        positions: The flat positions.
+        new_ptr: Where each chosen segment begins and ends in `positions`.
+    """
+    start, length = ptr[index], ptr[index + 1] - ptr[index]
+    new_ptr = torch.zeros(index.numel() + 1, dtype=torch.long, device=ptr.device)
+    torch.cumsum(length, 0, out=new_ptr[1:])
+    total = int(new_ptr[-1])
+    shift = torch.repeat_interleave(start - new_ptr[:-1], length, output_size=total)
+    return torch.arange(total, device=ptr.device) + shift, new_ptr
+
+
+def take_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of a dense or sparse CSR matrix; a CSR matrix stays one."""
+    if x.layout != torch.sparse_csr:
+        return x.index_select(0, index)
+    positions, ptr = segments(x.crow_indices().long(), index)
+    return csr(ptr, x.col_indices()[positions], x.values()[positions], (index.numel(), x.shape[1]))
+
+
+def csr(ptr: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """A torch CSR matrix, without the notice that this layout is young."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Sparse CSR tensor support is in beta.*")
+        return torch.sparse_csr_tensor(ptr, columns.to(ptr.dtype), values, size=shape)
+
+
+def from_scipy(matrix: Any) -> Tensor:
+    """A scipy sparse matrix as torch CSR of float32 (float64 stays): columns sorted, each once, no zeros kept."""
+    rows = matrix.tocsr(copy=True)
+    rows.sum_duplicates()
+    rows.eliminate_zeros()
+    values = rows.data if rows.data.dtype == np.float64 else rows.data.astype(np.float32)
+    ptr, columns = (torch.from_numpy(part.astype(np.int64)) for part in (rows.indptr, rows.indices))
+    return csr(ptr, columns, torch.from_numpy(np.array(values)), (rows.shape[0], rows.shape[1]))
+
+
+def to_scipy(x: Tensor) -> Any:
+    """A dense or CSR tensor as a scipy CSR array."""
+    from scipy.sparse import csr_array
+
+    if x.layout != torch.sparse_csr:
+        return csr_array(x.numpy(force=True))
+    parts = (x.values(), x.col_indices(), x.crow_indices())
+    values, columns, ptr = (part.numpy(force=True) for part in parts)
+    return csr_array((values, columns, ptr), shape=tuple(x.shape))

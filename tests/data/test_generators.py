@@ -1,0 +1,184 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from difformer.data.generators import heat, random_graph, sbm, two_moons
+from difformer.data.heat import flow
+from difformer.data.random_edges import block_edges, distinct_edges
+
+every_generator = pytest.mark.parametrize("generate", [sbm, two_moons, heat, random_graph])
+
+
+def assert_simple_and_symmetric(edge_index, num_nodes):
+    code = edge_index[0] * num_nodes + edge_index[1]
+    assert (code.diff() > 0).all()  # sorted, each directed edge once
+    assert torch.equal((edge_index[1] * num_nodes + edge_index[0]).sort().values, code)
+
+
+@every_generator
+def test_a_seed_is_all_that_a_task_depends_on(generate):
+    np.random.seed(0)  # noqa: NPY002  the global generators must not matter
+    torch.manual_seed(0)
+    assert generate(seed=3).fingerprint() == generate(seed=3).fingerprint()
+    assert generate(seed=3).fingerprint() != generate(seed=4).fingerprint()
+
+
+@every_generator
+def test_splits_are_numbered_by_seed(generate):
+    splits = generate(num_splits=3).splits
+    assert [split.name.rsplit("/", 1)[1] for split in splits] == ["seed=0", "seed=1", "seed=2"]
+    assert not splits[0].same_as(splits[1])
+
+
+@given(n=st.integers(1, 60), share=st.floats(0, 1), skew=st.sampled_from([0.0, 0.5]), seed=st.integers(0, 99))
+@settings(deadline=None)
+def test_exactly_as_many_distinct_edges_as_asked_for(n, share, skew, seed):
+    count = int(share * n * (n - 1) / 2 * (0.3 if skew else 1))
+    codes = distinct_edges(n, count, skew=skew, rng=np.random.default_rng(seed))
+    assert codes.size == count
+    assert (np.diff(codes) > 0).all()
+    low, high = np.divmod(codes, n)
+    assert (low < high).all()
+    assert (high < n).all()
+
+
+def test_every_pair_is_drawn_alike():
+    rng = np.random.default_rng(0)
+    for count in (3, 12):  # few edges and many take different ways
+        drawn = np.concatenate([distinct_edges(6, count, rng=rng) for _ in range(1500)])
+        seen = np.unique(drawn, return_counts=True)[1]
+        assert seen.size == 15
+        np.testing.assert_allclose(seen, 1500 * count / 15, rtol=0.2)
+
+
+def test_too_many_edges_are_refused():
+    with pytest.raises(ValueError, match=r"5 nodes have 10 pairs .* got 11 edges"):
+        random_graph(num_nodes=5, num_edges=11)
+    with pytest.raises(ValueError, match="inside classes, but there are 10 pairs"):
+        sbm(num_nodes=20, num_classes=10, average_degree=19, homophily=1)  # twenty nodes, pairs of them
+    assert random_graph(num_nodes=5, num_edges=10).num_edges == 20
+
+
+def test_a_random_graph_has_the_sizes_asked_for():
+    task = random_graph(num_nodes=300, num_edges=2000, num_features=7, num_classes=3, self_loops=True)
+    assert (task.num_nodes, task.num_edges, task.num_features, task.num_outputs) == (300, 4300, 7, 3)
+    assert_simple_and_symmetric(task.edge_index, 300)
+    assert task.splits[0].sizes() == (150, 75, 75)
+
+
+def test_skew_makes_hubs():
+    flat, skewed = (
+        torch.bincount(random_graph(num_nodes=2000, num_edges=10_000, skew=s).edge_index[0], minlength=2000).max()
+        for s in (0.0, 0.7)
+    )
+    assert skewed > 5 * flat
+
+
+def test_a_block_model_has_its_degree_and_homophily():
+    task = sbm(num_nodes=3000, num_classes=3, average_degree=12, homophily=0.7, self_loops=False, signal=3)
+    assert_simple_and_symmetric(task.edge_index, 3000)
+    same = task.y[task.edge_index[0]] == task.y[task.edge_index[1]]
+    assert task.num_edges / 3000 == pytest.approx(12, rel=0.05)
+    assert same.float().mean() == pytest.approx(0.7, abs=0.02)
+    assert task.y.bincount().tolist() == [1000, 1000, 1000]
+    assert (task.y.diff() != 0).float().mean() > 0.5  # the order of nodes does not tell their class
+    means = torch.stack([task.x[task.y == c].mean(0) for c in range(3)])
+    torch.testing.assert_close(means.norm(dim=1), torch.full((3,), 3.0), rtol=0.1, atol=0)
+
+
+def test_blocks_of_uneven_sizes():
+    pairs = block_edges(np.array([5, 1, 9]), average_degree=6, homophily=0.0, rng=np.random.default_rng(0))
+    block = np.repeat([0, 1, 2], [5, 1, 9])
+    assert (block[pairs[0]] != block[pairs[1]]).all()
+    assert np.unique(pairs, axis=1).shape == pairs.shape
+
+
+def test_two_moons_lie_on_their_circles():
+    task = two_moons(num_nodes=200, noise=0.0, k=4, per_class=5)
+    first, second = task.x[task.y == 0], task.x[task.y == 1]
+    torch.testing.assert_close(first.norm(dim=1), torch.ones(100))
+    torch.testing.assert_close((second - torch.tensor([1.0, 0.5])).norm(dim=1), torch.ones(100))
+    assert (first[:, 1] >= 0).all()
+    assert (second[:, 1] <= 0.5).all()
+    assert task.splits[0].sizes() == (10, 47, 143)
+    assert_simple_and_symmetric(task.edge_index, 200)
+    assert two_moons().edge_index is None
+
+
+def test_a_wave_on_a_ring_decays_at_the_rate_of_its_eigenvalue():
+    n, m, time = 24, 3, 0.7
+    task = heat(num_nodes=n, graph="ring")
+    wave = torch.cos(2 * torch.pi * m * torch.arange(n, dtype=torch.double) / n)[:, None]
+    for laplacian, eigenvalue in (
+        ("combinatorial", 2 - 2 * np.cos(2 * np.pi * m / n)),
+        ("random-walk", 1 - np.cos(2 * np.pi * m / n)),
+        ("symmetric", 1 - np.cos(2 * np.pi * m / n)),
+    ):
+        exact = flow(task.edge_index, wave, time=time, laplacian=laplacian)
+        torch.testing.assert_close(exact, np.exp(-time * eigenvalue) * wave, rtol=1e-12, atol=1e-12)
+        euler = flow(task.edge_index, wave, time=time, steps=5, laplacian=laplacian)
+        torch.testing.assert_close(euler, (1 - time / 5 * eigenvalue) ** 5 * wave, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("graph", ["grid", "random"])
+@pytest.mark.parametrize("laplacian", ["random-walk", "symmetric", "combinatorial"])
+def test_targets_are_the_exponential_of_the_laplacian(graph, laplacian):
+    task = heat(
+        num_nodes=49, graph=graph, average_degree=3, num_features=2, time=1.5, laplacian=laplacian, precision="double"
+    )
+    assert_simple_and_symmetric(task.edge_index, 49)
+    adjacency = torch.zeros(49, 49, dtype=torch.double)
+    adjacency[task.edge_index[1], task.edge_index[0]] = 1
+    degree = adjacency.sum(1)
+    power = {"random-walk": -1.0, "symmetric": -0.5}.get(laplacian)
+    operator = torch.diag(degree) - adjacency
+    if power is not None:
+        scale = torch.where(degree > 0, degree**power, 0.0)
+        operator = scale[:, None] * operator
+        if laplacian == "symmetric":
+            operator = operator * scale
+    torch.testing.assert_close(task.y, torch.linalg.matrix_exp(-1.5 * operator) @ task.x, rtol=1e-10, atol=1e-10)
+    assert (task.problem, task.metric, task.num_outputs) == ("regression", "mse", 2)
+
+
+def test_euler_steps_come_close_to_the_flow_as_they_grow_many():
+    exact = heat(precision="double").y
+    errors = [float((heat(precision="double", steps=k).y - exact).norm()) for k in (10, 20, 40)]
+    assert errors[0] / errors[1] == pytest.approx(2, rel=0.1)
+    assert errors[1] / errors[2] == pytest.approx(2, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"num_nodes": 10}, "square number"),
+        ({"num_nodes": 2, "graph": "ring"}, "at least 3"),
+        ({"graph": "star"}, "got 'star'"),
+        ({"laplacian": "magnetic"}, "got 'magnetic'"),
+        ({"steps": 0}, "at least 1"),
+    ],
+)
+def test_heat_refuses_what_it_cannot_make(options, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        heat(**options)
+
+
+@pytest.mark.slow
+def test_pokec_size_in_a_minute_and_six_gigabytes():
+    script = (
+        "import resource, time\n"
+        "from difformer.data.generators import random_graph\n"
+        "start = time.monotonic()\n"
+        "task = random_graph(num_nodes=1_632_803, num_edges=30_622_564, num_features=65)\n"
+        "assert task.num_edges == 2 * 30_622_564\n"
+        "print(time.monotonic() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    seconds, kilobytes = (float(part) for part in done.stdout.split())
+    assert seconds < 60
+    assert kilobytes < 6 * 2**20
