@@ -1,0 +1,82 @@
+"""The list of data sets, and which of them are on this machine. No torch here: it must answer at once."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass
+
+from difformer.data.entries import BUILT_IN, ENTRIES, Entry
+from difformer.data.lookup import find
+from difformer.data.sources import FORMS
+
+ALIASES = {
+    "film": "actor",
+    "proteins": "ogbn-proteins",
+    "england-covid": "covid",
+    "wikimaths": "wikimath",
+    "wiki-maths": "wikimath",
+    "cifar-10": "cifar10",
+    "stl-10": "stl10",
+    "20newsgroups": "20news",
+    "20newsgroup": "20news",
+    "photo": "amazon-photo",
+    "computers": "amazon-computers",
+    "reed98": "facebook100-reed98",
+    "johnshopkins55": "facebook100-johnshopkins55",
+    "johns-hopkins55": "facebook100-johnshopkins55",
+    "cornell5": "facebook100-cornell5",
+    "amherst41": "facebook100-amherst41",
+    "penn94": "facebook100-penn94",
+    "deezer": "deezer-europe",
+    "karate-club": "karate",
+    "moons": "two-moons",
+}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """An entry, and where its files are.
+
+    Args:
+        entry: The data set.
+        place: Folder of its files, ``"built in"`` for what needs none, None where it would be downloaded.
+    """
+
+    entry: Entry
+    place: str | None
+
+    @property
+    def on_disk(self) -> bool:
+        return self.place is not None
+
+
+def entry(name: str) -> Entry:
+    """The entry of a name, however it is spelled: case, blanks and underscores do not matter.
+
+    Raises:
+        ValueError: If there is no such data set, with the nearest names.
+    """
+    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
+    plain = ALIASES.get(plain, plain)
+    if plain in ENTRIES:
+        return ENTRIES[plain]
+    near = difflib.get_close_matches(plain, [*ENTRIES, *ALIASES], n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known are {', '.join(ENTRIES)}."
+    raise ValueError(f"there is no data set {name!r}; {hint} `difformer datasets` lists all {len(ENTRIES)}")
+
+
+def list_datasets(root: str | os.PathLike[str] | None = None) -> tuple[Listing, ...]:
+    """Every data set, and where its files are; what `difformer datasets` shows. Reads and downloads nothing.
+
+    Args:
+        root: Folder to search first, as in `load`.
+    """
+    return tuple(Listing(one, _place(one.name, root)) for one in ENTRIES.values())
+
+
+def _place(name: str, root: str | os.PathLike[str] | None) -> str | None:
+    if name not in FORMS:
+        return BUILT_IN
+    found = find(name, root)
+    return None if found is None else str(found.path.parent)

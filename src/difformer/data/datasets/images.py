@@ -1,0 +1,184 @@
+"""CIFAR-10 and STL-10 as instances without a graph: features of images, few labels a class.
+
+CIFAR-10: the first 1500 images of each class of the training set, in its order; STL-10: all 13,000 labelled images,
+training set first. Protocol ``"paper"``: 10, 50 or 100 labels a class, 1000 images for validation, the rest for test.
+
+Features: ``"simclr"`` (512 columns, learned without labels; a file that `difformer.data.features` makes), or without
+any training ``"pca"``, ``"hog"`` and ``"pixels"``, for which STL-10's images are shrunk to 32 × 32 first.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+from difformer.data.datasets.common import choice, seeded, seeds_of, table_task
+from difformer.data.datasets.image_files import CIFAR10_CLASSES, SIDE, STL10_CLASSES, read_images, read_labels
+from difformer.data.errors import DataError
+from difformer.data.lookup import Found, cache_folder, find_file, locate, reading
+from difformer.data.processed import processed
+from difformer.data.splitting import labels_per_class_split
+from difformer.data.task import Task
+
+Array = np.ndarray[Any, Any]
+
+FEATURES = ("simclr", "pca", "hog", "pixels")
+_FORMAT = 1
+
+
+def cifar10(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    protocol: str = "paper",
+    features: str = "simclr",
+    per_class: int = 100,
+    num_splits: int = 5,
+    seed: int = 0,
+    pca_dim: int = 64,
+    knn: int | None = None,
+) -> Task:
+    """CIFAR-10, 15,000 images.
+
+    Args:
+        name: ``"cifar10"``.
+        root: Folder to search first.
+        protocol: ``"paper"``.
+        features: See the module's text.
+        per_class: Training labels a class; 10, 50 and 100 in the paper.
+        num_splits: How many splits.
+        seed: Of the first; the others follow.
+        pca_dim: Columns of ``"pca"``.
+        knn: Join every image to its nearest ones, itself counted; None for no graph.
+    """
+    return _task(name, root, protocol, features, per_class, num_splits, seed, pca_dim, knn, CIFAR10_CLASSES)
+
+
+def stl10(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    protocol: str = "paper",
+    features: str = "simclr",
+    per_class: int = 100,
+    num_splits: int = 5,
+    seed: int = 0,
+    pca_dim: int = 64,
+    knn: int | None = None,
+) -> Task:
+    """STL-10, 13,000 images.
+
+    Args:
+        name: ``"stl10"``.
+        root: Folder to search first.
+        protocol: ``"paper"``.
+        features: See the module's text.
+        per_class: Training labels a class; 10, 50 and 100 in the paper.
+        num_splits: How many splits.
+        seed: Of the first; the others follow.
+        pca_dim: Columns of ``"pca"``.
+        knn: Join every image to its nearest ones, itself counted; None for no graph.
+    """
+    return _task(name, root, protocol, features, per_class, num_splits, seed, pca_dim, knn, STL10_CLASSES)
+
+
+def load_images(name: str, root: str | os.PathLike[str] | None = None) -> tuple[Array, Array]:
+    """Images ``[N, H, W, 3]`` uint8 and labels ``[N]`` int64, in the order of the task: what SimCLR is trained on.
+
+    Args:
+        name: ``"cifar10"`` or ``"stl10"``.
+        root: Folder to search first.
+    """
+    choice("name", name, ("cifar10", "stl10"))
+    found = locate(name, root)
+    with reading(found):
+        arrays = read_images(found)
+        return arrays["images"], arrays["labels"].astype(np.int64)
+
+
+def features_path(name: str) -> str:
+    """Where in a data folder the SimCLR features of a data set are looked for."""
+    return f"{name}/{name}_simclr.npz"
+
+
+def _task(
+    name: str,
+    root: str | os.PathLike[str] | None,
+    protocol: str,
+    features: str,
+    per_class: int,
+    num_splits: int,
+    seed: int,
+    pca_dim: int,
+    knn: int | None,
+    class_names: tuple[str, ...],
+) -> Task:
+    choice("protocol", protocol, ("paper",))
+    choice("features", features, FEATURES)
+    found = locate(name, root)
+    with reading(found):
+        labels = read_labels(found)
+    if features == "simclr":
+        x, steps = _simclr(name, root, len(labels)), "SimCLR features, learned without labels"
+    else:
+        with reading(found):
+            x, steps = _plain(found, features, pca_dim)
+    y = torch.from_numpy(labels)
+    splits = seeded(
+        lambda s: labels_per_class_split(y, per_class=per_class, num_valid=1000, seed=s),
+        num_splits=num_splits,
+        seed=seed,
+    )
+    return table_task(
+        name,
+        x=torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)),
+        y=y,
+        splits=splits,
+        knn=knn,
+        steps=steps,
+        protocol=f"paper: {per_class} labels a class, 1000 for validation, the rest test, {seeds_of(num_splits, seed)}",
+        class_names=class_names,
+    )
+
+
+def _simclr(name: str, root: str | os.PathLike[str] | None, rows: int) -> Array:
+    from difformer.data.features import load_features
+
+    path = find_file(features_path(name), root)
+    if path is None:
+        raise DataError(
+            f"data set {name!r}: features='simclr' needs {features_path(name)}, which is in no data folder. Train it: "
+            f"difformer.data.features.train_simclr on load_images({name!r}), encode, save_features, and put the file "
+            f"into {cache_folder() / name}; or ask for features='pca', 'hog' or 'pixels', which need no training"
+        )
+    with reading(path, data_set=name):
+        x, _ = load_features(path)
+    if len(x) != rows:
+        raise DataError(f"{len(x)} rows of features for {rows} images; they were made from other images", path=path)
+    return x
+
+
+def _plain(found: Found, features: str, pca_dim: int) -> tuple[Array, str]:
+    from difformer.data.features import hog_features, pca_features, shrink_images
+
+    def images() -> Array:
+        full = read_images(found)["images"]
+        return shrink_images(full, SIDE) if full.shape[1] > SIDE else full
+
+    shrunk = f" of images shrunk to {SIDE} × {SIDE}" if found.name == "stl10" else ""
+    if features == "pixels":
+        small = images()
+        return small.reshape(len(small), -1) / np.float32(255), f"pixels{shrunk}, 0 to 1"
+    make = {"pca": lambda: pca_features(images(), pca_dim), "hog": lambda: hog_features(images())}[features]
+    arrays = processed(
+        f"{found.name}-{features}",
+        lambda: {"features": make()},
+        sources=found.paths,
+        version=_FORMAT,
+        options={"dim": pca_dim} if features == "pca" else None,
+    )
+    said = f"{pca_dim} principal components of pixels" if features == "pca" else "histograms of oriented gradients"
+    return arrays["features"], said + shrunk

@@ -1,0 +1,146 @@
+"""Cora, CiteSeer and PubMed: papers, the words in them, and who cites whom.
+
+Features are divided by their row's sum, x_ij / Σ_k x_ik; citations lose direction, duplicates and self-loops; then
+every node gets a self-loop. Protocols, all with 20 labels a class, 500 nodes for validation and 1000 for test:
+
+* ``"random"``: seeded splits. Nodes without features are never drawn.
+* ``"authors"``: the one split, seed 123, on which the authors' code reports its figures.
+* ``"public"``: the split published with the data.
+* ``"public-code"``: splits drawn as the authors' code draws them, from seed 123 on; the first is ``"authors"``. It
+  also draws nodes without features: CiteSeer has 15, which carry the filler label 0.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse as sp
+
+from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
+from difformer.data.lookup import Found, locate, reading
+from difformer.data.preprocess import csr_arrays, csr_of, row_normalised
+from difformer.data.processed import Arrays, processed
+from difformer.data.split import Split
+from difformer.data.splitting import AUTHORS_SEED, authors_split, index_split, per_class_split
+from difformer.data.task import Task
+from difformer.data.unpickle import safe_load
+
+PROTOCOLS = ("random", "authors", "public", "public-code")
+_FORMAT = 1
+
+
+def planetoid(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    protocol: str = "random",
+    num_splits: int = 10,
+    seed: int | None = None,
+    self_loops: bool = True,
+    sparse: bool | None = None,
+) -> Task:
+    """One of the three citation graphs.
+
+    Args:
+        name: ``"cora"``, ``"citeseer"`` or ``"pubmed"``.
+        root: Folder to search first.
+        protocol: See the module's text.
+        num_splits: How many splits ``"random"`` and ``"public-code"`` make.
+        seed: Of the first of them: 0 for ``"random"``, 123 for ``"public-code"`` by default.
+        self_loops: Whether every node gets an edge to itself.
+        sparse: Features as sparse CSR (True), dense (False), or whichever suits them (None).
+    """
+    choice("protocol", protocol, PROTOCOLS)
+    found = locate(name, root)
+    with reading(found):
+        arrays: Mapping[str, Any] = _read_arrays(found) if found.form == "arrays" else _processed_raw(found)
+        words, y = csr_of(arrays), torch.from_numpy(np.asarray(arrays["y"], dtype=np.int64))
+    featureless = np.flatnonzero(np.diff(words.indptr) == 0)
+    splits, said = _splits(protocol, y, arrays, featureless, num_splits, seed)
+    drawn = torch.isin(torch.cat([torch.cat(list(s.parts().values())) for s in splits]), torch.from_numpy(featureless))
+    notes = []
+    if len(featureless):
+        fate = (
+            f"{int(drawn.sum())} of them stand in the splits, with the filler label 0"
+            if bool(drawn.any())
+            else "they are in no split"
+        )
+        notes.append(f"{len(featureless)} nodes have no features; {fate}.")
+    return class_task(
+        name,
+        x=row_normalised(words),
+        y=y,
+        edges=arrays["edge_index"],
+        splits=splits,
+        num_classes=int(y.max()) + 1,
+        self_loops=self_loops,
+        sparse=sparse,
+        steps="rows of features sum to one",
+        protocol=said,
+        notes=notes,
+    )
+
+
+def _splits(
+    protocol: str, y: Any, arrays: Mapping[str, Any], featureless: Any, num_splits: int, seed: int | None
+) -> tuple[tuple[Split, ...], str]:
+    if protocol == "public":
+        split = index_split("public", arrays["train_idx"], arrays["val_idx"], arrays["test_idx"])
+        return (split,), "public: the published split"
+    if protocol == "authors":
+        return (authors_split(y),), "authors: 20 labels a class, 500, 1000, one split, seed 123"
+    first = seed if seed is not None else (0 if protocol == "random" else AUTHORS_SEED)
+    exclude = featureless if protocol == "random" and len(featureless) else None
+    splits = seeded(
+        lambda s: per_class_split(y, seed=s, exclude=exclude, name=f"{protocol}/seed={s}"),
+        num_splits=num_splits,
+        seed=first,
+    )
+    return splits, f"{protocol}: 20 labels a class, 500, 1000, {seeds_of(num_splits, first)}"
+
+
+def _read_arrays(found: Found) -> dict[str, Any]:
+    with np.load(found.path, allow_pickle=False) as file:
+        return {key: file[key] for key in file.files}
+
+
+def _processed_raw(found: Found) -> Arrays:
+    return processed(found.name, lambda: read_raw(found), sources=found.paths, version=_FORMAT)
+
+
+def read_raw(found: Found) -> Arrays:
+    """The eight ``ind.*`` files as one set of arrays.
+
+    Nodes 0 … a-1 are the rows of ``allx``, in order, of which the first are the training nodes. The rows of ``tx``
+    belong to the nodes that ``test.index`` lists, which is not sorted. CiteSeer's list has gaps: nodes that nobody
+    describes; they get no features and the label 0, and stand in no part of the published split.
+    """
+    stem = f"ind.{found.name}."
+    part = {path.name.removeprefix(stem): path for path in found.paths}
+    loaded = {}
+    for key in ("x", "tx", "allx", "y", "ty", "ally", "graph"):
+        with open(part[key], "rb") as file:
+            loaded[key] = safe_load(file)
+    test = np.loadtxt(part["test.index"], dtype=np.int64)
+    known = loaded["allx"].shape[0]
+    n = max(int(test.max()) + 1, known)
+    x = sp.lil_matrix((n, loaded["allx"].shape[1]), dtype=np.float32)
+    x[:known], x[test] = loaded["allx"], loaded["tx"]
+    onehot = np.zeros((n, loaded["ally"].shape[1]))
+    onehot[:known], onehot[test] = loaded["ally"], loaded["ty"]
+    pairs = [(node, other) for node, others in loaded["graph"].items() for other in others]
+    ends = np.sort(np.asarray(pairs, dtype=np.int64), axis=1)
+    ends = np.unique(ends[ends[:, 0] != ends[:, 1]], axis=0)
+    num_train = loaded["y"].shape[0]
+    return {
+        **csr_arrays(x.tocsr()),
+        "y": onehot.argmax(axis=1).astype(np.int64),
+        "edge_index": ends.T.astype(np.int32),
+        "train_idx": np.arange(num_train),
+        "val_idx": np.arange(num_train, num_train + 500),
+        "test_idx": np.sort(test),
+    }

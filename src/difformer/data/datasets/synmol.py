@@ -1,0 +1,59 @@
+"""The files of SynMol: arrays prepared beforehand, or the published SMILES, from which rdkit makes positions."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from difformer.data.lookup import Found, locate, reading
+from difformer.data.processed import Arrays, processed
+
+_FORMAT = 1
+
+
+def read_synmol(name: str, root: str | os.PathLike[str] | None) -> Arrays:
+    """Atoms, bonds, labels and the published split; atoms of molecule i are ``node_ptr[i]:node_ptr[i + 1]``.
+
+    From ``synmol.npz`` as it is; from ``synmol_raw.zip`` with positions made by `difformer.data.molecules` (some
+    minutes, once) and labels from the rule that made the published ones.
+    """
+    found = locate(name, root)
+    with reading(found):
+        if found.form == "arrays":
+            with np.load(found.path, allow_pickle=False) as file:
+                return {key: file[key] for key in file.files}
+        return processed(name, lambda: _from_smiles(found), sources=found.paths, version=_FORMAT)
+
+
+def _from_smiles(found: Found) -> Arrays:
+    from difformer.data.molecules import ATOM_NAMES, build_synmol, read_smiles
+
+    with zipfile.ZipFile(found.path) as archive, tempfile.TemporaryDirectory() as folder:
+        member = {item.rsplit("/", 1)[-1]: item for item in archive.namelist()}
+        table = Path(folder) / "logic8_smiles.csv"
+        table.write_bytes(archive.read(member["logic8_smiles.csv"]))
+        smiles = [text for _, text in read_smiles(table)]
+        with (
+            archive.open(member["logic8_traintest_indices.npz"]) as stream,
+            np.load(stream, allow_pickle=False) as file,
+        ):
+            published: dict[str, Any] = {key: file[key] for key in ("train_index", "test_index")}
+    built = build_synmol(smiles, workers=os.cpu_count() or 1)
+    return {
+        "node_ptr": built.node_ptr,
+        "edge_ptr": built.edge_ptr,
+        "atom_type": built.atom_type,
+        "pos": built.pos,
+        "node_label": built.node_label,
+        "edge_index": built.edge_index,
+        "bond_type": built.bond_type,
+        "y": built.y,
+        "has_pos": built.has_pos,
+        "atom_names": np.array(ATOM_NAMES),
+        **{key: np.asarray(index, dtype=np.int64).ravel() for key, index in published.items()},
+    }

@@ -1,0 +1,154 @@
+"""Downloads that either arrive whole and checked, or leave nothing behind.
+
+Bytes go to a temporary file beside the target; length, first bytes and checksum are compared; only then does the file
+get its name. Where a source publishes no checksum, the first download's is kept in `<file>.sha256` beside it, and a
+file that later has another size is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from difformer.data.atomic import atomic_write
+from difformer.data.errors import DataError
+from difformer.data.sources import RemoteFile
+
+CHUNK = 1 << 20
+TIMEOUT_S = 60.0
+ATTEMPTS = 3
+RECORD_SUFFIX = ".sha256"
+
+
+class DownloadError(DataError):
+    """A file that could not be had.
+
+    Args:
+        data_set: Name of the data set.
+        file: What was wanted.
+        target: Where it would have gone.
+        reason: What happened.
+    """
+
+    def __init__(self, data_set: str, file: RemoteFile, target: Path, reason: str) -> None:
+        self.data_set, self.url, self.target, self.reason = data_set, file.url, target, reason
+        super().__init__(
+            f"data set {data_set!r}: {file.name} could not be downloaded from {file.url}: {reason}. "
+            f"Nothing was written. Fetch that address by hand and put the file into {target.parent} as {target.name}, "
+            f"or keep it as {file.path} in a folder that $DIFFORMER_DATA names"
+        )
+
+
+class _BadDownloadError(Exception):
+    """The transfer ended, but with other bytes than promised."""
+
+
+class _Bar(Protocol):
+    def __call__(self, arrived: int) -> None: ...
+
+
+def fetch(file: RemoteFile, target: Path, *, data_set: str) -> Path:
+    """Download one file.
+
+    Args:
+        file: What to fetch; it must have an address.
+        target: The file's place. Its folder is made where absent.
+        data_set: For messages.
+
+    Raises:
+        DownloadError: After the last attempt, with nothing under the target's name.
+    """
+    if file.url is None:
+        raise DownloadError(data_set, file, target, "no address is known for it")
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            digest, size = _transfer(file, target, file.url)
+        except urllib.error.HTTPError as error:
+            reason, again = f"the server answered {error.code} {error.reason}", error.code >= 500
+        except urllib.error.URLError as error:
+            # Nobody answered at that address: asking again at once gives the same.
+            reason, again = f"no connection ({error.reason})", False
+        except (http.client.HTTPException, ConnectionError, TimeoutError, _BadDownloadError) as error:
+            reason, again = str(error) or type(error).__name__, True
+        except OSError as error:
+            reason, again = str(error), False
+        else:
+            if file.checksum is None:
+                with atomic_write(_record(target)) as stream:
+                    stream.write(f"{digest}  {target.name}  {size}\n".encode())
+            return target
+        if not again or attempt == ATTEMPTS:
+            raise DownloadError(data_set, file, target, reason)
+    raise AssertionError("unreachable")
+
+
+def check_record(path: Path, *, data_set: str) -> None:
+    """Compare a kept file's size with what was recorded when it was downloaded. Files without a record pass.
+
+    Raises:
+        DataError: If the size is another.
+    """
+    record = _record(path)
+    if not record.is_file():
+        return
+    size = int(record.read_text().split()[-1])
+    if path.stat().st_size != size:
+        raise DataError(
+            f"data set {data_set!r}: the file has {path.stat().st_size} bytes, but {size} were downloaded; "
+            f"delete it and load again",
+            path=path,
+        )
+
+
+def _record(path: Path) -> Path:
+    return path.with_name(path.name + RECORD_SUFFIX)
+
+
+def _transfer(file: RemoteFile, target: Path, url: str) -> tuple[str, int]:
+    """One attempt; the SHA-256 and the number of bytes."""
+    algorithm, _, expected = (file.checksum or "sha256:").partition(":")
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    request = urllib.request.Request(url, headers={"User-Agent": "difformer"})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+        announced = response.headers.get("Content-Length")
+        total = int(announced) if announced else None
+        if file.size is not None and total is not None and total != file.size:
+            raise _BadDownloadError(f"the server offers {total} bytes where {file.size} are expected")
+        with atomic_write(target) as stream, _progress(file.name, total or file.size) as advance:
+            arrived = 0
+            while chunk := response.read(CHUNK):
+                if arrived == 0 and file.magic is not None and not chunk.startswith(file.magic):
+                    raise _BadDownloadError(
+                        f"what came does not begin like the file wanted (but with {chunk[:16]!r}); "
+                        f"it may be an error page"
+                    )
+                stream.write(chunk)
+                digest.update(chunk)
+                arrived += len(chunk)
+                advance(len(chunk))
+            if total is not None and arrived != total:
+                raise _BadDownloadError(f"the transfer ended after {arrived} of {total} bytes")
+            if file.size is not None and arrived != file.size:
+                raise _BadDownloadError(f"{arrived} bytes came where {file.size} are expected")
+            if expected and digest.hexdigest() != expected:
+                raise _BadDownloadError(f"{algorithm} is {digest.hexdigest()} where {expected} is expected")
+    return digest.hexdigest(), arrived
+
+
+@contextmanager
+def _progress(title: str, total: int | None) -> Iterator[_Bar]:
+    """A bar on standard error, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda arrived: progress.update(task, advance=arrived)

@@ -1,0 +1,169 @@
+"""Finding files: `root`, then `$DIFFORMER_DATA`, then the cache; what is nowhere is downloaded into the cache.
+
+The three folders have one layout (see `sources`). The first two may be read-only: nothing is ever written into them.
+`$DIFFORMER_CACHE` moves the cache; `$DIFFORMER_OFFLINE=1` forbids downloads.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+
+from difformer.data.download import DownloadError, check_record, fetch
+from difformer.data.errors import DataError
+from difformer.data.sources import FORMS, Form
+
+# What a reader raises on a file that is cut short, overwritten, or something else under the right name.
+_BROKEN = (
+    KeyError,
+    IndexError,
+    EOFError,
+    ValueError,
+    AttributeError,
+    UnpicklingError,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    struct.error,
+    OSError,
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Files of one form of a data set, on disk.
+
+    Args:
+        name: The data set.
+        form: Which of its forms.
+        paths: The files, in the form's order.
+    """
+
+    name: str
+    form: str
+    paths: tuple[Path, ...]
+
+    @property
+    def path(self) -> Path:
+        return self.paths[0]
+
+    def __getitem__(self, file_name: str) -> Path:
+        return next(path for path in self.paths if path.name == file_name)
+
+
+def cache_folder() -> Path:
+    """Where downloads and processed forms are kept: `$DIFFORMER_CACHE`, or the platform's place for such things."""
+    if chosen := os.environ.get("DIFFORMER_CACHE"):
+        return Path(chosen).expanduser()
+    home = Path.home()
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches" / "difformer"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "difformer" / "Cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "difformer"
+
+
+def folders(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
+    """The folders that are searched, in order; absent ones are left out."""
+    chosen = [root, os.environ.get("DIFFORMER_DATA") or None, cache_folder()]
+    return tuple(
+        path for path in (Path(folder).expanduser() for folder in chosen if folder is not None) if path.is_dir()
+    )
+
+
+def find(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequence[str] | None = None) -> Found | None:
+    """The first complete form of a data set in the first folder that has one, or None. Downloads nothing."""
+    for folder in folders(root):
+        for form in _forms(name, forms):
+            paths = tuple(folder / file.path for file in form.files)
+            if all(path.is_file() for path in paths):
+                return Found(name, form.name, paths)
+    return None
+
+
+def find_file(path: str, root: str | os.PathLike[str] | None = None) -> Path | None:
+    """A single file by its place in the layout, or None."""
+    return next((folder / path for folder in folders(root) if (folder / path).is_file()), None)
+
+
+def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequence[str] | None = None) -> Found:
+    """Files of a data set, downloaded where they are nowhere.
+
+    Args:
+        name: A data set of `sources.FORMS`.
+        root: Folder to search first.
+        forms: Names of the forms that will do, in order of preference; all of the data set's by default.
+
+    Raises:
+        DataError: If `root` or `$DIFFORMER_DATA` is not a folder, a kept file has changed, or there is nothing to
+        download. DownloadError: If the download fails; the message says what to fetch by hand and where to put it.
+    """
+    for given, label in ((root, "root"), (os.environ.get("DIFFORMER_DATA") or None, "$DIFFORMER_DATA")):
+        if given is not None and not Path(given).expanduser().is_dir():
+            raise DataError(f"{label} must be a folder with data sets, but {os.fspath(given)!r} is not a folder")
+    cache = cache_folder()
+    if found := find(name, root, forms=forms):
+        for path in found.paths:
+            if path.is_relative_to(cache):
+                check_record(path, data_set=name)
+        return found
+    remote = next((form for form in _forms(name, forms) if form.downloadable), None)
+    if remote is None:
+        wanted = " or ".join(" + ".join(file.path for file in form.files) for form in _forms(name, forms))
+        raise DataError(
+            f"data set {name!r} is not on disk and cannot be downloaded: put {wanted} into {_put_into(root, cache)}"
+        )
+    for file in remote.files:
+        target = cache / file.path
+        if target.is_file():
+            check_record(target, data_set=name)
+            continue
+        if os.environ.get("DIFFORMER_OFFLINE", "") not in ("", "0"):
+            raise DownloadError(name, file, target, "downloads are forbidden by $DIFFORMER_OFFLINE")
+        fetch(file, target, data_set=name)
+    return Found(name, remote.name, tuple(cache / file.path for file in remote.files))
+
+
+@contextmanager
+def reading(found: Found | Path, *, data_set: str | None = None) -> Iterator[None]:
+    """Whatever a reader stumbles over becomes a `DataError` that names the data set, the file and the way out.
+
+    Raises:
+        DataError: In place of the errors that a broken file causes.
+    """
+    paths = found.paths if isinstance(found, Found) else (found,)
+    name = found.name if isinstance(found, Found) else data_set
+    try:
+        yield
+    except DataError:
+        raise
+    except _BROKEN as error:
+        said = f"{type(error).__name__}: {error}"
+        where = paths[0] if len(paths) == 1 else paths[0].parent
+        raise DataError(
+            f"data set {name!r} cannot be read from here ({said}); the file is cut short, or not what its name says: "
+            f"delete it and load again, or put a good copy in its place",
+            path=where,
+        ) from error
+
+
+def _forms(name: str, forms: Sequence[str] | None) -> tuple[Form, ...]:
+    known = FORMS[name]
+    if forms is None:
+        return known
+    by_name = {form.name: form for form in known}
+    return tuple(by_name[form] for form in forms)
+
+
+def _put_into(root: str | os.PathLike[str] | None, cache: Path) -> str:
+    folder = root or os.environ.get("DIFFORMER_DATA") or cache
+    return os.fspath(folder)

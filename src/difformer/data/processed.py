@@ -1,0 +1,69 @@
+"""Processed forms: arrays that took long to parse, kept in the cache and never beside their source.
+
+The key of a processed form is everything it depends on: the data set, the version of its reader, the options that
+were used, and name, size and time of change of every source file. When one of them changes, the old form is simply
+not found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from difformer.data.atomic import atomic_write
+from difformer.data.lookup import cache_folder
+
+Arrays = dict[str, "np.ndarray[Any, Any]"]
+
+
+def processed(
+    name: str,
+    build: Callable[[], Arrays],
+    *,
+    sources: Sequence[Path],
+    version: int,
+    options: Mapping[str, object] | None = None,
+) -> Arrays:
+    """The arrays that `build` makes, from the cache where they are there already.
+
+    Args:
+        name: Beginning of the file's name.
+        build: Makes the arrays; none may hold Python objects.
+        sources: Files that the arrays were made from.
+        version: To be raised whenever `build` gives something else for the same files.
+        options: Whatever else changes the arrays.
+
+    Returns:
+        What `build` returned. If the cache cannot be written, a warning says so and nothing is kept.
+    """
+    path = cache_folder() / "processed" / f"{name}-{_key(name, sources, version, options)}.npz"
+    if path.is_file():
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return {key: file[key] for key in file.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            warnings.warn(f"{path} cannot be read ({error}) and is made anew", stacklevel=2)
+    arrays = build()
+    try:
+        with atomic_write(path) as stream:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        warnings.warn(
+            f"the processed form of {name!r} cannot be kept ({error}) and will be made anew next time; "
+            f"set DIFFORMER_CACHE to a folder that can be written",
+            stacklevel=2,
+        )
+    return arrays
+
+
+def _key(name: str, sources: Sequence[Path], version: int, options: Mapping[str, object] | None) -> str:
+    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
+    text = json.dumps([name, version, dict(options or {}), stats], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

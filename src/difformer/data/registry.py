@@ -1,0 +1,71 @@
+"""`load`: from a name to a task."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from difformer.data.catalogue import entry
+from difformer.data.task import Task
+
+
+def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) -> Task:
+    """A data set as a task, ready for any model.
+
+    Files are looked for in `root`, in `$DIFFORMER_DATA` and in the cache, in this order; what is in none of them is
+    downloaded from its official source into the cache.
+
+    Args:
+        name: A data set of `list_datasets()`, in any spelling: ``"cora"``, ``"Amazon_Photo"``, ``"20news"``.
+        root: Folder to search first.
+        **options: What the data set can be asked for, `dataset_options(name)` lists it: ``protocol=``, ``num_splits=``,
+            ``seed=``, ``self_loops=``, ``sparse=``, …
+
+    Returns:
+        Features, structure, targets, splits, metric and protocol.
+
+    Raises:
+        ValueError: If there is no such data set or option, or an option has no such value.
+        DataError: If a file is broken or missing; it names the data set, the file and what to do.
+        DownloadError: If a download fails; it also names the address and the folder to put the file into.
+    """
+    found = entry(name)
+    function = _loader(found.loader)
+    known = _options(function)
+    for option in options:
+        if option not in known:
+            raise ValueError(_unknown_option(found.name, option, known))
+    if _takes_files(function):
+        return function(found.name, root, **options)
+    return function(**options)
+
+
+def dataset_options(name: str) -> dict[str, Any]:
+    """What `load` can be asked for a data set: every option with its default."""
+    return _options(_loader(entry(name).loader))
+
+
+def _loader(place: str) -> Callable[..., Task]:
+    module, _, function = place.partition(":")
+    loader: Callable[..., Task] = getattr(import_module(f"difformer.data.{module}"), function)
+    return loader
+
+
+def _takes_files(function: Callable[..., Task]) -> bool:
+    return "root" in inspect.signature(function).parameters
+
+
+def _options(function: Callable[..., Task]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def _unknown_option(name: str, option: str, known: dict[str, Any]) -> str:
+    near = difflib.get_close_matches(option, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    listed = ", ".join(f"{key}={value!r}" for key, value in known.items())
+    return f"data set {name!r} has no option {option!r}; {hint}it takes {listed}"
