@@ -5,7 +5,13 @@ import torch
 
 from difformer import DIFFormer, Graph
 
-FIXED_BACKEND = [("simple", "linear"), ("constant", "linear"), ("sigmoid", "reference"), ("identity", "linear"), (None, "linear")]
+FIXED_BACKEND = [
+    ("simple", "linear"),
+    ("constant", "linear"),
+    ("sigmoid", "reference"),
+    ("identity", "linear"),
+    (None, "linear"),
+]
 
 
 def problem():
@@ -31,7 +37,7 @@ def test_export_holds_no_operator_of_this_package():
 @pytest.mark.parametrize(("diffusivity", "backend"), FIXED_BACKEND)
 def test_compiles_as_one_graph(diffusivity, backend):
     torch._dynamo.reset()
-    model = DIFFormer(5, 8, 3, diffusivity=diffusivity, backend=backend)
+    model = DIFFormer(5, 8, 3, diffusivity=diffusivity, backend=backend, num_layers=1)
     x, edge_index = problem()
     # `aot_eager` goes through capture, autograd and functionalisation; code generation is torch's own affair.
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

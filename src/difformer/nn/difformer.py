@@ -15,6 +15,8 @@ from difformer.attention.segments import Segments
 from difformer.diffusion.diffusivity import Diffusivity
 from difformer.graph import Graph
 from difformer.nn.conv import DIFFormerConv
+from difformer.nn.dropout import dropout
+from difformer.nn.inspection import EnergyProfile, StrongestPairs, energy_profile, strongest_pairs
 from difformer.nn.structure import Structure, as_structure
 from difformer.sparse import SparseMatrix
 
@@ -179,6 +181,66 @@ class DIFFormer(nn.Module):
             states.append(self._advance(k, states[-1], structure, states[0]))
         return torch.stack(states)
 
+    @torch.no_grad()
+    def attention(
+        self,
+        x: Tensor | SparseMatrix,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+        *,
+        layer: int = -1,
+        top_k: int = 100,
+        head: int | None = None,
+        include_self: bool = False,
+    ) -> StrongestPairs:
+        """The `top_k` latent pairs that exchange most at a layer, strongest first, found in blocks of rows.
+
+        Args:
+            x, edge_index, edge_weight, batch: As in `forward`.
+            layer: Which layer, from 0; negative numbers count from the last.
+            top_k: How many pairs.
+            head: One head; left out, the mean over heads.
+            include_self: Whether a node may be paired with itself.
+        """
+        number = layer + len(self.layers) if layer < 0 else layer
+        if not 0 <= number < len(self.layers):
+            raise ValueError(f"layer must lie in {-len(self.layers)} … {len(self.layers) - 1}, got {layer}")
+        states, structure = self._inspected(x, edge_index, edge_weight, batch)
+        chosen: DIFFormerConv = self.layers[number]  # type: ignore[assignment]
+        options = {"top_k": top_k, "head": head, "include_self": include_self}
+        return strongest_pairs(chosen, states[number], structure.segments, **options)  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def energy(
+        self,
+        x: Tensor | SparseMatrix,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> EnergyProfile:
+        """Measured energy and effective rank of the states of every layer."""
+        states, structure = self._inspected(x, edge_index, edge_weight, batch)
+        diffusivity = self.layers[0].diffusivity if len(self.layers) else None
+        return energy_profile(states, diffusivity, structure)  # type: ignore[arg-type]
+
+    def _inspected(
+        self,
+        x: Tensor | SparseMatrix,
+        edge_index: Tensor | Graph | None,
+        edge_weight: Tensor | None,
+        batch: Tensor | Segments | None,
+    ) -> tuple[Tensor, Structure]:
+        """States of every layer without dropout, and the structure they were worked out on."""
+        x, structure = self._prepare(x, edge_index, edge_weight, batch)
+        was_training = self.training
+        self.eval()
+        try:
+            states = self.trajectory(x, structure.graph, None, structure.segments)
+        finally:
+            self.train(was_training)
+        return states, structure
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes ``config.json`` and ``model.safetensors``; see `difformer.nn.pretrained`."""
         from difformer.nn.pretrained import save_pretrained
@@ -198,15 +260,6 @@ class DIFFormer(nn.Module):
         from difformer.nn.public_code import from_public_code
 
         return from_public_code(state_dict, **options)
-
-
-def dropout(x: Tensor, p: float | Tensor, training: bool) -> Tensor:
-    """Dropout whose rate may be a tensor, as it is when runs of different rates are trained as one."""
-    if not training:
-        return x
-    if isinstance(p, Tensor):
-        return x * (torch.rand_like(x) >= p) / (1 - p)
-    return functional.dropout(x, p) if p else x
 
 
 def _check(in_channels: int, out_channels: int, num_layers: int, activation: str | None, rate: float) -> None:

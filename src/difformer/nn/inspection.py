@@ -16,7 +16,9 @@ from torch.nn import functional
 
 from difformer.attention.reference import safe_total
 from difformer.attention.segments import Segments, as_segments
-from difformer.diffusion.diffusivity import CONSTANT
+from difformer.diffusion.diffusivity import CONSTANT, Diffusivity
+from difformer.diffusion.energy import effective_rank, penalty
+from difformer.nn.structure import Structure
 
 if TYPE_CHECKING:
     from difformer.nn.conv import DIFFormerConv
@@ -104,6 +106,36 @@ def strongest_pairs(
     return StrongestPairs(where % max(z.shape[0], 1), where // max(z.shape[0], 1), best[there])
 
 
-def unit_rows(z: Tensor) -> Tensor:
-    """States on the unit sphere, where diffusivities and their energies are defined."""
-    return functional.normalize(z, dim=-1)
+@dataclass(frozen=True)
+class EnergyProfile:
+    """How states come together from layer to layer; entry k is Z^(k), entry 0 the input layer's.
+
+    Args:
+        energy: ``[L + 1]`` mean over ordered pairs of δ(||z_i - z_j||²), on states scaled to unit length. Without
+            latent propagation δ(u) = u.
+        dirichlet: ``[L + 1]`` mean over edges of a_ij ||z_i - z_j||² on the same states; None without edges.
+        effective_rank: ``[L + 1]`` exp of the entropy of the singular values of Z: 1 where all states are alike.
+    """
+
+    energy: Tensor
+    dirichlet: Tensor | None
+    effective_rank: Tensor
+
+    def __len__(self) -> int:
+        return self.energy.numel()
+
+
+def energy_profile(states: Tensor, diffusivity: Diffusivity | None, structure: Structure) -> EnergyProfile:
+    """Energy and effective rank of each state of a trajectory ``[L + 1, N, d]``."""
+    chosen = CONSTANT if diffusivity is None else diffusivity
+    segments, graph = structure.segments, structure.graph
+    pairs = states.shape[1] ** 2 if segments is None else int(segments.sizes.square().sum())
+    energies, edge_energies, ranks = [], [], []
+    for z in states:
+        unit = functional.normalize(z, dim=-1)
+        energies.append(penalty(chosen, batch=segments)(unit) / max(pairs, 1))
+        ranks.append(effective_rank(z))
+        if graph is not None:
+            edge_energies.append(penalty(CONSTANT, graph=graph)(unit) / graph.num_edges)
+    dirichlet = torch.stack(edge_energies) if edge_energies else None
+    return EnergyProfile(torch.stack(energies), dirichlet, torch.stack(ranks))

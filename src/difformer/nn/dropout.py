@@ -1,0 +1,128 @@
+r"""Dropout whose masks can be worked out again by anybody: from a seed, a step, and the place of an entry.
+
+Entry (i, c) of the s-th dropout of a forward pass is dropped where 16 bits of a hash fall below p:
+
+.. math::
+    y_{ic} = \frac{x_{ic}}{1 - p} \; [\, h(\text{seed}, \text{step}, s, i, c) \ge 2^{16} p \,].
+
+Nothing is drawn from a stream, so a mask does not depend on which device works it out, on how many runs are trained as
+one, or on which machine holds row i. It is also quick: a row's hash is worked out once, its channels are mixed in with
+five integer operations for two channels each, all of them vectorised (torch's own generator is sequential on a CPU).
+
+Outside `dropout_key` there is no key and torch's global generator is used, as everywhere in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class _Place:
+    """Where in the stream of masks a forward pass stands."""
+
+    def __init__(self, key: Tensor, rows: Tensor | None) -> None:
+        self.key, self.rows, self.site = key, rows, 0
+
+
+_place: ContextVar[_Place | None] = ContextVar("difformer_dropout_place", default=None)
+
+
+def _signed(value: int) -> int:
+    """The int32 with the lowest 32 bits of `value`: torch's integers wrap around, Python's do not."""
+    return (value + 2**31) % 2**32 - 2**31
+
+
+# Odd numbers with irregular bits: 2^32 over the golden ratio, and multipliers that mix high bits into low ones.
+_GOLDEN, _FIRST, _SECOND = _signed(0x9E3779B1), _signed(0x7FEB352D), _signed(0x846CA68B)
+
+
+def dropout_keys(seeds: Sequence[int], steps: Sequence[int]) -> Tensor:
+    """``[steps, seeds, 2]`` int32: the keys of runs at steps, 64 bits each, on the CPU."""
+    seed, step = (np.array([value % 2**64 for value in values], dtype=np.uint64) for values in (seeds, steps))
+    mixed = _mix64(_mix64(seed)[None, :] ^ _mix64(~step)[:, None])
+    return torch.from_numpy(mixed.view(np.int32).reshape(*mixed.shape, 2).copy())
+
+
+def _mix64(x: np.ndarray) -> np.ndarray:
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@contextmanager
+def dropout_key(seed: int | Tensor, step: int = 0, *, rows: Tensor | None = None) -> Iterator[None]:
+    """Within it, dropout masks follow from the seed, the step and the order of the dropouts alone.
+
+    Args:
+        seed: The run's seed; or a key ``[2]`` of `dropout_keys`, as runs trained as one have it.
+        step: How many optimisation steps were made before.
+        rows: ``[N]`` numbers of the rows that this process holds, where it holds a part; left out, 0 … N - 1.
+
+    Example:
+        >>> with dropout_key(seed=7, step=0):
+        ...     loss = model.train()(x).sum()
+    """
+    key = seed if isinstance(seed, Tensor) else dropout_keys([seed], [step])[0, 0]
+    token = _place.set(_Place(key, rows))
+    try:
+        yield
+    finally:
+        _place.reset(token)
+
+
+def dropout(x: Tensor, p: float | Tensor, training: bool) -> Tensor:
+    """Dropout whose rate may be a tensor, as it is when runs of different rates are trained as one."""
+    if not training or (not isinstance(p, Tensor) and not p):
+        return x
+    place = _place.get()
+    if place is not None:
+        return x * keep_mask(x, p, place)
+    if isinstance(p, Tensor):
+        return x * (torch.rand_like(x) >= p) / (1 - p)
+    return functional.dropout(x, p)
+
+
+def keep_mask(x: Tensor, p: float | Tensor, place: _Place) -> Tensor:
+    """1 / (1 - p) where an entry of `x` is kept, 0 where it is dropped; the next call gives the next mask."""
+    bits = _hash(x, place)
+    place.site += 1
+    # int16 holds -2^15 … 2^15 - 1: an entry is kept from `threshold` on. Clamping makes 0 and 1 of it without a
+    # boolean tensor, which is slow to make and slow to use on a CPU.
+    if isinstance(p, Tensor):
+        dropped = (p.float() * 65536).round()
+        below = (dropped - 32769).to(torch.int16)
+        kept = torch.minimum(torch.maximum(bits, below), below + 1) - below
+        return kept.to(x.dtype) * (65536 / (65536 - dropped)).to(x.dtype)
+    count = round(float(np.float32(p)) * 65536)
+    if count == 0:
+        return torch.ones_like(x)
+    return bits.clamp(count - 32769, count - 32768).sub_(count - 32769).to(x.dtype).mul_(65536 / (65536 - count))
+
+
+def _hash(x: Tensor, place: _Place) -> Tensor:
+    """int16 of the shape of `x`, every bit a fair coin."""
+    columns = x[0].numel() if x.shape[0] else 1
+    rows = _ramp(x.shape[0], x.device) if place.rows is None else (place.rows + 1).to(torch.int32) * _GOLDEN
+    # Two 32-bit states a row, so that rows with equal masks are as rare as equal 64-bit numbers.
+    state = rows ^ (place.key.to(x.device) + _signed(place.site * _SECOND)).unsqueeze(-1)
+    state = state.bitwise_xor_(state >> 16).mul_(_FIRST)
+    state = state.bitwise_xor_(state >> 15).mul_(_SECOND).unsqueeze(-1)
+    h = (state[0] ^ _ramp((columns + 1) // 2, x.device)).mul_(_FIRST)
+    h = h.bitwise_xor_(h >> 15).mul_(state[1] | 1)
+    bits = h.view(torch.int16)
+    return (bits if columns % 2 == 0 else bits[:, :columns]).reshape(x.shape)
+
+
+@lru_cache(maxsize=32)
+def _ramp(count: int, device: torch.device) -> Tensor:
+    """``[count]`` int32, 1 … count spread over all 32 bits."""
+    return torch.arange(1, count + 1, dtype=torch.int32, device=device) * _GOLDEN

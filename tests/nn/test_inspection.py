@@ -1,0 +1,93 @@
+import pytest
+import torch
+from torch.nn import functional
+
+from difformer import DIFFormer
+from difformer.attention.reference import attention_matrix
+
+
+def literal_pairs(model, x, layer, batch=None, head=None):
+    """All off-diagonal pairs of one layer, strongest first, from the dense matrix."""
+    z = model.trajectory(x, batch=batch)[layer]
+    conv = model.layers[layer]
+    matrix = attention_matrix(*conv.queries_and_keys(z), conv.diffusivity, batch)
+    matrix = matrix.mean(0) if head is None else matrix[head]
+    matrix = matrix.clone().fill_diagonal_(-1)
+    if batch is not None:
+        matrix[batch.unsqueeze(1) != batch] = -1
+    value, place = matrix.flatten().sort(descending=True)
+    return value, place // len(x), place % len(x)
+
+
+@pytest.mark.parametrize("diffusivity", ["simple", "sigmoid", "softmax"])
+@pytest.mark.parametrize("head", [None, 1])
+def test_strongest_pairs_are_those_of_the_dense_matrix(diffusivity, head):
+    torch.manual_seed(0)
+    model = DIFFormer(5, 8, 3, diffusivity=diffusivity, num_heads=2).double().eval()
+    x = torch.randn(40, 5, dtype=torch.float64)
+    from difformer.nn.inspection import strongest_pairs
+
+    z = model.trajectory(x)[1]
+    found = strongest_pairs(model.layers[1], z, top_k=30, head=head, block_size=7)  # several blocks
+    value, target, source = literal_pairs(model, x, 1, head=head)
+    torch.testing.assert_close(found.weight, value[:30])
+    assert torch.equal(found.target, target[:30])
+    assert torch.equal(found.source, source[:30])
+    through_model = model.attention(x, layer=-1, top_k=30, head=head)
+    assert torch.equal(through_model.source, found.source)
+
+
+def test_pairs_stay_within_a_graph():
+    model = DIFFormer(5, 8, 3).double().eval()
+    x = torch.randn(12, 5, dtype=torch.float64)
+    batch = torch.tensor([0, 1] * 6)
+    found = model.attention(x, batch=batch, top_k=1000)
+    assert len(found) == 2 * 6 * 5
+    assert torch.equal(batch[found.source], batch[found.target])
+    value, *_ = literal_pairs(model, x, 1, batch)
+    torch.testing.assert_close(found.weight, value[: len(found)])
+
+
+def test_weights_of_a_target_sum_to_one():
+    model = DIFFormer(5, 8, 3, diffusivity="constant").eval()
+    found = model.attention(torch.randn(6, 5), top_k=36, include_self=True)
+    torch.testing.assert_close(found.weight, torch.full((36,), 1 / 6))
+
+
+@pytest.mark.parametrize("diffusivity", [None, "identity"])
+def test_where_there_is_no_attention_that_is_said(diffusivity):
+    with pytest.raises(ValueError, match="propagates over no latent pairs"):
+        DIFFormer(5, 8, 3, diffusivity=diffusivity).attention(torch.randn(6, 5))
+
+
+def test_a_layer_that_does_not_exist_is_explained():
+    with pytest.raises(ValueError, match=r"layer must lie in -2 … 1, got 2"):
+        DIFFormer(5, 8, 3).attention(torch.randn(6, 5), layer=2)
+
+
+@pytest.mark.parametrize("diffusivity", ["simple", "sigmoid", None])
+def test_energy_is_the_sum_over_pairs(diffusivity):
+    model = DIFFormer(5, 8, 3, diffusivity=diffusivity, dropout=0.5).double().train()
+    x = torch.randn(15, 5, dtype=torch.float64)
+    edge_index = torch.randint(0, 15, (2, 30))
+    profile = model.energy(x, edge_index)
+    assert model.training  # looking does not change the model
+    states = functional.normalize(model.eval().trajectory(x, edge_index), dim=-1)
+    delta = (lambda u: u) if diffusivity is None else model.layers[0].diffusivity.delta
+    for k, z in enumerate(states):
+        u = torch.cdist(z, z) ** 2
+        torch.testing.assert_close(profile.energy[k], delta(u).mean())
+        torch.testing.assert_close(profile.dirichlet[k], u[edge_index[1], edge_index[0]].mean())
+    assert len(profile) == 3
+    assert model.energy(x).dirichlet is None
+
+
+def test_deep_diffusion_without_a_source_smooths_and_a_source_holds_it_back():
+    torch.manual_seed(0)
+    x = torch.randn(60, 8)
+    ranks = {}
+    for beta in (0.0, 1.0):
+        model = DIFFormer(8, 16, 3, num_layers=16, transform=False, norm=False, source_weight=beta)
+        ranks[beta] = model.energy(x).effective_rank
+    assert ranks[0.0][-1] < 1.1 < ranks[0.0][0]
+    assert ranks[1.0][-1] > ranks[0.0][-1]
