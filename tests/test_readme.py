@@ -1,0 +1,22 @@
+"""Every Python snippet of the README and the guides runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def snippets():
+    for page in PAGES:
+        for number, match in enumerate(FENCE.finditer(page.read_text(encoding="utf-8"))):
+            yield pytest.param(match.group(1), id=f"{page.relative_to(ROOT)}-{number}")
+
+
+@pytest.mark.parametrize("snippet", snippets())
+def test_snippet_runs(snippet, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # what a snippet writes goes where the test cleans up
+    exec(compile(snippet, "snippet", "exec"), {"__name__": "snippet"})
