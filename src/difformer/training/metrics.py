@@ -64,7 +64,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
         right, known = (outputs > 0).to(targets.dtype) == targets, ~targets.isnan()
     else:
         right, known = outputs.argmax(-1) == targets, targets >= 0
-    return (right & known).sum() / known.sum()
+    return (right & known).sum().double() / known.sum()
 
 
 def rocauc(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def f1_macro(outputs: Tensor, targets: Tensor) -> Tensor:
     """Mean over classes; of single labels, over those that occur as target or prediction."""
     hits, predicted, actual = _counts(outputs, targets)
     total = predicted + actual
-    scores = 2 * hits / total.clamp_min(1)
+    scores = 2 * hits.double() / total.clamp_min(1)
     occurs = torch.ones_like(total, dtype=torch.bool) if targets.is_floating_point() else total > 0
     return scores[occurs].mean()
 
@@ -139,7 +139,7 @@ def f1_macro(outputs: Tensor, targets: Tensor) -> Tensor:
 def f1_micro(outputs: Tensor, targets: Tensor) -> Tensor:
     """Of the counts of all classes together."""
     hits, predicted, actual = (count.sum() for count in _counts(outputs, targets))
-    return 2 * hits / (predicted + actual)
+    return 2 * hits.double() / (predicted + actual)
 
 
 def same_shape(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -1,0 +1,134 @@
+"""Checkpoints: one file from which a run goes on, to the bit, as if it had never stopped.
+
+A checkpoint is a safetensors file: parameters, their best state, the optimiser's moments and the generators' states as
+tensors, everything else as JSON in the file's header. Being one file that is renamed into place, it is always whole and
+consistent; being safetensors, it can carry no code. The schedule of the learning rate and the order of batches are
+functions of the epoch and need no state.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from difformer.data.atomic import atomic_write
+
+if TYPE_CHECKING:
+    from difformer.training.loop import Trainer
+
+FORMAT = 1
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used: damaged, of another run, or written by a newer version."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Where a run stands.
+
+    Args:
+        tensors: By name: ``model.…``, ``best.…``, ``optimizer.0.exp_avg``, ``rng.0``, …; on the CPU.
+        facts: The rest, as JSON has it.
+    """
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+    @property
+    def epoch(self) -> int:
+        return int(self.facts["epoch"])
+
+    @staticmethod
+    def of(trainer: Trainer) -> Snapshot:
+        """Everything of a trainer that changes while it trains, copied."""
+        from difformer.training.loop import rng_state
+
+        tensors: dict[str, Tensor] = {f"model.{name}": value for name, value in trainer.model.state_dict().items()}
+        tensors |= {f"best.{name}": value for name, value in trainer.best_state.items()}
+        tensors |= {f"rng.{i}": value for i, value in enumerate(rng_state(trainer.device))}
+        if trainer.optimizer is not None:
+            for i, moments in trainer.optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer.{i}.{name}": value for name, value in moments.items()}
+        facts = {
+            "format": FORMAT,
+            "seed": trainer.seed,
+            "split": trainer.split.name,
+            "epoch": trainer.epoch,
+            "best_epoch": trainer.best_epoch,
+            "best": trainer.best,
+            "history": trainer.history,
+            "seconds": trainer.seconds,
+            "device": trainer.device.type,
+        }
+        # Copies throughout: the trainer goes on while the snapshot is kept.
+        copies = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+        return Snapshot(copies, json.loads(json.dumps(facts)))
+
+    def into(self, trainer: Trainer) -> None:
+        """Puts a freshly made trainer of the same run where the snapshot was taken.
+
+        Raises:
+            CheckpointError: If the trainer is one of another run.
+        """
+        from difformer.training.loop import set_rng_state
+
+        for name, here in (("seed", trainer.seed), ("split", trainer.split.name)):
+            if self.facts[name] != here:
+                raise CheckpointError(f"the checkpoint is of {name} {self.facts[name]!r}, this run has {here!r}")
+        try:
+            trainer.model.load_state_dict(self._part("model"))
+            best = self._part("best")
+            for name, value in trainer.best_state.items():
+                value.copy_(best[name])
+        except (RuntimeError, KeyError) as error:
+            raise CheckpointError(f"the checkpoint is of another model: {error}") from error
+        if trainer.optimizer is not None:
+            moments: dict[int, dict[str, Tensor]] = {}
+            for name, value in self._part("optimizer").items():
+                number, _, moment = name.partition(".")
+                moments.setdefault(int(number), {})[moment] = value
+            described = trainer.optimizer.state_dict()
+            trainer.optimizer.load_state_dict({"state": moments, "param_groups": described["param_groups"]})
+        if self.facts["device"] == trainer.device.type:
+            set_rng_state(trainer.device, list(self._part("rng").values()))
+        trainer.epoch, trainer.seconds = self.epoch, float(self.facts["seconds"])
+        trainer.best_epoch, trainer.best = int(self.facts["best_epoch"]), self.facts["best"]
+        trainer.history = list(self.facts["history"])
+
+    def _part(self, name: str) -> dict[str, Tensor]:
+        start = f"{name}."
+        return {key.removeprefix(start): value for key, value in self.tensors.items() if key.startswith(start)}
+
+    def write(self, path: Path) -> None:
+        """One file, whole or not at all."""
+        content = save_tensors(self.tensors, metadata={"difformer": json.dumps(self.facts)})
+        with atomic_write(path) as stream:
+            stream.write(content)
+
+    @staticmethod
+    def read(path: Path) -> Snapshot:
+        """What `write` wrote.
+
+        Raises:
+            CheckpointError: If the file is damaged, not a checkpoint, or of a newer version.
+        """
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                facts = json.loads((file.metadata() or {}).get("difformer", "null"))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: it is no mapping
+        except (SafetensorError, json.JSONDecodeError, OSError) as error:
+            raise CheckpointError(f"{path}: damaged, or not a checkpoint: {error}") from error
+        if not isinstance(facts, dict) or "format" not in facts:
+            raise CheckpointError(f"{path}: not a checkpoint of a training run")
+        if facts["format"] > FORMAT:
+            raise CheckpointError(
+                f"{path}: written in format {facts['format']}, this difformer reads up to {FORMAT}: upgrade difformer"
+            )
+        return Snapshot(tensors, facts)
