@@ -1,0 +1,116 @@
+"""Search spaces: which settings compete, over which values. ``spaces.toml`` holds the paper's three grids.
+
+A space is a grid, A₁ × A₂ × …: finite, so that "every point once" and "n different points" are well defined. Its points
+are numbered 0 to Π|Aᵢ| - 1, the last axis running fastest.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+SPACES = Path(__file__).with_name("spaces.toml")
+
+
+@dataclass(frozen=True)
+class Space:
+    """A grid of settings.
+
+    Args:
+        name: ``"observed"``, ``"series"``, ``"unobserved"``, or another.
+        axes: Values of each setting that competes.
+        fixed: Settings that stay the same.
+        source: Where it comes from.
+    """
+
+    name: str
+    axes: Mapping[str, tuple[Any, ...]]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for key, values in self.axes.items():
+            if not values:
+                raise ValueError(f"space: {key} has no values; give at least one, as in {key}=1,2")
+            if len(set(map(repr, values))) != len(values):
+                raise ValueError(f"space: {key} names a value twice: {', '.join(map(str, values))}")
+
+    @property
+    def size(self) -> int:
+        """Points of the grid."""
+        return math.prod(len(values) for values in self.axes.values())
+
+    def point(self, number: int) -> dict[str, Any]:
+        """The point of a number."""
+        chosen: dict[str, Any] = {}
+        for key, values in reversed(list(self.axes.items())):
+            number, place = divmod(number, len(values))
+            chosen[key] = values[place]
+        return {key: chosen[key] for key in self.axes}
+
+    def points(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
+        """`count` different points in an order that the seed decides; a larger count continues a smaller one's list."""
+        taken: set[int] = set()
+        generator = random.Random(seed)
+        while len(taken) < min(count, self.size):
+            number = generator.randrange(self.size)
+            if number not in taken:
+                taken.add(number)
+                yield self.point(number)
+
+    def with_axes(self, axes: Mapping[str, Sequence[Any]]) -> Space:
+        """The same space with some axes added or replaced; what competes is no longer fixed."""
+        fixed = {key: value for key, value in self.fixed.items() if key not in axes}
+        return replace(self, axes={**self.axes, **{key: tuple(v) for key, v in axes.items()}}, fixed=fixed)
+
+    def with_fixed(self, settings: Mapping[str, Any]) -> Space:
+        """The same space with some settings held; what is fixed no longer competes."""
+        axes = {key: values for key, values in self.axes.items() if key not in settings}
+        return replace(self, axes=axes, fixed={**self.fixed, **settings})
+
+    def only(self, known: Sequence[str]) -> Space:
+        """The same space without settings that are not `known`."""
+        return replace(
+            self,
+            axes={key: values for key, values in self.axes.items() if key in known},
+            fixed={key: value for key, value in self.fixed.items() if key in known},
+        )
+
+
+@cache
+def load_spaces(path: Path = SPACES) -> dict[str, Space]:
+    """Every space of a file, by name."""
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {
+        name: Space(
+            name,
+            axes={key: tuple(values) for key, values in entry["axes"].items()},
+            fixed=dict(entry.get("fixed", {})),
+            source=entry.get("source", ""),
+        )
+        for name, entry in content.items()
+    }
+
+
+def default_space(kind: str, *, observed: bool, model: str) -> Space:
+    """The paper's grid for a kind of task, or the model's own where it has one.
+
+    Args:
+        kind: ``"nodes"``, ``"series"`` or ``"graphs"``.
+        observed: Whether the task has a graph.
+        model: Name of the model.
+    """
+    spaces = load_spaces()
+    if model in spaces:
+        return spaces[model]
+    if kind == "series":
+        return spaces["series"]
+    return spaces["observed" if kind == "nodes" and observed else "unobserved"]
