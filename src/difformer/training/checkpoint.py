@@ -18,6 +18,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from difformer.data.atomic import atomic_write
+from difformer.training.randomness import rng_state, set_rng_state
 
 if TYPE_CHECKING:
     from difformer.training.loop import Trainer
@@ -48,8 +49,6 @@ class Snapshot:
     @staticmethod
     def of(trainer: Trainer) -> Snapshot:
         """Everything of a trainer that changes while it trains, copied."""
-        from difformer.training.loop import rng_state
-
         tensors: dict[str, Tensor] = {f"model.{name}": value for name, value in trainer.model.state_dict().items()}
         tensors |= {f"best.{name}": value for name, value in trainer.best_state.items()}
         tensors |= {f"rng.{i}": value for i, value in enumerate(rng_state(trainer.device))}
@@ -61,9 +60,9 @@ class Snapshot:
             "seed": trainer.seed,
             "split": trainer.split.name,
             "epoch": trainer.epoch,
-            "best_epoch": trainer.best_epoch,
-            "best": trainer.best,
-            "history": trainer.history,
+            "best_epoch": trainer.journal.best_epoch,
+            "best": trainer.journal.best,
+            "history": trainer.journal.history,
             "seconds": trainer.seconds,
             "device": trainer.device.type,
         }
@@ -77,8 +76,6 @@ class Snapshot:
         Raises:
             CheckpointError: If the trainer is one of another run.
         """
-        from difformer.training.loop import set_rng_state
-
         for name, here in (("seed", trainer.seed), ("split", trainer.split.name)):
             if self.facts[name] != here:
                 raise CheckpointError(f"the checkpoint is of {name} {self.facts[name]!r}, this run has {here!r}")
@@ -99,8 +96,9 @@ class Snapshot:
         if self.facts["device"] == trainer.device.type:
             set_rng_state(trainer.device, list(self._part("rng").values()))
         trainer.epoch, trainer.seconds = self.epoch, float(self.facts["seconds"])
-        trainer.best_epoch, trainer.best = int(self.facts["best_epoch"]), self.facts["best"]
-        trainer.history = list(self.facts["history"])
+        journal = trainer.journal
+        journal.best_epoch, journal.best = int(self.facts["best_epoch"]), self.facts["best"]
+        journal.history = list(self.facts["history"])
 
     def _part(self, name: str) -> dict[str, Tensor]:
         start = f"{name}."
@@ -122,7 +120,7 @@ class Snapshot:
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 facts = json.loads((file.metadata() or {}).get("difformer", "null"))
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: it is no mapping
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, json.JSONDecodeError, OSError) as error:
             raise CheckpointError(f"{path}: damaged, or not a checkpoint: {error}") from error
         if not isinstance(facts, dict) or "format" not in facts:

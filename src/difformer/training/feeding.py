@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +19,7 @@ from difformer.data import Split, Task
 from difformer.data.knn import knn_graph
 from difformer.graph import Graph
 from difformer.sparse import SparseMatrix
+from difformer.training.building import hook
 from difformer.training.config import TrainConfig, knn_of
 
 
@@ -163,15 +163,3 @@ def graph_of(edge_index: Any, edge_weight: Any, num_nodes: int, device: torch.de
     """A graph on a device, to be normalised once."""
     weight = None if edge_weight is None else edge_weight.to(device)
     return Graph(edge_index.to(device), num_nodes, weight)
-
-
-def hook(model: nn.Module, name: str) -> Any:
-    """An optional method of a model, also of one that is wrapped for graph-level tasks; None where there is none."""
-    found = getattr(model, name, None)
-    return getattr(getattr(model, "encoder", None), name, None) if found is None else found
-
-
-def epoch_generator(seed: int, epoch: int) -> torch.Generator:
-    """Randomness of one epoch's order: a function of seed and epoch, so that a resumed run draws what it would have."""
-    state = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(state >> np.uint64(1)))
