@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from difformer.attention import linear, reference
+from difformer.attention import blockwise, linear, reference
+from difformer.attention.scores import diffusivity_of, form_of, score_key
 from difformer.attention.segments import Segments, as_segments
-from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
+from difformer.diffusion.diffusivity import Diffusivity
 
-BACKENDS = ("auto", "reference", "linear")
+BACKENDS = ("auto", "reference", "linear", "blockwise")
 
 
 def propagate(
@@ -30,31 +32,42 @@ def propagate(
         diffusivity: A name or a `Diffusivity`; ``"identity"`` returns the values.
         batch: Which graph each row belongs to, in any order; graphs never see each other. `Segments` worked out before
             save the sorting.
-        backend: ``"auto"``, or one of ``"reference"`` (dense) and ``"linear"`` (simple and constant).
+        backend: ``"auto"``, or one of ``"reference"`` (dense), ``"linear"`` (simple and constant) and ``"blockwise"``.
         tol: Relative error allowed in g; None asks for the exact sums.
 
     Returns:
         ``[N, H, c]``, or ``[N, c]`` where `q` has no heads.
     """
     _check(q, k, v, backend)
-    chosen = as_diffusivity(diffusivity, channels=q.shape[-1])
     if q.dim() == 2:
         q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
-        return propagate(q, k, v, chosen, batch=batch, backend=backend, tol=tol).squeeze(1)
-    if chosen.name == "identity":
+        return propagate(q, k, v, diffusivity, batch=batch, backend=backend, tol=tol).squeeze(1)
+    chosen = score_key(diffusivity, q.shape[-1])
+    form = form_of(chosen)
+    if form == "identity":
         return v.expand(-1, q.shape[1], -1)
+    q, k, v = _same_dtype(q, k, v)
     segments = as_segments(batch)
     if segments is not None and segments.batch.numel() != q.shape[0]:
         raise ValueError(f"batch names {segments.batch.numel()} rows, but q has {q.shape[0]}")
     if backend == "auto":
-        backend = "linear" if chosen.name in linear.LINEAR else "reference"
-    if backend == "linear":
-        if chosen.name not in linear.LINEAR:
-            raise ValueError(
-                f"backend 'linear' serves {sorted(linear.LINEAR)}, not {chosen.name!r}; try backend='auto'"
-            )
-        return linear.propagate(q, k, v, chosen, segments)
-    return reference.propagate(q, k, v, chosen, None if segments is None else segments.batch)
+        backend = "linear" if form in linear.LINEAR else "blockwise"
+    if backend == "linear" and form not in linear.LINEAR:
+        raise ValueError(
+            f"backend 'linear' serves {sorted(linear.LINEAR)}, not {diffusivity_of(chosen).name!r}; try backend='auto'"
+        )
+    if backend == "reference":
+        return reference.propagate(q, k, v, diffusivity_of(chosen), None if segments is None else segments.batch)
+    with torch.autocast(q.device.type, enabled=False):
+        return {"linear": linear, "blockwise": blockwise}[backend].propagate(q, k, v, chosen, segments)
+
+
+def _same_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One dtype for all three: autocast's, as for any matrix product, or the widest of theirs."""
+    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    if torch.is_autocast_enabled(q.device.type) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(q.device.type)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, backend: str) -> None:

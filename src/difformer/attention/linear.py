@@ -4,90 +4,220 @@ With M = Σ_j k_j v_jᵀ, κ = Σ_j k_j and ν = Σ_j v_j, each worked out once,
 
     P_i = (ν + Mᵀq_i) / r_i,   r_i = N + κᵀq_i.
 
-Time O(N d c), state O(d c). Backward, with a_i = ∂P_i / r_i and s_i = ∂P_iᵀP_i / r_i:
+Time O(N d c), state O(d c). Backward, with a_i = ∂P_i / r_i and D_i = a_iᵀP_i:
 
-    ∂q_i = M a_i - s_i κ,   ∂M = Σ_i q_i a_iᵀ,   ∂κ = -Σ_i s_i q_i,   ∂ν = Σ_i a_i,
+    ∂q_i = M a_i - D_i κ,   ∂M = Σ_i q_i a_iᵀ,   ∂κ = -Σ_i D_i q_i,   ∂ν = Σ_i a_i,
     ∂k_j = ∂M v_j + ∂κ,     ∂v_j = ∂Mᵀk_j + ∂ν,
 
-so that nothing of size N×d is kept but the inputs and the output.
+so that nothing of size N×d is kept but the inputs and the output: one pass over keys and one over queries, either way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from difformer.attention.reference import SMALLEST_MEAN_EXCHANGE
+from difformer.attention import blockwise
+from difformer.attention.layout import Piece, by_head, pack, pieces, split_runs, stack_runs, working_dtype
+from difformer.attention.once import once_differentiated
+from difformer.attention.reference import safe_total
+from difformer.attention.scores import form_of
 from difformer.attention.segments import Segments
+from difformer.attention.sums import add_key_gradients, answer_queries, query_gradients, sum_keys
 from difformer.diffusion.diffusivity import Diffusivity
 
-LINEAR = frozenset({"simple", "constant"})
+LINEAR = frozenset({"simple", "constant"})  # forms that are sums
+
+
+def summarise(k: Tensor, v: Tensor) -> Tensor:
+    """All that queries need to know of keys ``[N, H, d]`` and values ``[N, H or 1, c]`` under `simple`.
+
+    The state ``[H, 1 + d, 1 + c]`` is Σ_j [1, k_j]ᵀ[1, v_j]. States of parts add up to that of the whole, and `answer`
+    reads them. Both differentiate.
+    """
+    v = v.expand(-1, k.shape[1], -1)
+    first = torch.cat([v.new_full((v.shape[1], 1), v.shape[0]), v.sum(0)], dim=-1)
+    others = torch.cat([k.sum(0).unsqueeze(-1), torch.einsum("nhd,nhc->hdc", k, v)], dim=-1)
+    return torch.cat([first.unsqueeze(1), others], dim=1)
+
+
+def answer(q: Tensor, state: Tensor) -> Tensor:
+    """What queries ``[M, H, d]`` receive from the rows that `state` sums up: ``[M, H, c]``."""
+    count, values, keys, outer = state[:, :1, :1], state[:, :1, 1:], state[:, 1:, :1], state[:, 1:, 1:]
+    queries = q.transpose(0, 1)
+    total = safe_total(torch.baddbmm(count, queries, keys), count.detach())
+    return (torch.baddbmm(values, queries, outer) / total).transpose(0, 1)
+
+
+@torch.library.custom_op("difformer::linear", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor | None,
+    order: Tensor | None,
+    place: Tensor | None,
+    lengths: Tensor | None,
+    shapes: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``q, k [runs, N, H, d]``, ``v [runs, N, H or 1, c]`` → P, r; and, of a whole graph, M and κ."""
+    out, total, outer, keys = _results(q, v, rows is None)
+    for piece in pieces(rows, order, place, lengths, shapes, runs=q.shape[0]):
+        block_out, block_total = piece.room(out), piece.room(total)
+        if rows is not None:
+            outer, keys = _state(q, v, q.shape[0] * piece.graphs)
+        inputs = (piece.take(q), _alone(piece, k), _alone(piece, v), block_out, block_total, outer, keys)
+        for q_h, k_h, v_h, out_h, total_h, outer_h, keys_h in by_head(*inputs):
+            values = sum_keys(k_h, v_h, outer_h, keys_h)
+            answer_queries(q_h, outer_h, keys_h, values, _count(piece, q_h), out_h, total_h)
+        piece.put(out, block_out)
+        piece.put(total, block_total)
+    return (out, total, outer, keys) if rows is None else (out, total, *_state(q, v, 0))
+
+
+@torch.library.custom_op("difformer::linear_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    total: Tensor,
+    outer: Tensor,
+    keys: Tensor,
+    rows: Tensor | None,
+    order: Tensor | None,
+    place: Tensor | None,
+    lengths: Tensor | None,
+    shapes: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    q_grad, k_grad, v_grad = grads = tuple(torch.empty(x.shape, dtype=out.dtype, device=x.device) for x in (q, k, v))
+    v_grad.zero_()
+    for piece in pieces(rows, order, place, lengths, shapes, runs=q.shape[0]):
+        room = piece.room(q_grad), piece.room(k_grad), piece.room(v_grad, zero=True)
+        if rows is not None:
+            outer, keys = _state(q, v, q.shape[0] * piece.graphs)
+        inputs = (_alone(piece, grad), *(piece.take(x) for x in (q, out, total)), _alone(piece, k), _alone(piece, v))
+        for g_h, q_h, out_h, total_h, k_h, v_h, outer_h, keys_h, *to in by_head(*inputs, outer, keys, *room):
+            if rows is not None:
+                sum_keys(k_h, v_h, outer_h, keys_h)
+            sums = query_gradients(g_h, q_h, out_h, total_h, _count(piece, q_h), outer_h, keys_h, to[0])
+            add_key_gradients(k_h, v_h, sums, to[1], to[2])
+        for g, result in zip(grads, room, strict=True):
+            piece.put(g, result)
+    return q_grad, k_grad, v_grad
+
+
+def _state(q: Tensor, v: Tensor, problems: int) -> tuple[Tensor, Tensor]:
+    """Room for M ``[problems, d, H, c]`` and κ ``[problems, 1, H, d]``."""
+    heads, d, dtype = q.shape[2], q.shape[3], working_dtype(q.dtype)
+    outer = q.new_empty((problems, d, heads, v.shape[-1]), dtype=dtype)
+    return outer, q.new_empty((problems, 1, heads, d), dtype=dtype)
+
+
+def _results(q: Tensor, v: Tensor, whole: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dtype = working_dtype(q.dtype)
+    out = q.new_empty((*q.shape[:3], v.shape[-1]), dtype=dtype)
+    return out, q.new_empty((*q.shape[:3], 1), dtype=dtype), *_state(q, v, q.shape[0] if whole else 0)
+
+
+def _alone(piece: Piece, x: Tensor) -> Tensor:
+    """The rows of a piece, zero at padding, so that they may be summed."""
+    taken, padding = piece.take(x), piece.padding()
+    return taken if padding is None else taken.masked_fill_(padding.view(*padding.shape, 1, 1), 0)
+
+
+def _count(piece: Piece, x: Tensor) -> Tensor | int:
+    return x.shape[1] if piece.lengths is None else piece.lengths.view(-1, 1, 1)
+
+
+@_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, rows: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    return _results(q, v, rows is None)
+
+
+@_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape, dtype=out.dtype) for x in (q, k, v))
+
+
+@_forward.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    results = _forward(*stack_runs(info, in_dims[:3], args[:3]), *args[3:])
+    return tuple(split_runs(info, x) for x in results), (0, 0, 0, 0)
+
+
+@_backward.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    results = _backward(*stack_runs(info, in_dims[:8], args[:8]), *args[8:])
+    return tuple(split_runs(info, x) for x in results), (0, 0, 0)
+
+
+_differentiate = once_differentiated(_backward)
 
 
 class _Simple(torch.autograd.Function):
-    """Padded blocks ``q, k [B, n, d]``, ``v [B, n, c]`` and the true sizes ``count [B, 1, 1]``."""
+    """``q, k [N, H, d]``, ``v [N, H or 1, c]`` and a packed layout."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        outer = k.mT @ v
-        total = torch.baddbmm(count, q, k.sum(-2).unsqueeze(-1))
-        floor = SMALLEST_MEAN_EXCHANGE * count
-        total = torch.where(total.abs() < floor, floor, total)
-        out = torch.baddbmm(v.sum(-2, keepdim=True), q, outer).div_(total)
-        return out, total
+    def forward(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rows: Tensor | None,
+        order: Tensor | None,
+        place: Tensor | None,
+        lengths: Tensor | None,
+        shapes: list[int],
+    ) -> tuple[Tensor, ...]:
+        inputs = (q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0))
+        return tuple(x.squeeze(0) for x in _forward(*inputs, rows, order, place, lengths, shapes))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        q, k, v, count = inputs
-        out, total = output
-        ctx.mark_non_differentiable(total)
-        ctx.save_for_backward(q, k, v, count, out, total)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        q, k, v, rows, order, place, lengths, ctx.shapes = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(q, k, v, *output, rows, order, place, lengths)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, count, out, total = ctx.saved_tensors
-        a = grad / total
-        s = (a * out).sum(-1, keepdim=True)
-        # A clamped total does not depend on q and k.
-        s = s * (total != SMALLEST_MEAN_EXCHANGE * count).to(s.dtype)
-        outer, outer_grad = k.mT @ v, q.mT @ a
-        key_sum_grad = -(s.mT @ q)
-        q_grad = torch.baddbmm(-(s * k.sum(-2, keepdim=True)), a, outer.mT)
-        k_grad = torch.baddbmm(key_sum_grad, v, outer_grad.mT)
-        v_grad = torch.baddbmm(a.sum(-2, keepdim=True), k, outer_grad)
-        return q_grad, k_grad, v_grad, None
-
-
-def _simple(q: Tensor, k: Tensor, v: Tensor, sizes: Tensor | int) -> Tensor:
-    """``q, k [B, n, H, d]``, ``v [B, n, H or 1, c]`` → ``[B, n, H, c]``; rows beyond a graph's size hold zeros."""
-    blocks, n, heads, _ = q.shape
-    q, k = (x.transpose(1, 2).reshape(blocks * heads, n, -1) for x in (q, k))
-    v = v.expand(-1, -1, heads, -1).transpose(1, 2).reshape(blocks * heads, n, -1)
-    if isinstance(sizes, Tensor):
-        count = sizes.to(q.dtype).repeat_interleave(heads).view(-1, 1, 1)
-    else:
-        count = torch.full((blocks * heads, 1, 1), sizes, dtype=q.dtype, device=q.device)
-    out, _ = _Simple.apply(q, k, v, count)
-    return out.reshape(blocks, heads, n, -1).transpose(1, 2)
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        grads = _differentiate(*(x.unsqueeze(0) for x in (grad, *tensors[:7])), *tensors[7:], ctx.shapes)
+        return (*(g.squeeze(0).to(x.dtype) for g, x in zip(grads, tensors[:3], strict=True)), *(None,) * 5)
 
 
 def _constant(v: Tensor, segments: Segments | None) -> Tensor:
     """Each row gets the mean of its graph."""
     if segments is None:
         return v.mean(0, keepdim=True).expand_as(v)
-    total = v.new_zeros(segments.num_graphs, *v.shape[1:]).index_add(0, segments.batch, v)
-    return (total / segments.sizes.to(v.dtype).clamp_min(1).view(-1, 1, 1))[segments.batch]
+    wide = v.to(working_dtype(v.dtype))
+    total = wide.new_zeros(segments.num_graphs, *v.shape[1:]).index_add(0, segments.batch, wide)
+    return (total / segments.sizes.to(wide.dtype).clamp_min(1).view(-1, 1, 1)).to(v.dtype)[segments.batch]
 
 
-def propagate(q: Tensor, k: Tensor, v: Tensor, diffusivity: Diffusivity, segments: Segments | None = None) -> Tensor:
+def _pairs_are_cheaper(q: Tensor, v: Tensor, segments: Segments) -> bool:
+    """2 n² (d + c) operations for the pairs of each graph against 4 n d c for its sums: small graphs have few pairs."""
+    d, c = q.shape[-1], v.shape[-1]
+    pairs = sum(graphs * nodes * nodes for graphs, nodes, _ in segments.shapes)
+    rows = sum(graphs * nodes for graphs, nodes, _ in segments.shapes)
+    return pairs * (d + c) < 2 * rows * d * c
+
+
+def propagate(
+    q: Tensor, k: Tensor, v: Tensor, diffusivity: str | Diffusivity, segments: Segments | None = None
+) -> Tensor:
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]`` in time linear in N."""
-    if diffusivity.name == "constant":
+    if form_of(diffusivity) == "constant":
         return _constant(v, segments).expand(-1, q.shape[1], -1)
-    if segments is None:
-        return _simple(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), q.shape[0]).squeeze(0)
-    parts = [_simple(block.pad(q), block.pad(k), block.pad(v), block.sizes) for block in segments.blocks]
-    return segments.gather(parts) if parts else v.new_zeros(0, q.shape[1], v.shape[-1])
+    if torch.compiler.is_exporting() and segments is None:
+        # An exported program must run where this package is not installed.
+        return answer(q, summarise(k, v))
+    if segments is not None and _pairs_are_cheaper(q, v, segments):
+        return blockwise.propagate(q, k, v, diffusivity, segments)
+    out, *_ = _Simple.apply(q, k, v, *pack(segments))
+    return out.to(q.dtype)

@@ -12,32 +12,49 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from difformer.attention.scores import form_of, slope_of
 from difformer.diffusion.diffusivity import Diffusivity
 
 # Where all exchanges of a row vanish (every k_j opposite to q_i under `simple`), 0/0 becomes 0 instead of NaN.
 SMALLEST_MEAN_EXCHANGE = 1e-6
 
 
+def smallest_total(count: Tensor | int, like: Tensor) -> Tensor:
+    """The least row sum that is divided by, `SMALLEST_MEAN_EXCHANGE` for each of the `count` nodes summed."""
+    if isinstance(count, Tensor):
+        return SMALLEST_MEAN_EXCHANGE * count.to(like.dtype)
+    return like.new_full((), SMALLEST_MEAN_EXCHANGE * count)
+
+
 def safe_total(total: Tensor, count: Tensor | int) -> Tensor:
-    """Row sums kept away from zero: at least `SMALLEST_MEAN_EXCHANGE` on average over the `count` nodes summed."""
-    floor = SMALLEST_MEAN_EXCHANGE * torch.as_tensor(count, dtype=total.dtype, device=total.device)
+    """Row sums kept away from zero: at least `smallest_total` of the `count` nodes summed."""
+    floor = smallest_total(count, total)
     return torch.where(total.abs() < floor, floor, total)
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    """q_iᵀk_j for all pairs: ``[H, N, N]``."""
+    return torch.einsum("nhd,mhd->hnm", q, k)
 
 
 def exchange(q: Tensor, k: Tensor, diffusivity: Diffusivity, batch: Tensor | None = None) -> Tensor:
     """g(q_iᵀk_j) for all pairs, zero between graphs: ``[H, N, N]``."""
-    weights = diffusivity.g(torch.einsum("nhd,mhd->hnm", q, k))
-    if batch is not None:
-        weights = weights * (batch.unsqueeze(1) == batch)
-    return weights
+    weights = diffusivity.g(scores(q, k))
+    return weights if batch is None else weights * (batch.unsqueeze(1) == batch)
 
 
 def attention_matrix(q: Tensor, k: Tensor, diffusivity: Diffusivity, batch: Tensor | None = None) -> Tensor:
     """Row-normalised exchange, ``[H, N, N]``; the identity diffusivity gives the identity matrix."""
     if diffusivity.name == "identity":
         return torch.eye(q.shape[0], dtype=q.dtype, device=q.device).expand(q.shape[1], -1, -1)
+    if form_of(diffusivity) == "exponential":
+        # e^(ax + b), row-normalised, is the softmax of ax, which stays finite where e^(ax + b) would not.
+        x = slope_of(diffusivity) * scores(q, k)
+        return torch.softmax(x if batch is None else x.masked_fill(batch.unsqueeze(1) != batch, -torch.inf), dim=-1)
     weights = exchange(q, k, diffusivity, batch)
-    count: Tensor | int = q.shape[0] if batch is None else torch.bincount(batch)[batch].view(1, -1, 1)
+    count: Tensor | int = k.shape[0]
+    if batch is not None:
+        count = (batch.unsqueeze(1) == batch).sum(-1, keepdim=True)
     return weights / safe_total(weights.sum(-1, keepdim=True), count)
 
 

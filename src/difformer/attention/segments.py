@@ -1,8 +1,9 @@
 """Segments: several graphs in one set of rows, kept apart.
 
-All-pair propagation over a batch must never let one graph see another. Graphs are laid into zero-padded blocks
-``[graphs, nodes, …]``, one block for all graphs whose sizes share a power of two, so that at most half of a block is
-padding and each block is one batched matrix product. The layout is worked out once and serves every layer.
+All-pair propagation over a batch must never let one graph see another. Graphs of like size are laid side by side into
+blocks ``[graphs, nodes]``, so that each block is one batched matrix product. Where a graph is shorter than its block,
+its own first row is repeated: what stands there is masked, and never comes from another graph. The layout is worked
+out once and serves every layer.
 """
 
 from __future__ import annotations
@@ -15,22 +16,48 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Block:
-    """Graphs of similar size as one padded block.
+    """Graphs of like size as one padded block.
 
     Args:
-        rows: ``[graphs, nodes]`` int64: which row of the input stands at each place; 0 where there is padding.
-        mask: ``[graphs, nodes]`` bool: True where a place holds a row.
+        rows: ``[graphs, nodes]`` int64: which row of the input stands at each place; where there is padding, the first
+            row of the same graph.
         sizes: ``[graphs]`` int64: rows of each graph.
+        full: Whether no place is padding.
     """
 
     rows: Tensor
-    mask: Tensor
     sizes: Tensor
+    full: bool
+
+    @property
+    def mask(self) -> Tensor:
+        """``[graphs, nodes]`` bool: True where a place holds a row of its own."""
+        return torch.arange(self.rows.shape[1], device=self.rows.device) < self.sizes.unsqueeze(1)
 
     def pad(self, x: Tensor) -> Tensor:
         """``[N, …]`` to ``[graphs, nodes, …]``, zero where there is no row."""
         blocks = x[self.rows]
-        return blocks * self.mask.view(*self.mask.shape, *[1] * (x.dim() - 1)).to(x.dtype)
+        return blocks if self.full else blocks.masked_fill(~self.mask.view(*self.rows.shape, *[1] * (x.dim() - 1)), 0)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How graphs are put into blocks.
+
+    Args:
+        stretch: A block takes sizes up to this multiple of its smallest.
+        enough: A block that already holds this many pairs takes no larger graph: another block costs less than padding.
+        most: Pairs that a block of more than one graph holds at most.
+    """
+
+    stretch: float
+    enough: int
+    most: int
+
+
+# On a CPU a block should stay in the cache, and padding costs more than a further call; on a GPU it is the reverse.
+CPU_POLICY = Policy(stretch=1.25, enough=1 << 17, most=1 << 19)
+GPU_POLICY = Policy(stretch=2.0, enough=1 << 24, most=1 << 26)
 
 
 class Segments:
@@ -39,6 +66,15 @@ class Segments:
     Args:
         batch: ``[N]`` int64, the graph of each row, in any order; numbers without a row are allowed.
         num_graphs: How many graphs there are; worked out where it is left out.
+
+    Attributes:
+        batch: ``[N]`` int64, as given.
+        sizes: ``[num_graphs]`` int64, rows of each graph.
+        rows: Which row stands at each place of the blocks, one block behind the other.
+        order: ``[N]``: the same without padding.
+        place: ``[N]``: where each entry of `order` stands among `rows`.
+        lengths: Rows of each graph, in the order of the blocks.
+        shapes: For each block its graphs, its nodes and its places that are no padding.
 
     Raises:
         ValueError: If `batch` is not a one-dimensional tensor of non-negative integers.
@@ -55,37 +91,81 @@ class Segments:
         self.batch = batch.long()
         self.num_graphs = needed if num_graphs is None else num_graphs
         self.sizes = torch.bincount(self.batch, minlength=self.num_graphs)
-        self.blocks = tuple(self._blocks())
+        self._lay_out(CPU_POLICY if batch.device.type == "cpu" else GPU_POLICY)
 
-    def _blocks(self) -> list[Block]:
-        order = torch.argsort(self.batch, stable=True)
-        start = self.sizes.cumsum(0) - self.sizes
-        # Sizes 2^(b-1) < n ≤ 2^b share block b.
-        exponent = torch.ceil(torch.log2(self.sizes.clamp_min(1).double())).long()
-        blocks = []
-        for b in exponent[self.sizes > 0].unique().tolist():
-            graphs = ((exponent == b) & (self.sizes > 0)).nonzero().squeeze(1)
-            sizes = self.sizes[graphs]
-            place = torch.arange(int(sizes.max()), device=order.device)
-            mask = place < sizes.unsqueeze(1)
-            position = torch.where(mask, start[graphs].unsqueeze(1) + place, 0)
-            blocks.append(Block(torch.where(mask, order[position], 0), mask, sizes))
-        return blocks
+    def _lay_out(self, policy: Policy) -> None:
+        by_graph = torch.argsort(self.batch, stable=True)
+        sizes = self.sizes.cpu()  # blocks are cut by a loop: one copy to the host, once a batch
+        graphs = torch.argsort(sizes, stable=True)[int((sizes == 0).sum()) :]
+        lengths = sizes[graphs]
+        blocks = _cut(lengths, policy)
+        device = self.batch.device
+        nodes = torch.repeat_interleave(
+            torch.tensor([n for _, n, _ in blocks], dtype=torch.long), torch.tensor([b for b, _, _ in blocks])
+        )
+        # Places of graph g: its nodes from `start` in `by_graph`, then its first one again and again.
+        owner = torch.repeat_interleave(torch.arange(len(graphs)), nodes)
+        within = torch.arange(owner.numel()) - (nodes.cumsum(0) - nodes)[owner]
+        real = within < lengths[owner]
+        start = (sizes.cumsum(0) - sizes)[graphs]
+        position = start[owner] + torch.where(real, within, 0)
+        self.rows = by_graph[position.to(device)]
+        self.place = real.nonzero().squeeze(1).to(device)
+        self.order = self.rows[self.place]
+        self.lengths = lengths.to(device)
+        self.shapes = tuple(blocks)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks, smallest graphs first."""
+        found, at, graph = [], 0, 0
+        for graphs, nodes, real in self.shapes:
+            rows = self.rows[at : at + graphs * nodes].view(graphs, nodes)
+            found.append(Block(rows, self.lengths[graph : graph + graphs], real == graphs * nodes))
+            at, graph = at + graphs * nodes, graph + graphs
+        return tuple(found)
 
     def gather(self, parts: list[Tensor]) -> Tensor:
-        """Padded results, one a block, back to rows ``[N, …]``."""
-        first = parts[0]
-        out = first.new_zeros(self.batch.numel(), *first.shape[2:])
-        rows = torch.cat([block.rows[block.mask] for block in self.blocks])
-        return out.index_copy(
-            0, rows, torch.cat([part[block.mask] for part, block in zip(parts, self.blocks, strict=True)])
-        )
+        """Padded results ``[graphs, nodes, …]``, one a block, back to rows ``[N, …]``."""
+        flat = torch.cat([part.flatten(0, 1) for part in parts])
+        return flat.new_zeros(self.batch.numel(), *flat.shape[1:]).index_copy(0, self.order, flat[self.place])
 
     def has_edges(self, edge_index: Tensor) -> Tensor:
         """``[N]`` bool: whether a row's graph has at least one edge."""
         found = torch.zeros(self.num_graphs, dtype=torch.bool, device=self.batch.device)
         found[self.batch[edge_index[1]]] = True
         return found[self.batch]
+
+    def __repr__(self) -> str:
+        return f"Segments({self.batch.numel()} rows, {self.num_graphs} graphs, {len(self.shapes)} blocks)"
+
+
+def _cut(lengths: Tensor, policy: Policy) -> list[tuple[int, int, int]]:
+    """Ascending sizes cut into blocks: graphs, nodes and real places of each."""
+    sizes, counts = torch.unique_consecutive(lengths, return_counts=True)
+    blocks: list[tuple[int, int, int]] = []
+    graphs, real, smallest, nodes = 0, 0, 0, 0
+
+    def close() -> None:
+        nonlocal graphs, real
+        if graphs:
+            blocks.append((graphs, nodes, real))
+        graphs, real = 0, 0
+
+    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+        if graphs and (size > policy.stretch * smallest or graphs * nodes**2 >= policy.enough):
+            close()
+        while count:
+            if not graphs:
+                smallest = size
+            room = max(policy.most // size**2, 1) - graphs
+            if room <= 0:
+                close()
+                continue
+            taken = min(count, room)
+            graphs, real, nodes, count = graphs + taken, real + taken * size, size, count - taken
+    close()
+    return blocks
 
 
 def as_segments(batch: Tensor | Segments | None) -> Segments | None:

@@ -1,0 +1,186 @@
+"""All-pair propagation with any diffusivity: exact, in O(N) memory, on any device.
+
+The sums of `difformer.attention.tiles` forward; backward works the scores out again, tile by tile, from the inputs, the
+output and one number a row. Time O(N² d), memory O(N d) and one tile. Batches go graph by graph, those of like size
+together.
+
+Sums are kept in float32 (float64 for float64), whatever the inputs are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from difformer.attention import reference
+from difformer.attention.layout import by_head, pack, pieces, split_runs, stack_runs, working_dtype
+from difformer.attention.once import once_differentiated
+from difformer.attention.reference import smallest_total
+from difformer.attention.scores import Score, diffusivity_of, find_score, score_key
+from difformer.attention.segments import Segments
+from difformer.attention.tiles import Sums, add_gradients, add_keys
+from difformer.diffusion.diffusivity import Diffusivity
+
+EXPORTED_ROWS = 4096  # of the scores, where an exported program computes them
+
+
+@torch.library.custom_op("difformer::blockwise", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor | None,
+    order: Tensor | None,
+    place: Tensor | None,
+    lengths: Tensor | None,
+    shapes: Sequence[int],
+    key: str,
+) -> tuple[Tensor, Tensor]:
+    """``q, k [runs, N, H, d]``, ``v [runs, N, H or 1, c]`` → output, and what backward needs of each row."""
+    score, dtype = find_score(key), working_dtype(q.dtype)
+    out = q.new_empty((*q.shape[:3], v.shape[-1]), dtype=dtype)
+    total = q.new_empty((*q.shape[:3], 1), dtype=dtype)
+    q, k, v = _scaled(q.to(dtype), score), k.to(dtype), v.to(dtype)
+    for piece in pieces(rows, order, place, lengths, shapes, runs=q.shape[0]):
+        block_out, block_total = piece.room(out), piece.room(total)
+        padding = piece.padding()
+        for queries, keys, values, o, r in by_head(piece.take(q), piece.take(k), piece.take(v), block_out, block_total):
+            sums = Sums.start(score, o)
+            add_keys(score, queries, keys, values, sums, padding)
+            r.copy_(sums.finish(_count(piece.lengths, keys))[1])
+        piece.put(out, block_out)
+        piece.put(total, block_total)
+    return out, total
+
+
+@torch.library.custom_op("difformer::blockwise_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    total: Tensor,
+    rows: Tensor | None,
+    order: Tensor | None,
+    place: Tensor | None,
+    lengths: Tensor | None,
+    shapes: Sequence[int],
+    key: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    score, dtype = find_score(key), out.dtype
+    grads = tuple(torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (q, k, v))
+    q, k, v, grad = _scaled(q.to(dtype), score), k.to(dtype), v.to(dtype), grad.to(dtype)
+    for piece in pieces(rows, order, place, lengths, shapes, runs=q.shape[0]):
+        room = tuple(piece.room(g, zero=True) for g in grads)
+        padding = piece.padding()
+        inputs = (*(piece.take(x) for x in (q, k, v, grad, out, total)), *room)
+        for queries, keys, values, given, o, r, *to in by_head(*inputs):
+            a = given if score.exponential else given / r
+            if padding is not None:
+                a = a.masked_fill(padding.unsqueeze(-1), 0)
+            inner = (a * o).sum(-1, keepdim=True)
+            if not score.exponential:
+                # A total that was clamped does not depend on q and k.
+                inner.masked_fill_(r == smallest_total(_count(piece.lengths, keys), r), 0)
+            log_total = r if score.exponential else None
+            add_gradients(score, queries, keys, values, a, inner, log_total, (to[0], to[1], to[2]), padding)
+        for g, result in zip(grads, room, strict=True):
+            piece.put(g, result)
+    if score.exponential:
+        grads[0].mul_(score.slope)
+    return grads  # type: ignore[return-value]
+
+
+@_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    dtype = working_dtype(q.dtype)
+    return q.new_empty((*q.shape[:3], v.shape[-1]), dtype=dtype), q.new_empty((*q.shape[:3], 1), dtype=dtype)
+
+
+@_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape, dtype=out.dtype) for x in (q, k, v))
+
+
+@_forward.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    results = _forward(*stack_runs(info, in_dims[:3], args[:3]), *args[3:])
+    return tuple(split_runs(info, x) for x in results), (0, 0)
+
+
+@_backward.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    results = _backward(*stack_runs(info, in_dims[:6], args[:6]), *args[6:])
+    return tuple(split_runs(info, x) for x in results), (0, 0, 0)
+
+
+_differentiate = once_differentiated(_backward)
+
+
+class _Blockwise(torch.autograd.Function):
+    """``q, k [N, H, d]``, ``v [N, H or 1, c]``, a packed layout and the key of a score."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rows: Tensor | None,
+        order: Tensor | None,
+        place: Tensor | None,
+        lengths: Tensor | None,
+        shapes: list[int],
+        key: str,
+    ) -> tuple[Tensor, Tensor]:
+        inputs = (q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0))
+        out, total = _forward(*inputs, rows, order, place, lengths, shapes, key)
+        return out.squeeze(0), total.squeeze(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        q, k, v, rows, order, place, lengths, ctx.shapes, ctx.key = inputs
+        out, total = output
+        ctx.mark_non_differentiable(total)
+        ctx.save_for_backward(q, k, v, out, total, rows, order, place, lengths)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, total, *layout = ctx.saved_tensors
+        grads = _differentiate(*(x.unsqueeze(0) for x in (grad, q, k, v, out, total)), *layout, ctx.shapes, ctx.key)
+        results = (g.squeeze(0).to(x.dtype) for g, x in zip(grads, (q, k, v), strict=True))
+        return (*results, None, None, None, None, None, None)
+
+
+def _scaled(q: Tensor, score: Score) -> Tensor:
+    return q * score.slope if score.exponential else q
+
+
+def _count(lengths: Tensor | None, keys: Tensor) -> Tensor | int:
+    """Keys that each row sums over, to go with ``[problems, n, 1]``."""
+    return keys.shape[1] if lengths is None else lengths.view(-1, 1, 1)
+
+
+def propagate(
+    q: Tensor, k: Tensor, v: Tensor, diffusivity: str | Diffusivity, segments: Segments | None = None
+) -> Tensor:
+    """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]``, exact, in memory linear in N."""
+    if torch.compiler.is_exporting():  # an exported program must run where this package is not installed
+        return _plain(q, k, v, diffusivity, segments)
+    out, _ = _Blockwise.apply(q, k, v, *pack(segments), score_key(diffusivity))
+    return out.to(q.dtype)
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, diffusivity: str | Diffusivity, segments: Segments | None) -> Tensor:
+    """The same in plain tensor operations, rows in parts where N is known."""
+    rows, diffusivity = q.shape[0], diffusivity_of(diffusivity)
+    if segments is not None:
+        return reference.propagate(q, k, v, diffusivity, segments.batch)
+    if not isinstance(rows, int) or rows <= EXPORTED_ROWS:
+        return reference.propagate(q, k, v, diffusivity)
+    return torch.cat([reference.propagate(part, k, v, diffusivity) for part in q.split(EXPORTED_ROWS)])

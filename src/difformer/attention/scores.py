@@ -1,0 +1,155 @@
+"""How an operator evaluates a diffusivity: g on a tile of scores, and the slope g' behind it.
+
+An operator asks a `Score` for two things, on tiles that it may overwrite:
+
+    g(x)   and   w ↦ w · g'(x).
+
+The diffusivities with a closed form (`FORMS`) are known by their values, not by their names, so that a user's own
+e^(-u) is as quick and as safe as a built-in one. For every other one the slope comes from automatic differentiation
+on the tile.
+
+Exponentials g(x) = e^(a x + b) are row-normalised as a softmax of a x: b cancels, and with the largest score of a row
+subtracted nothing overflows, whatever the norms of q and k.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from difformer.diffusion.diffusivity import Diffusivity, Elementwise, as_diffusivity
+
+FORMS = ("identity", "constant", "simple", "sigmoid", "exponential", "general")
+
+Pullback = Callable[[Tensor], Tensor]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Score:
+    """A diffusivity as operators see it.
+
+    Args:
+        diffusivity: What it was made from.
+        form: One of `FORMS`.
+        slope: a of e^(a x + b); one for the other forms.
+        key: A string that finds this score again (`find_score`): compiled operators take strings, not objects.
+    """
+
+    diffusivity: Diffusivity
+    form: str
+    slope: float
+    key: str
+
+    @property
+    def exponential(self) -> bool:
+        return self.form == "exponential"
+
+    def value(self, x: Tensor) -> Tensor:
+        """g(x); `x` may be overwritten. Exponentials expect a x less a bound of the row."""
+        if self.form == "exponential":
+            return x.exp_()
+        if self.form == "sigmoid":
+            return x.sigmoid_()
+        if self.form == "simple":
+            return x.add_(1)
+        return x.fill_(1) if self.form == "constant" else self.diffusivity.g(x)
+
+    def value_and_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
+        """g(x) and the map w ↦ w · g'(x), which may overwrite w; `x` may be overwritten."""
+        if self.form == "general":
+            g, pull = _vjp(self.diffusivity.g, x)
+            return g, pull
+        g = self.value(x)
+        if self.form == "exponential":
+            return g, lambda w: w.mul_(g)
+        if self.form == "sigmoid":
+            return g, lambda w: torch.ops.aten.sigmoid_backward.grad_input(w, g, grad_input=w)
+        return g, (lambda w: w) if self.form == "simple" else (lambda w: w.zero_())
+
+
+def _vjp(g: Elementwise, x: Tensor) -> tuple[Tensor, Pullback]:
+    value, pull, *_ = torch.func.vjp(g, x)
+    return value, lambda w: pull(w)[0]
+
+
+# Evaluated while a model is compiled, which keeps the result and looks at no values itself.
+_constant: Callable[[Function], Function] = torch.compiler.assume_constant_result
+
+_KEYS: dict[Diffusivity, str] = {}
+_SCORES: dict[str, Score] = {}
+
+
+def find_score(key: str) -> Score:
+    """The score behind a key that `score_key` gave."""
+    return _SCORES[key]
+
+
+@_constant
+def score_key(given: str | Diffusivity, channels: int = 1) -> str:
+    """A string for a diffusivity or its name, the same at every call; a key passes through."""
+    if isinstance(given, str) and given in _SCORES:
+        return given
+    diffusivity = _named(given, channels) if isinstance(given, str) else as_diffusivity(given)
+    key = _KEYS.get(diffusivity)
+    if key is None:
+        form, slope = _form(diffusivity)
+        key = f"{diffusivity.name}#{len(_KEYS)}"
+        _SCORES[key] = Score(diffusivity, form, slope, key)
+        _KEYS[diffusivity] = key
+    return key
+
+
+@functools.lru_cache(maxsize=256)
+def _named(name: str, channels: int) -> Diffusivity:
+    """`as_diffusivity`, which checks what it makes, once for each name."""
+    return as_diffusivity(name, channels=channels)
+
+
+@_constant
+def form_of(given: str | Diffusivity) -> str:
+    """Which of `FORMS` a diffusivity, or the one behind a key, has."""
+    return find_score(score_key(given)).form
+
+
+@_constant
+def slope_of(given: str | Diffusivity) -> float:
+    """a of e^(a x + b); one for the other forms."""
+    return find_score(score_key(given)).slope
+
+
+@_constant
+def diffusivity_of(given: str | Diffusivity) -> Diffusivity:
+    """The diffusivity itself."""
+    return find_score(score_key(given)).diffusivity
+
+
+def _form(diffusivity: Diffusivity) -> tuple[str, float]:
+    """The form of g, by comparing values; beyond [-1, 1] too, for scores that are not normalised."""
+    if diffusivity.name == "identity":
+        return "identity", 1.0
+    x = torch.linspace(-20.0, 20.0, 401, dtype=torch.float64)
+    with torch.no_grad():
+        g = diffusivity.g(x.clone())
+    for form, expected in (("constant", torch.ones_like(x)), ("simple", 1 + x), ("sigmoid", torch.sigmoid(x))):
+        if torch.allclose(g, expected, rtol=1e-12, atol=0):
+            return form, 1.0
+    one = torch.ones((), dtype=torch.float64)
+    at_one, pull = _vjp(diffusivity.g, one)
+    if not float(at_one) > 0:
+        return "general", 1.0
+    slope = float(pull(one) / at_one)
+    if not (math.isfinite(slope) and slope > 0):
+        return "general", 1.0
+    # As far as e^600 reaches, so that no narrow width underflows.
+    x = 1 + torch.linspace(-1.0, 1.0, 401, dtype=torch.float64) * min(21.0, 600 / slope)
+    with torch.no_grad():
+        g = diffusivity.g(x.clone())
+    same = torch.allclose(g, float(at_one) * torch.exp(slope * (x - 1)), rtol=1e-9, atol=0)
+    return ("exponential", slope) if same else ("general", 1.0)

@@ -1,0 +1,91 @@
+"""The sums behind linear attention, and the passes over rows that make and use them.
+
+For ``[problems, n, channels]``: M = Σ_j k_j v_jᵀ, κ = Σ_j k_j, ν = Σ_j v_j; the formulas stand in
+`difformer.attention.linear`. Every pass goes through the rows in parts: on a CPU a part stays in the cache from the
+first operation to the last, and rows of low precision are converted part by part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from difformer.attention.reference import safe_total, smallest_total
+
+CPU_PART = 1 << 17  # elements of q that are worked on at a time
+GPU_PART = 1 << 26
+
+
+def parts(x: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Problems × rows of ``x [P, n, d]`` in parts of about the elements that a cache holds."""
+    problems, n, d = x.shape
+    budget = CPU_PART if x.device.type == "cpu" else GPU_PART
+    if problems * n * d <= budget:
+        yield slice(0, problems), slice(0, n)
+        return
+    step, rows = max(budget // max(n * d, 1), 1), max(budget // max(d, 1), 64)
+    for p in range(0, problems, step):
+        for i in range(0, n, rows):
+            yield slice(p, p + step), slice(i, i + rows)
+
+
+def _of(count: Tensor | int, p: slice) -> Tensor | int:
+    return count[p] if isinstance(count, Tensor) else count
+
+
+def sum_keys(k: Tensor, v: Tensor, outer: Tensor, keys: Tensor) -> Tensor:
+    """Writes M to `outer` ``[P, d, c]`` and κ to `keys` ``[P, 1, d]``; returns ν ``[P, 1, c]``."""
+    dtype = outer.dtype
+    outer.zero_()
+    keys.zero_()
+    values = v.new_zeros((v.shape[0], 1, v.shape[2]), dtype=dtype)
+    for p, i in parts(k):
+        part_k, part_v = k[p, i].to(dtype), v[p, i].to(dtype)
+        outer[p].baddbmm_(part_k.mT, part_v)
+        keys[p].add_(part_k.sum(1, keepdim=True))
+        values[p].add_(part_v.sum(1, keepdim=True))
+    return values
+
+
+def answer_queries(
+    q: Tensor, outer: Tensor, keys: Tensor, values: Tensor, count: Tensor | int, out: Tensor, total: Tensor
+) -> None:
+    """Writes P_i to `out` ``[P, n, c]`` and r_i to `total` ``[P, n, 1]``."""
+    for p, i in parts(q):
+        part = q[p, i].to(out.dtype)
+        r = safe_total(torch.bmm(part, keys[p].mT).add_(_of(count, p)), _of(count, p))
+        total[p, i] = r
+        torch.baddbmm(values[p], part, outer[p], out=out[p, i]).div_(r)
+
+
+def query_gradients(
+    grad: Tensor, q: Tensor, out: Tensor, total: Tensor, count: Tensor | int, outer: Tensor, keys: Tensor, to: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Writes ∂q to `to` ``[P, n, d]``; returns ∂M, ∂κ and ∂ν."""
+    dtype = out.dtype
+    outer_grad, keys_grad = outer.new_zeros(outer.shape), keys.new_zeros(keys.shape)
+    values_grad = out.new_zeros((out.shape[0], 1, out.shape[2]))
+    for p, i in parts(q):
+        r, part = total[p, i], q[p, i].to(dtype)
+        a = grad[p, i].to(dtype) / r
+        inner = (a * out[p, i]).sum(-1, keepdim=True)
+        # A total that was clamped does not depend on q and k.
+        inner.masked_fill_(r == smallest_total(_of(count, p), r), 0)
+        torch.bmm(a, outer[p].mT, out=to[p, i]).addcmul_(inner, keys[p], value=-1)
+        outer_grad[p].baddbmm_(part.mT, a)
+        keys_grad[p].baddbmm_(inner.mT, part, alpha=-1)
+        values_grad[p].add_(a.sum(1, keepdim=True))
+    return outer_grad, keys_grad, values_grad
+
+
+def add_key_gradients(
+    k: Tensor, v: Tensor, sums: tuple[Tensor, Tensor, Tensor], k_grad: Tensor, v_grad: Tensor
+) -> None:
+    """Writes ∂k to `k_grad` and adds ∂v to `v_grad`, since heads may share their values."""
+    outer_grad, keys_grad, values_grad = sums
+    for p, i in parts(k):
+        part_k, part_v = k[p, i].to(k_grad.dtype), v[p, i].to(v_grad.dtype)
+        torch.baddbmm(keys_grad[p], part_v, outer_grad[p].mT, out=k_grad[p, i])
+        v_grad[p, i].baddbmm_(part_k, outer_grad[p]).add_(values_grad[p])
