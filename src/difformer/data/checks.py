@@ -116,7 +116,7 @@ def _check_structure(task: Task) -> None:
     else:
         _check_edges(task, index, weight)
         if task.node_ptr is not None and index.numel():
-            graph = torch.bucketize(index, task.node_ptr, right=True)
+            graph = torch.bucketize(index.contiguous(), task.node_ptr, right=True)
             crossing = (graph[0] != graph[1]).nonzero()
             if crossing.numel():
                 at = int(crossing[0])
