@@ -528,7 +528,7 @@ def cifar10():
 def test_published_features_reach_their_published_accuracy(cifar10):
     folder, _, labels = cifar10
     features, _ = load_features(folder / "cifar10_simclr.npz")
-    assert linear_probe(features, labels, per_class=100, draws=2).mean == pytest.approx(0.767, abs=0.012)
+    assert linear_probe(features, labels, per_class=100, draws=1).mean == pytest.approx(0.767, abs=0.015)
 
 
 def test_pixel_features_of_real_images_beat_chance_and_not_simclr(cifar10):
