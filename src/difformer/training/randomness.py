@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,9 +26,3 @@ def set_rng_state(device: torch.device, states: list[Tensor]) -> None:
     torch.set_rng_state(states[0])
     if device.type == "cuda" and len(states) > 1:
         torch.cuda.set_rng_state(states[1], device)
-
-
-def epoch_generator(seed: int, epoch: int) -> torch.Generator:
-    """Randomness of one epoch's order: a function of seed and epoch, so that a resumed run draws what it would have."""
-    state = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(state >> np.uint64(1)))

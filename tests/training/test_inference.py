@@ -1,0 +1,121 @@
+import dataclasses
+
+import pytest
+import torch
+
+from difformer import DIFFormer, Graph
+from difformer.data import Split, Task
+from difformer.training.config import TrainConfig
+from difformer.training.feeding_batches import BatchesFeed
+from difformer.training.inference import decode_in_batches, embed_in_batches
+
+CPU = torch.device("cpu")
+
+
+def inputs(n=103, features=6, weighted=False):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, features, generator=generator)
+    edges = torch.randint(n, (2, 400), generator=generator)
+    edges = edges[:, edges[1] != 5]  # a node that receives nothing
+    weight = torch.rand(edges.shape[1], generator=generator) if weighted else None
+    return x, Graph(edges, n, weight)
+
+
+def model(**options):
+    torch.manual_seed(1)
+    return DIFFormer(6, 8, 3, num_layers=3, **options).eval()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"diffusivity": "simple"},
+        {"diffusivity": "simple", "qk_norm": "global", "num_heads": 2},
+        {"diffusivity": "simple", "qk_norm": "none", "transform": False, "source_weight": 0.3},
+        {
+            "diffusivity": "simple",
+            "graph_weight": 0.7,
+            "norm": False,
+            "activation": "relu",
+            "graph_norm": "random_walk",
+        },
+        {"diffusivity": "constant", "num_heads": 2},
+        {"diffusivity": "identity"},
+        {"diffusivity": None},
+        {"diffusivity": "sigmoid", "num_heads": 2, "tied_qk": True},
+        {"diffusivity": "softmax", "qk_norm": "global", "residual": False},
+        {"diffusivity": "gaussian"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("batch_size", [1, 32, 103, 1000])
+def test_batches_of_rows_give_the_forward_pass(options, batch_size):
+    net = model(**options)
+    x, graph = inputs(weighted=True)
+    with torch.no_grad():
+        for structure in (graph, None):
+            states = embed_in_batches(net, x, structure, batch_size=batch_size, device=CPU, storage=CPU)
+            torch.testing.assert_close(states, net.embed(x, structure), atol=1e-5, rtol=1e-5)
+            outputs = decode_in_batches(net, states, batch_size=batch_size, device=CPU)
+            torch.testing.assert_close(outputs, net(x, structure), atol=1e-5, rtol=1e-5)
+
+
+def test_sparse_features_and_edgeless_graphs():
+    net = model()
+    x = inputs()[0] * (torch.rand(103, 6) < 0.3)
+    empty = Graph(torch.empty(2, 0, dtype=torch.long), 103)
+    with torch.no_grad():
+        states = embed_in_batches(net, x.to_sparse_csr(), empty, batch_size=10, device=CPU, storage=CPU)
+        torch.testing.assert_close(states, net.embed(x), atol=1e-5, rtol=1e-5)
+
+
+def test_double_precision_stays():
+    net = model().double()
+    x, graph = inputs()
+    with torch.no_grad():
+        states = embed_in_batches(net, x.double(), graph, batch_size=10, device=CPU, storage=CPU)
+        torch.testing.assert_close(states, net.embed(x.double(), graph), atol=1e-12, rtol=1e-12)
+
+
+def test_a_model_in_training_is_refused():
+    with pytest.raises(ValueError, match=r"call model\.eval"):
+        embed_in_batches(model().train(), inputs()[0], None, batch_size=10, device=CPU, storage=CPU)
+
+
+def test_batches_of_training_hold_their_own_edges_and_labels():
+    x, graph = inputs()
+    y = torch.arange(103) % 3
+    parts = torch.arange(103).split([40, 30, 33])
+    task = Task("t", "nodes", "multiclass", "accuracy", "", x, y, (Split("s", *parts),), 3, edge_index=graph.edge_index)
+    feed = BatchesFeed(task, task.splits[0], TrainConfig(batch_size=25), 0, CPU)
+    seen = torch.cat([step.targets for step in feed.steps(3)])
+    assert seen.numel() == 40
+    assert sum(step.part for step in feed.steps(3)) == pytest.approx(1)
+    again = [step.inputs.x for step in feed.steps(3)]
+    assert all(torch.equal(a, step.inputs.x) for a, step in zip(again, feed.steps(3), strict=True))
+    assert not torch.equal(again[0], next(feed.steps(4)).inputs.x)
+    for step in feed.steps(1):
+        nodes = torch.cdist(step.inputs.x, x).argmin(1)
+        assert torch.equal(step.targets, y[nodes[step.rows]])
+        kept = {(int(nodes[i]), int(nodes[j])) for i, j in step.inputs.graph.edge_index.T}
+        inside = torch.isin(graph.edge_index, nodes).all(0)
+        assert kept == {(int(i), int(j)) for i, j in graph.edge_index[:, inside].T}
+
+
+@pytest.mark.parametrize("name", ["difformer-s", "gcn"])
+def test_full_graph_inference_of_a_mini_batch_feed(name):
+    from difformer.zoo import build
+
+    x, graph = inputs()
+    parts = torch.arange(103).split([40, 30, 33])
+    y = torch.arange(103) % 3
+    task = Task("t", "nodes", "multiclass", "accuracy", "", x, y, (Split("s", *parts),), 3, edge_index=graph.edge_index)
+    feed = BatchesFeed(task, task.splits[0], TrainConfig(batch_size=25), 0, CPU)
+    net = build(name, 6, 3, hidden_channels=8).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(feed.outputs(net), net(x, graph), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(feed.states(net), net.embed(x, graph), atol=1e-5, rtol=1e-5)
+        without = BatchesFeed(
+            dataclasses.replace(task, edge_index=None), task.splits[0], TrainConfig(batch_size=9), 0, CPU
+        )
+        torch.testing.assert_close(without.outputs(net), net(x), atol=1e-5, rtol=1e-5)
