@@ -14,9 +14,9 @@ Outside `dropout_key` there is no key and torch's global generator is used, as e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import lru_cache
 
 import numpy as np
@@ -26,13 +26,20 @@ from torch.nn import functional
 
 
 class _Place:
-    """Where in the stream of masks a forward pass stands."""
+    """Where in the stream of masks a forward pass stands: `site` counts the dropouts that were."""
 
-    def __init__(self, key: Tensor, rows: Tensor | None) -> None:
-        self.key, self.rows, self.site = key, rows, 0
+    def __init__(self, key: Tensor, rows: Tensor | None, site: int) -> None:
+        self.key, self.rows, self.site = key, rows, site
 
 
-_place: ContextVar[_Place | None] = ContextVar("difformer_dropout_place", default=None)
+class _Current(threading.local):
+    """The place of this thread's forward pass; None where torch's own generator is to be used."""
+
+    place: _Place | None = None
+
+
+_current = _Current()
+_open: list[_Place] = []  # of all threads: a compiled model is compiled anew once somebody uses keys
 
 
 def _signed(value: int) -> int:
@@ -59,36 +66,54 @@ def _mix64(x: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def dropout_key(seed: int | Tensor, step: int = 0, *, rows: Tensor | None = None) -> Iterator[None]:
+def dropout_key(
+    seed: int | Tensor, step: int = 0, *, rows: Tensor | None = None, site: int = 0
+) -> Iterator[_Place]:
     """Within it, dropout masks follow from the seed, the step and the order of the dropouts alone.
 
     Args:
         seed: The run's seed; or a key ``[2]`` of `dropout_keys`, as runs trained as one have it.
-        step: How many optimisation steps were made before.
+        step: Any number that tells one pass, or one epoch of several passes, from the others.
         rows: ``[N]`` numbers of the rows that this process holds, where it holds a part; left out, 0 … N - 1.
+        site: How many dropouts of this key there were before, if it is taken up again; ``place.site`` afterwards tells.
 
     Example:
         >>> with dropout_key(seed=7, step=0):
         ...     loss = model.train()(x).sum()
     """
     key = seed if isinstance(seed, Tensor) else dropout_keys([seed], [step])[0, 0]
-    token = _place.set(_Place(key, rows))
+    before, place = _current.place, _Place(key, rows, site)
+    _current.place = place
+    _open.append(place)
     try:
-        yield
+        yield place
     finally:
-        _place.reset(token)
+        _open.remove(place)
+        _current.place = before
 
 
 def dropout(x: Tensor, p: float | Tensor, training: bool) -> Tensor:
     """Dropout whose rate may be a tensor, as it is when runs of different rates are trained as one."""
     if not training or (not isinstance(p, Tensor) and not p):
         return x
-    place = _place.get()
-    if place is not None:
-        return x * keep_mask(x, p, place)
+    if _open:
+        return _keyed(x, p)
+    return _drawn(x, p)
+
+
+def _drawn(x: Tensor, p: float | Tensor) -> Tensor:
     if isinstance(p, Tensor):
         return x * (torch.rand_like(x) >= p) / (1 - p)
     return functional.dropout(x, p)
+
+
+def _hashed(x: Tensor, p: float | Tensor) -> Tensor:
+    place = _current.place
+    return _drawn(x, p) if place is None else x * keep_mask(x, p, place)
+
+
+# The key of one step must not become a constant of a compiled model.
+_keyed: Callable[[Tensor, float | Tensor], Tensor] = torch.compiler.disable(_hashed)
 
 
 def keep_mask(x: Tensor, p: float | Tensor, place: _Place) -> Tensor:
