@@ -28,6 +28,7 @@ _BROKEN = (
     IndexError,
     EOFError,
     ValueError,
+    TypeError,
     AttributeError,
     UnpicklingError,
     zipfile.BadZipFile,

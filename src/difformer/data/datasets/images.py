@@ -124,8 +124,7 @@ def _task(
     if features == "simclr":
         x, steps = _simclr(name, root, len(labels)), "SimCLR features, learned without labels"
     else:
-        with reading(found):
-            x, steps = _plain(found, features, pca_dim)
+        x, steps = _plain(found, features, pca_dim)
     y = torch.from_numpy(labels)
     splits = seeded(
         lambda s: labels_per_class_split(y, per_class=per_class, num_valid=1000, seed=s),
@@ -145,8 +144,6 @@ def _task(
 
 
 def _simclr(name: str, root: str | os.PathLike[str] | None, rows: int) -> Array:
-    from difformer.data.features import load_features
-
     path = find_file(features_path(name), root)
     if path is None:
         raise DataError(
@@ -154,8 +151,8 @@ def _simclr(name: str, root: str | os.PathLike[str] | None, rows: int) -> Array:
             f"difformer.data.features.train_simclr on load_images({name!r}), encode, save_features, and put the file "
             f"into {cache_folder() / name}; or ask for features='pca', 'hog' or 'pixels', which need no training"
         )
-    with reading(path, data_set=name):
-        x, _ = load_features(path)
+    with reading(path, data_set=name), np.load(path, allow_pickle=False) as file:
+        x: Array = file["features"]
     if len(x) != rows:
         raise DataError(f"{len(x)} rows of features for {rows} images; they were made from other images", path=path)
     return x
@@ -165,7 +162,8 @@ def _plain(found: Found, features: str, pca_dim: int) -> tuple[Array, str]:
     from difformer.data.features import hog_features, pca_features, shrink_images
 
     def images() -> Array:
-        full = read_images(found)["images"]
+        with reading(found):
+            full: Array = read_images(found)["images"]
         return shrink_images(full, SIDE) if full.shape[1] > SIDE else full
 
     shrunk = f" of images shrunk to {SIDE} × {SIDE}" if found.name == "stl10" else ""

@@ -63,7 +63,7 @@ def chickenpox(
         protocol: See the module's text.
         lags: Weeks of the past that a snapshot holds.
     """
-    return _task(name, _read(name, root), protocol, lags)
+    return _load(name, root, protocol, lags)
 
 
 def covid(
@@ -85,7 +85,7 @@ def covid(
             ``"last"``, the latest one known when the target is foretold.
     """
     choice("graph_day", graph_day, ("first", "last"))
-    return _task(name, _read(name, root), protocol, lags, graph_day)
+    return _load(name, root, protocol, lags, graph_day)
 
 
 def wikimath(name: str, root: str | os.PathLike[str] | None = None, *, protocol: str = "paper", lags: int = 14) -> Task:
@@ -97,7 +97,7 @@ def wikimath(name: str, root: str | os.PathLike[str] | None = None, *, protocol:
         protocol: See the module's text.
         lags: Days of the past that a snapshot holds.
     """
-    return _task(name, _read(name, root), protocol, lags)
+    return _load(name, root, protocol, lags)
 
 
 def period_scale(name: str, root: str | os.PathLike[str] | None = None, *, lags: int) -> Tensor:
@@ -108,6 +108,11 @@ def period_scale(name: str, root: str | os.PathLike[str] | None = None, *, lags:
     values = _read(name, root).values
     train = _train_rows(len(values), lags)
     return torch.from_numpy(_deviation(values[:train]) / _deviation(values)).float()
+
+
+def _load(name: str, root: str | os.PathLike[str] | None, protocol: str, lags: int, graph_day: str = "first") -> Task:
+    choice("protocol", protocol, PROTOCOLS)
+    return _task(name, _read(name, root), protocol, lags, graph_day)
 
 
 def _read(name: str, root: str | os.PathLike[str] | None) -> Series:
@@ -161,8 +166,7 @@ def _deviation(values: Any) -> Any:
     return np.where(spread > 0, spread, 1.0)  # a node that never changes is shifted, not scaled
 
 
-def _task(name: str, series: Series, protocol: str, lags: int, graph_day: str = "first") -> Task:
-    choice("protocol", protocol, PROTOCOLS)
+def _task(name: str, series: Series, protocol: str, lags: int, graph_day: str) -> Task:
     moments, nodes = series.values.shape
     if not 1 <= lags <= moments - 5:
         raise ValueError(f"lags must lie between 1 and {moments - 5} for {moments} moments, got {lags}")

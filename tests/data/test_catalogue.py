@@ -1,0 +1,115 @@
+import subprocess
+import sys
+
+import pytest
+
+from difformer.data import ENTRIES, dataset_options, list_datasets, load
+from difformer.data.catalogue import ALIASES, entry
+from difformer.data.sources import FORMS
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_list_needs_no_torch():
+    code = (
+        "import sys, difformer.data as d; n = len(d.list_datasets());"
+        "print(n, *(m for m in ('torch', 'numpy', 'scipy', 'sklearn') if m in sys.modules))"
+    )
+    assert run(code) == str(len(ENTRIES))
+
+
+def test_public_names_are_found_when_asked_for():
+    import difformer.data as data
+
+    for name in data.__all__:
+        assert getattr(data, name) is not None
+        assert name in dir(data)
+    with pytest.raises(AttributeError, match="no attribute 'absent'"):
+        data.absent  # noqa: B018
+
+
+def test_every_file_belongs_to_a_data_set_and_every_alias_to_a_name():
+    assert set(FORMS) <= set(ENTRIES)
+    assert set(ALIASES.values()) <= set(ENTRIES)
+    assert not set(ALIASES) & set(ENTRIES)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_entry_is_complete(name):
+    one = ENTRIES[name]
+    assert one.kind in ("nodes", "series", "graphs")
+    assert one.metric in ("accuracy", "rocauc", "mse")
+    assert one.about
+    assert one.licence
+    options = dataset_options(name)
+    if one.protocols:
+        assert options["protocol"] == one.protocols[0]
+    assert (one.source == "built in") == (name not in FORMS)
+    assert one.source == "built in" or one.source.startswith("http")
+
+
+@pytest.mark.parametrize("name", [n for n in ENTRIES if ENTRIES[n].protocols])
+def test_the_protocols_listed_are_those_a_reader_takes(name, cache, monkeypatch):
+    """A reader says which protocols it takes before it looks for files."""
+    monkeypatch.setenv("DIFFORMER_OFFLINE", "1")
+    with pytest.raises(ValueError, match="protocol must be one of") as caught:
+        load(name, protocol="no such thing")
+    for protocol in ENTRIES[name].protocols:
+        assert repr(protocol) in str(caught.value)
+    assert str(caught.value).count("'") == 2 * (len(ENTRIES[name].protocols) + 1)
+
+
+@pytest.mark.parametrize(
+    "form", [form for forms in FORMS.values() for form in forms], ids=lambda form: form.files[0].path
+)
+def test_addresses_and_checksums_are_well_formed(form):
+    for file in form.files:
+        assert not file.path.startswith("/")
+        assert ".." not in file.path
+        if file.url is not None:
+            assert file.url.startswith(("https://", "http://ai.stanford.edu/"))
+        if file.checksum is not None:
+            kind, _, digest = file.checksum.partition(":")
+            assert len(digest) == {"sha256": 64, "md5": 32}[kind]
+            assert set(digest) <= set("0123456789abcdef")
+
+
+@pytest.mark.parametrize("spelling", ["Cora", " cora ", "CORA"])
+def test_spelling_does_not_matter(spelling):
+    assert entry(spelling).name == "cora"
+    assert entry("Amazon_Photo").name == "amazon-photo"
+    assert entry("Reed98").name == "facebook100-reed98"
+
+
+@pytest.mark.parametrize(
+    ("asked", "suggested"), [("coar", "cora"), ("cifar", "cifar10"), ("ogbn-protein", "ogbn-proteins")]
+)
+def test_an_unknown_name_brings_the_nearest(asked, suggested):
+    with pytest.raises(ValueError, match=f"no data set '{asked}'.*{suggested}"):
+        load(asked)
+
+
+def test_a_name_like_no_other_brings_them_all():
+    with pytest.raises(ValueError, match="known are cora, citeseer"):
+        load("qqqqqqqqqqqq")
+
+
+def test_an_unknown_option_brings_those_there_are():
+    with pytest.raises(ValueError, match=r"no option 'num_split'; did you mean 'num_splits'.*protocol='random'"):
+        load("cora", num_split=3)
+    with pytest.raises(ValueError, match="'sbm' has no option 'root_folder'"):
+        load("sbm", root_folder=3)
+
+
+def test_what_is_on_disk(cache, tmp_path):
+    listed = {one.entry.name: one for one in list_datasets(tmp_path)}
+    assert listed["digits"].place == "built in"
+    assert listed["cora"].place is None
+    assert not listed["cora"].on_disk
+    (tmp_path / "planetoid").mkdir()
+    (tmp_path / "planetoid" / "cora.npz").write_bytes(b"")
+    listed = {one.entry.name: one for one in list_datasets(tmp_path)}
+    assert listed["cora"].place == str(tmp_path / "planetoid")
+    assert listed["pubmed"].place is None

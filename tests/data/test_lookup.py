@@ -1,0 +1,271 @@
+import hashlib
+import http.server
+import os
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from difformer.data import DataError, DownloadError, load
+from difformer.data import download as download_module
+from difformer.data.download import ATTEMPTS
+from difformer.data.lookup import cache_folder, find, find_file, folders, locate
+from difformer.data.processed import processed
+from difformer.data.sources import FORMS, Form, RemoteFile
+
+CONTENT = bytes(range(256)) * 9000  # two chunks and a bit
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server:
+    """A server whose answers a test lists: status, body, and how many bytes it announces."""
+
+    def __init__(self):
+        self.answers, self.asked = [], []
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                outer.asked.append(self.path)
+                status, body, announced = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
+                self.send_response(status)
+                if announced is not None:
+                    self.send_header("Content-Length", str(announced))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args):
+                pass
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+    @property
+    def address(self):
+        return f"http://127.0.0.1:{self.http.server_port}/files/thing.bin"
+
+
+@pytest.fixture
+def server():
+    running = Server()
+    yield running
+    running.http.shutdown()
+    running.http.server_close()
+
+
+def offer(monkeypatch, url, **known):
+    file = RemoteFile("family/thing.bin", url, **known)
+    monkeypatch.setitem(FORMS, "thing", (Form("only", (file,)),))
+
+
+def left_behind(folder):
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()) if folder.exists() else []
+
+
+def test_a_good_file_arrives_once(cache, server, monkeypatch):
+    server.answers = [(200, CONTENT, len(CONTENT))]
+    offer(monkeypatch, server.address, checksum=f"sha256:{SHA256}", size=len(CONTENT))
+    for _ in range(2):
+        assert locate("thing").path.read_bytes() == CONTENT
+    assert server.asked == ["/files/thing.bin"]
+    assert left_behind(cache) == ["family/thing.bin"]
+
+
+def test_md5_is_known_too(cache, server, monkeypatch):
+    server.answers = [(200, CONTENT, len(CONTENT))]
+    offer(monkeypatch, server.address, checksum="md5:" + hashlib.md5(CONTENT).hexdigest())
+    assert locate("thing").path.read_bytes() == CONTENT
+
+
+def test_an_unknown_checksum_is_kept_and_a_later_change_is_noticed(cache, server, monkeypatch):
+    server.answers = [(200, CONTENT, None)]
+    offer(monkeypatch, server.address)
+    path = locate("thing").path
+    assert SHA256 in (path.parent / "thing.bin.sha256").read_text()
+    path.write_bytes(CONTENT[:1000])
+    with pytest.raises(DataError, match=f"1000 bytes, but {len(CONTENT)} were downloaded"):
+        locate("thing")
+
+
+@pytest.mark.parametrize(
+    ("answer", "known", "complaint", "attempts"),
+    [
+        pytest.param((200, CONTENT[:5000], len(CONTENT)), {}, "5000 of 2304000 bytes", ATTEMPTS, id="cut short"),
+        pytest.param((200, CONTENT, None), {"checksum": "sha256:" + "0" * 64}, f"is {SHA256}", ATTEMPTS, id="checksum"),
+        pytest.param((200, CONTENT, None), {"size": 17}, "2304000 bytes came where 17", ATTEMPTS, id="size"),
+        pytest.param((200, b"<html>", 6), {"magic": b"PK"}, "error page", ATTEMPTS, id="error page"),
+        pytest.param((404, b"", 0), {}, "404 Not Found", 1, id="absent"),
+        pytest.param((503, b"", 0), {}, "503 Service", ATTEMPTS, id="overloaded"),
+    ],
+)
+def test_a_bad_answer_is_refused_and_leaves_nothing(cache, server, monkeypatch, answer, known, complaint, attempts):
+    server.answers = [answer]
+    offer(monkeypatch, server.address, **known)
+    with pytest.raises(DownloadError, match=complaint) as caught:
+        locate("thing")
+    assert len(server.asked) == attempts
+    assert left_behind(cache) == []
+    for named in ("'thing'", "thing.bin", server.address, str(cache / "family")):
+        assert named in str(caught.value)
+
+
+def test_a_passing_fault_is_tried_again(cache, server, monkeypatch):
+    server.answers = [(500, b"", 0), (200, CONTENT[:10], len(CONTENT)), (200, CONTENT, len(CONTENT))]
+    offer(monkeypatch, server.address)
+    assert locate("thing").path.read_bytes() == CONTENT
+
+
+def test_no_network(cache, monkeypatch):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    offer(monkeypatch, f"http://127.0.0.1:{port}/thing.bin")
+    with pytest.raises(DownloadError, match="no connection"):
+        locate("thing")
+    assert left_behind(cache) == []
+
+
+def test_an_interrupted_download_leaves_nothing(cache, server, monkeypatch):
+    from contextlib import contextmanager
+
+    @contextmanager
+    def impatient(title, total):
+        def advance(arrived):
+            assert left_behind(cache) != []  # the temporary file is there
+            raise KeyboardInterrupt
+
+        yield advance
+
+    monkeypatch.setattr(download_module, "_progress", impatient)
+    server.answers = [(200, CONTENT, len(CONTENT))]
+    offer(monkeypatch, server.address)
+    with pytest.raises(KeyboardInterrupt):
+        locate("thing")
+    assert left_behind(cache) == []
+
+
+def test_downloads_can_be_forbidden(cache, server, monkeypatch):
+    offer(monkeypatch, server.address)
+    monkeypatch.setenv("DIFFORMER_OFFLINE", "1")
+    with pytest.raises(DownloadError, match="DIFFORMER_OFFLINE"):
+        locate("thing")
+    assert server.asked == []
+
+
+def test_what_cannot_be_downloaded_says_where_it_belongs(cache, monkeypatch):
+    offer(monkeypatch, None)
+    with pytest.raises(DataError, match=r"family/thing\.bin into .*cache"):
+        locate("thing")
+
+
+def test_root_comes_first_then_the_variable_then_the_cache(cache, tmp_path, monkeypatch):
+    offer(monkeypatch, None)
+    places = {name: tmp_path / name for name in ("root", "variable")} | {"cache": cache}
+    for folder in places.values():
+        (folder / "family").mkdir(parents=True)
+        (folder / "family" / "thing.bin").write_bytes(b"x")
+    monkeypatch.setenv("DIFFORMER_DATA", str(places["variable"]))
+    for first in ("root", "variable", "cache"):
+        assert locate("thing", places["root"]).path.is_relative_to(places[first])
+        assert find_file("family/thing.bin", places["root"]).is_relative_to(places[first])
+        (places[first] / "family" / "thing.bin").unlink()
+    assert find("thing", places["root"]) is None
+
+
+def test_a_form_counts_only_when_it_is_complete(cache, tmp_path, monkeypatch):
+    forms = (Form("two", (RemoteFile("a"), RemoteFile("b"))), Form("one", (RemoteFile("c"),)))
+    monkeypatch.setitem(FORMS, "thing", forms)
+    for name in ("a", "c"):
+        (tmp_path / name).write_bytes(b"")
+    assert find("thing", tmp_path).form == "one"
+    (tmp_path / "b").write_bytes(b"")
+    assert find("thing", tmp_path).form == "two"
+    assert find("thing", tmp_path, forms=("one",)).form == "one"
+
+
+@pytest.mark.parametrize("place", ["root", "variable"])
+def test_a_folder_that_is_none_is_refused(cache, tmp_path, monkeypatch, place):
+    absent = tmp_path / "absent"
+    if place == "variable":
+        monkeypatch.setenv("DIFFORMER_DATA", str(absent))
+    with pytest.raises(DataError, match="is not a folder"):
+        load("cora", absent if place == "root" else None)
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("DIFFORMER_CACHE", str(tmp_path / "chosen"))
+    assert cache_folder() == tmp_path / "chosen"
+    monkeypatch.delenv("DIFFORMER_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setattr("sys.platform", "linux")
+    assert cache_folder() == tmp_path / "xdg" / "difformer"
+
+
+def test_an_empty_variable_is_no_folder(cache, monkeypatch):
+    monkeypatch.setenv("DIFFORMER_DATA", "")
+    assert folders() == ()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and then nothing", b"not an archive at all"])
+def test_a_broken_file_is_named(cache, tmp_path, content):
+    (tmp_path / "planetoid").mkdir()
+    path = tmp_path / "planetoid" / "cora.npz"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"cora\.npz: data set 'cora' cannot be read"):
+        load("cora", tmp_path)
+
+
+def test_a_file_with_other_arrays_is_named(cache, tmp_path):
+    (tmp_path / "heterophilous").mkdir()
+    np.savez(tmp_path / "heterophilous" / "actor.npz", node_features=np.ones((3, 2)))
+    with pytest.raises(DataError, match=r"actor\.npz: data set 'actor' cannot be read.*node_labels"):
+        load("actor", tmp_path)
+
+
+class TestProcessed:
+    def build(self):
+        self.built += 1
+        return {"a": np.arange(5), "b": np.array(["x", "yz"])}
+
+    def get(self, source, **options):
+        return processed("thing", self.build, sources=[source], version=1, options=options)
+
+    @pytest.fixture
+    def source(self, tmp_path):
+        self.built = 0
+        path = tmp_path / "source"
+        path.write_bytes(b"1")
+        return path
+
+    def test_is_made_once(self, cache, source):
+        first, second = self.get(source), self.get(source)
+        assert self.built == 1
+        assert all((first[key] == second[key]).all() for key in ("a", "b"))
+        assert len(left_behind(cache / "processed")) == 1
+        assert left_behind(source.parent / "processed") == []
+
+    def test_is_made_anew_when_anything_changes(self, cache, source):
+        self.get(source)
+        self.get(source, k=5)
+        source.write_bytes(b"22")
+        self.get(source)
+        os.utime(source, ns=(1, 1))
+        self.get(source)
+        processed("thing", self.build, sources=[source], version=2)
+        assert self.built == 5
+
+    def test_a_broken_one_is_made_anew(self, cache, source):
+        self.get(source)
+        kept = next((cache / "processed").iterdir())
+        kept.write_bytes(kept.read_bytes()[:50])
+        with pytest.warns(UserWarning, match="made anew"):
+            assert (self.get(source)["a"] == np.arange(5)).all()
+        self.get(source)
+        assert self.built == 2
+
+    def test_a_cache_that_cannot_be_written_is_no_obstacle(self, source, tmp_path, monkeypatch):
+        (tmp_path / "file").write_bytes(b"")
+        monkeypatch.setenv("DIFFORMER_CACHE", str(tmp_path / "file" / "below"))
+        with pytest.warns(UserWarning, match="DIFFORMER_CACHE"):
+            assert (self.get(source)["a"] == np.arange(5)).all()

@@ -1,0 +1,208 @@
+import contextlib
+import io
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from difformer.data import DataError, knn_graph
+from difformer.data.edges import tidy_edges
+from difformer.data.frames import load_frames
+from difformer.data.pointsets import nearest_in_sets
+from difformer.data.preprocess import (
+    csr_arrays,
+    csr_of,
+    feature_tensor,
+    one_hot_columns,
+    row_normalised,
+    symmetric_edges,
+)
+from difformer.data.textnumbers import number_blocks
+from difformer.data.unpickle import safe_load
+
+
+@given(
+    n=st.integers(1, 12),
+    pairs=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=40),
+    loops=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_symmetric_edges(n, pairs, loops):
+    edges = np.array([p for p in pairs if max(p) < n], dtype=np.int32).reshape(-1, 2).T
+    got = symmetric_edges(edges, n, self_loops=loops)
+    wanted = {(a, b) for a, b in edges.T.tolist() if a != b} | {(b, a) for a, b in edges.T.tolist() if a != b}
+    wanted |= {(i, i) for i in range(n)} if loops else set()
+    assert got.t().tolist() == sorted(list(edge) for edge in wanted)
+    tidy, _ = tidy_edges(torch.tensor(edges).long(), num_nodes=n, self_loops="add" if loops else "remove")
+    assert torch.equal(got, tidy)
+
+
+def test_rows_sum_to_one_and_empty_rows_stay():
+    x = sparse.csr_matrix(np.array([[1.0, 3.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.2]]))
+    kept = x.copy()
+    assert row_normalised(x).toarray() == pytest.approx(np.array([[0.25, 0.75, 0], [0, 0, 0], [0, 0, 1]]))
+    assert (x != kept).nnz == 0
+
+
+def test_features_are_sparse_where_it_pays():
+    thin, thick = sparse.random(50, 40, 0.05, random_state=0), sparse.random(50, 40, 0.4, random_state=0)
+    assert feature_tensor(thin).layout == torch.sparse_csr
+    assert feature_tensor(thick).layout == torch.strided
+    for x in (thin, thick, thin.toarray()):
+        for choice in (True, False):
+            tensor = feature_tensor(x, as_sparse=choice)
+            assert tensor.layout == (torch.sparse_csr if choice else torch.strided)
+            dense = x.toarray() if sparse.issparse(x) else x
+            torch.testing.assert_close(tensor.to_dense(), torch.tensor(dense).float())
+
+
+def test_sparse_matrices_survive_being_stored():
+    x = sparse.random(7, 5, 0.3, format="csr", random_state=1, dtype=np.float32)
+    assert (csr_of(csr_arrays(x)) != x).nnz == 0
+
+
+def test_one_hot_columns():
+    table = np.array([[3, 0], [5, 0], [3, 2]])
+    assert one_hot_columns(table).toarray().tolist() == [[1, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=8),
+    k=st.integers(1, 6),
+    seed=st.integers(0, 99),
+    coarse=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_neighbours_within_sets_are_those_found_set_by_set(sizes, k, seed, coarse):
+    generator = torch.Generator().manual_seed(seed)
+    ptr = torch.tensor([0, *sizes]).cumsum(0)
+    points = torch.randn(int(ptr[-1]), 3, generator=generator)
+    if coarse:
+        points = points.round()  # many ties
+    got = nearest_in_sets(points, ptr, k)
+    if points.shape[0]:
+        assert torch.equal(got, knn_graph(points, k, metric="euclidean", include_self=True, node_ptr=ptr))
+    else:
+        assert got.shape == (2, 0)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(-(10**9), 10**9), st.integers(0, 99)), min_size=1, max_size=50),
+    separator=st.sampled_from([",", "\t", " "]),
+    ending=st.sampled_from(["\n", "\r\n"]),
+    last=st.booleans(),
+    block=st.integers(1, 80),
+)
+@settings(max_examples=60, deadline=None)
+def test_numbers_come_out_whatever_the_blocks(rows, separator, ending, last, block):
+    text = ending.join(f"{a}{separator}{b}" for a, b in rows) + (ending if last else "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("difformer.data.textnumbers.BLOCK_BYTES", block)
+        blocks = list(number_blocks(io.BytesIO(b"# a comment\n" + text.encode()), columns=2, dtype=np.int64))
+    assert np.concatenate(blocks).tolist() == [list(row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (b"1,2\n3,x\n", "f, line 2, column 2: expected a number, got 'x'"),
+        (b"1,2\n3\n", "f, line 2: expected 2 numbers, got 1"),
+        (b"1,2\n3,4,5\n", "f, line 2: expected 2 numbers, got 3"),
+        (b"1,\n3,4\n", "f, line 1, column 2: expected a number, got ''"),
+        (b"1,2\n\xff,4\n", "f, line 2, column 1: expected a number"),
+        (b"1,2\n\n3,4\n", "f, line 2: expected 2 numbers, got 0"),
+    ],
+)
+def test_what_is_no_number_is_found(text, complaint):
+    with pytest.raises(DataError, match=complaint):
+        list(number_blocks(io.BytesIO(text), columns=2, dtype=np.int64, path="f"))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_arrays_come_out_of_pickles(protocol):
+    matrix = sparse.random(4, 3, 0.5, format="csr", random_state=0)
+    content = {"a": [np.arange(6.0).reshape(2, 3), np.float32(2)], "m": matrix, "t": (b"bytes", "text", None, {1, 2})}
+    back = safe_load(pickle.dumps(content, protocol=protocol))
+    assert (back["a"][0] == content["a"][0]).all()
+    assert back["a"][1] == 2
+    assert (back["m"] != matrix).nnz == 0
+    assert back["t"] == content["t"]
+
+
+class _Foul:
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize(
+    "foul",
+    [
+        _Foul(os.system, "true"),
+        _Foul(eval, "1 + 1"),
+        _Foul(getattr, "text", "upper"),
+        _Foul(np.load, "file.npy"),
+        _Foul(io.open, "file"),
+    ],
+    ids=["os.system", "eval", "getattr", "numpy.load", "open"],
+)
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_pickles_that_call_anything_are_refused(foul, protocol):
+    with pytest.raises(DataError, match="could run foreign code"):
+        safe_load(pickle.dumps([np.arange(3), foul], protocol=protocol))
+
+
+@given(content=st.binary(max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_noise_gives_an_error_or_plain_values(content):
+    harmless = (DataError, pickle.UnpicklingError, ValueError, LookupError, AttributeError, TypeError, EOFError)
+    with contextlib.suppress(*harmless, OverflowError, MemoryError):
+        assert not callable(safe_load(content))
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_tables_come_out_of_pickles_without_pandas(protocol):
+    pd = pytest.importorskip("pandas")
+    columns = {"id": np.arange(5), "a": np.linspace(0, 1, 5), "b": np.arange(5) * 2.5, "flag": np.arange(5) % 2 == 0}
+    table = pd.DataFrame(columns)
+    table.columns = pd.Index(list(columns), dtype=object)
+    for frame in (table, table[table["id"] > 1], table[["b", "id"]], table.set_index("id")[["a"]]):
+        back = load_frames(io.BytesIO(pickle.dumps([frame], protocol=protocol)))[0]
+        assert len(back) == len(frame)
+        for name in frame.columns:
+            assert (np.asarray(back[name]) == frame[name].to_numpy()).all()
+
+
+def test_tables_of_older_pandas():
+    """The layout before pandas 1.3, written by hand: axes and blocks in a nested tuple."""
+    import sys
+    import types
+
+    modules = {}
+    for place, name in (("pandas.core.frame", "DataFrame"), ("pandas.core.internals.managers", "BlockManager")):
+        module = types.ModuleType(place)
+        kind = type(name, (), {"__module__": place, "__getstate__": lambda self: self.state})
+        setattr(module, name, kind)
+        modules[place] = module
+    index = np.array(["x", "y", "n"], dtype=object)
+    blocks = [
+        {"values": np.array([[1.0, 2.0], [3.0, 4.0]]), "mgr_locs": slice(0, 2, 1)},
+        {"values": np.array([[7, 8]]), "mgr_locs": np.array([2])},
+    ]
+    manager = modules["pandas.core.internals.managers"].BlockManager()
+    manager.state = ([], [], [], {"0.14.1": {"axes": [index, np.arange(2)], "blocks": blocks}})
+    frame = modules["pandas.core.frame"].DataFrame()
+    frame.state = {"_mgr": manager, "_typ": "dataframe", "_metadata": []}
+    with pytest.MonkeyPatch.context() as patch:
+        for place, module in modules.items():
+            patch.setitem(sys.modules, place, module)
+        content = pickle.dumps(frame, protocol=4)
+    back = load_frames(io.BytesIO(content))
+    assert {name: back[name].tolist() for name in ("x", "y", "n")} == {"x": [1, 2], "y": [3, 4], "n": [7, 8]}
