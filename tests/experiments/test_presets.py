@@ -97,5 +97,5 @@ def test_what_is_no_preset_is_refused(tmp_path, content, complaint):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="absent.toml"):
+    with pytest.raises(FileNotFoundError, match=r"absent\.toml"):
         read_preset(tmp_path / "absent.toml")

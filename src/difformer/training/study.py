@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from difformer.data import Task
+from difformer.training import NonFiniteLossError, train_one
 from difformer.training.callbacks import EpochEvent
-from difformer.training.loop import NonFiniteLossError, train_one
 
 if TYPE_CHECKING:
     from difformer.training.tuning import Question
@@ -69,29 +69,39 @@ def _pruner(question: Question) -> Any:
     return optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=epochs // 5)
 
 
-def lay_out(study: Any, question: Question, trials: int) -> int:
-    """Lays out the points to be tried; returns how many trials are still to be run."""
+def points_to_try(study: Any, question: Question, trials: int) -> list[dict[str, Any]]:
+    """Points of the space that are wanted and have no finished trial; nothing for a sampler that proposes its own."""
     import optuna
 
-    finished = 0
     done = []
     for trial in study.trials:
         if trial.state == optuna.trial.TrialState.RUNNING:
-            # Its process is gone (we hold the lock): the point is laid out again below.
+            # Its process is gone (we hold the lock), so the point is to be tried again.
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        elif trial.state == optuna.trial.TrialState.WAITING:
-            done.append(trial.system_attrs.get("fixed_params", {}))
         elif trial.state.is_finished() and not interrupted(trial):
-            finished += 1
             done.append(trial.params)
     if question.sampler == "tpe":
-        return max(0, trials - finished)
+        return []
     wanted = question.space.size if question.sampler == "grid" else min(trials, question.space.size)
-    for point in question.space.points(wanted, question.seed):
-        if point not in done:
+    return [point for point in question.space.points(wanted, question.seed) if point not in done]
+
+
+def lay_out(study: Any, question: Question, points: list[dict[str, Any]], trials: int) -> int:
+    """Puts points into the study's queue; returns how many trials are to be run."""
+    import optuna
+
+    if question.sampler == "tpe":
+        finished = sum(trial.state.is_finished() and not interrupted(trial) for trial in study.trials)
+        return max(0, trials - finished)
+    waiting = [
+        trial.system_attrs.get("fixed_params", {})
+        for trial in study.trials
+        if trial.state == optuna.trial.TrialState.WAITING
+    ]
+    for point in points:
+        if point not in waiting:
             study.enqueue_trial(point)
-    waiting = sum(trial.state == optuna.trial.TrialState.WAITING for trial in study.trials)
-    return max(0, min(waiting, wanted - finished))
+    return len(points)
 
 
 def interrupted(trial: Any) -> bool:

@@ -27,7 +27,16 @@ from difformer.data.errors import require
 from difformer.training.config import TrainConfig
 from difformer.training.metrics import Metric, find_metric
 from difformer.training.spaces import Space
-from difformer.training.study import Lock, interrupted, lay_out, open_study, work, work_in_processes
+from difformer.training.study import (
+    Lock,
+    interrupted,
+    lay_out,
+    open_study,
+    points_to_try,
+    work,
+    work_in_processes,
+)
+from difformer.training.study_stacked import should_stack, why_not, work_in_stacks
 
 SAMPLERS = ("random", "tpe", "grid")
 
@@ -149,6 +158,7 @@ def tune(
     out: str | os.PathLike[str],
     jobs: int = 1,
     device: str = "auto",
+    stacked: bool | None = None,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> Tuned:
     """Try settings until `trials` of them have come to an end, and name the best on validation.
@@ -161,15 +171,18 @@ def tune(
         out: Folder of the study; made where it is absent.
         jobs: Processes that work at the same time. With more than one, timing decides which trials are stopped early.
         device: As in `train_one`.
+        stacked: Train settings that share shapes as one, without stopping any early; None does so on a GPU.
         on_trial: Told of every trial that ends.
 
     Raises:
-        ValueError: If the folder holds another study, or no trial came through.
+        ValueError: If the folder holds another study, stacks are asked for and not possible, or no trial came through.
         ImportError: If optuna is not installed.
     """
     optuna = require("optuna", extra="tune", purpose="tuning")
     if trials < 1 or jobs < 1:
         raise ValueError(f"trials and jobs must be at least 1, got trials={trials}, jobs={jobs}")
+    if stacked and (reason := why_not(task, question)):
+        raise ValueError(f"stacked: {reason}")
     if not all(split.valid.numel() for split in task.splits[: question.runs]):
         raise ValueError(f"task {task.name!r} has a split without validation instances: there is nothing to choose by")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -178,7 +191,7 @@ def tune(
     folder.mkdir(parents=True, exist_ok=True)
     with Lock(folder / "study.lock"):
         study = open_study(folder, task, question)
-        remaining = lay_out(study, question, trials)
+        points = points_to_try(study, question, trials)
         told = {trial.number for trial in study.trials if trial.state.is_finished()}
 
         def tell_new() -> None:
@@ -188,10 +201,14 @@ def tune(
                     if on_trial is not None and not interrupted(trial):
                         on_trial(_trial(trial))
 
-        if jobs == 1 or remaining <= 1:
-            work(study, task, question, remaining, device, tell_new)
+        if stacked if stacked is not None else should_stack(task, question, device):
+            work_in_stacks(study, task, question, points, device, tell_new)
         else:
-            work_in_processes(folder, task, question, remaining, jobs, device, tell_new)
+            remaining = lay_out(study, question, points, trials)
+            if jobs == 1 or remaining <= 1:
+                work(study, task, question, remaining, device, tell_new)
+            else:
+                work_in_processes(folder, task, question, remaining, jobs, device, tell_new)
         tell_new()
         return _best(study, question, task, folder)
 
