@@ -18,7 +18,7 @@ from difformer.data.datasets.actstrack import COLUMNS, POSITION, Z_MASS
 from difformer.data.datasets.pokec import NUM_TEXTS
 from difformer.data.datasets.temporal import period_scale
 from difformer.data.datasets.texts import GROUPS, published_order, tfidf
-from difformer.data.features import hog_features, shrink_images
+from difformer.data.features import hog_features, save_features, shrink_images
 from difformer.data.sources import PROTEINS_MEMBERS, STL10_MEMBERS
 
 
@@ -333,6 +333,9 @@ class TestImages:
         task = load("stl10", tmp_path, per_class=2, num_splits=2)
         torch.testing.assert_close(task.x, torch.tensor(features).float())
         assert task.y.tolist() == labels.tolist()
+        save_features(tmp_path / "stl10" / "stl10_simclr.npz", features, method="pca")
+        with pytest.raises(DataError, match="made by 'pca', not by SimCLR"):
+            load("stl10", tmp_path, per_class=2)
         np.savez(tmp_path / "stl10" / "stl10_simclr.npz", features=features[:49])
         with pytest.raises(DataError, match="49 rows of features for 50 images"):
             load("stl10", tmp_path, per_class=2)

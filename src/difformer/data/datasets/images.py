@@ -9,7 +9,9 @@ any training ``"pca"``, ``"hog"`` and ``"pixels"``, for which STL-10's images ar
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from difformer.data.task import Task
 Array = np.ndarray[Any, Any]
 
 FEATURES = ("simclr", "pca", "hog", "pixels")
+HOG = {"cell": 8, "bins": 9}
 _FORMAT = 1
 
 
@@ -153,6 +156,9 @@ def _simclr(name: str, root: str | os.PathLike[str] | None, rows: int) -> Array:
         )
     with reading(path, data_set=name), np.load(path, allow_pickle=False) as file:
         x: Array = file["features"]
+        method = json.loads(str(file["metadata"])).get("method") if "metadata" in file else "simclr"
+    if method != "simclr":
+        raise DataError(f"the features in this file were made by {method!r}, not by SimCLR", path=path)
     if len(x) != rows:
         raise DataError(f"{len(x)} rows of features for {rows} images; they were made from other images", path=path)
     return x
@@ -170,13 +176,14 @@ def _plain(found: Found, features: str, pca_dim: int) -> tuple[Array, str]:
     if features == "pixels":
         small = images()
         return small.reshape(len(small), -1) / np.float32(255), f"pixels{shrunk}, 0 to 1"
-    make = {"pca": lambda: pca_features(images(), pca_dim), "hog": lambda: hog_features(images())}[features]
+    options = {"dim": pca_dim} if features == "pca" else HOG
+    make: Callable[..., Array] = pca_features if features == "pca" else hog_features
     arrays = processed(
         f"{found.name}-{features}",
-        lambda: {"features": make()},
+        lambda: {"features": make(images(), **options)},
         sources=found.paths,
         version=_FORMAT,
-        options={"dim": pca_dim} if features == "pca" else None,
+        options=options,
     )
     said = f"{pca_dim} principal components of pixels" if features == "pca" else "histograms of oriented gradients"
     return arrays["features"], said + shrunk
