@@ -152,9 +152,15 @@ def reading(found: Found | Path, *, data_set: str | None = None) -> Iterator[Non
         where = paths[0] if len(paths) == 1 else paths[0].parent
         raise DataError(
             f"data set {name!r} cannot be read from here ({said}); the file is cut short, or not what its name says: "
-            f"delete it and load again, or put a good copy in its place",
+            f"delete it and load again, or put a good copy in its place{_address(name)}",
             path=where,
         ) from error
+
+
+def _address(name: str | None) -> str:
+    urls = (form.files[0].url for form in FORMS.get(name or "", ()) if form.downloadable)
+    url = next(urls, None)
+    return "" if url is None else f"; its official source is {url}"
 
 
 def _forms(name: str, forms: Sequence[str] | None) -> tuple[Form, ...]:
