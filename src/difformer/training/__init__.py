@@ -13,20 +13,32 @@ if TYPE_CHECKING:
     from difformer.training.callbacks import EpochEvent as EpochEvent
     from difformer.training.config import TrainConfig as TrainConfig
     from difformer.training.config import parse_settings as parse_settings
-    from difformer.training.loop import NonFiniteLossError as NonFiniteLossError
+    from difformer.training.interrupt import TrainingInterrupted as TrainingInterrupted
+    from difformer.training.journal import NonFiniteLossError as NonFiniteLossError
     from difformer.training.loop import train_one as train_one
     from difformer.training.record import RunRecord as RunRecord
     from difformer.training.record import Summary as Summary
+    from difformer.training.run import fit as fit
+    from difformer.training.run import resume as resume
+    from difformer.training.runfiles import RunFolderError as RunFolderError
+    from difformer.training.runfolder import RunFolder as RunFolder
+    from difformer.training.source import TaskSource as TaskSource
 
 _HOME = {
     "Callback": "callbacks",
     "EpochEvent": "callbacks",
     "TrainConfig": "config",
     "parse_settings": "config",
-    "NonFiniteLossError": "loop",
+    "TrainingInterrupted": "interrupt",
+    "NonFiniteLossError": "journal",
     "train_one": "loop",
     "RunRecord": "record",
     "Summary": "record",
+    "fit": "run",
+    "resume": "run",
+    "RunFolderError": "runfiles",
+    "RunFolder": "runfolder",
+    "TaskSource": "source",
 }
 
 __all__ = list(_HOME)

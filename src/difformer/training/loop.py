@@ -5,11 +5,12 @@ Epoch e steps the parameters θ_{e-1} → θ_e along the gradient of the trainin
 no batch statistics; this is tried out once), the pass from which epoch e + 1 takes its gradient *is* the evaluation of
 θ_e, and an epoch costs one forward and one backward pass in all.
 
-**What is deterministic.** Initialisation, dropout and the order of batches follow from the seed alone; torch's global
-generator is put back afterwards, but is in use while a run lasts, so two runs in threads of one process disturb each
-other. On one CPU, with one number of threads and one version of torch, a seed gives one result to the bit, also when
-the run was interrupted and resumed. On CUDA, sums over edges and batches are added in varying order: results agree to
-rounding, which many epochs amplify.
+**What is deterministic.** Initialisation, dropout and the order of batches follow from the seed alone; dropout masks
+and batches are functions of seed and epoch, the same on every device. Torch's global generator, from which models are
+initialised, is put back afterwards; models that draw from it while they train would disturb each other in threads of
+one process. On one CPU, with one number of threads and one version of torch, a seed gives one result to the bit, also
+when the run was interrupted and resumed. On CUDA, sums over edges and batches are added in varying order: results agree
+to rounding, which many epochs amplify.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from difformer.data import Split, Task
+from difformer.nn.dropout import dropout_key
 from difformer.training.building import build_model, hook, learning_rate, make_optimizer
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import Snapshot
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
-from difformer.training.feeding import make_feed
+from difformer.training.feeding import Step, make_feed
 from difformer.training.journal import PARTS, Journal, NonFiniteLossError
 from difformer.training.losses import make_loss
 from difformer.training.randomness import isolated_rng, rng_state, set_rng_state
@@ -148,27 +150,28 @@ class Trainer:
         rate = learning_rate(self.config, self.epoch + 1)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        for step in self.feed.steps(self.epoch + 1):
-            if whole_outputs is None:
-                with self._precision():
-                    outputs = step.inputs.outputs(self.model)
-            else:
-                outputs = whole_outputs
-            loss = self.loss(step.select(outputs).float(), step.targets)
-            recorded += step.part * loss.detach()
-            if self.penalty is not None:
-                loss = loss + self.penalty()
-            (loss if step.share == 1.0 else loss * step.share).backward()
-            if step.update:
-                if self.config.gradient_clip is not None:
-                    nn.utils.clip_grad_norm_(self.model.parameters(), self.config.gradient_clip)
-                self.optimizer.step()
-                self.optimizer.zero_grad(set_to_none=True)
+        with dropout_key(self.seed, self.epoch + 1):
+            for step in self.feed.steps(self.epoch + 1):
+                outputs = self._forward(step) if whole_outputs is None else whole_outputs
+                loss = self.loss(step.select(outputs).float(), step.targets)
+                recorded += step.part * loss.detach()
+                if self.penalty is not None:
+                    loss = loss + self.penalty()
+                (loss if step.share == 1.0 else loss * step.share).backward()
+                if step.update:
+                    if self.config.gradient_clip is not None:
+                        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.gradient_clip)
+                    self.optimizer.step()
+                    self.optimizer.zero_grad(set_to_none=True)
+
+    def _forward(self, step: Step) -> Tensor:
+        with self._precision():
+            return step.inputs.outputs(self.model)
 
     def _forward_whole(self) -> Tensor:
         self.model.train()
-        with self._precision():
-            return next(self.feed.steps(self.epoch + 1)).inputs.outputs(self.model)
+        with dropout_key(self.seed, self.epoch + 1):
+            return self._forward(next(self.feed.steps(self.epoch + 1)))
 
     def evaluate(self) -> Tensor:
         """Outputs of all instances, in evaluation mode."""

@@ -1,0 +1,210 @@
+"""`fit`: all seeds of a configuration, with or without a run folder; and how an interrupted run goes on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from difformer.data import Task
+from difformer.training.callbacks import Callback
+from difformer.training.config import TrainConfig
+from difformer.training.devices import resolve
+from difformer.training.interrupt import TrainingInterrupted, stop_requests
+from difformer.training.loop import train_one
+from difformer.training.metrics import find_metric
+from difformer.training.record import RunRecord, Summary
+from difformer.training.rundescription import description
+from difformer.training.runfiles import RunFolderError, only_one, sweep
+from difformer.training.runfolder import RunFolder
+from difformer.training.source import TaskSource
+
+__all__ = ["TrainingInterrupted", "fit", "resume"]
+
+
+def fit(
+    task: Task | TaskSource | str,
+    config: TrainConfig | None = None,
+    *,
+    seeds: int | Sequence[int] = 5,
+    out: str | Path | None = None,
+    device: str | torch.device = "auto",
+    resume: bool = False,
+    callbacks: Iterable[Callback] = (),
+    source: TaskSource | None = None,
+) -> Summary:
+    """Train a configuration from several seeds; seed s uses split s modulo the number of splits.
+
+    Args:
+        task: A task, where it comes from, or the name of a data set.
+        config: Model and training; `TrainConfig()` where left out.
+        seeds: The seeds, or their number: 0, 1, …
+        out: Folder for everything that comes of it, see `difformer.training.runfolder`; None keeps it in memory.
+        device: See `difformer.training.devices.resolve`.
+        resume: Whether `out` may hold the same run, unfinished; it then goes on, to the same result.
+        callbacks: Told of every evaluated epoch.
+        source: Where `task` comes from, if it is a task: kept in the folder, so that the folder suffices to use it.
+
+    Returns:
+        Mean and spread over seeds, and one record a seed that was trained in this call.
+
+    Raises:
+        TrainingInterrupted: After Ctrl-C, when everything is saved.
+        RunFolderError: If the folder is there already, holds another run, or cannot be written.
+        NonFiniteLossError: If a loss becomes NaN or infinite.
+    """
+    config = config or TrainConfig()
+    if not isinstance(task, Task):
+        source = TaskSource(task) if isinstance(task, str) else task
+        task = source.load()
+    chosen = _seeds(seeds)
+    place = resolve(device)
+    if out is None:
+        if resume:
+            raise ValueError("resume=True needs the folder of the run: out=…")
+        return _in_memory(task, config, chosen, place, tuple(callbacks))
+    if resume and Path(out).exists():
+        folder = RunFolder.open(out)
+        _same_run(folder, task, config, chosen)
+    else:
+        folder = RunFolder.create(out, task, config, seeds=chosen, device=place, source=source)
+    return _in_folder(folder, task, place, tuple(callbacks))
+
+
+def resume(
+    path: str | Path,
+    *,
+    task: Task | None = None,
+    device: str | torch.device | None = None,
+    callbacks: Iterable[Callback] = (),
+) -> Summary:
+    """Go on with a run folder, to the result that it would have had without the interruption.
+
+    Args:
+        path: The run folder.
+        task: The task, where the run was made from a task object.
+        device: Another device than the run's own; results then agree to rounding only.
+        callbacks: Told of every evaluated epoch.
+    """
+    folder = RunFolder.open(path)
+    place = resolve(folder.device if device is None else device)
+    return _in_folder(folder, folder.task(task), place, tuple(callbacks))
+
+
+def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(int(seed) for seed in seeds)
+    if not chosen or min(chosen) < 0 or len(set(chosen)) != len(chosen):
+        raise ValueError(
+            f"seeds must be a number of at least 1, or different whole numbers of at least 0; got {seeds!r}"
+        )
+    return chosen
+
+
+def _in_memory(
+    task: Task, config: TrainConfig, seeds: Sequence[int], device: torch.device, callbacks: tuple[Callback, ...]
+) -> Summary:
+    records: list[RunRecord] = []
+    with closing(callbacks), stop_requests() as stop:
+        for seed in seeds:
+            split = task.splits[seed % len(task.splits)]
+            records.append(train_one(task, split, config, seed, device, callbacks=callbacks, stop=stop))
+            if stop():
+                break
+    metric = find_metric(records[0].metric)
+    results = tuple(record.result() for record in records)
+    summary = Summary(results, metric.name, metric.higher_is_better, None, tuple(records))
+    if not summary.complete or len(records) < len(seeds):
+        raise TrainingInterrupted(summary, "")
+    return summary
+
+
+def _in_folder(folder: RunFolder, task: Task, device: torch.device, callbacks: tuple[Callback, ...]) -> Summary:
+    records: list[RunRecord] = []
+    with closing(callbacks), only_one(folder.path), stop_requests() as stop:
+        sweep(folder.path)
+        _warn_of_versions(folder)
+        waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]
+        for seed in waiting:
+            records.append(_one_seed(folder, task, seed, device, callbacks, stop))
+            folder.write_record(records[-1], task)
+            if stop():
+                break
+        if not waiting:
+            folder.write_summary()  # a process may have been killed between the last result and the summary
+    summary = folder.summary(records)
+    if not summary.complete or len(summary.results) < len(folder.seeds):
+        raise TrainingInterrupted(summary, str(folder.path))
+    return summary
+
+
+def _one_seed(
+    folder: RunFolder,
+    task: Task,
+    seed: int,
+    device: torch.device,
+    callbacks: tuple[Callback, ...],
+    stop: Callable[[], bool],
+) -> RunRecord:
+    """A seed from its checkpoint, or from its beginning; lines of epochs after the checkpoint are taken back."""
+    state = folder.read_checkpoint(seed)
+    others = {other for other in folder.seeds if other != seed}
+    history: list[dict[str, Any]] = [] if state is None else state.facts["history"]
+    folder.metrics.rewrite(lambda row: row["seed"] in others, seed, history)
+    return train_one(
+        task,
+        folder.split_of(task, seed),
+        folder.config,
+        seed,
+        device,
+        state=state,
+        callbacks=callbacks,
+        log=lambda rows: folder.metrics.append(seed, rows),
+        save=lambda snapshot: folder.write_checkpoint(seed, snapshot),
+        stop=stop,
+    )
+
+
+def _same_run(folder: RunFolder, task: Task, config: TrainConfig, seeds: tuple[int, ...]) -> None:
+    """Refuses to go on with a folder that holds something else."""
+    folder.task(task)
+    asked = description(
+        task, config, seeds=seeds, device=torch.device("cpu"), source=folder.source, stacked=folder.stacked
+    )
+    there = folder.about
+    differs = [
+        f"{name} is {there[table].get(name)!r} there and {value!r} here"
+        for table in ("model", "training")
+        for name, value in asked[table].items()
+        if value != there[table].get(name) and not name.startswith("checkpoint_")
+    ]
+    if tuple(there["run"]["seeds"]) != seeds:
+        differs.append(f"seeds are {list(there['run']['seeds'])} there and {list(seeds)} here")
+    if differs:
+        raise RunFolderError(
+            f"{folder.path} holds another run: {'; '.join(differs)}. Choose another folder, or resume it as it is"
+        )
+
+
+def _warn_of_versions(folder: RunFolder) -> None:
+    written = folder.about["versions"]["torch"]
+    if written != torch.__version__:
+        warnings.warn(
+            f"{folder.path} was begun with torch {written}, this is {torch.__version__}: results may differ by "
+            f"rounding",
+            stacklevel=4,
+        )
+
+
+@contextmanager
+def closing(callbacks: Iterable[Callback]) -> Iterator[None]:
+    """Closes callbacks that can be closed, however the training ends."""
+    try:
+        yield
+    finally:
+        for callback in callbacks:
+            if (close := getattr(callback, "close", None)) is not None:
+                close()

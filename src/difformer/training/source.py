@@ -1,0 +1,62 @@
+"""Where a task comes from, so that it can be made again: a data set by name, or a user's own files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from difformer.data import DataError, Task
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """A recipe for a task.
+
+    Args:
+        name: A data set of `difformer.data.load`; None for own files.
+        root: Folder to search for its files first.
+        options: Of the data set, or of `difformer.data.from_files`.
+        files: Own files by role: ``{"features": …, "labels": …, "edges": …}``; kept as absolute paths.
+    """
+
+    name: str | None = None
+    root: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.name is None) == (not self.files):
+            raise ValueError("a task comes either from a data set by name or from files: give one of name and files")
+        paths = {role: os.path.abspath(os.fspath(path)) for role, path in self.files.items()}
+        object.__setattr__(self, "files", paths)
+        object.__setattr__(self, "options", dict(self.options))
+        if self.root is not None:
+            object.__setattr__(self, "root", os.path.abspath(os.fspath(self.root)))
+
+    def load(self) -> Task:
+        """The task.
+
+        Raises:
+            DataError: If a file is no longer there or cannot be read.
+        """
+        if self.name is not None:
+            from difformer.data import load
+
+            return load(self.name, self.root, **self.options)
+        from difformer.data import from_files
+
+        for role, path in self.files.items():
+            if not Path(path).exists():
+                raise DataError(f"the file with the {role} is no longer there", path=path)
+        return from_files(**self.files, **self.options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in ``config.toml``."""
+        return {"name": self.name, "root": self.root, "options": dict(self.options), "files": dict(self.files)}
+
+    @staticmethod
+    def from_dict(table: Mapping[str, Any]) -> TaskSource:
+        return TaskSource(table.get("name"), table.get("root"), table.get("options", {}), table.get("files", {}))
