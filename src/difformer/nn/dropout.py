@@ -30,6 +30,17 @@ class _Place:
 
     def __init__(self, key: Tensor, rows: Tensor | None, site: int) -> None:
         self.key, self.rows, self.site = key, rows, site
+        self._known: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+
+    def threshold(self, p: float | Tensor) -> tuple[Tensor, Tensor] | tuple[int, float]:
+        """The first int16 (-2^15 … 2^15 - 1) that keeps an entry, and 1 / (1 - p), with p to the nearest 2^-16."""
+        if not isinstance(p, Tensor):
+            count = min(round(float(np.float32(p)) * 65536), 65535)
+            return count - 32768, 65536 / (65536 - count)
+        if self._known is None or self._known[0] is not p:  # one rate serves all dropouts of a pass
+            counts = (p.float() * 65536).round().clamp(max=65535)
+            self._known = p, ((counts - 32768).to(torch.int16), 65536 / (65536 - counts))
+        return self._known[1]
 
 
 class _Current(threading.local):
@@ -66,9 +77,7 @@ def _mix64(x: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def dropout_key(
-    seed: int | Tensor, step: int = 0, *, rows: Tensor | None = None, site: int = 0
-) -> Iterator[_Place]:
+def dropout_key(seed: int | Tensor, step: int = 0, *, rows: Tensor | None = None, site: int = 0) -> Iterator[_Place]:
     """Within it, dropout masks follow from the seed, the step and the order of the dropouts alone.
 
     Args:
@@ -94,7 +103,7 @@ def dropout_key(
 
 def dropout(x: Tensor, p: float | Tensor, training: bool) -> Tensor:
     """Dropout whose rate may be a tensor, as it is when runs of different rates are trained as one."""
-    if not training or (not isinstance(p, Tensor) and not p):
+    if not training or (not isinstance(p, Tensor) and p < 2**-17):  # a hash of 16 bits drops nothing then
         return x
     if _open:
         return _keyed(x, p)
@@ -118,19 +127,24 @@ _keyed: Callable[[Tensor, float | Tensor], Tensor] = torch.compiler.disable(_has
 
 def keep_mask(x: Tensor, p: float | Tensor, place: _Place) -> Tensor:
     """1 / (1 - p) where an entry of `x` is kept, 0 where it is dropped; the next call gives the next mask."""
+    first, scale = place.threshold(p)
     bits = _hash(x, place)
     place.site += 1
-    # int16 holds -2^15 … 2^15 - 1: an entry is kept from `threshold` on. Clamping makes 0 and 1 of it without a
-    # boolean tensor, which is slow to make and slow to use on a CPU.
-    if isinstance(p, Tensor):
-        dropped = (p.float() * 65536).round()
-        below = (dropped - 32769).to(torch.int16)
-        kept = torch.minimum(torch.maximum(bits, below), below + 1) - below
-        return kept.to(x.dtype) * (65536 / (65536 - dropped)).to(x.dtype)
-    count = round(float(np.float32(p)) * 65536)
-    if count == 0:
-        return torch.ones_like(x)
-    return bits.clamp(count - 32769, count - 32768).sub_(count - 32769).to(x.dtype).mul_(65536 / (65536 - count))
+    return (_select if x.is_cuda else _clamp)(bits, first, scale, x.dtype)
+
+
+def _select(bits: Tensor, first: Tensor | int, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
+    """`scale` where `bits` reach `first`, 0 elsewhere, with the fewest passes over memory."""
+    return (bits >= first) * torch.as_tensor(scale, dtype=dtype)
+
+
+def _clamp(bits: Tensor, first: Tensor | int, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
+    """The same without a boolean tensor, which is slow to make and slow to use on a CPU."""
+    if isinstance(first, Tensor):
+        below = first - 1  # for p = 0 it wraps around, and so does the difference: all are kept
+        kept = torch.minimum(torch.maximum(bits, below), first) - below
+        return kept.to(dtype) * torch.as_tensor(scale, dtype=dtype)
+    return bits.clamp(first - 1, first).sub_(first - 1).to(dtype).mul_(scale)
 
 
 def _hash(x: Tensor, place: _Place) -> Tensor:
