@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from difformer.training.runfiles import RunFolderError as RunFolderError
     from difformer.training.runfolder import RunFolder as RunFolder
     from difformer.training.source import TaskSource as TaskSource
+    from difformer.training.using import embed as embed
+    from difformer.training.using import energy as energy
+    from difformer.training.using import evaluate as evaluate
+    from difformer.training.using import load_run as load_run
+    from difformer.training.using import predict as predict
 
 _HOME = {
     "Callback": "callbacks",
@@ -39,6 +44,11 @@ _HOME = {
     "RunFolderError": "runfiles",
     "RunFolder": "runfolder",
     "TaskSource": "source",
+    "embed": "using",
+    "energy": "using",
+    "evaluate": "using",
+    "load_run": "using",
+    "predict": "using",
 }
 
 __all__ = list(_HOME)

@@ -82,6 +82,9 @@ class Feed(Protocol):
     def states(self, model: nn.Module) -> Tensor:
         """States of all instances before the output layer."""
 
+    def passes(self) -> list[Inputs]:
+        """Forward passes that together cover all instances."""
+
 
 class NodesFeed:
     """All nodes in every pass."""
@@ -101,6 +104,9 @@ class NodesFeed:
 
     def states(self, model: nn.Module) -> Tensor:
         return self.inputs.states(model)
+
+    def passes(self) -> list[Inputs]:
+        return [self.inputs]
 
 
 def make_feed(task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device, model: nn.Module) -> Feed:

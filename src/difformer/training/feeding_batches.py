@@ -66,6 +66,9 @@ class BatchesFeed:
             model, task.x, self._graph, batch_size=self.batch_size, device=self.device, storage=self._storage
         )
 
+    def passes(self) -> list[Inputs]:
+        return [self._inputs()]
+
     def _inputs(self) -> Inputs:
         if self._whole is None:
             task, graph = self.task, None

@@ -40,15 +40,15 @@ class GraphsFeed:
         for batch in self._training.epoch(epoch):
             yield Step(self._inputs(batch), batch.y.to(self.device), part=batch.graphs.numel() / count)
 
-    def _batches(self) -> list[Inputs]:
+    def passes(self) -> list[Inputs]:
         if self._kept is None:
             self._kept = [self._inputs(batch) for batch in self._all.epoch(0)]
         return self._kept
 
     def outputs(self, model: nn.Module) -> Tensor:
         """``[G, C]``."""
-        return torch.cat([inputs.outputs(model) for inputs in self._batches()])
+        return torch.cat([inputs.outputs(model) for inputs in self.passes()])
 
     def states(self, model: nn.Module) -> Tensor:
         """``[G, hidden]``."""
-        return torch.cat([inputs.states(model) for inputs in self._batches()])
+        return torch.cat([inputs.states(model) for inputs in self.passes()])

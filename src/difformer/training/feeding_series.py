@@ -75,6 +75,9 @@ class SeriesFeed:
         """``[T, N, hidden]``."""
         return self._join([inputs.states(model) for inputs in self._all])
 
+    def passes(self) -> list[Inputs]:
+        return self._all
+
     def _join(self, parts: list[Tensor]) -> Tensor:
         flat = torch.cat(parts)
         return flat.reshape(*self.shape, flat.shape[-1])

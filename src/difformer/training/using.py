@@ -1,0 +1,239 @@
+"""What a finished run is for: measure it again, predict, embed, look at its energy.
+
+All four read the run folder and nothing else (a run on a task object needs that object again).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from difformer.data import Split, Task
+from difformer.nn.inspection import EnergyProfile
+from difformer.training.building import build_model, hook
+from difformer.training.devices import resolve
+from difformer.training.feeding import Feed, make_feed
+from difformer.training.joining import new_task
+from difformer.training.metrics import METRICS
+from difformer.training.predictions import Predictions
+from difformer.training.randomness import isolated_rng
+from difformer.training.runfiles import RunFolderError
+from difformer.training.runfolder import RunFolder
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Every metric of a run's best epoch.
+
+    Args:
+        seed: Of the run.
+        split: Its split.
+        values: By metric, then by part.
+    """
+
+    seed: int
+    split: str
+    values: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A trained model, ready to be asked; in evaluation mode."""
+
+    model: nn.Module
+    feed: Feed
+    task: Task
+    split: Split
+
+    def outputs(self) -> Tensor:
+        """Of all instances, on the CPU."""
+        with torch.no_grad():
+            return self.feed.outputs(self.model).float().cpu()
+
+    def states(self) -> Tensor:
+        with torch.no_grad():
+            return self.feed.states(self.model).float().cpu()
+
+
+def load_run(
+    run: RunFolder | str | Path,
+    *,
+    seed: int | None = None,
+    task: Task | None = None,
+    on: Task | None = None,
+    device: str | torch.device = "auto",
+) -> Loaded:
+    """The model of a run with the parameters of its best epoch.
+
+    Args:
+        run: The run folder.
+        seed: Which run; None takes the one that is best on validation.
+        task: The task, where the run was made from a task object.
+        on: Another task to use the model on, with the features that it was trained on.
+        device: Where to.
+    """
+    folder = _open(run)
+    return _load(folder, folder.task(task), seed, on, device)
+
+
+def _open(run: RunFolder | str | Path) -> RunFolder:
+    return run if isinstance(run, RunFolder) else RunFolder.open(run)
+
+
+def _load(folder: RunFolder, own: Task, seed: int | None, on: Task | None, device: str | torch.device) -> Loaded:
+    chosen = _best_seed(folder) if seed is None else seed
+    if chosen not in folder.seeds:
+        raise RunFolderError(f"{folder.path} has no seed {chosen}; it has {', '.join(map(str, folder.seeds))}")
+    place, used = resolve(device), own if on is None else on
+    if (used.kind, used.num_features) != (own.kind, own.num_features):
+        raise ValueError(
+            f"the run was trained on {own.kind} with {own.num_features} features, task {used.name!r} holds {used.kind} "
+            f"with {used.num_features}"
+        )
+    split = folder.split_of(used, chosen)
+    with isolated_rng(place):
+        model = build_model(own, folder.config)
+        try:
+            model.load_state_dict(folder.read_weights(chosen))
+        except RuntimeError as error:
+            raise RunFolderError(f"{folder.of_seed(chosen)}: the weights are of another model: {error}") from error
+        model.to(place).eval()
+        if (observe := hook(model, "observe")) is not None:
+            observe(used.y.to(place), split.train.to(place))
+        return Loaded(model, make_feed(used, split, folder.config, chosen, place, model), used, split)
+
+
+def evaluate(
+    run: RunFolder | str | Path, *, task: Task | None = None, device: str | torch.device = "auto"
+) -> tuple[Evaluation, ...]:
+    """Every metric that fits the problem, on every part, of every seed that has been trained; measured anew."""
+    folder = _open(run)
+    own = folder.task(task)
+    found = []
+    for result in folder.summary().results:
+        loaded = _load(folder, own, result["seed"], None, device)
+        outputs = loaded.outputs()
+        values: dict[str, dict[str, float]] = {}
+        for metric in METRICS.values():
+            if own.problem in metric.problems and (metric.name != "broadcast-mse" or own.kind == "series"):
+                values[metric.name] = {
+                    part: metric(outputs[index], own.y[index]).item() if index.numel() else float("nan")
+                    for part, index in loaded.split.parts().items()
+                }
+        found.append(Evaluation(result["seed"], loaded.split.name, values))
+    return tuple(found)
+
+
+def predict(
+    run: RunFolder | str | Path,
+    features: Any = None,
+    *,
+    edges: Any = None,
+    edge_weight: Any = None,
+    on: Task | None = None,
+    together: bool = True,
+    seed: int | None = None,
+    task: Task | None = None,
+    device: str | torch.device = "auto",
+) -> Predictions:
+    """What a run says of its own instances, or of new ones.
+
+    Args:
+        run: The run folder.
+        features: New instances: rows ``[M, F]``, or snapshots ``[T, N, F]`` of the same nodes; prepared as the
+            features of the run's task were. None predicts the task's own instances.
+        edges: ``[2, E]`` edges of new rows; numbers from 0 are the task's instances, followed by the new ones (of new
+            ones alone if not `together`).
+        edge_weight: Their weights.
+        on: New instances as a task, in place of `features`: used by itself.
+        together: Whether new rows are propagated together with the task's instances, or by themselves.
+        seed: Which run; None takes the one that is best on validation.
+        task: The run's task, where it was made from a task object.
+        device: Where to.
+    """
+    folder = _open(run)
+    loaded, new = _ask(folder, features, edges, edge_weight, on, together, seed, task, device)
+    outputs = loaded.outputs()
+    if new is None:
+        return Predictions.of(loaded.task, outputs, None if on is not None else loaded.split)
+    return Predictions(loaded.task.problem, outputs[new:], loaded.task.class_names)
+
+
+def embed(
+    run: RunFolder | str | Path,
+    features: Any = None,
+    *,
+    edges: Any = None,
+    edge_weight: Any = None,
+    on: Task | None = None,
+    together: bool = True,
+    seed: int | None = None,
+    task: Task | None = None,
+    device: str | torch.device = "auto",
+) -> Tensor:
+    """States before the output layer, ``[instances, …, hidden]``; arguments as in `predict`."""
+    folder = _open(run)
+    loaded, new = _ask(folder, features, edges, edge_weight, on, together, seed, task, device)
+    return loaded.states()[new or 0 :]
+
+
+def energy(
+    run: RunFolder | str | Path,
+    *,
+    seed: int | None = None,
+    task: Task | None = None,
+    device: str | torch.device = "auto",
+) -> EnergyProfile:
+    """Measured energy and effective rank of every layer, over all instances; of series and graphs the mean over passes.
+
+    Raises:
+        ValueError: If the model has no energy to measure.
+    """
+    folder = _open(run)
+    loaded = _load(folder, folder.task(task), seed, None, device)
+    measure = hook(loaded.model, "energy")
+    if measure is None:
+        raise ValueError(f"model {folder.config.model!r} does not measure an energy; DIFFormer models do")
+    profiles = [measure(inputs.x, inputs.graph, None, inputs.batch) for inputs in loaded.feed.passes()]
+    edges = [profile.dirichlet for profile in profiles if profile.dirichlet is not None]
+    return EnergyProfile(
+        energy=torch.stack([profile.energy for profile in profiles]).mean(0).cpu(),
+        dirichlet=torch.stack(edges).mean(0).cpu() if edges else None,
+        effective_rank=torch.stack([profile.effective_rank for profile in profiles]).mean(0).cpu(),
+    )
+
+
+def _ask(
+    folder: RunFolder,
+    features: Any,
+    edges: Any,
+    edge_weight: Any,
+    on: Task | None,
+    together: bool,
+    seed: int | None,
+    task: Task | None,
+    device: str | torch.device,
+) -> tuple[Loaded, int | None]:
+    """A model over the instances in question, and where new ones begin among them."""
+    if features is None:
+        if edges is not None or edge_weight is not None:
+            raise ValueError("edges of new instances were given without their features")
+        return _load(folder, folder.task(task), seed, on, device), None
+    if on is not None:
+        raise ValueError("give new instances either as features or as a task, not both")
+    own = folder.task(task)
+    joined, start = new_task(own, features, edges, edge_weight, together=together)
+    return _load(folder, own, seed, joined, device), start
+
+
+def _best_seed(folder: RunFolder) -> int:
+    """The seed that is best on validation; the first of equals."""
+    summary = folder.summary()
+    sign = 1 if summary.higher_is_better else -1
+    worth = [sign * value if value == value else -math.inf for value in summary.values("valid")]
+    return int(summary.results[worth.index(max(worth))]["seed"])
