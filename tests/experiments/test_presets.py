@@ -66,7 +66,7 @@ def test_a_written_preset_reads_back(tmp_path):
         "tuned",
         "difformer-s",
         "digits",
-        settings={"learning_rate": 1e-05, "norm": False, "graph": "knn:5", "num_layers": 3, "graph_weight": "none"},
+        settings={"learning_rate": 1e-05, "norm": False, "graph": "knn:5", "num_layers": 3, "graph_weight": None},
         source='a "quoted" search: ü, \\ and all',
         metric="accuracy",
         validation=0.875,

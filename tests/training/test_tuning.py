@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 
 import pytest
 
 from difformer.data.registry import load
 from difformer.training.loop import train_one
+from difformer.training.runfiles import only_one
 from difformer.training.spaces import Space, default_space, load_spaces
 from difformer.training.tuning import Question, make_config, tune
 
@@ -133,13 +133,10 @@ def test_another_question_in_the_same_folder_is_refused(iris, tmp_path):
         tune(iris, Question("mlp", SPACE, runs=2), trials=1, out=tmp_path)
 
 
-def test_a_folder_at_work_is_refused_and_a_dead_one_taken_over(iris, tmp_path):
-    (tmp_path / "study.lock").write_text(str(os.getppid()))
-    with pytest.raises(ValueError, match="another tuning"):
+def test_a_folder_at_work_is_refused(iris, tmp_path):
+    with only_one(tmp_path), pytest.raises(OSError, match="another process"):
         tune(iris, Question("mlp", SPACE), trials=1, out=tmp_path)
-    (tmp_path / "study.lock").write_text("999999999")
-    tune(iris, Question("mlp", SPACE), trials=1, out=tmp_path)
-    assert not (tmp_path / "study.lock").exists()
+    assert len(tune(iris, Question("mlp", SPACE), trials=1, out=tmp_path).trials) == 1
 
 
 def test_hopeless_and_diverging_trials_end_early(iris, tmp_path):

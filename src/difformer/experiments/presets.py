@@ -14,18 +14,14 @@ No torch here: the command line reads presets before it knows whether it will tr
 from __future__ import annotations
 
 import difflib
-import importlib
-import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-# The standard library reads TOML from Python 3.11 on; before it, the package that became it.
-tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+from difformer.training import toml
 
 NAMES = ("paper", "public-code", "best")
 SHIPPED = Path(__file__).with_name("presets.toml")
@@ -52,8 +48,7 @@ class Preset:
         name: ``"public-code"``, ``"paper"``, ``"best"``, or a name of your own.
         model: Model of the zoo that they are for.
         dataset: Data set that they were chosen on.
-        settings: What `--set` takes, in one mapping: fields of the training configuration and options of the model. A
-            None is the text ``"none"``, since TOML has no such value.
+        settings: What `--set` takes, in one mapping: fields of the training configuration and options of the model.
         source: Where they come from, in a sentence.
         protocol: Protocol under which they were chosen, where it is known.
         seeds: How many runs the source averages over, where it says so.
@@ -83,10 +78,6 @@ class Preset:
         if self.validation is not None:
             tuned = f" (validation {self.metric or 'score'} {self.validation:.4g}, {self.trials} trials)"
         return f"{self.name} ({self.model} on {self.dataset}): {self.source}{tuned}"
-
-    def words(self) -> list[str]:
-        """Settings as a person would type them after `--set`."""
-        return [f"{key}={value}" for key, value in self.settings.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """Fields that are set, with `settings` last, as they stand in a file."""
@@ -158,20 +149,14 @@ def write_preset(preset: Preset, path: str | os.PathLike[str]) -> None:
     """Write one preset as TOML, whole or not at all."""
     from difformer.data.atomic import atomic_write  # loads torch, which reading presets does not need
 
-    lines = []
-    written = preset.to_dict()
-    settings = written.pop("settings")
-    lines += [f"{key} = {_toml(value, key)}" for key, value in written.items()]
-    lines += ["", "[settings]"]
-    lines += [f"{key} = {_toml('none' if value is None else value, key)}" for key, value in settings.items()]
     with atomic_write(path) as stream:
-        stream.write(("\n".join(lines) + "\n").encode())
+        stream.write(toml.dumps(preset.to_dict()).encode())
 
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return toml.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"preset: {path} is not a TOML file ({error})") from error
 
 
@@ -188,13 +173,3 @@ def _preset(entry: Mapping[str, Any], path: Path) -> Preset:
     if not isinstance(settings, Mapping):
         raise ValueError(f"preset: {path} must hold a table [settings], got {settings!r}")
     return Preset(**{**entry, "settings": dict(settings)})
-
-
-def _toml(value: Any, key: str) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    raise TypeError(f"preset: {key} must be a number, a text or a truth value to be written, got {value!r}")

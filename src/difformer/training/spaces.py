@@ -6,17 +6,16 @@ are numbered 0 to Π|Aᵢ| - 1, the last axis running fastest.
 
 from __future__ import annotations
 
-import importlib
 import math
 import random
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+from difformer.training import toml
+
 SPACES = Path(__file__).with_name("spaces.toml")
 
 
@@ -88,7 +87,7 @@ class Space:
 @cache
 def load_spaces(path: Path = SPACES) -> dict[str, Space]:
     """Every space of a file, by name."""
-    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    content = toml.loads(path.read_text(encoding="utf-8"))
     return {
         name: Space(
             name,

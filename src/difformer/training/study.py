@@ -63,9 +63,9 @@ def _sampler(question: Question, salt: int = 0) -> Any:
 def _pruner(question: Question) -> Any:
     import optuna
 
-    if not question.prune:
-        return optuna.pruners.NopPruner()
     epochs = question.config(question.space.point(0)).epochs
+    if not question.prune or epochs == 1:
+        return optuna.pruners.NopPruner()
     return optuna.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=epochs // 5)
 
 
@@ -214,40 +214,3 @@ def _worker(folder: Path, packed: bytes, question: Question, count: int, jobs: i
     )
     with suppress(KeyboardInterrupt):
         work(study, task, question, count, device)
-
-
-class Lock:
-    """One tuning a folder: a file that names the process, which a later one may take over once that process is gone."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        for _ in range(2):
-            try:
-                descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-            except FileExistsError:
-                if (holder := self._holder()) is not None:
-                    raise ValueError(
-                        f"out: another tuning (process {holder}) is at work in {self.path.parent}; wait for it, "
-                        f"or choose another folder"
-                    ) from None
-                self.path.unlink(missing_ok=True)
-                continue
-            os.write(descriptor, str(os.getpid()).encode())
-            os.close(descriptor)
-            return
-        raise ValueError(f"out: {self.path} cannot be taken")
-
-    def __exit__(self, *_: object) -> None:
-        self.path.unlink(missing_ok=True)
-
-    def _holder(self) -> int | None:
-        try:
-            process = int(self.path.read_text())
-            os.kill(process, 0)
-        except PermissionError:
-            return process
-        except (ValueError, OSError):
-            return None
-        return process

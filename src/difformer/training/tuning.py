@@ -26,9 +26,9 @@ from difformer.data import Task
 from difformer.data.errors import require
 from difformer.training.config import TrainConfig
 from difformer.training.metrics import Metric, find_metric
+from difformer.training.runfiles import only_one
 from difformer.training.spaces import Space
 from difformer.training.study import (
-    Lock,
     interrupted,
     lay_out,
     open_study,
@@ -119,6 +119,7 @@ class Tuned:
         best: The trial with the best validation score.
         settings: All settings of the best trial, the fixed ones included, as a preset has them.
         metric: What was measured on validation.
+        higher_is_better: Whether a larger score is a better one.
         trials: Every trial that came to an end.
         folder: Where the study lives.
     """
@@ -126,6 +127,7 @@ class Tuned:
     best: Trial
     settings: dict[str, Any]
     metric: str
+    higher_is_better: bool
     trials: tuple[Trial, ...] = field(repr=False)
     folder: Path
 
@@ -189,7 +191,7 @@ def tune(
     question.config(question.space.point(0))  # what is wrong with every point is said before anything is written
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    with Lock(folder / "study.lock"):
+    with only_one(folder):
         study = open_study(folder, task, question)
         points = points_to_try(study, question, trials)
         told = {trial.number for trial in study.trials if trial.state.is_finished()}
@@ -235,4 +237,4 @@ def _best(study: Any, question: Question, task: Task, folder: Path) -> Tuned:
     sign = 1 if metric.higher_is_better else -1
     best = max(complete, key=lambda trial: (sign * float(trial.value or 0.0), -trial.number))
     settings = {**question.space.fixed, **best.settings}
-    return Tuned(best=best, settings=settings, metric=metric.name, trials=ended, folder=folder)
+    return Tuned(best, settings, metric.name, metric.higher_is_better, ended, folder)

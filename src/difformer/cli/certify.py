@@ -1,0 +1,109 @@
+"""``difformer certify``: the theorems, measured on real data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from difformer.cli.errors import CHECK_FAILED, verb
+from difformer.cli.options import DataOptions, Edges, Features, Json, Labels, Protocol, Root
+from difformer.cli.output import Output
+from difformer.cli.request import read_source
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from difformer.data import Task
+    from difformer.graph import Graph
+
+DEFAULT_DATASET = "sbm"
+
+
+@verb
+def certify(
+    dataset: Annotated[
+        str | None,
+        typer.Argument(help=f"Data set whose features and graph are used; {DEFAULT_DATASET} by default."),
+    ] = None,
+    diffusivity: Annotated[str, typer.Option(help="simple, sigmoid, softmax, gaussian, constant …")] = "simple",
+    step_size: Annotated[float, typer.Option(help="Step size of the attention's diffusion.")] = 0.5,
+    steps: Annotated[int, typer.Option(help="Steps to take.", min=1)] = 6,
+    source_weight: Annotated[float, typer.Option(help="Weight of the source term.")] = 0.1,
+    nodes: Annotated[int, typer.Option(help="At most so many nodes, drawn with their edges.", min=2)] = 500,
+    protocol: Protocol = None,
+    data: DataOptions = None,
+    root: Root = None,
+    features: Features = None,
+    labels: Labels = None,
+    edges: Edges = None,
+    as_json: Json = False,
+) -> None:
+    """Check the theorems on data: what each claims, when, and the largest violation measured.
+
+    Exit code 1 if a claim fails although its condition is met.
+    """
+    from difformer.diffusion import certify as run_all
+
+    output = Output(as_json)
+    if dataset is None and features is None:
+        dataset = DEFAULT_DATASET
+    source = read_source(
+        dataset, root=root, protocol=protocol, data=data, features=features, labels=labels, edges=edges
+    )
+    task = source.load()
+    task.check_finite()
+    states, graph, said = _states(task, nodes)
+    output.say(said)
+    found = run_all(
+        states, graph, diffusivity=diffusivity, step_size=step_size, steps=steps, source_weight=source_weight
+    )
+    rows: list[dict[str, Any]] = [
+        {**asdict(one), "holds": one.holds, "verdict": one.verdict, "details": dict(one.details)} for one in found
+    ]
+    output.json({"data": said, "diffusivity": diffusivity, "certificates": rows})
+    output.table(
+        ["certificate", "verdict", "violation", "condition", "claim"],
+        [[row["name"], row["verdict"], f"{row['violation']:.1e}", row["condition"], row["claim"]] for row in rows],
+        right=["violation"],
+    )
+    failed = [row["name"] for row in rows if row["verdict"] == "fails"]
+    covered = sum(row["verdict"] != "not covered" for row in rows)
+    output.say(f"{covered - len(failed)} of {covered} claims hold; for {len(rows) - covered} the condition is not met.")
+    if graph is None:
+        output.say("There is no graph in these data, so the claims about graphs were left out.")
+    if failed:
+        output.remark(f"violated: {', '.join(failed)}")
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _states(task: Task, limit: int) -> tuple[Tensor, Graph | None, str]:
+    """Features of one graph as states, and its edges; of many graphs or snapshots the first."""
+    import torch
+
+    from difformer.graph import Graph
+
+    x, edge_index, edge_weight = task.x, task.edge_index, task.edge_weight
+    which = task.name
+    if task.kind == "series":
+        x, which = x[0], f"{task.name}, first snapshot"
+        edge_index = edge_index[0] if isinstance(edge_index, tuple) else edge_index
+        edge_weight = edge_weight[0] if isinstance(edge_weight, tuple) else edge_weight
+    keep = torch.arange(x.shape[0])
+    if task.node_ptr is not None:
+        keep, which = torch.arange(int(task.node_ptr[0]), int(task.node_ptr[1])), f"{task.name}, first graph"
+    if keep.numel() > limit:
+        drawn = torch.randperm(keep.numel(), generator=torch.Generator().manual_seed(0))[:limit]
+        keep, which = keep[drawn.sort().values], f"{which}, {limit} of {keep.numel():,} nodes"
+    dense = x.to_dense() if x.layout != torch.strided else x
+    states = dense[keep]
+    if edge_index is None:
+        return states, None, f"{which}: {len(states)} states of length {states.shape[1]}, no graph"
+    assert not isinstance(edge_index, tuple)
+    assert not isinstance(edge_weight, tuple)
+    place = torch.full((x.shape[0],), -1)
+    place[keep] = torch.arange(keep.numel())
+    inside = (place[edge_index] >= 0).all(0)
+    graph = Graph(place[edge_index[:, inside]], keep.numel(), None if edge_weight is None else edge_weight[inside])
+    return states, graph, f"{which}: {len(states)} states of length {states.shape[1]}, {int(inside.sum()):,} edges"

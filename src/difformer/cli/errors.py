@@ -1,0 +1,75 @@
+"""From an exception to what a person sees: one message, an exit code, and a traceback only on request."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import typer
+
+CHECK_FAILED = 1
+USER_ERROR = 2
+INTERRUPTED = 130
+
+# What the package raises when the request or the data are at fault. Anything else is a fault of the package and keeps
+# its traceback, so that it can be reported.
+BLAMELESS = (ValueError, OSError, ImportError, ArithmeticError)
+
+_debug = False
+Verb = TypeVar("Verb", bound=Callable[..., None])
+
+
+def take_debug_flag(arguments: Sequence[str]) -> list[str]:
+    """Removes ``--debug`` wherever it stands before a ``--``, and remembers it."""
+    global _debug
+    words = list(arguments)
+    stop = words.index("--") if "--" in words else len(words)
+    _debug = "--debug" in words[:stop]
+    return [word for place, word in enumerate(words) if word != "--debug" or place > stop]
+
+
+def verb(function: Verb) -> Verb:
+    """Decorates a verb: errors of the request become one message and exit code 2, Ctrl-C becomes exit code 130."""
+
+    @functools.wraps(function)
+    def run(*args: object, **kwargs: object) -> None:
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
+        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
+        try:
+            function(*args, **kwargs)
+        except KeyboardInterrupt as error:
+            folder = getattr(error, "folder", "")  # of a training that has saved what there is
+            kept = f"; what there is was saved. Go on with: difformer fit --resume {folder}" if folder else ""
+            print(f"interrupted{kept}", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # The reader of our output went away (`difformer datasets | head`): nothing to say, and nobody to say it to.
+            _silence_stdout()
+            raise typer.Exit(0) from None
+        except BLAMELESS as error:
+            if _debug:
+                traceback.print_exc()
+            print(f"error: {_said(error)}", file=sys.stderr)
+            raise typer.Exit(USER_ERROR) from None
+
+    return run  # type: ignore[return-value]
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def _silence_stdout() -> None:
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,226 @@
+"""``difformer fit``: train a model from several seeds, and keep everything in a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from difformer.cli.errors import verb
+from difformer.cli.options import (
+    MODEL,
+    DataOptions,
+    Dataset,
+    Device,
+    Edges,
+    Features,
+    Json,
+    Labels,
+    Protocol,
+    Root,
+    Settings,
+    SplitFile,
+)
+from difformer.cli.output import Output
+from difformer.cli.progress import Progress, clock_time
+from difformer.cli.request import DEFAULT_MODEL, Request, describe_task, read_request, read_source
+
+if TYPE_CHECKING:
+    from difformer.training import Summary
+
+DEFAULT_SEEDS = 5
+
+
+@verb
+def fit(
+    dataset: Dataset = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Model to train (`difformer models` lists them); {DEFAULT_MODEL} by default.",
+            rich_help_panel=MODEL,
+            show_default=False,
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Settings to start from: paper, public-code, best, or a file that `difformer tune` wrote.",
+            rich_help_panel=MODEL,
+            show_default=False,
+        ),
+    ] = None,
+    settings: Settings = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Nodes or graphs of a mini-batch; short for --set batch_size=….",
+            rich_help_panel=MODEL,
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|A,B,…",
+            help=f"How many runs, or which seeds; {DEFAULT_SEEDS} by default. Seed s uses split s, counted around.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Device = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the run, new; runs/DATASET-MODEL-TIME by default.", show_default=False),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Go on with an interrupted run, to the same result.", show_default=False),
+    ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard event files too.")] = False,
+    protocol: Protocol = None,
+    data: DataOptions = None,
+    root: Root = None,
+    features: Features = None,
+    labels: Labels = None,
+    edges: Edges = None,
+    split: SplitFile = None,
+    as_json: Json = False,
+) -> None:
+    """Train a model, and report its metric as mean ± standard deviation over seeds.
+
+    A data set by name, or your own files: `difformer fit --features x.csv --labels y.csv --edges e.csv`. The epoch that
+    is best on validation counts. Ctrl-C saves what is there; `difformer fit --resume RUN` goes on with it.
+    """
+    output = Output(as_json)
+    if resume is not None:
+        asked: dict[str, object] = {
+            "a data set": dataset,
+            "--model": model,
+            "--preset": preset,
+            "--set": settings,
+            "--seeds": seeds,
+        }
+        asked |= {"--batch-size": batch_size, "--out": out, "--protocol": protocol, "--data": data}
+        asked |= {"--features": features, "--labels": labels, "--edges": edges, "--split": split}
+        if extra := [name for name, value in asked.items() if value is not None]:
+            raise ValueError(f"--resume goes on with a run as it is; leave out {', '.join(extra)}")
+        _resume(resume, device, tensorboard, output)
+        return
+    source = read_source(
+        dataset,
+        root=root,
+        protocol=protocol,
+        data=data,
+        features=features,
+        labels=labels,
+        edges=edges,
+        split=split,
+    )
+    request = read_request(source.name, model=model, preset=preset, settings=settings, batch_size=batch_size)
+    chosen = _seeds(seeds, request)
+
+    from difformer.training.run import fit as train
+    from difformer.training.rundescription import default_path
+
+    task = source.load()
+    task.check_finite()
+    folder = out or default_path(task.name, request.config.model)
+    for line in [*describe_task(task), *_describe_request(request, source.options)]:
+        output.say(line)
+    with _progress(output, task.metric, len(chosen), request.config.epochs) as shown:
+        callbacks = [shown, *_tensorboard(folder, tensorboard)]
+        summary = train(
+            task, request.config, seeds=chosen, out=folder, device=device, callbacks=callbacks, source=source
+        )
+    _report(summary, output, {"task": task.facts(), "config": request.config.to_dict()})
+
+
+def _resume(path: Path, device: str, tensorboard: bool, output: Output) -> None:
+    from difformer.training.run import resume
+    from difformer.training.runfolder import RunFolder
+
+    folder = RunFolder.open(path)
+    waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]
+    name = folder.about["data"]["task"]
+    output.say(f"{path}: {folder.config.model} on {name}, {len(waiting)} of {len(folder.seeds)} runs to go")
+    with _progress(output, folder.about["data"]["metric"], max(1, len(waiting)), folder.config.epochs) as shown:
+        callbacks = [shown, *_tensorboard(path, tensorboard)]
+        summary = resume(path, device=None if device == "auto" else device, callbacks=callbacks)
+    _report(summary, output, {"config": folder.config.to_dict()})
+
+
+def _progress(output: Output, metric: str, runs: int, epochs: int) -> Progress:
+    return Progress(output, metric=metric, runs=runs, epochs=epochs)
+
+
+def _tensorboard(folder: Path, wanted: bool) -> list[Any]:
+    if not wanted:
+        return []
+    from difformer.training.callbacks import TensorBoard
+
+    return [TensorBoard(folder / "tensorboard")]
+
+
+def _seeds(text: str | None, request: Request) -> list[int]:
+    """``"5"`` is five seeds from 0 on, ``"3,7"`` these two; a preset's number where nothing was said."""
+    if text is None:
+        given = request.preset.seeds if request.preset is not None else None
+        return list(range(given or DEFAULT_SEEDS))
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--seeds: expected a number such as 5, or seeds such as 0,3,7; got {text!r}") from None
+    if len(numbers) == 1 and "," not in text:
+        if numbers[0] < 1:
+            raise ValueError(f"--seeds: expected at least 1, got {numbers[0]}")
+        return list(range(numbers[0]))
+    return numbers
+
+
+def _describe_request(request: Request, options: Any) -> list[str]:
+    settings = ", ".join(f"{key}={value}" for key, value in request.settings.items()) or "defaults"
+    lines = [f"model: {request.config.model} ({settings})"]
+    preset = request.preset
+    if preset is not None:
+        lines.append(f"preset: {preset.describe()}")
+        lines += [f"note: {preset.note}"] if preset.note else []
+        if preset.protocol is not None and options.get("protocol") != preset.protocol:
+            lines.append(
+                f"note: these settings belong to protocol {preset.protocol!r}; add --protocol {preset.protocol} for it"
+            )
+    return lines
+
+
+def _report(summary: Summary, output: Output, about: dict[str, Any]) -> None:
+    output.json({**about, **summary.to_dict(), "run": summary.folder})
+    output.table(
+        ["seed", "split", "best epoch", "train", "valid", "test", "time"],
+        [
+            [
+                result["seed"],
+                result["split"],
+                f"{result['best_epoch']}/{result['epochs']}",
+                *(score(result[part]) for part in ("train", "valid", "test")),
+                clock_time(result["seconds"]),
+            ]
+            for result in summary.results
+        ],
+        right=["seed", "best epoch", "train", "valid", "test", "time"],
+    )
+    output.say(headline(summary))
+    if summary.folder is not None:
+        output.say(f"run folder: {summary.folder}")
+
+
+def headline(summary: Summary) -> str:
+    """The result in one line."""
+    runs = len(summary.results)
+    over = f"mean ± standard deviation over {runs} seeds" if runs > 1 else "one seed"
+    return f"test {summary.metric}: {summary.mean('test'):.4f} ± {summary.std('test'):.4f} ({over})"
+
+
+def score(value: float | None) -> str:
+    """A metric with four digits; a dash where there is none."""
+    return "–" if value is None or value != value else f"{value:.4f}"

@@ -1,0 +1,87 @@
+"""What is printed where: results on standard output, progress and remarks on standard error; JSON with ``--json``."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+class Output:
+    """Standard output for results, standard error for everything else.
+
+    Args:
+        as_json: Print one JSON document in place of tables and sentences.
+    """
+
+    def __init__(self, as_json: bool = False) -> None:
+        from rich.console import Console
+
+        self.as_json = as_json
+        # Where there is no terminal to measure, lines are not broken: scripts and logs want them whole.
+        width = None if sys.stdout.isatty() else 160
+        self.out: Console = Console(highlight=False, soft_wrap=False, width=width)
+        self.err: Console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def say(self, text: str = "") -> None:
+        """A sentence for people; nothing with ``--json``."""
+        if not self.as_json:
+            self.out.print(text, markup=False, soft_wrap=True)
+
+    def remark(self, text: str) -> None:
+        """A sentence on standard error, with or without ``--json``."""
+        self.err.print(text, markup=False)
+
+    def table(self, headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
+        """A table for people; nothing with ``--json``.
+
+        Args:
+            headings: One a column.
+            rows: Cells, as text.
+            right: Headings of the columns with numbers.
+        """
+        if not self.as_json:
+            self.out.print(make_table(headings, rows, right=right))
+
+    def json(self, document: Any) -> None:
+        """The document; nothing without ``--json``."""
+        if self.as_json:
+            print(json.dumps(plain(document), indent=2, ensure_ascii=False))
+
+
+def make_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> Table:
+    """A table with one rule under its headings."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    return table
+
+
+def plain(value: Any) -> Any:
+    """Numbers, texts, lists and mappings only, as JSON has them: no NaN, no paths, no tuples."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+def count(value: int | None) -> str:
+    """1234567 as 1,234,567; a dash where there is nothing."""
+    return "–" if value is None else f"{value:,}"

@@ -1,0 +1,161 @@
+"""The live table of a training: one row a run, with loss, validation and test metric, speed and time left.
+
+On a terminal the table is redrawn in place. Elsewhere (a log, a pipe) a plain line is printed a few times a run. Both
+go to standard error, so that standard output holds results alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from difformer.cli.output import Output, make_table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from difformer.training.callbacks import EpochEvent
+
+HEADINGS = ("run", "epoch", "loss", "train", "valid", "test", "best epoch", "its valid", "its test")
+REDRAWS_A_SECOND = 8
+LINES_A_RUN = 10
+ROWS_SHOWN = 12
+
+
+@dataclass
+class _Row:
+    first_seen: int
+    first_epoch: int  # not 1 where the run was resumed
+    last_seen: int
+    event: EpochEvent
+
+
+class Progress:
+    """Callback of a training that shows where it stands.
+
+    Args:
+        output: Where to.
+        metric: Name of the metric, for the heading.
+        runs: How many runs (seeds and splits) there will be.
+        epochs: Epochs of each at most.
+        title: What stands before each line.
+        clock: Seconds that only go forward.
+    """
+
+    def __init__(
+        self,
+        output: Output,
+        *,
+        metric: str,
+        runs: int,
+        epochs: int,
+        title: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.output, self.metric, self.runs, self.epochs, self.title = output, metric, runs, max(epochs, 1), title
+        self.clock = clock
+        self.rows: dict[tuple[Any, Any], _Row] = {}
+        self.seen = 0
+        self.started = clock()
+        self._live: Any = None
+        self._drawn = -1.0
+
+    def __enter__(self) -> Progress:
+        if self.output.err.is_terminal:
+            from rich.live import Live
+
+            self._live = Live(console=self.output.err, auto_refresh=False, transient=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.update(self.table(), refresh=True)
+            self._live.stop()
+
+    def on_epoch(self, event: EpochEvent) -> None:
+        """Takes note of an evaluated epoch, and redraws if that is due."""
+        self.seen += 1
+        self.epochs = event.epochs  # fewer than were asked for where a model has nothing to train
+        key = (event.seed, event.split)
+        row = self.rows.setdefault(key, _Row(self.seen, event.epoch, self.seen, event))
+        row.last_seen, row.event = self.seen, event
+        if self._live is not None:
+            now = self.clock()
+            if now - self._drawn >= 1 / REDRAWS_A_SECOND:
+                self._drawn = now
+                self._live.update(self.table(), refresh=True)
+        elif self._line_is_due(event):
+            self.output.remark(self.line(event))
+
+    def _line_is_due(self, event: EpochEvent) -> bool:
+        stride = max(1, event.epochs // LINES_A_RUN)
+        return event.epoch == 1 or event.epoch % stride == 0 or event.epoch >= event.epochs
+
+    def line(self, event: EpochEvent) -> str:
+        """One evaluated epoch as a line of a log."""
+        shown = f"{self.title}seed {event.seed} epoch {event.epoch}/{event.epochs} loss {event.loss:.4f}"
+        shown += f" valid {_number(event.valid_metric)} test {_number(event.test_metric)}"
+        return f"{shown} | {self.speed():.1f} epochs/s, {clock_time(self.time_left())} left"
+
+    def table(self) -> RenderableType:
+        """The last runs, one row each, and where the whole stands."""
+        from rich.console import Group
+        from rich.text import Text
+
+        newest = sorted(self.rows.values(), key=lambda row: row.first_seen)[-ROWS_SHOWN:]
+        rows = [
+            [
+                f"seed {row.event.seed}",
+                f"{row.event.epoch}/{row.event.epochs}",
+                f"{row.event.loss:.4f}",
+                *(_number(v) for v in (row.event.train_metric, row.event.valid_metric, row.event.test_metric)),
+                row.event.best_epoch,
+                _number(row.event.best_valid),
+                _number(row.event.best_test),
+            ]
+            for row in newest
+        ]
+        state = f"{len(self.rows)}/{self.runs} runs, {self.metric}; {self.speed():.1f} epochs/s, "
+        state += f"{clock_time(self.clock() - self.started)} gone, {clock_time(self.time_left())} left"
+        return Group(make_table(HEADINGS, rows, right=HEADINGS[1:]), Text(f"{self.title}{state}"))
+
+    def done(self) -> float:
+        """Share of all epochs that is behind us; a run that stopped early counts as whole once a later one began."""
+        total = 0.0
+        newest = max((row.first_seen for row in self.rows.values()), default=0)
+        for row in self.rows.values():
+            total += 1.0 if row.last_seen < newest else row.event.epoch / max(row.event.epochs, 1)
+        return min(total / max(self.runs, 1), 1.0)
+
+    def speed(self) -> float:
+        """Epochs a second, over all runs."""
+        gone = self.clock() - self.started
+        made = sum(row.event.epoch - row.first_epoch + 1 for row in self.rows.values())
+        return made / gone if gone > 0 else 0.0
+
+    def time_left(self) -> float | None:
+        """Seconds that the remaining epochs take at the present speed; None before there is one."""
+        speed = self.speed()
+        return self.runs * self.epochs * (1 - self.done()) / speed if speed > 0 else None
+
+
+def clock_time(seconds: float | None) -> str:
+    """Seconds as 12s, 3m04s or 2h05m."""
+    if seconds is None:
+        return "?"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"

@@ -1,0 +1,132 @@
+"""From words on the command line to what is trained: the source of a task, and a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from difformer.cli.options import key_values
+
+if TYPE_CHECKING:
+    from difformer.data import Task
+    from difformer.experiments import Preset
+    from difformer.training import TrainConfig
+    from difformer.training.source import TaskSource
+
+DEFAULT_MODEL = "difformer-s"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for.
+
+    Args:
+        settings: Settings that differ from the defaults, a preset's and the command line's in one mapping.
+        config: The complete configuration.
+        preset: The preset, where one was named.
+    """
+
+    settings: dict[str, Any]
+    config: TrainConfig
+    preset: Preset | None = None
+
+
+def read_source(
+    dataset: str | None,
+    *,
+    root: Path | None = None,
+    protocol: str | None = None,
+    data: list[str] | None = None,
+    features: Path | None = None,
+    labels: Path | None = None,
+    edges: Path | None = None,
+    split: Path | None = None,
+) -> TaskSource:
+    """The recipe of a task, from a data set's name or a user's files.
+
+    Raises:
+        ValueError: If both or neither are given.
+        FileNotFoundError: If a file is not there.
+    """
+    from difformer.training.config import parse_value
+    from difformer.training.source import TaskSource
+
+    options: dict[str, Any] = {}
+    for key, text in key_values(data, "--data").items():
+        options[key] = [parse_value(word) for word in text.split(",")] if "," in text else parse_value(text)
+    if protocol is not None and options.setdefault("protocol", protocol) != protocol:
+        raise ValueError(f"--protocol says {protocol!r}, but --data says protocol={options['protocol']}")
+    files = {role: path for role, path in (("features", features), ("labels", labels), ("edges", edges)) if path}
+    if dataset is not None and files:
+        raise ValueError(f"give either a data set ({dataset!r}) or your own files (--{next(iter(files))}), not both")
+    if dataset is None and not files:
+        raise ValueError(
+            "say what to train on: a data set by name (`difformer datasets` lists them), or --features x.csv "
+            "--labels y.csv and, where there is a graph, --edges e.csv"
+        )
+    if dataset is not None and split is not None:
+        raise ValueError("--split goes with your own files; a data set has its splits, which --protocol chooses among")
+    if dataset is not None:
+        from difformer.data.catalogue import entry
+
+        return TaskSource(entry(dataset).name, None if root is None else str(root), options)
+    if features is None:
+        raise ValueError("--features is missing: own data need a table of features")
+    for role, path in [*files.items(), *([] if split is None else [("split", split)])]:
+        if not path.exists():
+            raise FileNotFoundError(f"--{role}: there is no file {path}")
+    if split is not None:
+        options["splits"] = str(split.resolve())
+    return TaskSource(options=options, files={role: str(path) for role, path in files.items()})
+
+
+def read_request(
+    dataset: str | None,
+    *,
+    model: str | None,
+    preset: str | None,
+    settings: list[str] | None,
+    batch_size: int | None = None,
+) -> Request:
+    """The configuration: defaults, then the preset's settings, then those of the command line.
+
+    Raises:
+        ValueError: If a model, preset or setting is unknown, or preset and model contradict each other.
+    """
+    from difformer.training.config import parse_settings
+    from difformer.training.tuning import make_config
+
+    found = None if preset is None else read_named_preset(preset, model=model, dataset=dataset)
+    chosen = model or (found.model if found is not None else DEFAULT_MODEL)
+    words = [*(settings or ()), *([] if batch_size is None else [f"batch_size={batch_size}"])]
+    fields, options = parse_settings(words, chosen)
+    merged = {**(found.settings if found is not None else {}), **fields, **options}
+    return Request(merged, make_config(chosen, merged), found)
+
+
+def read_named_preset(name: str, *, model: str | None, dataset: str | None) -> Preset:
+    """A preset of the package by its name, or of a file by its path."""
+    from difformer.experiments import find_preset, read_preset
+
+    if not name.endswith(".toml") and not Path(name).is_file():
+        if dataset is None:
+            raise ValueError(f"preset: {name!r} belongs to a data set; with your own files give a .toml file")
+        from difformer.data.catalogue import entry
+
+        return find_preset(name, model=model or DEFAULT_MODEL, dataset=entry(dataset).name)
+    found = read_preset(name)
+    if model is not None and model != found.model:
+        raise ValueError(f"preset: {name} is for model {found.model!r}, but --model says {model!r}")
+    return found
+
+
+def describe_task(task: Task) -> list[str]:
+    """Size, protocol and notes in a few lines."""
+    facts = task.facts()
+    shown = [f"{facts[key]:,} {key}" for key in ("graphs", "snapshots", "nodes", "edges", "features") if key in facts]
+    shown += [f"{facts[key]} {key}" for key in ("classes", "targets") if key in facts]
+    sizes = "/".join(str(size) for size in task.splits[0].sizes())
+    lines = [f"{task.name}: {', '.join(shown)}", f"protocol: {task.protocol}"]
+    lines.append(f"train/valid/test: {sizes}" + (f", {len(task.splits)} splits" if len(task.splits) > 1 else ""))
+    return lines + [f"note: {note}" for note in task.notes]

@@ -1,0 +1,201 @@
+"""``difformer tune``: find settings on validation data, and write them as a preset."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from difformer.cli.errors import verb
+from difformer.cli.options import (
+    MODEL,
+    DataOptions,
+    Dataset,
+    Device,
+    Edges,
+    Features,
+    Json,
+    Labels,
+    Protocol,
+    Root,
+    Settings,
+    SplitFile,
+    key_values,
+)
+from difformer.cli.output import Output
+from difformer.cli.progress import clock_time
+from difformer.cli.request import DEFAULT_MODEL, describe_task, read_source
+
+if TYPE_CHECKING:
+    from difformer.data import Task
+    from difformer.experiments import Preset
+    from difformer.training.spaces import Space
+    from difformer.training.tuning import Trial, Tuned
+
+SHOWN = 5
+
+
+@verb
+def tune(
+    dataset: Dataset = None,
+    model: Annotated[
+        str, typer.Option(help="Model to tune (`difformer models` lists them).", rich_help_panel=MODEL)
+    ] = DEFAULT_MODEL,
+    trials: Annotated[int, typer.Option(help="Settings to try in all, those of an earlier call included.", min=1)] = 20,
+    jobs: Annotated[int, typer.Option(help="Processes that work at the same time.", min=1)] = 1,
+    seeds: Annotated[int, typer.Option(help="Runs that a trial averages over, one a split.", min=1)] = 1,
+    sampler: Annotated[str, typer.Option(help="random, tpe (guided), or grid (every point once).")] = "random",
+    space: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=A,B,…",
+            help="Values that compete for a setting, in place of the paper's grid; repeatable.",
+            rich_help_panel=MODEL,
+            show_default=False,
+        ),
+    ] = None,
+    settings: Settings = None,
+    prune: Annotated[bool, typer.Option(help="Stop trials early that stay below the median.")] = True,
+    stacked: Annotated[
+        bool | None,
+        typer.Option(
+            help="Train settings of one shape as one model; by default where there is a GPU.", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the choice of settings.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the study; tune/DATASET-MODEL by default.", show_default=False)
+    ] = None,
+    device: Device = "auto",
+    protocol: Protocol = None,
+    data: DataOptions = None,
+    root: Root = None,
+    features: Features = None,
+    labels: Labels = None,
+    edges: Edges = None,
+    split: SplitFile = None,
+    as_json: Json = False,
+) -> None:
+    """Search for good settings, judged on validation data alone; the best become a preset file.
+
+    The values that compete are the paper's grids, unless --space names others; --set holds a setting fixed. The same
+    command goes on where an earlier one ended, or was interrupted.
+    """
+    from difformer.experiments import Preset, write_preset
+    from difformer.training.tuning import Question
+    from difformer.training.tuning import tune as search
+
+    output = Output(as_json)
+    source = read_source(
+        dataset,
+        root=root,
+        protocol=protocol,
+        data=data,
+        features=features,
+        labels=labels,
+        edges=edges,
+        split=split,
+    )
+    task = source.load()
+    task.check_finite()
+    question = Question(model, _space(task, model, space, settings), seeds, sampler, seed, prune)
+    folder = out or Path("tune") / f"{task.name}-{model}"
+    for line in describe_task(task):
+        output.say(line)
+    _announce(question.space, trials, output)
+    told = _Teller(trials, output)
+    try:
+        found = search(
+            task, question, trials=trials, out=folder, jobs=jobs, device=device, stacked=stacked, on_trial=told
+        )
+    except KeyboardInterrupt:
+        output.remark(f"interrupted: what was tried is kept in {folder}; the same command goes on with it")
+        raise
+    preset = Preset(
+        "tuned",
+        model,
+        task.name,
+        settings=found.settings,
+        source=f"tuned on validation over {question.space.source or 'a grid of your own'}",
+        protocol=source.options.get("protocol"),
+        metric=found.metric,
+        validation=found.score,
+        trials=len(found.trials),
+        command=shlex.join(["difformer", *sys.argv[1:]]),
+        note=f"mean over {seeds} split(s); {task.protocol}",
+    )
+    path = folder / "best.toml"
+    write_preset(preset, path)
+    _report(found, preset, path, output)
+
+
+def _space(task: Task, model: str, axes: list[str] | None, held: list[str] | None) -> Space:
+    """The default grid of task and model, narrowed or widened by what the command line says."""
+    from difformer.training.config import TrainConfig, parse_settings, parse_value
+    from difformer.training.spaces import default_space
+    from difformer.zoo import find, options_of
+
+    find(model)
+    known = [*TrainConfig().to_dict(), *options_of(model)]
+    found = default_space(task.kind, observed=task.edge_index is not None, model=model).only(known)
+    named = {key: [parse_value(v) for v in text.split(",")] for key, text in key_values(axes, "--space").items()}
+    for key, values in named.items():
+        for value in values:
+            parse_settings([f"{key}={value}"], model)  # says what is wrong with a name or value
+    fields, options = parse_settings(held or (), model)
+    both = sorted(set(named) & {*fields, *options})
+    if both:
+        raise ValueError(f"--space lets {both[0]} compete, but --set holds it fixed; choose one")
+    return found.with_axes(named).with_fixed({**fields, **options})
+
+
+def _announce(space: Space, trials: int, output: Output) -> None:
+    output.say(f"search space: {space.source}, {space.size:,} settings")
+    for key, values in space.axes.items():
+        output.say(f"  {key}: {', '.join(map(str, values))}")
+    if space.fixed:
+        output.say(f"  fixed: {', '.join(f'{key}={value}' for key, value in space.fixed.items())}")
+
+
+class _Teller:
+    """One line a trial, on standard error."""
+
+    def __init__(self, trials: int, output: Output) -> None:
+        self.trials, self.output, self.best = trials, output, None
+
+    def __call__(self, trial: Trial) -> None:
+        score = f"valid {trial.value:.4f}" if trial.value is not None else f"{trial.state}: {trial.reason}"
+        settings = ", ".join(f"{key}={value}" for key, value in trial.settings.items())
+        self.output.remark(f"trial {trial.number + 1}: {score} ({clock_time(trial.seconds)}) {settings}")
+
+
+def _report(found: Tuned, preset: Preset, path: Path, output: Output) -> None:
+    complete = [trial for trial in found.trials if trial.value is not None]
+    ranked = sorted(complete, key=lambda trial: trial.value or 0.0, reverse=found.higher_is_better)
+    output.json(
+        {
+            "model": preset.model,
+            "dataset": preset.dataset,
+            "metric": found.metric,
+            "valid": found.score,
+            "settings": found.settings,
+            "preset": path,
+            "trials": [vars(trial) for trial in found.trials],
+        }
+    )
+    keys = list(found.best.settings)
+    output.table(
+        ["rank", f"valid {found.metric}", *keys],
+        [
+            [place, f"{trial.value:.4f}", *(trial.settings[key] for key in keys)]
+            for place, trial in enumerate(ranked[:SHOWN], 1)
+        ],
+        right=["rank", f"valid {found.metric}"],
+    )
+    pruned = len(found.trials) - len(complete)
+    output.say(f"{len(found.trials)} trials, {pruned} of them stopped early; the test part was not looked at.")
+    output.say(f"best settings: {path}")
+    output.say(f"Try next: `difformer fit` on the same data with --preset {path} --seeds 5")
