@@ -1,0 +1,153 @@
+"""Sums over all pairs of states, tile by tile: never an N×N matrix above a chosen size.
+
+With centred states z and half squared norms h_i = ||z_i||²/2, the squared distance and the score of two unit states
+with that distance are
+
+    u_ij = 2 h_i + 2 h_j - 2 z_iᵀz_j,   x_ij = 1 - u_ij/2 = [z_i, 1 - h_i, 1]ᵀ [z_j, 1, -h_j],
+
+so that f(u_ij) = g(q_iᵀk_j) with two more channels, for every diffusivity: whatever computes attention on scores also
+computes it on distances. Distances do not change when all states move together; centred ones lose no digits to a
+common offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from difformer.attention.segments import Segments, as_segments
+from difformer.diffusion.diffusivity import CONSTANT, IDENTITY, SIMPLE, Diffusivity
+
+Batch = Tensor | Segments | None
+
+BLOCK_SIZE = 2048  # rows and columns of the largest tile: 32 MiB in double precision
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """``[…, n, d]`` and ``[…, m, d]`` to ``[…, n, m]``; centre both by the same point before."""
+    norms = (a * a).sum(-1).unsqueeze(-1) + (b * b).sum(-1).unsqueeze(-2)
+    return (norms - 2 * a @ b.mT).clamp_min(0.0)
+
+
+def distance_factors(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys ``[N, d + 2]`` whose inner products are 1 - ||z_i - z_j||²/2."""
+    z = z - z.mean(0)
+    half = (z * z).sum(1, keepdim=True) / 2
+    one = torch.ones_like(half)
+    return torch.cat([z, 1 - half, one], 1), torch.cat([z, one, -half], 1)
+
+
+def centred_graphs(z: Tensor, batch: Batch = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Graphs of similar size as zero-padded, centred blocks: ``(z [B, n, d], mask [B, n], sizes [B])``."""
+    segments = as_segments(batch)
+    if segments is None:
+        if z.shape[0]:
+            ones = torch.ones(1, z.shape[0], dtype=torch.bool, device=z.device)
+            yield (z - z.mean(0)).unsqueeze(0), ones, ones.sum(1)
+        return
+    if segments.batch.numel() != z.shape[0]:
+        raise ValueError(f"batch names {segments.batch.numel()} rows, but z has {z.shape[0]}")
+    for block in segments.blocks:
+        padded = block.pad(z)
+        mean = padded.sum(1, keepdim=True) / block.sizes.to(z.dtype).view(-1, 1, 1)
+        yield (padded - mean) * block.mask.unsqueeze(-1), block.mask, block.sizes
+
+
+def tiles(z: Tensor, batch: Batch = None, *, block_size: int = BLOCK_SIZE) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """All unordered pairs of tiles within a graph: ``(rows [B, n, d], columns [B, m, d], weight [B, n, m])``.
+
+    The weight counts ordered pairs: one on the diagonal tiles, two off them (a pair and its mirror), zero for padding.
+    """
+    if block_size < 1:
+        raise ValueError(f"block_size must be a positive number of rows, got {block_size!r}")
+    for states, mask, _ in centred_graphs(z, batch):
+        size = min(block_size, states.shape[1])
+        together = max(1, block_size**2 // size**2)
+        for part, there in zip(states.split(together), mask.to(z.dtype).split(together), strict=True):
+            for i in range(0, part.shape[1], size):
+                for j in range(i, part.shape[1], size):
+                    rows, columns = slice(i, i + size), slice(j, j + size)
+                    weight = there[:, rows].unsqueeze(-1) * there[:, columns].unsqueeze(-2)
+                    yield part[:, rows], part[:, columns], weight if i == j else 2 * weight
+
+
+def pair_sum(
+    z: Tensor, function: Callable[[Tensor], Tensor], *, batch: Batch = None, block_size: int = BLOCK_SIZE
+) -> Tensor:
+    """Σ_ij function(||z_i - z_j||²) over all ordered pairs of a graph, in O(N² d) time and one tile of memory."""
+
+    def part(rows: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
+        return (function(squared_distances(rows, columns)) * weight).sum(dtype=torch.float64)
+
+    total = z.new_zeros((), dtype=torch.float64)
+    for tile in tiles(z, batch, block_size=block_size):
+        # A tile is worked out again in the backward pass rather than kept.
+        kept = torch.is_grad_enabled() and z.requires_grad
+        total = total + (checkpoint(part, *tile, use_reentrant=False) if kept else part(*tile))
+    return total.to(z.dtype)
+
+
+def largest_squared_distance(z: Tensor, *, batch: Batch = None, block_size: int = BLOCK_SIZE) -> float:
+    """max_ij ||z_i - z_j||² within a graph."""
+    with torch.no_grad():
+        parts = (
+            (squared_distances(rows, columns) * weight.sign()).max().item()
+            for rows, columns, weight in tiles(z, batch, block_size=block_size)
+        )
+        return max(parts, default=0.0)
+
+
+def penalty_sum(z: Tensor, diffusivity: Diffusivity, *, batch: Batch = None, block_size: int = BLOCK_SIZE) -> Tensor:
+    """Σ_ij δ(||z_i - z_j||²); in O(N d²) for `simple` and `constant`.
+
+    For centred states with squared norms n_i, Σ u = 2NΣn and Σ u² = 2NΣn² + 2(Σn)² + 4||ZᵀZ||².
+    """
+    if diffusivity is IDENTITY:
+        return z.new_zeros(())
+    if diffusivity is not SIMPLE and diffusivity is not CONSTANT:
+        return pair_sum(z, diffusivity.delta, batch=batch, block_size=block_size)
+    total = z.new_zeros((), dtype=torch.float64)
+    for states, _, sizes in centred_graphs(z, batch):
+        wide = states.double()
+        norms, count = (wide * wide).sum(-1), sizes.double()
+        first = 2 * count * norms.sum(-1)
+        total = total + (first if diffusivity is CONSTANT else 2 * first).sum()
+        if diffusivity is SIMPLE:
+            second = 2 * count * (norms * norms).sum(-1) + 2 * norms.sum(-1) ** 2
+            total = total - (second + 4 * ((wide.mT @ wide) ** 2).sum((-2, -1))).sum() / 4
+    return total.to(z.dtype)
+
+
+def exchange_sums(
+    q: Tensor, k: Tensor, diffusivity: Diffusivity, *, batch: Batch = None, block_size: int = BLOCK_SIZE
+) -> Tensor:
+    """Row sums ``[N]`` of the exchange g(q_iᵀk_j) within each graph; one each for the identity."""
+    if diffusivity is IDENTITY:
+        return q.new_ones(q.shape[0])
+    segments = as_segments(batch)
+    if segments is None:
+        everywhere = torch.ones(1, q.shape[0], dtype=torch.bool, device=q.device)
+        return _padded_sums(q.unsqueeze(0), k.unsqueeze(0), everywhere, diffusivity, block_size).squeeze(0)
+    parts = [_padded_sums(block.pad(q), block.pad(k), block.mask, diffusivity, block_size) for block in segments.blocks]
+    return segments.gather(parts) if parts else q.new_zeros(0)
+
+
+def _padded_sums(q: Tensor, k: Tensor, mask: Tensor, diffusivity: Diffusivity, block_size: int) -> Tensor:
+    there = mask.to(q.dtype)
+    count = there.sum(1, keepdim=True)
+    if diffusivity is CONSTANT:
+        return count.expand_as(there)
+    if diffusivity is SIMPLE:
+        return count + (q @ k.sum(1).unsqueeze(-1)).squeeze(-1)
+    together = max(1, block_size**2 // min(block_size, max(1, q.shape[1])) ** 2)
+    sums = []
+    for some_q, some_k, here in zip(q.split(together), k.split(together), there.split(together), strict=True):
+        rows = []
+        for tile in some_q.split(block_size, 1):
+            columns = zip(some_k.split(block_size, 1), here.split(block_size, 1), strict=True)
+            rows.append(sum((diffusivity.g(tile @ keys.mT) @ on.unsqueeze(-1)).squeeze(-1) for keys, on in columns))
+        sums.append(torch.cat(rows, 1))
+    return torch.cat(sums)
