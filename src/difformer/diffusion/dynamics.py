@@ -1,0 +1,206 @@
+r"""The diffusion itself: explicit Euler steps, and the continuous flow.
+
+One step with step size τ, coupling S, transformation h, source H of weight β and activation σ:
+
+.. math::
+    Z^{(k+1)} = \sigma\left[ C\, h(Z^{(k)}) + \tau\, S^{(k)} h(Z^{(k)}) + \tau\beta H \right],
+
+where C says what a state keeps of itself:
+
+============  =========  ===========================================================================================
+conservation  C          which is
+============  =========  ===========================================================================================
+``degree``    1 - τd̃_i   the diffusion equation (`eqn-diffuse-iter`): a state gives up as much as it takes
+``unit``      1 - τ      graph convolution with a residual; the same as ``degree`` where rows of S sum to one
+``none``      1          isomorphism networks: a state keeps all, and grows
+============  =========  ===========================================================================================
+
+A coupling that depends on the states is computed at h(Z), as descent of the energy asks; the paper's formula computes
+it at Z, where descent can fail (``coupling_at="input"``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, overload
+
+import torch
+from torch import Tensor
+
+from difformer.diffusion.coupling import Coupling, as_coupling
+from difformer.sparse import SparseMatrix
+
+Transform = Callable[[Tensor], Tensor]
+Observable = Callable[[Tensor, Tensor], Tensor]
+AnyCoupling = Coupling | Tensor | SparseMatrix
+
+CONSERVATIONS = ("degree", "unit", "none")
+COUPLING_AT = ("transformed", "input")
+
+
+class Diffused(NamedTuple):
+    """States, and the energy E(Z^(k+1), k) of every step."""
+
+    states: Tensor
+    energies: Tensor
+
+
+def flow(
+    z: Tensor,
+    coupling: Coupling,
+    *,
+    conservation: str = "degree",
+    source: Tensor | None = None,
+    at: Tensor | None = None,
+) -> Tensor:
+    """dZ/dt = S Z - C' Z + H, with C' = d̃ (``degree``), 1 (``unit``) or 0 (``none``).
+
+    S is computed at Z, or at the states given as `at`; `source` comes with its weight in it.
+    """
+    at = z if at is None else at
+    change = coupling.propagate(at, z)
+    if conservation == "degree":
+        change = change - coupling.degree(at).unsqueeze(1) * z
+    elif conservation == "unit":
+        change = change - z
+    return change if source is None else change + source
+
+
+# The two forms differ in what comes back; the options are spelled out once, below.
+@overload
+def diffuse(z: Tensor, coupling: AnyCoupling, *, energy: None = None, **options: Any) -> Tensor: ...
+
+
+@overload
+def diffuse(z: Tensor, coupling: AnyCoupling, *, energy: Observable, **options: Any) -> Diffused: ...
+
+
+def diffuse(  # type: ignore[misc]
+    z: Tensor,
+    coupling: AnyCoupling,
+    *,
+    steps: int = 1,
+    step_size: float = 1.0,
+    conservation: str = "degree",
+    source: Tensor | None = None,
+    source_weight: float | None = None,
+    transform: Transform | Sequence[Transform] | None = None,
+    activation: Transform | None = None,
+    coupling_at: str = "transformed",
+    save: str = "last",
+    energy: Observable | None = None,
+) -> Tensor | Diffused:
+    """Diffuses states by explicit Euler steps; the equation stands at the head of this module.
+
+    Args:
+        z: States Z^(0), ``[N, d]``.
+        coupling: A `Coupling`, or a square matrix (dense or sparse) as a constant one.
+        steps: How many steps to take.
+        step_size: τ; `stable_step_size` says how large it may be.
+        conservation: ``"degree"``, ``"unit"`` or ``"none"``.
+        source: H, ``[N, d]``. With a `source_weight` and no `source`, H is Z^(0).
+        source_weight: β; left out, 1 where there is a `source` and 0 otherwise.
+        transform: h, one for all steps or a sequence with one a step.
+        activation: σ.
+        coupling_at: Where the coupling is computed: ``"transformed"`` (at h(Z)) or ``"input"`` (at Z).
+        save: ``"last"`` for Z^(steps), or ``"all"`` for the trajectory ``[steps + 1, N, d]`` from Z^(0) on.
+        energy: A function of Z^(k+1) and Z^(k), such as an `Energy`; its values come back beside the states, and no
+            trajectory needs to be kept for that.
+
+    Returns:
+        The states; with `energy`, a `Diffused` pair of states and energies ``[steps]``.
+    """
+    coupling = _checked(z, coupling, step_size, conservation, source)
+    if steps < 0:
+        raise ValueError(f"steps must be a number of steps, 0 or more, got {steps!r}")
+    if coupling_at not in COUPLING_AT:
+        raise ValueError(f"coupling_at must be one of {', '.join(COUPLING_AT)}, got {coupling_at!r}")
+    if save not in ("last", "all"):
+        raise ValueError(f"save must be 'last' or 'all', got {save!r}")
+    inflow = _inflow(z, source, source_weight)
+    saved, energies = [z], []
+    for h in _transforms(transform, steps):
+        before = saved[-1]
+        moved = before if h is None else h(before)
+        at = before if coupling_at == "input" else moved
+        rate = flow(moved, coupling, conservation=conservation, source=inflow, at=at)
+        after = moved + step_size * rate
+        if activation is not None:
+            after = activation(after)
+        if energy is not None:
+            energies.append(energy(after, before))
+        saved = [*saved, after] if save == "all" else [after]
+    states = torch.stack(saved) if save == "all" else saved[-1]
+    if energy is None:
+        return states
+    return Diffused(states, torch.stack(energies) if energies else z.new_zeros(0))
+
+
+def solve(
+    z: Tensor,
+    coupling: AnyCoupling,
+    times: Tensor,
+    *,
+    conservation: str = "degree",
+    source: Tensor | None = None,
+    source_weight: float | None = None,
+    method: str = "dopri5",
+    rtol: float = 1e-7,
+    atol: float = 1e-9,
+    options: dict[str, Any] | None = None,
+) -> Tensor:
+    """The continuous flow dz_i/dt = Σ_j s_ij (z_j - z_i) + β h_i, by an adaptive solver of torchdiffeq.
+
+    Args:
+        z: States at ``times[0]``, ``[N, d]``.
+        coupling: As for `diffuse`; one that depends on the states is computed anew wherever the solver looks.
+        times: ``[T]`` increasing (or decreasing) times.
+        conservation: As for `diffuse`: what S Z is weighed against.
+        source: H, ``[N, d]``; with a `source_weight` and no `source`, the states at ``times[0]``.
+        source_weight: β.
+        method: A solver of torchdiffeq.
+        rtol: Relative tolerance of the solver.
+        atol: Absolute tolerance of the solver.
+        options: Further options of the solver.
+
+    Returns:
+        States at all times, ``[T, N, d]``.
+    """
+    try:
+        from torchdiffeq import odeint
+    except ImportError as missing:
+        raise ImportError("solve needs torchdiffeq: pip install 'difformer[ode]'") from missing
+    coupling = _checked(z, coupling, 1.0, conservation, source)
+    inflow = _inflow(z, source, source_weight)
+
+    def rate(time: Tensor, states: Tensor) -> Tensor:
+        return flow(states, coupling, conservation=conservation, source=inflow)
+
+    times = torch.as_tensor(times, dtype=z.dtype, device=z.device)
+    return odeint(rate, z, times, method=method, rtol=rtol, atol=atol, options=options)
+
+
+def _inflow(z: Tensor, source: Tensor | None, weight: float | None) -> Tensor | None:
+    if weight is None:
+        return source
+    return None if weight == 0 else weight * (z if source is None else source)
+
+
+def _transforms(transform: Transform | Sequence[Transform] | None, steps: int) -> Sequence[Transform | None]:
+    if transform is None or callable(transform):
+        return [transform] * steps
+    if len(transform) != steps:
+        raise ValueError(f"transform must be one function or one a step: {steps} steps, {len(transform)} functions")
+    return transform
+
+
+def _checked(z: Tensor, coupling: Any, step_size: float, conservation: str, source: Tensor | None) -> Coupling:
+    if z.dim() != 2 or not z.is_floating_point():
+        raise ValueError(f"z must be floating-point states [N, d], got {z.dtype} {tuple(z.shape)}")
+    if conservation not in CONSERVATIONS:
+        raise ValueError(f"conservation must be one of {', '.join(CONSERVATIONS)}, got {conservation!r}")
+    if not 0 < step_size < float("inf"):
+        raise ValueError(f"step_size must be positive and finite, got {step_size!r}")
+    if source is not None and source.shape[0] != z.shape[0]:
+        raise ValueError(f"source must have one row a state ({z.shape[0]}), got shape {tuple(source.shape)}")
+    return as_coupling(coupling, num_nodes=z.shape[0])
