@@ -1,9 +1,109 @@
 """Energy-constrained diffusion: diffusivities, couplings, dynamics, energies and certificates.
 
+    >>> import torch
+    >>> from difformer.diffusion import AllPairAttention, diffuse
+    >>> z = torch.nn.functional.normalize(torch.randn(100, 8), dim=1)
+    >>> diffuse(z, AllPairAttention("simple"), steps=4, step_size=0.5).shape
+    torch.Size([100, 8])
+
 Names are resolved on first use: `difformer.attention` needs the diffusivities alone, and the couplings need
 `difformer.attention`.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from difformer.diffusion.diffusivity import DIFFUSIVITIES, Diffusivity, as_diffusivity, gaussian, softmax
 
-__all__ = ["DIFFUSIVITIES", "Diffusivity", "as_diffusivity", "gaussian", "softmax"]
+if TYPE_CHECKING:
+    from difformer.diffusion.certificates import CERTIFICATES, Certificate, certify
+    from difformer.diffusion.coupling import (
+        COUPLINGS,
+        AllPairAttention,
+        Coupling,
+        EdgeAttention,
+        GraphCoupling,
+        Identity,
+        MatrixCoupling,
+        Mix,
+        as_coupling,
+    )
+    from difformer.diffusion.dynamics import Diffused, diffuse, solve
+    from difformer.diffusion.energy import Energy, dirichlet_energy, effective_rank, mixture, penalty, smoothness
+    from difformer.diffusion.label_propagation import propagate_labels
+    from difformer.diffusion.models import MODELS
+    from difformer.diffusion.spectrum import Spectrum, convergence_rate, laplacian_spectrum, stable_step_size
+    from difformer.diffusion.surrogate import concave_conjugate, surrogate_energy
+
+_HOMES = {
+    "certificates": ("CERTIFICATES", "Certificate", "certify"),
+    "coupling": (
+        "COUPLINGS",
+        "AllPairAttention",
+        "Coupling",
+        "EdgeAttention",
+        "GraphCoupling",
+        "Identity",
+        "MatrixCoupling",
+        "Mix",
+        "as_coupling",
+    ),
+    "dynamics": ("Diffused", "diffuse", "solve"),
+    "energy": ("Energy", "dirichlet_energy", "effective_rank", "mixture", "penalty", "smoothness"),
+    "label_propagation": ("propagate_labels",),
+    "models": ("MODELS",),
+    "spectrum": ("Spectrum", "convergence_rate", "laplacian_spectrum", "stable_step_size"),
+    "surrogate": ("concave_conjugate", "surrogate_energy"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "CERTIFICATES",
+    "COUPLINGS",
+    "DIFFUSIVITIES",
+    "MODELS",
+    "AllPairAttention",
+    "Certificate",
+    "Coupling",
+    "Diffused",
+    "Diffusivity",
+    "EdgeAttention",
+    "Energy",
+    "GraphCoupling",
+    "Identity",
+    "MatrixCoupling",
+    "Mix",
+    "Spectrum",
+    "as_coupling",
+    "as_diffusivity",
+    "certify",
+    "concave_conjugate",
+    "convergence_rate",
+    "diffuse",
+    "dirichlet_energy",
+    "effective_rank",
+    "gaussian",
+    "laplacian_spectrum",
+    "mixture",
+    "penalty",
+    "propagate_labels",
+    "smoothness",
+    "softmax",
+    "solve",
+    "stable_step_size",
+    "surrogate_energy",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
