@@ -1,10 +1,10 @@
-"""Data sets, splits, neighbour graphs, and readers for a user's own files.
+"""Data sets, splits, neighbour graphs, mini-batches, and readers for a user's own files.
 
     task = difformer.data.load("cora")
     task = difformer.data.from_files(features="people.csv", labels="groups.csv", edges="friends.csv")
 
 Names are imported when they are first used: the list of data sets, which the command line prints, must not wait for
-torch.
+torch. Generators have no names here: ``load("sbm", …)``, or `difformer.data.generators`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from difformer.data.batches import GraphBatch as GraphBatch
+    from difformer.data.batches import GraphBatches as GraphBatches
+    from difformer.data.batches import NeighbourBatches as NeighbourBatches
+    from difformer.data.batches import NeighbourSampler as NeighbourSampler
+    from difformer.data.batches import NodeBatch as NodeBatch
+    from difformer.data.batches import NodePartitions as NodePartitions
+    from difformer.data.batches import SnapshotBatch as SnapshotBatch
+    from difformer.data.batches import SnapshotBatches as SnapshotBatches
+    from difformer.data.batches import induced_subgraph as induced_subgraph
+    from difformer.data.batches import partition_nodes as partition_nodes
     from difformer.data.catalogue import Listing as Listing
     from difformer.data.catalogue import list_datasets as list_datasets
     from difformer.data.datasets.images import load_images as load_images
+    from difformer.data.datasets.temporal import period_scale as period_scale
     from difformer.data.download import DownloadError as DownloadError
     from difformer.data.entries import ENTRIES as ENTRIES
     from difformer.data.entries import Entry as Entry
     from difformer.data.errors import DataError as DataError
     from difformer.data.knn import knn_graph as knn_graph
     from difformer.data.lookup import cache_folder as cache_folder
+    from difformer.data.own import from_arrays as from_arrays
+    from difformer.data.own import from_files as from_files
+    from difformer.data.own import from_pyg as from_pyg
+    from difformer.data.pyg_loader import neighbour_loader as neighbour_loader
     from difformer.data.registry import dataset_options as dataset_options
     from difformer.data.registry import load as load
     from difformer.data.split import Split as Split
+    from difformer.data.splitting import authors_split as authors_split
+    from difformer.data.splitting import index_split as index_split
+    from difformer.data.splitting import labels_per_class_split as labels_per_class_split
+    from difformer.data.splitting import masks_split as masks_split
+    from difformer.data.splitting import per_class_split as per_class_split
+    from difformer.data.splitting import random_split as random_split
+    from difformer.data.splitting import time_split as time_split
     from difformer.data.task import Task as Task
 
 _HOME = {
@@ -32,15 +54,37 @@ _HOME = {
     "DownloadError": "download",
     "ENTRIES": "entries",
     "Entry": "entries",
+    "GraphBatch": "batches",
+    "GraphBatches": "batches",
     "Listing": "catalogue",
+    "NeighbourBatches": "batches",
+    "NeighbourSampler": "batches",
+    "NodeBatch": "batches",
+    "NodePartitions": "batches",
+    "SnapshotBatch": "batches",
+    "SnapshotBatches": "batches",
     "Split": "split",
     "Task": "task",
+    "authors_split": "splitting",
     "cache_folder": "lookup",
     "dataset_options": "registry",
+    "from_arrays": "own",
+    "from_files": "own",
+    "from_pyg": "own",
+    "index_split": "splitting",
+    "induced_subgraph": "batches",
     "knn_graph": "knn",
+    "labels_per_class_split": "splitting",
     "list_datasets": "catalogue",
     "load": "registry",
     "load_images": "datasets.images",
+    "masks_split": "splitting",
+    "neighbour_loader": "pyg_loader",
+    "partition_nodes": "batches",
+    "per_class_split": "splitting",
+    "period_scale": "datasets.temporal",
+    "random_split": "splitting",
+    "time_split": "splitting",
 }
 
 __all__ = [
@@ -48,15 +92,37 @@ __all__ = [
     "DataError",
     "DownloadError",
     "Entry",
+    "GraphBatch",
+    "GraphBatches",
     "Listing",
+    "NeighbourBatches",
+    "NeighbourSampler",
+    "NodeBatch",
+    "NodePartitions",
+    "SnapshotBatch",
+    "SnapshotBatches",
     "Split",
     "Task",
+    "authors_split",
     "cache_folder",
     "dataset_options",
+    "from_arrays",
+    "from_files",
+    "from_pyg",
+    "index_split",
+    "induced_subgraph",
     "knn_graph",
+    "labels_per_class_split",
     "list_datasets",
     "load",
     "load_images",
+    "masks_split",
+    "neighbour_loader",
+    "partition_nodes",
+    "per_class_split",
+    "period_scale",
+    "random_split",
+    "time_split",
 ]
 
 
