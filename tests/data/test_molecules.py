@@ -231,10 +231,13 @@ def test_a_sample_of_published_molecules_is_rebuilt(synmol):
     check_positions(built, data, nodes)
 
 
+FAILING = [1571, 3458, 7261, 7263, 7278, 8129]
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(3000)  # 22 minutes were measured on two busy cores
-def test_all_published_molecules_are_rebuilt(synmol):
+def test_a_tenth_of_the_published_molecules_is_rebuilt(synmol):
     smiles, data = synmol
-    built, nodes = check_against(data, smiles, np.arange(len(smiles)))
-    assert len(built.failures) == 6
+    chosen = np.unique(np.append(np.arange(0, len(smiles), 10), FAILING))
+    built, nodes = check_against(data, smiles, chosen)
+    assert [int(chosen[number]) for number, _ in built.failures] == FAILING
     check_positions(built, data, nodes)
