@@ -1,0 +1,149 @@
+"""The last step of every reader of own data: features, targets and edges become a task, with splits given or drawn."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from difformer.data.errors import DataError
+from difformer.data.split import Split, load_splits
+from difformer.data.splitting import labelled, random_split, time_split
+from difformer.data.targets import METRICS, Targets
+from difformer.data.task import Task
+
+Splits = Split | Iterable[Split] | str | os.PathLike[str] | None
+
+HALVES = (0.5, 0.25, 0.25)
+SERIES = (0.2, 0.2, 0.6)
+PART_WORDS = {
+    **dict.fromkeys(("train", "training", "tr"), "train"),
+    **dict.fromkeys(("valid", "val", "validation", "dev"), "valid"),
+    **dict.fromkeys(("test", "testing", "te", "holdout"), "test"),
+}
+
+
+def assemble(
+    x: Tensor,
+    targets: Targets,
+    edges: tuple[Tensor, Tensor | None] | None,
+    *,
+    name: str,
+    metric: str | None,
+    splits: Splits,
+    fractions: Sequence[float] | None,
+    seeds: Sequence[int],
+    found_splits: Sequence[Split] = (),
+    node_ptr: Tensor | None = None,
+    instance_names: tuple[str, ...] = (),
+    feature_names: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> Task:
+    """A task of nodes, or of graphs where there is a `node_ptr`.
+
+    Splits that were found with the data (`found_splits`: a column, masks) give way to `splits` that were asked for, and
+    lose the instances that carry no label, of which nobody can say how well they were predicted.
+
+    Raises:
+        DataError: If the parts contradict each other.
+    """
+    chosen = given_splits(splits)
+    if not chosen and found_splits:
+        chosen, left_out = _only_labelled(found_splits, targets.y)
+        notes = (*notes, *left_out)
+    chosen = chosen or drawn_splits(targets, targets.y.shape[0], fractions, seeds)
+    structure = "no graph" if edges is None else "given graph"
+    try:
+        return Task(
+            name=name,
+            kind="nodes" if node_ptr is None else "graphs",
+            problem=targets.problem,
+            metric=metric or METRICS[targets.problem],
+            protocol=f"own data, {structure}; {chosen[0].name}",
+            x=x,
+            y=targets.y,
+            splits=chosen,
+            num_outputs=targets.num_outputs,
+            edge_index=None if edges is None else edges[0],
+            edge_weight=None if edges is None else edges[1],
+            node_ptr=node_ptr,
+            class_names=targets.class_names,
+            instance_names=instance_names,
+            feature_names=feature_names,
+            notes=(*targets.notes, *notes),
+        )
+    except DataError:
+        raise
+    except ValueError as error:
+        raise DataError(str(error)) from error
+
+
+def given_splits(splits: Splits) -> tuple[Split, ...]:
+    """Splits as handed over: one, several, or a file of them."""
+    if splits is None:
+        return ()
+    if isinstance(splits, Split):
+        return (splits,)
+    if isinstance(splits, (str, os.PathLike)):
+        return load_splits(splits)
+    return tuple(splits)
+
+
+def drawn_splits(
+    targets: Targets | None,
+    size: int,
+    fractions: Sequence[float] | None,
+    seeds: Sequence[int],
+    *,
+    series: bool = False,
+) -> tuple[Split, ...]:
+    """Random splits of what is labelled, classes in proportion; a series is cut in time order.
+
+    Raises:
+        DataError: If a part that should hold something would be empty.
+    """
+    if not seeds:
+        raise ValueError("seeds: got none, expected one a split")
+    shares = tuple(fractions) if fractions is not None else SERIES if series else HALVES
+    if series or targets is None:
+        splits = [time_split(size, ratio=shares)]
+    else:
+        stratify = targets.problem == "multiclass"
+        splits = [random_split(targets.y, fractions=shares, seed=seed, stratify=stratify) for seed in seeds]
+    for part, share, held in zip(("train", "valid", "test"), shares, splits[0].sizes(), strict=True):
+        if share > 0 and held == 0:
+            known = size if targets is None else labelled(targets.y).numel()
+            raise DataError(
+                f"fractions: {known} labelled instances are too few to give {share:.0%} of them to {part}; "
+                f"bring more labels, or pass splits="
+            )
+    return tuple(splits)
+
+
+def _only_labelled(splits: Sequence[Split], y: Tensor) -> tuple[tuple[Split, ...], tuple[str, ...]]:
+    known = labelled(y)
+    kept, notes = [], []
+    for split in splits:
+        parts = {part: index[torch.isin(index, known)] for part, index in split.parts().items()}
+        gone = sum(split.sizes()) - sum(index.numel() for index in parts.values())
+        kept.append(Split(split.name, **parts))
+        if gone:
+            notes.append(f"split {split.name}: {gone} instance{'s' if gone > 1 else ''} without a label left out")
+    return tuple(kept), tuple(notes)
+
+
+def split_from_words(words: Sequence[str], name: str) -> tuple[Split | None, int | None]:
+    """The split that a column of train, valid and test describes; or the first row that holds another word.
+
+    An empty cell leaves its row out of every part.
+    """
+    parts: dict[str, list[int]] = {"train": [], "valid": [], "test": []}
+    for row, word in enumerate(words):
+        if word:
+            part = PART_WORDS.get(word.strip().lower())
+            if part is None:
+                return None, row
+            parts[part].append(row)
+    return Split(name, **{part: torch.tensor(rows, dtype=torch.long) for part, rows in parts.items()}), None

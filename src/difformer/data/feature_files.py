@@ -1,0 +1,258 @@
+"""Rows of features from a file: of the training data, or new ones that must have the same columns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from difformer.data.arrays import features_from
+from difformer.data.assemble import PART_WORDS
+from difformer.data.columnar import named_array, read_arrays, read_parquet
+from difformer.data.errors import DataError
+from difformer.data.readers import read_csv
+from difformer.data.tables import ID_NAMES, LABEL_NAMES, SPLIT_NAMES, Head, Table, canonical_id, looks_like_header
+from difformer.data.text_files import TextFormat
+
+Column = str | int
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a file of features holds.
+
+    Args:
+        path: The file.
+        x: ``[N, F]`` float32, CSR where an NPZ holds a sparse matrix.
+        names: Of the columns of `x`, where the file names them.
+        ids: Of the rows, where they have ids.
+        labels: Columns of labels in the same file, by name, as text.
+        split: The column that says train, valid or test, as text.
+        arrays: Everything an NPZ file holds.
+        table: What was read, for errors that name a line.
+        columns: Positions in the table of the id column, the label columns and the split column.
+        notes: What had to be decided.
+    """
+
+    path: str
+    x: Tensor
+    names: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    labels: dict[str, list[str]] = field(default_factory=dict)
+    split: list[str] | None = None
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+    table: Table | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def error(self, problem: str, row: int, column: int | None = None) -> DataError:
+        """An error that names the line, where there are lines."""
+        if self.table is not None:
+            return self.table.error(problem, row, column)
+        return DataError(problem, path=self.path, row=row)
+
+
+def read_features(
+    path: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] = (),
+    num_columns: int | None = None,
+    ids: Column | bool | None = None,
+    drop: Sequence[Column] = (),
+    header: bool | None = None,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    decimal: str = ".",
+    comment: str | None = "#",
+) -> Features:
+    """Read rows of features, for example new ones for a model that has been trained.
+
+    Args:
+        path: CSV and relatives, Parquet, NPZ or NPY.
+        columns: The columns wanted, in the order wanted: a task's ``feature_names``. Others are left out. A file
+            without a header must have as many.
+        num_columns: How many there must be: a task's ``num_features``.
+        ids: The column with the rows' ids by name or number counted from one; True for the first, False for none; None
+            finds it by its name, or takes a first column that holds no numbers.
+        drop: Columns to leave out, by name or number counted from one.
+        header: As for `TextFormat`, likewise the rest.
+        delimiter: Between cells.
+        encoding: Of the text.
+        decimal: ``","`` where numbers are written 1,5.
+        comment: What lines above the table begin with.
+
+    Raises:
+        DataError: If the file is broken, or columns are absent; with file, line and column.
+    """
+    format = TextFormat(delimiter, header, encoding, decimal, comment)
+    found = load_features(path, ids=ids, drop=drop, wanted=tuple(columns), format=format)
+    expected = num_columns if num_columns is not None else len(columns) or None
+    if expected is not None and found.x.shape[1] != expected:
+        raise DataError(f"has {found.x.shape[1]} columns of features, expected {expected}", path=path)
+    return found
+
+
+def load_features(
+    path: str | os.PathLike[str],
+    *,
+    ids: Column | bool | None = None,
+    labels: Sequence[Column] | None = None,
+    labels_here: bool = False,
+    split: Column | None = None,
+    drop: Sequence[Column] = (),
+    wanted: tuple[str, ...] = (),
+    format: TextFormat,
+) -> Features:
+    """As `read_features`, and the columns of labels and of the split apart.
+
+    Args:
+        path: The file.
+        ids: As above.
+        labels: Columns of labels; None finds them where `labels_here`.
+        labels_here: Whether the labels must be in this file.
+        split: The column of the split; None finds it by its name.
+        drop: As above.
+        wanted: As ``columns`` above.
+        format: Of a text file.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix in (".npz", ".npy"):
+        return _from_arrays(path)
+    roles: dict[str, Any] = {}
+
+    def choose(head: Head) -> set[int]:
+        roles.update(_roles(head, ids, labels, labels_here, split, drop, wanted))
+        apart = {i for i in (roles["ids"], roles["split"]) if i is not None}
+        return apart | set(roles["labels"]) | set(roles["unused"])
+
+    if suffix in (".parquet", ".pq"):
+        table = read_parquet(path, text=choose)
+    else:
+        table = read_csv(path, text=choose, format=format, is_header=_is_header)
+    if not table.number_columns:
+        raise DataError("has no column of features left", path=path)
+    table.check_finite()
+    names = tuple(table.names[i] for i in table.number_columns) if table.named else ()
+    numbers = table.numbers
+    if wanted and table.named:
+        numbers, names = numbers[:, [names.index(name) for name in wanted]], wanted
+    id_column = roles["ids"]
+    return Features(
+        path=os.fspath(path),
+        x=torch.from_numpy(numbers.astype(np.float32)),
+        names=names,
+        ids=() if id_column is None else tuple(canonical_id(cell) for cell in table.texts[id_column]),
+        labels={table.names[i]: table.texts[i] for i in roles["labels"]},
+        split=None if roles["split"] is None else table.texts[roles["split"]],
+        table=table,
+        columns=roles,
+        notes=(*table.notes, *roles["notes"]),
+    )
+
+
+def _is_header(first: Sequence[str], second: Sequence[str] | None) -> bool:
+    return looks_like_header(first, second, counting=True)
+
+
+def _from_arrays(path: str | os.PathLike[str]) -> Features:
+    arrays = read_arrays(path)
+    found = named_array(arrays, "x")
+    if found is None:
+        raise DataError(f"holds no array called x or features; it has {', '.join(arrays)}", path=path)
+    try:
+        x, _ = features_from(found)
+    except DataError as error:
+        raise DataError(str(error), path=path) from error
+    ids, names = named_array(arrays, "ids"), named_array(arrays, "feature_names")
+    for role, given, expected in (("ids", ids, x.shape[0]), ("feature_names", names, x.shape[1])):
+        if given is not None and given.shape != (expected,):
+            raise DataError(f"{role}: expected {expected}, got shape {list(given.shape)}", path=path)
+    return Features(
+        path=os.fspath(path),
+        x=x,
+        names=() if names is None else tuple(str(name) for name in names.tolist()),
+        ids=() if ids is None else tuple(canonical_id(value) for value in ids.tolist()),
+        arrays=arrays,
+    )
+
+
+def _roles(
+    head: Head,
+    ids: Column | bool | None,
+    labels: Sequence[Column] | None,
+    labels_here: bool,
+    split: Column | None,
+    drop: Sequence[Column],
+    wanted: tuple[str, ...],
+) -> dict[str, Any]:
+    """Which column is what: ``ids``, ``labels``, ``split``, ``unused``; and notes."""
+    unused = [head.find(column) for column in drop]
+    label_at = [head.find(column) for column in labels or ()]
+    taken = {*unused, *label_at}
+    id_at = _id_column(head, ids, taken | {i for i, name in enumerate(head.names) if head.named and name in wanted})
+    taken |= set() if id_at is None else {id_at}
+    split_at = head.find(split) if split is not None else None
+    if split is None and not wanted:
+        likely = [i for i in head.named_like(SPLIT_NAMES) if i not in taken and head.first[i].lower() in PART_WORDS]
+        split_at = likely[0] if likely else None
+    taken |= set() if split_at is None else {split_at}
+    notes = []
+    if labels_here and labels is None:
+        label_at = _find_labels(head, taken)
+        notes = [f"labels are in column {head.names[i]!r} of {Path(head.path).name}" for i in label_at]
+    elif labels is None and not wanted:
+        _refuse_leak(head, taken)
+    if wanted and head.named:
+        absent = [name for name in wanted if name not in head.names]
+        if absent:
+            raise DataError(
+                f"lacks {len(absent)} of the {len(wanted)} columns wanted: {', '.join(map(repr, absent[:8]))}; "
+                f"it has {', '.join(map(repr, head.names[:8]))}",
+                path=head.path,
+            )
+        unused += [i for i, name in enumerate(head.names) if name not in wanted and i not in taken]
+    return {"ids": id_at, "labels": label_at, "split": split_at, "unused": unused, "notes": tuple(notes)}
+
+
+def _id_column(head: Head, ids: Column | bool | None, taken: set[int]) -> int | None:
+    if ids is False:
+        return None
+    if ids is True:
+        return 0
+    if ids is not None:
+        return head.find(ids)
+    if head.named:
+        written = [i for i, name in enumerate(head.names) if name == "__index_level_0__"]
+        if written:
+            return written[0]
+    usual = head.named and head.names[0].strip().lower() in ID_NAMES
+    # A table of one column holds features, whatever they look like.
+    return 0 if 0 not in taken and len(head.names) > 1 and (usual or head.textual[0]) else None
+
+
+def _find_labels(head: Head, taken: set[int]) -> list[int]:
+    likely = [i for i in head.named_like(LABEL_NAMES) if i not in taken]
+    if len(likely) == 1:
+        return likely
+    last = len(head.names) - 1
+    if not head.named and last > 0 and last not in taken and head.textual[last]:
+        return [last]  # as data sets for learning have been kept for decades
+    have = ", ".join(map(repr, head.names[:20])) if head.named else f"{len(head.names)} unnamed columns"
+    which = "which of its columns are the labels is not clear" if likely else "no column of it is called label or class"
+    raise DataError(f"{which}; pass labels=FILE, or label_columns= with some of {have}", path=head.path)
+
+
+def _refuse_leak(head: Head, taken: set[int]) -> None:
+    for i in head.named_like(LABEL_NAMES - {"y"}):
+        if i not in taken:
+            raise DataError(
+                f"column {head.names[i]!r} looks like labels and would be used as a feature, while labels come from "
+                f"elsewhere; pass drop=[{head.names[i]!r}] or rename it",
+                path=head.path,
+            )

@@ -1,0 +1,221 @@
+"""A user's own files as a task: a table of features, and labels and edges in it or beside it.
+
+    features.csv   name,age,income      labels.csv   name,group      edges.csv   from,to,weight
+                   ann,31,52000                      ann,A                       ann,bob,2
+                   bob,45,48000                      bob,                        bob,eve,1
+
+Ids join the files where rows have them; otherwise rows are known by their number, counted from zero.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from difformer.data.arrays import label_columns as columns_of_array
+from difformer.data.assemble import Splits, assemble, split_from_words
+from difformer.data.columnar import named_array
+from difformer.data.edges import Duplicates, SelfLoops, tidy_edges
+from difformer.data.errors import DataError
+from difformer.data.feature_files import Column, Features, load_features, read_features
+from difformer.data.label_files import Labels, read_labels
+from difformer.data.split import Split
+from difformer.data.splitting import masks_split
+from difformer.data.structure import Edges, edges_from, read_edges
+from difformer.data.tables import index_of_ids
+from difformer.data.targets import MISSING, encode_targets
+from difformer.data.task import Problem, Task
+from difformer.data.text_files import TextFormat
+
+__all__ = ["from_files", "read_features"]
+
+Path_ = str | os.PathLike[str]
+
+
+def from_files(
+    features: Path_,
+    labels: Path_ | None = None,
+    edges: Path_ | None = None,
+    *,
+    ids: Column | bool | None = None,
+    label_columns: Column | Sequence[Column] | None = None,
+    label_ids: Column | bool | None = None,
+    edge_columns: Sequence[Column] | None = None,
+    split_column: Column | None = None,
+    drop: Sequence[Column] = (),
+    header: bool | Mapping[str, bool] | None = None,
+    delimiter: str | Mapping[str, str] | None = None,
+    encoding: str | None = None,
+    decimal: str = ".",
+    comment: str | None = "#",
+    name: str | None = None,
+    problem: Problem | None = None,
+    metric: str | None = None,
+    splits: Splits = None,
+    fractions: Sequence[float] | None = None,
+    seeds: Sequence[int] = (0,),
+    directed: bool = False,
+    self_loops: SelfLoops = "add",
+    duplicates: Duplicates = "error",
+    missing: Sequence[str] = MISSING,
+    class_names: Sequence[str] = (),
+) -> Task:
+    """A task from files: CSV and its relatives, Parquet, NPZ.
+
+    Columns are given by name, or by number counted from one. What is None is found out, and noted in the task where it
+    was a choice.
+
+    Args:
+        features: Rows of numbers, perhaps with a column of ids, of labels and of the split. An NPZ may hold everything:
+            ``x``, ``y``, ``edge_index``, ``edge_weight``, ``ids``, masks.
+        labels: One label a row, or with a column of ids; None takes them from `features`.
+        edges: Source, target and perhaps weight.
+        ids: The column of ids in `features`; True for the first, False for none.
+        label_columns: The columns of labels, in `labels` or else in `features`.
+        label_ids: The column of ids in `labels`; True for the first, False where labels are in order.
+        edge_columns: Source, target and perhaps weight in `edges`.
+        split_column: The column of `features` that says train, valid or test.
+        drop: Columns of `features` to leave out.
+        header: Whether the first row names the columns; for one file only: ``{"edges": False}``.
+        delimiter: Between cells, likewise.
+        encoding: Of the text files.
+        decimal: ``","`` where numbers are written 1,5.
+        comment: What lines above a table begin with.
+        name: How the data are called in reports; None takes the name of the file.
+        problem: See `from_arrays`, likewise all below.
+        metric: None takes accuracy, ROC-AUC or MSE, after the problem.
+        splits: Ready-made ones, or a file of them; None takes the split column, or masks, or draws them.
+        fractions: Of train, valid and test.
+        seeds: One split each.
+        directed: Keep directions.
+        self_loops: ``"add"``, ``"remove"`` or ``"keep"``.
+        duplicates: What becomes of an edge given with different weights.
+        missing: Texts that stand for no label.
+        class_names: The classes in order.
+
+    Raises:
+        DataError: If a file is broken, or files contradict each other; with file, line and column.
+        FileNotFoundError: If a file is not there.
+    """
+
+    def format(role: str) -> TextFormat:
+        def of(option: Any) -> Any:
+            return option.get(role) if isinstance(option, Mapping) else option
+
+        return TextFormat(of(delimiter), of(header), encoding, decimal, comment)
+
+    columns = [label_columns] if isinstance(label_columns, (str, int)) else label_columns
+    suffix = Path(features).suffix.lower()
+    found = load_features(
+        features,
+        ids=ids,
+        labels=columns if labels is None else None,
+        labels_here=labels is None and suffix not in (".npz", ".npy"),
+        split=split_column,
+        drop=drop,
+        format=format("features"),
+    )
+    size = found.x.shape[0]
+    index = (
+        index_of_ids(found.ids, lambda text, row: found.error(text, row, found.columns.get("ids")))
+        if found.ids
+        else None
+    )
+    if labels is not None:
+        given = read_labels(labels, size=size, ids=index, columns=columns, id_column=label_ids, format=format("labels"))
+    else:
+        given = _labels_within(found, size)
+    targets = encode_targets(
+        given.columns,
+        names=given.names,
+        problem=problem,
+        class_names=class_names or _names(found.arrays),
+        missing=missing,
+        where=given.where,
+    )
+    raw, notes = _edges(found, edges, index, edge_columns, format("edges"))
+    return assemble(
+        found.x,
+        targets,
+        None if raw is None else _tidied(raw, edges or features, size, directed, self_loops, duplicates),
+        name=name or Path(features).name.split(".")[0],
+        metric=metric,
+        splits=splits,
+        found_splits=_split_within(found) if splits is None else (),
+        fractions=fractions,
+        seeds=seeds,
+        instance_names=found.ids,
+        feature_names=found.names,
+        notes=(*found.notes, *given.notes, *notes),
+    )
+
+
+def _labels_within(found: Features, size: int) -> Labels:
+    """Labels from the file of features."""
+    if found.labels:
+        at = found.columns["labels"]
+        return Labels(list(found.labels.values()), tuple(found.labels), lambda t, row, c: found.error(t, row, at[c]))
+    y = named_array(found.arrays, "y")
+    if y is None:
+        has = f"; it has {', '.join(found.arrays)}" if found.arrays else ""
+        raise DataError(f"holds no labels (an array called y); pass labels=FILE{has}", path=found.path)
+    try:
+        columns, _ = columns_of_array(y, None, size)
+    except DataError as error:
+        raise DataError(str(error), path=found.path) from error
+    names = tuple(str(i + 1) for i in range(len(columns)))
+    return Labels([list(column) for column in columns], names, lambda t, row, c: found.error(t, row))
+
+
+def _names(arrays: Mapping[str, Any]) -> Sequence[str]:
+    names = named_array(arrays, "class_names")
+    return [] if names is None or named_array(arrays, "y").dtype.kind in "iuf" else [str(n) for n in names.tolist()]
+
+
+def _edges(
+    found: Features,
+    path: Path_ | None,
+    ids: Mapping[str, int] | None,
+    columns: Sequence[Column] | None,
+    format: TextFormat,
+) -> tuple[Edges | None, tuple[str, ...]]:
+    size = found.x.shape[0]
+    if path is not None:
+        index, weight, notes = read_edges(path, num_nodes=size, ids=ids, columns=columns, format=format)
+        return (index, weight), notes
+    inside = named_array(found.arrays, "edges")
+    if inside is None:
+        return None, ()
+    try:
+        return edges_from(inside, named_array(found.arrays, "weights"), num_nodes=size), ()
+    except DataError as error:
+        raise DataError(str(error), path=found.path) from error
+
+
+def _tidied(raw: Edges, path: Path_, size: int, directed: bool, self_loops: SelfLoops, duplicates: Duplicates) -> Edges:
+    try:
+        return tidy_edges(*raw, num_nodes=size, directed=directed, self_loops=self_loops, duplicates=duplicates)
+    except DataError as error:
+        raise DataError(str(error), path=path) from error
+
+
+def _split_within(found: Features) -> tuple[Split, ...]:
+    """The split that the file of features describes: by a column, or by the masks of an NPZ."""
+    if found.split is not None:
+        split, strange = split_from_words(found.split, "given")
+        if split is None:
+            assert strange is not None
+            word = found.split[strange]
+            raise found.error(f"expected train, valid, test or nothing, got {word!r}", strange, found.columns["split"])
+        return (split,)
+    for plural in ("s", ""):
+        names = [[f"{part}_mask{plural}" for part in parts] for parts in (("train",), ("val", "valid"), ("test",))]
+        masks = [next((found.arrays[name] for name in group if name in found.arrays), None) for group in names]
+        if all(mask is not None for mask in masks):
+            try:
+                return masks_split(*masks, name="masks")
+            except (ValueError, TypeError) as error:
+                raise DataError(f"its masks are no splits: {error}", path=found.path) from error
+    return ()

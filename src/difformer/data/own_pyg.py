@@ -1,0 +1,193 @@
+"""PyG's objects as tasks: one ``Data`` is a task of nodes, a list of them a task of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from difformer.data.arrays import features_from, label_columns
+from difformer.data.assemble import Splits, assemble
+from difformer.data.edges import Duplicates, SelfLoops, tidy_edges
+from difformer.data.errors import DataError
+from difformer.data.split import Split
+from difformer.data.splitting import masks_split
+from difformer.data.structure import edges_from
+from difformer.data.targets import MISSING, encode_targets
+from difformer.data.task import Problem, Task
+
+
+def from_pyg(
+    data: Any,
+    *,
+    name: str = "own data",
+    problem: Problem | None = None,
+    metric: str | None = None,
+    splits: Splits = None,
+    fractions: Sequence[float] | None = None,
+    seeds: Sequence[int] = (0,),
+    use_positions: bool = False,
+    directed: bool = True,
+    self_loops: SelfLoops = "keep",
+    duplicates: Duplicates = "error",
+    missing: Sequence[str] = MISSING,
+    class_names: Sequence[str] = (),
+) -> Task:
+    """A task from a PyG ``Data``, a list or data set of them, or a ``Batch``.
+
+    Edges are taken as they are, since PyG lists both directions already; ``edge_weight``, or an ``edge_attr`` of one
+    column, weighs them. The masks of a single ``Data`` are its splits, one a column, unless `splits` is given.
+
+    Args:
+        data: What to take over.
+        name: How the data are called in reports.
+        problem: Found out from ``y`` where it is None.
+        metric: None takes accuracy, ROC-AUC or MSE, after the problem.
+        splits: Ready-made ones, or a file of them; None takes the masks, or draws them.
+        fractions: Where splits are drawn; None takes 50, 25 and 25 %.
+        seeds: One split each.
+        use_positions: Append ``pos`` to the features; where there is no ``x``, ``pos`` is taken in any case.
+        directed: False lists both directions of every edge.
+        self_loops: ``"keep"``, ``"add"`` or ``"remove"``.
+        duplicates: What becomes of an edge given with different weights.
+        missing: Texts that stand for no label.
+        class_names: The classes in order.
+
+    Raises:
+        DataError: If something is absent or contradicts the rest; the message says in which graph.
+    """
+    many = _several(data)
+    if many is not None and len(many) == 1 and not isinstance(data, (list, tuple)):
+        data, many = many[0], None
+    items = many if many is not None else [data]
+    if not items:
+        raise DataError("data: an empty list, expected at least one Data")
+    parts = [_part(item, use_positions, "data" if many is None else f"graph {i}") for i, item in enumerate(items)]
+    widths = {x.shape[1] for x, _, _ in parts}
+    if len(widths) > 1:
+        odd = next(i for i, (x, _, _) in enumerate(parts) if x.shape[1] != parts[0][0].shape[1])
+        raise DataError(f"graph {odd}: has {parts[odd][0].shape[1]} features, graph 0 has {parts[0][0].shape[1]}")
+    tidy: dict[str, Any] = {"directed": directed, "self_loops": self_loops, "duplicates": duplicates}
+    sizes = torch.tensor([x.shape[0] for x, _, _ in parts])
+    ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    edges = _joined_edges(parts, ptr, tidy)
+    notes = tuple(_notes(items[0]))
+    if many is None:
+        x, y = parts[0][0], _attribute(data, "y", "data")
+        cells, names = label_columns(y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y, None, x.shape[0])
+        found = _mask_splits(data)
+    else:
+        found = ()
+        x = torch.cat([features for features, _, _ in parts])
+        cells, names = label_columns(_graph_targets(items), None, len(items))
+    targets = encode_targets(cells, names=names, problem=problem, class_names=class_names, missing=missing)
+    return assemble(
+        x,
+        targets,
+        edges,
+        name=name,
+        metric=metric,
+        splits=splits,
+        found_splits=found,
+        fractions=fractions,
+        seeds=seeds,
+        node_ptr=None if many is None else ptr,
+        notes=notes,
+    )
+
+
+Part = tuple[Tensor, Tensor | None, Tensor | None]
+
+
+def _several(data: Any) -> list[Any] | None:
+    """The graphs of a list, a data set or a batch; None for a single graph. A data set of one graph is that graph."""
+    from torch_geometric.data import Batch, Data, Dataset, HeteroData
+
+    if isinstance(data, Batch):
+        return list(data.to_data_list())
+    if isinstance(data, Data):
+        return None
+    if isinstance(data, (list, tuple, Dataset)):
+        items = [data[i] for i in range(len(data))]
+        strange = next((type(item).__name__ for item in items if not isinstance(item, Data)), None)
+        if strange is None:
+            return items
+        raise DataError(f"data: expected a list of PyG Data, got a list with {strange}")
+    if isinstance(data, HeteroData):
+        raise DataError("data: graphs with several types of nodes or edges are no task of this package")
+    raise DataError(f"data: expected a PyG Data or a list of them, got {type(data).__name__}")
+
+
+def _part(data: Any, use_positions: bool, place: str) -> Part:
+    """Features, edges as given, and weights of one graph."""
+    x, pos = getattr(data, "x", None), getattr(data, "pos", None)
+    if x is None and pos is None:
+        raise DataError(f"{place}: has neither x nor pos, so there are no features")
+    found = [part for part in ((x, pos) if use_positions else (pos,) if x is None else (x,)) if part is not None]
+    try:
+        features = [features_from(part.unsqueeze(1) if part.dim() == 1 else part)[0] for part in found]
+        joined = features[0] if len(features) == 1 else torch.cat([part.to_dense() for part in features], 1)
+        index, weight = getattr(data, "edge_index", None), _weight_of(data)
+        if index is None:
+            return joined, None, None
+        return joined, *edges_from(index.cpu(), weight, num_nodes=joined.shape[0])
+    except DataError as error:
+        raise DataError(f"{place}: {error}") from error
+
+
+def _weight_of(data: Any) -> Tensor | None:
+    weight = getattr(data, "edge_weight", None)
+    attribute = getattr(data, "edge_attr", None)
+    if weight is None and attribute is not None and (attribute.dim() == 1 or attribute.shape[1] == 1):
+        weight = attribute.reshape(-1)
+    return None if weight is None else weight.cpu().reshape(-1)
+
+
+def _notes(data: Any) -> list[str]:
+    attribute = getattr(data, "edge_attr", None)
+    if attribute is None or _weight_of(data) is not None:
+        return []
+    return [f"edge_attr with {attribute.shape[1]} columns is not used: edges carry one weight at most"]
+
+
+def _joined_edges(parts: list[Part], ptr: Tensor, tidy: dict[str, Any]) -> tuple[Tensor, Tensor | None] | None:
+    """The edges of all graphs, each tidied by itself and moved to where its nodes are."""
+    if all(index is None for _, index, _ in parts):
+        return None
+    weighted = any(weight is not None for _, _, weight in parts)
+    indices, weights = [], []
+    for (x, index, weight), start in zip(parts, ptr.tolist(), strict=False):
+        given = torch.empty(2, 0, dtype=torch.long) if index is None else index
+        value = torch.ones(given.shape[1]) if weighted and weight is None else weight
+        tidied, kept = tidy_edges(given, value, num_nodes=x.shape[0], **tidy)
+        indices.append(tidied + start)
+        weights.append(kept)
+    return torch.cat(indices, 1), torch.cat([w for w in weights if w is not None]) if weighted else None
+
+
+def _attribute(data: Any, name: str, place: str) -> Tensor:
+    value = getattr(data, name, None)
+    if not isinstance(value, Tensor):
+        raise DataError(f"{place}: has no tensor {name}, got {type(value).__name__}")
+    return value
+
+
+def _graph_targets(items: list[Any]) -> Tensor:
+    """One row of targets a graph."""
+    rows = [_attribute(item, "y", f"graph {i}").reshape(-1) for i, item in enumerate(items)]
+    for i, row in enumerate(rows):
+        if row.numel() != rows[0].numel() or not row.numel():
+            raise DataError(
+                f"graph {i}: y holds {row.numel()} numbers, that of graph 0 {rows[0].numel()}; a graph has one target, "
+                f"or as many as the others"
+            )
+    stacked = torch.stack(rows)
+    return stacked.squeeze(1) if stacked.shape[1] == 1 else stacked
+
+
+def _mask_splits(data: Any) -> tuple[Split, ...]:
+    masks = [getattr(data, f"{part}_mask", None) for part in ("train", "val", "test")]
+    found = [mask.T if mask.dim() == 2 else mask for mask in masks if mask is not None]
+    return masks_split(*found, name="masks") if len(found) == 3 else ()

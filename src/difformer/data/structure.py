@@ -1,0 +1,226 @@
+"""Graphs as people hand them over: pairs of names, index arrays, adjacency matrices, tables of edges.
+
+Whatever the form, what comes out are the edges as given, in positions of nodes; `tidy_edges` does the rest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from difformer.data.columnar import named_array, read_arrays, read_parquet
+from difformer.data.errors import DataError
+from difformer.data.readers import read_csv
+from difformer.data.tables import (
+    SOURCE_NAMES,
+    TARGET_NAMES,
+    WEIGHT_NAMES,
+    Head,
+    Table,
+    canonical_id,
+    looks_like_header,
+    number,
+)
+from difformer.data.text_files import TextFormat
+
+Edges = tuple[Tensor, Tensor | None]
+Ids = Mapping[str, int]
+Where = Callable[[str, int], DataError]
+
+
+def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | None = None) -> Edges:
+    """Edges from an object in memory.
+
+    Args:
+        edges: ``[2, E]`` or ``[E, 2]``; or an adjacency matrix (scipy or torch sparse, or dense ``[N, N]``) whose entry
+            i, j weighs the edge i → j; or a data frame of two columns, or three with weights. Arrays and tensors of
+            whole numbers hold positions of nodes; lists and frames hold ids where nodes have them.
+        weights: ``[E]``, or None.
+        num_nodes: Of the graph.
+        ids: Position of every node's id, where nodes have ids.
+
+    Raises:
+        DataError: If a node is unknown, a weight is negative or not finite, or the shape is none of these.
+    """
+    if isinstance(edges, Tensor) and edges.layout != torch.strided:
+        coo = edges.to_sparse_coo().coalesce()
+        return _from_matrix(coo.indices().numpy(force=True), coo.values().numpy(force=True), edges.shape, num_nodes)
+    if hasattr(edges, "tocoo"):
+        coo = edges.tocoo(copy=True)
+        coo.sum_duplicates()
+        return _from_matrix(np.stack([coo.row, coo.col]), coo.data, coo.shape, num_nodes)
+    if hasattr(edges, "columns"):
+        columns = [np.asarray(edges[name]) for name in edges.columns]
+        if len(columns) not in (2, 3):
+            raise DataError(f"edge_index: a frame of edges has two columns, or three with weights; got {len(columns)}")
+        ends, weights = columns[:2], columns[2] if len(columns) == 3 else weights
+    else:
+        positions = isinstance(edges, (Tensor, np.ndarray))
+        array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
+        array = array if array.size else np.empty((2, 0), dtype=np.int64)
+        if array.shape == (num_nodes, num_nodes) and num_nodes > 2 and array.dtype.kind in "biuf":
+            return _from_matrix(np.stack(np.nonzero(array)), array[np.nonzero(array)], array.shape, num_nodes)
+        if array.ndim != 2 or 2 not in array.shape:
+            raise DataError(f"edge_index: expected shape [2, E] or [E, 2], got {list(array.shape)}")
+        ends = list(array if array.shape[0] == 2 else array.T)
+        ids = None if positions and array.dtype.kind in "iu" else ids
+
+    def where(text: str, row: int) -> DataError:
+        return DataError(f"edge_index, edge {row}: {text}")
+
+    index = np.stack([_positions(end, num_nodes, ids, where) for end in ends])
+    if weights is None:
+        return torch.from_numpy(index), None
+    weight = np.asarray(weights.numpy(force=True) if isinstance(weights, Tensor) else weights, dtype=np.float64)
+    if weight.shape != (index.shape[1],):
+        raise DataError(f"edge_weight: expected {index.shape[1]} numbers, one an edge, got shape {list(weight.shape)}")
+    return torch.from_numpy(index), _weights(weight, where)
+
+
+def read_edges(
+    path: str | os.PathLike[str],
+    *,
+    num_nodes: int,
+    ids: Ids | None = None,
+    columns: Sequence[str | int] | None = None,
+    format: TextFormat = TextFormat(),  # noqa: B008  frozen
+) -> tuple[Tensor, Tensor | None, tuple[str, ...]]:
+    """Edges from a file, and notes: a table of sources, targets and perhaps weights, or an NPZ.
+
+    Args:
+        path: CSV and relatives, Parquet, NPZ or NPY.
+        num_nodes: Of the graph.
+        ids: Position of every node's id; without them nodes are known by their row, counted from zero.
+        columns: Source, target, and perhaps weight, by name or number counted from one; None finds them by their usual
+            names, or takes the first two, and a third that is all there is left for weights.
+        format: Of a text file.
+
+    Raises:
+        DataError: With file, line and column.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix in (".npz", ".npy"):
+        arrays = read_arrays(path)
+        found = named_array(arrays, "edges")
+        found = arrays.get("x") if found is None else found
+        if found is None:
+            raise DataError(f"holds no array called edge_index; it has {', '.join(arrays)}", path=path)
+        try:
+            return *edges_from(found, named_array(arrays, "weights"), num_nodes=num_nodes), ()
+        except DataError as error:
+            raise DataError(str(error), path=path) from error
+    roles: list[int] = []
+    ignored: list[str] = []
+
+    def choose(head: Head) -> list[int]:
+        roles[:] = _roles(head, columns)
+        ignored[:] = [name for i, name in enumerate(head.names) if i not in roles]
+        return [i for i in range(len(head.names)) if i not in roles or (ids is not None and i in roles[:2])]
+
+    def is_header(first: Sequence[str], second: Sequence[str] | None) -> bool:
+        known = [canonical_id(cell) in ids for cell in first[:2]] if ids else [False]
+        if ids and second is not None and not any(known) and all(canonical_id(cell) in ids for cell in second[:2]):
+            return True  # no node is called so, but those of the next row are
+        return not any(known) and looks_like_header(first, second)
+
+    if suffix in (".parquet", ".pq"):
+        table = read_parquet(path, text=choose)
+    else:
+        table = read_csv(path, text=choose, format=format, is_header=is_header)
+    index = np.stack([_positions(_column(table, i), num_nodes, ids, _at(table, i)) for i in roles[:2]])
+    notes = (f"columns of {Path(path).name} not used: {', '.join(ignored)}",) if ignored else ()
+    weight = _weights(_column(table, roles[2]), _at(table, roles[2])) if len(roles) == 3 else None
+    return torch.from_numpy(index), weight, (*table.notes, *notes)
+
+
+def _roles(head: Head, columns: Sequence[str | int] | None) -> list[int]:
+    """Positions of source, target and perhaps weight."""
+    width = len(head.names)
+    if columns is not None:
+        if len(columns) not in (2, 3):
+            raise ValueError(f"edge_columns: expected source, target and perhaps weight, got {tuple(columns)}")
+        return [head.find(column) for column in columns]
+    if width < 2:
+        raise DataError(f"an edge has a source and a target, but here is {width} column", path=head.path)
+    source, target = head.named_like(SOURCE_NAMES), head.named_like(TARGET_NAMES)
+    weight = head.named_like(WEIGHT_NAMES)[:1]
+    if len(source) == len(target) == 1:
+        return [source[0], target[0], *weight]
+    if weight and weight[0] > 1:
+        return [0, 1, *weight]
+    if width > 3 and not head.named:
+        raise DataError(
+            f"expected 2 or 3 columns, got {width}; pass edge_columns=(source, target, weight)", path=head.path
+        )
+    return [0, 1, 2] if width == 3 and not head.textual[2] else [0, 1]
+
+
+def _column(table: Table, column: int) -> Any:
+    if column in table.texts:
+        return table.texts[column]
+    return table.numbers[:, table.number_columns.index(column)]
+
+
+def _at(table: Table, column: int) -> Where:
+    return lambda text, row: table.error(text, row, column)
+
+
+def _positions(values: Any, num_nodes: int, ids: Ids | None, where: Where) -> NDArray[np.int64]:
+    """Positions of the nodes that `values` names."""
+    if ids is not None:
+        return _by_id(values if isinstance(values, list) else values.tolist(), ids, num_nodes, where)
+    array = np.asarray(values)
+    if array.dtype.kind not in "iuf":
+        cells = [number(str(value)) for value in array.tolist()]
+        strange = next((row for row, cell in enumerate(cells) if cell is None), None)
+        if strange is not None:
+            raise where(f"{str(values[strange])!r} is not the number of a row, and the nodes have no ids", strange)
+        array = np.array(cells, dtype=np.float64)
+    if array.dtype.kind == "f":
+        wrong = array != np.floor(array)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise where(f"{array[row]} is not the number of a row", row)
+    wrong = (array < 0) | (array >= num_nodes)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        hint = "; yours seem to count from 1" if array.min() == 1 and array.max() == num_nodes else ""
+        raise where(f"there is no node {array[row]:.0f}: rows are counted from 0 to {num_nodes - 1}{hint}", row)
+    return array.astype(np.int64)
+
+
+def _by_id(values: list[Any], ids: Ids, num_nodes: int, where: Where) -> NDArray[np.int64]:
+    found = np.empty(len(values), dtype=np.int64)
+    for row, value in enumerate(values):
+        position = ids.get(value) if isinstance(value, str) else None
+        if position is None:
+            position = ids.get(canonical_id(value))
+        if position is None:
+            some = ", ".join(repr(name) for name in list(ids)[:3])
+            raise where(f"no node is called {str(value)!r}; the {num_nodes} there are begin with {some}", row)
+        found[row] = position
+    return found
+
+
+def _weights(values: Any, where: Where) -> Tensor:
+    weight = np.asarray(values, dtype=np.float64)
+    wrong = ~(np.isfinite(weight) & (weight >= 0))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise where(f"a weight must be a finite number ≥ 0, got {weight[row]:g}", row)
+    return torch.from_numpy(weight.astype(np.float32))
+
+
+def _from_matrix(index: NDArray[Any], data: NDArray[Any], shape: Sequence[int], num_nodes: int) -> Edges:
+    if tuple(shape) != (num_nodes, num_nodes):
+        raise DataError(f"edge_index: an adjacency matrix of {num_nodes} nodes is square, got shape {tuple(shape)}")
+    index, data = index[:, data != 0].astype(np.int64), data[data != 0]
+    weight = _weights(data, lambda text, at: DataError(f"edge_index, entry {tuple(index[:, at].tolist())}: {text}"))
+    return torch.from_numpy(index), None if bool((weight == 1).all()) else weight

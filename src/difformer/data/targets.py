@@ -1,0 +1,167 @@
+"""Labels as people write them, turned into the targets of a task.
+
+    texts, or whole numbers          → multiclass: classes in order, each called by its text
+    one column with fractions        → regression
+    several columns of 0 and 1       → multilabel
+    several columns of other numbers → regression with several targets
+
+A cell that is empty, ``NA``, ``nan``, ``null``, ``none`` or ``?`` carries no label; nor does -1 where labels are
+classes, unless 1 is the only other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from difformer.data.errors import DataError
+from difformer.data.tables import canonical_id, number
+from difformer.data.task import Problem
+
+MISSING = ("", "na", "n/a", "<na>", "nan", "null", "none", "?", "-1")
+METRICS = {"multiclass": "accuracy", "multilabel": "rocauc", "regression": "mse"}
+MANY_CLASSES = 20
+
+Where = Callable[[str, int, int], DataError]
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What `encode_targets` found.
+
+    Args:
+        y: As `Task` has it.
+        problem: As `Task` has it.
+        num_outputs: Classes or columns.
+        class_names: Of the classes, or of the columns where there are several.
+        notes: What had to be decided.
+    """
+
+    y: Tensor
+    problem: Problem
+    num_outputs: int
+    class_names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def encode_targets(
+    columns: Sequence[Sequence[Any]],
+    *,
+    names: Sequence[str] = (),
+    problem: Problem | None = None,
+    class_names: Sequence[str] = (),
+    missing: Sequence[str] = MISSING,
+    where: Where | None = None,
+) -> Targets:
+    """Targets from columns of cells: texts, numbers, None.
+
+    Args:
+        columns: One or several, all of one length.
+        names: Of the columns, where there are several.
+        problem: Instead of finding out from the cells.
+        class_names: All the classes in the order wanted, instead of those found in numerical or alphabetical order.
+        missing: Texts, in lower case, that stand for no label; "-1" counts where labels are classes.
+        where: Makes an error for a row and a column; given as position in `columns`.
+
+    Raises:
+        DataError: If the cells contradict each other, or it is not clear what is meant.
+    """
+    error = where or (lambda text, row, column: DataError(text, row=row, column=column + 1))
+    if problem is not None and problem not in get_args(Problem):
+        raise ValueError(f"problem: expected one of {', '.join(get_args(Problem))}, got {problem!r}")
+    cells = [[_text(value) for value in column] for column in columns]
+    if len(cells) == 1 and problem != "multilabel":
+        return _one_column(cells[0], problem, class_names, missing, error)
+    return _several_columns(cells, tuple(names), problem, missing, error)
+
+
+def _text(value: Any) -> str:
+    if value is None or value != value:  # NaN differs from itself
+        return ""
+    text = canonical_id(value.item() if isinstance(value, np.generic) else value)
+    return text[1:] if text[:1] == "+" and text[1:].isdigit() else text
+
+
+def _one_column(
+    cells: list[str], problem: Problem | None, class_names: Sequence[str], missing: Sequence[str], error: Where
+) -> Targets:
+    unknown = {m.lower() for m in missing}
+    values = {cell: number(cell) for cell in set(cells) if cell.lower() not in unknown or cell == "-1"}
+    texts = [cell for cell, value in values.items() if value is None]
+    fractions = [c for c, v in values.items() if v is not None and v == v and not v.is_integer()]
+    if problem is None and fractions and texts:
+        raise error(
+            f"{texts[0]!r} is not a number, while other labels have fractions ({fractions[0]}); correct it, or pass "
+            f"missing=({texts[0]!r},) if it means no label, or problem='multiclass' if all of them are names",
+            cells.index(texts[0]),
+            0,
+        )
+    if problem == "regression" or (problem is None and fractions):
+        return _numbers([cells], (), "regression", unknown - {"-1"}, error)
+    notes: tuple[str, ...] = ()
+    if "-1" in values and "-1" in unknown and not {*values} <= {"-1", "1"}:
+        del values["-1"]
+        notes = (f"label -1 was read as unlabelled ({cells.count('-1')} instances)",)
+    found = _ordered(values)
+    labelled = sum(cell in values for cell in cells)
+    if problem is None and not class_names and len(found) > max(MANY_CLASSES, labelled / 2):
+        raise DataError(
+            f"labels: {len(found)} different ones in {labelled} labelled rows; pass problem='regression' if they are "
+            f"quantities, problem='multiclass' if they are classes, or name another column"
+        )
+    order = [str(name) for name in class_names] or found
+    strange = [cell for cell in found if cell not in order]
+    if strange:
+        raise error(f"label {strange[0]!r} is none of class_names {tuple(order)}", cells.index(strange[0]), 0)
+    if len(order) < 2:
+        raise DataError(
+            f"labels: expected at least two classes, found {', '.join(map(repr, order)) or 'no label at all'}"
+        )
+    code = {name: i for i, name in enumerate(order)}
+    y = torch.tensor([code.get(cell, -1) if cell in values else -1 for cell in cells])
+    return Targets(y, "multiclass", len(order), tuple(order), notes)
+
+
+def _ordered(values: dict[str, float | None]) -> list[str]:
+    """Numbers by size where all are numbers, texts by alphabet otherwise."""
+    if any(value is None for value in values.values()):
+        return sorted(values)
+    return sorted(values, key=lambda cell: (values[cell], cell))
+
+
+def _several_columns(
+    cells: list[list[str]], names: tuple[str, ...], problem: Problem | None, missing: Sequence[str], error: Where
+) -> Targets:
+    if problem == "multiclass":
+        raise DataError(f"labels: a class is one column, got {len(cells)}; name the one, or pass problem='multilabel'")
+    unknown = {m.lower() for m in missing}
+    binary = {"0", "1", "true", "false"} | unknown
+    two_valued = all(cell.lower() in binary for column in cells for cell in set(column))
+    if problem is None:
+        problem = "multilabel" if two_valued else "regression"
+    if problem == "multilabel" and not two_valued:
+        column, row = next((c, r) for c, col in enumerate(cells) for r, v in enumerate(col) if v.lower() not in binary)
+        raise error(f"several labels at a time must be 0 or 1, got {cells[column][row]!r}", row, column)
+    return _numbers(cells, names, problem, unknown if problem == "multilabel" else unknown - {"-1"}, error)
+
+
+def _numbers(
+    cells: list[list[str]], names: tuple[str, ...], problem: Problem, unknown: set[str], error: Where
+) -> Targets:
+    y = np.full((len(cells[0]), len(cells)), np.nan)
+    for column, texts in enumerate(cells):
+        known = {text: number(text) for text in set(texts) if text.lower() not in unknown}
+        for text, value in known.items():
+            if value is None or not np.isfinite(value):
+                raise error(f"expected a number, got {text!r}", texts.index(text), column)
+        y[:, column] = [known.get(text, np.nan) for text in texts]
+    if np.isnan(y).all():
+        raise DataError("labels: found no label at all")
+    target = torch.from_numpy(y.astype(np.float32))
+    alone = problem == "regression" and len(cells) == 1
+    return Targets(target.squeeze(1) if alone else target, problem, len(cells), () if alone else names)

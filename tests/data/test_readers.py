@@ -1,0 +1,323 @@
+import gzip
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from difformer.data.columnar import read_arrays, read_parquet
+from difformer.data.errors import DataError
+from difformer.data.readers import every_column, read_csv
+from difformer.data.tables import canonical_id, looks_like_header, number
+from difformer.data.text_files import TextFormat, sniff_delimiter
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="table.csv"):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+NUMBERS = [[1.0, 2.5], [3.0, -4.0]]
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        ("1,2.5\n3,-4\n", None),
+        ("1,2.5\n3,-4", None),  # no line end at the end
+        ("a,b\n1,2.5\n3,-4\n", ("a", "b")),
+        ("\ufeffa,b\r\n1,2.5\r\n3,-4\r\n", ("a", "b")),  # byte-order mark, Windows line ends
+        ("a,b\r1,2.5\r3,-4\r", ("a", "b")),  # line ends of old Macs
+        ("a;b\n1;2.5\n3;-4\n", ("a", "b")),
+        ("a\tb\n1\t2.5\n3\t-4\n", ("a", "b")),
+        ("a|b\n1|2.5\n3|-4\n", ("a", "b")),
+        ('"a","b"\n"1","2.5"\n"3","-4"\n', ("a", "b")),
+        ("a, b\n1, 2.5\n 3 , -4 \n", ("a", "b")),
+        ("\n\na,b\n\n1,2.5\n\n\n3,-4\n\n", ("a", "b")),  # blank lines
+        ("# made by hand\n# on Monday\na,b\n1,2.5\n3,-4\n", ("a", "b")),
+        ("# a,b\n1,2.5\n3,-4\n", ("a", "b")),  # a header behind a comment sign
+        ("a,b\n1,2.5\n3,-4\n,\n,\n", ("a", "b")),  # rows of nothing at the end, as spreadsheets leave them
+        ("a,b,\n1,2.5,\n3,-4,\n", ("a", "b")),  # a delimiter at the end of every line
+        ("1.0e0,+2.5\n3.0,-4.\n", None),
+    ],
+)
+def test_the_same_numbers_however_they_are_written(write, content, names):
+    table = read_csv(write(content))
+    assert table.numbers.tolist() == NUMBERS
+    assert table.named == (names is not None)
+    assert table.names == (names or ("1", "2"))
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".dat", ".edges"])
+def test_runs_of_spaces_separate_cells_outside_of_csv(write, suffix):
+    table = read_csv(write("  1   2.5\n3\t -4\n", f"table{suffix}"))
+    assert table.numbers.tolist() == NUMBERS
+    assert read_csv(write("New York\nOld York\n", "names.csv"), text=every_column).texts[0] == ["New York", "Old York"]
+
+
+def test_compressed_and_other_encodings(write):
+    assert read_csv(write(gzip.compress(b"1,2.5\n3,-4\n"), "table.csv.gz")).numbers.tolist() == NUMBERS
+    assert read_csv(write("a,b\n1,2.5\n3,-4\n".encode("utf-16"))).numbers.tolist() == NUMBERS
+    latin = write("größe,b\n1,2.5\n3,-4\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"table\.csv: is not text .*encoding='latin-1'"):
+        read_csv(latin)
+    assert read_csv(latin, format=TextFormat(encoding="latin-1")).names[0] == "größe"
+
+
+def test_decimal_commas_on_request(write):
+    path = write("a;b\n1;2,5\n3,0;-4\n")
+    with pytest.raises(DataError, match=r"line 2, column 'b': expected a number, got '2,5'; pass decimal=','"):
+        read_csv(path)
+    table = read_csv(path, format=TextFormat(decimal=","), text=lambda head: [1])
+    assert table.numbers.tolist() == [[1.0], [3.0]]
+    assert table.texts[1] == ["2.5", "-4"]
+    assert not read_csv(write("1,5;2,5\n3,5;4,5\n"), format=TextFormat(decimal=",")).named
+
+
+def test_truth_values_are_numbers(write):
+    assert read_csv(write("a,b\nTrue,false\nFALSE,1\n")).numbers.tolist() == [[1, 0], [0, 1]]
+
+
+def test_text_columns_and_lines(write):
+    table = read_csv(
+        write('id,x,note\n\nann,1,"one, two"\nbob,2,"a ""word""\non two lines"\neve,3,\n'), text=lambda h: [0, 2]
+    )
+    assert table.texts[0] == ["ann", "bob", "eve"]
+    assert table.texts[2] == ["one, two", 'a "word"\non two lines', ""]
+    assert table.lines.tolist() == [3, 5, 6]  # a row is where it ends
+    assert table.notes == ("line 1 of table.csv was read as a header",)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("", "table.csv: holds no rows"),
+        ("\n \n\n", "holds no rows"),
+        ("# only\n# comments\n", "holds no rows"),
+        ("a,b\n", "holds a header and no rows|expected a number"),
+        ("a,b\n1,2\n3\n", r"line 3: has 1 cell\(s\), expected 2 as in the header"),
+        ("a,b\n1,2\n3,4,5\n", r"line 3: has 3 cell\(s\), expected 2"),
+        ("1,2\n3,4,5\n", r"line 2: has 3 cell\(s\), expected 2 as in the first row"),
+        ("a,b,c\n1,2\n", r"line 2: has 2 cell\(s\), but the header names 3"),
+        ("a,b\n1,2\n3,x\n", r"line 3, column 'b': expected a number, got 'x'"),
+        ("1,2\n3,x\n", r"line 2, column 2: expected a number, got 'x'; pass header=True"),
+        ("a,b\n1,2\n3,\n", r"line 3, column 'b': a number is missing here"),
+        ("a,b\n1,2\n,\n3,4\n", r"line 3, column 'a': a number is missing here"),  # inside, a row of nothing is a row
+        ("a,b\n1,2\n3,1_000\n", r"line 3, column 'b': expected a number, got '1_000'"),
+        ("a,b\n1,2\n3,12%\n", "got '12%'"),
+        ("a,b\n1,2\n3,#N/A\n", "got '#N/A'"),
+        ("a,a\n1,2\n", r"line 1, column 2: the name 'a' is already that of column 1"),
+        ("a,,c\n1,2,3\n", r"line 1, column 2: the header leaves this column without a name"),
+        ('a,b\n1,"2\n3,4\n', r"line 3: cannot be read as a table: unexpected end of data"),
+        ('a,b\n1,"2"x\n', r"line 2: cannot be read as a table"),
+        ("#ann,1,2\n#bob,3,4\neve,5,6\n", r"line 2: begins with '#', as a comment does, but looks like a row"),
+    ],
+)
+def test_broken_tables_are_located(write, content, complaint):
+    with pytest.raises(DataError, match=complaint):
+        read_csv(write(content), text=lambda head: [0] if head.textual[0] else [])
+
+
+def test_numbers_that_are_none_are_found_when_asked_for(write):
+    for cell, complaint in (
+        ("nan", "a number is missing"),
+        ("inf", "inf is too large"),
+        ("1e39", "1e.39 is too large"),
+    ):
+        with pytest.raises(DataError, match=rf"line 3, column 'b': {complaint}"):
+            read_csv(write(f"a,b\n1,2\n3,{cell}\n")).check_finite()
+
+
+def test_rows_named_by_other_programs(write):
+    pandas = read_csv(write(",a,b\nann,1,2.5\nbob,3,-4\n"), text=lambda head: [0])
+    r = read_csv(
+        write('"a" "b"\n"ann" 1 2.5\n"bob" 3 -4\n', "table.txt"), format=TextFormat(delimiter=" "), text=lambda h: [0]
+    )
+    assert pandas.names == r.names == ("", "a", "b")
+    assert pandas.texts[0] == r.texts[0] == ["ann", "bob"]
+    assert r.numbers.tolist() == pandas.numbers.tolist() == NUMBERS
+
+
+def test_blank_lines_can_be_labels_left_out(write):
+    path = write("cat\n\ndog\n\n\n")
+    assert read_csv(path, text=every_column).texts[0] == ["cat", "dog"]
+    assert read_csv(path, text=every_column, keep_blank=True).texts[0] == ["cat", "", "dog"]
+    assert read_csv(write('cat\n""\ndog\n'), text=every_column).texts[0] == ["cat", "", "dog"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (["a", "b"], ["1", "2"], True),
+        (["ann", "1"], ["bob", "2"], False),
+        (["id", "1"], ["ann", "2"], False),  # a name that is a number could be data
+        (["node", "label"], ["ann", "cat"], True),
+        (["ann", "cat"], ["bob", "dog"], False),
+        (["paper_id", "venue"], ["p1", "KDD"], True),
+        (["", "a"], ["ann", "b"], True),
+        (["1", "2"], ["3", "4"], False),
+        (["a", "b"], ["x", "1", "2"], True),
+        (["label"], ["cat"], True),
+        (["cat"], None, False),
+    ],
+)
+def test_headers_are_recognised(first, second, expected):
+    assert looks_like_header(first, second) == expected
+
+
+def test_columns_counted_from_zero_are_names_where_features_are_read():
+    counted = ["0", "1", "2"]
+    assert looks_like_header(counted, ["0.3", "1.2", "2.2"], counting=True)
+    assert not looks_like_header(counted, ["0.3", "1.2", "2.2"])
+    assert not looks_like_header(["0", "1"], ["5", "6"], counting=True)  # may well be an edge
+
+
+def test_said_is_said(write):
+    path = write("1,2\n3,4\n")
+    assert read_csv(path, format=TextFormat(header=True)).names == ("1", "2")
+    assert len(read_csv(path, format=TextFormat(header=True))) == 1
+    assert read_csv(write("a,b\nc,d\n"), format=TextFormat(header=False), text=every_column).texts[0] == ["a", "c"]
+    assert read_csv(write("#a,1\n#b,2\n"), format=TextFormat(comment=None), text=lambda h: [0]).texts[0] == ["#a", "#b"]
+    for options, complaint in (
+        ({"delimiter": "::"}, "one character"),
+        ({"decimal": ";"}, "'.' or ','"),
+        ({"encoding": "klingon"}, "unknown encoding"),
+        ({"comment": ""}, "comment"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            TextFormat(**options)
+
+
+def test_delimiters_are_found_by_agreement():
+    assert sniff_delimiter(["a b,c", "d e f,g"], spaces=True) == ","
+    assert sniff_delimiter(["1,5;2", "1;2,5"], spaces=False) == ";"
+    assert sniff_delimiter(["word", "other"], spaces=True) == ","
+    assert sniff_delimiter(["1 2", "3 4"], spaces=True) == " "
+
+
+def test_files_that_are_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_csv(tmp_path / "none.csv")
+    with pytest.raises(FileNotFoundError):
+        read_arrays(tmp_path / "none.npz")
+    with pytest.raises(DataError, match="is a folder"):
+        read_csv(tmp_path)
+
+
+def test_ids_and_numbers():
+    assert [canonical_id(v) for v in ("7.0", " 7 ", 7, 7.0, np.float64(7), "007", "x.0", "1e3")] == [
+        "7", "7", "7", "7", "7", "007", "x.0", "1e3"
+    ]  # fmt: skip
+    assert [number(c) for c in ("1", " 2.5 ", "true", "1_0", "", "x")] == [1.0, 2.5, 1.0, None, None, None]
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.text(min_size=1, max_size=6), st.floats(allow_nan=False, allow_infinity=False)), min_size=1
+    ),
+    delimiter=st.sampled_from([",", ";", "\t"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_the_csv_module_writes_comes_back(tmp_path_factory, rows, delimiter):
+    import csv
+
+    rows = [(text.replace("\x00", "").strip() or "x", value) for text, value in rows]
+    path = tmp_path_factory.mktemp("csv") / "written.csv"
+    with open(path, "w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, delimiter=delimiter, quoting=csv.QUOTE_NONNUMERIC)
+        writer.writerow(["name", "value"])
+        writer.writerows(rows)
+    table = read_csv(path, text=lambda head: [0], format=TextFormat(delimiter=delimiter, comment=None))
+    assert table.texts[0] == [text for text, _ in rows]
+    assert table.numbers[:, 0].tolist() == [value for _, value in rows]
+
+
+def test_arrays_by_every_usual_way(tmp_path):
+    x = np.arange(6.0).reshape(3, 2)
+    np.save(tmp_path / "a.npy", x)
+    np.savez(tmp_path / "b.npz", whatever=x)
+    np.savez(tmp_path / "c.npz", features=x, y=np.arange(3))
+    sparse = scipy.sparse.csr_matrix(x)
+    scipy.sparse.save_npz(tmp_path / "d.npz", sparse)
+    np.savez(
+        tmp_path / "e.npz",
+        x_data=sparse.data,
+        x_indices=sparse.indices,
+        x_indptr=sparse.indptr,
+        x_shape=sparse.shape,
+        y=[0],
+    )
+    assert read_arrays(tmp_path / "a.npy")["x"].tolist() == x.tolist()
+    assert read_arrays(tmp_path / "b.npz")["x"].tolist() == x.tolist()
+    assert set(read_arrays(tmp_path / "c.npz")) == {"features", "y"}
+    assert read_arrays(tmp_path / "d.npz")["x"].toarray().tolist() == x.tolist()
+    assert read_arrays(tmp_path / "e.npz")["x"].toarray().tolist() == x.tolist()
+
+
+def test_arrays_that_would_run_something_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(DataError, match=r"a\.npz: is not an array file"):
+        read_arrays(tmp_path / "a.npz")
+
+
+def test_parquet_columns_of_every_kind(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "t.parquet"
+    parquet.write_table(
+        pa.table(
+            {
+                "id": ["a", "b"],
+                "whole": [1, 2],
+                "holes": pa.array([1, None], pa.int64()),
+                "flag": [True, False],
+                "kind": pa.array(["u", None]).dictionary_encode(),
+                "vector": [[1.0, 2.0], [3.0, 4.0]],
+            }
+        ),
+        path,
+    )
+    table = read_parquet(
+        path, text=lambda head: [i for i, name in enumerate(head.names) if name in ("id", "holes", "kind")]
+    )
+    assert table.names == ("id", "whole", "holes", "flag", "kind", "vector_0", "vector_1")
+    assert table.numbers.tolist() == [[1, 1, 1, 2], [2, 0, 3, 4]]
+    assert table.texts == {0: ["a", "b"], 2: ["1.0", ""], 4: ["u", ""]}
+    with pytest.raises(DataError, match=r"t\.parquet, row 1, column 'holes': a number is missing here"):
+        read_parquet(path, text=lambda head: [0, 4]).check_finite()
+    with pytest.raises(DataError, match="row 0, column 'id': expected a number, got 'a'"):
+        read_parquet(path, text=lambda head: [])
+    parquet.write_table(pa.table({"v": [[1.0], [2.0, 3.0]]}), path)
+    with pytest.raises(DataError, match="row 1, column 'v': expected a list of 1 numbers"):
+        read_parquet(path, text=lambda head: [])
+    parquet.write_table(pa.table({"t": pa.array([1], pa.timestamp("s"))}), path)
+    with pytest.raises(DataError, match=r"column 't': holds timestamp"):
+        read_parquet(path, text=lambda head: [])
+    path.write_bytes(b"PAR1 but not really")
+    with pytest.raises(DataError, match="is not a Parquet file"):
+        read_parquet(path, text=lambda head: [])
+
+
+def test_without_pyarrow_the_extra_is_named(write, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"difformer\[frames\]"):
+        read_parquet(write(b"", "t.parquet"), text=every_column)
+
+
+def test_a_hundred_thousand_rows_take_seconds(tmp_path):
+    import time
+
+    x = np.random.default_rng(0).standard_normal((5_000, 100)).round(4)
+    np.savetxt(tmp_path / "big.csv", x, delimiter=",", fmt="%.4f")
+    start = time.process_time()
+    table = read_csv(tmp_path / "big.csv")
+    assert time.process_time() - start < 2  # a twentieth of it, with room for slow machines
+    assert np.array_equal(table.numbers, x)
