@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from difformer.attention import reference
-from difformer.attention.layout import by_head, pack, pieces, split_runs, stack_runs, working_dtype
+from difformer.attention import reference, small
+from difformer.attention.layout import Piece, by_head, pack, pieces, split_runs, stack_runs, working_dtype
 from difformer.attention.once import once_differentiated
 from difformer.attention.reference import smallest_total
 from difformer.attention.scores import Score, diffusivity_of, find_score, score_key
 from difformer.attention.segments import Segments
-from difformer.attention.tiles import Sums, add_gradients, add_keys
+from difformer.attention.tiles import Sums, add_gradients, add_keys, tile_budget
 from difformer.diffusion.diffusivity import Diffusivity
 
 EXPORTED_ROWS = 4096  # of the scores, where an exported program computes them
@@ -45,14 +45,19 @@ def _forward(
     total = q.new_empty((*q.shape[:3], 1), dtype=dtype)
     q, k, v = _scaled(q.to(dtype), score), k.to(dtype), v.to(dtype)
     for piece in pieces(rows, order, place, lengths, shapes, runs=q.shape[0]):
-        block_out, block_total = piece.room(out), piece.room(total)
-        padding = piece.padding()
-        for queries, keys, values, o, r in by_head(piece.take(q), piece.take(k), piece.take(v), block_out, block_total):
-            sums = Sums.start(score, o)
-            add_keys(score, queries, keys, values, sums, padding)
-            r.copy_(sums.finish(_count(piece.lengths, keys))[1])
-        piece.put(out, block_out)
-        piece.put(total, block_total)
+        inputs = tuple(piece.take(x) for x in (q, k, v))
+        padding, room = piece.padding(), piece.room(out)
+        if _is_small(piece):  # works everything out again in backward, and so keeps no totals
+            for queries, keys, values, o in by_head(*inputs, room):
+                small.forward(score, queries, keys, values, o, padding, _count(piece.lengths, keys))
+        else:
+            room_total = piece.room(total)
+            for queries, keys, values, o, r in by_head(*inputs, room, room_total):
+                sums = Sums.start(score, o)
+                add_keys(score, queries, keys, values, sums, padding)
+                r.copy_(sums.finish(_count(piece.lengths, keys))[1])
+            piece.put(total, room_total)
+        piece.put(out, room)
     return out, total
 
 
@@ -72,22 +77,22 @@ def _backward(
     key: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     score, dtype = find_score(key), out.dtype
-    grads = tuple(torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (q, k, v))
+    grads = tuple(torch.empty(x.shape, dtype=dtype, device=x.device) for x in (q, k, v))
     q, k, v, grad = _scaled(q.to(dtype), score), k.to(dtype), v.to(dtype), grad.to(dtype)
     for piece in pieces(rows, order, place, lengths, shapes, runs=q.shape[0]):
-        room = tuple(piece.room(g, zero=True) for g in grads)
-        padding = piece.padding()
-        inputs = (*(piece.take(x) for x in (q, k, v, grad, out, total)), *room)
-        for queries, keys, values, given, o, r, *to in by_head(*inputs):
-            a = given if score.exponential else given / r
-            if padding is not None:
-                a = a.masked_fill(padding.unsqueeze(-1), 0)
-            inner = (a * o).sum(-1, keepdim=True)
-            if not score.exponential:
-                # A total that was clamped does not depend on q and k.
-                inner.masked_fill_(r == smallest_total(_count(piece.lengths, keys), r), 0)
-            log_total = r if score.exponential else None
-            add_gradients(score, queries, keys, values, a, inner, log_total, (to[0], to[1], to[2]), padding)
+        inputs = tuple(piece.take(x) for x in (q, k, v, grad))
+        padding, room = piece.padding(), tuple(piece.room(g) for g in grads)
+        if _is_small(piece):
+            for head, (queries, keys, values, given, *to) in enumerate(by_head(*inputs, *room)):
+                count, shared = _count(piece.lengths, keys), head > 0 and v.shape[2] == 1
+                small.backward(score, queries, keys, values, given, (to[0], to[1], to[2]), padding, count, shared)
+        else:
+            for g in room:
+                g.zero_()
+            for queries, keys, values, given, o, r, *to in by_head(*inputs, piece.take(out), piece.take(total), *room):
+                a, inner = _row_terms(score, given, o, r, padding, _count(piece.lengths, keys))
+                log_total = r if score.exponential else None
+                add_gradients(score, queries, keys, values, a, inner, log_total, (to[0], to[1], to[2]), padding)
         for g, result in zip(grads, room, strict=True):
             piece.put(g, result)
     if score.exponential:
@@ -155,6 +160,25 @@ class _Blockwise(torch.autograd.Function):
         grads = _differentiate(*(x.unsqueeze(0) for x in (grad, q, k, v, out, total)), *layout, ctx.shapes, ctx.key)
         results = (g.squeeze(0).to(x.dtype) for g, x in zip(grads, (q, k, v), strict=True))
         return (*results, None, None, None, None, None, None)
+
+
+def _row_terms(
+    score: Score, grad: Tensor, out: Tensor, total: Tensor, padding: Tensor | None, count: Tensor | int
+) -> tuple[Tensor, Tensor]:
+    """a_i and D_i of `difformer.attention.tiles`."""
+    a = grad if score.exponential else grad / total
+    if padding is not None:
+        a = a.masked_fill(padding.unsqueeze(-1), 0)
+    inner = (a * out).sum(-1, keepdim=True)
+    if not score.exponential:
+        # A total that was clamped does not depend on q and k.
+        inner.masked_fill_(total == smallest_total(count, total), 0)
+    return a, inner
+
+
+def _is_small(piece: Piece) -> bool:
+    """Whether a piece holds graphs of a batch, each of whose n×n pairs is no larger than a tile."""
+    return piece.rows is not None and piece.nodes**2 <= tile_budget(piece.rows.device)
 
 
 def _scaled(q: Tensor, score: Score) -> Tensor:

@@ -53,12 +53,9 @@ class Piece:
             return x
         return x.index_select(1, self.rows).view(x.shape[0] * self.graphs, self.nodes, *x.shape[2:])
 
-    def room(self, x: Tensor, *, zero: bool = False) -> Tensor:
+    def room(self, x: Tensor) -> Tensor:
         """Where the result that belongs into `x` is written: `x` itself, or a block of its own."""
-        if self.rows is None:
-            return x
-        shape = (x.shape[0] * self.graphs, self.nodes, *x.shape[2:])
-        return x.new_zeros(shape) if zero else x.new_empty(shape)
+        return x if self.rows is None else x.new_empty((x.shape[0] * self.graphs, self.nodes, *x.shape[2:]))
 
     def put(self, x: Tensor, result: Tensor) -> None:
         """The block's result back into rows ``[runs, N, …]``."""

@@ -26,7 +26,7 @@ from difformer.attention.once import once_differentiated
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import form_of
 from difformer.attention.segments import Segments
-from difformer.attention.sums import add_key_gradients, answer_queries, query_gradients, sum_keys
+from difformer.attention.sums import answer_queries, key_gradients, query_gradients, sum_keys
 from difformer.diffusion.diffusivity import Diffusivity
 
 LINEAR = frozenset({"simple", "constant"})  # forms that are sums
@@ -95,17 +95,17 @@ def _backward(
     shapes: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     q_grad, k_grad, v_grad = grads = tuple(torch.empty(x.shape, dtype=out.dtype, device=x.device) for x in (q, k, v))
-    v_grad.zero_()
     for piece in pieces(rows, order, place, lengths, shapes, runs=q.shape[0]):
-        room = piece.room(q_grad), piece.room(k_grad), piece.room(v_grad, zero=True)
+        room = piece.room(q_grad), piece.room(k_grad), piece.room(v_grad)
         if rows is not None:
             outer, keys = _state(q, v, q.shape[0] * piece.graphs)
         inputs = (_alone(piece, grad), *(piece.take(x) for x in (q, out, total)), _alone(piece, k), _alone(piece, v))
-        for g_h, q_h, out_h, total_h, k_h, v_h, outer_h, keys_h, *to in by_head(*inputs, outer, keys, *room):
+        heads = by_head(*inputs, outer, keys, *room)
+        for head, (g_h, q_h, out_h, total_h, k_h, v_h, outer_h, keys_h, *to) in enumerate(heads):
             if rows is not None:
                 sum_keys(k_h, v_h, outer_h, keys_h)
             sums = query_gradients(g_h, q_h, out_h, total_h, _count(piece, q_h), outer_h, keys_h, to[0])
-            add_key_gradients(k_h, v_h, sums, to[1], to[2])
+            key_gradients(k_h, v_h, sums, to[1], to[2], add=head > 0 and v.shape[2] == 1)
         for g, result in zip(grads, room, strict=True):
             piece.put(g, result)
     return q_grad, k_grad, v_grad

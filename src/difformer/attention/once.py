@@ -32,8 +32,10 @@ def once_differentiated(operator: Callable[..., tuple[Tensor, ...]]) -> Callable
         def backward(ctx: Any, *grads: Tensor) -> Any:
             raise RuntimeError("second derivatives of all-pair propagation need backend='reference'")
 
-    def call(*inputs: Any) -> tuple[Tensor, ...]:
-        # A compiled model records the operator itself.
-        return operator(*inputs) if torch.compiler.is_compiling() else Once.apply(*inputs)
+    def call(first: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        # Operators choose their precision themselves, also where a backward pass is run under autocast.
+        with torch.autocast(first.device.type, enabled=False):
+            # A compiled model records the operator itself.
+            return operator(first, *others) if torch.compiler.is_compiling() else Once.apply(first, *others)
 
     return call

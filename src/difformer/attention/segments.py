@@ -100,9 +100,8 @@ class Segments:
         lengths = sizes[graphs]
         blocks = _cut(lengths, policy)
         device = self.batch.device
-        nodes = torch.repeat_interleave(
-            torch.tensor([n for _, n, _ in blocks], dtype=torch.long), torch.tensor([b for b, _, _ in blocks])
-        )
+        counts, widths = (torch.tensor([block[at] for block in blocks], dtype=torch.long) for at in (0, 1))
+        nodes = torch.repeat_interleave(widths, counts)
         # Places of graph g: its nodes from `start` in `by_graph`, then its first one again and again.
         owner = torch.repeat_interleave(torch.arange(len(graphs)), nodes)
         within = torch.arange(owner.numel()) - (nodes.cumsum(0) - nodes)[owner]

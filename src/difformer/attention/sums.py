@@ -14,7 +14,7 @@ from torch import Tensor
 
 from difformer.attention.reference import safe_total, smallest_total
 
-CPU_PART = 1 << 17  # elements of q that are worked on at a time
+CPU_PART = 1 << 20  # elements of q that are worked on at a time
 GPU_PART = 1 << 26
 
 
@@ -80,12 +80,15 @@ def query_gradients(
     return outer_grad, keys_grad, values_grad
 
 
-def add_key_gradients(
-    k: Tensor, v: Tensor, sums: tuple[Tensor, Tensor, Tensor], k_grad: Tensor, v_grad: Tensor
+def key_gradients(
+    k: Tensor, v: Tensor, sums: tuple[Tensor, Tensor, Tensor], k_grad: Tensor, v_grad: Tensor, *, add: bool
 ) -> None:
-    """Writes ∂k to `k_grad` and adds ∂v to `v_grad`, since heads may share their values."""
+    """Writes ∂k to `k_grad` and ∂v to `v_grad`, or adds ∂v where heads share their values."""
     outer_grad, keys_grad, values_grad = sums
     for p, i in parts(k):
         part_k, part_v = k[p, i].to(k_grad.dtype), v[p, i].to(v_grad.dtype)
         torch.baddbmm(keys_grad[p], part_v, outer_grad[p].mT, out=k_grad[p, i])
-        v_grad[p, i].baddbmm_(part_k, outer_grad[p]).add_(values_grad[p])
+        if add:
+            v_grad[p, i].baddbmm_(part_k, outer_grad[p]).add_(values_grad[p])
+        else:
+            torch.baddbmm(values_grad[p], part_k, outer_grad[p], out=v_grad[p, i])

@@ -26,14 +26,14 @@ from torch import Tensor
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import Score
 
-CPU_TILE = 1 << 20  # elements: scores and their gradient stay near the cores
+CPU_TILE = 1 << 18  # pairs for each thread: scores and their gradient stay in its cache
 GPU_TILE = 1 << 26
-COLUMNS = 2048  # keys of a tile, where the keys do not fit as a whole
+COLUMNS = 1024  # keys of a tile, where the keys do not fit as a whole
 
 
 def tile_budget(device: torch.device) -> int:
-    """Elements of a tile of scores."""
-    return CPU_TILE if device.type == "cpu" else GPU_TILE
+    """Pairs of a tile of scores."""
+    return CPU_TILE * min(torch.get_num_threads(), 16) if device.type == "cpu" else GPU_TILE
 
 
 @dataclass
