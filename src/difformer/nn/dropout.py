@@ -14,6 +14,7 @@ Outside `dropout_key` there is no key and torch's global generator is used, as e
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -149,7 +150,9 @@ def _clamp(bits: Tensor, first: Tensor | int, scale: Tensor | float, dtype: torc
 
 def _hash(x: Tensor, place: _Place) -> Tensor:
     """int16 of the shape of `x`, every bit a fair coin."""
-    columns = x[0].numel() if x.shape[0] else 1
+    if x.numel() == 0:
+        return torch.empty(x.shape, dtype=torch.int16, device=x.device)
+    columns = math.prod(x.shape[1:])
     rows = _ramp(x.shape[0], x.device) if place.rows is None else (place.rows + 1).to(torch.int32) * _GOLDEN
     # Two 32-bit states a row, so that rows with equal masks are as rare as equal 64-bit numbers.
     state = rows ^ (place.key.to(x.device) + _signed(place.site * _SECOND)).unsqueeze(-1)

@@ -1,0 +1,166 @@
+import threading
+
+import pytest
+import torch
+from torch.nn import functional
+
+from difformer.nn.dropout import _clamp, _select, dropout, dropout_key, dropout_keys
+
+
+def mask(shape=(300, 64), p=0.2, seed=0, step=0, site=0, rows=None):
+    """True where an entry is kept."""
+    with dropout_key(seed, step, site=site, rows=rows):
+        return dropout(torch.ones(shape), p, True) > 0
+
+
+@pytest.mark.parametrize("p", [0.05, 0.2, 0.5, 0.9])
+def test_rate_and_scale(p):
+    with dropout_key(1):
+        y = dropout(torch.ones(2000, 100), p, True)
+    kept = y > 0
+    assert y[kept].unique().numel() == 1
+    assert float(y.max()) == pytest.approx(1 / (1 - p), rel=1e-4)
+    # Five standard deviations of a fair draw.
+    assert float(kept.float().mean()) == pytest.approx(1 - p, abs=5 * (p * (1 - p) / kept.numel()) ** 0.5)
+
+
+def test_a_mask_follows_from_its_key_alone():
+    torch.manual_seed(0)
+    first = mask(seed=7, step=3)
+    state = torch.get_rng_state()
+    assert torch.equal(mask(seed=7, step=3), first)
+    assert torch.equal(torch.get_rng_state(), state), "torch's generator was used"
+    for other in ({"seed": 8}, {"step": 4}, {"site": 1}):
+        assert not torch.equal(mask(**{"seed": 7, "step": 3, **other}), first)
+
+
+def test_sites_count_on_and_can_be_taken_up_again():
+    x = torch.ones(50, 10)
+    with dropout_key(2, 5) as place:
+        masks = [dropout(x, 0.5, True) for _ in range(3)]
+    assert place.site == 3
+    assert not torch.equal(masks[0], masks[1])
+    with dropout_key(2, 5, site=2):
+        assert torch.equal(dropout(x, 0.5, True), masks[2])
+
+
+def test_parts_of_the_rows_have_the_masks_of_the_whole():
+    whole, order = mask((30, 7)), torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    parts = [mask((10, 7), rows=rows) for rows in order.split(10)]
+    assert torch.equal(torch.cat(parts), whole[order])
+
+
+def test_masks_look_independent():
+    """Correlations with neighbours, other sites, steps and seeds are those of fair draws: about 1 / √n."""
+    here = mask(seed=3, p=0.3).float()
+    n = here.numel()
+    others = {
+        "channel": (here[:, 1:], here[:, :-1]),
+        "pair of channels": (here[:, 2:], here[:, :-2]),
+        "row": (here[1:], here[:-1]),
+        "site": (here, mask(seed=3, p=0.3, site=1).float()),
+        "step": (here, mask(seed=3, p=0.3, step=1).float()),
+        "seed": (here, mask(seed=4, p=0.3).float()),
+    }
+    for name, (a, b) in others.items():
+        correlation = torch.corrcoef(torch.stack([a.reshape(-1), b.reshape(-1)]))[0, 1]
+        assert abs(float(correlation)) < 5 / n**0.5, name
+    # How often a row or a channel is dropped spreads as a binomial does.
+    for axis, length in ((1, 64), (0, 300)):
+        counts = torch.stack([(~mask(seed=9, step=s, p=0.3)).sum(axis) for s in range(40)]).double()
+        assert float(counts.var()) == pytest.approx(length * 0.3 * 0.7, rel=0.15)
+    # Eight channels together: all 256 patterns are equally frequent (χ² with 255 degrees, 5 deviations).
+    half = torch.stack([mask(p=0.5, step=s) for s in range(40)]).reshape(-1, 8).long()
+    seen = torch.bincount((half * 2 ** torch.arange(8)).sum(1), minlength=256).double()
+    chi = float((seen - seen.mean()).square().sum() / seen.mean())
+    assert abs(chi - 255) < 5 * (2 * 255) ** 0.5
+
+
+@pytest.mark.parametrize("rates", [[0.2, 0.2, 0.2], [0.0, 0.2, 0.7]])
+def test_runs_trained_as_one_have_their_own_masks(rates):
+    x = torch.randn(3, 20, 9, generator=torch.Generator().manual_seed(0))
+    keys = dropout_keys([4, 5, 6], [2])[0]
+
+    def one(x, p, key):
+        with dropout_key(key):
+            return dropout(dropout(x, p, True), p, True)
+
+    together = torch.vmap(one)(x, torch.tensor(rates), keys)
+    for run, (seed, p) in enumerate(zip((4, 5, 6), rates, strict=True)):
+        with dropout_key(seed, 2) as place:
+            alone = x[run]
+            for _ in range(2):
+                alone = dropout(alone, p, True) if p else alone
+        assert place.site == (2 if p else 0)
+        torch.testing.assert_close(together[run], alone)
+
+
+def test_both_ways_to_a_mask_agree():
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(-1, 16)
+    for first in (-32767, -20000, 0, 32767):
+        a, b = (f(bits, first, 1.25, torch.float32) for f in (_select, _clamp))
+        assert torch.equal(a, b)
+        assert torch.equal(a > 0, bits >= first)
+        assert torch.equal(_clamp(bits, torch.tensor(first, dtype=torch.int16), torch.tensor(1.25), torch.float32), a)
+    everything = _clamp(bits, torch.tensor(-32768, dtype=torch.int16), torch.tensor(1.0), torch.float32)
+    assert bool((everything == 1).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_gradients_pass_where_entries_do(dtype):
+    x = torch.randn(11, 5, dtype=dtype, requires_grad=True)
+    with dropout_key(0):
+        y = dropout(x, 0.4, True)
+    assert y.dtype == dtype
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(y, x * grad)
+    assert set((grad > 0).unique().tolist()) == {False, True}
+
+
+def test_shapes_of_any_rank():
+    for shape in ((7,), (6, 3), (4, 3, 5), (0, 8)):
+        with dropout_key(0):
+            assert dropout(torch.ones(shape), 0.5, True).shape == torch.Size(shape)
+
+
+def test_nothing_is_dropped_in_evaluation_or_at_rate_zero():
+    x = torch.ones(4, 3)
+    with dropout_key(0):
+        assert dropout(x, 0.5, False) is x
+        assert dropout(x, 0.0, True) is x
+
+
+def test_without_a_key_torchs_generator_is_used():
+    x = torch.ones(40, 30)
+    torch.manual_seed(3)
+    expected = functional.dropout(x, 0.3)
+    torch.manual_seed(3)
+    assert torch.equal(dropout(x, 0.3, True), expected)
+    torch.manual_seed(3)
+    assert float((dropout(x, torch.tensor(0.3), True) == 0).float().mean()) == pytest.approx(0.3, abs=0.07)
+
+
+def test_a_key_belongs_to_its_thread():
+    found = {}
+
+    def other():
+        torch.manual_seed(0)
+        found["other"] = dropout(torch.ones(50, 10), 0.5, True)
+
+    with dropout_key(0):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        mine = dropout(torch.ones(50, 10), 0.5, True)
+    assert torch.equal(mine > 0, mask((50, 10), 0.5))
+    assert not torch.equal(found["other"], mine)
+
+
+def test_a_compiled_model_follows_the_key():
+    x = torch.ones(20, 6)
+    compiled = torch.compile(lambda x: dropout(x, 0.4, True).sin(), backend="eager")
+    compiled(x)  # compiled without a key first
+    for step in range(3):
+        with dropout_key(1, step):
+            answer = compiled(x)
+        assert torch.equal(answer > 0, mask((20, 6), 0.4, seed=1, step=step))

@@ -1,0 +1,265 @@
+import math
+
+import pytest
+import torch
+from small_tasks import blocks, many_labels, point_sets, series
+
+from difformer.training import NonFiniteLossError, TrainConfig, train_one
+from difformer.training import stacked as stacked_module
+from difformer.training.stacked import StackedSetting, apart, faster, train_stacked, unstackable
+from difformer.training.stacked_adam import StackedAdam, clip_gradients
+from difformer.training.stacked_loop import StackedTrainer
+from difformer.training.stacked_memory import SHARE, chunks_that_fit, free_memory, saved_bytes
+
+OPTIONS = {"hidden_channels": 8, "num_layers": 3}
+DIFFERENT = [
+    StackedSetting(seed=3, split=1, learning_rate=0.02, weight_decay=0.01, dropout=0.5, step_size=0.3),
+    StackedSetting(seed=0, split=0, learning_rate=0.001, weight_decay=0.0, dropout=0.0, step_size=0.9),
+    StackedSetting(seed=3, split=0, learning_rate=0.01, weight_decay=0.1, dropout=0.2, step_size=0.5),
+    StackedSetting(seed=5, split=1, learning_rate=0.05, weight_decay=0.001, dropout=0.3, step_size=0.7),
+]
+
+
+def assert_same_run(record, alone, tolerance=1e-4):
+    for name in ("seed", "split", "metric", "best_epoch", "status", "epochs"):
+        assert getattr(record, name) == getattr(alone, name), name
+    for name in ("train", "valid", "test", "loss"):
+        assert getattr(record, name) == pytest.approx(getattr(alone, name), abs=tolerance, nan_ok=True), name
+    for row, expected in zip(record.history, alone.history, strict=True):
+        expected = {name: value for name, value in expected.items() if name != "seconds"}
+        assert row == pytest.approx(expected, abs=tolerance, nan_ok=True)
+    assert list(record.state) == list(alone.state)
+    for name, value in alone.state.items():
+        torch.testing.assert_close(record.state[name], value, rtol=0, atol=tolerance)
+    torch.testing.assert_close(record.outputs, alone.outputs, rtol=0, atol=tolerance)
+
+
+def assert_each_equals_its_own(task, settings, config, **options):
+    records = train_stacked(task, settings, config, "cpu", **options)
+    assert len(records) == len(settings)
+    for setting, record in zip(settings, records, strict=True):
+        assert_same_run(record, train_one(task, setting.split, setting.config(config), setting.seed, "cpu"))
+    return records
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"decoupled": True, "schedule": "cosine", "warmup": 2, "gradient_clip": 0.5},
+        {"eval_every": 3, "class_weights": True, "label_smoothing": 0.1},
+        {"model": "difformer-a"},
+        {"options": {**OPTIONS, "num_heads": 2, "activation": "relu", "transform": False, "qk_norm": "global"}},
+        {"options": {**OPTIONS, "norm": False, "graph_weight": 0.8, "source_weight": 0.3}},
+    ],
+    ids=["plain", "schedule", "weights", "sigmoid", "heads", "source"],
+)
+def test_each_run_of_a_stack_is_its_own_single_run(changes):
+    config = TrainConfig(epochs=6, options=OPTIONS).replace(**changes)
+    assert_each_equals_its_own(blocks(sparse=True), DIFFERENT, config)
+
+
+@pytest.mark.parametrize("model", ["mlp", "gcn"])
+def test_other_models_stack_too(model):
+    settings = [StackedSetting(seed=s, split=s % 2, dropout=0.1 * s, learning_rate=0.01) for s in range(4)]
+    assert_each_equals_its_own(blocks(), settings, TrainConfig(model=model, epochs=8, options={"num_layers": 2}))
+
+
+def test_graph_and_source_weights_differ_from_run_to_run():
+    settings = [StackedSetting(seed=1, graph_weight=0.1 * w, source_weight=0.5 * w) for w in range(4)]
+    assert_each_equals_its_own(blocks(), settings, TrainConfig(epochs=8, learning_rate=0.01, options=OPTIONS))
+
+
+@pytest.mark.parametrize("steps", ["epoch", "snapshot"])
+def test_a_series_stacks(steps):
+    settings = [StackedSetting(seed=s, dropout=0.2 * s, learning_rate=0.01) for s in range(3)]
+    config = TrainConfig(epochs=3, steps_per_epoch=steps, batch_size=2, options={**OPTIONS, "num_layers": 2})
+    assert_each_equals_its_own(series(steps=10), settings, config)
+
+
+def test_several_labels_stack():
+    settings = [StackedSetting(seed=s, learning_rate=0.01 * (s + 1)) for s in range(3)]
+    assert_each_equals_its_own(many_labels(), settings, TrainConfig(epochs=6, options=OPTIONS))
+
+
+def test_runs_stop_early_by_themselves():
+    config = TrainConfig(epochs=40, patience=6, eval_every=2, options=OPTIONS)
+    settings = [StackedSetting(seed=s, learning_rate=rate) for s, rate in enumerate((0.1, 0.02, 1e-5))]
+    records = assert_each_equals_its_own(blocks(), settings, config)
+    assert len({record.epochs for record in records}) > 1, "all runs ended at one epoch: nothing was tested"
+    assert {record.status for record in records} >= {"stopped early"}
+
+
+def test_without_dropout_a_pass_serves_training_and_evaluation(monkeypatch):
+    task, config = blocks(), TrainConfig(epochs=5, options=OPTIONS)
+    passes = []
+    evaluate = StackedTrainer._evaluate
+    monkeypatch.setattr(StackedTrainer, "_evaluate", lambda self, *a: passes.append(1) or evaluate(self, *a))
+    train_stacked(task, [StackedSetting(seed=s) for s in range(2)], config, "cpu")
+    # One to compare the modes (for the estimate of memory too), the last epoch, and the best outputs.
+    assert len(passes) == 4
+
+
+def test_a_diverging_run_leaves_the_others_alone():
+    task, config = blocks(), TrainConfig(epochs=8, options={**OPTIONS, "norm": False, "qk_norm": "none"})
+    settings = [StackedSetting(seed=0, learning_rate=0.01), StackedSetting(seed=1, learning_rate=1e30)]
+    record, error = train_stacked(task, settings, config, "cpu", keep_errors=True)
+    assert isinstance(error, NonFiniteLossError)
+    with pytest.raises(NonFiniteLossError) as alone:
+        train_one(task, 0, settings[1].config(config), 1, "cpu")
+    assert error.epoch == alone.value.epoch
+    assert_same_run(record, train_one(task, 0, settings[0].config(config), 0, "cpu"))
+    with pytest.raises(NonFiniteLossError, match=r"learning_rate \(it is 1e\+30\)"):
+        train_stacked(task, settings, config, "cpu")
+
+
+def test_chunks_do_not_change_results():
+    task, config = blocks(), TrainConfig(epochs=4, options=OPTIONS)
+    whole = train_stacked(task, DIFFERENT, config, "cpu")
+    for record, other in zip(train_stacked(task, DIFFERENT, config, "cpu", chunk=3), whole, strict=True):
+        assert_same_run(record, other, 1e-5)
+
+
+def test_a_chunk_that_does_not_fit_is_halved(monkeypatch):
+    task, config = blocks(), TrainConfig(epochs=3, options=OPTIONS)
+    expected = train_stacked(task, DIFFERENT, config, "cpu")
+    train, sizes = stacked_module._train, []
+
+    def short_of_memory(runs, *rest):
+        sizes.append(len(runs))
+        if len(runs) > 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return train(runs, *rest)
+
+    monkeypatch.setattr(stacked_module, "_train", short_of_memory)
+    for record, other in zip(train_stacked(task, DIFFERENT, config, "cpu"), expected, strict=True):
+        assert_same_run(record, other, 1e-5)
+    assert sizes == [4, 2, 1, 1, 2, 1, 1]
+
+
+def test_the_generator_and_the_modules_are_left_as_they_were():
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    train_stacked(blocks(), DIFFERENT, TrainConfig(epochs=2, options=OPTIONS), "cpu")
+    assert torch.equal(torch.rand(3), expected)
+    config = TrainConfig(epochs=2, options=OPTIONS)
+    runs, hyper = stacked_module._runs(blocks(), DIFFERENT, config)
+    trainer = StackedTrainer(blocks(), runs, hyper, torch.device("cpu"))
+    trainer.run()
+    model = trainer.model._module.model
+    assert isinstance(model.dropout, float)
+    assert all(isinstance(layer.step_size, float) for layer in model.layers)
+
+
+def test_callbacks_hear_of_every_run_and_stop_ends_them_all():
+    events = []
+
+    class Listener:
+        def on_epoch(self, event):
+            events.append(event)
+
+    config = TrainConfig(epochs=9, eval_every=2, options=OPTIONS)
+    records = train_stacked(
+        blocks(), DIFFERENT, config, "cpu", callbacks=[Listener()], stop=lambda: bool(events) and events[-1].epoch >= 4
+    )
+    assert [record.status for record in records] == ["interrupted"] * 4
+    assert sorted({event.epoch for event in events}) == [2, 4]
+    assert len(events) == 8
+    last = {(event.seed, event.split): event for event in events[4:]}
+    for record in records:
+        event = last[record.seed, record.split]
+        assert (event.best_epoch, event.best_valid) == (record.best_epoch, record.valid)
+        assert event.valid_metric == record.history[3]["valid"]
+        assert event.loss == record.history[3]["loss"]
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_stacked_adam_is_torchs_adam_on_every_row(decoupled):
+    g = torch.Generator().manual_seed(0)
+    start, gradients = torch.randn(3, 7, generator=g), torch.randn(20, 3, 7, generator=g)
+    rates, decays = torch.tensor([0.1, 0.01, 0.03]), torch.tensor([0.0, 0.5, 0.01])
+    stack = start.clone()
+    columns = torch.tensor([1.0] * 5 + [0.0] * 2)  # the last two never have a gradient
+    adam = StackedAdam(stack, decays, decoupled=decoupled, columns=columns)
+    for gradient in gradients:
+        adam.step(gradient * columns, rates)
+    for row in range(3):
+        used, unused = start[row, :5].clone().requires_grad_(), start[row, 5:].clone().requires_grad_()
+        kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+        optimizer = kind([used, unused], lr=float(rates[row]), weight_decay=float(decays[row]))
+        for gradient in gradients:
+            used.grad = gradient[row, :5].clone()
+            optimizer.step()
+        torch.testing.assert_close(stack[row], torch.cat([used, unused]).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_are_clipped_row_by_row():
+    gradient = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    clip_gradients(gradient, 1.0)
+    torch.testing.assert_close(gradient, torch.tensor([[0.6, 0.8], [0.3, 0.4]]), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("runs", "each", "free", "most"), [(216, 3, 100, None), (5, 1000, 10, None), (10, 1, 10**9, 4)]
+)
+def test_chunks_fit_and_are_even(runs, each, free, most):
+    sizes = chunks_that_fit(runs, each, free, most)
+    assert sum(sizes) == runs
+    assert max(sizes) - min(sizes) <= 1
+    assert all(size == 1 or size * each <= SHARE * free for size in sizes)
+    assert all(size <= (most or runs) for size in sizes)
+
+
+def test_memory_is_measured():
+    assert free_memory(torch.device("cpu")) > 2**20
+    x = torch.randn(1000, requires_grad=True)
+    # exp keeps its result, and sin its input, which is the same memory.
+    assert saved_bytes(lambda: x.exp().sin()) == 4000
+    runs, hyper = stacked_module._runs(blocks(), DIFFERENT, TrainConfig(options=OPTIONS))
+    two, four = (StackedTrainer(blocks(), runs[:n], hyper, torch.device("cpu")).memory() for n in (2, 4))
+    assert four == pytest.approx(two, rel=0.3)
+
+
+def test_what_cannot_be_stacked_says_why():
+    config = TrainConfig(options=OPTIONS)
+    assert "graphs" in unstackable(point_sets(), config)
+    assert "mini-batches" in unstackable(blocks(), config.replace(batch_size=20))
+    assert "model" in unstackable(blocks(), TrainConfig(model="label-spreading"))
+    with pytest.raises(ValueError, match="cannot be trained as one: mini-batches"):
+        train_stacked(blocks(), DIFFERENT, config.replace(batch_size=20), "cpu")
+    with pytest.raises(ValueError, match="graph_weight is a number in some settings and none in others"):
+        train_stacked(blocks(), [StackedSetting(), StackedSetting(graph_weight=0.5)], config, "cpu")
+    with pytest.raises(ValueError, match="split 7 of a setting: task 'blocks' has 2 splits"):
+        train_stacked(blocks(), [StackedSetting(split=7)], config, "cpu")
+    with pytest.raises(ValueError, match="has no option 'step_size'"):
+        train_stacked(blocks(), [StackedSetting(step_size=0.5)], TrainConfig(model="mlp"), "cpu")
+    assert train_stacked(blocks(), [], config, "cpu") == []
+
+
+def test_runs_that_belong_together_are_found():
+    config = TrainConfig(options=OPTIONS)
+    same = config.replace(learning_rate=0.5, weight_decay=0.1, options={**OPTIONS, "dropout": 0.3, "step_size": 0.1})
+    assert apart(config) == apart(same)
+    for other in ({"epochs": 7}, {"options": {"hidden_channels": 9}}, {"options": {**OPTIONS, "graph_weight": 0.5}}):
+        assert apart(config) != apart(config.replace(**other))
+
+
+def test_stacks_pay_for_small_tasks():
+    task = blocks()
+    config = TrainConfig(options=OPTIONS)
+    assert faster(task, config, 5, "cpu")
+    assert not faster(task, config, 1, "cpu")
+    assert not faster(task, config.replace(options={"hidden_channels": 4096}), 5, "cpu")
+    assert not faster(blocks(n=600), config.replace(model="difformer-a"), 5, "cpu")
+    assert faster(blocks(n=600), config, 5, "cpu")
+    assert not faster(point_sets(), config, 5, "cpu")
+
+
+def test_without_validation_the_last_epoch_is_kept():
+    task = blocks()
+    split = task.splits[0]
+    task = task.with_splits(type(split)("no validation", split.train, split.valid[:0], split.test))
+    record = assert_each_equals_its_own(task, [StackedSetting(seed=s) for s in (0, 1)], TrainConfig(epochs=4))[0]
+    assert record.best_epoch == 4
+    assert math.isnan(record.valid)
