@@ -35,7 +35,7 @@ def resolve(device: str | torch.device = "auto") -> torch.device:
 
 
 def describe(device: torch.device) -> str:
-    """The device for people: its name and, on the CPU, how many threads torch uses."""
+    """The device for people."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} ({device})"
-    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    return platform.processor() or platform.machine()

@@ -126,7 +126,7 @@ def _in_folder(folder: RunFolder, task: Task, device: torch.device, callbacks: t
     records: list[RunRecord] = []
     with closing(callbacks), only_one(folder.path), stop_requests() as stop:
         sweep(folder.path)
-        _warn_of_versions(folder)
+        _warn_of_changes(folder)
         waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]
         for seed in waiting:
             records.append(_one_seed(folder, task, seed, device, callbacks, stop))
@@ -189,11 +189,14 @@ def _same_run(folder: RunFolder, task: Task, config: TrainConfig, seeds: tuple[i
         )
 
 
-def _warn_of_versions(folder: RunFolder) -> None:
-    written = folder.about["versions"]["torch"]
-    if written != torch.__version__:
+def _warn_of_changes(folder: RunFolder) -> None:
+    """Numbers are the same to the bit only where they are added in the same order."""
+    here = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    there = {"torch": folder.about["versions"]["torch"], "threads": folder.about["run"]["threads"]}
+    changed = [f"{name} {there[name]}, now {here[name]}" for name in here if here[name] != there[name]]
+    if changed:
         warnings.warn(
-            f"{folder.path} was begun with torch {written}, this is {torch.__version__}: results may differ by "
+            f"{folder.path} was begun with {'; '.join(changed)}: results may differ from an uninterrupted run's by "
             f"rounding",
             stacklevel=4,
         )

@@ -54,6 +54,7 @@ def description(
             "stacked": stacked,
             "device": str(device),
             "device_name": describe(device),
+            "threads": torch.get_num_threads(),
         },
         "versions": {
             "difformer": __version__,

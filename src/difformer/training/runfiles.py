@@ -31,6 +31,7 @@ _ADVICE = {
     errno.EACCES: "you may not write there; choose another folder, or change its permissions",
     errno.EPERM: "you may not write there; choose another folder, or change its permissions",
     errno.ENOTDIR: "a part of the path is a file, not a folder; choose another folder",
+    errno.EEXIST: "a part of the path is a file, not a folder; choose another folder",
 }
 
 

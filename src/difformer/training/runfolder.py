@@ -91,7 +91,9 @@ class RunFolder:
             RunFolderError: If the folder is there already and not empty, or cannot be made.
         """
         path = Path(path)
-        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        with writing(path):
+            taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+        if taken:
             what = "already holds a run" if (path / CONFIG).exists() else "is already there and not empty"
             raise RunFolderError(
                 f"{path} {what}; nothing was changed. Choose another folder, or continue the run with resume"
