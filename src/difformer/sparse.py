@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The layout serves here as a container alone; torch's notice about it would greet every user at the first product.
+# The layout serves here as a container alone; torch's notices about it would greet every user at the first product.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,9 @@ def _matmul(
     if value.numel() == 0 or x.numel() == 0:
         return x.new_zeros(crow.numel() - 1, x.shape[1])
     size = (crow.numel() - 1, x.shape[0])
-    return torch.sparse_csr_tensor(crow, col, value, size, check_invariants=False) @ x.contiguous()
+    # Mixed precision would cast one factor and not the other.
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.sparse_csr_tensor(crow, col, value, size, check_invariants=False) @ x.contiguous()
 
 
 @_matmul.register_fake

@@ -55,7 +55,7 @@ def _forward(
             for queries, keys, values, o, r in by_head(*inputs, room, room_total):
                 sums = Sums.start(score, o)
                 add_keys(score, queries, keys, values, sums, padding)
-                r.copy_(sums.finish(_count(piece.lengths, keys))[1])
+                r.copy_(sums.finish(_count(piece.lengths, keys), score.least)[1])
             piece.put(total, room_total)
         piece.put(out, room)
     return out, total
@@ -172,7 +172,7 @@ def _row_terms(
     inner = (a * out).sum(-1, keepdim=True)
     if not score.exponential:
         # A total that was clamped does not depend on q and k.
-        inner.masked_fill_(total == smallest_total(count, total), 0)
+        inner.masked_fill_(total == smallest_total(count, total, score.least), 0)
     return a, inner
 
 

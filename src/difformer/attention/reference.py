@@ -12,23 +12,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from difformer.attention.scores import form_of, slope_of
+from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE, form_of, least_of, slope_of
 from difformer.diffusion.diffusivity import Diffusivity
 
-# Where all exchanges of a row vanish (every k_j opposite to q_i under `simple`), 0/0 becomes 0 instead of NaN.
-SMALLEST_MEAN_EXCHANGE = 1e-6
 
-
-def smallest_total(count: Tensor | int, like: Tensor) -> Tensor:
-    """The least row sum that is divided by, `SMALLEST_MEAN_EXCHANGE` for each of the `count` nodes summed."""
+def smallest_total(count: Tensor | int, like: Tensor, least: float = SMALLEST_MEAN_EXCHANGE) -> Tensor:
+    """The least row sum that is divided by: `least` for each of the `count` nodes summed."""
     if isinstance(count, Tensor):
-        return SMALLEST_MEAN_EXCHANGE * count.to(like.dtype)
-    return like.new_full((), SMALLEST_MEAN_EXCHANGE * count)
+        return least * count.to(like.dtype)
+    return like.new_full((), least * count)
 
 
-def safe_total(total: Tensor, count: Tensor | int) -> Tensor:
+def safe_total(total: Tensor, count: Tensor | int, least: float = SMALLEST_MEAN_EXCHANGE) -> Tensor:
     """Row sums kept away from zero: at least `smallest_total` of the `count` nodes summed."""
-    floor = smallest_total(count, total)
+    floor = smallest_total(count, total, least)
     return torch.where(total.abs() < floor, floor, total)
 
 
@@ -55,7 +52,7 @@ def attention_matrix(q: Tensor, k: Tensor, diffusivity: Diffusivity, batch: Tens
     count: Tensor | int = k.shape[0]
     if batch is not None:
         count = (batch.unsqueeze(1) == batch).sum(-1, keepdim=True)
-    return weights / safe_total(weights.sum(-1, keepdim=True), count)
+    return weights / safe_total(weights.sum(-1, keepdim=True), count, least_of(diffusivity))
 
 
 def propagate(q: Tensor, k: Tensor, v: Tensor, diffusivity: Diffusivity, batch: Tensor | None = None) -> Tensor:

@@ -25,6 +25,10 @@ from torch import Tensor
 
 from difformer.diffusion.diffusivity import Diffusivity, Elementwise, as_diffusivity
 
+# Where all exchanges of a row vanish (every k_j opposite to q_i under `simple`), 0/0 becomes 0 instead of NaN. What
+# rounding leaves of 1 + (-1) is no exchange either; sigmoids are sums of positive numbers, however small they are.
+SMALLEST_MEAN_EXCHANGE = 1e-6
+
 FORMS = ("identity", "constant", "simple", "sigmoid", "exponential", "general")
 
 Pullback = Callable[[Tensor], Tensor]
@@ -46,6 +50,11 @@ class Score:
     form: str
     slope: float
     key: str
+
+    @property
+    def least(self) -> float:
+        """Mean exchange of a row below which it counts as none; see `difformer.attention.reference.smallest_total`."""
+        return 1e-37 if self.form == "sigmoid" else SMALLEST_MEAN_EXCHANGE
 
     @property
     def exponential(self) -> bool:
@@ -80,7 +89,7 @@ def _vjp(g: Elementwise, x: Tensor) -> tuple[Tensor, Pullback]:
 
 
 # Evaluated while a model is compiled, which keeps the result and looks at no values itself.
-_constant: Callable[[Function], Function] = torch.compiler.assume_constant_result
+constant_result: Callable[[Function], Function] = torch.compiler.assume_constant_result
 
 _KEYS: dict[Diffusivity, str] = {}
 _SCORES: dict[str, Score] = {}
@@ -91,7 +100,7 @@ def find_score(key: str) -> Score:
     return _SCORES[key]
 
 
-@_constant
+@constant_result
 def score_key(given: str | Diffusivity, channels: int = 1) -> str:
     """A string for a diffusivity or its name, the same at every call; a key passes through."""
     if isinstance(given, str) and given in _SCORES:
@@ -112,19 +121,25 @@ def _named(name: str, channels: int) -> Diffusivity:
     return as_diffusivity(name, channels=channels)
 
 
-@_constant
+@constant_result
 def form_of(given: str | Diffusivity) -> str:
     """Which of `FORMS` a diffusivity, or the one behind a key, has."""
     return find_score(score_key(given)).form
 
 
-@_constant
+@constant_result
+def least_of(given: str | Diffusivity) -> float:
+    """Mean exchange of a row below which it counts as none."""
+    return find_score(score_key(given)).least
+
+
+@constant_result
 def slope_of(given: str | Diffusivity) -> float:
     """a of e^(a x + b); one for the other forms."""
     return find_score(score_key(given)).slope
 
 
-@_constant
+@constant_result
 def diffusivity_of(given: str | Diffusivity) -> Diffusivity:
     """The diffusivity itself."""
     return find_score(score_key(given)).diffusivity

@@ -27,7 +27,7 @@ def _weights(
     g, pullback = score.value_and_pullback(x) if pull else (score.value(x), None)
     if missing is not None:
         g = g.masked_fill(missing, 0) if pull else g.masked_fill_(missing, 0)
-    total = safe_total(g.sum(-1, keepdim=True), count)
+    total = safe_total(g.sum(-1, keepdim=True), count, score.least)
     return (g / total if pull else g.div_(total)), total, pullback
 
 
@@ -57,7 +57,7 @@ def backward(
         w.sub_(inner).mul_(p)
     else:
         # A total that was clamped does not depend on q and k.
-        inner.masked_fill_(total == smallest_total(count, total), 0)
+        inner.masked_fill_(total == smallest_total(count, total, score.least), 0)
         w = pull(w.sub_(inner).div_(total))
     if padding is not None:
         missing = padding.unsqueeze(1) | padding.unsqueeze(2)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from difformer.attention.reference import safe_total
-from difformer.attention.scores import Score
+from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE, Score
 
 CPU_TILE = 1 << 18  # pairs for each thread: scores and their gradient stay in its cache
 GPU_TILE = 1 << 26
@@ -58,11 +58,11 @@ class Sums:
         largest = out.new_full((*out.shape[:2], 1), -torch.inf) if score.exponential else None
         return Sums(out.zero_(), out.new_zeros((*out.shape[:2], 1)), largest)
 
-    def finish(self, count: Tensor | int) -> tuple[Tensor, Tensor]:
+    def finish(self, count: Tensor | int, least: float = SMALLEST_MEAN_EXCHANGE) -> tuple[Tensor, Tensor]:
         """The row-normalised values, in place, and what backward needs of each row: r_i, or log r_i."""
         if self.largest is not None:
             return self.weighted.div_(self.total), self.total.log_().add_(self.largest)
-        total = safe_total(self.total, count)
+        total = safe_total(self.total, count, least)
         return self.weighted.div_(total), total
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from difformer.attention.reference import safe_total
+from difformer.attention.scores import least_of
 from difformer.attention.segments import Segments, as_segments
 from difformer.diffusion.diffusivity import CONSTANT, Diffusivity
 from difformer.diffusion.energy import effective_rank, penalty
@@ -71,7 +72,7 @@ def attention_rows(
             own = segments.batch[start : start + block_size]
             weights = weights * (own.unsqueeze(1) == segments.batch)
             count = segments.sizes[own].view(1, -1, 1)
-        yield start, (weights / safe_total(weights.sum(-1, keepdim=True), count)).mean(0)
+        yield start, (weights / safe_total(weights.sum(-1, keepdim=True), count, least_of(layer.diffusivity))).mean(0)
 
 
 def strongest_pairs(

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from difformer.attention.linear import LINEAR
 from difformer.attention.reference import safe_total
+from difformer.attention.scores import least_of
 from difformer.data.sparse import take_rows
 from difformer.graph import Graph
 from difformer.nn import DIFFormer, DIFFormerConv
@@ -175,7 +176,8 @@ class _Layer:
             v = self._values(others).to(q.dtype).expand(-1, q.shape[1], -1)
             total = total + weights.sum(-1)
             answer = answer + torch.einsum("hnm,mhc->hnc", weights, v)
-        return (answer / safe_total(total, count).unsqueeze(-1)).mean(0)
+        least = least_of(self.layer.diffusivity)
+        return (answer / safe_total(total, count, least).unsqueeze(-1)).mean(0)
 
     def _norm(self, squares: Tensor | float) -> Tensor | float:
         """By what queries or keys are still to be divided."""
