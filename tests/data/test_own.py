@@ -493,6 +493,34 @@ def test_edges_named_in_the_file_by_names_nobody_knows(write):
     assert "line 1 of e.csv was read as a header" in task.notes
 
 
+def test_labels_named_in_the_file_by_names_nobody_knows(write):
+    features = write("f.csv", people())
+    task = from_files(features, write("l.csv", LABELS.replace("name,group", "person,team")))
+    assert task.y.tolist() == Y
+    assert "line 1 of l.csv was read as a header" in task.notes
+    with pytest.raises(DataError, match=r"l\.csv, line 1, column 1: a label for 'amn', but no row .* pass header=True"):
+        from_files(features, write("l.csv", LABELS.replace("name,group", "amn,yes")))
+
+
+def test_ids_by_their_usual_names(write):
+    for name in ("id", "user_id", "paperId", "Unnamed: 0", "", "Node"):
+        text = f"{name},a,label\n" + "".join(f"{i + 5},{i},{i % 2}\n" for i in range(8))
+        task = from_files(write("f.csv", text))
+        assert (task.instance_names[0], task.feature_names) == ("5", ("a",)), name
+    task = from_files(write("f.csv", "valid,a,label\n" + "".join(f"{i + 5},{i},{i % 2}\n" for i in range(8))))
+    assert task.feature_names == ("valid", "a")
+
+
+def test_the_protocol_says_what_was_done_to_the_graph():
+    assert from_arrays(X, Y).protocol == "own data, no graph; stratified 50/25/25/seed=0"
+    assert (
+        "given graph, directed, self-loops removed"
+        in from_arrays(X, Y, EDGES, directed=True, self_loops="remove").protocol
+    )
+    with pytest.raises(ValueError, match="got 'sometimes' and 'error'"):
+        from_arrays(X, Y, EDGES, self_loops="sometimes")
+
+
 def test_new_rows_for_a_trained_model(write):
     task = from_files(write("f.csv", people(label=True)))
     new = write("new.csv", "c,extra,name,a,b\n3,x,ivy,1,2\n6,y,jim,4,5\n")

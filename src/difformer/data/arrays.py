@@ -114,7 +114,7 @@ def _numbers(x: Any, name: str) -> Any:
         with np.errstate(over="ignore"):
             return np.array(array, dtype=np.float32)
     if array.ndim != 2:
-        lengths = [len(row) if _is_row(row) else None for row in x]
+        lengths = [len(row) if _is_row(row) else None for row in x] if array.ndim else []
         odd = next((i for i, length in enumerate(lengths) if length != lengths[0]), None)
         if odd is not None:
             raise DataError(f"{name}: has {lengths[odd]} columns, expected {lengths[0]} as in row 0", row=odd)

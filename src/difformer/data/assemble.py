@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from difformer.data.edges import SelfLoops
 from difformer.data.errors import DataError
 from difformer.data.split import Split, load_splits
 from difformer.data.splitting import labelled, random_split, time_split
@@ -36,6 +37,7 @@ def assemble(
     fractions: Sequence[float] | None,
     seeds: Sequence[int],
     found_splits: Sequence[Split] = (),
+    graph: str = "given graph",
     node_ptr: Tensor | None = None,
     instance_names: tuple[str, ...] = (),
     feature_names: tuple[str, ...] = (),
@@ -54,14 +56,13 @@ def assemble(
         chosen, left_out = _only_labelled(found_splits, targets.y)
         notes = (*notes, *left_out)
     chosen = chosen or drawn_splits(targets, targets.y.shape[0], fractions, seeds)
-    structure = "no graph" if edges is None else "given graph"
     try:
         return Task(
             name=name,
             kind="nodes" if node_ptr is None else "graphs",
             problem=targets.problem,
             metric=metric or METRICS[targets.problem],
-            protocol=f"own data, {structure}; {chosen[0].name}",
+            protocol=f"own data, {graph if edges is not None else 'no graph'}; {chosen[0].name}",
             x=x,
             y=targets.y,
             splits=chosen,
@@ -78,6 +79,12 @@ def assemble(
         raise
     except ValueError as error:
         raise DataError(str(error)) from error
+
+
+def graph_protocol(directed: bool, self_loops: SelfLoops) -> str:
+    """What was done to a graph, in words."""
+    done = {"add": "added", "remove": "removed", "keep": "as given"}
+    return f"given graph, {'directed' if directed else 'both directions listed'}, self-loops {done[self_loops]}"
 
 
 def given_splits(splits: Splits) -> tuple[Split, ...]:

@@ -5,7 +5,7 @@ An edge list as people keep it names an undirected edge once or twice, repeats l
 
 from __future__ import annotations
 
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor
@@ -40,6 +40,11 @@ def tidy_edges(
     Raises:
         DataError: If an edge comes with two different weights and `duplicates` is ``"error"``.
     """
+    if self_loops not in get_args(SelfLoops) or duplicates not in get_args(Duplicates):
+        raise ValueError(
+            f"self_loops, duplicates: expected one of {get_args(SelfLoops)} and one of {get_args(Duplicates)}, "
+            f"got {self_loops!r} and {duplicates!r}"
+        )
     source, target = edge_index
     if self_loops == "remove":
         kept = source != target

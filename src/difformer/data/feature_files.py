@@ -17,7 +17,7 @@ from difformer.data.assemble import PART_WORDS
 from difformer.data.columnar import named_array, read_arrays, read_parquet
 from difformer.data.errors import DataError
 from difformer.data.readers import read_csv
-from difformer.data.tables import ID_NAMES, LABEL_NAMES, SPLIT_NAMES, Head, Table, canonical_id, looks_like_header
+from difformer.data.tables import LABEL_NAMES, SPLIT_NAMES, Head, Table, canonical_id, looks_like_header, names_ids
 from difformer.data.text_files import TextFormat
 
 Column = str | int
@@ -231,7 +231,7 @@ def _id_column(head: Head, ids: Column | bool | None, taken: set[int]) -> int | 
         written = [i for i, name in enumerate(head.names) if name == "__index_level_0__"]
         if written:
             return written[0]
-    usual = head.named and head.names[0].strip().lower() in ID_NAMES
+    usual = head.named and names_ids(head.names[0])
     # A table of one column holds features, whatever they look like.
     return 0 if 0 not in taken and len(head.names) > 1 and (usual or head.textual[0]) else None
 

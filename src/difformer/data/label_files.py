@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from difformer.data.arrays import label_columns
 from difformer.data.columnar import named_array, read_arrays, read_parquet
 from difformer.data.errors import DataError
 from difformer.data.readers import every_column, read_csv
-from difformer.data.tables import ID_NAMES, Head, Table, canonical_id, looks_like_header
+from difformer.data.tables import Head, Table, canonical_id, looks_like_header, names_ids
 from difformer.data.targets import Where
 from difformer.data.text_files import TextFormat
 
@@ -65,6 +65,7 @@ def read_labels(
         table = read_parquet(path, text=every_column)
     else:
         table = read_csv(path, text=every_column, format=format, is_header=looks_like_header, keep_blank=True)
+    table = _with_unusual_header(table, ids, format)
     head = Head(table.path, table.names, table.named, (), ())
     given = None if columns is None else [head.find(column) for column in columns]
     at = _ids_at(table, head, size, ids, id_column, given)
@@ -100,6 +101,27 @@ def _from_arrays(path: str | os.PathLike[str], size: int) -> Labels:
     )
 
 
+def _with_unusual_header(table: Table, ids: Mapping[str, int] | None, format: TextFormat) -> Table:
+    """Take the first row for names if it alone has an unknown id, and labels that no other row has."""
+    if table.named or format.header is not None or ids is None or len(table.names) < 2 or len(table) < 2:
+        return table
+    first = [table.texts[i][0] for i in range(len(table.names))]
+    known = [canonical_id(cell) in ids for cell in table.texts[0]]
+    if known[0] or not all(known[1:]) or any(first[i] in table.texts[i][1:] for i in range(1, len(first))):
+        return table
+    if not all(first) or len(set(first)) != len(first) or table.lines is None:
+        return table
+    return replace(
+        table,
+        names=tuple(first),
+        named=True,
+        numbers=table.numbers[1:],
+        texts={i: cells[1:] for i, cells in table.texts.items()},
+        lines=table.lines[1:],
+        notes=(*table.notes, f"line {int(table.lines[0])} of {Path(table.path).name} was read as a header"),
+    )
+
+
 def _ids_at(
     table: Table,
     head: Head,
@@ -115,7 +137,8 @@ def _ids_at(
         return 0
     if id_column is not None:
         return head.find(id_column)
-    usual = [i for i in head.named_like(ID_NAMES) if labels is None or i not in labels]
+    usual = [i for i, name in enumerate(head.names) if head.named and names_ids(name)]
+    usual = [i for i in usual if labels is None or i not in labels]
     if usual:
         return usual[0]
     first = 0 if labels is None or 0 not in labels else None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from difformer.data.arrays import features_from, label_columns, row_ids
-from difformer.data.assemble import Splits, assemble, drawn_splits, given_splits
+from difformer.data.assemble import Splits, assemble, drawn_splits, given_splits, graph_protocol
 from difformer.data.edges import Duplicates, SelfLoops, tidy_edges
 from difformer.data.errors import DataError
 from difformer.data.own_files import from_files, read_features
@@ -101,6 +101,7 @@ def from_arrays(
         features,
         targets,
         edges,
+        graph=graph_protocol(directed, self_loops),
         splits=splits,
         fractions=fractions,
         seeds=seeds,

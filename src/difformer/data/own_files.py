@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from difformer.data.arrays import label_columns as columns_of_array
-from difformer.data.assemble import Splits, assemble, split_from_words
+from difformer.data.assemble import Splits, assemble, graph_protocol, split_from_words
 from difformer.data.columnar import named_array
 from difformer.data.edges import Duplicates, SelfLoops, tidy_edges
 from difformer.data.errors import DataError
@@ -142,6 +142,7 @@ def from_files(
         None if raw is None else _tidied(raw, edges or features, size, directed, self_loops, duplicates),
         name=name or Path(features).name.split(".")[0],
         metric=metric,
+        graph=graph_protocol(directed, self_loops),
         splits=splits,
         found_splits=_split_within(found) if splits is None else (),
         fractions=fractions,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from difformer.data.arrays import features_from, label_columns
-from difformer.data.assemble import Splits, assemble
+from difformer.data.assemble import Splits, assemble, graph_protocol
 from difformer.data.edges import Duplicates, SelfLoops, tidy_edges
 from difformer.data.errors import DataError
 from difformer.data.split import Split
@@ -89,6 +89,7 @@ def from_pyg(
         edges,
         name=name,
         metric=metric,
+        graph=graph_protocol(directed, self_loops),
         splits=splits,
         found_splits=found,
         fractions=fractions,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from difformer.data.errors import DataError
 
 ID_NAMES = frozenset(
-    ("", "id", "ids", "node", "node_id", "nodeid", "name", "names", "index", "key", "instance", "__index_level_0__")
+    ("", "id", "ids", "node", "nodeid", "name", "names", "index", "key", "instance", "unnamed: 0", "__index_level_0__")
 )
 LABEL_NAMES = frozenset(("label", "labels", "class", "target", "y"))
 SOURCE_NAMES = frozenset(("source", "src", "from", "u", "node1", "node_1", "head", "fromnodeid", "source_id", "i"))
@@ -121,6 +121,11 @@ def number(cell: str) -> float | None:
         return _TRUTH.get(cell.strip().lower())
 
 
+def names_ids(name: str) -> bool:
+    """Whether a column is called as columns of ids usually are: ``id``, ``name``, ``user_id``, ``paperId``."""
+    return name.strip().lower() in ID_NAMES or name.strip().lower().endswith(("_id", " id")) or name.endswith("Id")
+
+
 def canonical_id(value: Any) -> str:
     """The text by which a node is known: spaces trimmed, 7.0 the same as 7, since programs write whole numbers so."""
     if isinstance(value, float) and value.is_integer():
@@ -170,4 +175,4 @@ def looks_like_header(first: Sequence[str], second: Sequence[str] | None, *, cou
         return False
     if second is not None and len(second) != len(first) and any(number(cell) is not None for cell in second):
         return all(first)  # of all columns but that of the rows' names; or of a table whose rows do not fit it
-    return any(cell.strip().lower() in HEADER_WORDS or cell.lower().endswith("_id") for cell in first)
+    return any(cell.strip().lower() in HEADER_WORDS or (cell and names_ids(cell)) for cell in first)

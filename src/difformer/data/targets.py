@@ -91,7 +91,7 @@ def _one_column(
     cells: list[str], problem: Problem | None, class_names: Sequence[str], missing: Sequence[str], error: Where
 ) -> Targets:
     unknown = {m.lower() for m in missing}
-    values = {cell: number(cell) for cell in set(cells) if cell.lower() not in unknown or cell == "-1"}
+    values = {cell: number(cell) for cell in dict.fromkeys(cells) if cell.lower() not in unknown or cell == "-1"}
     texts = [cell for cell, value in values.items() if value is None]
     fractions = [c for c, v in values.items() if v is not None and v == v and not v.is_integer()]
     if problem is None and fractions and texts:
@@ -155,7 +155,7 @@ def _numbers(
 ) -> Targets:
     y = np.full((len(cells[0]), len(cells)), np.nan)
     for column, texts in enumerate(cells):
-        known = {text: number(text) for text in set(texts) if text.lower() not in unknown}
+        known = {text: number(text) for text in dict.fromkeys(texts) if text.lower() not in unknown}
         for text, value in known.items():
             if value is None or not np.isfinite(value):
                 raise error(f"expected a number, got {text!r}", texts.index(text), column)
