@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -9,8 +10,12 @@ import typer
 from difformer.cli.certify import certify
 from difformer.cli.datasets import datasets
 from difformer.cli.demo import demo
+from difformer.cli.embed import embed
+from difformer.cli.energy import energy
+from difformer.cli.evaluate import evaluate
 from difformer.cli.fit import fit
 from difformer.cli.models import models
+from difformer.cli.predict import predict
 from difformer.cli.tune import tune
 
 app = typer.Typer(
@@ -25,15 +30,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-TRAINING = "Train and use"
-LOOKING = "Look around"
-
-app.command(rich_help_panel=TRAINING)(fit)
-app.command(rich_help_panel=TRAINING)(tune)
-app.command(rich_help_panel=LOOKING)(demo)
-app.command(rich_help_panel=LOOKING)(datasets)
-app.command(rich_help_panel=LOOKING)(models)
-app.command(rich_help_panel=LOOKING)(certify)
+_VERBS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Train and use": (fit, predict, evaluate, embed, tune),
+    "Look around": (demo, datasets, models, certify, energy),
+}
+for _panel, _group in _VERBS.items():
+    for _verb in _group:
+        app.command(rich_help_panel=_panel)(_verb)
 
 
 def _version(wanted: bool) -> None:

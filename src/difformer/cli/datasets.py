@@ -10,7 +10,7 @@ import typer
 
 from difformer.cli.errors import verb
 from difformer.cli.options import Json
-from difformer.cli.output import Output, count
+from difformer.cli.output import Output, count, shown
 
 
 @verb
@@ -83,4 +83,4 @@ def _one(name: str, root: Path | None, output: Output) -> None:
         ],
     )
     output.say("options (`--data KEY=VALUE`), with their defaults:")
-    output.table(["option", "default"], [[key, value] for key, value in options.items()])
+    output.table(["option", "default"], [[key, shown(value)] for key, value in options.items()])

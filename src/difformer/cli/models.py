@@ -9,7 +9,7 @@ import typer
 
 from difformer.cli.errors import verb
 from difformer.cli.options import Json
-from difformer.cli.output import Output
+from difformer.cli.output import Output, shown
 
 
 @verb
@@ -58,16 +58,16 @@ def _one(name: str, output: Output) -> None:
             ["name", info.name],
             ["about", info.about],
             ["tasks", ", ".join(info.kinds)],
-            ["graph", "needed" if info.needs_graph else "used where there is one"],
+            ["needs a graph", "yes" if info.needs_graph else "no"],
             ["coupling", info.coupling],
             ["energy", info.energy],
             ["cost a layer", info.cost],
         ],
     )
     output.say("settings of the model (`--set KEY=VALUE`), with their defaults:")
-    output.table(["setting", "default"], [[key, value] for key, value in options.items()])
+    output.table(["setting", "default"], [[key, shown(value)] for key, value in options.items()])
     output.say("settings of the training:")
-    output.table(["setting", "default"], [[key, value] for key, value in training.items()])
+    output.table(["setting", "default"], [[key, shown(value)] for key, value in training.items()])
     if presets:
         output.say("presets (`--preset NAME`):")
         output.table(["data set", "preset", "source"], [[p.dataset, p.name, p.source] for p in presets])

@@ -16,6 +16,20 @@ Dataset = Annotated[
     typer.Argument(help="A data set by name (`difformer datasets` lists them); leave it out with --features."),
 ]
 Run = Annotated[Path, typer.Argument(help="Folder of a run, as `difformer fit` made it.", show_default=False)]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Which of the run's seeds; the best on validation by default.", show_default=False),
+]
+NewFeatures = Annotated[
+    Path | None,
+    typer.Option("--features", help="Table of new instances, with the columns of training.", show_default=False),
+]
+NewEdges = Annotated[
+    Path | None,
+    typer.Option(
+        "--edges", help="Edges of new instances, among themselves or to those of the run.", show_default=False
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for scripts; progress goes to stderr.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Root = Annotated[

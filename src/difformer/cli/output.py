@@ -85,3 +85,8 @@ def plain(value: Any) -> Any:
 def count(value: int | None) -> str:
     """1234567 as 1,234,567; a dash where there is nothing."""
     return "–" if value is None else f"{value:,}"
+
+
+def shown(value: object) -> str:
+    """A setting as a person would type it."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

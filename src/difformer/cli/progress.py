@@ -28,7 +28,7 @@ ROWS_SHOWN = 12
 @dataclass
 class _Row:
     first_seen: int
-    first_epoch: int  # not 1 where the run was resumed
+    first_epoch: int
     last_seen: int
     event: EpochEvent
 
@@ -59,7 +59,7 @@ class Progress:
         self.clock = clock
         self.rows: dict[tuple[Any, Any], _Row] = {}
         self.seen = 0
-        self.started = clock()
+        self.started = self.first_event = clock()
         self._live: Any = None
         self._drawn = -1.0
 
@@ -83,6 +83,8 @@ class Progress:
         self.seen += 1
         self.epochs = event.epochs  # fewer than were asked for where a model has nothing to train
         key = (event.seed, event.split)
+        if not self.rows:
+            self.first_event = self.clock()
         row = self.rows.setdefault(key, _Row(self.seen, event.epoch, self.seen, event))
         row.last_seen, row.event = self.seen, event
         if self._live is not None:
@@ -134,10 +136,13 @@ class Progress:
         return min(total / max(self.runs, 1), 1.0)
 
     def speed(self) -> float:
-        """Epochs a second, over all runs."""
-        gone = self.clock() - self.started
-        made = sum(row.event.epoch - row.first_epoch + 1 for row in self.rows.values())
-        return made / gone if gone > 0 else 0.0
+        """Epochs a second over all runs, since the first that was seen: a resumed run does not begin with epoch 1."""
+        now = self.clock()
+        made = sum(row.event.epoch - row.first_epoch for row in self.rows.values())
+        if made and now > self.first_event:
+            return made / (now - self.first_event)
+        gone = now - self.started
+        return sum(row.event.epoch for row in self.rows.values()) / gone if gone > 0 else 0.0
 
     def time_left(self) -> float | None:
         """Seconds that the remaining epochs take at the present speed; None before there is one."""

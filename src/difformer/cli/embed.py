@@ -1,0 +1,79 @@
+"""``difformer embed``: the states that a trained model gives its instances."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from difformer.cli.errors import verb
+from difformer.cli.options import Device, Json, NewEdges, NewFeatures, Run, Seed
+from difformer.cli.output import Output
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@verb
+def embed(
+    run: Run,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File for the embeddings, .npz or .csv; RUN/embeddings.npz by default.", show_default=False),
+    ] = None,
+    features: NewFeatures = None,
+    edges: NewEdges = None,
+    seed: Seed = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Write the state of every instance before the output layer: a table for plots, clustering and search."""
+    from difformer.training.runfolder import RunFolder
+    from difformer.training.using import embed as ask
+
+    output = Output(as_json)
+    path = out or run / "embeddings.npz"
+    if path.suffix not in (".npz", ".csv"):
+        raise ValueError(f"--out: embeddings are written as .npz or .csv, got {str(path)!r}")
+    folder = RunFolder.open(run)
+    if features is None:
+        if edges is not None:
+            raise ValueError("--edges speaks of new instances: give --features too")
+        states = ask(folder, seed=seed, device=device)
+        names = folder.task().instance_names
+    else:
+        from difformer.cli.newrows import read_new_rows
+
+        new = read_new_rows(run, features, edges, together=True)
+        states = ask(folder, new.x, edges=new.edge_index, edge_weight=new.edge_weight, seed=seed, device=device)
+        names = new.names
+    _write(path, states, names)
+    output.json({"run": run, "out": path, "shape": list(states.shape)})
+    output.say(f"embeddings of shape {tuple(states.shape)} in {path}")
+
+
+def _write(path: Path, states: Tensor, names: tuple[str, ...]) -> None:
+    import numpy as np
+
+    from difformer.training.runfiles import write_bytes
+
+    array = states.numpy(force=True)
+    named = names if len(names) == array.shape[0] else ()
+    if path.suffix == ".npz":
+        content = io.BytesIO()
+        arrays: dict[str, Any] = {"embeddings": array}
+        if named:
+            arrays["names"] = np.array(named)
+        np.savez_compressed(content, **arrays)
+        write_bytes(path, content.getvalue())
+        return
+    if array.ndim != 2:
+        raise ValueError(f"--out: embeddings of shape {array.shape} do not fit a table; write them as .npz")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["instance", *(f"state_{i}" for i in range(array.shape[1]))])
+    writer.writerows([named[i] if named else i, *(float(f"{v:.6g}") for v in row)] for i, row in enumerate(array))
+    write_bytes(path, text.getvalue().encode())

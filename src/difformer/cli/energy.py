@@ -1,0 +1,40 @@
+"""``difformer energy``: how the states of a trained model come together, layer by layer."""
+
+from __future__ import annotations
+
+from difformer.cli.errors import verb
+from difformer.cli.options import Device, Json, Run, Seed
+from difformer.cli.output import Output
+
+
+@verb
+def energy(run: Run, seed: Seed = None, device: Device = "auto", as_json: Json = False) -> None:
+    """Show the measured energy and effective rank of every layer of a trained DIFFormer.
+
+    Energy that falls to 0 and rank that falls to 1 mean that all states have become alike (over-smoothing); a source
+    term (`--set source_weight=0.5`) or fewer layers hold against it.
+    """
+    from difformer.training.using import energy as measure
+
+    output = Output(as_json)
+    profile = measure(run, seed=seed, device=device)
+    energies, ranks = profile.energy.tolist(), profile.effective_rank.tolist()
+    edges = None if profile.dirichlet is None else profile.dirichlet.tolist()
+    output.json({"run": run, "energy": energies, "dirichlet": edges, "effective_rank": ranks})
+    headings = ["layer", "energy, all pairs", *([] if edges is None else ["energy, edges"]), "effective rank"]
+    output.table(
+        headings,
+        [
+            [
+                "input" if layer == 0 else layer,
+                f"{energies[layer]:.6f}",
+                *([] if edges is None else [f"{edges[layer]:.6f}"]),
+                f"{ranks[layer]:.2f}",
+            ]
+            for layer in range(len(energies))
+        ],
+        right=headings,
+    )
+    output.say(
+        "energies are means over pairs, on states of unit length: measured, not proved, since queries and keys differ."
+    )

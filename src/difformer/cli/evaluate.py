@@ -1,0 +1,48 @@
+"""``difformer evaluate``: measure a run again, from its folder alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from difformer.cli.errors import verb
+from difformer.cli.fit import score
+from difformer.cli.options import Device, Json, Run
+from difformer.cli.output import Output
+
+PARTS = ("train", "valid", "test")
+
+
+@verb
+def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
+    """Measure a run again: every metric that fits, on training, validation and test part, for every seed."""
+    import numpy as np
+
+    from difformer.training.record import spread
+    from difformer.training.runfolder import RunFolder
+    from difformer.training.using import evaluate as measure
+
+    output = Output(as_json)
+    folder = RunFolder.open(run)
+    about = folder.about["data"]
+    output.say(f"{run}: {folder.config.model} on {about['task']}, best epoch on validation by {about['metric']}")
+    output.say(f"protocol: {about['protocol']}")
+    found = measure(folder, device=device)
+    names = list(found[0].values)
+    means: dict[str, Any] = {}
+    for metric in names:
+        columns = {part: [one.values[metric][part] for one in found] for part in PARTS}
+        means[metric] = {p: {"mean": float(np.mean(v)), "std": spread(v)} for p, v in columns.items()}
+    seeds = [{"seed": one.seed, "split": one.split, "values": one.values} for one in found]
+    output.json({"run": run, "task": about["task"], "model": folder.config.model, "seeds": seeds, "metrics": means})
+    output.table(
+        ["seed", "split", "metric", *PARTS],
+        [
+            [one.seed, one.split, metric, *(score(one.values[metric][part]) for part in PARTS)]
+            for one in found
+            for metric in names
+        ],
+        right=["seed", *PARTS],
+    )
+    for metric in names:
+        shown = ", ".join(f"{p} {score(means[metric][p]['mean'])} ± {score(means[metric][p]['std'])}" for p in PARTS)
+        output.say(f"{metric}: {shown}")

@@ -1,0 +1,47 @@
+"""``difformer certify``: theorems as a table, and an exit code that a script can use."""
+
+from __future__ import annotations
+
+import json
+
+import difformer.diffusion
+from difformer.diffusion import Certificate
+
+
+def test_the_karate_club_under_all_theorems(installed, tmp_path):
+    answer = installed("certify", "karate", cwd=tmp_path)
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("karate: 34 states of length 34, 190 edges")
+    for name in ("thm-gcn", "prop-bound", "thm-main", "eqn-energy-graph"):
+        assert name in answer.out
+    assert "claims hold" in answer.out
+
+
+def test_without_a_name_and_as_json(call):
+    document = json.loads(call("certify", "--nodes", 50, "--steps", 2, "--json").out)
+    assert document["data"].startswith("sbm, 50 of")
+    assert all(one["holds"] for one in document["certificates"] if one["condition_met"])
+
+
+def test_data_without_a_graph(call):
+    answer = call("certify", "iris", "--nodes", 60, "--diffusivity", "sigmoid", "--steps", 2)
+    assert answer.code == 0
+    assert "thm-main" in answer.out
+    assert "thm-gcn" not in answer.out
+    assert "There is no graph in these data" in answer.out
+    assert "error: " in call("certify", "iris", "--diffusivity", "simpel").err
+
+
+def test_a_violated_claim_is_exit_code_1(call, monkeypatch):
+    broken = Certificate("thm-x", "2 < 1", "always", condition_met=True, violation=1.0)
+    monkeypatch.setattr(difformer.diffusion, "certify", lambda *_, **__: [broken])
+    answer = call("certify", "karate")
+    assert answer.code == 1
+    assert "violated: thm-x" in answer.err
+
+
+def test_own_files(call, people):
+    words = ["--features", people / "people.csv", "--labels", people / "groups.csv", "--edges", people / "friends.csv"]
+    answer = call("certify", *words, "--steps", 2)
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("people: 60 states of length 2, 180 edges")

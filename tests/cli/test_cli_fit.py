@@ -1,0 +1,157 @@
+"""``difformer fit``: what a person sees, what is on disk, and what happens when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+QUICK = ("--set", "epochs=3", "--set", "hidden_channels=8")
+
+
+def test_a_run_from_its_protocol_to_its_folder(installed, tmp_path):
+    answer = installed("fit", "karate", "--seeds", "2", *QUICK, "--out", "out/run", cwd=tmp_path)
+    assert answer.code == 0, answer.err
+    lines = answer.out.splitlines()
+    assert lines[0] == "karate: 34 nodes, 190 edges, 34 features, 2 classes"
+    assert "protocol: one-a-side" in lines[1]
+    assert "model: difformer-s (epochs=3, hidden_channels=8)" in answer.out
+    summary = json.loads((tmp_path / "out/run/summary.json").read_text())
+    mean, std = summary["test"]["mean"], summary["test"]["std"]
+    assert f"test accuracy: {mean:.4f} ± {std:.4f} (mean ± standard deviation over 2 seeds)" in answer.out
+    assert lines[-1] == "run folder: out/run"
+    assert "seed 1 epoch 3/3 loss" in answer.err
+    assert "epochs/s" in answer.err
+    names = {path.name for path in (tmp_path / "out/run").iterdir()}
+    assert names >= {"config.toml", "metrics.jsonl", "summary.json", "seed-0", "seed-1"}
+    rows = [json.loads(line) for line in (tmp_path / "out/run/metrics.jsonl").read_text().splitlines()]
+    assert [(row["seed"], row["epoch"]) for row in rows] == [(s, e) for s in (0, 1) for e in (1, 2, 3)]
+
+
+def test_json_is_all_there_is_on_stdout(call, tmp_path):
+    answer = call("fit", "karate", "--seeds", "1,4", *QUICK, "--model", "gcn", "--json", "--out", "run")
+    document = json.loads(answer.out)
+    assert answer.code == 0
+    assert document["run"] == "run"
+    assert document["config"]["model"] == "gcn"
+    assert [result["seed"] for result in document["results"]] == [1, 4]
+    written = json.loads((tmp_path / "run/summary.json").read_text())
+    assert document["test"] == written["test"]
+
+
+def test_the_default_folder_is_new_each_time(call, tmp_path):
+    for _ in range(2):
+        assert call("fit", "iris", "--seeds", "1", "--model", "mlp", *QUICK).code == 0
+    assert len(list((tmp_path / "runs").glob("iris-mlp-*"))) == 2
+
+
+def test_data_options_and_protocol_reach_the_data(call):
+    answer = call("fit", "karate", "--protocol", "random", "--data", "num_splits=2", "--seeds", "1", *QUICK)
+    assert "protocol: random: 20/20/60, stratified, 2 splits" in answer.out
+    both = call("fit", "karate", "--protocol", "random", "--data", "protocol=one-a-side")
+    assert both.code == 2
+    assert "--protocol says 'random'" in both.err
+
+
+def test_a_preset_of_the_package(call, monkeypatch):
+    """Real presets belong to data that are not here, so one is lent to iris."""
+    import difformer.experiments
+    from difformer.experiments import find_preset as real
+
+    lent = real("public-code", model="difformer-a", dataset="chameleon")
+    asked = {}
+
+    def find(name, *, model, dataset):
+        asked.update(name=name, model=model, dataset=dataset)
+        return lent
+
+    monkeypatch.setattr(difformer.experiments, "find_preset", find)
+    answer = call("fit", "Iris", "--model", "difformer-a", "--preset", "public-code", "--seeds", "1", *QUICK, "--json")
+    config = json.loads(answer.out)["config"]
+    assert asked == {"name": "public-code", "model": "difformer-a", "dataset": "iris"}
+    assert config["learning_rate"] == 0.01
+    assert config["epochs"] == 3  # --set goes before the preset
+    assert config["options"]["qk_norm"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["fit"], "say what to train on"),
+        (["fit", "irsi"], "did you mean 'iris'"),
+        (["fit", "iris", "--model", "difformer"[:-1]], "did you mean 'difformer'"),
+        (["fit", "iris", "--set", "hiden_channels=4"], "did you mean hidden_channels"),
+        (["fit", "iris", "--set", "learning_rate=-1"], "learning_rate must be a number above 0"),
+        (["fit", "iris", "--set", "epochs"], "NAME=VALUE"),
+        (["fit", "iris", "--data", "per_clas=4"], "has no option 'per_clas'"),
+        (["fit", "iris", "--data", "per_class"], "expected KEY=VALUE"),
+        (["fit", "iris", "--preset", "best"], "there is no preset 'best' for difformer-s on iris"),
+        (["fit", "iris", "--preset", "absent.toml"], "there is no file absent.toml"),
+        (["fit", "iris", "--seeds", "many"], "expected a number such as 5"),
+        (["fit", "iris", "--seeds", "0"], "expected at least 1"),
+        (["fit", "iris", "--device", "cuda:99"], "device 'cuda:99' is not here"),
+        (["fit", "iris", "--features", "x.csv"], "not both"),
+        (["fit", "--features", "x.csv", "--labels", "y.csv"], "--features: there is no file x.csv"),
+        (["fit", "--labels", "y.csv"], "--features is missing"),
+        (["fit", "--resume", "nowhere"], "nowhere is not there"),
+        (["fit", "iris", "--resume", "run"], "leave out a data set"),
+        (["fit", "synmol", "--model", "label-spreading"], "not on disk|could not be downloaded|serves nodes"),
+        (["fit", "iris", "--set", "learning_rate=1e38", "--set", "epochs=20"], "loss is"),
+    ],
+)
+def test_what_is_wrong_is_one_message_and_exit_code_2(call, tmp_path, words, complaint):
+    answer = call(*words)
+    assert answer.code == 2
+    errors = [line for line in answer.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    import re
+
+    assert re.search(complaint, errors[0]), errors[0]
+    assert "Traceback" not in answer.err
+
+
+def test_an_existing_folder_is_left_alone(call, tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/thesis.txt").write_text("years")
+    answer = call("fit", "iris", *QUICK, "--out", "taken")
+    assert answer.code == 2
+    assert "taken is already there and not empty; nothing was changed" in answer.err
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["thesis.txt"]
+
+
+def test_debug_shows_the_traceback(installed, tmp_path):
+    answer = installed("fit", "irsi", "--debug", cwd=tmp_path)
+    assert answer.code == 2
+    assert "Traceback" in answer.err
+    assert "did you mean 'iris'" in answer.err.splitlines()[-1]
+
+
+def test_ctrl_c_saves_and_resume_ends_as_if_nothing_had_happened(installed, environment, tmp_path):
+    from conftest import COMMAND
+
+    words = ["fit", "iris", "--model", "mlp", "--seeds", "2", "--set", "epochs=600", "--set", "hidden_channels=8"]
+    with subprocess.Popen(
+        [COMMAND, *words, "--out", "stopped"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        metrics = tmp_path / "stopped/metrics.jsonl"
+        until = time.monotonic() + 60
+        while not (metrics.is_file() and metrics.stat().st_size > 2000):
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Go on with: difformer fit --resume stopped" in said
+    resumed = installed("fit", "--resume", "stopped", cwd=tmp_path)
+    assert resumed.code == 0, resumed.err
+    assert "run folder: stopped" in resumed.out
+    whole = installed(*words, "--out", "whole", cwd=tmp_path)
+    assert whole.code == 0
+    found = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("stopped", "whole")]
+    assert found[0]["complete"]
+    assert found[0]["test"] == found[1]["test"]
+    assert found[0]["valid"] == found[1]["valid"]

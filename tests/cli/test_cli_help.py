@@ -1,0 +1,99 @@
+"""The first thing anybody sees: help, at once, and lists of what there is."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+VERBS = ("fit", "predict", "evaluate", "embed", "tune", "demo", "datasets", "models", "certify", "energy")
+
+
+def cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_help_comes_within_half_a_second_and_without_torch(installed, environment, tmp_path):
+    taken = []
+    for _ in range(3):
+        before = cpu_seconds()
+        answer = installed("--help", cwd=tmp_path)
+        taken.append(cpu_seconds() - before)
+    assert answer.code == 0
+    for verb in VERBS:
+        assert f" {verb} " in answer.out
+    assert min(taken) < 0.5  # of the processor: other work on the machine does not count
+    seen = subprocess.run(
+        [sys.executable, "-c", "import sys, difformer.cli.app; print(sorted(m for m in sys.modules if m in "
+         "('torch', 'numpy', 'sklearn', 'optuna', 'torch_geometric')))"],
+        capture_output=True, text=True, check=True, env=environment,
+    )  # fmt: skip
+    assert seen.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself_and_speaks_json(call, verb):
+    answer = call(verb, "--help")
+    assert answer.code == 0
+    assert f"Usage: difformer {verb}" in answer.out
+    assert "--json" in answer.out
+
+
+def test_no_word_shows_help_and_a_wrong_one_says_so(call):
+    assert "Usage: difformer" in call().out + call().err
+    wrong = call("fitt")
+    assert wrong.code == 2
+    assert "fitt" in wrong.err
+
+
+def test_module_and_version(tmp_path):
+    said = subprocess.run(
+        [sys.executable, "-m", "difformer", "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    import difformer
+
+    assert said.stdout == f"difformer {difformer.__version__}\n"
+
+
+def test_datasets_are_listed_without_torch(environment, tmp_path):
+    code = (
+        "import sys; from difformer.cli import main\n"
+        "try: main(['datasets'])\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, env=environment
+    ).stdout
+    assert said.strip().endswith("False")
+    assert "cora" in said
+    assert "1,797" in said
+
+
+def test_datasets_as_json(call):
+    listed = {entry["name"]: entry for entry in json.loads(call("datasets", "--json").out)}
+    assert (listed["digits"]["nodes"], listed["digits"]["place"]) == (1797, "built in")
+    assert listed["cora"]["protocols"][0] == "random"
+
+
+def test_one_dataset_shows_its_options(call):
+    answer = call("datasets", "Digits")
+    assert answer.code == 0
+    assert "per_class" in answer.out
+    assert json.loads(call("datasets", "digits", "--json").out)["options"]["num_splits"] == 10
+    unknown = call("datasets", "digit")
+    assert unknown.code == 2
+    assert "did you mean 'digits'" in unknown.err
+
+
+def test_models_are_listed_and_explained(call):
+    assert "difformer-s" in call("models").out
+    assert {"mlp", "gcn"} <= {entry["name"] for entry in json.loads(call("models", "--json").out)}
+    one = call("models", "difformer-s")
+    assert "graph_weight" in one.out
+    assert "learning_rate" in one.out
+    assert "public-code" in one.out
+    assert json.loads(call("models", "mlp", "--json").out)["options"]["hidden_channels"] == 64
+    assert "did you mean 'mlp'" in call("models", "mpl").err

@@ -1,0 +1,94 @@
+"""The live table and the plain lines: what they say of loss, metrics, speed and time left."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from difformer.cli.output import Output, plain
+from difformer.cli.progress import Progress, clock_time
+from difformer.training.callbacks import EpochEvent
+
+
+def event(seed, epoch, epochs=10, **changes):
+    known = {"loss": 0.5, "train_metric": 0.9, "valid_metric": 0.8, "test_metric": 0.7, "seconds": 1.0}
+    known |= {"best_epoch": epoch, "best_valid": 0.8, "best_test": 0.7}
+    return EpochEvent(seed=seed, split=f"split {seed}", epoch=epoch, epochs=epochs, **{**known, **changes})
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def progress(clock, *, terminal, runs=2, epochs=10):
+    output = Output()
+    text = io.StringIO()
+    output.err = Console(file=text, force_terminal=terminal, width=120, highlight=False)
+    return Progress(output, metric="accuracy", runs=runs, epochs=epochs, clock=clock), text
+
+
+def test_lines_of_a_log(clock):
+    shown, text = progress(clock, terminal=False, epochs=100)
+    with shown:
+        for epoch in range(1, 101):
+            clock.now += 0.1
+            shown.on_epoch(event(0, epoch, 100))
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 11  # the first, and every tenth
+    assert lines[-1] == "seed 0 epoch 100/100 loss 0.5000 valid 0.8000 test 0.7000 | 10.0 epochs/s, 10s left"
+
+
+def test_the_table_on_a_terminal(clock):
+    shown, text = progress(clock, terminal=True)
+    with shown:
+        for epoch in range(1, 6):
+            clock.now += 1
+            shown.on_epoch(event(3, epoch, valid_metric=float("nan")))
+    said = text.getvalue()
+    assert "seed 3" in said
+    assert "5/10" in said
+    assert "best epoch" in said
+    assert "1.0 epochs/s, 5s gone, 15s left" in said
+
+
+def test_a_run_that_stopped_early_counts_as_done(clock):
+    shown, _ = progress(clock, terminal=False)
+    clock.now += 4
+    shown.on_epoch(event(0, 4))
+    assert shown.done() == pytest.approx(0.2)
+    clock.now += 1
+    shown.on_epoch(event(1, 1))
+    assert shown.done() == pytest.approx(0.55)
+    assert shown.time_left() == pytest.approx(9.0)
+
+
+def test_a_resumed_run_does_not_look_faster_than_it_is(clock):
+    shown, _ = progress(clock, terminal=False, runs=1, epochs=1000)
+    clock.now += 1
+    shown.on_epoch(event(0, 901, 1000))
+    clock.now += 1
+    shown.on_epoch(event(0, 902, 1000))
+    assert shown.speed() == pytest.approx(1.0)
+    assert shown.time_left() == pytest.approx(98.0)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(None, "?"), (4.4, "4s"), (184, "3m04s"), (7500, "2h05m")])
+def test_times(seconds, text):
+    assert clock_time(seconds) == text
+
+
+def test_json_has_no_nan():
+    assert plain({"a": float("nan"), "b": (1, float("inf")), "c": None, "d": True}) == {
+        "a": None, "b": [1, None], "c": None, "d": True,
+    }  # fmt: skip

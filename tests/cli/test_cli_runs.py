@@ -1,0 +1,183 @@
+"""What a finished run is for: evaluate, predict, embed, energy; on a data set and on a user's own files."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="module")
+def own_run(installed, people, tmp_path_factory):
+    """A run on own files, made by the installed command."""
+    folder = tmp_path_factory.mktemp("own")
+    answer = installed(
+        "fit", "--features", people / "people.csv", "--labels", people / "groups.csv", "--edges",
+        people / "friends.csv", "--data", "seeds=0,1", "--seeds", 2, "--set", "epochs=25", "--set",
+        "learning_rate=0.01", "--out", "run", cwd=folder,
+    )  # fmt: skip
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("people: 60 nodes, 180 edges, 2 features, 3 classes")
+    return folder / "run"
+
+
+def rows_of(path):
+    with open(path, newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_predictions_of_all_instances_by_name(installed, own_run, tmp_path):
+    answer = installed("predict", own_run, "--out", "all.csv", cwd=tmp_path)
+    assert answer.code == 0, answer.err
+    assert "60 predictions in all.csv" in answer.out
+    rows = rows_of(tmp_path / "all.csv")
+    assert [row["instance"] for row in rows] == [f"p{i}" for i in range(60)]
+    assert {row["prediction"] for row in rows} <= set("abc")
+    assert all(1 / 3 <= float(row["probability"]) <= 1 for row in rows)
+    unlabelled = rows[50:]
+    assert {row["target"] for row in unlabelled} == {""}
+    right = [row["prediction"] == "abc"[i % 3] for i, row in enumerate(rows)]
+    assert sum(right) >= 45
+
+
+def test_new_rows_are_seen_in_the_context_of_the_old(call, people, own_run, tmp_path):
+    answer = call("predict", own_run, "--features", people / "new.csv", "--out", "new.csv")
+    assert answer.code == 0, answer.err
+    rows = rows_of(tmp_path / "new.csv")
+    assert [row["instance"] for row in rows] == ["n1", "n2"]
+    assert [row["prediction"] for row in rows] == ["a", "c"]  # columns are matched by name, not by place
+    with_edges = call(
+        "predict", own_run, "--features", people / "new.csv", "--edges", people / "new_friends.csv", "--out", "e.csv"
+    )
+    assert with_edges.code == 0, with_edges.err
+    alone = call("predict", own_run, "--features", people / "new.csv", "--alone", "--out", "alone.csv")
+    assert alone.code == 0, alone.err
+    found = [[row["probability"] for row in rows_of(tmp_path / name)] for name in ("new.csv", "e.csv", "alone.csv")]
+    assert found[0] != found[1]
+    assert found[0] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("name,height\nn1,1\n", "lacks 1 of the 2 columns wanted: 'weight'"),
+        ("name,height,weight\nn1,1\n", "line 2"),
+        ("name,height,weight\nn1,1,tall\n", "line 2, column 'weight'"),
+    ],
+)
+def test_new_rows_that_do_not_fit_are_refused(call, own_run, tmp_path, content, complaint):
+    (tmp_path / "bad.csv").write_text(content)
+    answer = call("predict", own_run, "--features", "bad.csv", "--out", "p.csv")
+    assert answer.code == 2
+    assert "bad.csv" in answer.err
+    assert complaint in answer.err
+    assert not (tmp_path / "p.csv").exists()
+
+
+def test_an_id_that_is_taken_is_refused(call, people, own_run, tmp_path):
+    (tmp_path / "again.csv").write_text("name,height,weight\np3,1,2\n")
+    (tmp_path / "edges.csv").write_text("from,to\np3,p4\n")
+    answer = call("predict", own_run, "--features", "again.csv", "--edges", "edges.csv", "--out", "p.csv")
+    assert answer.code == 2
+    assert "id 'p3' is that of an instance of the run" in answer.err
+
+
+def test_where_predictions_go(call, own_run, tmp_path):
+    wrong = call("predict", own_run, "--out", "p.xls")
+    assert wrong.code == 2
+    assert ".csv or .npz" in wrong.err
+    answer = call("predict", own_run, "--out", "p.npz", "--seed", "1", "--json")
+    document = json.loads(answer.out)
+    assert document["instances"] == 60
+    assert sum(document["predicted"].values()) == 60
+    with np.load(tmp_path / "p.npz") as arrays:
+        assert arrays["outputs"].shape == (60, 3)
+    assert "has no seed 7" in call("predict", own_run, "--out", "p.csv", "--seed", "7").err
+
+
+def test_evaluate_measures_what_the_run_reported(installed, own_run, tmp_path):
+    answer = installed("evaluate", own_run, "--json", cwd=tmp_path)
+    assert answer.code == 0, answer.err
+    measured = json.loads(answer.out)["metrics"]["accuracy"]
+    reported = json.loads((own_run / "summary.json").read_text())
+    for part in ("train", "valid", "test"):
+        assert measured[part]["mean"] == pytest.approx(reported[part]["mean"], abs=1e-6)
+        assert measured[part]["std"] == pytest.approx(reported[part]["std"], abs=1e-6)
+
+
+def test_evaluate_for_people(call, own_run):
+    answer = call("evaluate", own_run)
+    assert "accuracy: train" in answer.out
+    assert "f1" in answer.out
+
+
+def test_data_that_changed_since_are_noticed(call, people, own_run, tmp_path):
+    path = people / "groups.csv"
+    before = path.read_text()
+    try:
+        path.write_text(before.replace("p0,a", "p0,b"))
+        answer = call("evaluate", own_run)
+        assert answer.code == 2
+        assert "have changed" in answer.err
+    finally:
+        path.write_text(before)
+
+
+def test_embeddings(installed, own_run, tmp_path):
+    answer = installed("embed", own_run, "--out", "states.npz", cwd=tmp_path)
+    assert answer.code == 0, answer.err
+    assert "embeddings of shape (60, 64) in states.npz" in answer.out
+    with np.load(tmp_path / "states.npz") as arrays:
+        assert arrays["embeddings"].shape == (60, 64)
+        assert arrays["names"][:2].tolist() == ["p0", "p1"]
+
+
+def test_embeddings_as_a_table_and_of_new_rows(call, people, own_run, tmp_path):
+    assert call("embed", own_run, "--features", people / "new.csv", "--out", "new.csv").code == 0
+    rows = rows_of(tmp_path / "new.csv")
+    assert [row["instance"] for row in rows] == ["n1", "n2"]
+    assert len(rows[0]) == 65
+    answer = call("embed", own_run, "--json")
+    assert json.loads(answer.out)["shape"] == [60, 64]
+    assert (own_run / "embeddings.npz").is_file()
+    assert call("embed", own_run, "--edges", people / "friends.csv").code == 2
+
+
+def test_energy_by_layer(installed, own_run, tmp_path):
+    answer = installed("energy", own_run, cwd=tmp_path)
+    assert answer.code == 0, answer.err
+    assert "effective rank" in answer.out
+    assert " input " in answer.out
+    assert "energy, edges" in answer.out
+
+
+def test_energy_as_json_and_of_a_model_without(call, own_run):
+    document = json.loads(call("energy", own_run, "--json").out)
+    assert len(document["energy"]) == len(document["effective_rank"]) == 3
+    assert document["energy"][0] > 0
+    assert call("fit", "iris", "--model", "mlp", "--seeds", "1", "--set", "epochs=2", "--out", "mlp").code == 0
+    answer = call("energy", "mlp")
+    assert answer.code == 2
+    assert "does not measure an energy" in answer.err
+
+
+def test_a_file_of_splits(call, people, tmp_path):
+    split = {"name": "mine", "train": list(range(20)), "valid": list(range(20, 35)), "test": list(range(35, 50))}
+    (tmp_path / "split.json").write_text(json.dumps(split))
+    answer = call(
+        "fit", "--features", people / "people.csv", "--labels", people / "groups.csv", "--split", "split.json",
+        "--seeds", "1", "--model", "mlp", "--set", "epochs=2", "--out", "run",
+    )  # fmt: skip
+    assert answer.code == 0, answer.err
+    assert "train/valid/test: 20/15/15" in answer.out
+    assert "--split goes with your own files" in call("fit", "iris", "--split", "split.json").err
+
+
+def test_a_folder_that_is_no_run(call, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for verb in (["evaluate"], ["energy"], ["embed"], ["predict", "--out", "p.csv"]):
+        answer = call(*verb, "empty")
+        assert answer.code == 2
+        assert "is no run folder" in answer.err
