@@ -142,13 +142,26 @@ def test_both_directions_each_once():
     assert length.numel() == 240
 
 
-def test_many_point_sets_are_searched_one_by_one():
-    x = torch.randn(17, 2, generator=torch.Generator().manual_seed(0))
-    ptr = torch.tensor([0, 6, 6, 7, 9, 17])  # six points, none, one, two, eight
-    edge_index = knn_graph(x, 3, metric="euclidean", node_ptr=ptr)
-    assert torch.bincount(edge_index[1], minlength=17).tolist() == [3] * 6 + [0] + [1] * 2 + [3] * 8
-    alone = knn_graph(x[9:], 3, metric="euclidean")
-    assert torch.equal(edge_index[:, -24:], alone + 9)
+@metrics
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("include_self", [False, True])
+def test_many_point_sets_are_searched_one_by_one(metric, sparse, include_self):
+    sizes = torch.tensor([6, 0, 1, 2, 8, 70, 3, 3, 49, 48])
+    ptr = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
+    x = torch.randint(-2, 3, (int(ptr[-1]), 3), generator=torch.Generator().manual_seed(0)).float()  # many ties
+    points = x.to_sparse_csr() if sparse else x
+    edge_index, length = knn_edges(points, 4, metric=metric, node_ptr=ptr, include_self=include_self)
+    alone = []
+    for start, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True):
+        most = min(4, end - start - (0 if include_self else 1))
+        if most > 0:
+            part = points.to_dense()[start:end]
+            edges, lengths = knn_edges(
+                part.to_sparse_csr() if sparse else part, most, metric=metric, include_self=include_self
+            )
+            alone.append((edges + start, lengths))
+    assert torch.equal(edge_index, torch.cat([edges for edges, _ in alone], 1))
+    assert torch.equal(length, torch.cat([lengths for _, lengths in alone]))
 
 
 @pytest.mark.parametrize(

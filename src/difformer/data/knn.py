@@ -14,6 +14,7 @@ from torch import Tensor
 
 from difformer.data.errors import require
 from difformer.data.knn_exact import Metric, distance, keep_nearest, nearest, norms
+from difformer.data.knn_sets import nearest_within
 from difformer.data.sparse import from_scipy, to_scipy
 
 
@@ -80,29 +81,28 @@ def knn_edges(
         raise ValueError(f"block_size: expected at least 1, got {block_size}")
     if node_ptr is not None and approximate:
         raise ValueError("approximate: a search within many small sets is exact; leave approximate out")
-    sets = torch.tensor([0, points.shape[0]]) if node_ptr is None else node_ptr
     most = points.shape[0] - (0 if include_self else 1)
     if k < 1 or (node_ptr is None and k > most):
         raise ValueError(f"k: {points.shape[0]} points have at most {most} neighbours each, got k = {k}")
-    edges, lengths = [], []
-    for start, end in zip(sets[:-1].tolist(), sets[1:].tolist(), strict=True):
-        others = min(k - 1 if include_self else k, end - start - 1)
-        index, length = torch.empty(end - start, 0, dtype=torch.long), torch.empty(end - start, 0, dtype=torch.double)
-        part = points if node_ptr is None else points[start:end]
-        if others > 0:
-            index, length = (
-                _approximately(part, others, metric, seed)
-                if approximate
-                else nearest(part, others, metric=metric, block_size=block_size)
-            )
-        node = torch.arange(end - start, device=index.device)
-        if include_self:
-            index = torch.cat([node[:, None], index], 1)
-            length = torch.cat([length.new_zeros(end - start, 1), length], 1)
-        target = node.repeat_interleave(index.shape[1])
-        edges.append(torch.stack([index.reshape(-1), target]) + start)
-        lengths.append(length.reshape(-1))
-    edge_index, distances = torch.cat(edges, 1), torch.cat(lengths)
+    node = torch.arange(points.shape[0], device=points.device)
+    others = k - 1 if include_self else k
+    if others == 0:
+        source, distances, target = node[:0], node[:0].double(), node[:0]
+    elif node_ptr is not None:
+        source, distances, count = nearest_within(points, node_ptr, others, metric=metric, block_size=block_size)
+        target = node.repeat_interleave(count)
+    else:
+        index, length = (
+            _approximately(points, others, metric, seed)
+            if approximate
+            else nearest(points, others, metric=metric, block_size=block_size)
+        )
+        source, distances, target = index.reshape(-1), length.reshape(-1), node.repeat_interleave(others)
+    if include_self:
+        order = torch.cat([node, target]).argsort(stable=True)  # of each target itself first
+        source, target = torch.cat([node, source])[order], torch.cat([node, target])[order]
+        distances = torch.cat([distances.new_zeros(node.numel()), distances])[order]
+    edge_index = torch.stack([source, target])
     return _both_directions(edge_index, distances, points.shape[0]) if symmetric else (edge_index, distances)
 
 
