@@ -45,6 +45,7 @@ NUMBERS = [[1.0, 2.5], [3.0, -4.0]]
         ("a,b\n1,2.5\n3,-4\n,\n,\n", ("a", "b")),  # rows of nothing at the end, as spreadsheets leave them
         ("a,b,\n1,2.5,\n3,-4,\n", ("a", "b")),  # a delimiter at the end of every line
         ("1.0e0,+2.5\n3.0,-4.\n", None),
+        ("sep=;\na;b\n1;2.5\n3;-4\n", ("a", "b")),  # as a spreadsheet may say
     ],
 )
 def test_the_same_numbers_however_they_are_written(write, content, names):
@@ -208,6 +209,8 @@ def test_files_that_are_not_there(tmp_path):
         read_arrays(tmp_path / "none.npz")
     with pytest.raises(DataError, match="is a folder"):
         read_csv(tmp_path)
+    with pytest.raises(DataError, match=r"a\.xlsx: is not a kind of file that can be read; save it as CSV"):
+        read_csv(tmp_path / "a.xlsx")
 
 
 def test_ids_and_numbers():

@@ -12,6 +12,7 @@ import os
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
@@ -24,6 +25,9 @@ from difformer.data.tables import Choose, Head, Table, looks_like_header, number
 from difformer.data.text_files import Row, TextFormat, open_text, rows_of, sniff_delimiter, with_point
 
 SAMPLE_LINES = 50
+NOT_TEXT = frozenset(
+    (".xlsx", ".xls", ".ods", ".pkl", ".pickle", ".pt", ".pth", ".mat", ".feather", ".h5", ".hdf5", ".zip")
+)
 
 IsHeader = Callable[[Sequence[str], "Sequence[str] | None"], bool]
 
@@ -62,6 +66,8 @@ def read_csv(
     name = os.fspath(path)
     if Path(path).is_dir():
         raise DataError("is a folder, expected a file", path=name)
+    if Path(path).suffix.lower() in NOT_TEXT:
+        raise DataError("is not a kind of file that can be read; save it as CSV, Parquet or NPZ", path=name)
     with open_text(path, format.encoding) as stream:
         try:
             return _read(name, iter(stream), text, format, is_header, keep_blank)
@@ -81,6 +87,10 @@ def _read(
     above: list[str] = []
     first = ""
     for line in lines:
+        if not above and line.strip().lower() in ("sep=;", "sep=,", "sep=|"):  # a spreadsheet says how it writes
+            format = replace(format, delimiter=format.delimiter or line.strip()[-1])
+            above.append("")
+            continue
         if line.strip() and not (format.comment and line.lstrip().startswith(format.comment)):
             first = line
             break
