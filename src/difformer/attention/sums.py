@@ -16,6 +16,8 @@ from difformer.attention.reference import safe_total, smallest_total
 
 CPU_PART = 1 << 20  # elements of q that are worked on at a time
 GPU_PART = 1 << 26
+GPU_SLICES = 512  # products side by side that fill a GPU
+SMALLEST_SLICE = 128  # rows of a slice that are worth a product of their own
 
 
 def parts(x: Tensor) -> Iterator[tuple[slice, slice]]:
@@ -31,6 +33,24 @@ def parts(x: Tensor) -> Iterator[tuple[slice, slice]]:
             yield slice(p, p + step), slice(i, i + rows)
 
 
+def add_outer(to: Tensor, a: Tensor, b: Tensor) -> None:
+    """Adds Σ_i a_i b_iᵀ of ``a [P, n, d]`` and ``b [P, n, c]`` to ``to [P, d, c]``.
+
+    On a GPU a product of two tall matrices would be left to one of its processors for each problem: the rows are cut
+    into slices, whose products are worked out side by side.
+    """
+    problems, n, _ = a.shape
+    slices = min(GPU_SLICES // max(problems, 1), n // SMALLEST_SLICE) if a.is_cuda else 1
+    if slices < 2:
+        to.baddbmm_(a.mT, b)
+        return
+    whole = n // slices * slices
+    first, second = (x[:, :whole].unflatten(1, (slices, -1)).flatten(0, 1) for x in (a, b))
+    to.add_(torch.bmm(first.mT, second).unflatten(0, (problems, slices)).sum(1))
+    if whole < n:
+        to.baddbmm_(a[:, whole:].mT, b[:, whole:])
+
+
 def _of(count: Tensor | int, p: slice) -> Tensor | int:
     return count[p] if isinstance(count, Tensor) else count
 
@@ -43,7 +63,7 @@ def sum_keys(k: Tensor, v: Tensor, outer: Tensor, keys: Tensor) -> Tensor:
     values = v.new_zeros((v.shape[0], 1, v.shape[2]), dtype=dtype)
     for p, i in parts(k):
         part_k, part_v = k[p, i].to(dtype), v[p, i].to(dtype)
-        outer[p].baddbmm_(part_k.mT, part_v)
+        add_outer(outer[p], part_k, part_v)
         keys[p].add_(part_k.sum(1, keepdim=True))
         values[p].add_(part_v.sum(1, keepdim=True))
     return values
@@ -74,8 +94,8 @@ def query_gradients(
         # A total that was clamped does not depend on q and k.
         inner.masked_fill_(r == smallest_total(_of(count, p), r), 0)
         torch.bmm(a, outer[p].mT, out=to[p, i]).addcmul_(inner, keys[p], value=-1)
-        outer_grad[p].baddbmm_(part.mT, a)
-        keys_grad[p].baddbmm_(inner.mT, part, alpha=-1)
+        add_outer(outer_grad[p], part, a)
+        add_outer(keys_grad[p], -inner, part)
         values_grad[p].add_(a.sum(1, keepdim=True))
     return outer_grad, keys_grad, values_grad
 
