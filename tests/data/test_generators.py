@@ -173,10 +173,10 @@ def test_pokec_size_in_a_minute_and_six_gigabytes():
     script = (
         "import resource, time\n"
         "from difformer.data.generators import random_graph\n"
-        "start = time.monotonic()\n"
+        "start = time.process_time()\n"
         "task = random_graph(num_nodes=1_632_803, num_edges=30_622_564, num_features=65)\n"
         "assert task.num_edges == 2 * 30_622_564\n"
-        "print(time.monotonic() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        "print(time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     seconds, kilobytes = (float(part) for part in done.stdout.split())
