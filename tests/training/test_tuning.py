@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -177,3 +181,52 @@ def test_without_validation_there_is_nothing_to_choose_by(iris, tmp_path):
     with pytest.raises(ValueError, match="nothing to choose by"):
         tune(bare, Question("mlp", SPACE), trials=1, out=tmp_path / "study")
     assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_workers_do_not_outlive_a_killed_parent(tmp_path):
+    """kill -9 of the parent: the database stops growing, and the study can be taken up."""
+    code = (
+        "from difformer.data import load\n"
+        "from difformer.training.spaces import Space\n"
+        "from difformer.training.tuning import Question, tune\n"
+        "if __name__ == '__main__':\n"
+        "    space = Space('long', {'learning_rate': (0.001, 0.002, 0.003, 0.004)}, {'epochs': 100000})\n"
+        "    tune(load('iris'), Question('mlp', space, prune=False), trials=4, out='study', jobs=2)\n"
+    )
+    (tmp_path / "search.py").write_text(code)
+    parent = subprocess.Popen([sys.executable, "search.py"], cwd=tmp_path)
+    until = time.monotonic() + 400
+    while not (workers := _running(tmp_path)) and time.monotonic() < until:
+        assert parent.poll() is None
+        time.sleep(0.2)
+    assert workers == 2, workers
+    children = _children(parent.pid)
+    parent.kill()
+    parent.wait()
+    while any(_alive(child) for child in children) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(_alive(child) for child in children)
+
+
+def _running(folder):
+    """Trials at work, once there are two."""
+    try:
+        with sqlite3.connect(f"file:{folder / 'study/study.db'}?mode=ro", uri=True) as database:
+            (count,) = database.execute("select count(*) from trials where state = 'RUNNING'").fetchone()
+    except sqlite3.OperationalError:
+        return 0
+    return count if count == 2 else 0
+
+
+def _children(parent):
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True).stdout.split()
+    return [int(pid) for pid in listed]
+
+
+def _alive(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False

@@ -67,8 +67,13 @@ class Space:
 
     def with_axes(self, axes: Mapping[str, Sequence[Any]]) -> Space:
         """The same space with some axes added or replaced; what competes is no longer fixed."""
+        if not axes:
+            return self
         fixed = {key: value for key, value in self.fixed.items() if key not in axes}
-        return replace(self, axes={**self.axes, **{key: tuple(v) for key, v in axes.items()}}, fixed=fixed)
+        chosen = {**self.axes, **{key: tuple(values) for key, values in axes.items()}}
+        return replace(
+            self, axes=chosen, fixed=fixed, source=f"{self.source}, with values of your own for {', '.join(axes)}"
+        )
 
     def with_fixed(self, settings: Mapping[str, Any]) -> Space:
         """The same space with some settings held; what is fixed no longer competes."""

@@ -6,10 +6,12 @@ import io
 import json
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,6 +205,7 @@ def _worker(folder: Path, packed: bytes, question: Question, count: int, jobs: i
     import optuna
     import torch
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
     task = torch.load(io.BytesIO(packed), weights_only=False)  # of our own parent, a moment ago
@@ -214,3 +217,11 @@ def _worker(folder: Path, packed: bytes, question: Question, count: int, jobs: i
     )
     with suppress(KeyboardInterrupt):
         work(study, task, question, count, device)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed must not go on in secret; its trial is tried again when the study goes on."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
