@@ -92,3 +92,22 @@ def test_json_has_no_nan():
     assert plain({"a": float("nan"), "b": (1, float("inf")), "c": None, "d": True}) == {
         "a": None, "b": [1, None], "c": None, "d": True,
     }  # fmt: skip
+
+
+def test_a_slow_terminal_is_drawn_to_seldom(clock):
+    shown, text = progress(clock, terminal=True, runs=1, epochs=1000)
+    drawn = []
+    table = shown.table
+
+    def slow_table():
+        clock.now += 0.5
+        drawn.append(clock.now)
+        return table()
+
+    shown.table = slow_table
+    with shown:
+        for epoch in range(1, 1001):
+            clock.now += 0.1
+            shown.on_epoch(event(0, epoch, 1000))
+    assert 0.5 * len(drawn) <= 0.06 * (clock.now - 100)
+    assert "1000/1000" in text.getvalue()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 HEADINGS = ("run", "epoch", "loss", "train", "valid", "test", "best epoch", "its valid", "its test")
 REDRAWS_A_SECOND = 8
+DRAWING_SHARE = 0.05  # of the time at most: a slow terminal must not slow the training down
 LINES_A_RUN = 10
 ROWS_SHOWN = 12
 
@@ -61,7 +62,7 @@ class Progress:
         self.seen = 0
         self.started = self.first_event = clock()
         self._live: Any = None
-        self._drawn = -1.0
+        self._next_drawing = self.started
 
     def __enter__(self) -> Progress:
         if self.output.err.is_terminal:
@@ -75,7 +76,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
-            self._live.update(self.table(), refresh=True)
+            self._draw()
             self._live.stop()
 
     def on_epoch(self, event: EpochEvent) -> None:
@@ -88,12 +89,16 @@ class Progress:
         row = self.rows.setdefault(key, _Row(self.seen, event.epoch, self.seen, event))
         row.last_seen, row.event = self.seen, event
         if self._live is not None:
-            now = self.clock()
-            if now - self._drawn >= 1 / REDRAWS_A_SECOND:
-                self._drawn = now
-                self._live.update(self.table(), refresh=True)
+            if self.clock() >= self._next_drawing:
+                self._draw()
         elif self._line_is_due(event):
             self.output.remark(self.line(event))
+
+    def _draw(self) -> None:
+        began = self.clock()
+        self._live.update(self.table(), refresh=True)
+        now = self.clock()
+        self._next_drawing = now + max(1 / REDRAWS_A_SECOND, (now - began) / DRAWING_SHARE)
 
     def _line_is_due(self, event: EpochEvent) -> bool:
         stride = max(1, event.epochs // LINES_A_RUN)
