@@ -1,0 +1,166 @@
+"""Symmetric monomials, and sums over rows of them, in parts that are never stored for all rows.
+
+The monomials of degree p in d variables, x_a x_b x_c with a ≤ b ≤ c, stand in lexicographic order. Those that begin
+with x_a are x_a times the *tail* of the list of degree p - 1 that uses variables from a on. So a sum over monomials
+needs the list of degree p - 1 alone, and one matrix product for each leading variable a:
+
+    T_a = Σ_i tail_a(x_i) (x_ia y_i)ᵀ,        z_i = Σ_a x_ia (T_aᵀ tail_a(x_i)).
+
+There are C(d + p - 1, p) monomials of degree p. A power of an inner product is (q·k)^p = Σ_α w_α q^α k^α with the
+multinomial weights w_α = p! / α!.
+
+Rows run along the last axis here: a list of monomials is ``[monomials, n]``, so that each operation on it runs along
+the rows, of which there are many, and not along channels, of which there are few.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+CPU_PART = 1 << 20  # elements of the longest list of monomials that are held at a time
+GPU_PART = 1 << 27
+
+
+def count(d: int, degree: int) -> int:
+    """Monomials of one degree in d variables."""
+    return math.comb(d + degree - 1, degree)
+
+
+def total_count(d: int, degrees: Sequence[int]) -> int:
+    """Monomials of all the degrees given."""
+    return sum(count(d, degree) for degree in degrees)
+
+
+def tail(d: int, degree: int, first: int) -> int:
+    """Where the monomials that use variables from `first` on begin."""
+    return count(d, degree) - count(d - first, degree)
+
+
+@functools.lru_cache(maxsize=64)
+def weights(d: int, degree: int) -> Tensor:
+    """Multinomial weights p! / α! in the order of the monomials, float64."""
+    weight, leading, run = torch.ones(1, dtype=torch.float64), torch.full((1,), -1), torch.zeros(1, dtype=torch.long)
+    for p in range(1, degree + 1):
+        parts = []
+        for a in range(d):
+            start = tail(d, p - 1, a)
+            longer = torch.where(leading[start:] == a, run[start:] + 1, 1)  # how often x_a stands in front
+            parts.append((weight[start:] * p / longer, torch.full_like(longer, a), longer))
+        weight, leading, run = (torch.cat(part) for part in zip(*parts, strict=True))
+    return weight
+
+
+def powers(x: Tensor, degree: int) -> list[Tensor]:
+    """The lists of degree 1 … `degree` for the rows ``x [d, n]``."""
+    lists, d = [x], x.shape[0]
+    for p in range(2, degree + 1):
+        longer = x.new_empty(count(d, p), x.shape[1])
+        for a, start, place in _leading(d, p):
+            torch.mul(x[a], lists[-1][start:], out=longer[place])
+        lists.append(longer)
+    return lists
+
+
+def pull_powers(x: Tensor, lists: list[Tensor], grads: list[Tensor]) -> Tensor:
+    """The gradient of x, given those of the lists of degree 1, 2, …; overwrites them."""
+    d, x_grad = x.shape[0], torch.zeros_like(x)
+    for p in range(len(grads), 1, -1):
+        for a, start, place in _leading(d, p):
+            given = grads[p - 1][place]
+            x_grad[a].add_((given * lists[p - 2][start:]).sum(0))
+            grads[p - 2][start:].addcmul_(x[a], given)
+    return x_grad.add_(grads[0])
+
+
+def _leading(d: int, degree: int) -> Iterator[tuple[int, int, slice]]:
+    """Each leading variable, where its tail begins, and its place among the monomials of this degree."""
+    at = 0
+    for a in range(d):
+        start = tail(d, degree - 1, a)
+        size = count(d, degree - 1) - start
+        yield a, start, slice(at, at + size)
+        at += size
+
+
+def _each(state: Tensor, d: int, degrees: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+    """The monomials of each degree, which stand one behind the other."""
+    at = 0
+    for degree in degrees:
+        yield degree, state[at : at + count(d, degree)]
+        at += count(d, degree)
+
+
+def _held(degrees: Sequence[int]) -> int:
+    """The degree of the longest list that is needed: one less than that of the polynomial."""
+    return max(max(degrees, default=0) - 1, 1)
+
+
+def parts(x: Tensor, degrees: Sequence[int]) -> Iterator[slice]:
+    """Rows of ``x [n, d]`` in parts, so that the lists that are held stay small."""
+    if torch.compiler.is_exporting():  # a program for any number of rows has no loop over them
+        yield slice(None)
+        return
+    budget = CPU_PART if x.device.type == "cpu" else GPU_PART
+    step = max(budget // max(count(x.shape[1], _held(degrees)), 1), 64)
+    for i in range(0, x.shape[0], step):
+        yield slice(i, i + step)
+
+
+def add_moments(x: Tensor, y: Tensor, degrees: Sequence[int], to: Tensor) -> None:
+    """Adds Σ_i x_i^α y_iᵀ of ``x [n, d]`` and ``y [n, w]`` to `to` ``[monomials, w]``."""
+    for rows in parts(x, degrees):
+        part, values = (t[rows].T.to(to.dtype).contiguous() for t in (x, y))
+        lists = powers(part, _held(degrees))
+        for degree, moments in _each(to, x.shape[1], degrees):
+            if degree == 0:
+                moments.add_(values.sum(1))
+            elif degree == 1:
+                moments.addmm_(part, values.T)
+            else:
+                for a, start, place in _leading(x.shape[1], degree):
+                    moments[place].addmm_(lists[degree - 2][start:], (part[a] * values).T)
+
+
+def evaluate(x: Tensor, state: Tensor, degrees: Sequence[int], to: Tensor) -> None:
+    """Writes Σ_α x_i^α T_α of ``x [n, d]`` and T ``[monomials, w]`` to `to` ``[n, w]``."""
+    for rows in parts(x, degrees):
+        part = x[rows].T.to(state.dtype).contiguous()
+        lists = powers(part, _held(degrees))
+        total = state.new_zeros(state.shape[1], part.shape[1])
+        for degree, moments in _each(state, x.shape[1], degrees):
+            if degree == 0:
+                total.add_(moments.T)
+            elif degree == 1:
+                total.addmm_(moments.T, part)
+            else:
+                for a, start, place in _leading(x.shape[1], degree):
+                    total.addcmul_(part[a], moments[place].T @ lists[degree - 2][start:])
+        to[rows] = total.T
+
+
+def evaluate_and_pull(x: Tensor, state: Tensor, u: Tensor, degrees: Sequence[int], to: Tensor, x_grad: Tensor) -> None:
+    """As `evaluate`, and writes the gradient of Σ_i u_iᵀz_i with respect to x to `x_grad` ``[n, d]``."""
+    for rows in parts(x, degrees):
+        part, given = (t[rows].T.to(state.dtype).contiguous() for t in (x, u))
+        lists = powers(part, _held(degrees))
+        grads = [torch.zeros_like(m) for m in lists]
+        slope, total = torch.zeros_like(part), state.new_zeros(state.shape[1], part.shape[1])
+        for degree, moments in _each(state, x.shape[1], degrees):
+            if degree == 0:
+                total.add_(moments.T)
+            elif degree == 1:
+                total.addmm_(moments.T, part)
+                slope.addmm_(moments, given)
+            else:
+                for a, start, place in _leading(x.shape[1], degree):
+                    inner = moments[place].T @ lists[degree - 2][start:]
+                    grads[degree - 2][start:].addmm_(moments[place], part[a] * given)
+                    total.addcmul_(part[a], inner)
+                    slope[a].add_(inner.mul_(given).sum(0))
+        to[rows] = total.T
+        x_grad[rows] = pull_powers(part, lists, grads).add_(slope).T

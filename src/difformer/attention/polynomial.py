@@ -1,0 +1,136 @@
+"""All-pair propagation in linear time with any diffusivity, to an error that is known beforehand.
+
+With g(x) ≈ Σ_p a_p x^p on [-1, 1] (`difformer.attention.chebyshev`) and (q·k)^p = Σ_α w_α q^α k^α over the symmetric
+monomials of degree p,
+
+    T_α = Σ_j k_j^α [v_j, 1],      [Σ_j g_ij v_j, Σ_j g_ij] ≈ Σ_α a_p w_α q_i^α T_α.
+
+Time O(N F c) for F monomials, memory O(N c + F c). Degrees whose coefficient is zero are left out: sigmoid to 1e-3
+needs 0, 1 and 3. Rows of q and k must have norm at most one: beyond [-1, 1] the polynomial is not g.
+
+Graphs of a batch with so few rows that their pairs cost less than the monomials are summed exactly.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from difformer.attention import blockwise
+from difformer.attention.chebyshev import Bounds, bounds, coefficients, degree_for
+from difformer.attention.layout import working_dtype
+from difformer.attention.moments import degrees_of, evaluate, moments
+from difformer.attention.monomials import total_count
+from difformer.attention.reference import safe_total
+from difformer.attention.scores import constant_result, diffusivity_of
+from difformer.attention.segments import Segments
+from difformer.diffusion.diffusivity import Diffusivity
+
+__all__ = ["DEFAULT_TOL", "Bounds", "answer", "bounds", "propagate", "summarise"]
+
+DEFAULT_TOL = 1e-3
+
+# What rounding may add to a norm of one.
+NORM_SLACK = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+@constant_result
+def expand(diffusivity: str | Diffusivity, tol: float = DEFAULT_TOL) -> tuple[float, ...]:
+    """Coefficients of the polynomial of least degree that keeps g within `tol`."""
+    chosen = diffusivity_of(diffusivity)
+    return coefficients(chosen, degree_for(chosen, tol))
+
+
+@constant_result
+def pairs_that_pay(d: int, c: int, polynomial: tuple[float, ...]) -> int:
+    """The N below which N² pairs cost fewer operations than N times the monomials: N (d + c) against 2 F (c + 1)."""
+    return 2 * total_count(d, degrees_of(polynomial)) * (c + 1) // (d + c)
+
+
+def summarise(k: Tensor, v: Tensor, diffusivity: str | Diffusivity, *, tol: float = DEFAULT_TOL) -> Tensor:
+    """All that queries need to know of keys ``[N, H, d]`` and values ``[N, H or 1, c]``.
+
+    The state ``[H, monomials, c + 1]`` holds T. States of parts add up to that of the whole, and `answer` reads them.
+    Both differentiate.
+    """
+    return moments(k, torch.cat([v, v.new_ones(*v.shape[:-1], 1)], dim=-1), expand(diffusivity, tol))
+
+
+def answer(q: Tensor, state: Tensor, diffusivity: str | Diffusivity, *, tol: float = DEFAULT_TOL) -> Tensor:
+    """What queries ``[M, H, d]`` receive from the rows that `state` sums up: ``[M, H, c]``."""
+    polynomial = expand(diffusivity, tol)
+    sums = evaluate(q, state, polynomial)
+    # The first monomial is 1, where there is a constant: its last column counts the rows.
+    count = state[:, 0, -1:].detach() if polynomial[0] != 0 else torch.ones_like(state[:, 0, -1:])
+    return (sums[..., :-1] / safe_total(sums[..., -1:], count)).to(q.dtype)
+
+
+def check_norms(**rows: Tensor) -> None:
+    """Refuses rows of norm above one.
+
+    Raises:
+        ValueError: Names the argument and its longest row.
+    """
+    for name, x in rows.items():
+        norms = torch.linalg.vector_norm(x.detach(), dim=-1, dtype=working_dtype(x.dtype))
+        longest = float(norms.max()) if x.numel() else 0.0
+        if not longest <= 1 + NORM_SLACK.get(x.dtype, 1e-4):
+            raise ValueError(
+                f"backend 'polynomial' needs rows of {name} with norm at most 1, got {longest:.4g}; "
+                f"normalise them (qk_norm='row'), or use backend='blockwise', which takes any"
+            )
+
+
+def propagate(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    diffusivity: str | Diffusivity,
+    segments: Segments | None = None,
+    *,
+    tol: float = DEFAULT_TOL,
+    check: bool = True,
+) -> Tensor:
+    """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]`` in time linear in N.
+
+    Args:
+        q: Queries, rows of norm at most one.
+        k: Keys, rows of norm at most one.
+        v: Values.
+        diffusivity: Any.
+        segments: Graphs that must not see each other.
+        tol: Relative error allowed in g on [-1, 1]; `bounds` tells what it means for g'.
+        check: Whether to look at the norms. Inside `torch.compile` and `torch.func` nobody does.
+    """
+    if check and _can_look(q):
+        check_norms(q=q, k=k)
+    if segments is None:
+        return answer(q, summarise(k, v, diffusivity, tol=tol), diffusivity, tol=tol)
+    return _by_graph(q, k, v, diffusivity, segments, tol)
+
+
+def _can_look(x: Tensor) -> bool:
+    """Values are out of sight while a model is compiled or exported, and inside vmap."""
+    return not torch.compiler.is_compiling() and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def _by_graph(
+    q: Tensor, k: Tensor, v: Tensor, diffusivity: str | Diffusivity, segments: Segments, tol: float
+) -> Tensor:
+    """Large graphs one after the other by their monomials, all small ones together by their pairs."""
+    pay = pairs_that_pay(q.shape[-1], v.shape[-1], expand(diffusivity, tol))
+    large = (segments.sizes > pay).nonzero().squeeze(1).tolist()
+    if not large:
+        return blockwise.propagate(q, k, v, diffusivity, segments)
+    order, outs = [], []
+    for graph in large:
+        rows = (segments.batch == graph).nonzero().squeeze(1)
+        state = summarise(k[rows], v[rows], diffusivity, tol=tol)
+        outs.append(answer(q[rows], state, diffusivity, tol=tol))
+        order.append(rows)
+    rows = (segments.sizes[segments.batch] <= pay).nonzero().squeeze(1)
+    if rows.numel():
+        few = Segments(segments.batch[rows], segments.num_graphs)
+        outs.append(blockwise.propagate(q[rows], k[rows], v[rows], diffusivity, few))
+        order.append(rows)
+    return torch.cat(outs)[torch.argsort(torch.cat(order))]

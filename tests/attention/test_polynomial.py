@@ -1,0 +1,222 @@
+"""Polynomial attention: bounds that hold, monomials that are right, linear cost, and rows it refuses."""
+
+import itertools
+import math
+import time
+
+import pytest
+import torch
+from attention_cases import answer_and_gradients, assert_near, expected, make_inputs, peak_bytes
+
+from difformer.attention import Segments, monomials, polynomial, reference
+from difformer.attention.chebyshev import bounds, coefficients, degree_for
+from difformer.attention.moments import evaluate, moments
+from difformer.diffusion import DIFFUSIVITIES, Diffusivity, as_diffusivity, gaussian, softmax
+from difformer.diffusion.diffusivity import CONSTANT, SIGMOID, SIMPLE
+
+CAUCHY = Diffusivity("cauchy", f=lambda u: 1 / (1 + u))
+ALL = [SIMPLE, CONSTANT, SIGMOID, softmax(2.0), gaussian(1.0), CAUCHY]
+diffusivities = pytest.mark.parametrize("diffusivity", ALL, ids=lambda d: d.name)
+
+
+@pytest.mark.parametrize(
+    ("diffusivity", "degree", "value", "slope"),
+    [
+        (SIGMOID, 1, 3.4e-2, 2.2e-1),
+        (SIGMOID, 2, 1.6e-2, None),
+        (SIGMOID, 3, 8.0e-4, 1.8e-2),
+        (SIGMOID, 5, 1.9e-5, 1.0e-3),
+        (softmax(8), 1, 4.3e-3, None),
+        (softmax(8), 2, 9.0e-5, None),
+        (softmax(8), 3, 1.4e-6, None),
+        (softmax(8), 5, 1.8e-10, None),
+    ],
+    ids=lambda x: getattr(x, "name", str(x)),
+)
+def test_bounds_of_the_theory(diffusivity, degree, value, slope):
+    found = bounds(diffusivity, degree)
+    assert found.value == pytest.approx(value, rel=0.05)
+    assert slope is None or found.slope == pytest.approx(slope, rel=0.05)
+    assert f"degree {degree}" in str(found)
+
+
+@diffusivities
+@pytest.mark.parametrize("tol", [1e-2, 1e-3])
+def test_the_bound_holds_everywhere(diffusivity, tol):
+    degree = degree_for(diffusivity, tol)
+    x = torch.rand(20_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    approximation = sum(a * x**p for p, a in enumerate(coefficients(diffusivity, degree)))
+    g = diffusivity.g(x)
+    assert ((approximation - g).abs() <= 1.0001 * bounds(diffusivity, degree).value * g + 1e-12).all()
+    assert degree == 0 or bounds(diffusivity, degree - 1).value > tol, "a lower degree would do"
+
+
+def test_degrees_that_are_not_there_are_left_out():
+    assert [p for p, a in enumerate(coefficients(SIGMOID, 5)) if a != 0] == [0, 1, 3, 5]
+    assert degree_for(SIMPLE, 1e-9) == 1
+    assert degree_for(CONSTANT, 1e-9) == 0
+
+
+def test_no_degree_is_enough_for_a_narrow_peak():
+    with pytest.raises(ValueError, match=r"'gaussian:0.1' is no polynomial to tol = 0.001.*blockwise"):
+        degree_for(gaussian(0.1), 1e-3)
+    with pytest.raises(ValueError, match="tol must lie between 0 and 1, got 2"):
+        degree_for(SIGMOID, 2)
+
+
+@pytest.mark.parametrize(("d", "degree"), [(1, 4), (4, 1), (4, 3), (3, 5), (16, 3)])
+def test_monomials_and_their_weights(d, degree):
+    tuples = list(itertools.combinations_with_replacement(range(d), degree))
+    assert monomials.count(d, degree) == len(tuples)
+    weights = [math.factorial(degree) / math.prod(math.factorial(t.count(a)) for a in set(t)) for t in tuples]
+    assert monomials.weights(d, degree).tolist() == weights
+    q, k = torch.randn(2, d, 5, dtype=torch.float64)
+    found = monomials.powers(q, degree)[-1]
+    torch.testing.assert_close(found, torch.stack([q[list(t)].prod(0) for t in tuples]))
+    torch.testing.assert_close(
+        (found.T * monomials.weights(d, degree)) @ monomials.powers(k, degree)[-1], (q.T @ k) ** degree
+    )
+
+
+def test_count_of_the_theory():
+    assert [monomials.count(d, 3) for d in (16, 32, 64)] == [816, 5984, 45760]
+
+
+@diffusivities
+@pytest.mark.parametrize(("heads", "shared"), [(1, False), (2, False), (3, True)])
+@pytest.mark.parametrize("elements", [64, 1 << 20], ids=["many parts", "one part"])
+def test_equals_its_polynomial(monkeypatch, diffusivity, heads, shared, elements):
+    monkeypatch.setattr(monomials, "CPU_PART", elements)
+    q, k, v = make_inputs(150, heads, 4, 3, shared=shared)
+    powers = coefficients(diffusivity, degree_for(diffusivity, 1e-3))
+
+    def literal(q, k, v):
+        weights = sum(a * torch.einsum("nhd,mhd->hnm", q, k) ** p for p, a in enumerate(powers))
+        return torch.einsum("hnm,mhc->nhc", weights / weights.sum(-1, keepdim=True), v.expand(-1, heads, -1))
+
+    found = answer_and_gradients(lambda *x: polynomial.propagate(*x, diffusivity, tol=1e-3), q, k, v)
+    assert_near(found, answer_and_gradients(literal, q, k, v), 1e-11)
+
+
+@diffusivities
+@pytest.mark.parametrize("tol", [1e-2, 1e-4])
+def test_output_within_the_bound_and_gradients_within_theirs(diffusivity, tol):
+    if diffusivity is CAUCHY and tol == 1e-4:
+        tol = 1e-3
+    inputs = make_inputs(200, 1, 4, 3)
+    found = answer_and_gradients(lambda *x: polynomial.propagate(*x, diffusivity, tol=tol), *inputs)
+    wanted = expected(diffusivity, *inputs)
+    error = bounds(diffusivity, degree_for(diffusivity, tol))
+    # Weights are off by (1 + ε)/(1 - ε) at most, so outputs by that much of the largest value.
+    largest = inputs[2].abs().max().item()
+    assert (found[0] - wanted[0]).abs().max() <= 2.1 * error.value * largest + 1e-12
+    for a, w in zip(found[1:3], wanted[1:3], strict=True):
+        assert (a - w).abs().max() <= (3 * error.slope + 3 * error.value) * w.abs().max() + 1e-11
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-3), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize("batched", [False, True], ids=["one graph", "batch"])
+def test_precisions_and_batches(dtype, tolerance, batched):
+    n = 400
+    batch = (
+        torch.where(torch.arange(n) % 4 == 0, torch.arange(n) % 3 + 1, 0) if batched else None
+    )  # 300 rows and 3 small
+    inputs = make_inputs(n, 2, 3, 5, dtype=dtype)
+    segments = None if batch is None else Segments(batch)
+    found = answer_and_gradients(lambda *x: polynomial.propagate(*x, SIGMOID, segments, tol=1e-4), *inputs)
+    assert_near(found, expected("sigmoid", *inputs, batch=batch), tolerance)
+
+
+def test_small_graphs_are_summed_exactly():
+    batch = torch.arange(60) % 3
+    q, k, v = make_inputs(60, 1, 8, 5)
+    found = polynomial.propagate(q, k, v, SIGMOID, Segments(batch), tol=1e-3)
+    torch.testing.assert_close(found, reference.propagate(q, k, v, SIGMOID, batch))
+
+
+def test_sums_of_parts_answer_for_the_whole():
+    q, k, v = make_inputs(90, 2, 4, 3, shared=True)
+    parts = [polynomial.summarise(k[rows], v[rows], SIGMOID) for rows in (slice(0, 50), slice(50, 90))]
+    torch.testing.assert_close(
+        polynomial.answer(q, parts[0] + parts[1], SIGMOID), polynomial.propagate(q, k, v, SIGMOID)
+    )
+
+
+def test_the_halves_differentiate():
+    x, y = torch.randn(5, 2, 3, dtype=torch.float64), torch.randn(5, 1, 2, dtype=torch.float64)
+    powers = (0.5, 0.3, 0.0, 0.2, 0.1)
+    assert torch.autograd.gradcheck(lambda x, y: moments(x, y, powers), (x.requires_grad_(), y.requires_grad_()))
+    state = moments(x, y, powers).detach().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, s: evaluate(x, s, powers), (x, state))
+
+
+def test_vmap_compile_and_gradients():
+    inputs = [torch.stack(x).detach() for x in zip(*(make_inputs(40, 2, 3, 4, seed=s) for s in range(3)), strict=True)]
+    one = lambda q, k, v: polynomial.propagate(q, k, v, "sigmoid")
+    torch.testing.assert_close(torch.vmap(one)(*inputs), torch.stack([one(*run) for run in zip(*inputs, strict=True)]))
+    gradient = torch.func.grad(lambda *x: one(*x).square().sum(), (0, 1, 2))
+    together = torch.vmap(gradient)(*inputs)
+    for run in range(3):
+        for a, b in zip(together, gradient(*(x[run] for x in inputs)), strict=True):
+            torch.testing.assert_close(a[run], b)
+    torch.compiler.reset()
+    compiled = torch.compile(one, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*(x[0] for x in inputs)), one(*(x[0] for x in inputs)))
+
+
+@pytest.mark.parametrize("fitted", [False, True], ids=["all rows", "new rows against fitted sums"])
+def test_exports_for_any_number_of_rows(fitted):
+    _, k, v = (x.detach() for x in make_inputs(50, 2, 4, 4))
+    state = polynomial.summarise(k, v, SIGMOID)
+
+    class Layer(torch.nn.Module):
+        def forward(self, q):
+            return polynomial.answer(q, state, SIGMOID) if fitted else polynomial.propagate(q, q, q, SIGMOID)
+
+    q = make_inputs(30, 2, 4)[0].detach()
+    program = torch.export.export(Layer(), (q,), dynamic_shapes=({0: torch.export.Dim("n", min=2)},))
+    assert not any("difformer" in str(node.target) for node in program.graph.nodes)
+    longer = make_inputs(70, 2, 4)[0].detach()
+    torch.testing.assert_close(program.module()(longer), Layer()(longer))
+
+
+@pytest.mark.parametrize("name", ["q", "k"])
+def test_rows_beyond_the_ball_are_refused(name):
+    inputs = dict(zip("qkv", make_inputs(20), strict=True))
+    inputs[name] = inputs[name] * 1.5
+    with pytest.raises(ValueError, match=rf"rows of {name} with norm at most 1, got 1\.5.*blockwise"):
+        polynomial.propagate(*inputs.values(), SIGMOID)
+    assert polynomial.propagate(*inputs.values(), SIGMOID, check=False).shape == (20, 1, 6)
+
+
+def test_where_it_pays():
+    def at(d):
+        return polynomial.pairs_that_pay(d, d, polynomial.expand(as_diffusivity("sigmoid"), 1e-3))
+
+    assert at(64) == pytest.approx(46_000, rel=0.02)
+    assert at(16) == pytest.approx(1_000, rel=0.15)
+
+
+def test_memory_and_time_are_linear():
+    def run(n):
+        inputs = make_inputs(n, 1, 8, 8, dtype=torch.float32)
+        return lambda: torch.autograd.grad(polynomial.propagate(*inputs, SIGMOID).sum(), inputs)
+
+    def seconds(work):
+        work()
+        times = []
+        for _ in range(3):
+            start = time.process_time()
+            work()
+            times.append(time.process_time() - start)
+        return min(times)
+
+    assert peak_bytes(run(80_000)) < 80_000 * 8 * 4 * 16 + 64 * 2**20
+    # Eight times the rows: eight times the time, with room for a busy machine; pairs would take 64 times.
+    assert seconds(run(80_000)) < 16 * seconds(run(10_000))
+
+
+def test_every_built_in_diffusivity_is_a_polynomial_somewhere():
+    for name in DIFFUSIVITIES:
+        if name != "identity":
+            assert degree_for(as_diffusivity(name, channels=64), 0.02) <= 4
