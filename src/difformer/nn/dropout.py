@@ -160,8 +160,25 @@ def _hash(x: Tensor, place: _Place) -> Tensor:
     state = state.bitwise_xor_(state >> 15).mul_(_SECOND).unsqueeze(-1)
     h = (state[0] ^ _ramp((columns + 1) // 2, x.device)).mul_(_FIRST)
     h = h.bitwise_xor_(h >> 15).mul_(state[1] | 1)
-    bits = h.view(torch.int16)
+    bits = _halves(h)
     return (bits if columns % 2 == 0 else bits[:, :columns]).reshape(x.shape)
+
+
+def _halves(h: Tensor) -> Tensor:
+    """``[…, c]`` int32 as ``[…, 2c]`` int16, low half first."""
+    if _views_are_stacked():
+        return h.view(torch.int16)
+    return torch.stack([h.to(torch.int16), (h >> 16).to(torch.int16)], -1).flatten(-2)
+
+
+@lru_cache(maxsize=1)
+def _views_are_stacked() -> bool:
+    """Whether this torch can look at a tensor as another type inside vmap; older ones cannot."""
+    try:
+        torch.vmap(lambda x: x.view(torch.int16))(torch.zeros(1, 2, dtype=torch.int32))
+    except RuntimeError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=32)
