@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from difformer.data.atomic import atomic_write
+from difformer.atomic import atomic_write, write_whole
 from difformer.data.errors import DataError
 from difformer.data.sources import RemoteFile
 
@@ -80,8 +80,7 @@ def fetch(file: RemoteFile, target: Path, *, data_set: str) -> Path:
             reason, again = str(error), False
         else:
             if file.checksum is None:
-                with atomic_write(_record(target)) as stream:
-                    stream.write(f"{digest}  {target.name}  {size}\n".encode())
+                write_whole(_record(target), f"{digest}  {target.name}  {size}\n".encode())
             return target
         if not again or attempt == ATTEMPTS:
             raise DownloadError(data_set, file, target, reason)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from difformer.data.atomic import atomic_write
+from difformer.atomic import atomic_write
 from difformer.data.lookup import cache_folder
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]

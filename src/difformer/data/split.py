@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.atomic import atomic_write
+from difformer.atomic import atomic_write
 from difformer.data.errors import DataError
 
 PARTS = ("train", "valid", "test")

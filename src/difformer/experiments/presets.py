@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from difformer.atomic import write_whole
 from difformer.training import toml
 
 NAMES = ("paper", "public-code", "best")
@@ -147,10 +148,7 @@ def read_preset(path: str | os.PathLike[str]) -> Preset:
 
 def write_preset(preset: Preset, path: str | os.PathLike[str]) -> None:
     """Write one preset as TOML, whole or not at all."""
-    from difformer.data.atomic import atomic_write  # loads torch, which reading presets does not need
-
-    with atomic_write(path) as stream:
-        stream.write(toml.dumps(preset.to_dict()).encode())
+    write_whole(path, toml.dumps(preset.to_dict()).encode())
 
 
 def _parse(path: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ written; move the model afterwards. Every file is written beside its place and r
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
+from difformer.atomic import write_whole
 from difformer.diffusion.diffusivity import LARGEST_SQUARED_DISTANCE, Diffusivity, as_diffusivity
 
 if TYPE_CHECKING:
@@ -30,23 +30,9 @@ class PretrainedError(ValueError):
     """A saved model that cannot be read: damaged, foreign, or written by a newer version."""
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """The whole file or none of it: written beside its place, flushed to disk, renamed."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(beside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
 def save_pretrained(model: DIFFormer, folder: str | Path) -> None:
     """Writes `model` into `folder`, which is made where it does not exist."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     config = dict(model.config)
     own = config["diffusivity"]
     if isinstance(own, Diffusivity):
@@ -54,8 +40,8 @@ def save_pretrained(model: DIFFormer, folder: str | Path) -> None:
     description = {"format": FORMAT, "format_version": FORMAT_VERSION, "model": "DIFFormer", "config": config}
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     # Weights first: a config is only ever found beside weights that belong to it.
-    write_atomically(folder / WEIGHTS, save_tensors(state, metadata={"format": FORMAT}))
-    write_atomically(folder / CONFIG, (json.dumps(description, indent=2) + "\n").encode())
+    write_whole(folder / WEIGHTS, save_tensors(state, metadata={"format": FORMAT}))
+    write_whole(folder / CONFIG, (json.dumps(description, indent=2) + "\n").encode())
 
 
 def load_pretrained(folder: str | Path, *, diffusivity: Diffusivity | None = None) -> DIFFormer:

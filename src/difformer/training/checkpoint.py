@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from difformer.data.atomic import atomic_write
+from difformer.atomic import write_whole
 from difformer.training.randomness import rng_state, set_rng_state
 
 if TYPE_CHECKING:
@@ -106,9 +106,7 @@ class Snapshot:
 
     def write(self, path: Path) -> None:
         """One file, whole or not at all."""
-        content = save_tensors(self.tensors, metadata={"difformer": json.dumps(self.facts)})
-        with atomic_write(path) as stream:
-            stream.write(content)
+        write_whole(path, save_tensors(self.tensors, metadata={"difformer": json.dumps(self.facts)}))
 
     @staticmethod
     def read(path: Path) -> Snapshot:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from difformer.data.atomic import atomic_write
+from difformer.atomic import write_whole
 from difformer.training.record import Row
 
 try:
@@ -50,8 +50,8 @@ def writing(path: Path) -> Iterator[None]:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """A whole file or none of it."""
-    with writing(path), atomic_write(path) as stream:
-        stream.write(content)
+    with writing(path):
+        write_whole(path, content)
 
 
 def write_json(path: Path, document: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import safetensors
 import safetensors.torch
 
-from difformer.data.atomic import atomic_write
+from difformer.atomic import atomic_write, write_whole
 from difformer.data.features.resnet import ResNet18
 
 
@@ -74,8 +74,7 @@ def save_encoder(path: str | Path, encoder: ResNet18, *, metadata: Mapping[str, 
     """Writes an encoder as safetensors; the width and ``metadata`` stand in the header."""
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in encoder.state_dict().items()}
     header = {"width": str(encoder.width), "metadata": json.dumps(dict(metadata or {}), sort_keys=True)}
-    with atomic_write(path) as file:
-        file.write(safetensors.torch.save(state, metadata=header))
+    write_whole(path, safetensors.torch.save(state, metadata=header))
     return Path(path)
 
 
