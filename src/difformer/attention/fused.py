@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from difformer.attention.layout import split_runs, stack_runs
+from difformer.attention.once import once_differentiated
 from difformer.attention.scores import least_of
 from difformer.attention.segments import Segments
 from difformer.diffusion.diffusivity import SIGMOID, SIMPLE, Diffusivity
@@ -39,65 +41,112 @@ TILES: dict[torch.dtype, tuple[tuple[int, int, int, int], ...]] = {
 }
 
 
+def _looked_up(ranges: Tensor | None, like: Tensor) -> tuple[Tensor, ...]:
+    """What the kernels look up of each row's graph; of one graph they look nothing up."""
+    return (like,) * 3 if ranges is None else ranges.unbind()
+
+
 def _width(channels: int) -> int:
     return max(16, 1 << (channels - 1).bit_length())
 
 
-class _Layout:
-    """Where each row's graph starts and ends, rows sorted by graph; of one graph nothing is looked up."""
+@torch.library.custom_op("difformer::fused", mutates_args=())
+def _forward(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor | None, form: int, least: float) -> tuple[Tensor, Tensor]:
+    """``q, k [P, N, d]``, ``v [P, N, c]``, rows sorted by graph → P_i ``[P, N, c]`` and r_i ``[P, N]``.
 
-    def __init__(self, segments: Segments | None, device: torch.device) -> None:
-        self.batched = segments is not None
-        none = torch.empty(0, dtype=torch.int32, device=device)
-        self.start, self.end, self.graph = none, none, none
-        if segments is not None:
-            self.order = torch.argsort(segments.batch, stable=True)
-            graph = segments.batch[self.order]
-            last = segments.sizes.cumsum(0)
-            self.graph = graph.int()
-            self.start, self.end = (last - segments.sizes)[graph].int(), last[graph].int()
+    `ranges` ``[3, N]`` int32 says where each row's graph begins and ends and which it is; None stands for one graph.
+    """
+    (problems, n, d), c = q.shape, v.shape[-1]
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    out, total = torch.empty_like(v), torch.empty(problems, n, dtype=torch.float32, device=q.device)
+    bm, bn, warps, stages = TILES[q.dtype][0]
+    kernels._forward[(-(-n // bm), problems)](
+        q, k, v, out, total, *_looked_up(ranges, q), n, d, c, least, n * d, n * c,
+        FORM=form, BATCHED=ranges is not None, BM=bm, BN=bn, BD=_width(d), BC=_width(c), num_warps=warps,
+        num_stages=stages, **_precision(q.dtype),
+    )  # fmt: skip
+    return out, total
+
+
+@torch.library.custom_op("difformer::fused_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    total: Tensor,
+    ranges: Tensor | None,
+    form: int,
+    least: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    (problems, n, d), c = q.shape, v.shape[-1]
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    scaled = grad.float() / total.unsqueeze(-1)
+    const = (scaled * out.float()).sum(-1)
+    # A total that was clamped does not depend on q and k.
+    floor = least * (n if ranges is None else ranges[1] - ranges[0])
+    const = const.masked_fill((total > 0) & (total <= 1.000001 * floor), 0)
+    a = scaled.to(v.dtype).contiguous()
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    shared = (*_looked_up(ranges, q), n, d, c, n * d, n * c)
+    options = {"FORM": form, "BATCHED": ranges is not None, "BD": _width(d), "BC": _width(c), **_precision(q.dtype)}
+    bm, bn, warps, stages = TILES[q.dtype][1]
+    kernels._backward_keys[(-(-n // bn), problems)](
+        q, k, v, a, const, dk, dv, *shared, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options
+    )
+    bm, bn, warps, stages = TILES[q.dtype][2]
+    kernels._backward_queries[(-(-n // bm), problems)](
+        q, k, v, a, const, dq, *shared, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options
+    )
+    return dq, dk, dv
+
+
+@_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return v.new_empty(v.shape), v.new_empty(v.shape[:2], dtype=torch.float32)
+
+
+@_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+
+
+@_forward.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    results = _forward(*stack_runs(info, in_dims[:3], args[:3]), *args[3:])
+    return tuple(split_runs(info, x) for x in results), (0, 0)
+
+
+@_backward.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    results = _backward(*stack_runs(info, in_dims[:6], args[:6]), *args[6:])
+    return tuple(split_runs(info, x) for x in results), (0, 0, 0)
+
+
+_differentiate = once_differentiated(_backward)
 
 
 class _Fused(torch.autograd.Function):
-    """``q, k [H, N, d]``, ``v [H, N, c]``, contiguous, rows sorted by graph."""
+    """The kernels as one differentiable operator."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: _Layout, form: int, least: float) -> Tensor:
-        heads, n, d = q.shape
-        c = v.shape[-1]
-        out = torch.empty_like(v)
-        total = torch.empty(heads, n, dtype=torch.float32, device=q.device)
-        bm, bn, warps, stages = TILES[q.dtype][0]
-        kernels._forward[(-(-n // bm), heads)](
-            q, k, v, out, total, layout.start, layout.end, layout.graph, n, d, c, least, n * d, n * c,
-            FORM=form, BATCHED=layout.batched, BM=bm, BN=bn, BD=_width(d), BC=_width(c), num_warps=warps,
-            num_stages=stages, **_precision(q.dtype),
-        )  # fmt: skip
-        ctx.save_for_backward(q, k, v, out, total)
-        ctx.layout, ctx.form = layout, form
-        return out
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, ranges: Tensor | None, form: int, least: float
+    ) -> tuple[Tensor, Tensor]:
+        return _forward(q, k, v, ranges, form, least)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, total = ctx.saved_tensors
-        heads, n, d = q.shape
-        c = v.shape[-1]
-        scaled = grad.float() / total.unsqueeze(-1)
-        const = (scaled * out.float()).sum(-1)
-        a = scaled.to(v.dtype).contiguous()
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        layout = ctx.layout
-        shared = (layout.start, layout.end, layout.graph, n, d, c, n * d, n * c)
-        options = {"FORM": ctx.form, "BATCHED": layout.batched, "BD": _width(d), "BC": _width(c), **_precision(q.dtype)}
-        bm, bn, warps, stages = TILES[q.dtype][1]
-        kernels._backward_keys[(-(-n // bn), heads)](
-            q, k, v, a, const, dk, dv, *shared, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options
-        )
-        bm, bn, warps, stages = TILES[q.dtype][2]
-        kernels._backward_queries[(-(-n // bm), heads)](
-            q, k, v, a, const, dq, *shared, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options
-        )
-        return dq, dk, dv, None, None, None
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        q, k, v, ranges, ctx.form, ctx.least = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(q, k, v, *output, ranges)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return (*_differentiate(grad, *ctx.saved_tensors, ctx.form, ctx.least), None, None, None)
 
 
 def _precision(dtype: torch.dtype) -> dict[str, Any]:
@@ -130,10 +179,13 @@ def propagate(q: Tensor, k: Tensor, v: Tensor, diffusivity: Diffusivity, segment
             f"bfloat16, and at most {LARGEST_WIDTH} channels; got {q.device.type}, {diffusivity.name!r}, {q.dtype}, "
             f"{q.shape[-1]} and {v.shape[-1]} channels: try backend='auto'"
         )
-    layout = _Layout(segments, q.device)
-    q, k, v = (x if not layout.batched else x[layout.order] for x in (q, k, v.expand(-1, q.shape[1], -1)))
-    laid = [_aligned(x.transpose(0, 1)) for x in (q, k, v.to(q.dtype))]
-    out = _Fused.apply(*laid, layout, FORMS[diffusivity], least_of(diffusivity)).transpose(0, 1)[..., : v.shape[-1]]
-    if not layout.batched:
-        return out
-    return torch.empty_like(out).index_copy(0, layout.order, out)
+    heads, channels = q.shape[1], v.shape[-1]
+    rows = (q, k, v.expand(-1, heads, -1).to(q.dtype))
+    if segments is not None:
+        rows = tuple(x.index_select(0, segments.by_graph) for x in rows)  # type: ignore[assignment]
+    laid = [_aligned(x.transpose(0, 1)) for x in rows]
+    out, _ = _Fused.apply(
+        *laid, None if segments is None else segments.ranges, FORMS[diffusivity], least_of(diffusivity)
+    )
+    out = out.transpose(0, 1)[..., :channels]
+    return out if segments is None else out.index_select(0, segments.place_by_graph)

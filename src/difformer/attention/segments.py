@@ -8,6 +8,7 @@ out once and serves every layer.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +71,7 @@ class Segments:
     Attributes:
         batch: ``[N]`` int64, as given.
         sizes: ``[num_graphs]`` int64, rows of each graph.
+        by_graph: ``[N]``: the rows, graph behind graph.
         rows: Which row stands at each place of the blocks, one block behind the other.
         order: ``[N]``: the same without padding.
         place: ``[N]``: where each entry of `order` stands among `rows`.
@@ -94,7 +96,7 @@ class Segments:
         self._lay_out(CPU_POLICY if batch.device.type == "cpu" else GPU_POLICY)
 
     def _lay_out(self, policy: Policy) -> None:
-        by_graph = torch.argsort(self.batch, stable=True)
+        self.by_graph = by_graph = torch.argsort(self.batch, stable=True)
         sizes = self.sizes.cpu()  # blocks are cut by a loop: one copy to the host, once a batch
         graphs = torch.argsort(sizes, stable=True)[int((sizes == 0).sum()) :]
         lengths = sizes[graphs]
@@ -113,6 +115,18 @@ class Segments:
         self.order = self.rows[self.place]
         self.lengths = lengths.to(device)
         self.shapes = tuple(blocks)
+
+    @functools.cached_property
+    def place_by_graph(self) -> Tensor:
+        """``[N]``: where each row stands in `by_graph`."""
+        return torch.argsort(self.by_graph)
+
+    @functools.cached_property
+    def ranges(self) -> Tensor:
+        """``[3, N]`` int32, rows taken graph behind graph: where a row's graph begins, where it ends, which it is."""
+        graph = self.batch[self.by_graph]
+        end = self.sizes.cumsum(0)
+        return torch.stack([(end - self.sizes)[graph], end[graph], graph]).int()
 
     @property
     def blocks(self) -> tuple[Block, ...]:

@@ -1,0 +1,132 @@
+"""The fused kernels: on a GPU themselves, and everywhere the code around them, with the kernels played by formulas."""
+
+import pytest
+import torch
+from attention_cases import answer_and_gradients, assert_near, expected, make_inputs
+
+from difformer.attention import Segments, fused
+from difformer.diffusion.diffusivity import SIGMOID, SIMPLE, softmax
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+on_gpu = pytest.mark.gpu
+BATCH = torch.tensor([3, 0, 2, 2, 0, 3, 3, 0, 0, 2, 2, 2, 5, 0, 3])  # unsorted; graphs 1 and 4 have no rows
+
+
+def masked(values, start, end, graph, batched):
+    return values * (graph.unsqueeze(1) == graph) if batched else values
+
+
+class Played:
+    """What the kernels compute, in tensor operations, called as they are called."""
+
+    class Kernel:
+        def __init__(self, work):
+            self.work = work
+
+        def __getitem__(self, grid):
+            assert all(isinstance(size, int) and size > 0 for size in grid)
+            return self.work
+
+    def __init__(self):
+        for name in ("_forward", "_backward_keys", "_backward_queries"):
+            setattr(self, name, self.Kernel(getattr(self, name[1:])))
+
+    @staticmethod
+    def exchange(q, k, form, graph, batched):
+        x = q.double() @ k.double().mT
+        g, slope = (1 + x, torch.ones_like(x)) if form == 0 else (x.sigmoid(), x.sigmoid() * (-x).sigmoid())
+        return masked(g, None, None, graph, batched), masked(slope, None, None, graph, batched)
+
+    def forward(self, q, k, v, out, total, start, end, graph, n, d, c, least, sq, sv, *, FORM, BATCHED, **_):
+        assert all(x.is_contiguous() for x in (q, k, v))
+        assert (n, d, c, sq, sv) == (q.shape[1], q.shape[2], v.shape[2], n * d, n * c)
+        g, _ = self.exchange(q, k, FORM, graph, BATCHED)
+        floor = least * ((end - start).double() if BATCHED else n)
+        r = g.sum(-1)
+        r = torch.where(r.abs() < floor, torch.as_tensor(floor).to(r), r)
+        total.copy_(r)
+        out.copy_((g @ v.double()) / r.unsqueeze(-1))
+
+    def backward_keys(self, q, k, v, a, const, dk, dv, start, end, graph, n, d, c, sq, sv, *, FORM, BATCHED, **_):
+        g, slope = self.exchange(q, k, FORM, graph, BATCHED)
+        ds = slope * (a.double() @ v.double().mT - const.double().unsqueeze(-1))
+        dv.copy_(g.mT @ a.double())
+        dk.copy_(ds.mT @ q.double())
+
+    def backward_queries(self, q, k, v, a, const, dq, start, end, graph, n, d, c, sq, sv, *, FORM, BATCHED, **_):
+        _, slope = self.exchange(q, k, FORM, graph, BATCHED)
+        dq.copy_((slope * (a.double() @ v.double().mT - const.double().unsqueeze(-1))) @ k.double())
+
+
+@pytest.fixture
+def played(monkeypatch):
+    monkeypatch.setattr(fused, "kernels", Played())
+    monkeypatch.setattr(fused, "serves", lambda *_: True)
+
+
+@pytest.mark.parametrize("diffusivity", [SIMPLE, SIGMOID], ids=lambda d: d.name)
+@pytest.mark.parametrize("batch", [None, BATCH], ids=["one graph", "batch"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_around_the_kernels(played, diffusivity, batch, shared):
+    inputs = make_inputs(len(BATCH), 2, 5, 3, shared=shared, dtype=torch.float32)
+    segments = None if batch is None else Segments(batch)
+    found = answer_and_gradients(lambda *x: fused.propagate(*x, diffusivity, segments), *inputs)
+    assert_near(found, expected(diffusivity, *inputs, batch=batch), 2e-6)
+
+
+@pytest.mark.parametrize("batch", [None, BATCH], ids=["one graph", "batch"])
+def test_rows_that_exchange_nothing(played, batch):
+    q = torch.zeros(len(BATCH), 1, 4)
+    q[..., 0] = 1
+    inputs = [q.requires_grad_(), (-q).detach().requires_grad_(), make_inputs(len(BATCH), dtype=torch.float32)[2]]
+    segments = None if batch is None else Segments(batch)
+    found = answer_and_gradients(lambda *x: fused.propagate(*x, SIMPLE, segments), *inputs)
+    assert_near(found, expected(SIMPLE, *inputs, batch=batch), 1e-6)
+
+
+@pytest.mark.parametrize("batch", [None, BATCH], ids=["one graph", "batch"])
+def test_transforms_around_the_kernels(played, batch):
+    segments = None if batch is None else Segments(batch)
+    each = [make_inputs(len(BATCH), 2, 5, 3, dtype=torch.float32, seed=s) for s in range(3)]
+    inputs = [torch.stack(x).detach() for x in zip(*each, strict=True)]
+    one = lambda *x: fused.propagate(*x, SIGMOID, segments)
+    torch.testing.assert_close(torch.vmap(one)(*inputs), torch.stack([one(*run) for run in zip(*inputs, strict=True)]))
+    gradient = torch.func.grad(lambda *x: one(*x).square().sum(), (0, 1, 2))
+    together = torch.vmap(gradient)(*inputs)
+    for run in range(3):
+        for a, b in zip(together, gradient(*(x[run] for x in inputs)), strict=True):
+            torch.testing.assert_close(a[run], b)
+    torch.compiler.reset()
+    compiled = torch.compile(one, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*each[0]), one(*each[0]))
+
+
+def test_says_what_it_serves():
+    q, k, v = make_inputs(4, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"'fused' needs a CUDA device .* got cpu"):
+        fused.propagate(q, k, v, SIGMOID)
+    assert not fused.serves(softmax(2), q, v)
+
+
+@on_gpu
+@needs_gpu
+@pytest.mark.parametrize("diffusivity", [SIMPLE, SIGMOID], ids=lambda d: d.name)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("n", "heads", "d", "c"), [(1, 1, 4, 4), (130, 2, 16, 8), (1000, 1, 64, 64), (515, 3, 33, 20)])
+@pytest.mark.parametrize("batched", [False, True])
+def test_kernels(diffusivity, dtype, tolerance, n, heads, d, c, batched):
+    generator = torch.Generator().manual_seed(0)
+    batch = torch.randint(0, 9, (n,), generator=generator).cuda() if batched else None
+    inputs = [x.detach().cuda().requires_grad_() for x in make_inputs(n, heads, d, c, dtype=dtype)]
+    segments = None if batch is None else Segments(batch)
+    found = answer_and_gradients(lambda *x: fused.propagate(*x, diffusivity, segments), *inputs)
+    assert_near(found, expected(diffusivity, *inputs, batch=batch), tolerance)
+
+
+@on_gpu
+@needs_gpu
+def test_kernels_under_vmap():
+    each = [[x.detach().cuda() for x in make_inputs(200, 2, 16, 16, dtype=torch.float32, seed=s)] for s in range(3)]
+    inputs = [torch.stack(x) for x in zip(*each, strict=True)]
+    one = lambda *x: fused.propagate(*x, SIGMOID)
+    torch.testing.assert_close(torch.vmap(one)(*inputs), torch.stack([one(*run) for run in zip(*inputs, strict=True)]))
