@@ -10,8 +10,9 @@ export OMP_WAIT_POLICY ?= PASSIVE
 demo: $(VENV)/installed
 	$(BIN)/python -m difformer demo
 
+# Two processes of one thread each: most tests are too small to share among threads.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -q -m slow --timeout 1500
@@ -29,7 +30,7 @@ install: $(VENV)/installed
 # The stamp is written last, so that an interrupted installation is taken up again.
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch" 
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
