@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -168,7 +169,23 @@ def _halves(h: Tensor) -> Tensor:
     """``[…, c]`` int32 as ``[…, 2c]`` int16, low half first."""
     if _views_are_stacked():
         return h.view(torch.int16)
-    return torch.stack([h.to(torch.int16), (h >> 16).to(torch.int16)], -1).flatten(-2)
+    return _AsInt16.apply(h)
+
+
+class _AsInt16(torch.autograd.Function):
+    """The view, with the rule for vmap that older versions of torch lack."""
+
+    @staticmethod
+    def forward(h: Tensor) -> Tensor:
+        return h.view(torch.int16)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], h: Tensor) -> tuple[Tensor, int]:
+        return h.movedim(in_dims[0], 0).contiguous().view(torch.int16), 0
 
 
 @lru_cache(maxsize=1)
