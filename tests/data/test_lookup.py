@@ -10,7 +10,7 @@ import pytest
 from difformer.data import DataError, DownloadError, load
 from difformer.data import download as download_module
 from difformer.data.download import ATTEMPTS
-from difformer.data.lookup import cache_folder, find, find_file, folders, locate
+from difformer.data.lookup import cache_folder, find, find_file, folders, locate, reading
 from difformer.data.processed import processed
 from difformer.data.sources import FORMS, Form, RemoteFile
 
@@ -221,6 +221,44 @@ def test_a_file_with_other_arrays_is_named(cache, tmp_path):
     np.savez(tmp_path / "heterophilous" / "actor.npz", node_features=np.ones((3, 2)))
     with pytest.raises(DataError, match=r"actor\.npz: data set 'actor' cannot be read.*node_labels"):
         load("actor", tmp_path)
+
+
+def test_of_several_files_the_broken_one_is_named(cache, tmp_path, monkeypatch):
+    contents = {"a.bin": b"whole", "b.bin": b"whole too"}
+    files = tuple(
+        RemoteFile(f"family/{name}", f"https://example.org/{name}", "sha256:" + hashlib.sha256(content).hexdigest())
+        for name, content in contents.items()
+    )
+    monkeypatch.setitem(FORMS, "thing", (Form("only", files),))
+    (tmp_path / "family").mkdir()
+    for name, content in contents.items():
+        (tmp_path / "family" / name).write_bytes(content)
+    found = locate("thing", tmp_path)
+    with pytest.raises(DataError, match=r"family: data set 'thing' cannot be read"), reading(found):
+        raise ValueError("each is as published")
+    (tmp_path / "family" / "b.bin").write_bytes(b"cut sh")
+    with (
+        pytest.raises(DataError, match=r"b\.bin: data set 'thing' cannot be read.*example\.org/a\.bin"),
+        reading(found),
+    ):
+        raise ValueError("something is wrong")
+
+
+def test_what_a_reader_says_gets_data_set_file_and_address(cache, tmp_path, monkeypatch):
+    offer(monkeypatch, "https://example.org/thing.bin")
+    (tmp_path / "family").mkdir()
+    path = tmp_path / "family" / "thing.bin"
+    path.write_bytes(b"")
+    found = locate("thing", tmp_path)
+    with pytest.raises(DataError) as caught, reading(found):
+        raise DataError("expected a number", line=3, column=2)
+    said = str(caught.value)
+    assert said.startswith(f"{path}, line 3, column 2: expected a number (data set 'thing': ")
+    assert "https://example.org/thing.bin" in said
+    assert (caught.value.line, caught.value.column) == (3, 2)
+    with pytest.raises(DataError) as again, reading(found):
+        raise caught.value
+    assert again.value is caught.value  # said once is enough
 
 
 class TestProcessed:

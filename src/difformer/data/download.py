@@ -105,6 +105,16 @@ def check_record(path: Path, *, data_set: str) -> None:
         )
 
 
+def has_checksum(path: Path, checksum: str) -> bool:
+    """Whether a file's bytes are those that ``"sha256:…"`` or ``"md5:…"`` was taken of."""
+    algorithm, _, expected = checksum.partition(":")
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    with open(path, "rb") as stream:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest() == expected
+
+
 def _record(path: Path) -> Path:
     return path.with_name(path.name + RECORD_SUFFIX)
 

@@ -33,11 +33,16 @@ class DataError(ValueError):
             place.append(f"row {row}")
         if column is not None:
             place.append(f"column {column!r}" if isinstance(column, str) else f"column {column}")
+        self.problem = problem
         self.path = None if path is None else str(path)
         self.line = line
         self.row = row
         self.column = column
         super().__init__(f"{', '.join(place)}: {problem}" if place else problem)
+
+    def reworded(self, problem: str, *, path: object = None) -> DataError:
+        """The same place with another text, in the file `path` where none was named."""
+        return DataError(problem, path=self.path or path, line=self.line, row=self.row, column=self.column)
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 
-from difformer.data.download import DownloadError, check_record, fetch
+from difformer.data.download import DownloadError, check_record, fetch, has_checksum
 from difformer.data.errors import DataError
 from difformer.data.sources import FORMS, Form
 
@@ -148,22 +148,36 @@ def reading(found: Found | Path, *, data_set: str | None = None) -> Iterator[Non
     name = found.name if isinstance(found, Found) else data_set
     try:
         yield
-    except DataError:
-        raise
+    except DataError as error:
+        if f"data set {name!r}" in error.problem:
+            raise
+        raise error.reworded(f"{error.problem} (data set {name!r}: {_way_out(name)})", path=_suspect(paths)) from error
     except _BROKEN as error:
         said = f"{type(error).__name__}: {error}"
-        where = paths[0] if len(paths) == 1 else paths[0].parent
         raise DataError(
             f"data set {name!r} cannot be read from here ({said}); the file is cut short, or not what its name says: "
-            f"delete it and load again, or put a good copy in its place{_address(name)}",
-            path=where,
+            f"{_way_out(name)}",
+            path=_suspect(paths),
         ) from error
 
 
-def _address(name: str | None) -> str:
+def _way_out(name: str | None) -> str:
     urls = (form.files[0].url for form in FORMS.get(name or "", ()) if form.downloadable)
     url = next(urls, None)
-    return "" if url is None else f"; its official source is {url}"
+    source = "" if url is None else f"; its official source is {url}"
+    return f"delete the file and load again, or put a good copy in its place{source}"
+
+
+def _suspect(paths: Sequence[Path]) -> Path:
+    """The file that an error speaks of: the only one, or the first that is not what was published; else the folder."""
+    if len(paths) == 1:
+        return paths[0]
+    known = {file.path: file.checksum for forms in FORMS.values() for form in forms for file in form.files}
+    for path in paths:
+        checksum = next((known[place] for place in known if path.as_posix().endswith(f"/{place}")), None)
+        if checksum is not None and not has_checksum(path, checksum):
+            return path
+    return paths[0].parent
 
 
 def _forms(name: str, forms: Sequence[str] | None) -> tuple[Form, ...]:

@@ -17,6 +17,7 @@ import os
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -82,19 +83,20 @@ def read_ogb(found: Found) -> Arrays:
         num_nodes = int(stream.read().split()[0])
     with _members(found, "raw/num-edge-list.csv.gz") as (stream,):
         num_edges = int(stream.read().split()[0])
+    listed = _place(found, "raw/edge.csv.gz")
     edges = np.empty((2, num_edges), dtype=np.int32)
     total, degree, seen = np.zeros((num_nodes, NUM_SCORES)), np.zeros(num_nodes), 0
     with _members(found, "raw/edge.csv.gz", "raw/edge-feat.csv.gz") as (pairs, scores):
-        left = number_blocks(pairs, columns=2, dtype=np.int64, path="raw/edge.csv.gz")
-        right = number_blocks(scores, columns=NUM_SCORES, dtype=np.float64, path="raw/edge-feat.csv.gz")
+        left = number_blocks(pairs, columns=2, dtype=np.int64, path=listed)
+        right = number_blocks(scores, columns=NUM_SCORES, dtype=np.float64, path=_place(found, "raw/edge-feat.csv.gz"))
         for ends, values in _in_step(left, right):
             if seen + len(ends) > num_edges:
-                raise DataError(f"more than the {num_edges} edges announced by num-edge-list", path="raw/edge.csv.gz")
+                raise DataError(f"more than the {num_edges} edges announced by num-edge-list", path=listed)
             if ends.min() < 0 or ends.max() >= num_nodes:
                 row = int(np.flatnonzero(((ends < 0) | (ends >= num_nodes)).any(axis=1))[0])
                 raise DataError(
                     f"edge {tuple(ends[row].tolist())} names a node outside 0 … {num_nodes - 1}",
-                    path="raw/edge.csv.gz",
+                    path=listed,
                     line=seen + row + 1,
                 )
             edges[:, seen : seen + len(ends)] = ends.T
@@ -104,7 +106,7 @@ def read_ogb(found: Found) -> Arrays:
                     total[:, column] += np.bincount(end, weights=values[:, column], minlength=num_nodes)
             seen += len(ends)
     if seen != num_edges:
-        raise DataError(f"{seen} edges, but num-edge-list announces {num_edges}", path="raw/edge.csv.gz")
+        raise DataError(f"{seen} edges, but num-edge-list announces {num_edges}", path=listed)
     return {
         "edge_index": edges,
         "x": (total / np.maximum(degree, 1)[:, None]).astype(np.float32),
@@ -125,14 +127,21 @@ def _in_step(left: Iterator[Any], right: Iterator[Any]) -> Iterator[tuple[Any, A
         a = a[rows:] if len(a) > rows else next(left, None)
         b = b[rows:] if len(b) > rows else next(right, None)
     if a is not None or b is not None:
-        raise DataError("raw/edge.csv.gz and raw/edge-feat.csv.gz have different numbers of lines; one is cut short")
+        raise DataError("edge.csv.gz and edge-feat.csv.gz have different numbers of lines; one is cut short")
 
 
 def _table(found: Found, member: str, columns: int | None) -> Any:
     with _members(found, member) as (stream,):
         text = stream.read()
     width = columns or text.partition(b"\n")[0].count(b",") + 1
-    return np.concatenate(list(number_blocks(io.BytesIO(text), columns=width, dtype=np.int64, path=member)))
+    return np.concatenate(
+        list(number_blocks(io.BytesIO(text), columns=width, dtype=np.int64, path=_place(found, member)))
+    )
+
+
+def _place(found: Found, member: str) -> Path:
+    """A table's path: in the folder, whose first file is raw/edge.csv.gz, or as if the archive were one."""
+    return (found.path.parent.parent if found.form == "folder" else found.path) / member
 
 
 @contextmanager
@@ -140,8 +149,7 @@ def _members(found: Found, *names: str) -> Iterator[tuple[IO[bytes], ...]]:
     """Members of the archive, or files of the folder, open for reading and unpacked on the way."""
     with ExitStack() as stack:
         if found.form == "folder":
-            base = found.path.parent.parent  # the first file is raw/edge.csv.gz
-            packed: list[Any] = [stack.enter_context(open(base / name, "rb")) for name in names]
+            packed: list[Any] = [stack.enter_context(open(_place(found, name), "rb")) for name in names]
         else:
             archive = stack.enter_context(zipfile.ZipFile(found.path))
             inside = {item.split("/", 1)[-1]: item for item in archive.namelist()}
