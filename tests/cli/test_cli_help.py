@@ -97,3 +97,28 @@ def test_models_are_listed_and_explained(call):
     assert "public-code" in one.out
     assert json.loads(call("models", "mlp", "--json").out)["options"]["hidden_channels"] == 64
     assert "did you mean 'mlp'" in call("models", "mpl").err
+
+
+def test_a_reader_that_goes_away_is_no_error(environment, tmp_path):
+    code = (
+        "import os, sys; from difformer.cli import main\n"
+        "read, write = os.pipe(); os.dup2(write, 1); os.close(write); os.close(read)\n"
+        "main(['datasets'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.stderr == ""
+
+
+def test_out_of_memory_says_what_to_try(call, monkeypatch):
+    import difformer.data.catalogue as catalogue
+
+    class OutOfMemoryError(RuntimeError):
+        """As torch raises it."""
+
+    def fail(*_, **__):
+        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(catalogue, "list_datasets", fail)
+    answer = call("datasets")
+    assert answer.code == 2
+    assert "error: out of memory (CUDA out of memory); try --batch-size" in answer.err

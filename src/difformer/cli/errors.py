@@ -41,6 +41,7 @@ def verb(function: Verb) -> Verb:
         warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
         try:
             function(*args, **kwargs)
+            sys.stdout.flush()  # here, where a reader that went away can be handled
         except KeyboardInterrupt as error:
             folder = getattr(error, "folder", "")  # of a training that has saved what there is
             kept = f"; what there is was saved. Go on with: difformer fit --resume {folder}" if folder else ""
@@ -50,7 +51,9 @@ def verb(function: Verb) -> Verb:
             # The reader of our output went away (`difformer datasets | head`): nothing to say, and nobody to say it to.
             _silence_stdout()
             raise typer.Exit(0) from None
-        except BLAMELESS as error:
+        except Exception as error:
+            if not isinstance(error, BLAMELESS) and not _out_of_memory(error):
+                raise
             if _debug:
                 traceback.print_exc()
             print(f"error: {_said(error)}", file=sys.stderr)
@@ -59,7 +62,15 @@ def verb(function: Verb) -> Verb:
     return run  # type: ignore[return-value]
 
 
-def _said(error: BaseException) -> str:
+def _out_of_memory(error: Exception) -> bool:
+    """By its name: torch, whose error it is on a GPU, may not be loaded."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def _said(error: Exception) -> str:
+    if _out_of_memory(error):
+        first = str(error).split(". ")[0]
+        return f"out of memory ({first}); try --batch-size, fewer hidden_channels, --set precision=bf16 or --device cpu"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     return str(error) or type(error).__name__
