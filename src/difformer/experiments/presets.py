@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from difformer.atomic import write_whole
-from difformer.atomic import atomic_write
 from difformer.training import toml
 
 NAMES = ("paper", "public-code", "best")
