@@ -150,7 +150,8 @@ class StackedTrainer:
             outputs, penalty = self._forward(step, self.epoch + 1, leaves) if passed is None else passed
             losses = torch.cat([self._loss(group, step, outputs[group.runs]) for group in self.groups])
             recorded += step.part * losses.detach()
-            parts = torch.autograd.grad(((losses + penalty) * step.share).sum(), leaves.values(), allow_unused=True)
+            total = ((losses + penalty) * step.share).sum()  # runs share nothing: its gradient is that of each
+            parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
             flat = self._join(leaves, parts)
             gradient = flat if gradient is None else gradient.add_(flat)
             if step.update:
