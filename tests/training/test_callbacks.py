@@ -24,7 +24,7 @@ def test_callbacks_are_told_and_closed():
 
     watch = Watch()
     assert isinstance(watch, Callback)
-    summary = fit(blocks(), CONFIG, seeds=2, device="cpu", callbacks=[watch])
+    summary = fit(blocks(), CONFIG, seeds=2, device="cpu", callbacks=[watch], stacked=False)
     assert [(e.seed, e.epoch, e.epochs) for e in watch.events] == [(s, e, 3) for s in (0, 1) for e in (1, 2, 3)]
     assert watch.closed == 1
     for event, row in zip(watch.events[:3], summary.records[0].history, strict=True):
@@ -36,7 +36,7 @@ def test_tensorboard_files(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    summary = fit(blocks(), CONFIG, seeds=2, device="cpu", callbacks=[TensorBoard(tmp_path)])
+    summary = fit(blocks(), CONFIG, seeds=2, device="cpu", callbacks=[TensorBoard(tmp_path)], stacked=False)
     events = EventAccumulator(str(tmp_path / "seed-1"))
     events.Reload()
     assert set(events.Tags()["scalars"]) == {"loss", "train", "valid", "test"}

@@ -38,7 +38,7 @@ def train(path):
         return child
     status = 1
     try:
-        fit(task, config, seeds=2, out=path, device="cpu", resume=True)
+        fit(task, config, seeds=2, out=path, device="cpu", resume=True, stacked=False)
         status = 0
     finally:
         os._exit(status)
@@ -128,7 +128,7 @@ from small_tasks import blocks
 from difformer.training import TrainConfig, TrainingInterrupted, fit
 config = TrainConfig(options={"hidden_channels": 16, "dropout": 0.2}, epochs=int(sys.argv[3]), checkpoint_seconds=1000)
 try:
-    fit(blocks(n=200), config, seeds=[0, 1], out=sys.argv[2], device="cpu")
+    fit(blocks(n=200), config, seeds=[0, 1], out=sys.argv[2], device="cpu", stacked=False)
 except TrainingInterrupted as told:
     print(told, told.summary.results[0]["epochs"])
     sys.exit(130)
@@ -168,7 +168,7 @@ def test_control_c_saves_what_there_is(tmp_path):
     config = run / "config.toml"
     config.write_text(config.read_text().replace("epochs = 100000", f"epochs = {epochs + 5}"))
     resume(run, task=blocks(n=200), device="cpu")
-    fit(blocks(n=200), RunFolder.open(run).config, seeds=[0, 1], out=tmp_path / "whole", device="cpu")
+    fit(blocks(n=200), RunFolder.open(run).config, seeds=[0, 1], out=tmp_path / "whole", device="cpu", stacked=False)
     assert plain(run) == plain(tmp_path / "whole")
 
 

@@ -112,7 +112,7 @@ def test_models_that_behave_otherwise_in_training_are_noticed():
         (point_sets, {"epochs": 30, "batch_size": 12}),
         (lambda: point_sets(edges=False), {"epochs": 30, "batch_size": 12, "readout": "sum"}),
         (blocks, {"epochs": 40, "batch_size": 20}),
-        (blocks, {"epochs": 30, "precision": "bf16", "graph": "none"}),
+        (blocks, {"epochs": 30, "precision": "bf16"}),
     ],
     ids=["sparse", "labels", "series", "series-graphs", "series-steps", "graphs", "sets", "mini-batch", "bf16"],
 )

@@ -28,7 +28,7 @@ CONFIG = TrainConfig(options={"hidden_channels": 8, "dropout": 0.1}, epochs=6, l
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "run"
-    return path, fit(blocks(), CONFIG, seeds=3, out=path, device="cpu")
+    return path, fit(blocks(), CONFIG, seeds=3, out=path, device="cpu", stacked=False)
 
 
 def test_a_folder_holds_everything(run):
@@ -150,11 +150,11 @@ def stopped(path, after, **changes):
                 raise RuntimeError("the light went out")
 
     with pytest.raises(RuntimeError, match="light"):
-        fit(blocks(), CONFIG.replace(**changes), seeds=2, out=path, device="cpu", callbacks=[Stop()])
+        fit(blocks(), CONFIG.replace(**changes), seeds=2, out=path, device="cpu", callbacks=[Stop()], stacked=False)
 
 
 def test_half_lines_and_lines_after_the_checkpoint_are_taken_back(tmp_path):
-    whole = fit(blocks(), CONFIG, seeds=2, out=tmp_path / "whole", device="cpu")
+    whole = fit(blocks(), CONFIG, seeds=2, out=tmp_path / "whole", device="cpu", stacked=False)
     stopped(tmp_path / "run", (1, 5), checkpoint_every=2)
     metrics = tmp_path / "run" / "metrics.jsonl"
     with metrics.open("a") as file:
@@ -246,3 +246,39 @@ def test_own_files_are_kept_as_absolute_paths(tmp_path, monkeypatch):
         source.load()
     with pytest.raises(ValueError, match="give one of name and files"):
         TaskSource()
+
+
+def test_seeds_trained_as_one_have_the_same_folder(run, tmp_path):
+    path = tmp_path / "run"
+    told = []
+
+    class Watch:
+        on_epoch = staticmethod(told.append)
+
+    summary = fit(blocks(), CONFIG, seeds=3, out=path, device="cpu", stacked=True, callbacks=[Watch()])
+    assert RunFolder.open(path).stacked
+    assert {(event.seed, event.epoch) for event in told} == {(s, e) for s in range(3) for e in range(1, 7)}
+    files = {str(file.relative_to(path)) for file in path.rglob("*")}
+    assert files == {str(file.relative_to(run[0])) for file in run[0].rglob("*")}
+    for mine, alone in zip(summary.results, run[1].results, strict=True):
+        assert mine["best_epoch"] == alone["best_epoch"]
+        assert mine["test"] == pytest.approx(alone["test"], abs=1e-4)
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["seed"], line["epoch"]) for line in lines] == [(s, e) for s in range(3) for e in range(1, 7)]
+
+    # A process that was killed while it wrote its results left those of seed 0 alone.
+    before = {file: file.read_bytes() for file in path.rglob("model.safetensors")}
+    for seed in (1, 2):
+        for file in (path / f"seed-{seed}").iterdir():
+            file.unlink()
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:9]))
+    again = resume(path, task=blocks(), device="cpu")
+    assert [r["test"] for r in again.results] == [r["test"] for r in summary.results]
+    assert {file: file.read_bytes() for file in path.rglob("model.safetensors")} == before
+    again_lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert again_lines == lines
+
+
+def test_what_cannot_be_trained_as_one_is_said():
+    with pytest.raises(ValueError, match="cannot be trained as one: batches of graphs differ from seed to seed"):
+        fit(point_sets(), CONFIG, seeds=2, device="cpu", stacked=True)

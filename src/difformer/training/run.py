@@ -36,6 +36,7 @@ def fit(
     resume: bool = False,
     callbacks: Iterable[Callback] = (),
     source: TaskSource | None = None,
+    stacked: bool | None = None,
 ) -> Summary:
     """Train a configuration from several seeds; seed s uses split s modulo the number of splits.
 
@@ -48,6 +49,8 @@ def fit(
         resume: Whether `out` may hold the same run, unfinished; it then goes on, to the same result.
         callbacks: Told of every evaluated epoch.
         source: Where `task` comes from, if it is a task: kept in the folder, so that the folder suffices to use it.
+        stacked: Whether to train all seeds as one, see `difformer.training.stacked`; None does so where that is likely
+            to be faster. Such runs are short and have no checkpoints: an interrupted one is trained again.
 
     Returns:
         Mean and spread over seeds, and one record a seed that was trained in this call.
@@ -66,12 +69,13 @@ def fit(
     if out is None:
         if resume:
             raise ValueError("resume=True needs the folder of the run: out=…")
-        return _in_memory(task, config, chosen, place, tuple(callbacks))
+        return _in_memory(task, config, chosen, place, tuple(callbacks), _stack(task, config, chosen, place, stacked))
     if resume and Path(out).exists():
         folder = RunFolder.open(out)
         _same_run(folder, task, config, chosen)
     else:
-        folder = RunFolder.create(out, task, config, seeds=chosen, device=place, source=source)
+        together = _stack(task, config, chosen, place, stacked)
+        folder = RunFolder.create(out, task, config, seeds=chosen, device=place, source=source, stacked=together)
     return _in_folder(folder, task, place, tuple(callbacks))
 
 
@@ -104,17 +108,32 @@ def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     return chosen
 
 
+def _stack(task: Task, config: TrainConfig, seeds: Sequence[int], device: torch.device, stacked: bool | None) -> bool:
+    from difformer.training.stacked import faster, unstackable
+
+    if stacked and (reason := unstackable(task, config, {seed % len(task.splits) for seed in seeds})):
+        raise ValueError(f"stacked: these runs cannot be trained as one: {reason}")
+    return faster(task, config, len(seeds), device) if stacked is None else stacked
+
+
 def _in_memory(
-    task: Task, config: TrainConfig, seeds: Sequence[int], device: torch.device, callbacks: tuple[Callback, ...]
+    task: Task,
+    config: TrainConfig,
+    seeds: Sequence[int],
+    device: torch.device,
+    callbacks: tuple[Callback, ...],
+    stacked: bool,
 ) -> Summary:
     records: list[RunRecord] = []
     with closing(callbacks), stop_requests() as stop:
-        for seed in seeds:
+        if stacked:
+            records = _all_seeds(task, config, seeds, device, callbacks, stop)
+        for seed in () if stacked else seeds:
             split = task.splits[seed % len(task.splits)]
             records.append(train_one(task, split, config, seed, device, callbacks=callbacks, stop=stop))
             if stop():
                 break
-    metric = find_metric(records[0].metric)
+    metric = find_metric(task.metric if config.metric == "auto" else config.metric)
     results = tuple(record.result() for record in records)
     summary = Summary(results, metric.name, metric.higher_is_better, None, tuple(records))
     if not summary.complete or len(records) < len(seeds):
@@ -128,17 +147,43 @@ def _in_folder(folder: RunFolder, task: Task, device: torch.device, callbacks: t
         sweep(folder.path)
         _warn_of_changes(folder)
         waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]
-        for seed in waiting:
+        if folder.stacked and waiting:
+            # All of them once more: a run agrees to the bit only with one of the same stack.
+            for record in _all_seeds(task, folder.config, folder.seeds, device, callbacks, stop):
+                if record.seed in waiting:
+                    _begin(folder, record.seed, record.history)
+                    folder.write_record(record, task)
+                    records.append(record)
+        for seed in () if folder.stacked else waiting:
             records.append(_one_seed(folder, task, seed, device, callbacks, stop))
             folder.write_record(records[-1], task)
             if stop():
                 break
         if not waiting:
             folder.write_summary()  # a process may have been killed between the last result and the summary
-    summary = folder.summary(records)
-    if not summary.complete or len(summary.results) < len(folder.seeds):
-        raise TrainingInterrupted(summary, str(folder.path))
-    return summary
+    results = folder.results()
+    if len(results) < len(folder.seeds) or any(result["status"] == "interrupted" for result in results):
+        raise TrainingInterrupted(folder.summary(records) if results else None, str(folder.path))
+    return folder.summary(records)
+
+
+def _all_seeds(
+    task: Task,
+    config: TrainConfig,
+    seeds: Sequence[int],
+    device: torch.device,
+    callbacks: tuple[Callback, ...],
+    stop: Callable[[], bool],
+) -> list[RunRecord]:
+    from difformer.training.stacked import StackedSetting, train_stacked
+
+    settings = [StackedSetting(seed, seed % len(task.splits)) for seed in seeds]
+    return train_stacked(task, settings, config, device, callbacks=callbacks, stop=stop)
+
+
+def _begin(folder: RunFolder, seed: int, history: list[dict[str, Any]]) -> None:
+    """Lines of a seed that stand beyond `history`, from a process that was killed, are taken back."""
+    folder.metrics.rewrite(lambda row: row["seed"] != seed and row["seed"] in folder.seeds, seed, history)
 
 
 def _one_seed(
@@ -149,11 +194,9 @@ def _one_seed(
     callbacks: tuple[Callback, ...],
     stop: Callable[[], bool],
 ) -> RunRecord:
-    """A seed from its checkpoint, or from its beginning; lines of epochs after the checkpoint are taken back."""
+    """A seed from its checkpoint, or from its beginning."""
     state = folder.read_checkpoint(seed)
-    others = {other for other in folder.seeds if other != seed}
-    history: list[dict[str, Any]] = [] if state is None else state.facts["history"]
-    folder.metrics.rewrite(lambda row: row["seed"] in others, seed, history)
+    _begin(folder, seed, [] if state is None else state.facts["history"])
     return train_one(
         task,
         folder.split_of(task, seed),
