@@ -145,10 +145,14 @@ def test_both_directions_each_once():
 @metrics
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("include_self", [False, True])
-def test_many_point_sets_are_searched_one_by_one(metric, sparse, include_self):
+@pytest.mark.parametrize("ties", [False, True])
+def test_many_point_sets_are_searched_one_by_one(metric, sparse, include_self, ties, monkeypatch):
+    monkeypatch.setattr("difformer.data.knn_sets.SMALL", 48)  # so that some sets are large
     sizes = torch.tensor([6, 0, 1, 2, 8, 70, 3, 3, 49, 48])
     ptr = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
-    x = torch.randint(-2, 3, (int(ptr[-1]), 3), generator=torch.Generator().manual_seed(0)).float()  # many ties
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(int(ptr[-1]), 3, generator=generator)
+    x = x.round() if ties else x
     points = x.to_sparse_csr() if sparse else x
     edge_index, length = knn_edges(points, 4, metric=metric, node_ptr=ptr, include_self=include_self)
     alone = []

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from difformer.data import DataError, knn_graph
+from difformer.data import DataError
 from difformer.data.edges import tidy_edges
 from difformer.data.frames import load_frames
-from difformer.data.pointsets import nearest_in_sets
 from difformer.data.preprocess import (
     csr_arrays,
     csr_of,
@@ -69,26 +68,6 @@ def test_sparse_matrices_survive_being_stored():
 def test_one_hot_columns():
     table = np.array([[3, 0], [5, 0], [3, 2]])
     assert one_hot_columns(table).toarray().tolist() == [[1, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]
-
-
-@given(
-    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=8),
-    k=st.integers(1, 6),
-    seed=st.integers(0, 99),
-    coarse=st.booleans(),
-)
-@settings(max_examples=40, deadline=None)
-def test_neighbours_within_sets_are_those_found_set_by_set(sizes, k, seed, coarse):
-    generator = torch.Generator().manual_seed(seed)
-    ptr = torch.tensor([0, *sizes]).cumsum(0)
-    points = torch.randn(int(ptr[-1]), 3, generator=generator)
-    if coarse:
-        points = points.round()  # many ties
-    got = nearest_in_sets(points, ptr, k)
-    if points.shape[0]:
-        assert torch.equal(got, knn_graph(points, k, metric="euclidean", include_self=True, node_ptr=ptr))
-    else:
-        assert got.shape == (2, 0)
 
 
 @given(

@@ -1,7 +1,7 @@
 """Nearest neighbours within each of many point sets, which are often too small to be searched one at a time.
 
-Of small sets all pairs are measured, millions of pairs of thousands of sets at once; large ones are searched singly.
-Both give the distances and the order of `nearest`.
+Small sets of one size are one batch: all their pairs are measured, thousands of sets at once. Large ones are searched
+singly. Both give the distances and the order of `nearest`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from difformer.data.knn_exact import Metric, distance, keep_nearest, nearest, norms
-from difformer.data.sparse import segments, take_rows
+from difformer.data.knn_exact import Metric, nearest, norms
+from difformer.data.sparse import take_rows
 
-SMALL = 48  # points; beyond, the search of a single set is worth its fixed cost
-PAIRS = 2**22  # measured at a time
+SMALL = 256  # points; beyond, the search of a single set is worth its fixed cost
+NUMBERS = 2**22  # coordinates of pairs held at a time
 
 
 def nearest_within(
@@ -47,23 +47,33 @@ def nearest_within(
         neighbours[place] = index
         distances[place] = length
 
-    small = size <= (SMALL if points.layout == torch.strided else 1)
+    small = (size <= SMALL) & (size * size * points.shape[1] <= NUMBERS)
+    if points.layout != torch.strided:
+        small = size <= 1
     for start, end in zip(ptr[:-1][~small].tolist(), ptr[1:][~small].tolist(), strict=True):
         nodes = torch.arange(start, end, device=device)
         if end - start > 1:
             found = nearest(take_rows(points, nodes), min(k, end - start - 1), metric=metric, block_size=block_size)
             put(nodes, found[0] + start, found[1])
-    norm = norms(points) if bool(small.any()) and points.layout == torch.strided else torch.empty(0)
-    for wanted in range(1, min(k, SMALL - 1) + 1):
-        sets = (small & ((size - 1).clamp(max=k) == wanted)).nonzero().squeeze(1)
-        for chunk in sets.split(max(1, PAIRS // SMALL**2)):
-            nodes, _ = segments(ptr, chunk)
-            other, other_ptr = segments(ptr, set_of[nodes])
-            node = torch.repeat_interleave(nodes, other_ptr.diff())
-            node, other = node[node != other], other[node != other]
-            index = torch.empty(nodes.numel(), wanted, dtype=torch.long, device=device)
-            length = torch.empty(nodes.numel(), wanted, dtype=torch.double, device=device)
-            row = torch.searchsorted(nodes, node)
-            keep_nearest(row, other, distance(points, norm, node, other, metric), index, length)
-            put(nodes, index, length)
+    for n in size[small & (size > 1)].unique().tolist():
+        sets = (small & (size == n)).nonzero().squeeze(1)
+        for chunk in sets.split(max(1, NUMBERS // (n * n * points.shape[1]))):
+            nodes = ptr[chunk, None] + torch.arange(n, device=device)
+            length, near = _all_pairs(points[nodes.reshape(-1)], n, metric).sort(dim=2, stable=True)
+            index = near[:, :, : min(k, n - 1)] + ptr[chunk, None, None]
+            put(nodes.reshape(-1), index.flatten(0, 1), length[:, :, : min(k, n - 1)].flatten(0, 1))
     return neighbours, distances, count
+
+
+def _all_pairs(points: Tensor, n: int, metric: Metric) -> Tensor:
+    """Distances ``[g, n, n]`` within g sets of n points each, in double precision; a point is nobody to itself."""
+    p = points.double()
+    if metric == "cosine":
+        norm = norms(points)
+        p = (p / torch.where(norm > 0, norm, 1.0)[:, None]).unflatten(0, (-1, n))
+        length = (1 - (p[:, :, None] * p[:, None]).sum(-1)).clamp_(min=0)
+    else:
+        p = p.unflatten(0, (-1, n))
+        length = (p[:, :, None] - p[:, None]).square_().sum(-1).sqrt_()
+    length.diagonal(dim1=1, dim2=2).fill_(torch.inf)
+    return length

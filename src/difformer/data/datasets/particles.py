@@ -23,7 +23,7 @@ from torch import Tensor
 from difformer.data.datasets.actstrack import read_actstrack
 from difformer.data.datasets.common import choice, seeded, seeds_of
 from difformer.data.datasets.synmol import read_synmol
-from difformer.data.pointsets import nearest_in_sets
+from difformer.data.knn import knn_graph
 from difformer.data.preprocess import sentence
 from difformer.data.split import Split
 from difformer.data.splitting import index_split, random_split
@@ -97,7 +97,7 @@ def synmol(
         x=torch.cat([type_columns, pos], dim=1) if positions else type_columns,
         y=y,
         node_ptr=node_ptr,
-        edge_index=bonds if graph != "knn" else nearest_in_sets(pos, node_ptr, knn),
+        edge_index=bonds if graph != "knn" else _nearest(pos, node_ptr, knn),
         splits=splits,
         protocol=f"{protocol}: {share}, {seeds_of(num_splits, first)}",
         steps=sentence(
@@ -163,7 +163,7 @@ def actstrack(
         x=torch.cat([x, pos], dim=1) if positions else x,
         y=y,
         node_ptr=node_ptr,
-        edge_index=nearest_in_sets(direction, node_ptr, knn) if graph == "knn" else None,
+        edge_index=_nearest(direction, node_ptr, knn) if graph == "knn" else None,
         splits=splits,
         protocol=f"{protocol}: {share}, {seeds_of(num_splits, first)}",
         steps=sentence(
@@ -176,6 +176,10 @@ def actstrack(
         feature_names=[str(column) for column in hits["columns"]] + (["tx", "ty", "tz"] if positions else []),
         notes=["Features are in the units of the detector and are not scaled."],
     )
+
+
+def _nearest(points: Tensor, node_ptr: Tensor, knn: int) -> Tensor:
+    return knn_graph(points, knn, metric="euclidean", include_self=True, node_ptr=node_ptr)
 
 
 def _paper_splits(y: Tensor, num_splits: int, seed: int) -> tuple[Split, ...]:
