@@ -113,3 +113,11 @@ def test_what_is_on_disk(cache, tmp_path):
     listed = {one.entry.name: one for one in list_datasets(tmp_path)}
     assert listed["cora"].place == str(tmp_path / "planetoid")
     assert listed["pubmed"].place is None
+
+
+def test_features_that_have_to_be_trained_are_listed_as_lacking(cache, tmp_path):
+    lacking = {one.entry.name: one.lacks for one in list_datasets(tmp_path) if one.lacks}
+    assert lacking == {name: f"{name}/{name}_simclr.npz" for name in ("cifar10", "stl10")}
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "cifar10_simclr.npz").write_bytes(b"")
+    assert [one.entry.name for one in list_datasets(tmp_path) if one.lacks] == ["stl10"]

@@ -310,6 +310,14 @@ class TestImages:
         assert (read == images).all()
         assert (classes == labels).all()
 
+    def test_features_that_are_absent_are_missed_before_anything_is_downloaded(self, cache, tmp_path, monkeypatch):
+        monkeypatch.setenv("DIFFORMER_OFFLINE", "1")
+        with pytest.raises(DataError, match=r"needs stl10/stl10_simclr\.npz.*Train it") as caught:
+            load("stl10", tmp_path)
+        assert not isinstance(caught.value, DownloadError)
+        with pytest.raises(DownloadError, match=r"stl10_binary\.tar\.gz"):
+            load("stl10", tmp_path, features="pca")
+
     def test_features_of_stl10(self, cache, tmp_path, monkeypatch):
         members, images, labels = self.stl10()
         for name, data in members.items():

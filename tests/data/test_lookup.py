@@ -191,6 +191,8 @@ def test_a_folder_that_is_none_is_refused(cache, tmp_path, monkeypatch, place):
         monkeypatch.setenv("DIFFORMER_DATA", str(absent))
     with pytest.raises(DataError, match="is not a folder"):
         load("cora", absent if place == "root" else None)
+    with pytest.raises(DataError, match="is not a folder"):
+        load("cifar10", absent if place == "root" else None)
 
 
 def test_where_the_cache_is(monkeypatch, tmp_path):

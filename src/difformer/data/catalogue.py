@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass
 
 from difformer.data.entries import BUILT_IN, ENTRIES, Entry
-from difformer.data.lookup import find
-from difformer.data.sources import FORMS
+from difformer.data.lookup import find, find_file
+from difformer.data.sources import FORMS, LEARNED, features_path
 
 ALIASES = {
     "film": "actor",
@@ -41,10 +41,13 @@ class Listing:
     Args:
         entry: The data set.
         place: Folder of its files, ``"built in"`` for what needs none, None where it would be downloaded.
+        lacks: A file that `load` needs by default and nobody offers for download: features of images, which are
+            trained (`difformer.data.features`). None where nothing is lacking.
     """
 
     entry: Entry
     place: str | None
+    lacks: str | None = None
 
     @property
     def on_disk(self) -> bool:
@@ -72,7 +75,7 @@ def list_datasets(root: str | os.PathLike[str] | None = None) -> tuple[Listing, 
     Args:
         root: Folder to search first, as in `load`.
     """
-    return tuple(Listing(one, _place(one.name, root)) for one in ENTRIES.values())
+    return tuple(Listing(one, _place(one.name, root), _lacks(one.name, root)) for one in ENTRIES.values())
 
 
 def _place(name: str, root: str | os.PathLike[str] | None) -> str | None:
@@ -80,3 +83,9 @@ def _place(name: str, root: str | os.PathLike[str] | None) -> str | None:
         return BUILT_IN
     found = find(name, root)
     return None if found is None else str(found.path.parent)
+
+
+def _lacks(name: str, root: str | os.PathLike[str] | None) -> str | None:
+    if name not in LEARNED or find_file(features_path(name), root) is not None:
+        return None
+    return features_path(name)

@@ -84,6 +84,17 @@ def folders(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
     )
 
 
+def check_folders(root: str | os.PathLike[str] | None = None) -> None:
+    """Refuse a `root` or a `$DIFFORMER_DATA` that is no folder: whoever names one means it.
+
+    Raises:
+        DataError: Saying which of the two it is.
+    """
+    for given, label in ((root, "root"), (os.environ.get("DIFFORMER_DATA") or None, "$DIFFORMER_DATA")):
+        if given is not None and not Path(given).expanduser().is_dir():
+            raise DataError(f"{label} must be a folder with data sets, but {os.fspath(given)!r} is not a folder")
+
+
 def find(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequence[str] | None = None) -> Found | None:
     """The first complete form of a data set in the first folder that has one, or None. Downloads nothing."""
     for folder in folders(root):
@@ -111,9 +122,7 @@ def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequ
         DataError: If `root` or `$DIFFORMER_DATA` is not a folder, a kept file has changed, or there is nothing to
         download. DownloadError: If the download fails; the message says what to fetch by hand and where to put it.
     """
-    for given, label in ((root, "root"), (os.environ.get("DIFFORMER_DATA") or None, "$DIFFORMER_DATA")):
-        if given is not None and not Path(given).expanduser().is_dir():
-            raise DataError(f"{label} must be a folder with data sets, but {os.fspath(given)!r} is not a folder")
+    check_folders(root)
     cache = cache_folder()
     if found := find(name, root, forms=forms):
         for path in found.paths:

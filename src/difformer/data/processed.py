@@ -1,8 +1,8 @@
 """Processed forms: arrays that took long to parse, kept in the cache and never beside their source.
 
 The key of a processed form is everything it depends on: the data set, the version of its reader, the options that
-were used, and name, size and time of change of every source file. When one of them changes, the old form is simply
-not found.
+were used, and place, size and time of change of every source file. When one of them changes, the old form is simply
+not found; files of one name in two folders never stand in for each other.
 """
 
 from __future__ import annotations
@@ -64,6 +64,6 @@ def processed(
 
 
 def _key(name: str, sources: Sequence[Path], version: int, options: Mapping[str, object] | None) -> str:
-    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
+    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
     text = json.dumps([name, version, dict(options or {}), stats], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -146,6 +146,15 @@ STL10_MEMBERS = ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin")
 # A file of Google Drive, where the authors of LINKX keep it; this host hands large files over without a question page.
 _POKEC_MAT = "https://drive.usercontent.google.com/download?confirm=t&id=1dNs5E7BrWJbgcHeQ_zuy5Ozp2tRCWG0y"
 
+# Whose default features are learned, not downloaded.
+LEARNED = ("cifar10", "stl10")
+
+
+def features_path(name: str) -> str:
+    """Where in a data folder the SimCLR features of a data set are looked for."""
+    return f"{name}/{name}_simclr.npz"
+
+
 FORMS: dict[str, tuple[Form, ...]] = {
     "cora": _planetoid("Cora"),
     "citeseer": _planetoid("CiteSeer"),

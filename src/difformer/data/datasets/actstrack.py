@@ -7,8 +7,8 @@ GeV, where for momenta p₁, p₂
 
     M² = 2 (m² + E₁E₂ - p₁·p₂),   E = √(m² + |p|²),
 
-and if the pair left a hit; of the other particles of an event as many are drawn (with replacement) as make up ten
-tracks.
+and if the pair left a hit; to the pair as many particles of the event are drawn (with replacement, the pair not left
+out, as those who published the data did) as make up ten tracks.
 """
 
 from __future__ import annotations

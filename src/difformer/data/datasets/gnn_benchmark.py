@@ -17,6 +17,7 @@ from scipy import sparse as sp
 from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.preprocess import csr_of, row_normalised
+from difformer.data.split import Split
 from difformer.data.splitting import per_class_split, random_split
 from difformer.data.task import Task
 
@@ -52,7 +53,7 @@ def gnn_benchmark(
     y = torch.from_numpy(labels)
     num_classes = int(y.max()) + 1
     if protocol == "20/30":
-        splits = seeded(lambda s: _per_class(y, num_classes, s), num_splits=num_splits, seed=seed)
+        splits = seeded(lambda s: _per_class(y, s), num_splits=num_splits, seed=seed)
         said = "20/30: 20 labels a class, 30 a class for validation, the rest test"
     else:
         splits = seeded(lambda s: random_split(y, fractions=(0.6, 0.2, 0.2), seed=s), num_splits=num_splits, seed=seed)
@@ -71,13 +72,11 @@ def gnn_benchmark(
     )
 
 
-def _per_class(y: Any, num_classes: int, seed: int) -> Any:
+def _per_class(y: Any, seed: int) -> Split:
     """20 a class to train and 30 a class to valid: two draws, the second from what the first left."""
     first = per_class_split(y, per_class=20, num_valid=0, num_test=None, seed=seed)
-    counts = torch.bincount(y[first.test], minlength=num_classes)
-    each = min(30, int(counts.min()))  # no class is emptied: a class of fewer than 50 nodes gives what it has
-    second = per_class_split(y, per_class=each, num_valid=0, num_test=None, seed=seed, exclude=first.train)
-    return type(first)(f"20/30/seed={seed}", first.train, second.train, second.test)
+    second = per_class_split(y, per_class=30, num_valid=0, num_test=None, seed=seed, exclude=first.train)
+    return Split(f"20/30/seed={seed}", first.train, second.train, second.test)
 
 
 def _read(found: Found) -> tuple[Any, Any, Any]:

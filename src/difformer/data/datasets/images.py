@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ import torch
 from difformer.data.datasets.common import choice, seeded, seeds_of, table_task
 from difformer.data.datasets.image_files import CIFAR10_CLASSES, SIDE, STL10_CLASSES, read_images, read_labels
 from difformer.data.errors import DataError
-from difformer.data.lookup import Found, cache_folder, find_file, locate, reading
+from difformer.data.lookup import Found, cache_folder, check_folders, find_file, locate, reading
 from difformer.data.processed import processed
+from difformer.data.sources import features_path
 from difformer.data.splitting import labels_per_class_split
 from difformer.data.task import Task
 
@@ -102,11 +104,6 @@ def load_images(name: str, root: str | os.PathLike[str] | None = None) -> tuple[
         return arrays["images"], arrays["labels"].astype(np.int64)
 
 
-def features_path(name: str) -> str:
-    """Where in a data folder the SimCLR features of a data set are looked for."""
-    return f"{name}/{name}_simclr.npz"
-
-
 def _task(
     name: str,
     root: str | os.PathLike[str] | None,
@@ -121,11 +118,12 @@ def _task(
 ) -> Task:
     choice("protocol", protocol, ("paper",))
     choice("features", features, FEATURES)
+    learned = _simclr_file(name, root) if features == "simclr" else None  # before gigabytes of images are fetched
     found = locate(name, root)
     with reading(found):
         labels = read_labels(found)
-    if features == "simclr":
-        x, steps = _simclr(name, root, len(labels)), "SimCLR features, learned without labels"
+    if learned is not None:
+        x, steps = _simclr(name, learned, len(labels)), "SimCLR features, learned without labels"
     else:
         x, steps = _plain(found, features, pca_dim)
     y = torch.from_numpy(labels)
@@ -146,7 +144,8 @@ def _task(
     )
 
 
-def _simclr(name: str, root: str | os.PathLike[str] | None, rows: int) -> Array:
+def _simclr_file(name: str, root: str | os.PathLike[str] | None) -> Path:
+    check_folders(root)
     path = find_file(features_path(name), root)
     if path is None:
         raise DataError(
@@ -154,6 +153,10 @@ def _simclr(name: str, root: str | os.PathLike[str] | None, rows: int) -> Array:
             f"difformer.data.features.train_simclr on load_images({name!r}), encode, save_features, and put the file "
             f"into {cache_folder() / name}; or ask for features='pca', 'hog' or 'pixels', which need no training"
         )
+    return path
+
+
+def _simclr(name: str, path: Path, rows: int) -> Array:
     with reading(path, data_set=name), np.load(path, allow_pickle=False) as file:
         x: Array = file["features"]
         method = json.loads(str(file["metadata"])).get("method") if "metadata" in file else "simclr"

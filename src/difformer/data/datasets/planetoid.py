@@ -6,8 +6,9 @@ every node gets a self-loop. Protocols, all with 20 labels a class, 500 nodes fo
 * ``"random"``: seeded splits. Nodes without features are never drawn.
 * ``"authors"``: the one split, seed 123, on which the authors' code reports its figures.
 * ``"public"``: the split published with the data.
-* ``"public-code"``: splits drawn as the authors' code draws them, from seed 123 on; the first is ``"authors"``. It
-  also draws nodes without features: CiteSeer has 15, which carry the filler label 0.
+* ``"public-code"``: as the authors' code does it, one split for all runs, which is that of ``"authors"``. It also draws
+  nodes without features: CiteSeer has 15, which carry the filler label 0. With ``num_splits`` more are drawn in the
+  same way, from the seeds that follow.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def planetoid(
     root: str | os.PathLike[str] | None = None,
     *,
     protocol: str = "random",
-    num_splits: int = 10,
+    num_splits: int | None = None,
     seed: int | None = None,
     self_loops: bool = True,
     sparse: bool | None = None,
@@ -49,7 +50,7 @@ def planetoid(
         name: ``"cora"``, ``"citeseer"`` or ``"pubmed"``.
         root: Folder to search first.
         protocol: See the module's text.
-        num_splits: How many splits ``"random"`` and ``"public-code"`` make.
+        num_splits: How many splits ``"random"`` and ``"public-code"`` make: 10 and 1 by default.
         seed: Of the first of them: 0 for ``"random"``, 123 for ``"public-code"`` by default.
         self_loops: Whether every node gets an edge to itself.
         sparse: Features as sparse CSR (True), dense (False), or whichever suits them (None).
@@ -86,7 +87,7 @@ def planetoid(
 
 
 def _splits(
-    protocol: str, y: Any, arrays: Mapping[str, Any], featureless: Any, num_splits: int, seed: int | None
+    protocol: str, y: Any, arrays: Mapping[str, Any], featureless: Any, num_splits: int | None, seed: int | None
 ) -> tuple[tuple[Split, ...], str]:
     if protocol == "public":
         split = index_split("public", arrays["train_idx"], arrays["val_idx"], arrays["test_idx"])
@@ -94,13 +95,14 @@ def _splits(
     if protocol == "authors":
         return (authors_split(y),), "authors: 20 labels a class, 500, 1000, one split, seed 123"
     first = seed if seed is not None else (0 if protocol == "random" else AUTHORS_SEED)
+    count = num_splits if num_splits is not None else (10 if protocol == "random" else 1)
     exclude = featureless if protocol == "random" and len(featureless) else None
     splits = seeded(
         lambda s: per_class_split(y, seed=s, exclude=exclude, name=f"{protocol}/seed={s}"),
-        num_splits=num_splits,
+        num_splits=count,
         seed=first,
     )
-    return splits, f"{protocol}: 20 labels a class, 500, 1000, {seeds_of(num_splits, first)}"
+    return splits, f"{protocol}: 20 labels a class, 500, 1000, {seeds_of(count, first)}"
 
 
 def _read_arrays(found: Found) -> dict[str, Any]:
