@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from difformer.attention import propagate
-from difformer.attention.dispatch import BACKENDS
+from difformer.attention import BACKENDS, propagate
 from difformer.attention.segments import Segments
 from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
 from difformer.graph import GRAPH_NORMS, Graph
+from difformer.nn.gram import gram_attention
 from difformer.nn.structure import Structure, as_structure
+from difformer.nn.unit import unit_rows
 
 QK_NORMS = ("row", "global", "none")
 
@@ -111,7 +111,7 @@ class DIFFormerConv(nn.Module):
 
     def _normalise(self, x: Tensor, segments: Segments | None) -> Tensor:
         if self.qk_norm == "row":
-            return functional.normalize(x, dim=-1)
+            return unit_rows(x)
         if self.qk_norm == "none":
             return x
         squares = x.square().sum((1, 2))
@@ -120,15 +120,23 @@ class DIFFormerConv(nn.Module):
         total = squares.new_zeros(segments.num_graphs).index_add(0, segments.batch, squares)
         return x / total.sqrt().clamp_min(1e-12)[segments.batch].view(-1, 1, 1)
 
+    def _is_linear_in_states(self, segments: Segments | None) -> bool:
+        """Whether all pairs can be summed without queries and keys, see `difformer.nn.gram`."""
+        simple = self.diffusivity is not None and self.diffusivity.name == "simple"
+        return simple and self.qk_norm != "row" and segments is None and self.backend in ("auto", "linear")
+
     def latent(self, z: Tensor, v: Tensor, segments: Segments | None) -> Tensor:
         """Mean over heads of the all-pair term, ``[N, out_channels]``, from values ``[N, H or 1, out_channels]``."""
         if self.diffusivity is None or self.diffusivity.name == "identity":
-            return v.mean(1)
+            return _over_heads(v)
+        if self.query is not None and self._is_linear_in_states(segments):
+            key = self.query if self.key is None else self.key
+            return gram_attention(z, self.query, key, self.value, self.num_heads, scaled=self.qk_norm == "global")
         if self.query is None:
             q = k = v.expand(-1, self.num_heads, -1)  # constant: no pair is looked at
         else:
             q, k = self.queries_and_keys(z, segments)
-        return propagate(q, k, v.to(q.dtype), self.diffusivity, batch=segments, backend=self.backend).mean(1)
+        return _over_heads(propagate(q, k, v.to(q.dtype), self.diffusivity, batch=segments, backend=self.backend))
 
     def propagated(self, z: Tensor, structure: Structure) -> Tensor:
         """P̄: latent and observed propagation together, ``[N, out_channels]``."""
@@ -137,7 +145,7 @@ class DIFFormerConv(nn.Module):
         if structure.graph is None:
             return self.latent(z, v, structure.segments)
         # The graph is the same for every head, so the mean over heads may be taken before it.
-        observed = structure.graph.propagate(v.mean(1), self.graph_norm)
+        observed = structure.graph.propagate(_over_heads(v), self.graph_norm)
         if self.diffusivity is None and structure.has_edges is None:
             return observed
         latent = self.latent(z, v, structure.segments)
@@ -170,6 +178,11 @@ class DIFFormerConv(nn.Module):
         if z.dim() != 2 or z.shape[1] != self.in_channels:
             raise ValueError(f"z must have shape [N, {self.in_channels}], got {tuple(z.shape)}")
         return self.step(z, as_structure(z.shape[0], edge_index, edge_weight, batch), source)
+
+
+def _over_heads(x: Tensor) -> Tensor:
+    """Mean of ``[N, H, c]`` over heads; a single head is not copied."""
+    return x.squeeze(1) if x.shape[1] == 1 else x.mean(1)
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
