@@ -23,6 +23,7 @@ def test_the_list_needs_no_torch():
 def test_public_names_are_found_when_asked_for():
     import difformer.data as data
 
+    assert sorted(data.__all__) == sorted(data._HOME)
     for name in data.__all__:
         assert getattr(data, name) is not None
         assert name in dir(data)

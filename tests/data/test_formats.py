@@ -491,6 +491,13 @@ class TestActsTrack:
         assert task.splits[0].train.tolist() == order[:7].tolist()
         assert task.splits[0].sizes() == (7, 1, 2)
 
+    def test_a_program_in_place_of_tensors_is_refused(self, cache, tmp_path):
+        program = zipped({f"program/{name}": b"" for name in ("data.pkl", "constants.pkl", "version")})
+        content = zipped({"processed_2T/data_2T.pt": program})
+        write(tmp_path / "actstrack" / "actstrack_processed_2T.zip", content)
+        with pytest.raises(DataError, match=r"processed_2T\.zip: is a TorchScript program"):
+            load("actstrack", tmp_path)
+
     def test_a_pickle_that_would_run_something_is_refused(self, cache, tmp_path):
         class Foul:
             def __reduce__(self):

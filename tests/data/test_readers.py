@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from difformer.data.columnar import read_arrays, read_parquet
 from difformer.data.errors import DataError
-from difformer.data.readers import every_column, read_csv
-from difformer.data.tables import canonical_id, looks_like_header, number
+from difformer.data.readers import read_csv
+from difformer.data.tables import canonical_id, every_column, looks_like_header, number
 from difformer.data.text_files import TextFormat, sniff_delimiter
 
 
@@ -211,6 +211,8 @@ def test_files_that_are_not_there(tmp_path):
         read_csv(tmp_path)
     with pytest.raises(DataError, match=r"a\.xlsx: is not a kind of file that can be read; save it as CSV"):
         read_csv(tmp_path / "a.xlsx")
+    with pytest.raises(DataError, match=r"a\.pt: is not a kind of file .* pass to from_pyg"):
+        read_csv(tmp_path / "a.pt")
 
 
 def test_ids_and_numbers():

@@ -31,16 +31,21 @@ if TYPE_CHECKING:
     from difformer.data.entries import ENTRIES as ENTRIES
     from difformer.data.entries import Entry as Entry
     from difformer.data.errors import DataError as DataError
+    from difformer.data.knn import knn_edges as knn_edges
     from difformer.data.knn import knn_graph as knn_graph
     from difformer.data.lookup import cache_folder as cache_folder
     from difformer.data.own import from_arrays as from_arrays
     from difformer.data.own import from_files as from_files
     from difformer.data.own import from_pyg as from_pyg
+    from difformer.data.own import read_features as read_features
     from difformer.data.pyg_loader import neighbour_loader as neighbour_loader
     from difformer.data.registry import dataset_options as dataset_options
     from difformer.data.registry import load as load
     from difformer.data.split import Split as Split
+    from difformer.data.split import load_splits as load_splits
+    from difformer.data.split import save_splits as save_splits
     from difformer.data.splitting import authors_split as authors_split
+    from difformer.data.splitting import fraction_split as fraction_split
     from difformer.data.splitting import index_split as index_split
     from difformer.data.splitting import labels_per_class_split as labels_per_class_split
     from difformer.data.splitting import masks_split as masks_split
@@ -68,22 +73,27 @@ _HOME = {
     "authors_split": "splitting",
     "cache_folder": "lookup",
     "dataset_options": "registry",
+    "fraction_split": "splitting",
     "from_arrays": "own",
     "from_files": "own",
     "from_pyg": "own",
     "index_split": "splitting",
     "induced_subgraph": "batches",
+    "knn_edges": "knn",
     "knn_graph": "knn",
     "labels_per_class_split": "splitting",
     "list_datasets": "catalogue",
     "load": "registry",
     "load_images": "datasets.images",
+    "load_splits": "split",
     "masks_split": "splitting",
     "neighbour_loader": "pyg_loader",
     "partition_nodes": "batches",
     "per_class_split": "splitting",
     "period_scale": "datasets.temporal",
     "random_split": "splitting",
+    "read_features": "own",
+    "save_splits": "split",
     "time_split": "splitting",
 }
 
@@ -106,22 +116,27 @@ __all__ = [
     "authors_split",
     "cache_folder",
     "dataset_options",
+    "fraction_split",
     "from_arrays",
     "from_files",
     "from_pyg",
     "index_split",
     "induced_subgraph",
+    "knn_edges",
     "knn_graph",
     "labels_per_class_split",
     "list_datasets",
     "load",
     "load_images",
+    "load_splits",
     "masks_split",
     "neighbour_loader",
     "partition_nodes",
     "per_class_split",
     "period_scale",
     "random_split",
+    "read_features",
+    "save_splits",
     "time_split",
 ]
 

@@ -5,6 +5,7 @@ An edge list as people keep it names an undirected edge once or twice, repeats l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NoReturn, get_args
 
 import torch
@@ -24,6 +25,7 @@ def tidy_edges(
     directed: bool = False,
     self_loops: SelfLoops = "add",
     duplicates: Duplicates = "error",
+    names: Sequence[str] = (),
 ) -> tuple[Tensor, Tensor | None]:
     """Sort by source and target, list both directions of an undirected edge, merge repetitions.
 
@@ -36,6 +38,7 @@ def tidy_edges(
         duplicates: What becomes of the weights of an edge given more than once. ``"error"`` lets equal weights pass as
             one edge and refuses different ones; ``"sum"``, ``"mean"`` and ``"max"`` merge them. The two directions of
             an undirected edge count once where they agree, and are merged or refused likewise where they do not.
+        names: Of the nodes, for errors; their numbers where there are none.
 
     Raises:
         DataError: If an edge comes with two different weights and `duplicates` is ``"error"``.
@@ -50,11 +53,12 @@ def tidy_edges(
         kept = source != target
         source, target = source[kept], target[kept]
         edge_weight = None if edge_weight is None else edge_weight[kept]
-    code, weight = _merge(source * num_nodes + target, edge_weight, num_nodes, duplicates, directions=False)
+    called = [*names] or range(num_nodes)
+    code, weight = _merge(source * num_nodes + target, edge_weight, called, duplicates, directions=False)
     if not directed:
         source, target = code // num_nodes, code % num_nodes
         code = torch.minimum(source, target) * num_nodes + torch.maximum(source, target)
-        code, weight = _merge(code, weight, num_nodes, duplicates, directions=True)
+        code, weight = _merge(code, weight, called, duplicates, directions=True)
         source, target = code // num_nodes, code % num_nodes
         mirrored = source != target
         code = torch.cat([code, (target * num_nodes + source)[mirrored]])
@@ -69,7 +73,7 @@ def tidy_edges(
 
 
 def _merge(
-    code: Tensor, weight: Tensor | None, num_nodes: int, how: Duplicates, *, directions: bool
+    code: Tensor, weight: Tensor | None, names: Sequence[object], how: Duplicates, *, directions: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Each code once; of its weights their `how`, or their common value where `directions` of one edge meet."""
     if weight is None:
@@ -81,7 +85,7 @@ def _merge(
     different = low != high
     if how == "error":
         if bool(different.any()):
-            _refuse(int(unique[different][0]), code, weight, num_nodes)
+            _refuse(int(unique[different][0]), code, weight, names)
         return unique, low
     merged = _reduce(weight, place, unique.numel(), {"max": "amax"}.get(how, how))
     return unique, torch.where(different, merged, low) if directions else merged
@@ -91,9 +95,10 @@ def _reduce(weight: Tensor, place: Tensor, size: int, how: str) -> Tensor:
     return weight.new_zeros(size).scatter_reduce_(0, place, weight, how, include_self=False)
 
 
-def _refuse(edge: int, code: Tensor, weight: Tensor, num_nodes: int) -> NoReturn:
+def _refuse(edge: int, code: Tensor, weight: Tensor, names: Sequence[object]) -> NoReturn:
     found = ", ".join(f"{value:g}" for value in weight[code == edge].unique().tolist()[:4])
+    first, second = (names[node] for node in divmod(edge, len(names)))
     raise DataError(
-        f"the edge between nodes {edge // num_nodes} and {edge % num_nodes} is given more than once, with different "
+        f"the edge between nodes {first} and {second} is given more than once, with different "
         f"weights ({found}); pass directed=True if its two directions differ, or duplicates='sum', 'mean' or 'max'"
     )

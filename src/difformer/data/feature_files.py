@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from difformer.data.arrays import features_from
-from difformer.data.assemble import PART_WORDS
+from difformer.data.column_roles import Column, column_roles
 from difformer.data.columnar import named_array, read_arrays, read_parquet
 from difformer.data.errors import DataError
 from difformer.data.readers import read_csv
-from difformer.data.tables import LABEL_NAMES, SPLIT_NAMES, Head, Table, canonical_id, looks_like_header, names_ids
+from difformer.data.tables import Head, Table, canonical_id, looks_like_header
 from difformer.data.text_files import TextFormat
-
-Column = str | int
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def load_features(
     roles: dict[str, Any] = {}
 
     def choose(head: Head) -> set[int]:
-        roles.update(_roles(head, ids, labels, labels_here, split, drop, wanted))
+        roles.update(column_roles(head, ids, labels, labels_here, split, drop, wanted))
         apart = {i for i in (roles["ids"], roles["split"]) if i is not None}
         return apart | set(roles["labels"]) | set(roles["unused"])
 
@@ -180,79 +178,3 @@ def _from_arrays(path: str | os.PathLike[str]) -> Features:
         ids=() if ids is None else tuple(canonical_id(value) for value in ids.tolist()),
         arrays=arrays,
     )
-
-
-def _roles(
-    head: Head,
-    ids: Column | bool | None,
-    labels: Sequence[Column] | None,
-    labels_here: bool,
-    split: Column | None,
-    drop: Sequence[Column],
-    wanted: tuple[str, ...],
-) -> dict[str, Any]:
-    """Which column is what: ``ids``, ``labels``, ``split``, ``unused``; and notes."""
-    unused = [head.find(column) for column in drop]
-    label_at = [head.find(column) for column in labels or ()]
-    taken = {*unused, *label_at}
-    id_at = _id_column(head, ids, taken | {i for i, name in enumerate(head.names) if head.named and name in wanted})
-    taken |= set() if id_at is None else {id_at}
-    split_at = head.find(split) if split is not None else None
-    if split is None and not wanted:
-        likely = [i for i in head.named_like(SPLIT_NAMES) if i not in taken and head.first[i].lower() in PART_WORDS]
-        split_at = likely[0] if likely else None
-    taken |= set() if split_at is None else {split_at}
-    notes = []
-    if labels_here and labels is None:
-        label_at = _find_labels(head, taken)
-        notes = [f"labels are in column {head.names[i]!r} of {Path(head.path).name}" for i in label_at]
-    elif labels is None and not wanted:
-        _refuse_leak(head, taken)
-    if wanted and head.named:
-        absent = [name for name in wanted if name not in head.names]
-        if absent:
-            raise DataError(
-                f"lacks {len(absent)} of the {len(wanted)} columns wanted: {', '.join(map(repr, absent[:8]))}; "
-                f"it has {', '.join(map(repr, head.names[:8]))}",
-                path=head.path,
-            )
-        unused += [i for i, name in enumerate(head.names) if name not in wanted and i not in taken]
-    return {"ids": id_at, "labels": label_at, "split": split_at, "unused": unused, "notes": tuple(notes)}
-
-
-def _id_column(head: Head, ids: Column | bool | None, taken: set[int]) -> int | None:
-    if ids is False:
-        return None
-    if ids is True:
-        return 0
-    if ids is not None:
-        return head.find(ids)
-    if head.named:
-        written = [i for i, name in enumerate(head.names) if name == "__index_level_0__"]
-        if written:
-            return written[0]
-    usual = head.named and names_ids(head.names[0])
-    # A table of one column holds features, whatever they look like.
-    return 0 if 0 not in taken and len(head.names) > 1 and (usual or head.textual[0]) else None
-
-
-def _find_labels(head: Head, taken: set[int]) -> list[int]:
-    likely = [i for i in head.named_like(LABEL_NAMES) if i not in taken]
-    if len(likely) == 1:
-        return likely
-    last = len(head.names) - 1
-    if not head.named and last > 0 and last not in taken and head.textual[last]:
-        return [last]  # as data sets for learning have been kept for decades
-    have = ", ".join(map(repr, head.names[:20])) if head.named else f"{len(head.names)} unnamed columns"
-    which = "which of its columns are the labels is not clear" if likely else "no column of it is called label or class"
-    raise DataError(f"{which}; pass labels=FILE, or label_columns= with some of {have}", path=head.path)
-
-
-def _refuse_leak(head: Head, taken: set[int]) -> None:
-    for i in head.named_like(LABEL_NAMES - {"y"}):
-        if i not in taken:
-            raise DataError(
-                f"column {head.names[i]!r} looks like labels and would be used as a feature, while labels come from "
-                f"elsewhere; pass drop=[{head.names[i]!r}] or rename it",
-                path=head.path,
-            )

@@ -7,7 +7,9 @@ moved its classes since. Likewise for `torch_geometric.data.Data`, which is a di
 
 from __future__ import annotations
 
+import io
 import pickle
+import zipfile
 from collections.abc import Mapping
 from types import ModuleType
 from typing import IO, Any
@@ -15,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
+from difformer.data.errors import DataError
 from difformer.data.unpickle import SafeUnpickler, safe_load
 
 Array = np.ndarray[Any, Any]
@@ -116,9 +119,16 @@ def load_collated(source: IO[bytes]) -> tuple[dict[str, torch.Tensor], dict[str,
     Args:
         source: A file written by ``torch.save((data, slices, …))``.
     """
+    content = io.BytesIO(source.read())
+    if zipfile.is_zipfile(content):
+        with zipfile.ZipFile(content) as archive:
+            # By this member torch.load knows a TorchScript program, and would hand it over to another loader.
+            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                raise DataError("is a TorchScript program, not a file of tensors; it was not loaded")
+    content.seek(0)
     module = ModuleType("safe_pickle")
     module.Unpickler, module.load = _TensorUnpickler, safe_load  # type: ignore[attr-defined]
-    content = torch.load(source, map_location="cpu", pickle_module=module, weights_only=False)
-    data, slices = content[0], content[1]
+    loaded = torch.load(content, map_location="cpu", pickle_module=module, weights_only=False)
+    data, slices = loaded[0], loaded[1]
     stored = data._store._mapping if hasattr(data, "_store") else data.__dict__
     return dict(stored), dict(slices)

@@ -10,8 +10,8 @@ from pathlib import Path
 from difformer.data.arrays import label_columns
 from difformer.data.columnar import named_array, read_arrays, read_parquet
 from difformer.data.errors import DataError
-from difformer.data.readers import every_column, read_csv
-from difformer.data.tables import Head, Table, canonical_id, looks_like_header, names_ids
+from difformer.data.readers import read_csv
+from difformer.data.tables import Head, Table, canonical_id, every_column, looks_like_header, names_ids
 from difformer.data.targets import Where
 from difformer.data.text_files import TextFormat
 

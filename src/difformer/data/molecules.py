@@ -15,17 +15,14 @@ the hydrogens are dropped again. Everything here but the constants needs rdkit, 
 
 from __future__ import annotations
 
-import csv
 import warnings
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+
+from difformer.data.errors import require
 
 Array = np.ndarray[Any, Any]
 Stage = Literal["parsing", "embedding", "force field"]
@@ -72,15 +69,15 @@ def from_smiles(smiles: str, *, seed: int = 42, max_iterations: int = 1000) -> M
 
     Raises:
         MoleculeError: If the SMILES cannot be read, no embedding is found, or the force field lacks parameters.
-        ModuleNotFoundError: Without rdkit.
+        ImportError: Without rdkit.
     """
-    mol = _parse(smiles)
-    pos, converged = _place(mol, smiles, seed, max_iterations)
+    mol = parse(smiles)
+    pos, converged = place_atoms(mol, smiles, seed, max_iterations)
     if not converged:
         warnings.warn(
             f"molecule {smiles!r}: the force field had not converged after {max_iterations} steps", stacklevel=2
         )
-    return Molecule(_atom_types(mol), pos, _bonds(mol))
+    return Molecule(atom_types(mol), pos, bonds_of(mol))
 
 
 def label(smiles: str) -> tuple[int, Array]:
@@ -95,123 +92,15 @@ def label(smiles: str) -> tuple[int, Array]:
 
     Raises:
         MoleculeError: If the SMILES cannot be read.
-        ModuleNotFoundError: Without rdkit.
+        ImportError: Without rdkit.
     """
-    return _label(_parse(smiles))
-
-
-@dataclass(frozen=True)
-class MoleculeSet:
-    """Molecules laid end to end: atoms of molecule i are ``node_ptr[i]:node_ptr[i + 1]``, its edges likewise.
-
-    Args:
-        node_ptr: ``[G + 1]`` int64.
-        edge_ptr: ``[G + 1]`` int64.
-        atom_type: ``[ΣN]`` int8, indices into ``ATOM_NAMES``.
-        pos: ``[ΣN, 3]`` float32, NaN where a molecule could not be placed.
-        node_label: ``[ΣN]`` int8, 1 where the atom explains its molecule's label.
-        edge_index: ``[2, ΣE]`` int32, local to each molecule.
-        bond_type: ``[ΣE]`` int8, indices into ``BOND_NAMES``.
-        y: ``[G]`` int64.
-        has_pos: ``[G]`` bool.
-        failures: Number and reason of every molecule that could not be placed.
-        unconverged: Numbers of the molecules whose force field ran out of steps; their positions are kept.
-    """
-
-    node_ptr: Array
-    edge_ptr: Array
-    atom_type: Array
-    pos: Array
-    node_label: Array
-    edge_index: Array
-    bond_type: Array
-    y: Array
-    has_pos: Array
-    failures: tuple[tuple[int, str], ...]
-    unconverged: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-
-def build_synmol(smiles: Sequence[str], *, seed: int = 42, max_iterations: int = 1000, workers: int = 1) -> MoleculeSet:
-    """Places and labels many molecules.
-
-    A molecule that cannot be placed keeps its atoms, bonds and label; its positions are NaN, and ``failures`` says why.
-
-    Args:
-        smiles: The molecules.
-        seed: As in ``from_smiles``, the same for each.
-        max_iterations: As in ``from_smiles``.
-        workers: Threads; rdkit lets them run side by side. The result does not depend on how many.
-
-    Returns:
-        The molecules, in the order they came.
-
-    Raises:
-        MoleculeError: If a SMILES cannot be read.
-        ModuleNotFoundError: Without rdkit.
-    """
-    mols = [_parse(text) for text in smiles]
-
-    def place(item: tuple[str, Any]) -> tuple[Array, bool] | MoleculeError:
-        try:
-            return _place(item[1], item[0], seed, max_iterations)
-        except MoleculeError as error:
-            return error  # kept beside its number, in `failures`
-
-    with ThreadPoolExecutor(max_workers=workers) as pool:
-        placed = list(pool.map(place, zip(smiles, mols, strict=True)))
-    failures = tuple((i, str(p)) for i, p in enumerate(placed) if isinstance(p, MoleculeError))
-    unconverged = tuple(i for i, p in enumerate(placed) if not isinstance(p, MoleculeError) and not p[1])
-    nowhere = [np.full((mol.GetNumAtoms(), 3), np.nan, dtype=np.float32) for mol in mols]
-    pos = [nowhere[i] if isinstance(p, MoleculeError) else p[0] for i, p in enumerate(placed)]
-    labels = [_label(mol) for mol in mols]
-    bonds = [_bonds(mol) for mol in mols]
-    all_bonds = np.concatenate([np.zeros((3, 0), dtype=np.int32), *bonds], axis=1)
-    return MoleculeSet(
-        node_ptr=_pointer([len(p) for p in pos]),
-        edge_ptr=_pointer([b.shape[1] for b in bonds]),
-        atom_type=np.concatenate([np.zeros(0, dtype=np.int8), *(_atom_types(mol) for mol in mols)]),
-        pos=np.concatenate([np.zeros((0, 3), dtype=np.float32), *pos]),
-        node_label=np.concatenate([np.zeros(0, dtype=np.int8), *(atoms for _, atoms in labels)]),
-        edge_index=all_bonds[:2],
-        bond_type=all_bonds[2].astype(np.int8),
-        y=np.array([y for y, _ in labels], dtype=np.int64),
-        has_pos=np.array([not isinstance(p, MoleculeError) for p in placed], dtype=bool),
-        failures=failures,
-        unconverged=unconverged,
-    )
-
-
-def read_smiles(path: str | Path) -> list[tuple[str, str]]:
-    """Names and SMILES of a table in the format of ``logic8_smiles.csv``: a header with ``mol_id`` and ``smiles``.
-
-    Its column ``label``, where there is one, is not read: in the published file it is not the label of the task.
-
-    Raises:
-        ValueError: With file, line and column, where a column or an entry is missing.
-    """
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        for column in ("mol_id", "smiles"):
-            if column not in (rows.fieldnames or ()):
-                raise ValueError(f"{path}, line 1: no column {column!r}; the header is {rows.fieldnames}")
-        table = []
-        for row in rows:
-            if not row["smiles"]:
-                raise ValueError(f"{path}, line {rows.line_num}, column 'smiles': empty")
-            table.append((row["mol_id"], row["smiles"]))
-    return table
+    return label_atoms(parse(smiles))
 
 
 def _rdkit() -> ModuleType:
-    try:
-        from rdkit import Chem
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "molecules need rdkit, which is not installed: pip install 'difformer[molecules]'", name="rdkit"
-        ) from error
+    require("rdkit", extra="molecules", purpose="a molecule")
+    from rdkit import Chem
+
     return Chem
 
 
@@ -221,14 +110,16 @@ def _patterns() -> tuple[Any, Any]:
     return chem.MolFromSmarts(UNBRANCHED_ALKANE), chem.MolFromSmarts(CARBONYL)
 
 
-def _parse(smiles: str) -> Any:
+def parse(smiles: str) -> Any:
+    """rdkit's molecule, or a `MoleculeError`."""
     mol = _rdkit().MolFromSmiles(smiles)
     if mol is None or mol.GetNumAtoms() == 0:
         raise MoleculeError(smiles, "parsing", "not a SMILES of at least one atom that rdkit accepts")
     return mol
 
 
-def _label(mol: Any) -> tuple[int, Array]:
+def label_atoms(mol: Any) -> tuple[int, Array]:
+    """As `label`, of rdkit's molecule."""
     matches = [mol.GetSubstructMatches(pattern) for pattern in _patterns()]
     atoms = np.zeros(mol.GetNumAtoms(), dtype=np.int8)
     if not all(matches):
@@ -238,7 +129,7 @@ def _label(mol: Any) -> tuple[int, Array]:
     return 1, atoms
 
 
-def _place(mol: Any, smiles: str, seed: int, max_iterations: int) -> tuple[Array, bool]:
+def place_atoms(mol: Any, smiles: str, seed: int, max_iterations: int) -> tuple[Array, bool]:
     """Positions of the heavy atoms, and whether the force field converged."""
     chem = _rdkit()
     from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
@@ -254,13 +145,15 @@ def _place(mol: Any, smiles: str, seed: int, max_iterations: int) -> tuple[Array
     return pos.astype(np.float32), status == 0
 
 
-def _atom_types(mol: Any) -> Array:
+def atom_types(mol: Any) -> Array:
+    """``[n]`` int8, as in `Molecule`."""
     index = {name: i for i, name in enumerate(ATOM_NAMES)}
     other = len(ATOM_NAMES) - 1
     return np.array([index.get(atom.GetSymbol(), other) for atom in mol.GetAtoms()], dtype=np.int8)
 
 
-def _bonds(mol: Any) -> Array:
+def bonds_of(mol: Any) -> Array:
+    """``[3, 2m]`` int32, as in `Molecule`."""
     index = {name: i for i, name in enumerate(BOND_NAMES)}
     other = len(BOND_NAMES) - 1
     both = []
@@ -269,7 +162,3 @@ def _bonds(mol: Any) -> Array:
         kind = index.get(str(bond.GetBondType()), other)
         both += [(source, target, kind), (target, source, kind)]
     return np.array(both, dtype=np.int32).reshape(-1, 3).T
-
-
-def _pointer(counts: list[int]) -> Array:
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)

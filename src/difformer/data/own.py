@@ -96,7 +96,7 @@ def from_arrays(
     edges = None
     if edge_index is not None:
         raw = edges_from(edge_index, edge_weight, num_nodes=features.shape[0], ids=index)
-        edges = tidy_edges(*raw, num_nodes=features.shape[0], **tidy)  # type: ignore[arg-type]
+        edges = tidy_edges(*raw, num_nodes=features.shape[0], names=ids if node_ptr is None else (), **tidy)  # type: ignore[arg-type]
     return assemble(
         features,
         targets,

@@ -16,10 +16,11 @@ from typing import Any
 
 from difformer.data.arrays import label_columns as columns_of_array
 from difformer.data.assemble import Splits, assemble, graph_protocol, split_from_words
+from difformer.data.column_roles import Column
 from difformer.data.columnar import named_array
 from difformer.data.edges import Duplicates, SelfLoops, tidy_edges
 from difformer.data.errors import DataError
-from difformer.data.feature_files import Column, Features, load_features, read_features
+from difformer.data.feature_files import Features, load_features, read_features
 from difformer.data.label_files import Labels, read_labels
 from difformer.data.split import Split
 from difformer.data.splitting import masks_split
@@ -139,7 +140,7 @@ def from_files(
     return assemble(
         found.x,
         targets,
-        None if raw is None else _tidied(raw, edges or features, size, directed, self_loops, duplicates),
+        None if raw is None else _tidied(raw, edges or features, found, directed, self_loops, duplicates),
         name=name or Path(features).name.split(".")[0],
         metric=metric,
         graph=graph_protocol(directed, self_loops),
@@ -195,9 +196,12 @@ def _edges(
         raise DataError(str(error), path=found.path) from error
 
 
-def _tidied(raw: Edges, path: Path_, size: int, directed: bool, self_loops: SelfLoops, duplicates: Duplicates) -> Edges:
+def _tidied(
+    raw: Edges, path: Path_, found: Features, directed: bool, self_loops: SelfLoops, duplicates: Duplicates
+) -> Edges:
+    options: dict[str, Any] = {"directed": directed, "self_loops": self_loops, "duplicates": duplicates}
     try:
-        return tidy_edges(*raw, num_nodes=size, directed=directed, self_loops=self_loops, duplicates=duplicates)
+        return tidy_edges(*raw, num_nodes=found.x.shape[0], names=found.ids, **options)
     except DataError as error:
         raise DataError(str(error), path=path) from error
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from difformer.data.errors import DataError
-from difformer.data.tables import Choose, Head, Table, looks_like_header, number
+from difformer.data.tables import Choose, Head, Table, looks_like_header, no_text, number
 from difformer.data.text_files import Row, TextFormat, open_text, rows_of, sniff_delimiter, with_point
 
 SAMPLE_LINES = 50
@@ -30,16 +30,6 @@ NOT_TEXT = frozenset(
 )
 
 IsHeader = Callable[[Sequence[str], "Sequence[str] | None"], bool]
-
-
-def no_text(head: Head) -> tuple[int, ...]:
-    """Every column holds numbers."""
-    return ()
-
-
-def every_column(head: Head) -> range:
-    """Every column is kept as text."""
-    return range(len(head.names))
 
 
 def read_csv(
@@ -67,7 +57,8 @@ def read_csv(
     if Path(path).is_dir():
         raise DataError("is a folder, expected a file", path=name)
     if Path(path).suffix.lower() in NOT_TEXT:
-        raise DataError("is not a kind of file that can be read; save it as CSV, Parquet or NPZ", path=name)
+        hint = "; what PyG has saved, load with torch and pass to from_pyg" if name.endswith((".pt", ".pth")) else ""
+        raise DataError(f"is not a kind of file that can be read; save it as CSV, Parquet or NPZ{hint}", path=name)
     with open_text(path, format.encoding) as stream:
         try:
             return _read(name, iter(stream), text, format, is_header, keep_blank)

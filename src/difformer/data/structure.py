@@ -148,7 +148,10 @@ def _roles(head: Head, columns: Sequence[str | int] | None) -> list[int]:
             raise ValueError(f"edge_columns: expected source, target and perhaps weight, got {tuple(columns)}")
         return [head.find(column) for column in columns]
     if width < 2:
-        raise DataError(f"an edge has a source and a target, but here is {width} column", path=head.path)
+        raise DataError(
+            "an edge has a source and a target, but here is one column; pass delimiter= if cells are parted otherwise",
+            path=head.path,
+        )
     source, target = head.named_like(SOURCE_NAMES), head.named_like(TARGET_NAMES)
     weight = head.named_like(WEIGHT_NAMES)[:1]
     if len(source) == len(target) == 1:

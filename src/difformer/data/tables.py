@@ -65,6 +65,16 @@ class Head:
 Choose = Callable[[Head], Collection[int]]
 
 
+def no_text(head: Head) -> tuple[int, ...]:
+    """Every column holds numbers."""
+    return ()
+
+
+def every_column(head: Head) -> range:
+    """Every column is kept as text."""
+    return range(len(head.names))
+
+
 @dataclass(frozen=True)
 class Table:
     """A table that has been read.

@@ -19,7 +19,7 @@ _FORMAT = 1
 def read_synmol(name: str, root: str | os.PathLike[str] | None) -> Arrays:
     """Atoms, bonds, labels and the published split; atoms of molecule i are ``node_ptr[i]:node_ptr[i + 1]``.
 
-    From ``synmol.npz`` as it is; from ``synmol_raw.zip`` with positions made by `difformer.data.molecules` (some
+    From ``synmol.npz`` as it is; from ``synmol_raw.zip`` with positions made by `difformer.data.molecule_sets` (some
     minutes, once) and labels from the rule that made the published ones.
     """
     found = locate(name, root)
@@ -31,7 +31,8 @@ def read_synmol(name: str, root: str | os.PathLike[str] | None) -> Arrays:
 
 
 def _from_smiles(found: Found) -> Arrays:
-    from difformer.data.molecules import ATOM_NAMES, build_synmol, read_smiles
+    from difformer.data.molecule_sets import build_synmol, read_smiles
+    from difformer.data.molecules import ATOM_NAMES
 
     with zipfile.ZipFile(found.path) as archive, tempfile.TemporaryDirectory() as folder:
         member = {item.rsplit("/", 1)[-1]: item for item in archive.namelist()}
