@@ -344,6 +344,9 @@ class TestImages:
         save_features(tmp_path / "stl10" / "stl10_simclr.npz", features, method="pca")
         with pytest.raises(DataError, match="made by 'pca', not by SimCLR"):
             load("stl10", tmp_path, per_class=2)
+        save_features(tmp_path / "stl10" / "stl10_simclr.npz", features, method="simclr", labels=labels[::-1])
+        with pytest.raises(DataError, match="labels beside these features are others"):
+            load("stl10", tmp_path, per_class=2)
         np.savez(tmp_path / "stl10" / "stl10_simclr.npz", features=features[:49])
         with pytest.raises(DataError, match="49 rows of features for 50 images"):
             load("stl10", tmp_path, per_class=2)

@@ -30,11 +30,12 @@ from difformer.data.task import Task
 Array = np.ndarray[Any, Any]
 
 FEATURES = ("simclr", "pca", "hog", "pixels")
+CLASSES = {"cifar10": CIFAR10_CLASSES, "stl10": STL10_CLASSES}
 HOG = {"cell": 8, "bins": 9}
 _FORMAT = 1
 
 
-def cifar10(
+def images(
     name: str,
     root: str | os.PathLike[str] | None = None,
     *,
@@ -46,76 +47,19 @@ def cifar10(
     pca_dim: int = 64,
     knn: int | None = None,
 ) -> Task:
-    """CIFAR-10, 15,000 images.
-
-    Args:
-        name: ``"cifar10"``.
-        root: Folder to search first.
-        protocol: ``"paper"``.
-        features: See the module's text.
-        per_class: Training labels a class; 10, 50 and 100 in the paper.
-        num_splits: How many splits.
-        seed: Of the first; the others follow.
-        pca_dim: Columns of ``"pca"``.
-        knn: Join every image to its nearest ones, itself counted; None for no graph.
-    """
-    return _task(name, root, protocol, features, per_class, num_splits, seed, pca_dim, knn, CIFAR10_CLASSES)
-
-
-def stl10(
-    name: str,
-    root: str | os.PathLike[str] | None = None,
-    *,
-    protocol: str = "paper",
-    features: str = "simclr",
-    per_class: int = 100,
-    num_splits: int = 5,
-    seed: int = 0,
-    pca_dim: int = 64,
-    knn: int | None = None,
-) -> Task:
-    """STL-10, 13,000 images.
-
-    Args:
-        name: ``"stl10"``.
-        root: Folder to search first.
-        protocol: ``"paper"``.
-        features: See the module's text.
-        per_class: Training labels a class; 10, 50 and 100 in the paper.
-        num_splits: How many splits.
-        seed: Of the first; the others follow.
-        pca_dim: Columns of ``"pca"``.
-        knn: Join every image to its nearest ones, itself counted; None for no graph.
-    """
-    return _task(name, root, protocol, features, per_class, num_splits, seed, pca_dim, knn, STL10_CLASSES)
-
-
-def load_images(name: str, root: str | os.PathLike[str] | None = None) -> tuple[Array, Array]:
-    """Images ``[N, H, W, 3]`` uint8 and labels ``[N]`` int64, in the order of the task: what SimCLR is trained on.
+    """CIFAR-10, 15,000 images of it, or STL-10, 13,000.
 
     Args:
         name: ``"cifar10"`` or ``"stl10"``.
         root: Folder to search first.
+        protocol: ``"paper"``.
+        features: See the module's text.
+        per_class: Training labels a class; 10, 50 and 100 in the paper.
+        num_splits: How many splits.
+        seed: Of the first; the others follow.
+        pca_dim: Columns of ``"pca"``.
+        knn: Join every image to its nearest ones, itself counted; None for no graph.
     """
-    choice("name", name, ("cifar10", "stl10"))
-    found = locate(name, root)
-    with reading(found):
-        arrays = read_images(found)
-        return arrays["images"], arrays["labels"].astype(np.int64)
-
-
-def _task(
-    name: str,
-    root: str | os.PathLike[str] | None,
-    protocol: str,
-    features: str,
-    per_class: int,
-    num_splits: int,
-    seed: int,
-    pca_dim: int,
-    knn: int | None,
-    class_names: tuple[str, ...],
-) -> Task:
     choice("protocol", protocol, ("paper",))
     choice("features", features, FEATURES)
     learned = _simclr_file(name, root) if features == "simclr" else None  # before gigabytes of images are fetched
@@ -123,7 +67,7 @@ def _task(
     with reading(found):
         labels = read_labels(found)
     if learned is not None:
-        x, steps = _simclr(name, learned, len(labels)), "SimCLR features, learned without labels"
+        x, steps = _simclr(name, learned, labels), "SimCLR features, learned without labels"
     else:
         x, steps = _plain(found, features, pca_dim)
     y = torch.from_numpy(labels)
@@ -140,8 +84,22 @@ def _task(
         knn=knn,
         steps=steps,
         protocol=f"paper: {per_class} labels a class, 1000 for validation, the rest test, {seeds_of(num_splits, seed)}",
-        class_names=class_names,
+        class_names=CLASSES[name],
     )
+
+
+def load_images(name: str, root: str | os.PathLike[str] | None = None) -> tuple[Array, Array]:
+    """Images ``[N, H, W, 3]`` uint8 and labels ``[N]`` int64, in the order of the task: what SimCLR is trained on.
+
+    Args:
+        name: ``"cifar10"`` or ``"stl10"``.
+        root: Folder to search first.
+    """
+    choice("name", name, tuple(CLASSES))
+    found = locate(name, root)
+    with reading(found):
+        arrays = read_images(found)
+        return arrays["images"], arrays["labels"].astype(np.int64)
 
 
 def _simclr_file(name: str, root: str | os.PathLike[str] | None) -> Path:
@@ -156,34 +114,39 @@ def _simclr_file(name: str, root: str | os.PathLike[str] | None) -> Path:
     return path
 
 
-def _simclr(name: str, path: Path, rows: int) -> Array:
+def _simclr(name: str, path: Path, labels: Array) -> Array:
     with reading(path, data_set=name), np.load(path, allow_pickle=False) as file:
         x: Array = file["features"]
         method = json.loads(str(file["metadata"])).get("method") if "metadata" in file else "simclr"
+        beside = file["labels"] if "labels" in file else labels
     if method != "simclr":
         raise DataError(f"the features in this file were made by {method!r}, not by SimCLR", path=path)
-    if len(x) != rows:
-        raise DataError(f"{len(x)} rows of features for {rows} images; they were made from other images", path=path)
+    if len(x) != len(labels):
+        raise DataError(
+            f"{len(x)} rows of features for {len(labels)} images; they were made from other images", path=path
+        )
+    if not np.array_equal(beside, labels):
+        raise DataError("the labels beside these features are others; they were made from other images", path=path)
     return x
 
 
 def _plain(found: Found, features: str, pca_dim: int) -> tuple[Array, str]:
     from difformer.data.features import hog_features, pca_features, shrink_images
 
-    def images() -> Array:
+    def small_images() -> Array:
         with reading(found):
             full: Array = read_images(found)["images"]
         return shrink_images(full, SIDE) if full.shape[1] > SIDE else full
 
     shrunk = f" of images shrunk to {SIDE} × {SIDE}" if found.name == "stl10" else ""
     if features == "pixels":
-        small = images()
+        small = small_images()
         return small.reshape(len(small), -1) / np.float32(255), f"pixels{shrunk}, 0 to 1"
     options = {"dim": pca_dim} if features == "pca" else HOG
     make: Callable[..., Array] = pca_features if features == "pca" else hog_features
     arrays = processed(
         f"{found.name}-{features}",
-        lambda: {"features": make(images(), **options)},
+        lambda: {"features": make(small_images(), **options)},
         sources=found.paths,
         version=_FORMAT,
         options=options,
