@@ -5,7 +5,7 @@ import torch
 from attention_cases import answer_and_gradients, assert_near, expected, make_inputs
 
 from difformer.attention import Segments, fused
-from difformer.diffusion.diffusivity import SIGMOID, SIMPLE, softmax
+from difformer.diffusion.diffusivity import SIGMOID, SIMPLE
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 on_gpu = pytest.mark.gpu
@@ -105,7 +105,7 @@ def test_says_what_it_serves():
     q, k, v = make_inputs(4, dtype=torch.float32)
     with pytest.raises(ValueError, match=r"'fused' needs a CUDA device .* got cpu"):
         fused.propagate(q, k, v, SIGMOID)
-    assert not fused.serves(softmax(2), q, v)
+    assert not fused.serves("exponential", torch.device("cuda"), torch.float32, 64)
 
 
 @on_gpu

@@ -53,8 +53,8 @@ def test_values_that_heads_share_are_not_repeated():
 
 def test_small_graphs_go_pair_by_pair_and_large_ones_by_sums():
     q, _, v = make_inputs(1, 1, 64, 64)
-    assert linear._pairs_are_cheaper(q, v, Segments(torch.arange(210) // 21))
-    assert not linear._pairs_are_cheaper(q, v, Segments(torch.arange(4000) // 400))
+    assert linear.pairs_are_cheaper(q, v, Segments(torch.arange(210) // 21))
+    assert not linear.pairs_are_cheaper(q, v, Segments(torch.arange(4000) // 400))
 
 
 def test_totals_of_many_rows_are_exact_in_low_precision():

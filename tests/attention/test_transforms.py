@@ -97,6 +97,19 @@ def test_compiles_as_one_graph(diffusivity, batched):
         torch.testing.assert_close(compiled(x), layer(x))
 
 
+@pytest.mark.parametrize("diffusivity", ["simple", "sigmoid"])
+def test_compiles_with_one_tensor_for_queries_and_keys(diffusivity):
+    torch.compiler.reset()
+    x = torch.randn(N, 2, 8, requires_grad=True)
+
+    def tied(x):
+        q = functional.normalize(x, dim=-1)
+        return propagate(q, q, q, diffusivity).square().sum()
+
+    (found,) = torch.autograd.grad(torch.compile(tied, fullgraph=True, backend="aot_eager")(x), x)
+    torch.testing.assert_close(found, torch.autograd.grad(tied(x), x)[0])
+
+
 def test_a_compiled_model_follows_its_diffusivity():
     torch.compiler.reset()
     layer = Layer(as_diffusivity("softmax:2"))
@@ -120,6 +133,11 @@ def test_exports_to_plain_operations(diffusivity, dynamic):
     if dynamic:
         longer = torch.randn(3 * N, 8)
         torch.testing.assert_close(program.module()(longer), layer(longer))
+
+
+def test_a_name_first_met_during_export():
+    layer, x = Layer("softmax:3.25").eval(), torch.randn(N, 8)
+    torch.testing.assert_close(torch.export.export(layer, (x,)).module()(x), layer(x))
 
 
 def test_export_of_many_rows_keeps_scores_in_parts(monkeypatch):

@@ -1,16 +1,15 @@
-"""One call for all-pair propagation, and which operator answers it."""
+"""One call for all-pair propagation."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from difformer.attention import blockwise, linear, reference
+from difformer.attention import blockwise, flex, fused, linear, polynomial, reference
+from difformer.attention.choice import BACKENDS, Situation, choose
 from difformer.attention.scores import diffusivity_of, form_of, score_key
 from difformer.attention.segments import Segments, as_segments
 from difformer.diffusion.diffusivity import Diffusivity
-
-BACKENDS = ("auto", "reference", "linear", "blockwise")
 
 
 def propagate(
@@ -32,34 +31,74 @@ def propagate(
         diffusivity: A name or a `Diffusivity`; ``"identity"`` returns the values.
         batch: Which graph each row belongs to, in any order; graphs never see each other. `Segments` worked out before
             save the sorting.
-        backend: ``"auto"``, or one of ``"reference"`` (dense), ``"linear"`` (simple and constant) and ``"blockwise"``.
+        backend: ``"auto"`` (`explain` tells what it takes), or one of ``"reference"`` (dense), ``"linear"`` (simple and
+            constant), ``"blockwise"`` (any diffusivity), ``"fused"`` (simple and sigmoid, CUDA), ``"flex"`` (any
+            diffusivity, CUDA) and ``"polynomial"`` (any, within `tol`, for rows of norm at most one).
         tol: Relative error allowed in g; None asks for the exact sums.
 
     Returns:
         ``[N, H, c]``, or ``[N, c]`` where `q` has no heads.
+
+    Raises:
+        ValueError: If shapes do not fit, or the backend does not serve what it is given.
     """
     _check(q, k, v, backend)
     if q.dim() == 2:
         q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
         return propagate(q, k, v, diffusivity, batch=batch, backend=backend, tol=tol).squeeze(1)
-    chosen = score_key(diffusivity, q.shape[-1])
-    form = form_of(chosen)
-    if form == "identity":
+    key = score_key(diffusivity, q.shape[-1])
+    if form_of(key) == "identity":
         return v.expand(-1, q.shape[1], -1)
     q, k, v = _same_dtype(q, k, v)
+    if torch.compiler.is_exporting() and isinstance(batch, Tensor):
+        return reference.propagate(q, k, v, diffusivity_of(key), batch)  # how a batch is laid out is not known yet
     segments = as_segments(batch)
     if segments is not None and segments.batch.numel() != q.shape[0]:
         raise ValueError(f"batch names {segments.batch.numel()} rows, but q has {q.shape[0]}")
+    if q.shape[0] == 0:
+        return v.new_zeros(0, q.shape[1], v.shape[-1])
     if backend == "auto":
-        backend = "linear" if form in linear.LINEAR else "blockwise"
-    if backend == "linear" and form not in linear.LINEAR:
-        raise ValueError(
-            f"backend 'linear' serves {sorted(linear.LINEAR)}, not {diffusivity_of(chosen).name!r}; try backend='auto'"
-        )
-    if backend == "reference":
-        return reference.propagate(q, k, v, diffusivity_of(chosen), None if segments is None else segments.batch)
+        backend = _auto(q, k, v, key, segments, tol)
     with torch.autocast(q.device.type, enabled=False):
-        return {"linear": linear, "blockwise": blockwise}[backend].propagate(q, k, v, chosen, segments)
+        return _run(backend, q, k, v, key, segments, tol)
+
+
+def _auto(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None, tol: float | None) -> str:
+    largest = q.shape[0] if segments is None else segments.largest
+    situation = Situation(
+        n=largest,
+        d=q.shape[-1],
+        c=v.shape[-1],
+        heads=q.shape[1],
+        device=q.device,
+        dtype=q.dtype,
+        batched_rows=0 if segments is None else q.shape[0],
+        pairwise=segments is not None and linear.pairs_are_cheaper(q, v, segments),
+        transformed=not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(q),
+    )
+    backend = choose(situation, key, tol).backend
+    if backend == "polynomial" and not (polynomial.within_ball(q) and polynomial.within_ball(k)):
+        return choose(situation, key, None).backend
+    return backend
+
+
+def _run(
+    backend: str, q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None, tol: float | None
+) -> Tensor:
+    if torch.compiler.is_compiling():  # the compiler wants the inputs of one operator to be different tensors
+        k = k.view_as(k) if k is q else k
+        v = v.view_as(v) if v is q or v is k else v
+    if backend == "reference":
+        return reference.propagate(q, k, v, diffusivity_of(key), None if segments is None else segments.batch)
+    if backend == "linear":
+        return linear.propagate(q, k, v, key, segments)
+    if backend == "fused":
+        return fused.propagate(q, k, v, key, segments)
+    if backend == "flex":
+        return flex.propagate(q, k, v, key, segments)
+    if backend == "polynomial":
+        return polynomial.propagate(q, k, v, key, segments, tol=polynomial.DEFAULT_TOL if tol is None else tol)
+    return blockwise.propagate(q, k, v, key, segments)
 
 
 def _same_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,16 +21,16 @@ from torch.nn import functional
 
 from difformer.attention.layout import split_runs, stack_runs
 from difformer.attention.once import once_differentiated
-from difformer.attention.scores import least_of
+from difformer.attention.scores import diffusivity_of, form_of, least_of
 from difformer.attention.segments import Segments
-from difformer.diffusion.diffusivity import SIGMOID, SIMPLE, Diffusivity
+from difformer.diffusion.diffusivity import Diffusivity
 
 try:
     from difformer.attention import fused_kernels as kernels
 except ImportError:  # no Triton where there is no GPU
     kernels = None  # type: ignore[assignment]
 
-FORMS = {SIMPLE: 0, SIGMOID: 1}
+FORMS = {"simple": 0, "sigmoid": 1}
 LARGEST_WIDTH = 128  # channels of a row that a block can hold in shared memory
 
 # Rows × columns of a block, warps, stages of the pipeline: forward, backward for keys, backward for queries.
@@ -160,32 +160,29 @@ def _aligned(x: Tensor) -> Tensor:
     return functional.pad(x, (0, missing)) if missing else x.contiguous()
 
 
-def serves(diffusivity: Diffusivity, q: Tensor, v: Tensor) -> bool:
-    """Whether the kernel can answer: a CUDA device, a known form, a type and widths that it was written for."""
-    return (
-        kernels is not None
-        and q.is_cuda
-        and diffusivity in FORMS
-        and q.dtype in TILES
-        and max(q.shape[-1], v.shape[-1]) <= LARGEST_WIDTH
-    )
+def serves(form: str, device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    """Whether the kernels can answer: a CUDA device, a form, a type and channels that they were written for."""
+    known = form in FORMS and dtype in TILES and width <= LARGEST_WIDTH
+    return kernels is not None and device.type == "cuda" and known
 
 
-def propagate(q: Tensor, k: Tensor, v: Tensor, diffusivity: Diffusivity, segments: Segments | None = None) -> Tensor:
+def propagate(
+    q: Tensor, k: Tensor, v: Tensor, diffusivity: str | Diffusivity, segments: Segments | None = None
+) -> Tensor:
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]``, exact, on a CUDA device."""
-    if not serves(diffusivity, q, v):
+    form, heads, channels = form_of(diffusivity), q.shape[1], v.shape[-1]
+    if not serves(form, q.device, q.dtype, max(q.shape[-1], channels)):
         raise ValueError(
             f"backend 'fused' needs a CUDA device with Triton, diffusivity simple or sigmoid, float32, float16 or "
-            f"bfloat16, and at most {LARGEST_WIDTH} channels; got {q.device.type}, {diffusivity.name!r}, {q.dtype}, "
-            f"{q.shape[-1]} and {v.shape[-1]} channels: try backend='auto'"
+            f"bfloat16, and at most {LARGEST_WIDTH} channels; got {q.device.type}, "
+            f"{diffusivity_of(diffusivity).name!r}, {q.dtype}, {q.shape[-1]} and {channels} channels: "
+            f"try backend='auto'"
         )
-    heads, channels = q.shape[1], v.shape[-1]
     rows = (q, k, v.expand(-1, heads, -1).to(q.dtype))
     if segments is not None:
         rows = tuple(x.index_select(0, segments.by_graph) for x in rows)  # type: ignore[assignment]
+    ranges = None if segments is None else segments.ranges
     laid = [_aligned(x.transpose(0, 1)) for x in rows]
-    out, _ = _Fused.apply(
-        *laid, None if segments is None else segments.ranges, FORMS[diffusivity], least_of(diffusivity)
-    )
+    out, _ = _Fused.apply(*laid, ranges, FORMS[form], least_of(diffusivity))
     out = out.transpose(0, 1)[..., :channels]
     return out if segments is None else out.index_select(0, segments.place_by_graph)

@@ -24,7 +24,7 @@ from difformer.attention import blockwise
 from difformer.attention.layout import Piece, by_head, pack, pieces, split_runs, stack_runs, working_dtype
 from difformer.attention.once import once_differentiated
 from difformer.attention.reference import safe_total
-from difformer.attention.scores import form_of
+from difformer.attention.scores import diffusivity_of, form_of
 from difformer.attention.segments import Segments
 from difformer.attention.sums import answer_queries, key_gradients, query_gradients, sum_keys
 from difformer.diffusion.diffusivity import Diffusivity
@@ -200,7 +200,7 @@ def _constant(v: Tensor, segments: Segments | None) -> Tensor:
     return (total / segments.sizes.to(wide.dtype).clamp_min(1).view(-1, 1, 1)).to(v.dtype)[segments.batch]
 
 
-def _pairs_are_cheaper(q: Tensor, v: Tensor, segments: Segments) -> bool:
+def pairs_are_cheaper(q: Tensor, v: Tensor, segments: Segments) -> bool:
     """2 n² (d + c) operations for the pairs of each graph against 4 n d c for its sums: small graphs have few pairs."""
     d, c = q.shape[-1], v.shape[-1]
     pairs = sum(graphs * nodes * nodes for graphs, nodes, _ in segments.shapes)
@@ -212,12 +212,16 @@ def propagate(
     q: Tensor, k: Tensor, v: Tensor, diffusivity: str | Diffusivity, segments: Segments | None = None
 ) -> Tensor:
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]`` in time linear in N."""
-    if form_of(diffusivity) == "constant":
+    form = form_of(diffusivity)
+    if form not in LINEAR:
+        name = diffusivity_of(diffusivity).name
+        raise ValueError(f"backend 'linear' serves {' and '.join(sorted(LINEAR))}, not {name!r}; try backend='auto'")
+    if form == "constant":
         return _constant(v, segments).expand(-1, q.shape[1], -1)
     if torch.compiler.is_exporting() and segments is None:
         # An exported program must run where this package is not installed.
         return answer(q, summarise(k, v))
-    if segments is not None and _pairs_are_cheaper(q, v, segments):
+    if segments is not None and pairs_are_cheaper(q, v, segments):
         return blockwise.propagate(q, k, v, diffusivity, segments)
     out, *_ = _Simple.apply(q, k, v, *pack(segments))
     return out.to(q.dtype)

@@ -22,6 +22,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from difformer.attention.memory import elements_at_a_time
+
 CPU_PART = 1 << 20  # elements of the longest list of monomials that are held at a time
 GPU_PART = 1 << 27
 
@@ -105,7 +107,7 @@ def parts(x: Tensor, degrees: Sequence[int]) -> Iterator[slice]:
     if torch.compiler.is_exporting():  # a program for any number of rows has no loop over them
         yield slice(None)
         return
-    budget = CPU_PART if x.device.type == "cpu" else GPU_PART
+    budget = elements_at_a_time(x.device, CPU_PART, GPU_PART)
     step = max(budget // max(count(x.shape[1], _held(degrees)), 1), 64)
     for i in range(0, x.shape[0], step):
         yield slice(i, i + step)

@@ -22,7 +22,7 @@ from difformer.attention.layout import working_dtype
 from difformer.attention.moments import degrees_of, evaluate, moments
 from difformer.attention.monomials import total_count
 from difformer.attention.reference import safe_total
-from difformer.attention.scores import constant_result, diffusivity_of
+from difformer.attention.scores import constant_result, diffusivity_of, score_key
 from difformer.attention.segments import Segments
 from difformer.diffusion.diffusivity import Diffusivity
 
@@ -53,16 +53,28 @@ def summarise(k: Tensor, v: Tensor, diffusivity: str | Diffusivity, *, tol: floa
     The state ``[H, monomials, c + 1]`` holds T. States of parts add up to that of the whole, and `answer` reads them.
     Both differentiate.
     """
-    return moments(k, torch.cat([v, v.new_ones(*v.shape[:-1], 1)], dim=-1), expand(diffusivity, tol))
+    key = score_key(diffusivity, k.shape[-1])
+    return moments(k, torch.cat([v, v.new_ones(*v.shape[:-1], 1)], dim=-1), expand(key, tol))
 
 
 def answer(q: Tensor, state: Tensor, diffusivity: str | Diffusivity, *, tol: float = DEFAULT_TOL) -> Tensor:
     """What queries ``[M, H, d]`` receive from the rows that `state` sums up: ``[M, H, c]``."""
-    polynomial = expand(diffusivity, tol)
+    polynomial = expand(score_key(diffusivity, q.shape[-1]), tol)
     sums = evaluate(q, state, polynomial)
     # The first monomial is 1, where there is a constant: its last column counts the rows.
     count = state[:, 0, -1:].detach() if polynomial[0] != 0 else torch.ones_like(state[:, 0, -1:])
     return (sums[..., :-1] / safe_total(sums[..., -1:], count)).to(q.dtype)
+
+
+def longest_row(x: Tensor) -> float:
+    """The largest norm of a row."""
+    norms = torch.linalg.vector_norm(x.detach(), dim=-1, dtype=working_dtype(x.dtype))
+    return float(norms.max()) if x.numel() else 0.0
+
+
+def within_ball(x: Tensor) -> bool:
+    """Whether all rows have norm at most one, but for rounding; taken on trust where values are out of sight."""
+    return not _can_look(x) or longest_row(x) <= 1 + NORM_SLACK.get(x.dtype, 1e-4)
 
 
 def check_norms(**rows: Tensor) -> None:
@@ -72,9 +84,8 @@ def check_norms(**rows: Tensor) -> None:
         ValueError: Names the argument and its longest row.
     """
     for name, x in rows.items():
-        norms = torch.linalg.vector_norm(x.detach(), dim=-1, dtype=working_dtype(x.dtype))
-        longest = float(norms.max()) if x.numel() else 0.0
-        if not longest <= 1 + NORM_SLACK.get(x.dtype, 1e-4):
+        if not within_ball(x):
+            longest = longest_row(x)
             raise ValueError(
                 f"backend 'polynomial' needs rows of {name} with norm at most 1, got {longest:.4g}; "
                 f"normalise them (qk_norm='row'), or use backend='blockwise', which takes any"
@@ -102,7 +113,8 @@ def propagate(
         tol: Relative error allowed in g on [-1, 1]; `bounds` tells what it means for g'.
         check: Whether to look at the norms. Inside `torch.compile` and `torch.func` nobody does.
     """
-    if check and _can_look(q):
+    diffusivity = score_key(diffusivity, q.shape[-1])
+    if check:
         check_norms(q=q, k=k)
     if segments is None:
         return answer(q, summarise(k, v, diffusivity, tol=tol), diffusivity, tol=tol)

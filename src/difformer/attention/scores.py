@@ -17,22 +17,32 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from difformer.diffusion.diffusivity import Diffusivity, Elementwise, as_diffusivity
+from difformer.diffusion.diffusivity import (
+    CONSTANT,
+    IDENTITY,
+    SIGMOID,
+    SIMPLE,
+    Diffusivity,
+    Elementwise,
+    as_diffusivity,
+)
 
 # Where all exchanges of a row vanish (every k_j opposite to q_i under `simple`), 0/0 becomes 0 instead of NaN. What
-# rounding leaves of 1 + (-1) is no exchange either; sigmoids are sums of positive numbers, however small they are.
+# rounding leaves of 1 + (-1) is no exchange either; the others are sums of positive numbers, however small they are.
 SMALLEST_MEAN_EXCHANGE = 1e-6
 
 FORMS = ("identity", "constant", "simple", "sigmoid", "exponential", "general")
 
 Pullback = Callable[[Tensor], Tensor]
 Function = TypeVar("Function", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class Score:
     @property
     def least(self) -> float:
         """Mean exchange of a row below which it counts as none; see `difformer.attention.reference.smallest_total`."""
-        return 1e-37 if self.form == "sigmoid" else SMALLEST_MEAN_EXCHANGE
+        return SMALLEST_MEAN_EXCHANGE if self.form == "simple" else 1e-37
 
     @property
     def exponential(self) -> bool:
@@ -108,7 +118,7 @@ def score_key(given: str | Diffusivity, channels: int = 1) -> str:
     diffusivity = _named(given, channels) if isinstance(given, str) else as_diffusivity(given)
     key = _KEYS.get(diffusivity)
     if key is None:
-        form, slope = _form(diffusivity)
+        form, slope = _apart(_form, diffusivity)
         key = f"{diffusivity.name}#{len(_KEYS)}"
         _SCORES[key] = Score(diffusivity, form, slope, key)
         _KEYS[diffusivity] = key
@@ -118,7 +128,13 @@ def score_key(given: str | Diffusivity, channels: int = 1) -> str:
 @functools.lru_cache(maxsize=256)
 def _named(name: str, channels: int) -> Diffusivity:
     """`as_diffusivity`, which checks what it makes, once for each name."""
-    return as_diffusivity(name, channels=channels)
+    return _apart(as_diffusivity, name, channels=channels)
+
+
+def _apart(work: Callable[..., Result], *args: Any, **options: Any) -> Result:
+    """Work on real numbers in a thread of its own: an export or a vmap under way in this one would record it."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work, *args, **options).result()
 
 
 @constant_result
@@ -168,3 +184,9 @@ def _form(diffusivity: Diffusivity) -> tuple[str, float]:
         g = diffusivity.g(x.clone())
     same = torch.allclose(g, float(at_one) * torch.exp(slope * (x - 1)), rtol=1e-9, atol=0)
     return ("exponential", slope) if same else ("general", 1.0)
+
+
+# Forms are told by values, which a model that is being exported has none of: the fixed ones are known beforehand, the
+# others from the moment that a layer is made with them.
+for _known in (SIMPLE, SIGMOID, CONSTANT, IDENTITY):
+    score_key(_known)

@@ -77,6 +77,7 @@ class Segments:
         place: ``[N]``: where each entry of `order` stands among `rows`.
         lengths: Rows of each graph, in the order of the blocks.
         shapes: For each block its graphs, its nodes and its places that are no padding.
+        largest: Rows of the largest graph.
 
     Raises:
         ValueError: If `batch` is not a one-dimensional tensor of non-negative integers.
@@ -90,10 +91,12 @@ class Segments:
         needed = int(batch.max()) + 1 if batch.numel() else 0
         if num_graphs is not None and num_graphs < needed:
             raise ValueError(f"num_graphs is {num_graphs}, but batch names graph {needed - 1}")
-        self.batch = batch.long()
         self.num_graphs = needed if num_graphs is None else num_graphs
-        self.sizes = torch.bincount(self.batch, minlength=self.num_graphs)
-        self._lay_out(CPU_POLICY if batch.device.type == "cpu" else GPU_POLICY)
+        # Made under inference mode it could never be trained on.
+        with torch.inference_mode(False):
+            self.batch = batch.long().clone() if batch.is_inference() else batch.long()
+            self.sizes = torch.bincount(self.batch, minlength=self.num_graphs)
+            self._lay_out(CPU_POLICY if batch.device.type == "cpu" else GPU_POLICY)
 
     def _lay_out(self, policy: Policy) -> None:
         self.by_graph = by_graph = torch.argsort(self.batch, stable=True)
@@ -115,6 +118,7 @@ class Segments:
         self.order = self.rows[self.place]
         self.lengths = lengths.to(device)
         self.shapes = tuple(blocks)
+        self.largest = blocks[-1][1] if blocks else 0
 
     @functools.cached_property
     def place_by_graph(self) -> Tensor:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from difformer.attention.memory import elements_at_a_time
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE, Score
 
@@ -33,7 +34,7 @@ COLUMNS = 1024  # keys of a tile, where the keys do not fit as a whole
 
 def tile_budget(device: torch.device) -> int:
     """Pairs of a tile of scores."""
-    return CPU_TILE * min(torch.get_num_threads(), 16) if device.type == "cpu" else GPU_TILE
+    return elements_at_a_time(device, CPU_TILE * min(torch.get_num_threads(), 16), GPU_TILE)
 
 
 @dataclass

@@ -1,0 +1,106 @@
+"""Which operator answers: by form, rows, tolerance, device and memory; and that the choice is the one explained."""
+
+import re
+
+import pytest
+import torch
+from attention_cases import make_inputs
+
+from difformer.attention import BACKENDS, bounds, choice, dispatch, explain, fused, memory, propagate
+from difformer.diffusion import Diffusivity, gaussian
+from difformer.diffusion.diffusivity import SIGMOID
+
+CAUCHY = Diffusivity("cauchy", f=lambda u: 1 / (1 + u))
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "options", "backend", "reason"),
+    [
+        (10**7, 64, {"diffusivity": "simple"}, "linear", "simple is a sum"),
+        (10**7, 64, {"diffusivity": "constant", "tol": 0.1}, "linear", "constant is a sum"),
+        (10**6, 64, {}, "blockwise", "exact sums were asked for"),
+        (10**6, 16, {"diffusivity": CAUCHY}, "blockwise", "exact sums were asked for"),
+        (40_000, 64, {"tol": 1e-3}, "blockwise", "below 46,5.. rows pairs cost less"),
+        (60_000, 64, {"tol": 1e-3}, "polynomial", "above 46,5.. rows monomials cost less"),
+        (800, 16, {"tol": 1e-3}, "blockwise", "below 8.. rows"),
+        (1_200, 16, {"tol": 1e-3}, "polynomial", "above 8.. rows"),
+        (10**6, 16, {"tol": 1e-3, "diffusivity": gaussian(0.1)}, "blockwise", "no polynomial"),
+        (10**6, 64, {"diffusivity": "identity"}, "identity", "its own values"),
+    ],
+    ids=str,
+)
+def test_explained(n, d, options, backend, reason):
+    found = explain(n, d, **options)
+    assert found.backend == backend
+    assert re.search(reason, str(found)), str(found)
+    assert (found.bounds is not None) == (backend == "polynomial")
+
+
+def test_bounds_come_with_the_choice():
+    assert explain(10**6, 16, tol=1e-3).bounds == bounds(SIGMOID, 3)
+
+
+def test_monomials_that_do_not_fit_are_not_chosen(monkeypatch):
+    assert explain(10**6, 64, tol=1e-3).backend == "polynomial"
+    monkeypatch.setattr(choice, "free_bytes", lambda device: 2**26)
+    found = explain(10**6, 64, tol=1e-3)
+    assert found.backend == "blockwise"
+    assert "0.1 GiB are free" in found.reason
+
+
+def test_memory_that_is_free(monkeypatch):
+    assert 2**20 < memory.free_bytes(torch.device("cpu")) <= 1 << 62
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    sizes = {}
+    for free in (2**38, 2**30, 0):
+        monkeypatch.setattr(memory, "free_bytes", lambda device, free=free: free)
+        sizes[free] = memory.elements_at_a_time(torch.device("cuda"), 7, 1 << 26)
+    assert sizes == {2**38: 1 << 26, 2**30: 1 << 25, 0: memory.LEAST}
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype", "width", "transformed", "backend"),
+    [
+        ("sigmoid", torch.bfloat16, 64, False, "fused"),
+        ("sigmoid", torch.float64, 64, False, "blockwise"),
+        ("sigmoid", torch.float32, 200, False, "flex"),
+        ("sigmoid", torch.float32, 200, True, "blockwise"),
+        ("softmax", torch.float32, 64, False, "flex"),
+        ("gaussian", torch.bfloat16, 300, False, "blockwise"),
+    ],
+)
+def test_on_a_gpu(monkeypatch, form, dtype, width, transformed, backend):
+    monkeypatch.setattr(fused, "kernels", object())
+    situation = choice.Situation(10_000, width, width, 1, torch.device("cuda"), dtype, transformed=transformed)
+    assert choice.choose(situation, choice.score_key(form, width), None).backend == backend
+
+
+def test_auto_takes_what_is_explained(monkeypatch):
+    taken = []
+    run = dispatch._run
+    monkeypatch.setattr(dispatch, "_run", lambda backend, *rest: taken.append(backend) or run(backend, *rest))
+    q, k, v = (x.detach() for x in make_inputs(1500, 1, 4, 4, dtype=torch.float32))
+    exact = propagate(q, k, v, "sigmoid")
+    near = propagate(q, k, v, "sigmoid", tol=1e-3)
+    assert taken == [explain(1500, 4).backend, explain(1500, 4, tol=1e-3).backend] == ["blockwise", "polynomial"]
+    assert 0 < (near - exact).abs().max() < 2e-3 * v.abs().max()
+    # Rows that are too long for the polynomial get exact sums instead of an error: nobody asked for it by name.
+    propagate(2 * q, k, v, "sigmoid", tol=1e-3)
+    assert taken[-1] == "blockwise"
+    with pytest.raises(ValueError, match="norm at most 1, got 2"):
+        propagate(2 * q, k, v, "sigmoid", tol=1e-3, backend="polynomial")
+
+
+@pytest.mark.parametrize("tol", [0, 1.5, -1e-3])
+def test_a_tolerance_is_a_fraction(tol):
+    q, k, v = make_inputs(5)
+    for backend in ("auto", "polynomial"):
+        with pytest.raises(ValueError, match=f"tol must lie between 0 and 1, got {tol}"):
+            propagate(q, k, v, "sigmoid", tol=tol, backend=backend)
+
+
+def test_every_backend_has_an_operator():
+    q, k, v = (x.detach() for x in make_inputs(12, dtype=torch.float32))
+    wanted = propagate(q, k, v, "simple", backend="reference")
+    for backend in set(BACKENDS) - {"flex", "fused"}:  # which need a GPU
+        torch.testing.assert_close(propagate(q, k, v, "simple", backend=backend), wanted, rtol=1e-4, atol=1e-5)
