@@ -24,7 +24,7 @@ _HOME = {
     "Graph": "difformer.graph",
     "Diffusivity": "difformer.diffusion",
 }
-_ROOMS = ("attention", "data", "diffusion", "graph", "nn", "sparse", "training")
+_ROOMS = ("attention", "data", "diffusion", "estimators", "experiments", "graph", "nn", "sparse", "training", "zoo")
 
 __all__ = [*_HOME, "__version__"]
 

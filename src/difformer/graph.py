@@ -72,6 +72,8 @@ class Graph:
 
     def to(self, device: Any) -> Graph:
         """The same graph on another device; normalised forms travel with it."""
+        if isinstance(device, torch.dtype):
+            raise TypeError(f"a Graph moves to a device, not to {device}; its weights follow the states' precision")
         weight = None if self.edge_weight is None else self.edge_weight.to(device)
         moved = Graph.__new__(Graph)
         moved.edge_index, moved.edge_weight, moved.num_nodes = self.edge_index.to(device), weight, self.num_nodes
@@ -122,7 +124,8 @@ class Graph:
         """The propagation matrix S, sorted by rows and by columns; kept for the next call."""
         key = (norm, dtype)
         if key not in self._matrices:
-            with torch.no_grad():
+            # Made under inference mode it could never be trained on.
+            with torch.inference_mode(False), torch.no_grad():
                 value = self.normalised_weights(norm, dtype)
                 source, target = self.edge_index
                 shape = (self.num_nodes, self.num_nodes)

@@ -1,9 +1,13 @@
 """The encoder inside torch.compile and torch.export."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from difformer import DIFFormer, Graph
+from difformer.attention import Segments
 
 FIXED_BACKEND = [
     ("simple", "linear"),
@@ -49,3 +53,28 @@ def test_compiles_as_one_graph(diffusivity, backend):
         gradients = [torch.autograd.grad(out.square().sum(), list(model.parameters())) for out in (expected, found)]
         for first, second in zip(*gradients, strict=True):
             torch.testing.assert_close(second, first, rtol=1e-4, atol=1e-5)
+
+
+def test_export_needs_no_forward_pass_before():
+    # Values cannot be looked at while a program is traced: in a fresh process nothing may be left to look up.
+    program = """
+import torch
+from difformer import DIFFormer
+for name in ("simple", "sigmoid", "softmax", "gaussian:0.5", "constant"):
+    model = DIFFormer(5, 8, 3, diffusivity=name, num_layers=1).eval()
+    x = torch.randn(20, 5)
+    torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("diffusivity", ["simple", "sigmoid"])
+def test_a_batch_compiles_where_its_graphs_are_known(diffusivity):
+    torch._dynamo.reset()
+    model = DIFFormer(5, 8, 3, diffusivity=diffusivity, num_layers=1)
+    x, _ = problem()
+    batch = torch.arange(20) % 3
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, batch=Segments(batch)), model(x, batch=batch))
+    with pytest.raises(Exception, match="must be known beforehand"):
+        torch.compile(model, fullgraph=True, backend="aot_eager")(x, batch=batch)

@@ -131,7 +131,8 @@ def test_rows_without_any_exchange_stay_finite():
         ({"qk_norm": "rows"}, "qk_norm must be one of row, global, none, got 'rows'"),
         ({"graph_norm": "sym"}, "graph_norm must be one of"),
         ({"backend": "fast"}, "backend must be one of"),
-        ({"num_heads": 0}, "num_heads must be a positive integer, got 0"),
+        ({"num_heads": 0}, "num_heads must be an integer of at least 1, got 0"),
+        ({"source_weight": float("nan")}, "source_weight must be a finite number, got nan"),
     ],
 )
 def test_bad_options_are_explained(options, complaint):
@@ -155,3 +156,22 @@ def test_as_diffusivity_takes_its_temperature_from_the_channels():
     x = torch.tensor(0.5)
     torch.testing.assert_close(conv.diffusivity.g(x), torch.exp(x / 4))
     assert as_diffusivity("softmax", channels=16).name == conv.diffusivity.name
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e8])
+def test_attention_does_not_depend_on_the_scale_of_a_diffusivity(scale):
+    from difformer import Diffusivity
+
+    z = states()
+    conv = DIFFormerConv(5, 5, diffusivity=Diffusivity("cauchy", f=lambda u: 1 / (1 + u))).double()
+    scaled = DIFFormerConv(5, 5, diffusivity=Diffusivity("scaled", f=lambda u: scale / (1 + u))).double()
+    scaled.load_state_dict(conv.state_dict())
+    torch.testing.assert_close(scaled(z), conv(z))
+
+
+def test_a_graph_met_in_inference_mode_can_be_trained_on():
+    conv, z = DIFFormerConv(5, 5).double(), states()
+    graph, batch = Graph(edges(), 12), torch.zeros(12, dtype=torch.long)
+    with torch.inference_mode():
+        conv(z, graph)
+    conv(z, graph, batch=batch).sum().backward()

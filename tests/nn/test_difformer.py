@@ -149,6 +149,7 @@ def test_bfloat16_autocast_stays_close(diffusivity):
     ("call", "complaint"),
     [
         (lambda m, x, e: m(x[:, :5]), r"x must have shape \[N, 7\], got \(20, 5\)"),
+        (lambda m, x, e: m(x.double()), "x is torch.float64, the model torch.float32"),
         (lambda m, x, e: m(x[0]), r"x must have shape \[N, 7\], got \(7,\)"),
         (lambda m, x, e: m(x, e + 15), r"edge_index must lie in 0 … 19 \(20 nodes\)"),
         (lambda m, x, e: m(x, e[0]), r"edge_index must have shape \[2, E\]"),
@@ -170,13 +171,14 @@ def test_bad_input_is_explained(call, complaint):
     [
         ({"activation": "swish"}, "activation must be None or one of relu"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+        ({"hidden_channels": 0}, "hidden_channels must be an integer of at least 1, got 0"),
         ({"num_layers": -1}, "num_layers must be an integer of at least 0, got -1"),
         ({"diffusivity": "smple"}, "did you mean 'simple'"),
     ],
 )
 def test_bad_options_are_explained(options, complaint):
     with pytest.raises(ValueError, match=complaint):
-        DIFFormer(7, 6, 3, **options)
+        DIFFormer(**{"in_channels": 7, "hidden_channels": 6, "out_channels": 3} | options)
 
 
 def test_features_that_are_not_finite_are_found():

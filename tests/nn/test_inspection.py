@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch.nn import functional
@@ -91,3 +93,19 @@ def test_deep_diffusion_without_a_source_smooths_and_a_source_holds_it_back():
         ranks[beta] = model.energy(x).effective_rank
     assert ranks[0.0][-1] < 1.1 < ranks[0.0][0]
     assert ranks[1.0][-1] > ranks[0.0][-1]
+
+
+@pytest.mark.parametrize("diffusivity", ["simple", "sigmoid", "softmax", "gaussian:0.1", "constant"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_rows_of_attention_sum_to_one(diffusivity, batched):
+    torch.manual_seed(0)
+    model = DIFFormer(5, 8, 3, diffusivity=diffusivity).eval()
+    batch = torch.randint(0, 3, (30,)) if batched else None
+    found = model.attention(torch.randn(30, 5), batch=batch, top_k=900, include_self=True)
+    total = torch.zeros(30).index_add(0, found.target, found.weight)
+    torch.testing.assert_close(total, torch.ones(30))
+
+
+def test_a_copied_model_can_be_looked_into():
+    model = copy.deepcopy(DIFFormer(5, 8, 3, diffusivity="constant"))
+    assert len(model.attention(torch.randn(6, 5), top_k=3)) == 3

@@ -1,5 +1,7 @@
 import json
+import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,7 +65,7 @@ def swap_weights(folder, other):
         (lambda f: damage_config(f, config=3), "must be a table"),
         (lambda f: damage_config(f, config={"in_channels": 5}), "not a configuration"),
         (lambda f: (f / "model.safetensors").write_bytes(b"half a file"), "model.safetensors: damaged"),
-        (lambda f: swap_weights(f, DIFFormer(5, 9, 3)), "not the weights of the model"),
+        (lambda f: swap_weights(f, DIFFormer(5, 9, 3)), "belongs to another config"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_be_read_are_explained(tmp_path, damage, complaint):
@@ -164,3 +166,41 @@ def test_foreign_weights_are_explained(change, complaint):
     change(state)
     with pytest.raises(ValueError, match=complaint):
         DIFFormer.from_public_code(state)
+
+
+def test_saving_that_was_interrupted_between_the_files_is_found_out(tmp_path):
+    DIFFormer(5, 8, 3, step_size=0.5).save_pretrained(tmp_path)
+    swap_weights(tmp_path, DIFFormer(5, 8, 3, step_size=0.9))  # same shapes, another model
+    with pytest.raises(PretrainedError, match="belongs to another config"):
+        DIFFormer.from_pretrained(tmp_path)
+
+
+def test_precision_numbers_and_class_come_back(tmp_path):
+    class Mine(DIFFormer):
+        pass
+
+    model = Mine(np.int64(5), 8, 3, graph_weight=np.float32(0.5)).double()
+    model.save_pretrained(tmp_path)
+    again = Mine.from_pretrained(tmp_path)
+    assert type(again) is Mine
+    assert again.input.weight.dtype == torch.float64
+    assert again.config["graph_weight"] == 0.5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
+def test_models_move_between_devices(tmp_path):
+    model = DIFFormer(5, 8, 3).cuda().eval()
+    model.save_pretrained(tmp_path)
+    x = torch.randn(10, 5)
+    torch.testing.assert_close(
+        DIFFormer.from_pretrained(tmp_path).eval()(x), model(x.cuda()).cpu(), rtol=1e-4, atol=1e-5
+    )
+    torch.testing.assert_close(DIFFormer.from_pretrained(tmp_path).cuda().eval()(x.cuda()), model(x.cuda()))
+
+
+@pytest.mark.parametrize("diffusivity", ["simple", "softmax", gaussian(0.3)])
+def test_models_are_pickled(diffusivity):
+    model = DIFFormer(5, 8, 3, diffusivity=diffusivity).eval()
+    x = torch.randn(4, 5)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))

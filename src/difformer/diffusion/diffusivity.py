@@ -84,11 +84,11 @@ class Diffusivity:
     score: Elementwise | None = None
 
     def __post_init__(self) -> None:
-        if self.delta is None:
-            object.__setattr__(self, "delta", antiderivative(self.f))
         u = torch.linspace(0.0, LARGEST_SQUARED_DISTANCE, GRID_POINTS, dtype=torch.float64)
         exchange = self.f(u)
         self._check_exchange(u, exchange)
+        if self.delta is None:
+            object.__setattr__(self, "delta", antiderivative(self.f))
         self._check_penalty(u, exchange)
         if self.score is not None:
             x = 1 - u / 2
@@ -98,10 +98,11 @@ class Diffusivity:
                 raise ValueError(f"diffusivity {self.name!r}: score(x) is not f(2 - 2x) at x = {where:.3g}")
 
     def _check_exchange(self, u: Tensor, exchange: Tensor) -> None:
-        if exchange.shape != u.shape:
+        if not isinstance(exchange, Tensor) or exchange.shape != u.shape:
+            gave = f"shape {tuple(exchange.shape)}" if isinstance(exchange, Tensor) else type(exchange).__name__
             raise ValueError(
-                f"diffusivity {self.name!r}: f must work element by element, "
-                f"but gave shape {tuple(exchange.shape)} for {tuple(u.shape)}"
+                f"diffusivity {self.name!r}: f must work element by element, but gave {gave} for a tensor of shape "
+                f"{tuple(u.shape)}; a constant is torch.ones_like(u)"
             )
         if not exchange.isfinite().all():
             where = u[~exchange.isfinite()][0].item()
@@ -134,6 +135,24 @@ class Diffusivity:
                 f"{rise[at] / step[at]:.4g} per unit, where f = {exchange[at]:.4g}"
             )
 
+    def is_named(self) -> bool:
+        """Whether the name alone gives the diffusivity back, as ``"gaussian:0.5"`` does."""
+        try:
+            again = as_diffusivity(self.name)
+        except ValueError:
+            return False
+        u = torch.linspace(0, LARGEST_SQUARED_DISTANCE, 65, dtype=torch.float64)
+        return torch.equal(again.f(u), self.f(u))
+
+    def __deepcopy__(self, memo: object) -> Diffusivity:
+        return self  # it never changes
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled by name where that is enough; one of your own as far as its functions can be pickled."""
+        if self.is_named():
+            return as_diffusivity, (self.name,)
+        return Diffusivity, (self.name, self.f, self.delta, self.score)
+
     def g(self, x: Tensor) -> Tensor:
         """Score of two unit states with inner product x."""
         return self.f(2.0 - 2.0 * x) if self.score is None else self.score(x)
@@ -159,7 +178,7 @@ def softmax(temperature: float) -> Diffusivity:
     _check_positive("softmax", "temperature", temperature)
     t = float(temperature)
     return Diffusivity(
-        f"softmax:{t:g}",
+        f"softmax:{_shown(t)}",
         f=lambda u: torch.exp((1 - u / 2) / t),
         delta=lambda u: -2 * t * torch.exp((1 - u / 2) / t),
         score=lambda x: torch.exp(x / t),
@@ -171,11 +190,16 @@ def gaussian(width: float = 1.0) -> Diffusivity:
     _check_positive("gaussian", "width", width)
     s2 = float(width) ** 2
     return Diffusivity(
-        f"gaussian:{float(width):g}",
+        f"gaussian:{_shown(float(width))}",
         f=lambda u: torch.exp(-u / (2 * s2)),
         delta=lambda u: -2 * s2 * torch.expm1(-u / (2 * s2)),
         score=lambda x: torch.exp((x - 1) / s2),
     )
+
+
+def _shown(value: float) -> str:
+    """The shortest text that reads back as the same number."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
 def _check_positive(name: str, parameter: str, value: float) -> None:
@@ -224,6 +248,6 @@ def as_diffusivity(given: str | Diffusivity, *, channels: int = 1) -> Diffusivit
         near = difflib.get_close_matches(name, DIFFUSIVITIES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near and not parameter else ""
         raise ValueError(
-            f"unknown diffusivity {given!r}{hint} Known: {', '.join(DIFFUSIVITIES)}, or a Diffusivity object"
+            f"unknown diffusivity {given!r}{hint or '.'} Known: {', '.join(DIFFUSIVITIES)}, or a Diffusivity object"
         )
     return DIFFUSIVITIES[name](channels)

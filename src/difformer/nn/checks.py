@@ -10,6 +10,8 @@ from difformer.sparse import SparseMatrix
 
 def check_finite(x: Tensor | SparseMatrix, name: str = "x") -> None:
     """Raises a ValueError that says how many entries of `x` are NaN or infinite, and where the first one is."""
+    if isinstance(x, Tensor) and x.layout == torch.sparse_coo:
+        x = x.coalesce()
     values = x.rows.value if isinstance(x, SparseMatrix) else x if x.layout == torch.strided else x.values()
     good = values.isfinite()
     if good.all():

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import operator
+
 import torch
 from torch import Tensor, nn
 
 from difformer.attention import BACKENDS, propagate
+from difformer.attention.scores import form_of
 from difformer.attention.segments import Segments
 from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
 from difformer.graph import GRAPH_NORMS, Graph
@@ -45,7 +49,8 @@ class DIFFormerConv(nn.Module):
         residual: Whether the step keeps (1 - τ) Z; otherwise Z⁺ = P̄ (+ τβZ⁰).
         qk_norm: ``"row"`` (unit rows, as the paper), ``"global"`` (one norm over nodes and heads of a graph) or
             ``"none"``.
-        tied_qk: Whether keys are the queries: the exchange is then symmetric, and the theorems cover it.
+        tied_qk: Whether keys are the queries, so that the exchange is symmetric. The theorems cover the step where,
+            moreover, W_Q is an isometry without bias, V = Z, states are of unit length and there is no graph.
         backend: Operator for all pairs, see `difformer.attention.propagate`.
 
     Shapes:
@@ -74,8 +79,9 @@ class DIFFormerConv(nn.Module):
         _check_choice("graph_norm", graph_norm, GRAPH_NORMS)
         _check_choice("backend", backend, BACKENDS)
         for name, count in (("in_channels", in_channels), ("out_channels", out_channels), ("num_heads", num_heads)):
-            if not isinstance(count, int) or count < 1:
-                raise ValueError(f"{name} must be a positive integer, got {count!r}")
+            check_count(name, count)
+        if not math.isfinite(source_weight):
+            raise ValueError(f"source_weight must be a finite number, got {source_weight!r}")
         if not 0 < step_size <= 1:
             raise ValueError(f"step_size must lie in (0, 1], got {step_size!r}")
         if graph_weight is not None and not 0 <= graph_weight <= 1:
@@ -91,7 +97,8 @@ class DIFFormerConv(nn.Module):
         self.graph_norm, self.qk_norm, self.backend = graph_norm, qk_norm, backend
         self.residual, self.tied_qk = residual, tied_qk
         # Diffusivities that look at no pair need no queries and keys; unused parameters would only feel weight decay.
-        infers = self.diffusivity is not None and self.diffusivity.name not in ("identity", "constant")
+        self.form = None if self.diffusivity is None else form_of(self.diffusivity)
+        infers = self.form not in (None, "identity", "constant")
         width = out_channels * num_heads
         self.query = nn.Linear(in_channels, width) if infers else None
         self.key = nn.Linear(in_channels, width) if infers and not tied_qk else None
@@ -122,12 +129,13 @@ class DIFFormerConv(nn.Module):
 
     def _is_linear_in_states(self, segments: Segments | None) -> bool:
         """Whether all pairs can be summed without queries and keys, see `difformer.nn.gram`."""
-        simple = self.diffusivity is not None and self.diffusivity.name == "simple"
-        return simple and self.qk_norm != "row" and segments is None and self.backend in ("auto", "linear")
+        return (
+            self.form == "simple" and self.qk_norm != "row" and segments is None and self.backend in ("auto", "linear")
+        )
 
     def latent(self, z: Tensor, v: Tensor, segments: Segments | None) -> Tensor:
         """Mean over heads of the all-pair term, ``[N, out_channels]``, from values ``[N, H or 1, out_channels]``."""
-        if self.diffusivity is None or self.diffusivity.name == "identity":
+        if self.diffusivity is None or self.form == "identity":
             return _over_heads(v)
         if self.query is not None and self._is_linear_in_states(segments):
             key = self.query if self.key is None else self.key
@@ -183,6 +191,16 @@ class DIFFormerConv(nn.Module):
 def _over_heads(x: Tensor) -> Tensor:
     """Mean of ``[N, H, c]`` over heads; a single head is not copied."""
     return x.squeeze(1) if x.shape[1] == 1 else x.mean(1)
+
+
+def check_count(name: str, count: int, least: int = 1) -> None:
+    """Raises a ValueError that names the argument if `count` is no integer (numpy's count as such) or too small."""
+    try:
+        enough = operator.index(count) >= least
+    except TypeError:
+        enough = False
+    if not enough:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {count!r}")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

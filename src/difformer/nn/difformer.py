@@ -14,7 +14,7 @@ from torch.nn import functional
 from difformer.attention.segments import Segments
 from difformer.diffusion.diffusivity import Diffusivity
 from difformer.graph import Graph
-from difformer.nn.conv import DIFFormerConv
+from difformer.nn.conv import DIFFormerConv, check_count
 from difformer.nn.dropout import dropout
 from difformer.nn.inspection import EnergyProfile, StrongestPairs, energy_profile, strongest_pairs
 from difformer.nn.structure import Structure, as_structure
@@ -90,7 +90,8 @@ class DIFFormer(nn.Module):
         super().__init__()
         given = locals()
         self.config: dict[str, Any] = {name: given[name] for name in inspect.signature(DIFFormer).parameters}
-        _check(in_channels, out_channels, num_layers, activation, dropout)
+        sizes = {"in_channels": in_channels, "hidden_channels": hidden_channels, "out_channels": out_channels}
+        _check(sizes, num_layers, activation, dropout)
         self.activation, self.dropout = activation, dropout
         self.input = nn.Linear(in_channels, hidden_channels)
         self.input_norm = nn.LayerNorm(hidden_channels) if norm else nn.Identity()
@@ -129,6 +130,8 @@ class DIFFormer(nn.Module):
             x = SparseMatrix.from_tensor(x)
         if x.dim() != 2 or x.shape[1] != self.input.in_features:
             raise ValueError(f"x must have shape [N, {self.input.in_features}], got {tuple(x.shape)}")
+        if x.dtype != self.input.weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(f"x is {x.dtype}, the model {self.input.weight.dtype}: convert one, for example x.float()")
         return x, as_structure(x.shape[0], edge_index, edge_weight, batch)
 
     def embed(
@@ -252,7 +255,7 @@ class DIFFormer(nn.Module):
         """Reads what `save_pretrained` wrote, on any device; a diffusivity of your own has to be given again."""
         from difformer.nn.pretrained import load_pretrained
 
-        return load_pretrained(folder, diffusivity=diffusivity)
+        return load_pretrained(folder, cls, diffusivity=diffusivity)
 
     @classmethod
     def from_public_code(cls, state_dict: dict[str, Tensor], **options: Any) -> DIFFormer:
@@ -262,12 +265,10 @@ class DIFFormer(nn.Module):
         return from_public_code(state_dict, **options)
 
 
-def _check(in_channels: int, out_channels: int, num_layers: int, activation: str | None, rate: float) -> None:
-    for name, count, least in (
-        ("in_channels", in_channels, 1), ("out_channels", out_channels, 1), ("num_layers", num_layers, 0)
-    ):  # fmt: skip
-        if not isinstance(count, int) or count < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {count!r}")
+def _check(sizes: dict[str, int], num_layers: int, activation: str | None, rate: float) -> None:
+    for name, count in sizes.items():
+        check_count(name, count)
+    check_count("num_layers", num_layers, least=0)
     if activation is not None and activation not in ACTIVATIONS:
         raise ValueError(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if not 0 <= rate < 1:

@@ -1,7 +1,7 @@
 """Looking into a trained model: which pairs exchange most, and how energy and rank fall from layer to layer.
 
-In a trained network queries differ from keys, so the exchange is not symmetric and no theorem covers it: what is
-reported here is measured. With ``tied_qk=True``, unit rows and no LayerNorm the theorems apply.
+In a trained network the exchange is inferred from queries and keys, not from the states themselves, so no theorem
+covers it: what is reported here is measured.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.attention.reference import safe_total
-from difformer.attention.scores import least_of
+from difformer.attention.reference import attention_matrix
 from difformer.attention.segments import Segments, as_segments
 from difformer.diffusion.diffusivity import CONSTANT, Diffusivity
 from difformer.diffusion.energy import effective_rank, penalty
@@ -24,7 +23,7 @@ from difformer.nn.structure import Structure
 if TYPE_CHECKING:
     from difformer.nn.conv import DIFFormerConv
 
-ROWS_OF_A_BLOCK = 1024
+PAIRS_OF_A_BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -51,13 +50,18 @@ def attention_rows(
     segments: Segments | None = None,
     *,
     head: int | None = None,
-    block_size: int = ROWS_OF_A_BLOCK,
-) -> Iterator[tuple[int, Tensor]]:
-    """Attention of one layer in blocks of rows: first row, and ``[rows, N]``, mean over heads unless one is named."""
-    if layer.diffusivity is None or layer.diffusivity.name == "identity":
+    block_size: int | None = None,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Attention of one layer in blocks of rows, mean over heads unless one is named.
+
+    Yields:
+        Targets ``[r]`` and sources ``[n]``, the nodes of one graph, and the attention ``[r, n]`` of the first to the
+        second. Rows of attention sum to one.
+    """
+    if layer.diffusivity is None or layer.form == "identity":
         name = None if layer.diffusivity is None else layer.diffusivity.name
         raise ValueError(f"diffusivity {name!r} propagates over no latent pairs, so there is no attention to look at")
-    if layer.diffusivity is CONSTANT:
+    if layer.query is None:  # constant: every pair alike
         q = k = z.new_zeros(z.shape[0], layer.num_heads, 1)
     else:
         q, k = layer.queries_and_keys(z, segments)
@@ -65,14 +69,19 @@ def attention_rows(
         if not 0 <= head < layer.num_heads:
             raise ValueError(f"head must lie in 0 … {layer.num_heads - 1}, got {head}")
         q, k = q[:, head : head + 1], k[:, head : head + 1]
-    for start in range(0, z.shape[0], block_size):
-        weights = layer.diffusivity.g(torch.einsum("nhd,mhd->hnm", q[start : start + block_size], k))
-        count: Tensor | int = z.shape[0]
-        if segments is not None:
-            own = segments.batch[start : start + block_size]
-            weights = weights * (own.unsqueeze(1) == segments.batch)
-            count = segments.sizes[own].view(1, -1, 1)
-        yield start, (weights / safe_total(weights.sum(-1, keepdim=True), count, least_of(layer.diffusivity))).mean(0)
+    for nodes in _graphs(z, segments):
+        keys = k[nodes]
+        step = block_size or max(PAIRS_OF_A_BLOCK // max(nodes.numel(), 1), 1)
+        for targets in nodes.split(step):
+            yield targets, nodes, attention_matrix(q[targets], keys, layer.diffusivity).mean(0)
+
+
+def _graphs(z: Tensor, segments: Segments | None) -> Iterator[Tensor]:
+    """The rows of each graph."""
+    if segments is None:
+        yield torch.arange(z.shape[0], device=z.device)
+    else:
+        yield from segments.by_graph.split(segments.sizes.tolist())
 
 
 def strongest_pairs(
@@ -83,28 +92,26 @@ def strongest_pairs(
     top_k: int = 100,
     head: int | None = None,
     include_self: bool = False,
-    block_size: int = ROWS_OF_A_BLOCK,
+    block_size: int | None = None,
 ) -> StrongestPairs:
-    """The `top_k` pairs with the largest attention, never more than `block_size` rows of attention in memory."""
+    """The `top_k` pairs with the largest attention, never more than a block of rows of attention in memory."""
     if top_k < 1:
         raise ValueError(f"top_k must be at least 1, got {top_k}")
-    segments = as_segments(batch)
-    best, where = z.new_empty(0), torch.empty(0, dtype=torch.long, device=z.device)
-    for start, rows in attention_rows(layer, z, segments, head=head, block_size=block_size):
-        number = torch.arange(start, start + rows.shape[0], device=z.device)
-        excluded = torch.zeros_like(rows, dtype=torch.bool)
+    none = torch.empty(0, dtype=torch.long, device=z.device)
+    best, source, target = z.new_empty(0), none, none
+    for rows, columns, weights in attention_rows(layer, z, as_segments(batch), head=head, block_size=block_size):
         if not include_self:
-            excluded[number - start, number] = True
-        if segments is not None:
-            excluded |= segments.batch[number].unsqueeze(1) != segments.batch
-        rows = rows.masked_fill(excluded, -torch.inf).flatten()
-        value, place = rows.topk(min(top_k, rows.numel()))
-        best, where = torch.cat([best, value]), torch.cat([where, place + start * z.shape[0]])
+            weights = weights.masked_fill(rows.unsqueeze(1) == columns, -torch.inf)
+        value, place = weights.flatten().topk(min(top_k, weights.numel()))
+        best = torch.cat([best, value])
+        source, target = (
+            torch.cat([source, columns[place % len(columns)]]),
+            torch.cat([target, rows[place // len(columns)]]),
+        )
         best, order = best.topk(min(top_k, best.numel()))
-        where = where[order]
-    there = best.isfinite()
-    where = where[there]
-    return StrongestPairs(where % max(z.shape[0], 1), where // max(z.shape[0], 1), best[there])
+        source, target = source[order], target[order]
+    kept = best > -torch.inf
+    return StrongestPairs(source[kept], target[kept], best[kept])
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,17 @@ written; move the model afterwards. Every file is written beside its place and r
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from difformer.atomic import write_whole
-from difformer.diffusion.diffusivity import LARGEST_SQUARED_DISTANCE, Diffusivity, as_diffusivity
+from difformer.diffusion.diffusivity import Diffusivity
 
 if TYPE_CHECKING:
     from difformer.nn.difformer import DIFFormer
@@ -36,16 +36,27 @@ def save_pretrained(model: DIFFormer, folder: str | Path) -> None:
     config = dict(model.config)
     own = config["diffusivity"]
     if isinstance(own, Diffusivity):
-        config["diffusivity"] = own.name if _is_named(own) else {"own": own.name}
+        config["diffusivity"] = own.name if own.is_named() else {"own": own.name}
     description = {"format": FORMAT, "format_version": FORMAT_VERSION, "model": "DIFFormer", "config": config}
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    # Weights first: a config is only ever found beside weights that belong to it.
-    write_whole(folder / WEIGHTS, save_tensors(state, metadata={"format": FORMAT}))
-    write_whole(folder / CONFIG, (json.dumps(description, indent=2) + "\n").encode())
+    text = (json.dumps(description, indent=2, default=_plain) + "\n").encode()
+    # Two files cannot be replaced at once: the weights name their config, so that a mixed pair is found out.
+    weights = save_tensors(state, metadata={"format": FORMAT, "config": hashlib.sha256(text).hexdigest()})
+    write_whole(folder / WEIGHTS, weights)
+    write_whole(folder / CONFIG, text)
 
 
-def load_pretrained(folder: str | Path, *, diffusivity: Diffusivity | None = None) -> DIFFormer:
-    """Reads a model that `save_pretrained` wrote.
+def _plain(value: Any) -> Any:
+    """Numbers of numpy and torch as Python's own."""
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} cannot be written to {CONFIG}")
+
+
+def load_pretrained(
+    folder: str | Path, kind: type[DIFFormer] | None = None, *, diffusivity: Diffusivity | None = None
+) -> DIFFormer:
+    """Reads a model that `save_pretrained` wrote; `kind` is `DIFFormer` or a class of your own that extends it.
 
     Raises:
         FileNotFoundError: If a file is missing.
@@ -64,7 +75,7 @@ def load_pretrained(folder: str | Path, *, diffusivity: Diffusivity | None = Non
             f"file cannot hold; pass it again: from_pretrained(folder, diffusivity=…)"
         )
     try:
-        model = DIFFormer(**config)
+        model = (kind or DIFFormer)(**config)
     except (TypeError, ValueError) as error:
         raise PretrainedError(
             f"{folder / CONFIG}: not a configuration of this version of difformer: {error}"
@@ -72,12 +83,25 @@ def load_pretrained(folder: str | Path, *, diffusivity: Diffusivity | None = Non
     path = folder / WEIGHTS
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; a saved model is {CONFIG} and {WEIGHTS} in one folder")
+    content = path.read_bytes()
     try:
-        state = load_tensors(path.read_bytes())
-        model.load_state_dict(state)
+        state = load_tensors(content)
+        named = read_metadata(content).get("config")
+        if named is not None and named != hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest():
+            raise PretrainedError(
+                f"{path} belongs to another {CONFIG}: saving was interrupted, or a file was changed or replaced; "
+                f"save the model again"
+            )
+        model.to(next(iter(state.values())).dtype).load_state_dict(state)
     except (SafetensorError, RuntimeError) as error:
         raise PretrainedError(f"{path}: damaged, or not the weights of the model in {CONFIG}: {error}") from error
     return model
+
+
+def read_metadata(content: bytes) -> dict[str, str]:
+    """The ``__metadata__`` of a safetensors file: a JSON header behind its length in eight bytes."""
+    length = int.from_bytes(content[:8], "little")
+    return dict(json.loads(content[8 : 8 + length]).get("__metadata__", {}))
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -85,7 +109,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{path} is missing; a saved model is {CONFIG} and {WEIGHTS} in one folder")
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PretrainedError(f"{path}: damaged: {error}") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise PretrainedError(f'{path}: not written by difformer (no "format": "{FORMAT}" in it)')
@@ -99,13 +123,3 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise PretrainedError(f'{path}: damaged: "config" must be a table, got {type(config).__name__}')
     return config
-
-
-def _is_named(diffusivity: Diffusivity) -> bool:
-    """Whether the name alone gives the diffusivity back, as ``"gaussian:0.5"`` does."""
-    try:
-        again = as_diffusivity(diffusivity.name)
-    except ValueError:
-        return False
-    u = torch.linspace(0, LARGEST_SQUARED_DISTANCE, 65, dtype=torch.float64)
-    return torch.equal(again.f(u), diffusivity.f(u))

@@ -38,6 +38,11 @@ def as_structure(
     Raises:
         ValueError: If edges, weights or batch do not fit `num_nodes` rows.
     """
+    if isinstance(batch, Tensor) and torch.compiler.is_compiling():
+        raise ValueError(
+            "inside torch.compile and torch.export the graphs of a batch must be known beforehand: "
+            "pass batch=difformer.attention.Segments(batch), made outside"
+        )
     segments = as_segments(batch)
     if segments is not None and segments.batch.numel() != num_nodes:
         raise ValueError(f"batch must name a graph for each of the {num_nodes} rows of x, got {segments.batch.numel()}")

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from difformer.attention.segments import Segments
 from difformer.graph import Graph
-from difformer.nn.difformer import dropout
+from difformer.nn.dropout import dropout
 from difformer.sparse import SparseMatrix
 from difformer.zoo.inputs import linear, observed_graph
 
@@ -20,7 +20,8 @@ class GCN(nn.Module):
 
     The last layer propagates as well: `embed` gives the states before it, `decode` its linear map, and the propagation
     between the two belongs to `embed`, so that pooled states can be decoded too. Equal to PyTorch Geometric's
-    ``GCNConv`` layers, on a graph that is normalised once.
+    ``GCNConv`` layers, on a graph that is normalised once (a self-loop that stands twice counts twice here, once
+    there).
 
     Args:
         in_channels: Features of an instance.
@@ -60,14 +61,14 @@ class GCN(nn.Module):
         batch: Tensor | Segments | None = None,
     ) -> Tensor:
         """Propagated states before the last linear map."""
-        graph = observed_graph(x.shape[0], edge_index, edge_weight, batch, self_loops=True)
+        graph = observed_graph(x.shape[0], edge_index, edge_weight, batch, self_loops=True, device=x.device)
         assert graph is not None  # there always are self-loops
         z = x
         for layer, bias in zip(self.hidden, self.biases, strict=True):
             # Mapping first: propagation is linear, and there are fewer hidden channels than features.
             z = functional.relu(graph.propagate(linear(layer, z)) + bias)  # type: ignore[arg-type]
             z = dropout(z, self.dropout, self.training)
-        return graph.propagate(z if isinstance(z, Tensor) else z.to_dense())
+        return graph.propagate(z if isinstance(z, Tensor) and z.layout == torch.strided else z.to_dense())
 
     def decode(self, states: Tensor) -> Tensor:
         return self.output(states)

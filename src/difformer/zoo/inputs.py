@@ -28,11 +28,12 @@ def observed_graph(
     batch: Tensor | Segments | None = None,
     *,
     self_loops: bool = False,
+    device: torch.device | None = None,
 ) -> Graph | None:
     """The graph of a forward pass, checked; None where there are no edges and no self-loops were asked for."""
     graph = as_structure(num_nodes, edge_index, edge_weight, batch).graph
     if not self_loops:
         return graph
     if graph is None:
-        graph = Graph(torch.empty(2, 0, dtype=torch.long), num_nodes)
+        graph = Graph(torch.empty(2, 0, dtype=torch.long, device=device), num_nodes)
     return graph.with_self_loops()

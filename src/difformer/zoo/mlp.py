@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from difformer.attention.segments import Segments
 from difformer.graph import Graph
-from difformer.nn.difformer import dropout
+from difformer.nn.dropout import dropout
 from difformer.sparse import SparseMatrix
 from difformer.zoo.inputs import linear
 
