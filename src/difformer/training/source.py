@@ -51,7 +51,8 @@ class TaskSource:
         for role, path in self.files.items():
             if not Path(path).exists():
                 raise DataError(f"the file with the {role} is no longer there", path=path)
-        return from_files(**self.files, **self.options)
+        arguments: dict[str, Any] = {**self.files, **self.options}
+        return from_files(**arguments)
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in ``config.toml``."""
