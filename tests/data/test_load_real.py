@@ -1,16 +1,18 @@
 """Every data set there is a file of: sizes, splits and preprocessing against what is known of it."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from difformer.data import ENTRIES, dataset_options, list_datasets, load, load_images
+from difformer.data import ENTRIES, DataError, DownloadError, dataset_options, list_datasets, load, load_images
 from difformer.data.datasets.planetoid import read_raw
 from difformer.data.datasets.temporal import period_scale
 from difformer.data.lookup import find
 from difformer.data.preprocess import csr_of
+from difformer.data.sources import FORMS
 
 # Nodes, undirected edges, features, classes.
 GRAPHS = {
@@ -259,9 +261,17 @@ def test_synmols_published_split(real_data):
     assert torch.equal(public.splits[0].valid, task.splits[0].valid)
 
 
-def test_what_is_here_is_listed_as_here(real_data):
+def test_what_is_listed_as_here_is_here_and_what_is_not_would_be_downloaded(real_data):
+    absent = 0
     for one in list_datasets(real_data):
-        assert one.on_disk == (one.place == "built in" or find(one.entry.name, real_data) is not None)
+        if one.place is None:
+            absent += 1
+            with pytest.raises(DataError if one.lacks else DownloadError, match=f"data set '{one.entry.name}'"):
+                load(one.entry.name, real_data)
+        elif one.place != "built in":
+            files = {file.name for form in FORMS[one.entry.name] for file in form.files}
+            assert files & {path.name for path in Path(one.place).iterdir()}
+    assert absent < len(FORMS)
 
 
 def test_a_task_is_the_same_each_time(real_data):

@@ -134,6 +134,8 @@ def test_other_splits_make_another_task():
         {"y": torch.tensor([0, 1, 1, 1])},
         {"edge_index": EDGES.flip(0)[:, :2]},
         {"edge_weight": torch.ones(4)},
+        {"metric": "f1"},
+        {"num_outputs": 3},
     ],
 )
 def test_whatever_changes_a_result_changes_the_fingerprint(changes):

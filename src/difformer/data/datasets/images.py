@@ -118,7 +118,7 @@ def _simclr(name: str, path: Path, labels: Array) -> Array:
     with reading(path, data_set=name), np.load(path, allow_pickle=False) as file:
         x: Array = file["features"]
         method = json.loads(str(file["metadata"])).get("method") if "metadata" in file else "simclr"
-        beside = file["labels"] if "labels" in file else labels
+        beside = file.get("labels", labels)
     if method != "simclr":
         raise DataError(f"the features in this file were made by {method!r}, not by SimCLR", path=path)
     if len(x) != len(labels):
