@@ -8,13 +8,14 @@ from safetensors.torch import load_file
 from small_tasks import blocks, many_labels, point_sets, series
 
 import difformer
-from difformer.data import Split, load
+from difformer.data import DataError, Split, load
 from difformer.training import (
     NonFiniteLossError,
     RunFolder,
     RunFolderError,
     TaskSource,
     TrainConfig,
+    evaluate,
     fit,
     resume,
     toml,
@@ -235,6 +236,27 @@ def test_every_kind_of_task_has_a_folder_and_a_table(make, tmp_path):
     assert lines[0].startswith(headings[task.name])
     assert len(lines) == 1 + task.y.flatten(0, 1 if task.kind == "series" else 0).shape[0]
     assert re.match(r"0,(0,)?(train|valid|test),", lines[1])
+
+
+def test_a_run_on_own_files_needs_its_folder_and_the_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task = blocks()
+    rows = "\n".join(",".join(f"{v:.4f}" for v in row) for row in task.x.tolist())
+    (tmp_path / "x.csv").write_text(f"a,b,c,d,e\n{rows}\n")
+    (tmp_path / "y.csv").write_text("label\n" + "\n".join(["red", "green", "blue"][c] for c in task.y.tolist()) + "\n")
+    source = TaskSource(files={"features": "x.csv", "labels": "y.csv"}, options={"seeds": [3]})
+    summary = fit(source, CONFIG, seeds=1, out="run", device="cpu")
+    monkeypatch.chdir("/")
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.source.options["self_loops"] == "add"  # a default of the reader
+    assert folder.task().class_names == ("blue", "green", "red")
+    assert evaluate(folder)[0].values["accuracy"]["test"] == summary.results[0]["test"]
+    (tmp_path / "x.csv").write_text((tmp_path / "x.csv").read_text().replace("1", "2", 1))
+    with pytest.raises(RunFolderError, match=r"the data of .* have changed.*restore the data, or fit anew"):
+        resume(tmp_path / "run")
+    (tmp_path / "y.csv").unlink()
+    with pytest.raises(DataError, match=r"y\.csv.*no longer there"):
+        resume(tmp_path / "run")
 
 
 def test_own_files_are_kept_as_absolute_paths(tmp_path, monkeypatch):

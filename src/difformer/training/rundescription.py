@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from difformer.data import Task, dataset_options
+from difformer.data import Task
 from difformer.training.config import TrainConfig
 from difformer.training.devices import describe
 from difformer.training.source import TaskSource
@@ -43,9 +43,7 @@ def description(
         "splits": [split.name for split in task.splits],
     }
     if source is not None:
-        data["source"] = source.to_dict()
-        if source.name is not None:
-            data["source"]["options"] = {**dataset_options(source.name), **source.options}
+        data["source"] = source.complete().to_dict()
     return {
         "run": {
             "format": FORMAT,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from difformer.data import DataError, Task
+from difformer.data import DataError, Task, dataset_options, from_files, load
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,21 @@ class TaskSource:
             DataError: If a file is no longer there or cannot be read.
         """
         if self.name is not None:
-            from difformer.data import load
-
             return load(self.name, self.root, **self.options)
-        from difformer.data import from_files
-
         for role, path in self.files.items():
             if not Path(path).exists():
                 raise DataError(f"the file with the {role} is no longer there", path=path)
         arguments: dict[str, Any] = {**self.files, **self.options}
         return from_files(**arguments)
+
+    def complete(self) -> TaskSource:
+        """The same with every option that was left out at its default."""
+        if self.name is not None:
+            defaults = dataset_options(self.name)
+        else:
+            parameters = inspect.signature(from_files).parameters.values()
+            defaults = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        return replace(self, options={**defaults, **self.options})
 
     def to_dict(self) -> dict[str, Any]:
         """As it stands in ``config.toml``."""
