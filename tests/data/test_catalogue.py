@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +80,16 @@ def test_an_entry_is_complete(name):
         assert options["protocol"] == one.protocols[0]
     assert (one.source == "built in") == (name not in FORMS)
     assert one.source == "built in" or one.source.startswith("http")
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_guide_names_every_data_set_and_its_protocols(name):
+    guide = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    (line,) = [line for line in guide.splitlines() if line.startswith("|") and f"`{name}`" in line.split("|")[1]]
+    told = line.split("|")[2]
+    places = [told.find(f"`{protocol}`") for protocol in ENTRIES[name].protocols]
+    assert -1 not in places
+    assert places == sorted(places)  # the default first
 
 
 @pytest.mark.parametrize("name", [n for n in ENTRIES if ENTRIES[n].protocols])
