@@ -83,7 +83,9 @@ def test_what_cannot_descend_an_energy_is_refused(f, complaint):
 
 
 def test_a_delta_of_another_f_is_refused():
-    with pytest.raises(ValueError, match=r"delta is not the penalty of f: near u = 0 it rises by 2 per unit, where f = 1"):
+    with pytest.raises(
+        ValueError, match=r"delta is not the penalty of f: near u = 0 it rises by 2 per unit, where f = 1"
+    ):
         Diffusivity("mine", f=torch.ones_like, delta=lambda u: 2 * u)
 
 

@@ -70,7 +70,23 @@ class Laplacian:
 
     @property
     def null(self) -> int:
+        """Zero eigenvalues: the components that are known to rest."""
         return int(np.unique(self.labels[self.rest != 0]).size)
+
+    def least(self) -> float:
+        """The smallest eigenvalue of all; zero where it is known not to be negative.
+
+        States that rest are positive. Where every component has one, no mode of a non-negative S grows (Perron).
+        """
+        if self.null == np.unique(self.labels).size:
+            return 0.0
+        if self.matrix is not None and self.size <= DENSE:
+            values = self._eigenvalues()
+            return float(min(values[0], 0.0)) if values[0] < -1e-12 * abs(values[-1]) else 0.0
+        operator = LinearOperator((self.size, self.size), matvec=self.apply, dtype=np.float64)
+        start = np.random.default_rng(0).standard_normal(self.size)
+        value = float(eigsh(operator, k=1, which="SA", v0=start, tol=1e-4, return_eigenvectors=False)[0])
+        return value if value < -1e-8 else 0.0
 
     def project(self, x: Vector) -> Vector:
         """x without its part in the null space."""

@@ -32,9 +32,13 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     return (norms - 2 * a @ b.mT).clamp_min(0.0)
 
 
-def distance_factors(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys ``[N, d + 2]`` whose inner products are 1 - ||z_i - z_j||²/2."""
-    z = z - z.mean(0)
+def distance_factors(z: Tensor, segments: Segments | None = None) -> tuple[Tensor, Tensor]:
+    """Queries and keys ``[N, d + 2]`` whose inner products are 1 - ||z_i - z_j||²/2 within a graph."""
+    if segments is None:
+        z = z - z.mean(0)
+    else:
+        total = z.new_zeros(segments.num_graphs, z.shape[1]).index_add(0, segments.batch, z)
+        z = z - (total / segments.sizes.clamp_min(1).unsqueeze(1).to(z.dtype))[segments.batch]
     half = (z * z).sum(1, keepdim=True) / 2
     one = torch.ones_like(half)
     return torch.cat([z, 1 - half, one], 1), torch.cat([z, one, -half], 1)
@@ -106,7 +110,7 @@ def penalty_sum(z: Tensor, diffusivity: Diffusivity, *, batch: Batch = None, blo
     For centred states with squared norms n_i, Σ u = 2NΣn and Σ u² = 2NΣn² + 2(Σn)² + 4||ZᵀZ||².
     """
     if diffusivity is IDENTITY:
-        return z.new_zeros(())
+        return (0 * z).sum()
     if diffusivity is not SIMPLE and diffusivity is not CONSTANT:
         return pair_sum(z, diffusivity.delta, batch=batch, block_size=block_size)
     total = z.new_zeros((), dtype=torch.float64)

@@ -19,6 +19,8 @@ from difformer.diffusion.coupling import Coupling, as_coupling
 from difformer.diffusion.laplacian import Laplacian
 from difformer.sparse import SparseMatrix
 
+_GROWS = "I - S has the negative eigenvalue {:.4g}, so that every step grows: use 'degree'"
+
 
 @dataclass(frozen=True)
 class Spectrum:
@@ -70,7 +72,7 @@ def laplacian_spectrum(
     laplacian = Laplacian.of(*_prepared(coupling, z, conservation), conservation)
     largest, gap = laplacian.largest(), laplacian.smallest(tolerance, max_iterations)
     if gap is not None and gap < 0:
-        raise ValueError(f"I - S has the negative eigenvalue {gap:.4g}, so that every step grows: use 'degree'")
+        raise ValueError(_GROWS.format(gap))
     return Spectrum(largest, gap, laplacian.null)
 
 
@@ -87,10 +89,16 @@ def stable_step_size(
         coupling: Any coupling with ``s_ij ≥ 0``.
         z: States at which the coupling is taken; a static one needs none.
         conservation: ``"degree"`` or ``"unit"``.
+
+    Raises:
+        ValueError: With ``"unit"``, if a mode grows at every step size.
     """
     coupling, states = _prepared(coupling, z, conservation)
     if coupling.balance(states) is not None:
-        return Spectrum(Laplacian.of(coupling, states, conservation).largest(), None, 0).stable_step_size
+        laplacian = Laplacian.of(coupling, states, conservation)
+        if conservation == "unit" and (least := laplacian.least()) < 0:
+            raise ValueError(_GROWS.format(least))
+        return Spectrum(laplacian.largest(), None, 0).stable_step_size
     largest = float(coupling.degree(states).max())
     if conservation == "degree":
         return 1 / largest if largest > 0 else math.inf

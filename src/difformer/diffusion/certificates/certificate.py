@@ -84,7 +84,9 @@ def largest_rise(
     return max(worst, 0.0)
 
 
-def largest_gap(left: Tensor, right: Tensor) -> float:
-    """max |left - right| relative to the largest entry of the two."""
-    scale = float(torch.maximum(left.abs().max(), right.abs().max())) if left.numel() else 0.0
+def largest_gap(left: Tensor, right: Tensor, *, magnitude: float = 0.0) -> float:
+    """max |left - right| relative to the largest entry of the two, plus what rounding makes of `magnitude`."""
+    if not left.numel():
+        return 0.0
+    scale = float(torch.maximum(left.abs().max(), right.abs().max())) + ROUNDING * magnitude
     return float((left - right).abs().max()) / scale if scale > 0 else 0.0

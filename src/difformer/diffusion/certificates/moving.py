@@ -13,9 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import numpy as np
 import torch
-from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
 from difformer.diffusion.certificates.certificate import largest_rise
@@ -23,10 +21,10 @@ from difformer.diffusion.coupling import AllPairAttention, Coupling, EdgeAttenti
 from difformer.diffusion.coupling.base import edge_distances
 from difformer.diffusion.diffusivity import LARGEST_SQUARED_DISTANCE
 from difformer.diffusion.energy import Energy, Regulariser, penalty
-from difformer.diffusion.laplacian import DENSE
-from difformer.diffusion.pairs import largest_squared_distance
+from difformer.diffusion.pairs import BLOCK_SIZE, largest_squared_distance
 
 SLACK = 1 + 1e-9
+DEFINITE = ("gaussian", "softmax", "constant")  # positive-definite kernels, whatever the states
 
 AnyAttention = AllPairAttention | EdgeAttention
 
@@ -100,18 +98,16 @@ def least_weight(
 
 
 def smallest_exchange_eigenvalue(z: Tensor, coupling: AnyAttention) -> float:
-    """The smallest eigenvalue of Ω relative to the largest: not below zero where Ω is positive semi-definite."""
-    exchange = dataclasses.replace(coupling, normalised=False)
-    if z.shape[0] <= DENSE:
-        values = torch.linalg.eigvalsh(exchange.matrix(z))
+    """The smallest eigenvalue of Ω relative to the largest: not below zero where Ω is positive semi-definite.
+
+    It is measured up to `BLOCK_SIZE` states. Beyond, kernels that are definite on any states count as zero, and what
+    is not known is not a number.
+    """
+    if z.shape[0] <= BLOCK_SIZE:
+        values = torch.linalg.eigvalsh(dataclasses.replace(coupling, normalised=False).matrix(z))
         return float(values[0] / values.abs().max().clamp_min(1e-300))
-
-    def apply(x: np.ndarray) -> np.ndarray:
-        return exchange.propagate(z, torch.from_numpy(x.reshape(-1, 1)).to(z.device)).squeeze(1).cpu().numpy()
-
-    operator = LinearOperator((z.shape[0], z.shape[0]), matvec=apply, dtype=np.float64)
-    low, high = (eigsh(operator, k=1, which=end, tol=1e-6, return_eigenvectors=False)[0] for end in ("SA", "LA"))
-    return float(low / max(abs(low), abs(high)))
+    kernel = coupling.chosen(z).name.partition(":")[0]
+    return 0.0 if isinstance(coupling, AllPairAttention) and kernel in DEFINITE else math.nan
 
 
 def step_violation(energies: list[Energy], before: Tensor, after: Tensor, anchors: Tensor | None = None) -> float:

@@ -180,7 +180,11 @@ def corollary_gcn_cont(z: Tensor, coupling: AnyCoupling) -> Certificate:
         claim="dZ/dt = -½ ∇E(Z, t) with λ = ½",
         condition="S = Sᵀ",
         condition_met=case.symmetric,
-        violation=largest_gap(flow(case.z, case.coupling), -gradient / 2),
+        violation=largest_gap(
+            flow(case.z, case.coupling),
+            -gradient / 2,
+            magnitude=float(case.coupling.degree(case.z).max() * case.z.abs().max()),
+        ),
         details={"weight": 0.5},
     )
 
@@ -193,7 +197,7 @@ def example_gcn(z: Tensor, graph: Graph, *, step_size: float | None = None, step
     z, coupling = double(z), GraphCoupling(graph, "gcn")
     symmetric = coupling.symmetric(z)
     stable = stable_step_size(coupling, z, conservation="unit") if symmetric else 1.0
-    step_size = stable if step_size is None else step_size
+    step_size = (stable if math.isfinite(stable) else 1.0) if step_size is None else step_size
     states = diffuse(z, coupling, steps=steps, step_size=step_size, conservation="unit", save="all")
     energies = [normalised_dirichlet_energy(now, graph) for now in states]
     return Certificate(

@@ -93,9 +93,15 @@ class Mix(Coupling):
         return torch.cat(rows), torch.cat(columns), torch.cat(values)
 
     def balance(self, z: Tensor) -> Tensor | None:
-        first, *others = [part.balance(z) for part in self.parts]
+        # The identity is in balance with every m.
+        parts = [part for part in self.parts if not isinstance(part, Identity)] or list(self.parts)
+        first, *others = [part.balance(z) for part in parts]
         same = all(first is not None and other is not None and torch.allclose(first, other) for other in others)
         return first if same else None
+
+    def rest(self, z: Tensor) -> Tensor:
+        parts = [part for part in self.parts if not isinstance(part, Identity)]
+        return parts[0].rest(z) if len(parts) == 1 else super().rest(z)
 
 
 def _graph(weights: str) -> Callable[..., Coupling]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from difformer.attention import propagate
 from difformer.attention.reference import attention_matrix, exchange
+from difformer.attention.scores import form_of, slope_of
 from difformer.attention.segments import Segments, as_segments
 from difformer.diffusion.coupling.base import Coupling, SparseCoupling, edge_distances, edge_products
 from difformer.diffusion.coupling.static import is_symmetric
@@ -29,6 +30,12 @@ from difformer.diffusion.pairs import BLOCK_SIZE, distance_factors, exchange_sum
 from difformer.graph import Graph
 
 METRICS = ("distance", "cosine")
+
+
+@lru_cache(maxsize=64)
+def _chosen(diffusivity: str | Diffusivity, channels: int) -> Diffusivity:
+    """A diffusivity is checked on a grid when it is made: once is enough."""
+    return as_diffusivity(diffusivity, channels=channels)
 
 
 class Attention(Coupling):
@@ -48,7 +55,7 @@ class Attention(Coupling):
 
     def chosen(self, z: Tensor) -> Diffusivity:
         """The diffusivity; plain ``softmax`` takes its temperature √d from the states."""
-        return as_diffusivity(self.diffusivity, channels=z.shape[1])
+        return _chosen(self.diffusivity, z.shape[1])
 
     def _check(self) -> None:
         as_diffusivity(self.diffusivity)
@@ -98,7 +105,7 @@ class AllPairAttention(Attention):
 
     def _factors(self, z: Tensor) -> tuple[Tensor, Tensor]:
         if self.metric == "distance":
-            return distance_factors(z)
+            return distance_factors(z, self.segments)
         unit = functional.normalize(z, dim=1)
         return unit, unit
 
@@ -163,12 +170,26 @@ class EdgeAttention(SparseCoupling, Attention):
             exchange = self.chosen(z).g(edge_products(functional.normalize(z, dim=1), target, source))
         return self.graph.weights(z.dtype) * exchange
 
+    def _relative_exchange(self, z: Tensor) -> Tensor:
+        """Exchange up to a factor of each target: exponentials relative to its largest, so that none overflows."""
+        chosen = self.chosen(z)
+        if form_of(chosen) != "exponential":
+            return self._exchange(z)
+        source, target = self.graph.edge_index
+        if self.metric == "distance":
+            score = 1 - edge_distances(z, target, source) / 2
+        else:
+            score = edge_products(functional.normalize(z, dim=1), target, source)
+        score = slope_of(chosen) * score
+        largest = score.new_full((z.shape[0],), -torch.inf).scatter_reduce(0, target, score.detach(), "amax")
+        return self.graph.weights(z.dtype) * torch.exp(score - largest[target])
+
     def exchange_sums(self, z: Tensor) -> Tensor:
         return z.new_zeros(z.shape[0]).index_add(0, self.graph.edge_index[1], self._exchange(z))
 
     def entries(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         source, target = self.graph.edge_index
-        exchange = self._exchange(z)
+        exchange = self._relative_exchange(z) if self.normalised else self._exchange(z)
         if self.normalised:
             sums = z.new_zeros(z.shape[0]).index_add(0, target, exchange)
             exchange = exchange / torch.where(sums > 0, sums, 1.0)[target]

@@ -104,20 +104,19 @@ class SparseCoupling(Coupling):
 
 
 def _edge_chunks(edges: int, channels: int) -> list[slice]:
+    # At least one, be it empty: a sum over no edges is zero, and still a function of the states.
     size = max(1, EDGE_ENTRIES // max(1, channels))
-    return [slice(start, start + size) for start in range(0, edges, size)]
+    return [slice(start, start + size) for start in range(0, max(1, edges), size)]
 
 
 def edge_distances(z: Tensor, row: Tensor, column: Tensor) -> Tensor:
     """||z_i - z_j||² for given pairs, ``[E]``, by differences: exact for states that lie close together."""
-    parts = [((z[row[part]] - z[column[part]]) ** 2).sum(1) for part in _edge_chunks(row.numel(), z.shape[1])]
-    return torch.cat(parts) if parts else z.new_zeros(0)
+    return torch.cat([((z[row[part]] - z[column[part]]) ** 2).sum(1) for part in _edge_chunks(row.numel(), z.shape[1])])
 
 
 def edge_products(z: Tensor, row: Tensor, column: Tensor) -> Tensor:
     """z_iᵀz_j for given pairs, ``[E]``."""
-    parts = [(z[row[part]] * z[column[part]]).sum(1) for part in _edge_chunks(row.numel(), z.shape[1])]
-    return torch.cat(parts) if parts else z.new_zeros(0)
+    return torch.cat([(z[row[part]] * z[column[part]]).sum(1) for part in _edge_chunks(row.numel(), z.shape[1])])
 
 
 def _edge_variation(z: Tensor, row: Tensor, column: Tensor, value: Tensor) -> Tensor:
