@@ -2,6 +2,7 @@ import contextlib
 import io
 import os
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -63,6 +64,17 @@ def test_features_are_sparse_where_it_pays():
 def test_sparse_matrices_survive_being_stored():
     x = sparse.random(7, 5, 0.3, format="csr", random_state=1, dtype=np.float32)
     assert (csr_of(csr_arrays(x)) != x).nnz == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing that torch has to say of this layout is the user's concern
+        torch.testing.assert_close(feature_tensor(x, as_sparse=True).to_dense(), torch.from_numpy(x.toarray()))
+
+
+@pytest.mark.parametrize(("part", "value"), [("indices", 5), ("indices", -1), ("indptr", 99)])
+def test_an_index_outside_a_stored_matrix_is_refused(part, value):
+    arrays = csr_arrays(sparse.random(7, 5, 0.3, format="csr", random_state=1, dtype=np.float32))
+    arrays[f"x_{part}"][-1] = value
+    with pytest.raises(ValueError, match=r"(?i)ind(ex|ices|ptr)"):
+        csr_of(arrays)
 
 
 def test_one_hot_columns():

@@ -265,6 +265,21 @@ def test_arrays_by_every_usual_way(tmp_path):
     assert read_arrays(tmp_path / "e.npz")["x"].toarray().tolist() == x.tolist()
 
 
+def test_a_stored_matrix_that_points_outside_itself_is_refused(tmp_path):
+    sparse = scipy.sparse.csr_matrix(np.eye(3))
+    sparse.indices[-1] = 7
+    np.savez(
+        tmp_path / "a.npz",
+        data=sparse.data,
+        indices=sparse.indices,
+        indptr=sparse.indptr,
+        shape=sparse.shape,
+        format=np.array("csr"),
+    )
+    with pytest.raises(DataError, match=r"a\.npz: is not an array file"):
+        read_arrays(tmp_path / "a.npz")
+
+
 def test_arrays_that_would_run_something_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.array([{"a": 1}], dtype=object))
     with pytest.raises(DataError, match=r"a\.npz: is not an array file"):

@@ -45,7 +45,9 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
         with loaded:
             arrays: dict[str, Any] = {key: loaded[key] for key in loaded.files}
         if {"data", "indices", "indptr", "shape", "format"} <= arrays.keys():
-            return {"x": sparse.csr_array(sparse.load_npz(path))}
+            matrix = sparse.csr_array(sparse.load_npz(path))
+            matrix.check_format(full_check=True)
+            return {"x": matrix}
         for prefix in [key[: -len("_indptr")] for key in arrays if key.endswith("_indptr")]:
             parts = [arrays.pop(f"{prefix}_{part}") for part in ("data", "indices", "indptr", "shape")]
             matrix = sparse.csr_array((parts[0], parts[1], parts[2]), shape=tuple(parts[3].tolist()))

@@ -84,9 +84,15 @@ def feature_tensor(x: Any, *, as_sparse: bool | None = None) -> Tensor:
 
 
 def csr_of(arrays: Any, prefix: str = "x") -> Any:
-    """The scipy CSR matrix stored as ``<prefix>_data``, ``_indices``, ``_indptr`` and ``_shape``."""
+    """The scipy CSR matrix stored as ``<prefix>_data``, ``_indices``, ``_indptr`` and ``_shape``.
+
+    Raises:
+        ValueError: If an index points outside the matrix, which torch would follow.
+    """
     parts = tuple(arrays[f"{prefix}_{part}"] for part in ("data", "indices", "indptr"))
-    return sparse.csr_matrix(parts, shape=tuple(int(n) for n in arrays[f"{prefix}_shape"]), dtype=np.float32)
+    matrix = sparse.csr_matrix(parts, shape=tuple(int(n) for n in arrays[f"{prefix}_shape"]), dtype=np.float32)
+    matrix.check_format(full_check=True)
+    return matrix
 
 
 def csr_arrays(matrix: Any, prefix: str = "x") -> dict[str, Array]:
