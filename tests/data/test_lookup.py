@@ -218,6 +218,29 @@ def test_a_broken_file_is_named(cache, tmp_path, content):
         load("cora", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("broken", "complaint"),
+    [
+        ({"edges": np.array([[0, 1], [2, 3]])}, r"row 1: edge \(2, 3\) names a node outside 0 … 2"),
+        ({"edges": np.array([[0, -1]])}, r"row 0: edge \(0, -1\) names a node"),
+        ({"edges": np.array([[0, 1, 2]])}, r"pairs of whole numbers, got int64 of shape \[3, 1\]"),
+        ({"edges": np.array([[0.5, 1]])}, r"pairs of whole numbers, got float64"),
+        ({"node_labels": np.array([0, 1])}, r"3 rows of features, but labels of shape \[2\]"),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_named(cache, tmp_path, broken, complaint):
+    (tmp_path / "heterophilous").mkdir()
+    mask = np.eye(3, dtype=bool)
+    good = {"node_features": np.ones((3, 2)), "node_labels": np.array([0, 1, 1]), "edges": np.array([[0, 1]])}
+    masks = {f"{part}_masks": np.roll(mask, i, 1) for i, part in enumerate(("train", "val", "test"))}
+    path = tmp_path / "heterophilous" / "actor.npz"
+    np.savez(path, **good, **masks)
+    assert load("actor", tmp_path).num_edges == 5
+    np.savez(path, **{**good, **masks, **broken})
+    with pytest.raises(DataError, match=rf"actor\.npz.*{complaint}.*data set 'actor'.*github\.com/yandex-research"):
+        load("actor", tmp_path)
+
+
 def test_a_file_with_other_arrays_is_named(cache, tmp_path):
     (tmp_path / "heterophilous").mkdir()
     np.savez(tmp_path / "heterophilous" / "actor.npz", node_features=np.ones((3, 2)))

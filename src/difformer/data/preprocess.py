@@ -10,6 +10,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
+from difformer.data.errors import DataError
 from difformer.data.sparse import from_scipy
 
 Array = np.ndarray[Any, Any]
@@ -45,6 +46,27 @@ def symmetric_edges(edges: Array, num_nodes: int, *, self_loops: bool) -> Tensor
         both = both + sparse.identity(num_nodes, dtype=bool, format="csr")
     both.sort_indices()
     return edges_of(both)
+
+
+def check_graph(x: Any, y: Array, edges: Array) -> None:
+    """Refuse a graph as a file holds it whose parts do not belong together.
+
+    Args:
+        x: ``[N, F]`` features.
+        y: ``[N]`` labels.
+        edges: ``[2, E]`` whole numbers.
+
+    Raises:
+        DataError: Saying which part contradicts which.
+    """
+    num_nodes = x.shape[0]
+    if y.shape != (num_nodes,):
+        raise DataError(f"{num_nodes} rows of features, but labels of shape {list(y.shape)}")
+    if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
+        raise DataError(f"edges must be pairs of whole numbers, got {edges.dtype} of shape {list(edges.shape)}")
+    if edges.size and (edges.min() < 0 or edges.max() >= num_nodes):
+        at = int(np.flatnonzero(((edges < 0) | (edges >= num_nodes)).any(axis=0))[0])
+        raise DataError(f"edge {tuple(edges[:, at].tolist())} names a node outside 0 … {num_nodes - 1}", row=at)
 
 
 def edges_of(matrix: Any) -> Tensor:

@@ -14,7 +14,7 @@ from scipy import sparse as sp
 
 from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.preprocess import csr_arrays, csr_of
+from difformer.data.preprocess import check_graph, csr_arrays, csr_of
 from difformer.data.processed import Arrays, processed
 from difformer.data.splitting import random_split
 from difformer.data.task import Task
@@ -53,6 +53,7 @@ def deezer_europe(
         else:
             arrays = processed(name, lambda: read_archive(found), sources=found.paths, version=_FORMAT)
         likes, y = csr_of(arrays), torch.from_numpy(arrays["y"].astype(np.int64))
+        check_graph(likes, arrays["y"], arrays["edge_index"])
     splits = seeded(lambda s: random_split(y, fractions=(0.5, 0.25, 0.25), seed=s), num_splits=num_splits, seed=seed)
     return class_task(
         name,

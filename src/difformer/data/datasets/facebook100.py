@@ -15,7 +15,7 @@ import torch
 
 from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.preprocess import one_hot_columns
+from difformer.data.preprocess import check_graph, one_hot_columns
 from difformer.data.splitting import random_split
 from difformer.data.task import Task
 
@@ -48,7 +48,8 @@ def facebook100(
     found = locate(name, root)
     with reading(found):
         profile, edges = _read(found)
-    y = torch.from_numpy(profile[:, GENDER].astype(np.int64) - 1)
+        y = torch.from_numpy(profile[:, GENDER].astype(np.int64) - 1)
+        check_graph(profile, profile[:, GENDER], edges)
     fractions = tuple(int(part) / 100 for part in protocol.split("/"))
     splits = seeded(lambda s: random_split(y, fractions=fractions, seed=s), num_splits=num_splits, seed=seed)
     unknown = int((y < 0).sum())

@@ -16,7 +16,7 @@ from scipy import sparse as sp
 
 from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.preprocess import csr_of, row_normalised
+from difformer.data.preprocess import check_graph, csr_of, row_normalised
 from difformer.data.split import Split
 from difformer.data.splitting import per_class_split, random_split
 from difformer.data.task import Task
@@ -49,6 +49,7 @@ def gnn_benchmark(
     found = locate(name, root)
     with reading(found):
         words, labels, edges = _read(found)
+        check_graph(words, labels, edges)
     words.data = (words.data > 0).astype(np.float32)
     y = torch.from_numpy(labels)
     num_classes = int(y.max()) + 1

@@ -23,7 +23,7 @@ from scipy import sparse as sp
 
 from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.preprocess import csr_arrays, csr_of, row_normalised
+from difformer.data.preprocess import check_graph, csr_arrays, csr_of, row_normalised
 from difformer.data.processed import Arrays, processed
 from difformer.data.split import Split
 from difformer.data.splitting import AUTHORS_SEED, authors_split, index_split, per_class_split
@@ -60,6 +60,7 @@ def planetoid(
     with reading(found):
         arrays: Mapping[str, Any] = _read_arrays(found) if found.form == "arrays" else _processed_raw(found)
         words, y = csr_of(arrays), torch.from_numpy(np.asarray(arrays["y"], dtype=np.int64))
+        check_graph(words, arrays["y"], arrays["edge_index"])
     featureless = np.flatnonzero(np.diff(words.indptr) == 0)
     splits, said = _splits(protocol, y, arrays, featureless, num_splits, seed)
     drawn = torch.isin(torch.cat([torch.cat(list(s.parts().values())) for s in splits]), torch.from_numpy(featureless))

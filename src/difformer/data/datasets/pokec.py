@@ -22,7 +22,7 @@ import torch
 from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.preprocess import one_hot_columns
+from difformer.data.preprocess import check_graph, one_hot_columns
 from difformer.data.processed import Arrays, processed
 from difformer.data.splitting import random_split
 from difformer.data.task import Task
@@ -98,9 +98,11 @@ def read_mat(found: Found) -> Arrays:
     n = int(np.asarray(content["num_nodes"]).ravel()[0])
     x = np.ascontiguousarray(content["node_feat"], dtype=np.float32)
     y = np.asarray(content["label"]).ravel().astype(np.int8)
-    if x.shape[0] != n or y.shape != (n,):
-        raise DataError(f"{n} nodes, but features of shape {x.shape} and labels of shape {y.shape}", path=found.path)
-    return {"x": x, "y": y, "edge_index": _checked(content["edge_index"], n, found.path)}
+    if x.shape[0] != n:
+        raise DataError(f"{n} nodes, but features of shape {list(x.shape)}", path=found.path)
+    edges = np.asarray(content["edge_index"], dtype=np.int32)
+    check_graph(x, y, edges)
+    return {"x": x, "y": y, "edge_index": edges}
 
 
 def read_snap(found: Found) -> Arrays:
@@ -112,17 +114,12 @@ def read_snap(found: Found) -> Arrays:
             block.T.astype(np.int32) - 1
             for block in number_blocks(stream, columns=2, dtype=np.int64, path=path)  # type: ignore[arg-type]
         ]
-    return {"x": x, "y": y, "edge_index": _checked(np.concatenate(blocks, axis=1), len(y), path)}
-
-
-def _checked(edges: Any, num_nodes: int, path: object) -> Any:
-    edges = np.asarray(edges, dtype=np.int32)
-    if edges.size and (edges.min() < 0 or edges.max() >= num_nodes):
-        at = int(np.flatnonzero(((edges < 0) | (edges >= num_nodes)).any(axis=0))[0])
-        raise DataError(
-            f"edge {tuple(edges[:, at].tolist())} names a node outside 0 … {num_nodes - 1}", path=path, row=at
-        )
-    return edges
+    edges = np.concatenate(blocks, axis=1)
+    try:
+        check_graph(x, y, edges)
+    except DataError as error:
+        raise error.reworded(error.problem, path=path) from error
+    return {"x": x, "y": y, "edge_index": edges}
 
 
 def _profiles(path: Any) -> tuple[Any, Any]:

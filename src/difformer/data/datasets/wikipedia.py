@@ -13,7 +13,7 @@ import numpy as np
 
 from difformer.data.datasets.common import choice, class_task
 from difformer.data.lookup import locate, reading
-from difformer.data.preprocess import row_normalised
+from difformer.data.preprocess import check_graph, row_normalised
 from difformer.data.splitting import masks_split
 from difformer.data.task import Task
 
@@ -41,6 +41,7 @@ def wikipedia(
     found = locate(name, root)
     with reading(found), np.load(found.path, allow_pickle=False) as file:
         x, y, edges = file["node_features"], file["node_labels"], file["edges"].T
+        check_graph(x, y, edges)
         splits = masks_split(file["train_masks"], file["val_masks"], file["test_masks"])
     bare = int((x.sum(axis=1) == 0).sum())
     notes = [f"{bare} nodes have no features; the published splits hold them nevertheless."] if bare else []
