@@ -1,0 +1,79 @@
+"""Classification of rows, some of them labelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import ClassifierMixin
+
+from difformer.estimators.base import Array, DIFFormerEstimator
+from difformer.estimators.labels import class_labels
+
+
+class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
+    """Semi-supervised classification: labels travel over latent structure and, where there is one, over a graph.
+
+    Args:
+        See `DIFFormerEstimator`.
+
+    Attributes:
+        classes_: Labels in order.
+        label_distributions_: ``[N, C]`` probabilities of the rows that were fitted.
+        transduction_: ``[N]`` their most probable labels.
+        graph_: ``"knn"``, ``"given"`` or None: what was used.
+        n_features_in_, feature_names_in_: Columns that were fitted.
+        n_iter_: Epochs of the longest run.
+        loss_: Last training loss, mean over runs.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> X, y = load_iris(return_X_y=True)
+        >>> partly = y.copy()
+        >>> partly[np.arange(150) % 10 > 0] = -1
+        >>> model = DIFFormerClassifier(random_state=0).fit(X, partly)
+        >>> model.transduction_.shape
+        (150,)
+    """
+
+    classes_: Array
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = False
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> DIFFormerClassifier:
+        """Train on the labelled rows, in the company of all.
+
+        Args:
+            X: ``[N, F]`` features: array, scipy sparse matrix, pandas or polars frame.
+            y: ``[N]`` labels; -1, NaN or None where a row is unlabelled.
+            sample_weight: ``[N]``: a row of weight 2 is as good as two equal rows, one of weight 0 as none.
+            graph: Overrides the option of this name: None, ``"knn"``, ``"auto"``, or edges among the rows, see
+                `difformer.estimators.graphs`.
+
+        Raises:
+            ValueError: As scikit-learn's classifiers do; and if `graph` has the wrong size.
+        """
+        x, weight = self._table(X, y, sample_weight)
+        self.classes_, target = class_labels(y, x, type(self).__name__, weight)
+        _, self.label_distributions_ = self._fit(x, target, len(self.classes_), weight, graph)
+        self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
+        return self
+
+    def predict_proba(self, X: Any, *, graph: Any = None) -> Array:
+        """``[M, C]`` probabilities of rows, each in the context of the fitted population and of nothing else.
+
+        Args:
+            X: ``[M, F]`` features.
+            graph: Where a graph was given to `fit`: edges from fitted rows to these, a sparse matrix ``[M, N]`` or an
+                ``edge_index [2, E]`` with fitted rows above. Left out, fitted rows are recognised and keep their edges;
+                others have none.
+        """
+        return self._outputs(X, graph)
+
+    def predict(self, X: Any, *, graph: Any = None) -> Array:
+        """``[M]`` most probable labels; see `predict_proba`."""
+        probable = np.argmax(self._outputs(X, graph), axis=1)
+        return self.classes_[probable]

@@ -1,0 +1,158 @@
+"""Targets as people mark them: which rows are labelled, and what their labels are.
+
+Unlabelled is -1 among whole numbers, NaN among floats, and -1, None, NaN or ``pandas.NA`` among objects such as texts.
+Where -1 and 1 are the only labels they are two classes, as support vector machines write them, and a warning says so.
+Plain arrays of texts (numpy's ``U``) cannot hold such a mark: an ``"-1"`` in one is most likely a -1 that numpy turned
+into text, and is refused.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from sklearn.exceptions import DataConversionWarning
+from sklearn.utils.multiclass import type_of_target
+from sklearn.utils.validation import check_consistent_length
+
+Array = np.ndarray[Any, Any]
+
+UNLABELLED = -1
+NO_VALUE = ("NAType", "NaTType")  # pandas' marks, known by name: pandas itself is not needed
+
+
+def class_labels(y: Any, x: Any, name: str, weight: Array | None = None) -> tuple[Array, Array]:
+    """Classes in order, and for every row the number of its class or -1.
+
+    Args:
+        y: Labels of any kind.
+        x: Features, whose rows are counted.
+        name: Of the estimator, for errors.
+        weight: ``[N]``: rows of weight zero are taken for unlabelled, since they are as good as absent.
+
+    Raises:
+        ValueError: If there are not as many labels as rows, no row is labelled, all labels are of one class, or labels
+            are continuous.
+    """
+    labels = _column(y, name)
+    check_consistent_length(x, labels)
+    known = np.ones(len(labels), dtype=bool) if are_signs(labels) else is_labelled(labels)
+    if weight is not None:
+        known &= weight > 0
+    if not known.any():
+        raise ValueError(
+            f"{name} needs labelled rows: all {len(labels)} rows of y are unlabelled (-1, NaN or None) or have weight "
+            f"zero; label at least one row of each of two classes"
+        )
+    kind = type_of_target(_settled(labels[known]), input_name="y")
+    if kind not in ("binary", "multiclass"):
+        raise ValueError(
+            f"Unknown label type: {kind}. Maybe you are trying to fit a classifier, which expects discrete classes on "
+            f"a regression target with continuous values."
+        )
+    classes, numbers = np.unique(_settled(labels[known]), return_inverse=True)
+    if len(classes) < 2:
+        raise ValueError(
+            f"{name} needs samples of at least 2 classes in the data, but the data contains only one class: "
+            f"{classes[0]!r} (-1 marks unlabelled rows)"
+        )
+    target = np.full(len(labels), UNLABELLED, dtype=np.int64)
+    target[known] = numbers
+    return classes, target
+
+
+def values(y: Any, x: Any, name: str) -> Array:
+    """``[N]`` or ``[N, T]`` float64, as many axes as `y` has, NaN where unknown.
+
+    Raises:
+        ValueError: If values are not numbers, infinite, not as many as rows, or all unknown.
+    """
+    array = np.asarray(_numbers(y))
+    if array.ndim == 0 or array.ndim > 2:
+        raise ValueError(f"y must have shape (n_samples,) or (n_samples, n_targets), got {array.shape}")
+    try:
+        array = array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"y must hold numbers, NaN where a row is unlabelled: {error}") from error
+    check_consistent_length(x, array)
+    if np.isinf(array).any():
+        raise ValueError("Input y contains infinity or a value too large for dtype('float64').")
+    if np.isnan(array).all():
+        raise ValueError(
+            f"Input y contains NaN alone: {name} needs labelled rows, and all {len(array)} rows are unlabelled"
+        )
+    return array
+
+
+def are_signs(labels: Array) -> bool:
+    """Whether labels are -1 and 1 alone: two classes, then, since with -1 for unlabelled only one would be left."""
+    if labels.dtype.kind not in "if" or not np.array_equal(np.unique(labels), [-1, 1]):
+        return False
+    warnings.warn(
+        "y holds -1 and 1 alone: both are taken for classes. Where there is any other label, -1 marks unlabelled rows; "
+        "to mark them here, write NaN",
+        UserWarning,
+        stacklevel=4,
+    )
+    return True
+
+
+def is_labelled(labels: Array) -> Array:
+    """``[N]`` bool."""
+    if labels.dtype.kind in "iu":
+        return labels != UNLABELLED
+    if labels.dtype.kind == "f":
+        return ~np.isnan(labels) & (labels != UNLABELLED)
+    if labels.dtype.kind in "US":
+        if (labels == np.asarray("-1", dtype=labels.dtype)).any():
+            raise ValueError(
+                "y holds the text '-1'; to mark unlabelled rows among texts pass an array of dtype object with -1, "
+                "None or NaN in it: numpy.array([...], dtype=object)"
+            )
+        return np.ones(len(labels), dtype=bool)
+    if labels.dtype.kind == "O":
+        return np.array([not _is_mark(label) for label in labels], dtype=bool)
+    return np.ones(len(labels), dtype=bool)
+
+
+def _is_mark(label: Any) -> bool:
+    if label is None or type(label).__name__ in NO_VALUE:
+        return True
+    if isinstance(label, str | bytes):
+        return False
+    return bool(label == UNLABELLED) or bool(label != label)
+
+
+def _settled(labels: Array) -> Array:
+    """Objects as what they all are: texts, whole numbers, …"""
+    return np.array(labels.tolist()) if labels.dtype.kind == "O" else labels
+
+
+def _numbers(y: Any) -> Any:
+    """A frame or series of numbers with gaps as floats."""
+    if y is None:
+        return None
+    if hasattr(y, "to_numpy"):
+        array = y.to_numpy()
+        if array.dtype.kind == "O":
+            filled = [np.nan if v is None or type(v).__name__ in NO_VALUE else v for v in array.ravel()]
+            array = np.array(filled).reshape(array.shape)
+        return array
+    return np.asarray(y)
+
+
+def _column(y: Any, name: str) -> Array:
+    """One label a row."""
+    array = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+    if array.ndim == 2 and array.shape[1] == 1:
+        warnings.warn(
+            "A column-vector y was passed when a 1d array was expected. Please change the shape of y to "
+            "(n_samples, ), for example using ravel().",
+            DataConversionWarning,
+            stacklevel=4,
+        )
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise ValueError(f"y should be a 1d array, got an array of shape {array.shape} instead.")
+    return array

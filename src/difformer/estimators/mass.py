@@ -1,0 +1,107 @@
+r"""Rows that count more than once: mass in the all-pair exchange, weights in the loss, and the training of both.
+
+With masses m_j every operator of the package serves as it is. For values :math:`\tilde v_j = [m_j v_j, m_j]` it gives
+
+.. math::
+    \tilde P_i = \frac{\sum_j g_{ij} [m_j v_j, m_j]}{\sum_l g_{il}}, \qquad
+    \frac{\tilde P_i[{:}c]}{\tilde P_i[c]} = \frac{\sum_j m_j g_{ij} v_j}{\sum_l m_l g_{il}},
+
+and the division drops out of sight what it was normalised by.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from difformer.attention import propagate
+from difformer.attention.segments import Segments
+from difformer.data import Split, Task
+from difformer.nn import DIFFormer, DIFFormerConv
+from difformer.training.config import TrainConfig
+from difformer.training.devices import resolve
+from difformer.training.feeding import make_feed
+from difformer.training.loop import Trainer
+from difformer.training.randomness import isolated_rng
+from difformer.training.record import RunRecord
+
+
+class MassConv(DIFFormerConv):
+    """A layer whose rows have mass ``[N, 1, 1]``; made by changing the class of a `DIFFormerConv`."""
+
+    mass: Tensor
+
+    def latent(self, z: Tensor, v: Tensor, segments: Segments | None) -> Tensor:
+        if self.diffusivity is None or self.diffusivity.name == "identity":
+            return v.mean(1)
+        if self.query is None:
+            q = k = v.expand(-1, self.num_heads, -1)
+        else:
+            q, k = self.queries_and_keys(z, segments)
+        mass = self.mass.to(q.dtype).expand(-1, v.shape[1], 1)
+        both = propagate(q, k, torch.cat([mass * v.to(q.dtype), mass], -1), self.diffusivity, backend=self.backend)
+        return (both[..., :-1] / both[..., -1:]).mean(1)
+
+
+def give_mass(model: DIFFormer, mass: Tensor) -> None:
+    """From now on the rows of whole passes count with their mass; parameters and their names stay."""
+    for layer in model.layers:
+        layer.__class__ = MassConv
+        layer.mass = (mass / mass.mean()).view(-1, 1, 1)
+
+
+def train_weighted(
+    task: Task, split: Split, config: TrainConfig, seed: int, device: str, weight: Tensor, mass: Tensor | None
+) -> RunRecord:
+    """`difformer.training.train_one` with weights of rows in the loss, and with their mass in the exchange.
+
+    Args:
+        task: What is to be learnt.
+        split: Which rows are trained on.
+        config: Model and training; in mini-batches rows count alike in the exchange, and by weight in the loss.
+        seed: Of everything that is random.
+        device: Where to train.
+        weight: ``[N]`` of the loss.
+        mass: ``[N]`` of the exchange; None where all count alike.
+    """
+    place = resolve(device)
+    with isolated_rng(place):
+        torch.manual_seed(seed)
+        trainer = Trainer(task, split, config, seed, place)
+        # Weights travel with the targets, as one more column, to whichever rows a step takes.
+        targets = task.y.double().reshape(task.num_instances, -1)
+        packed = dataclasses.replace(
+            task,
+            y=torch.cat([targets, weight.double().unsqueeze(1)], 1),
+            problem="regression",
+            metric="mse",
+            num_outputs=targets.shape[1] + 1,
+            class_names=(),
+        )
+        trainer.feed = make_feed(packed, split, config, seed, place, trainer.model)
+        trainer.loss = _cross_entropy if task.problem == "multiclass" else _squared_error
+        if mass is not None and trainer.feed.whole:
+            assert isinstance(trainer.model, DIFFormer)
+            give_mass(trainer.model, mass.to(place))
+        return trainer.run()
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    each = functional.cross_entropy(outputs, targets[:, 0].long(), reduction="none")
+    return _mean(each, targets[:, -1])
+
+
+def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    wanted = targets[:, :-1].to(outputs.dtype)
+    known = ~wanted.isnan()
+    each = torch.where(known, outputs - wanted, 0.0).square()
+    return _mean(each, targets[:, -1:] * known)
+
+
+def _mean(each: Tensor, weight: Tensor) -> Tensor:
+    weight = weight.to(each.dtype)
+    # A mini-batch may hold rows of weight zero alone: it then teaches nothing.
+    return (each * weight).sum() / weight.sum().clamp_min(torch.finfo(each.dtype).tiny)

@@ -1,0 +1,63 @@
+"""Regression of rows, some of them labelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sklearn.base import RegressorMixin
+
+from difformer.estimators.base import Array, DIFFormerEstimator
+from difformer.estimators.labels import values
+
+
+class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
+    """Semi-supervised regression, of one target or several; NaN marks what is unknown.
+
+    Args:
+        See `DIFFormerEstimator`.
+
+    Attributes:
+        transduction_: ``[N]`` or ``[N, T]`` values of the rows that were fitted.
+        graph_, n_features_in_, feature_names_in_, n_iter_, loss_: As in `DIFFormerClassifier`.
+
+    Example:
+        >>> from sklearn.datasets import load_diabetes
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> y[::2] = float("nan")
+        >>> DIFFormerRegressor(random_state=0).fit(X, y).transduction_.shape
+        (442,)
+    """
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> DIFFormerRegressor:
+        """Train on the labelled rows, in the company of all; see `DIFFormerClassifier.fit`.
+
+        Args:
+            X: ``[N, F]`` features.
+            y: ``[N]`` or ``[N, T]`` values, NaN where unknown.
+            sample_weight: ``[N]``.
+            graph: Overrides the option of this name.
+        """
+        x, weight = self._table(X, y, sample_weight)
+        target = values(y, x, type(self).__name__)
+        self.one_column_ = target.ndim == 1
+        target = target.reshape(len(target), -1)
+        _, outputs = self._fit(x, target, target.shape[1], weight, graph)
+        self.transduction_ = self._shaped(outputs)
+        return self
+
+    def predict(self, X: Any, *, graph: Any = None) -> Array:
+        """``[M]`` or ``[M, T]`` values of rows, each in the context of the fitted population and of nothing else.
+
+        Args:
+            X: ``[M, F]`` features.
+            graph: See `DIFFormerClassifier.predict_proba`.
+        """
+        return self._shaped(self._outputs(X, graph))
+
+    def _shaped(self, outputs: Array) -> Array:
+        return outputs[:, 0] if self.one_column_ else outputs
