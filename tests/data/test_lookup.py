@@ -1,6 +1,5 @@
 import hashlib
 import http.server
-import os
 import socket
 import threading
 
@@ -11,7 +10,6 @@ from difformer.data import DataError, DownloadError, load
 from difformer.data import download as download_module
 from difformer.data.download import ATTEMPTS
 from difformer.data.lookup import cache_folder, find, find_file, folders, locate, reading
-from difformer.data.processed import processed
 from difformer.data.sources import FORMS, Form, RemoteFile
 
 CONTENT = bytes(range(256)) * 9000  # two chunks and a bit
@@ -284,51 +282,3 @@ def test_what_a_reader_says_gets_data_set_file_and_address(cache, tmp_path, monk
     with pytest.raises(DataError) as again, reading(found):
         raise caught.value
     assert again.value is caught.value  # said once is enough
-
-
-class TestProcessed:
-    def build(self):
-        self.built += 1
-        return {"a": np.arange(5), "b": np.array(["x", "yz"])}
-
-    def get(self, source, **options):
-        return processed("thing", self.build, sources=[source], version=1, options=options)
-
-    @pytest.fixture
-    def source(self, tmp_path):
-        self.built = 0
-        path = tmp_path / "source"
-        path.write_bytes(b"1")
-        return path
-
-    def test_is_made_once(self, cache, source):
-        first, second = self.get(source), self.get(source)
-        assert self.built == 1
-        assert all((first[key] == second[key]).all() for key in ("a", "b"))
-        assert len(left_behind(cache / "processed")) == 1
-        assert left_behind(source.parent / "processed") == []
-
-    def test_is_made_anew_when_anything_changes(self, cache, source):
-        self.get(source)
-        self.get(source, k=5)
-        source.write_bytes(b"22")
-        self.get(source)
-        os.utime(source, ns=(1, 1))
-        self.get(source)
-        processed("thing", self.build, sources=[source], version=2)
-        assert self.built == 5
-
-    def test_a_broken_one_is_made_anew(self, cache, source):
-        self.get(source)
-        kept = next((cache / "processed").iterdir())
-        kept.write_bytes(kept.read_bytes()[:50])
-        with pytest.warns(UserWarning, match="made anew"):
-            assert (self.get(source)["a"] == np.arange(5)).all()
-        self.get(source)
-        assert self.built == 2
-
-    def test_a_cache_that_cannot_be_written_is_no_obstacle(self, source, tmp_path, monkeypatch):
-        (tmp_path / "file").write_bytes(b"")
-        monkeypatch.setenv("DIFFORMER_CACHE", str(tmp_path / "file" / "below"))
-        with pytest.warns(UserWarning, match="DIFFORMER_CACHE"):
-            assert (self.get(source)["a"] == np.arange(5)).all()

@@ -1,0 +1,77 @@
+import pytest
+import torch
+from own_people import BOTH_WAYS, EDGES, X, Y, pairs
+
+from difformer.data.errors import DataError
+from difformer.data.own import from_pyg
+
+
+def data(**changes):
+    pyg = pytest.importorskip("torch_geometric.data")
+    return pyg.Data(
+        **{
+            "x": torch.from_numpy(X).float(),
+            "y": torch.tensor([0, 1, 0, 1, 0, 1, -1, 1]),
+            "edge_index": torch.from_numpy(EDGES),
+            **changes,
+        }
+    )
+
+
+def test_one_graph_of_pyg():
+    task = from_pyg(data(edge_attr=torch.arange(4.0)[:, None]))
+    assert task.edge_index.tolist() == EDGES.tolist()
+    assert task.edge_weight.tolist() == [0, 1, 2, 3]
+    assert task.y.tolist() == Y
+    mask = torch.arange(8) % 4
+    task = from_pyg(data(train_mask=mask == 0, val_mask=mask == 1, test_mask=mask == 3))
+    assert task.splits[0].valid.tolist() == [1, 5]
+    two = torch.stack([mask == 0, mask == 1], 1)
+    task = from_pyg(data(train_mask=two, val_mask=two.roll(2, 0), test_mask=torch.zeros_like(two)))
+    assert [s.name for s in task.splits] == ["masks/0", "masks/1"]
+    assert task.splits[0].valid.tolist() == [2]  # 6 is in the mask, but has no label
+    assert "split masks/0: 1 instance without a label left out" in task.notes
+    task = from_pyg(data(edge_attr=torch.rand(4, 5)), directed=False, self_loops="add")
+    assert pairs(task) == BOTH_WAYS
+    assert any("edge_attr with 5 columns is not used" in note for note in task.notes)
+
+
+def test_many_graphs_of_pyg():
+    graphs = [
+        data(y=torch.tensor([i % 2]), pos=torch.ones(8, 3) * i, edge_index=torch.from_numpy(EDGES)[:, : i % 4])
+        for i in range(8)
+    ]
+    task = from_pyg(graphs, use_positions=True)
+    assert (task.kind, task.num_instances, task.num_nodes, task.num_features) == ("graphs", 8, 64, 6)
+    assert task.edge_index[:, 0].tolist() == [8, 9]
+    assert task.node_ptr.tolist() == list(range(0, 65, 8))
+    batch = pytest.importorskip("torch_geometric.data").Batch.from_data_list(graphs)
+    assert from_pyg(batch, use_positions=True).fingerprint() == task.fingerprint()
+    clouds = from_pyg(
+        [data(x=None, edge_index=None, pos=torch.rand(i + 1, 3), y=torch.tensor([float(i) / 2])) for i in range(8)]
+    )
+    assert (clouds.problem, clouds.num_features, clouds.edge_index) == ("regression", 3, None)
+    several = from_pyg([data(y=torch.tensor([[i % 2, 1]])) for i in range(8)])
+    assert (several.problem, several.y.shape) == ("multilabel", (8, 2))
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: data(x=None), "data: has neither x nor pos"),
+        (lambda: data(y=None), "data: has no tensor y"),
+        (lambda: data(edge_index=torch.tensor([[9], [0]])), "data: edge_index, edge 0: there is no node 9"),
+        (lambda: [], "an empty list"),
+        (
+            lambda: [data(y=torch.tensor([1])), data(y=torch.tensor([1, 0]))],
+            "graph 1: y holds 2 numbers, that of graph 0 1",
+        ),
+        (lambda: [data(y=torch.tensor([1])), data(x=torch.rand(8, 2), y=torch.tensor([1]))], "graph 1: has 2 features"),
+        (lambda: [1, 2], "got a list with int"),
+        (lambda: "cora", "expected a PyG Data or a list of them, got str"),
+        (lambda: pytest.importorskip("torch_geometric.data").HeteroData(), "several types"),
+    ],
+)
+def test_pyg_objects_that_are_no_task(make, complaint):
+    with pytest.raises(DataError, match=complaint):
+        from_pyg(make())

@@ -1,0 +1,67 @@
+import os
+
+import numpy as np
+import pytest
+
+from difformer.data.processed import processed
+
+
+def left_behind(folder):
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()) if folder.exists() else []
+
+
+class TestProcessed:
+    def build(self):
+        self.built += 1
+        return {"a": np.arange(5), "b": np.array(["x", "yz"])}
+
+    def get(self, source, **options):
+        return processed("thing", self.build, sources=[source], version=1, options=options)
+
+    @pytest.fixture
+    def source(self, tmp_path):
+        self.built = 0
+        path = tmp_path / "source"
+        path.write_bytes(b"1")
+        return path
+
+    def test_is_made_once(self, cache, source):
+        first, second = self.get(source), self.get(source)
+        assert self.built == 1
+        assert all((first[key] == second[key]).all() for key in ("a", "b"))
+        assert len(left_behind(cache / "processed")) == 1
+        assert left_behind(source.parent / "processed") == []
+
+    def test_is_made_anew_when_anything_changes(self, cache, source):
+        self.get(source)
+        self.get(source, k=5)
+        source.write_bytes(b"22")
+        self.get(source)
+        os.utime(source, ns=(1, 1))
+        self.get(source)
+        processed("thing", self.build, sources=[source], version=2)
+        assert self.built == 5
+
+    def test_files_alike_in_two_folders_are_two(self, cache, source):
+        twin = source.parent / "elsewhere" / source.name
+        twin.parent.mkdir()
+        twin.write_bytes(b"2")
+        for path in (source, twin):
+            os.utime(path, ns=(1, 1))
+            self.get(path)
+        assert self.built == 2
+
+    def test_a_broken_one_is_made_anew(self, cache, source):
+        self.get(source)
+        kept = next((cache / "processed").iterdir())
+        kept.write_bytes(kept.read_bytes()[:50])
+        with pytest.warns(UserWarning, match="made anew"):
+            assert (self.get(source)["a"] == np.arange(5)).all()
+        self.get(source)
+        assert self.built == 2
+
+    def test_a_cache_that_cannot_be_written_is_no_obstacle(self, source, tmp_path, monkeypatch):
+        (tmp_path / "file").write_bytes(b"")
+        monkeypatch.setenv("DIFFORMER_CACHE", str(tmp_path / "file" / "below"))
+        with pytest.warns(UserWarning, match="DIFFORMER_CACHE"):
+            assert (self.get(source)["a"] == np.arange(5)).all()
