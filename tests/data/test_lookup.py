@@ -84,6 +84,11 @@ def test_an_unknown_checksum_is_kept_and_a_later_change_is_noticed(cache, server
     path.write_bytes(CONTENT[:1000])
     with pytest.raises(DataError, match=f"1000 bytes, but {len(CONTENT)} were downloaded"):
         locate("thing")
+    path.write_bytes(b"x" + CONTENT[1:])
+    with pytest.raises(DataError, match="'thing': the file has changed since it was downloaded; delete it"):
+        locate("thing")
+    path.write_bytes(CONTENT)
+    assert locate("thing").path == path
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,15 @@ def test_other_splits_make_another_task():
     assert nodes().fingerprint() == nodes().fingerprint()
 
 
+def test_tasks_and_splits_can_be_compared_and_kept_in_sets():
+    task = nodes()
+    assert task == task
+    assert task != nodes()
+    assert len({task, task, nodes()}) == 2
+    assert task.splits[0] in task.splits
+    assert Split("same", SPLIT.train, SPLIT.valid, SPLIT.test) not in task.splits
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -2,7 +2,7 @@
 
 Bytes go to a temporary file beside the target; length, first bytes and checksum are compared; only then does the file
 get its name. Where a source publishes no checksum, the first download's is kept in `<file>.sha256` beside it, and a
-file that later has another size is refused.
+file that later has another size, or, if it is small, other bytes, is refused.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ CHUNK = 1 << 20
 TIMEOUT_S = 60.0
 ATTEMPTS = 3
 RECORD_SUFFIX = ".sha256"
+SMALL = 64 << 20  # bytes that are read again at every look-up without anybody noticing
 
 
 class DownloadError(DataError):
@@ -88,21 +89,25 @@ def fetch(file: RemoteFile, target: Path, *, data_set: str) -> Path:
 
 
 def check_record(path: Path, *, data_set: str) -> None:
-    """Compare a kept file's size with what was recorded when it was downloaded. Files without a record pass.
+    """Compare a kept file with what was recorded when it was downloaded: its size, and its bytes if they are few.
+
+    Files without a record pass.
 
     Raises:
-        DataError: If the size is another.
+        DataError: If the file has changed since.
     """
     record = _record(path)
     if not record.is_file():
         return
-    size = int(record.read_text().split()[-1])
-    if path.stat().st_size != size:
-        raise DataError(
-            f"data set {data_set!r}: the file has {path.stat().st_size} bytes, but {size} were downloaded; "
-            f"delete it and load again",
-            path=path,
-        )
+    digest, *_, size = record.read_text().split()
+    found = path.stat().st_size
+    if found != int(size):
+        problem = f"the file has {found} bytes, but {size} were downloaded"
+    elif found <= SMALL and not has_checksum(path, f"sha256:{digest}"):
+        problem = "the file has changed since it was downloaded"
+    else:
+        return
+    raise DataError(f"data set {data_set!r}: {problem}; delete it and load again", path=path)
 
 
 def has_checksum(path: Path, checksum: str) -> bool:

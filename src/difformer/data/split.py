@@ -31,7 +31,7 @@ ALIASES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors cannot say whether they are equal; `same_as` can
 class Split:
     """Three disjoint sets of instance indices.
 

@@ -26,7 +26,7 @@ Kind = Literal["nodes", "series", "graphs"]
 Problem = Literal["multiclass", "multilabel", "regression"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors cannot say whether they are equal; `fingerprint` can
 class Task:
     """Features, structure, targets, splits, metric and the protocol's name.
 
