@@ -121,18 +121,26 @@ def test_a_compiled_model_follows_its_diffusivity():
 
 
 @diffusivities
-@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "any N"])
-def test_exports_to_plain_operations(diffusivity, dynamic):
+def test_exports_to_plain_operations(diffusivity):
     layer = Layer(diffusivity).eval()
-    x = torch.randn(N, 8)
-    shapes = ({0: torch.export.Dim("n", min=2)},) if dynamic else None
-    program = torch.export.export(layer, (x,), dynamic_shapes=shapes)
+    x, longer = torch.randn(N, 8), torch.randn(3 * N, 8)
+    program = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("n", min=2)},))
     # A program that runs where this package is not installed holds none of its operators.
     assert not any("difformer" in str(node.target) for node in program.graph.nodes)
-    torch.testing.assert_close(program.module()(x), layer(x))
-    if dynamic:
-        longer = torch.randn(3 * N, 8)
-        torch.testing.assert_close(program.module()(longer), layer(longer))
+    torch.testing.assert_close(program.module()(longer), layer(longer))
+
+
+def test_exports_with_a_batch():
+    class Batched(nn.Module):
+        def forward(self, x, batch):
+            return propagate(x, x, x, "sigmoid", batch=batch)
+
+    x, batch = functional.normalize(torch.randn(N, 2, 4), dim=-1), torch.arange(N) % 5
+    rows = torch.export.Dim("n", min=2)
+    program = torch.export.export(Batched(), (x, batch), dynamic_shapes=({0: rows}, {0: rows}))
+    assert not any("difformer" in str(node.target) for node in program.graph.nodes)
+    longer, other = torch.cat([x, x]), torch.arange(2 * N) // 7
+    torch.testing.assert_close(program.module()(longer, other), Batched()(longer, other))
 
 
 def test_a_name_first_met_during_export():

@@ -194,17 +194,16 @@ def propagate(
     q: Tensor, k: Tensor, v: Tensor, diffusivity: str | Diffusivity, segments: Segments | None = None
 ) -> Tensor:
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]``, exact, in memory linear in N."""
+    key = score_key(diffusivity, q.shape[-1])
     if torch.compiler.is_exporting():  # an exported program must run where this package is not installed
-        return _plain(q, k, v, diffusivity, segments)
-    out, _ = _Blockwise.apply(q, k, v, *pack(segments), score_key(diffusivity, q.shape[-1]))
+        return _plain(q, k, v, diffusivity_of(key))
+    out, _ = _Blockwise.apply(q, k, v, *pack(segments), key)
     return out.to(q.dtype)
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, diffusivity: str | Diffusivity, segments: Segments | None) -> Tensor:
-    """The same in plain tensor operations, rows in parts where N is known."""
-    rows, diffusivity = q.shape[0], diffusivity_of(score_key(diffusivity, q.shape[-1]))
-    if segments is not None:
-        return reference.propagate(q, k, v, diffusivity, segments.batch)
+def _plain(q: Tensor, k: Tensor, v: Tensor, diffusivity: Diffusivity) -> Tensor:
+    """One graph in plain tensor operations, rows in parts where N is known."""
+    rows = q.shape[0]
     if not isinstance(rows, int) or rows <= EXPORTED_ROWS:
         return reference.propagate(q, k, v, diffusivity)
     return torch.cat([reference.propagate(part, k, v, diffusivity) for part in q.split(EXPORTED_ROWS)])

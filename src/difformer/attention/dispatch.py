@@ -50,8 +50,9 @@ def propagate(
     if form_of(key) == "identity":
         return v.expand(-1, q.shape[1], -1)
     q, k, v = _same_dtype(q, k, v)
-    if torch.compiler.is_exporting() and isinstance(batch, Tensor):
-        return reference.propagate(q, k, v, diffusivity_of(key), batch)  # how a batch is laid out is not known yet
+    if torch.compiler.is_exporting() and batch is not None:
+        # An exported program knows neither this package nor how the next batch is laid out.
+        return reference.propagate(q, k, v, diffusivity_of(key), batch if isinstance(batch, Tensor) else batch.batch)
     segments = as_segments(batch)
     if segments is not None and segments.batch.numel() != q.shape[0]:
         raise ValueError(f"batch names {segments.batch.numel()} rows, but q has {q.shape[0]}")
@@ -92,6 +93,8 @@ def _run(
         return reference.propagate(q, k, v, diffusivity_of(key), None if segments is None else segments.batch)
     if backend == "linear":
         return linear.propagate(q, k, v, key, segments)
+    if backend in ("fused", "flex") and torch.compiler.is_exporting():
+        backend = "blockwise"  # plain operations, which run where this package is not installed
     if backend == "fused":
         return fused.propagate(q, k, v, key, segments)
     if backend == "flex":

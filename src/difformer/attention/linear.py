@@ -218,9 +218,9 @@ def propagate(
         raise ValueError(f"backend 'linear' serves {' and '.join(sorted(LINEAR))}, not {name!r}; try backend='auto'")
     if form == "constant":
         return _constant(v, segments).expand(-1, q.shape[1], -1)
-    if torch.compiler.is_exporting() and segments is None:
-        # An exported program must run where this package is not installed.
-        return answer(q, summarise(k, v))
+    if torch.compiler.is_exporting():  # an exported program must run where this package is not installed
+        wide = working_dtype(q.dtype)
+        return answer(q.to(wide), summarise(k.to(wide), v.to(wide))).to(q.dtype)
     if segments is not None and pairs_are_cheaper(q, v, segments):
         return blockwise.propagate(q, k, v, diffusivity, segments)
     out, *_ = _Simple.apply(q, k, v, *pack(segments))

@@ -26,6 +26,8 @@ from difformer.attention.memory import elements_at_a_time
 
 CPU_PART = 1 << 20  # elements of the longest list of monomials that are held at a time
 GPU_PART = 1 << 27
+GPU_SLICES = 16  # products side by side that fill a GPU
+SMALLEST_SLICE = 1024  # rows of a slice that are worth a product of their own
 
 
 def count(d: int, degree: int) -> int:
@@ -113,6 +115,22 @@ def parts(x: Tensor, degrees: Sequence[int]) -> Iterator[slice]:
         yield slice(i, i + step)
 
 
+def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:
+    """Adds Σ_i a_i b_iᵀ of ``a [m, n]`` and ``b [w, n]`` to ``to [m, w]``.
+
+    A GPU would leave the sum over many rows to few of its processors: slices of them are summed side by side.
+    """
+    slices = min(GPU_SLICES, a.shape[1] // SMALLEST_SLICE) if a.is_cuda else 1
+    if slices < 2:
+        to.addmm_(a, b.T)
+        return
+    whole = a.shape[1] // slices * slices
+    first, second = (t[:, :whole].unflatten(1, (slices, -1)).transpose(0, 1) for t in (a, b))
+    to.add_(torch.bmm(first, second.mT).sum(0))
+    if whole < a.shape[1]:
+        to.addmm_(a[:, whole:], b[:, whole:].T)
+
+
 def add_moments(x: Tensor, y: Tensor, degrees: Sequence[int], to: Tensor) -> None:
     """Adds Σ_i x_i^α y_iᵀ of ``x [n, d]`` and ``y [n, w]`` to `to` ``[monomials, w]``."""
     for rows in parts(x, degrees):
@@ -122,10 +140,10 @@ def add_moments(x: Tensor, y: Tensor, degrees: Sequence[int], to: Tensor) -> Non
             if degree == 0:
                 moments.add_(values.sum(1))
             elif degree == 1:
-                moments.addmm_(part, values.T)
+                _add_product(moments, part, values)
             else:
                 for a, start, place in _leading(x.shape[1], degree):
-                    moments[place].addmm_(lists[degree - 2][start:], (part[a] * values).T)
+                    _add_product(moments[place], lists[degree - 2][start:], part[a] * values)
 
 
 def evaluate(x: Tensor, state: Tensor, degrees: Sequence[int], to: Tensor) -> None:
