@@ -129,10 +129,20 @@ def test_debug_shows_the_traceback(installed, tmp_path):
     assert "did you mean 'iris'" in answer.err.splitlines()[-1]
 
 
+def test_seeds_as_one_model_or_one_after_the_other(call):
+    words = ["fit", "iris", "--model", "mlp", "--seeds", "3", *QUICK, "--json"]
+    found = [json.loads(call(*words, how, "--out", how[2:]).out) for how in ("--stacked", "--no-stacked")]
+    assert found[0]["test"]["mean"] == pytest.approx(found[1]["test"]["mean"], abs=0.02)
+    answer = call("fit", "iris", "--model", "label-spreading", "--stacked")
+    assert answer.code == 2
+    assert "stacked: these runs cannot be trained as one" in answer.err
+
+
 def test_ctrl_c_saves_and_resume_ends_as_if_nothing_had_happened(installed, environment, tmp_path):
     from conftest import COMMAND
 
     words = ["fit", "iris", "--model", "mlp", "--seeds", "2", "--set", "epochs=600", "--set", "hidden_channels=8"]
+    words += ["--no-stacked"]
     with subprocess.Popen(
         [COMMAND, *words, "--out", "stopped"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
     ) as process:

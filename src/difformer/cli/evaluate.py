@@ -24,7 +24,8 @@ def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
     output = Output(as_json)
     folder = RunFolder.open(run)
     about = folder.about["data"]
-    output.say(f"{run}: {folder.config.model} on {about['task']}, best epoch on validation by {about['metric']}")
+    chosen_by = about["metric"] if folder.config.metric == "auto" else folder.config.metric
+    output.say(f"{run}: {folder.config.model} on {about['task']}, best epoch on validation by {chosen_by}")
     output.say(f"protocol: {about['protocol']}")
     found = measure(folder, device=device)
     names = list(found[0].values)

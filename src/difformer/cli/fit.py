@@ -27,7 +27,7 @@ from difformer.cli.progress import Progress, clock_time
 from difformer.cli.request import DEFAULT_MODEL, Request, describe_task, read_request, read_source
 
 if TYPE_CHECKING:
-    from difformer.training import Summary
+    from difformer.training import Summary, TrainConfig
 
 DEFAULT_SEEDS = 5
 
@@ -78,6 +78,14 @@ def fit(
         Path | None,
         typer.Option(metavar="RUN", help="Go on with an interrupted run, to the same result.", show_default=False),
     ] = None,
+    stacked: Annotated[
+        bool | None,
+        typer.Option(
+            "--stacked/--no-stacked",
+            help="Train all seeds as one model, or one after the other; by default whichever is likely to be faster.",
+            show_default=False,
+        ),
+    ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard event files too.")] = False,
     protocol: Protocol = None,
     data: DataOptions = None,
@@ -103,7 +111,7 @@ def fit(
             "--seeds": seeds,
         }
         asked |= {"--batch-size": batch_size, "--out": out, "--protocol": protocol, "--data": data}
-        asked |= {"--features": features, "--labels": labels, "--edges": edges, "--split": split}
+        asked |= {"--features": features, "--labels": labels, "--edges": edges, "--split": split, "--root": root}
         if extra := [name for name, value in asked.items() if value is not None]:
             raise ValueError(f"--resume goes on with a run as it is; leave out {', '.join(extra)}")
         _resume(resume, device, tensorboard, output)
@@ -129,10 +137,17 @@ def fit(
     folder = out or default_path(task.name, request.config.model)
     for line in [*describe_task(task), *_describe_request(request, source.options)]:
         output.say(line)
-    with _progress(output, task.metric, len(chosen), request.config.epochs) as shown:
+    with _progress(output, request.config, task.metric, len(chosen)) as shown:
         callbacks = [shown, *_tensorboard(folder, tensorboard)]
         summary = train(
-            task, request.config, seeds=chosen, out=folder, device=device, callbacks=callbacks, source=source
+            task,
+            request.config,
+            seeds=chosen,
+            out=folder,
+            device=device,
+            callbacks=callbacks,
+            source=source,
+            stacked=stacked,
         )
     _report(summary, output, {"task": task.facts(), "config": request.config.to_dict()})
 
@@ -145,14 +160,15 @@ def _resume(path: Path, device: str, tensorboard: bool, output: Output) -> None:
     waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]
     name = folder.about["data"]["task"]
     output.say(f"{path}: {folder.config.model} on {name}, {len(waiting)} of {len(folder.seeds)} runs to go")
-    with _progress(output, folder.about["data"]["metric"], max(1, len(waiting)), folder.config.epochs) as shown:
+    with _progress(output, folder.config, folder.about["data"]["metric"], max(1, len(waiting))) as shown:
         callbacks = [shown, *_tensorboard(path, tensorboard)]
         summary = resume(path, device=None if device == "auto" else device, callbacks=callbacks)
     _report(summary, output, {"config": folder.config.to_dict()})
 
 
-def _progress(output: Output, metric: str, runs: int, epochs: int) -> Progress:
-    return Progress(output, metric=metric, runs=runs, epochs=epochs)
+def _progress(output: Output, config: TrainConfig, metric: str, runs: int) -> Progress:
+    chosen = metric if config.metric == "auto" else config.metric
+    return Progress(output, metric=chosen, runs=runs, epochs=config.epochs)
 
 
 def _tensorboard(folder: Path, wanted: bool) -> list[Any]:

@@ -105,8 +105,8 @@ def tune(
     folder = out or Path("tune") / f"{task.name}-{model}"
     for line in describe_task(task):
         output.say(line)
-    _announce(question.space, trials, output)
-    told = _Teller(trials, output)
+    _announce(question.space, output)
+    told = _Teller(output)
     try:
         found = search(
             task, question, trials=trials, out=folder, jobs=jobs, device=device, stacked=stacked, on_trial=told
@@ -152,7 +152,7 @@ def _space(task: Task, model: str, axes: list[str] | None, held: list[str] | Non
     return found.with_axes(named).with_fixed({**fields, **options})
 
 
-def _announce(space: Space, trials: int, output: Output) -> None:
+def _announce(space: Space, output: Output) -> None:
     output.say(f"search space: {space.source}, {space.size:,} settings")
     for key, values in space.axes.items():
         output.say(f"  {key}: {', '.join(map(str, values))}")
@@ -163,8 +163,8 @@ def _announce(space: Space, trials: int, output: Output) -> None:
 class _Teller:
     """One line a trial, on standard error."""
 
-    def __init__(self, trials: int, output: Output) -> None:
-        self.trials, self.output, self.best = trials, output, None
+    def __init__(self, output: Output) -> None:
+        self.output = output
 
     def __call__(self, trial: Trial) -> None:
         score = f"valid {trial.value:.4f}" if trial.value is not None else f"{trial.state}: {trial.reason}"
