@@ -23,11 +23,16 @@ def test_a_file_appears_whole_and_its_folder_is_made(tmp_path):
 def test_what_goes_wrong_leaves_the_old_file_and_nothing_else(tmp_path, error):
     path = tmp_path / "file.bin"
     write_whole(path, b"old")
-    with pytest.raises(error), atomic_write(path) as stream:
-        stream.write(b"half")
-        stream.flush()
-        assert len(os.listdir(tmp_path)) == 2
-        raise error
+
+    def interrupted():
+        with atomic_write(path) as stream:
+            stream.write(b"half")
+            stream.flush()
+            assert len(os.listdir(tmp_path)) == 2
+            raise error
+
+    with pytest.raises(error):
+        interrupted()
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file.bin"]
 
