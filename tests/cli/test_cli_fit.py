@@ -56,6 +56,16 @@ def test_data_options_and_protocol_reach_the_data(call):
     assert "--protocol says 'random'" in both.err
 
 
+def test_none_is_a_name_or_nothing_as_the_setting_has_it(call):
+    words = ["graph=none", "qk_norm=none", "graph_weight=none", "patience=none"]
+    answer = call("fit", "karate", "--seeds", "1", *QUICK, *(w for word in words for w in ("--set", word)), "--json")
+    assert answer.code == 0, answer.err
+    config = json.loads(answer.out)["config"]
+    assert (config["graph"], config["patience"]) == ("none", None)
+    assert (config["options"]["qk_norm"], config["options"]["graph_weight"]) == ("none", None)
+    assert call("fit", "karate", "--set", "graph=none", "--set", "graph=knn:3").code == 2
+
+
 def test_a_preset_of_the_package(call, monkeypatch):
     """Real presets belong to data that are not here, so one is lent to iris."""
     import difformer.experiments

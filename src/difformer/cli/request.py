@@ -94,15 +94,52 @@ def read_request(
     Raises:
         ValueError: If a model, preset or setting is unknown, or preset and model contradict each other.
     """
-    from difformer.training.config import parse_settings
     from difformer.training.tuning import make_config
 
     found = None if preset is None else read_named_preset(preset, model=model, dataset=dataset)
     chosen = model or (found.model if found is not None else DEFAULT_MODEL)
     words = [*(settings or ()), *([] if batch_size is None else [f"batch_size={batch_size}"])]
-    fields, options = parse_settings(words, chosen)
-    merged = {**(found.settings if found is not None else {}), **fields, **options}
+    merged = {**(found.settings if found is not None else {}), **read_settings(words, chosen)}
     return Request(merged, make_config(chosen, merged), found)
+
+
+def read_settings(words: list[str], model: str) -> dict[str, Any]:
+    """``["graph=none", "patience=none"]`` as ``{"graph": "none", "patience": None}``, and likewise all other settings.
+
+    The word none is the value None for a setting that can be without one, and a name for one that takes names.
+
+    Raises:
+        ValueError: See `difformer.training.parse_settings`.
+    """
+    from difformer.training.config import parse_settings
+
+    named: dict[str, Any] = {}
+    others = []
+    for word in words:
+        key, _, text = word.partition("=")
+        name = key.strip().replace("-", "_")
+        if text.strip().lower() == "none" and name not in named and _takes_a_name(name, model):
+            named[name] = "none"
+        else:
+            others.append(word)
+    fields, options = parse_settings(others, model)
+    if twice := sorted(named.keys() & {*fields, *options}):
+        raise ValueError(f"setting {twice[0]} is given twice")
+    return {**fields, **options, **named}
+
+
+def _takes_a_name(setting: str, model: str) -> bool:
+    """Whether a setting is always a text, by its annotation."""
+    import dataclasses
+    import inspect
+
+    from difformer.training.config import TrainConfig
+    from difformer.zoo.registry import find, model_class
+
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(TrainConfig)}
+    for name, parameter in inspect.signature(model_class(find(model))).parameters.items():
+        kinds.setdefault(name, str(parameter.annotation))
+    return kinds.get(setting) == "str"
 
 
 def read_named_preset(name: str, *, model: str | None, dataset: str | None) -> Preset:

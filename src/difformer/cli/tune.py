@@ -27,7 +27,7 @@ from difformer.cli.options import (
 )
 from difformer.cli.output import Output
 from difformer.cli.progress import clock_time
-from difformer.cli.request import DEFAULT_MODEL, describe_task, read_source
+from difformer.cli.request import DEFAULT_MODEL, describe_task, read_settings, read_source
 
 if TYPE_CHECKING:
     from difformer.data import Task
@@ -134,22 +134,21 @@ def tune(
 
 def _space(task: Task, model: str, axes: list[str] | None, held: list[str] | None) -> Space:
     """The default grid of task and model, narrowed or widened by what the command line says."""
-    from difformer.training.config import TrainConfig, parse_settings, parse_value
+    from difformer.training.config import TrainConfig
     from difformer.training.spaces import default_space
     from difformer.zoo import find, options_of
 
     find(model)
     known = [*TrainConfig().to_dict(), *options_of(model)]
     found = default_space(task.kind, observed=task.edge_index is not None, model=model).only(known)
-    named = {key: [parse_value(v) for v in text.split(",")] for key, text in key_values(axes, "--space").items()}
-    for key, values in named.items():
-        for value in values:
-            parse_settings([f"{key}={value}"], model)  # says what is wrong with a name or value
-    fields, options = parse_settings(held or (), model)
-    both = sorted(set(named) & {*fields, *options})
-    if both:
+    named = {
+        key: [read_settings([f"{key}={value}"], model)[key] for value in text.split(",")]
+        for key, text in key_values(axes, "--space").items()
+    }
+    fixed = read_settings(held or [], model)
+    if both := sorted(named.keys() & fixed.keys()):
         raise ValueError(f"--space lets {both[0]} compete, but --set holds it fixed; choose one")
-    return found.with_axes(named).with_fixed({**fields, **options})
+    return found.with_axes(named).with_fixed(fixed)
 
 
 def _announce(space: Space, output: Output) -> None:
