@@ -140,3 +140,23 @@ def test_which_of_two_values_is_better():
     assert not METRICS["accuracy"].better(0.5, 0.5)  # the first best wins
     assert METRICS["mse"].better(0.4, 0.5)
     assert not METRICS["mse"].better(float("nan"), None)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "rocauc", "f1", "f1-micro"])
+def test_outputs_that_are_not_numbers_score_nothing(name):
+    outputs, targets = problem(0, classes=2)
+    assert METRICS[name](outputs, targets).isfinite()
+    outputs[3, 1] = torch.nan
+    assert METRICS[name](outputs, targets).isnan()
+
+
+def test_validation_targets_that_measure_nothing_are_refused():
+    _, targets = problem(0, classes=2)
+    METRICS["rocauc"].check(targets, 2)
+    METRICS["rocauc"].check(targets[:0], 2)
+    METRICS["accuracy"].check(torch.zeros_like(targets), 2)
+    with pytest.raises(ValueError, match=r"'rocauc' is not defined on the validation part \(200 instances\)"):
+        METRICS["rocauc"].check(torch.zeros_like(targets), 2)
+    METRICS["mse"].check(torch.tensor([[1.0, torch.nan]]), 1)
+    with pytest.raises(ValueError, match="targets are missing"):
+        METRICS["broadcast-mse"].check(torch.tensor([[1.0, torch.nan]]), 1)

@@ -304,3 +304,17 @@ def test_seeds_trained_as_one_have_the_same_folder(run, tmp_path):
 def test_what_cannot_be_trained_as_one_is_said():
     with pytest.raises(ValueError, match="cannot be trained as one: batches of graphs differ from seed to seed"):
         fit(point_sets(), CONFIG, seeds=2, device="cpu", stacked=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"metric": "mse"}, "cannot measure"),
+        ({"loss": "broadcast-mse"}, "is for regression on series"),
+        ({"options": {"num_layers": "many"}}, "num_layers must be"),
+    ],
+)
+def test_a_request_that_cannot_be_met_leaves_no_folder(settings, complaint, tmp_path):
+    with pytest.raises(ValueError, match=complaint):
+        fit(blocks(), CONFIG.replace(**settings), seeds=1, out=tmp_path / "run", device="cpu")
+    assert list(tmp_path.iterdir()) == []

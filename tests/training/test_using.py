@@ -158,3 +158,16 @@ def test_tables_name_classes_and_instances(tmp_path):
         assert arrays["classes"].tolist() == ["red", "green", "blue"]
     with pytest.raises(ValueError, match=r"written as \.csv or \.npz"):
         made.write(tmp_path / "out.txt")
+
+
+def test_a_run_in_mixed_precision_is_used_as_it_was_trained(tmp_path):
+    summary = fit(blocks(), CONFIG.replace(precision="bf16"), seeds=1, out=tmp_path / "run", device="cpu")
+    made = predict(summary.folder, task=blocks(), device="cpu")
+    assert torch.equal(made.outputs, summary.records[0].outputs)
+
+
+def test_new_snapshots_keep_the_neighbour_graph_of_the_training(tmp_path):
+    task = series()
+    summary = fit(task, CONFIG.replace(graph="knn:3"), seeds=1, out=tmp_path / "run", device="cpu")
+    own = predict(summary.folder, task=task, device="cpu").outputs
+    torch.testing.assert_close(predict(summary.folder, task.x[3:5], task=task, device="cpu").outputs, own[3:5])

@@ -73,7 +73,9 @@ class TensorBoard:
     def on_epoch(self, event: EpochEvent) -> None:
         writer = self._writers.get(event.seed)
         if writer is None:
-            writer = self._writers[event.seed] = self._new_writer(str(self.folder / f"seed-{event.seed}"))
+            # Of a run that was killed and goes on, later points of the earlier process are taken back.
+            folder = str(self.folder / f"seed-{event.seed}")
+            writer = self._writers[event.seed] = self._new_writer(folder, purge_step=event.epoch)
         for name in ("loss", "train_metric", "valid_metric", "test_metric"):
             writer.add_scalar(name.removesuffix("_metric"), getattr(event, name), event.epoch)
 

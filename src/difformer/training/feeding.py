@@ -133,10 +133,7 @@ def structured(task: Task, split: Split, config: TrainConfig, model: nn.Module) 
     if config.graph == "none":
         task = dataclasses.replace(task, edge_index=None, edge_weight=None)
     elif neighbours is not None:
-        # The nodes of a series are described by what is seen of them in the training part.
-        points = task.x[split.train].transpose(0, 1).flatten(1) if task.kind == "series" else task.x
-        edges = knn_graph(points, neighbours, include_self=True, symmetric=True, node_ptr=task.node_ptr)
-        task = dataclasses.replace(task, edge_index=edges, edge_weight=None)
+        task = with_neighbours(task, task, split, neighbours)
     prepare = hook(model, "prepare")
     if prepare is None:
         return task
@@ -152,6 +149,16 @@ def structured(task: Task, split: Split, config: TrainConfig, model: nn.Module) 
         edge_weight=tuple(weight for _, _, weight in each) if some and each[0][2] is not None else None,
         feature_names=(),
     )
+
+
+def with_neighbours(task: Task, seen: Task, split: Split, neighbours: int) -> Task:
+    """The task with the neighbour graph of the instances of `seen`, which is the task itself unless it is a series.
+
+    The nodes of a series are described by what is seen of them in the training part: new snapshots keep that graph.
+    """
+    points = seen.x[split.train].transpose(0, 1).flatten(1) if seen.kind == "series" else seen.x
+    edges = knn_graph(points, neighbours, include_self=True, symmetric=True, node_ptr=seen.node_ptr)
+    return dataclasses.replace(task, edge_index=edges, edge_weight=None)
 
 
 def snapshot_edges(task: Task, t: int) -> tuple[Tensor | None, Tensor | None]:

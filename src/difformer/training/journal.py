@@ -57,6 +57,7 @@ class Journal:
         # Metrics are counted in double precision, which Apple's GPUs do not have.
         judge = torch.device("cpu") if device.type == "mps" else device
         self.parts = {name: (index.to(judge), task.y[index].to(judge)) for name, index in split.parts().items()}
+        self.metric.check(self.parts["valid"][1], task.num_outputs)
         self.best_epoch = 0
         self.best: Measured | None = None
         self.history: list[Row] = []

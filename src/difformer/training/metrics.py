@@ -49,7 +49,22 @@ class Metric:
     function: Callable[[Tensor, Tensor], Tensor]
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self.function(outputs, targets)
+        # An output that is NaN has no class and no rank, yet argmax and sort would give it one.
+        return torch.where(outputs.isnan().any(), torch.nan, self.function(outputs, targets))
+
+    def check(self, targets: Tensor, num_outputs: int) -> None:
+        """Refuses targets of a validation part that no output could be measured by: no epoch could be chosen.
+
+        Raises:
+            ValueError: If the metric is NaN for every output.
+        """
+        shape = targets.shape if targets.is_floating_point() else (*targets.shape, num_outputs)
+        if targets.numel() and self(torch.zeros(shape, device=targets.device), targets).isnan():
+            raise ValueError(
+                f"metric {self.name!r} is not defined on the validation part ({targets.shape[0]} instances): "
+                f"{'each of its columns holds one class alone' if self.name == 'rocauc' else 'targets are missing'}; "
+                f"choose another metric (--set metric=…) or another split"
+            )
 
     def better(self, value: float, than: float | None) -> bool:
         """Whether a value beats another; anything beats None, and NaN beats nothing."""

@@ -11,12 +11,15 @@ from typing import Any
 import torch
 
 from difformer.data import Task
+from difformer.training.building import build_model
 from difformer.training.callbacks import Callback
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
 from difformer.training.interrupt import TrainingInterrupted, stop_requests
 from difformer.training.loop import train_one
+from difformer.training.losses import make_loss
 from difformer.training.metrics import find_metric
+from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord, Summary
 from difformer.training.rundescription import description
 from difformer.training.runfiles import RunFolderError, only_one, sweep
@@ -75,6 +78,7 @@ def fit(
         _same_run(folder, task, config, chosen)
     else:
         together = _stack(task, config, chosen, place, stacked)
+        _check_together(task, config, chosen)
         folder = RunFolder.create(out, task, config, seeds=chosen, device=place, source=source, stacked=together)
     return _in_folder(folder, task, place, tuple(callbacks))
 
@@ -114,6 +118,17 @@ def _stack(task: Task, config: TrainConfig, seeds: Sequence[int], device: torch.
     if stacked and (reason := unstackable(task, config, {seed % len(task.splits) for seed in seeds})):
         raise ValueError(f"stacked: these runs cannot be trained as one: {reason}")
     return faster(task, config, len(seeds), device) if stacked is None else stacked
+
+
+def _check_together(task: Task, config: TrainConfig, seeds: Sequence[int]) -> None:
+    """What can be wrong with a request is said before a folder is made for it."""
+    cpu = torch.device("cpu")
+    with isolated_rng(cpu):
+        build_model(task, config)
+    metric = find_metric(task.metric if config.metric == "auto" else config.metric, task.problem)
+    for split in {seed % len(task.splits) for seed in seeds}:
+        make_loss(task, task.splits[split], config, cpu)
+        metric.check(task.y[task.splits[split].valid], task.num_outputs)
 
 
 def _in_memory(

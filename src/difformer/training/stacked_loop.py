@@ -102,6 +102,7 @@ class StackedTrainer:
                 continue
             split = self.task.splits[self.runs[start].split]
             parts = {n: (i.to(self.device), self.task.y[i].to(self.device)) for n, i in split.parts().items()}
+            self.metric.check(parts["valid"][1], self.task.num_outputs)
             loss = make_loss(self.task, split, self.config, self.device)
             groups.append(_Group(slice(start, end), split, loss, parts))
             start = end

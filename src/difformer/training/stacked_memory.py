@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 SHARE = 0.7
 # Copies of a run's parameters: themselves, two moments, two forms of the gradient, the best epoch's.
 PARAMETER_COPIES = 6
+WITHOUT_KNOWING = 2**31  # bytes, on systems that do not tell
 
 
 def saved_bytes(forward: Callable[[], object]) -> int:
@@ -41,6 +42,8 @@ def free_memory(device: torch.device) -> int:
     found = [value for value in (_meminfo(), _cgroup()) if value is not None]
     if found:
         return min(found)
+    if not hasattr(os, "sysconf"):
+        return WITHOUT_KNOWING
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2  # no kernel that tells: half of what there is
 
 

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from difformer.data import Split, Task
 from difformer.nn.inspection import EnergyProfile
 from difformer.training.building import build_model, hook
+from difformer.training.config import knn_of
 from difformer.training.devices import resolve
-from difformer.training.feeding import Feed, make_feed
+from difformer.training.feeding import Feed, make_feed, with_neighbours
 from difformer.training.joining import new_task
 from difformer.training.metrics import METRICS
 from difformer.training.predictions import Predictions
@@ -49,15 +50,21 @@ class Loaded:
     feed: Feed
     task: Task
     split: Split
+    precision: str = "float32"
 
     def outputs(self) -> Tensor:
         """Of all instances, on the CPU."""
-        with torch.no_grad():
+        with torch.no_grad(), self._precision():
             return self.feed.outputs(self.model).float().cpu()
 
     def states(self) -> Tensor:
-        with torch.no_grad():
+        with torch.no_grad(), self._precision():
             return self.feed.states(self.model).float().cpu()
+
+    def _precision(self) -> torch.autocast:
+        """Passes as the training made them, so that a run is measured as it was chosen."""
+        kind = next((parameter.device.type for parameter in self.model.parameters()), "cpu")
+        return torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16")
 
 
 def load_run(
@@ -95,7 +102,10 @@ def _load(folder: RunFolder, own: Task, seed: int | None, on: Task | None, devic
             f"the run was trained on {own.kind} with {own.num_features} features, task {used.name!r} holds {used.kind} "
             f"with {used.num_features}"
         )
-    split = folder.split_of(used, chosen)
+    split, config = folder.split_of(used, chosen), folder.config
+    if used.kind == "series" and not split.train.numel() and (neighbours := knn_of(config.graph)) is not None:
+        used = with_neighbours(used, own, folder.split_of(own, chosen), neighbours)
+        config = config.replace(graph="given")
     with isolated_rng(place):
         model = build_model(own, folder.config)
         try:
@@ -105,7 +115,7 @@ def _load(folder: RunFolder, own: Task, seed: int | None, on: Task | None, devic
         model.to(place).eval()
         if (observe := hook(model, "observe")) is not None:
             observe(used.y.to(place), split.train.to(place))
-        return Loaded(model, make_feed(used, split, folder.config, chosen, place, model), used, split)
+        return Loaded(model, make_feed(used, split, config, chosen, place, model), used, split, config.precision)
 
 
 def evaluate(
