@@ -119,3 +119,11 @@ def test_full_graph_inference_of_a_mini_batch_feed(name):
             dataclasses.replace(task, edge_index=None), task.splits[0], TrainConfig(batch_size=9), 0, CPU
         )
         torch.testing.assert_close(without.outputs(net), net(x), atol=1e-5, rtol=1e-5)
+
+
+def test_mixed_precision_is_that_of_the_forward_pass():
+    net = model(norm=False)
+    x, graph = inputs()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        states = embed_in_batches(net, x, graph, batch_size=30, device=CPU, storage=CPU)
+        torch.testing.assert_close(states.float(), net.embed(x, graph).float(), atol=0.1, rtol=0.05)

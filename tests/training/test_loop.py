@@ -112,9 +112,21 @@ def test_models_that_behave_otherwise_in_training_are_noticed():
         (point_sets, {"epochs": 30, "batch_size": 12}),
         (lambda: point_sets(edges=False), {"epochs": 30, "batch_size": 12, "readout": "sum"}),
         (blocks, {"epochs": 40, "batch_size": 20}),
+        (blocks, {"epochs": 25, "batch_size": 30, "precision": "bf16"}),
         (blocks, {"epochs": 30, "precision": "bf16"}),
     ],
-    ids=["sparse", "labels", "series", "series-graphs", "series-steps", "graphs", "sets", "mini-batch", "bf16"],
+    ids=[
+        "sparse",
+        "labels",
+        "series",
+        "series-graphs",
+        "series-steps",
+        "graphs",
+        "sets",
+        "mini-batch",
+        "mini-batch-bf16",
+        "bf16",
+    ],
 )
 def test_every_kind_of_task_learns(make, settings):
     task = make()

@@ -215,7 +215,8 @@ def _rows_times(matrix: SparseMatrix, rows: slice, z: Tensor) -> Tensor:
         (rows.stop - rows.start, z.shape[0]),
         check_invariants=False,
     )
-    return part @ z.to(value.dtype)
+    with torch.autocast(z.device.type, enabled=False):  # there are no sparse products in low precision
+        return part @ z.to(value.dtype)
 
 
 def choose_storage(model: DIFFormer, num_nodes: int, num_edges: int, device: torch.device) -> torch.device:
