@@ -58,7 +58,7 @@ def antiderivative(f: Elementwise) -> Elementwise:
     return delta
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diffusivity:
     """A pair f = δ', checked when it is made.
 
@@ -134,6 +134,9 @@ class Diffusivity:
                 f"diffusivity {self.name!r}: delta is not the penalty of f: near u = {u[at]:.3g} it rises by "
                 f"{rise[at] / step[at]:.4g} per unit, where f = {exchange[at]:.4g}"
             )
+
+    def __repr__(self) -> str:
+        return f"Diffusivity({self.name!r})"
 
     def is_named(self) -> bool:
         """Whether the name alone gives the diffusivity back, as ``"gaussian:0.5"`` does."""
