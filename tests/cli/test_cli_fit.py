@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -149,12 +151,11 @@ def test_seeds_as_one_model_or_one_after_the_other(call):
 
 
 def test_ctrl_c_saves_and_resume_ends_as_if_nothing_had_happened(installed, environment, tmp_path):
-    from conftest import COMMAND
-
+    command = Path(sys.executable).with_name("difformer")
     words = ["fit", "iris", "--model", "mlp", "--seeds", "2", "--set", "epochs=600", "--set", "hidden_channels=8"]
     words += ["--no-stacked"]
     with subprocess.Popen(
-        [COMMAND, *words, "--out", "stopped"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+        [command, *words, "--out", "stopped"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
         metrics = tmp_path / "stopped/metrics.jsonl"
         until = time.monotonic() + 60

@@ -168,5 +168,8 @@ def _spread(path: str, label: str, column: Any) -> list[tuple[str, Any]]:
         return [(label, column.to_pylist())]
     is_view = getattr(types, "is_string_view", lambda _: False)
     if types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind) or is_view(kind):
-        return [(label, column.to_pylist())]
+        try:
+            return [(label, column.to_pylist())]
+        except UnicodeDecodeError as error:
+            raise DataError(f"is damaged: not text in UTF-8 ({error})", path=path, column=label) from error
     raise DataError(f"holds {kind}, expected numbers, text, or lists of numbers", path=path, column=label)
