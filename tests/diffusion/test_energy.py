@@ -54,6 +54,8 @@ def test_sums_over_edges(graph, seed, name):
     gcn = GraphCoupling(graph, "gcn")
     expected = (delta(distances(z)).sum() + (gcn.matrix(z) * distances(z)).sum()) / 2
     close(mixture(name, gcn)(z), expected)
+    scaled = (delta(distances(z)).sum() + 7 * (gcn.matrix(z) * distances(z)).sum()) / 2
+    close(mixture(name, gcn, graph_scale=7)(z), scaled)
 
 
 def test_penalties_of_many_states_need_no_matrix_of_all_pairs():

@@ -7,12 +7,12 @@ Every energy of the paper has one form,
 
 with a regulariser R that is one of
 
-=====================================  ================================================  =========================
-`smoothness(coupling)`                 Σ_ij s_ij ||z_i - z_j||²                          quadratic
-`penalty(diffusivity)`                 Σ_ij δ(||z_i - z_j||²)                            all pairs
-`penalty(diffusivity, graph=graph)`    Σ_(i,j)∈E a_ij δ(||z_i - z_j||²)                  observed edges
-`mixture(diffusivity, coupling)`       ½ Σ_ij δ(||z_i - z_j||²) + ½ Σ ã_ij ||z_i - z_j||²  both (`eqn-energy-graph`)
-=====================================  ================================================  =========================
+=====================================  ==================================  ===========================
+`smoothness(coupling)`                 Σ_ij s_ij ||z_i - z_j||²            quadratic
+`penalty(diffusivity)`                 Σ_ij δ(||z_i - z_j||²)              all pairs
+`penalty(diffusivity, graph=graph)`    Σ_(i,j)∈E a_ij δ(||z_i - z_j||²)    observed edges
+`mixture(diffusivity, coupling)`       ½ of the second, ½ of the first     both (`eqn-energy-graph`)
+=====================================  ==================================  ===========================
 
 All sums run over ordered pairs. None of them builds an N×N matrix: all pairs are summed tile by tile, or in O(N d²) for
 `simple` and `constant`.
@@ -71,11 +71,19 @@ def penalty(
 
 
 def mixture(
-    diffusivity: str | Diffusivity, coupling: Coupling | Tensor | SparseMatrix, *, block_size: int = BLOCK_SIZE
+    diffusivity: str | Diffusivity,
+    coupling: Coupling | Tensor | SparseMatrix,
+    *,
+    graph_scale: float = 1.0,
+    block_size: int = BLOCK_SIZE,
 ) -> Regulariser:
-    """R(Z) = ½ Σ_ij δ(||z_i - z_j||²) + ½ Σ_ij ã_ij ||z_i - z_j||²: latent pairs and observed edges."""
+    """R(Z) = ½ Σ_ij δ(||z_i - z_j||²) + κ/2 Σ_ij ã_ij ||z_i - z_j||²: latent pairs and observed edges.
+
+    κ is the paper's "re-scaling factor on the adjacency matrix": the rows of the attention are divided by their sums,
+    those of the graph are not.
+    """
     latent, observed = penalty(diffusivity, block_size=block_size), smoothness(coupling)
-    return lambda z: (latent(z) + observed(z)) / 2
+    return lambda z: (latent(z) + graph_scale * observed(z)) / 2
 
 
 def nonnegative(z: Tensor) -> Tensor:

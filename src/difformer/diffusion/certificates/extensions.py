@@ -124,18 +124,22 @@ def eqn_energy_graph(
     diffusivity: str | Diffusivity,
     *,
     weights: str = "gcn",
+    graph_scale: float | None = None,
     step_size: float = 0.5,
     steps: int = 6,
 ) -> Certificate:
     """Attention and graph mixed (`eqn-diffuse-graph`): some λ gave descent in every case tried. There is no proof.
 
-    With R = ½ Σδ + ½ Σ ã_ij ||z_i - z_j||², a step W descends ||Z - Z^(k)||² + λR from the λ = ||W||² / (R - R⁺) on, if
-    R falls at all: the λ used is the largest of these over the steps.
+    With R = ½ Σδ + κ/2 Σ ã_ij ||z_i - z_j||², a step W descends ||Z - Z^(k)||² + λR from the λ = ||W||² / (R - R⁺) on,
+    if R falls at all: the λ used is the largest of these over the steps. The re-scaling κ is the mean of d̄ where none
+    is given; where all d̄ are equal to it, the step is one of gradient descent on R. With κ = 1, as `eqn-energy-graph`
+    is printed, R can rise: a graph then pulls states out of large clusters, whose penalty grows with their size.
     """
     z, observed = double(z), GraphCoupling(graph, weights)
     coupling = Mix((AllPairAttention(diffusivity), observed), (0.5, 0.5))
     states = diffuse(z, coupling, steps=steps, step_size=step_size, save="all")
-    regulariser = mixture(diffusivity, observed)
+    scale = float(AllPairAttention(diffusivity).exchange_sums(z).mean()) if graph_scale is None else graph_scale
+    regulariser = mixture(diffusivity, observed, graph_scale=scale)
     values = [float(regulariser(now)) for now in states]
     base = float(regulariser(torch.zeros_like(z)))
     rounding = 1e-13 * (abs(values[0]) + abs(base))
@@ -148,10 +152,10 @@ def eqn_energy_graph(
     usable = weight if math.isfinite(weight) else 1.0
     return Certificate(
         name="eqn-energy-graph",
-        claim="some λ: E(Z^(k+1), k) ≤ E(Z^(k), k), E = ||Z - Z^(k)||² + λ/2 Σδ + λ/2 Σ ã_ij ||z_i - z_j||²",
+        claim="some λ: E(Z^(k+1), k) ≤ E(Z^(k), k), E = ||Z - Z^(k)||² + λ/2 Σδ + λκ/2 Σ ã_ij ||z_i - z_j||²",
         condition="Ω = Ωᵀ on distances in [0, 4], A = Aᵀ ≥ 0, 0 < τ < 1 (measured: there is no proof)",
         condition_met=symmetric and 0 < step_size < 1 and in_range(states[:-1], AllPairAttention(diffusivity)),
         violation=step_violation([Energy(regulariser, usable * SLACK)] * steps, states[:-1], states[1:]),
         proved=False,
-        details={"step_size": step_size, "weight": weight},
+        details={"step_size": step_size, "weight": weight, "graph_scale": scale},
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from difformer.diffusion.certificates.certificate import Certificate
 from difformer.diffusion.counterexamples.attention import (
     coro_main_half_gradient,
+    energy_graph_unscaled,
     prop_feattrans_at_input,
     prop_feattrans_relu,
     prop_trans_oversmooth_one_eta,
@@ -45,5 +46,6 @@ COUNTEREXAMPLES: dict[str, Callable[[], Certificate]] = {
         prop_feattrans_at_input,
         prop_feattrans_relu,
         prop_trans_oversmooth_one_eta,
+        energy_graph_unscaled,
     )
 }

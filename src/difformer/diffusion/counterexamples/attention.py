@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
 from torch import Tensor
 
 from difformer.diffusion.certificates.certificate import Certificate, largest_gap, largest_rise
+from difformer.diffusion.certificates.extensions import eqn_energy_graph
 from difformer.diffusion.certificates.moving import in_range, regulariser_of
 from difformer.diffusion.counterexamples.static import column
 from difformer.diffusion.coupling import AllPairAttention
 from difformer.diffusion.diffusivity import softmax
 from difformer.diffusion.dynamics import diffuse, flow
 from difformer.diffusion.energy import Energy, nonnegative, penalty
+from difformer.graph import Graph
 
 
 def squared_distances_reach_four() -> Certificate:
@@ -136,4 +139,18 @@ def prop_trans_oversmooth_one_eta() -> Certificate:
         condition="0 < τ ≤ 1",
         condition_met=in_range(z.unsqueeze(0), coupling),
         violation=min(rises),
+    )
+
+
+def energy_graph_unscaled() -> Certificate:
+    """`eqn-energy-graph` as printed, without re-scaling the adjacency: a step raises both sums, so that no λ descends.
+
+    Sixty states stand in one point and one opposite to it; the only edge joins it to one of the sixty. The edge pulls
+    this one away from the other 59, each of which penalises it, while a single edge is relaxed.
+    """
+    z = column(*[-1.0] * 60, 1.0)
+    graph = Graph(torch.tensor([[0, 60], [60, 0]]), 61)
+    printed = eqn_energy_graph(z, graph, "gaussian:0.3", graph_scale=1.0, steps=1)
+    return dataclasses.replace(
+        printed, claim=printed.claim.replace("λκ/2", "λ/2"), condition="0 < τ ≤ 1", details={}, proved=True
     )
