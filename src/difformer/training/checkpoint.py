@@ -9,6 +9,7 @@ functions of the epoch and need no state.
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from difformer.atomic import write_whole
+from difformer.training.config import TrainConfig
 from difformer.training.randomness import rng_state, set_rng_state
 
 if TYPE_CHECKING:
@@ -128,3 +130,21 @@ class Snapshot:
                 f"{path}: written in format {facts['format']}, this difformer reads up to {FORMAT}: upgrade difformer"
             )
         return Snapshot(tensors, facts)
+
+
+class Due:
+    """When the next checkpoint is due: by count of epochs, or by the clock, but never for more than 2 % of the time."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.every, self.seconds = config.checkpoint_every, config.checkpoint_seconds
+        self.last = self.asked = time.perf_counter()
+        self.cost = 0.0
+
+    def __call__(self, epoch: int) -> bool:
+        self.asked = time.perf_counter()
+        by_count = self.every is not None and epoch % self.every == 0
+        return by_count or self.asked - self.last >= max(self.seconds, 50 * self.cost)
+
+    def done(self) -> None:
+        self.last = time.perf_counter()
+        self.cost = self.last - self.asked

@@ -26,7 +26,7 @@ from difformer.data import Split, Task
 from difformer.nn.dropout import dropout_key
 from difformer.training.building import build_model, hook, learning_rate, make_optimizer
 from difformer.training.callbacks import Callback
-from difformer.training.checkpoint import Snapshot
+from difformer.training.checkpoint import Due, Snapshot
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
 from difformer.training.feeding import Step, make_feed
@@ -110,7 +110,7 @@ class Trainer:
     ) -> RunRecord:
         """Train to the end, or until stopped; see `train_one`."""
         started = time.perf_counter() - self.seconds
-        due = _Due(self.config)
+        due = Due(self.config)
         status: Status = "finished"
         while True:
             # Here the model holds θ_epoch, and every epoch before has been evaluated where that was due.
@@ -233,21 +233,3 @@ class Trainer:
         set_rng_state(self.device, random)
         self.model.load_state_dict(kept)
         return False
-
-
-class _Due:
-    """When the next checkpoint is due: by count of epochs, or by the clock, but never for more than 2 % of the time."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        self.every, self.seconds = config.checkpoint_every, config.checkpoint_seconds
-        self.last = self.asked = time.perf_counter()
-        self.cost = 0.0
-
-    def __call__(self, epoch: int) -> bool:
-        self.asked = time.perf_counter()
-        by_count = self.every is not None and epoch % self.every == 0
-        return by_count or self.asked - self.last >= max(self.seconds, 50 * self.cost)
-
-    def done(self) -> None:
-        self.last = time.perf_counter()
-        self.cost = self.last - self.asked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from difformer.data import Task
 from difformer.training.building import build_model
 from difformer.training.callbacks import Callback
 from difformer.training.config import TrainConfig
+from difformer.training.continuing import check_same_run, warn_of_changes
 from difformer.training.devices import resolve
 from difformer.training.interrupt import TrainingInterrupted, stop_requests
 from difformer.training.loop import train_one
@@ -21,8 +21,7 @@ from difformer.training.losses import make_loss
 from difformer.training.metrics import find_metric
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord, Summary
-from difformer.training.rundescription import description
-from difformer.training.runfiles import RunFolderError, only_one, sweep
+from difformer.training.runfiles import only_one, sweep
 from difformer.training.runfolder import RunFolder
 from difformer.training.source import TaskSource
 
@@ -75,7 +74,7 @@ def fit(
         return _in_memory(task, config, chosen, place, tuple(callbacks), _stack(task, config, chosen, place, stacked))
     if resume and Path(out).exists():
         folder = RunFolder.open(out)
-        _same_run(folder, task, config, chosen)
+        check_same_run(folder, task, config, chosen)
     else:
         together = _stack(task, config, chosen, place, stacked)
         _check_together(task, config, chosen)
@@ -160,7 +159,7 @@ def _in_folder(folder: RunFolder, task: Task, device: torch.device, callbacks: t
     records: list[RunRecord] = []
     with closing(callbacks), only_one(folder.path), stop_requests() as stop:
         sweep(folder.path)
-        _warn_of_changes(folder)
+        warn_of_changes(folder)
         waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]
         if folder.stacked and waiting:
             # All of them once more: a run agrees to the bit only with one of the same stack.
@@ -224,40 +223,6 @@ def _one_seed(
         save=lambda snapshot: folder.write_checkpoint(seed, snapshot),
         stop=stop,
     )
-
-
-def _same_run(folder: RunFolder, task: Task, config: TrainConfig, seeds: tuple[int, ...]) -> None:
-    """Refuses to go on with a folder that holds something else."""
-    folder.task(task)
-    asked = description(
-        task, config, seeds=seeds, device=torch.device("cpu"), source=folder.source, stacked=folder.stacked
-    )
-    there = folder.about
-    differs = [
-        f"{name} is {there[table].get(name)!r} there and {value!r} here"
-        for table in ("model", "training")
-        for name, value in asked[table].items()
-        if value != there[table].get(name) and not name.startswith("checkpoint_")
-    ]
-    if tuple(there["run"]["seeds"]) != seeds:
-        differs.append(f"seeds are {list(there['run']['seeds'])} there and {list(seeds)} here")
-    if differs:
-        raise RunFolderError(
-            f"{folder.path} holds another run: {'; '.join(differs)}. Choose another folder, or resume it as it is"
-        )
-
-
-def _warn_of_changes(folder: RunFolder) -> None:
-    """Numbers are the same to the bit only where they are added in the same order."""
-    here = {"torch": torch.__version__, "threads": torch.get_num_threads()}
-    there = {"torch": folder.about["versions"]["torch"], "threads": folder.about["run"]["threads"]}
-    changed = [f"{name} {there[name]}, now {here[name]}" for name in here if here[name] != there[name]]
-    if changed:
-        warnings.warn(
-            f"{folder.path} was begun with {'; '.join(changed)}: results may differ from an uninterrupted run's by "
-            f"rounding",
-            stacklevel=4,
-        )
 
 
 @contextmanager

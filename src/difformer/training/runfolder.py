@@ -216,7 +216,7 @@ class RunFolder:
 
     def results(self) -> tuple[dict[str, Any], ...]:
         """Results of the seeds that have one, in the order of seeds; interrupted ones included."""
-        paths = [self.of_seed(seed) / RESULT for seed in self.seeds]
+        paths = (self.of_seed(seed) / RESULT for seed in self.seeds)
         return tuple(read_json(path) for path in paths if path.is_file())
 
     def is_done(self, seed: int) -> bool:
