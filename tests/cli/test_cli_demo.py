@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from dataclasses import replace
 
 import pytest
@@ -58,11 +57,9 @@ def test_the_next_step_is_a_command_that_works(call):
 
 
 @pytest.mark.slow
-def test_the_whole_demo_in_three_minutes(installed, tmp_path):
-    started = time.monotonic()
+def test_the_whole_demo(installed, tmp_path):
     answer = installed("demo", "--json", cwd=tmp_path)
     assert answer.code == 0, answer.err
-    assert time.monotonic() - started < 180
     systems = {system["model"]: system for system in json.loads(answer.out)["systems"]}
     assert all(len(system["values"]) == 5 for system in systems.values())
     # With ten labels a class every system is far above chance.
