@@ -129,7 +129,9 @@ def diffuse(  # type: ignore[misc]
             after = activation(after)
         if energy is not None:
             energies.append(energy(after, before))
-        saved = [*saved, after] if save == "all" else [after]
+        if save == "last":
+            saved.clear()
+        saved.append(after)
     states = torch.stack(saved) if save == "all" else saved[-1]
     if energy is None:
         return states
