@@ -1,0 +1,28 @@
+"""Systems that use no message passing between states."""
+
+from __future__ import annotations
+
+from difformer.zoo.catalogue.info import QUADRATIC, ModelInfo
+
+SYSTEMS: tuple[ModelInfo, ...] = (
+    ModelInfo(
+        "mlp",
+        "basic",
+        "difformer.zoo.mlp:MLP",
+        "Each instance by itself: layers of linear map, ReLU and dropout.",
+        coupling="I",
+        energy="||Z - Z_k||²",
+        cost="N d²",
+        stackable=True,
+    ),
+    ModelInfo(
+        "label-spreading",
+        "basic",
+        "difformer.zoo.label_spreading:LabelSpreading",
+        "scikit-learn's LabelSpreading: labels diffuse over a neighbour graph of the features; nothing is trained.",
+        kinds=("nodes",),
+        coupling="D^-½ W D^-½ of neighbours",
+        energy=QUADRATIC,
+        cost="N k",
+    ),
+)
