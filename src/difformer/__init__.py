@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from difformer.diffusion import Diffusivity as Diffusivity
+    from difformer.estimators import DIFFormerClassifier as DIFFormerClassifier
+    from difformer.estimators import DIFFormerRegressor as DIFFormerRegressor
+    from difformer.estimators import DIFFormerTransformer as DIFFormerTransformer
     from difformer.graph import Graph as Graph
     from difformer.nn import DIFFormer as DIFFormer
     from difformer.nn import DIFFormerConv as DIFFormerConv
@@ -23,6 +26,9 @@ _HOME = {
     "GraphLevel": "difformer.nn",
     "Graph": "difformer.graph",
     "Diffusivity": "difformer.diffusion",
+    "DIFFormerClassifier": "difformer.estimators",
+    "DIFFormerRegressor": "difformer.estimators",
+    "DIFFormerTransformer": "difformer.estimators",
 }
 _ROOMS = ("attention", "data", "diffusion", "estimators", "experiments", "graph", "nn", "sparse", "training", "zoo")
 
