@@ -1,0 +1,90 @@
+"""The regressor and the transformer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import make_friedman1
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+
+from difformer.estimators import DIFFormerRegressor, DIFFormerTransformer
+
+
+@pytest.fixture(scope="module")
+def friedman() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    x, y = make_friedman1(300, n_features=6, random_state=0)
+    return x, y, np.where(np.arange(300) % 3 == 0, np.nan, y)
+
+
+def test_values_of_the_unlabelled(friedman: Any) -> None:
+    x, y, partly = friedman
+    model = DIFFormerRegressor(random_state=0, steps=150, n_models=1).fit(x, partly)
+    unknown = np.isnan(partly)
+    error = np.mean((model.transduction_ - y)[unknown] ** 2)
+    assert error < 0.35 * y.var()
+    np.testing.assert_allclose(model.predict(x), model.transduction_)
+
+
+def test_scale_and_shift_of_targets_do_not_matter(friedman: Any, quick: dict[str, Any]) -> None:
+    x, _, partly = friedman
+    plain = DIFFormerRegressor(**quick).fit(x, partly).transduction_
+    moved = DIFFormerRegressor(**quick).fit(x, 1000 * partly - 5e6).transduction_
+    np.testing.assert_allclose((moved + 5e6) / 1000, plain, rtol=1e-3)
+
+
+def test_several_targets_each_with_gaps_of_its_own(friedman: Any, quick: dict[str, Any]) -> None:
+    x, y, partly = friedman
+    both = np.stack([partly, np.where(np.arange(300) % 2 == 0, np.nan, -y)], 1)
+    model = DIFFormerRegressor(**{**quick, "steps": 60}).fit(x, both)
+    assert model.transduction_.shape == model.predict(x).shape == (300, 2)
+    assert np.corrcoef(model.predict(x).T)[0, 1] < -0.8
+    one = DIFFormerRegressor(**quick).fit(x, partly[:, None])
+    assert one.predict(x).shape == (300, 1)
+
+
+def test_what_a_regressor_refuses(friedman: Any, quick: dict[str, Any]) -> None:
+    x, y, _ = friedman
+    model = DIFFormerRegressor(**quick)
+    with pytest.raises(ValueError, match="all 300 rows are unlabelled"):
+        model.fit(x, np.full(300, np.nan))
+    with pytest.raises(ValueError, match="contains infinity"):
+        model.fit(x, np.where(y > 20, np.inf, y))
+    with pytest.raises(ValueError, match="must hold numbers"):
+        model.fit(x, np.array(["a"] * 300))
+
+
+def test_gaps_of_pandas_are_unknown(friedman: Any, quick: dict[str, Any]) -> None:
+    x, _, partly = friedman
+    nullable = pd.Series(partly).astype("Float64")
+    assert nullable.isna().any()
+    expected = DIFFormerRegressor(**quick).fit(x, partly).transduction_
+    assert (DIFFormerRegressor(**quick).fit(x, nullable).transduction_ == expected).all()
+
+
+def test_embeddings_and_their_names(wine: Any, quick: dict[str, Any]) -> None:
+    x, _y, partly = wine
+    model = DIFFormerTransformer(**quick)
+    fitted = model.fit_transform(x, partly)
+    assert fitted.shape == (178, 16)
+    np.testing.assert_allclose(model.transform(x), fitted)
+    assert model.get_feature_names_out()[0] == "difformertransformer0"
+    frame = model.set_output(transform="pandas").transform(x[:4])
+    assert list(frame.columns) == [f"difformertransformer{i}" for i in range(16)]
+    assert model.set_output(transform="polars").transform(x[:4]).shape == (4, 16)
+
+
+def test_embeddings_in_a_pipeline(wine: Any, quick: dict[str, Any]) -> None:
+    x, y, _ = wine
+    line = make_pipeline(DIFFormerTransformer(**{**quick, "steps": 40}), LogisticRegression())
+    assert line.fit(x[::2], y[::2]).score(x[1::2], y[1::2]) > 0.9
+
+
+def test_embeddings_for_values(friedman: Any, quick: dict[str, Any]) -> None:
+    x, _, partly = friedman
+    model = DIFFormerTransformer(**quick).fit(x, partly)
+    assert model.fitted_.softmax is False
+    assert model.transform(x[:3]).shape == (3, 16)

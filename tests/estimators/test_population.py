@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy import sparse
+
+from difformer.estimators.digest import find_rows, row_digests
+from difformer.estimators.mass import give_mass
+from difformer.estimators.population import make_population
+from difformer.estimators.scaling import Scaling
+from difformer.nn import DIFFormer
+
+
+def table(rows: int = 40, columns: int = 5, seed: int = 0) -> np.ndarray:
+    x = np.random.RandomState(seed).randn(rows, columns)
+    x[x < -0.5] = 0
+    return x
+
+
+def test_equal_rows_have_equal_digests_dense_or_sparse() -> None:
+    x = np.vstack([table(), table()[:3]])
+    digests = row_digests(x)
+    assert (row_digests(sparse.csr_array(x)) == digests).all()
+    assert (digests[40:] == digests[:3]).all()
+    assert len(np.unique(digests[:40], axis=0)) == 40
+    minus_zero = np.where(x == 0, -0.0, x)
+    assert (row_digests(minus_zero) == digests).all()
+
+
+def test_whole_numbers_and_swapped_columns_do_not_collide() -> None:
+    # Floats of small whole numbers share almost all their bits.
+    grid = np.stack(np.meshgrid(np.arange(60), np.arange(60), np.arange(10)), -1).reshape(-1, 3).astype(float)
+    assert len(np.unique(row_digests(grid), axis=0)) == len(grid)
+
+
+def test_rows_are_found_again() -> None:
+    x = table()
+    wanted = np.array([7, 0, 39])
+    assert (find_rows(row_digests(x[wanted]), row_digests(x)) == wanted).all()
+    assert (find_rows(row_digests(x[:2] + 1), row_digests(x)) == -1).all()
+
+
+def test_repeated_rows_and_weighted_rows_are_one_population() -> None:
+    x, y = table(), np.arange(40) % 3
+    weight = np.random.RandomState(1).randint(0, 4, 40)
+    shuffled = np.random.RandomState(2).permutation(40)
+    weighted = make_population(x[shuffled], y[shuffled], weight[shuffled].astype(float), join=True)
+    repeated = make_population(x.repeat(weight, 0), y.repeat(weight), None, join=True)
+    assert (weighted.x == repeated.x).all()
+    assert (weighted.mass == repeated.mass).all()
+    assert (weighted.target == repeated.target).all()
+    assert weighted.size == (weight > 0).sum()
+    assert (weighted.place < 0).sum() == (weight == 0).sum()
+    kept = weight[shuffled] > 0
+    assert (weighted.x[weighted.place[kept]] == x[shuffled][kept]).all()
+
+
+def test_rows_that_differ_in_target_alone_stay_apart() -> None:
+    x = np.zeros((3, 2))
+    assert make_population(x, np.array([0, 1, -1]), None, join=True).size == 3
+    assert make_population(x, np.array([[0.5], [0.5], [np.nan]]), None, join=True).size == 2
+
+
+def test_mass_in_a_layer_is_repetition() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 4, dtype=torch.float64)
+    times = torch.tensor([1, 3, 2, 1, 1, 4])
+    for diffusivity in ("simple", "sigmoid", "constant", "gaussian:0.5", "identity"):
+        model = DIFFormer(4, 8, 2, num_heads=2, diffusivity=diffusivity).double()
+        wanted = model(x.repeat_interleave(times, 0))
+        give_mass(model, times.double())
+        found = model(x).repeat_interleave(times, 0)
+        torch.testing.assert_close(found, wanted)
+
+
+def test_scaling_lies_between_own_and_common_units() -> None:
+    x = np.random.RandomState(0).randn(500, 3) * [1.0, 10.0, 0.0] + [5.0, -3.0, 2.0]
+    scaling = Scaling.of(x, np.ones(500))
+    scaled = scaling(x)
+    own = x.std(0)[:2]
+    common = np.sqrt((own**2).mean())
+    np.testing.assert_allclose(scaled.mean(0), 0, atol=1e-12)
+    np.testing.assert_allclose(scaled.std(0)[:2], own * np.sqrt((1 / own**2 + 1 / common**2) / 2))
+    np.testing.assert_allclose(scaled[:, 2], 0, atol=1e-12)
+    mass = np.random.RandomState(1).randint(1, 4, 500)
+    again = Scaling.of(x.repeat(mass, 0), np.ones(mass.sum()))
+    weighted = Scaling.of(x, mass.astype(float))
+    np.testing.assert_allclose(weighted.scale, again.scale)
+    np.testing.assert_allclose(weighted.shift, again.shift)
+
+
+def test_sparse_features_keep_their_zeros() -> None:
+    x = sparse.csr_array(table())
+    scaled = Scaling.of(x, np.ones(40))(x)
+    assert sparse.issparse(scaled)
+    assert (scaled.indices == x.indices).all()
+    np.testing.assert_allclose(scaled.multiply(scaled).sum() / 40, 5)
