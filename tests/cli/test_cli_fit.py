@@ -23,7 +23,7 @@ def test_a_run_from_its_protocol_to_its_folder(installed, tmp_path):
     assert "model: difformer-s (epochs=3, hidden_channels=8)" in answer.out
     summary = json.loads((tmp_path / "out/run/summary.json").read_text())
     mean, std = summary["test"]["mean"], summary["test"]["std"]
-    assert f"test accuracy: {mean:.4f} ± {std:.4f} (mean ± standard deviation over 2 seeds)" in answer.out
+    assert f"test accuracy: {mean:.4f} ± {std:.4f} (mean ± standard deviation over 2 seeds, each on" in answer.out
     assert lines[-1] == "run folder: out/run"
     assert "seed 1 epoch 3/3 loss" in answer.err
     assert "epochs/s" in answer.err

@@ -6,6 +6,7 @@ import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -122,3 +123,52 @@ def test_out_of_memory_says_what_to_try(call, monkeypatch):
     answer = call("datasets")
     assert answer.code == 2
     assert "error: out of memory (CUDA out of memory); try --batch-size" in answer.err
+
+
+def test_every_setting_of_every_model_is_explained(call):
+    """The meanings come from docstrings: one that lacks an argument leaves a hole in the table."""
+    from difformer.zoo.catalogue import MODELS
+
+    for name in MODELS:
+        document = json.loads(call("models", name, "--json").out)
+        for part in ("options", "training"):
+            assert document["meanings"][part].keys() == document[part].keys()
+            holes = [key for key, meaning in document["meanings"][part].items() if not meaning]
+            assert not holes, f"{name}: {holes}"
+    shown = call("models", "difformer-s").out
+    assert "τ in (0, 1]" in shown
+    assert all(word in shown for word in ("coupling", "energy", "cost a layer"))
+
+
+def test_every_option_of_every_data_set_is_explained(call):
+    from difformer.data.entries import ENTRIES
+
+    for name in ENTRIES:
+        document = json.loads(call("datasets", name, "--json").out)
+        holes = [key for key, meaning in document["meanings"].items() if not meaning or "module" in meaning]
+        assert not holes, f"{name}: {holes}"
+
+
+def test_sizes_say_what_they_count_and_what_is_lacking(call, monkeypatch, tmp_path):
+    monkeypatch.setenv("DIFFORMER_DATA", str(tmp_path))
+    monkeypatch.setenv("DIFFORMER_CACHE", str(tmp_path / "cache"))
+    rows = {line.split()[0]: line for line in call("datasets").out.splitlines() if line.strip()}
+    assert "graphs × ~21" in rows["synmol"]
+    assert "521 snapshots × 20" in rows["chickenpox"]
+    assert "lacks features" in rows["cifar10"]
+    assert "lacks" not in rows["cora"]
+    assert "cifar10/cifar10_simclr.npz" in call("datasets", "cifar10").out
+
+
+def test_presets_that_are_spoken_of_exist(call):
+    import re
+
+    from difformer.experiments.presets import load_presets
+
+    known = {preset.name for preset in load_presets()}
+    guide = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"--preset ([a-z-]+)(?=[\s`])", guide))
+    assert named
+    assert named <= known
+    help_text = " ".join(call("fit", "--help").out.split())
+    assert "paper, public-code, best" not in help_text

@@ -242,7 +242,7 @@ def test_the_protocol_says_what_was_done_to_the_graph():
         "given graph, directed, self-loops removed"
         in from_arrays(X, Y, EDGES, directed=True, self_loops="remove").protocol
     )
-    with pytest.raises(ValueError, match="got 'sometimes' and 'error'"):
+    with pytest.raises(ValueError, match="self_loops: expected one of add, remove, keep, got 'sometimes'"):
         from_arrays(X, Y, EDGES, self_loops="sometimes")
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from difformer.cli.errors import verb
-from difformer.cli.options import Device, Json, NewEdges, NewFeatures, Run, Seed
-from difformer.cli.output import Output
+from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed
+from difformer.cli.output import Output, check_new
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,7 @@ def embed(
     features: NewFeatures = None,
     edges: NewEdges = None,
     seed: Seed = None,
+    force: Force = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -38,6 +39,7 @@ def embed(
     path = out or run / "embeddings.npz"
     if path.suffix not in (".npz", ".csv"):
         raise ValueError(f"--out: embeddings are written as .npz or .csv, got {str(path)!r}")
+    check_new(path, force)
     folder = RunFolder.open(run)
     if features is None:
         if edges is not None:
@@ -48,6 +50,8 @@ def embed(
         from difformer.cli.newrows import read_new_rows
 
         new = read_new_rows(run, features, edges, together=True)
+        for note in new.notes:
+            output.remark(f"warning: {note}")
         states = ask(folder, new.x, edges=new.edge_index, edge_weight=new.edge_weight, seed=seed, device=device)
         names = new.names
     _write(path, states, names)

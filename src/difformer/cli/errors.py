@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import typer
 
+from difformer.cli.wording import as_typed
+
 CHECK_FAILED = 1
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -73,11 +75,11 @@ def _said(error: Exception) -> str:
         return f"out of memory ({first}); try --batch-size, fewer hidden_channels, --set precision=bf16 or --device cpu"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
-    return str(error) or type(error).__name__
+    return as_typed(str(error)) or type(error).__name__
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    print(f"warning: {as_typed(str(message))}", file=sys.stderr)
 
 
 def _silence_stdout() -> None:

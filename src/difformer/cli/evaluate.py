@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from difformer.cli.errors import verb
-from difformer.cli.fit import score
 from difformer.cli.options import Device, Json, Run
 from difformer.cli.output import Output
+from difformer.cli.report import score, variety
 
 PARTS = ("train", "valid", "test")
 
@@ -44,6 +44,8 @@ def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
         ],
         right=["seed", *PARTS],
     )
+    if len(seeds) > 1:
+        output.say(f"mean ± standard deviation over {len(seeds)} seeds{variety(seeds)}:")
     for metric in names:
         shown = ", ".join(f"{p} {score(means[metric][p]['mean'])} ± {score(means[metric][p]['std'])}" for p in PARTS)
         output.say(f"{metric}: {shown}")

@@ -23,11 +23,19 @@ from difformer.cli.options import (
     SplitFile,
 )
 from difformer.cli.output import Output
-from difformer.cli.progress import Progress, clock_time
-from difformer.cli.request import DEFAULT_MODEL, Request, describe_task, read_request, read_source
+from difformer.cli.progress import Progress
+from difformer.cli.report import report
+from difformer.cli.request import (
+    DEFAULT_MODEL,
+    Request,
+    describe_task,
+    read_request,
+    read_source,
+    without_edges,
+)
 
 if TYPE_CHECKING:
-    from difformer.training import Summary, TrainConfig
+    from difformer.training import TrainConfig
 
 DEFAULT_SEEDS = 5
 
@@ -47,7 +55,8 @@ def fit(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="Settings to start from: paper, public-code, best, or a file that `difformer tune` wrote.",
+            help="Settings to start from: public-code (those of the authors' code), best (tuned here), where there are "
+            "such (`difformer models NAME` lists them), or a file that `difformer tune` wrote.",
             rich_help_panel=MODEL,
             show_default=False,
         ),
@@ -135,7 +144,8 @@ def fit(
     task = source.load()
     task.check_finite()
     folder = out or default_path(task.name, request.config.model)
-    for line in [*describe_task(task), *_describe_request(request, source.options)]:
+    said = [*describe_task(task), *_describe_request(request, source.options), *without_edges(task, request.config)]
+    for line in said:
         output.say(line)
     with _progress(output, request.config, task.metric, len(chosen)) as shown:
         callbacks = [shown, *_tensorboard(folder, tensorboard)]
@@ -149,7 +159,7 @@ def fit(
             source=source,
             stacked=stacked,
         )
-    _report(summary, output, {"task": task.facts(), "config": request.config.to_dict()})
+    report(summary, output, {"task": task.facts(), "config": request.config.to_dict()})
 
 
 def _resume(path: Path, device: str, tensorboard: bool, output: Output) -> None:
@@ -163,7 +173,7 @@ def _resume(path: Path, device: str, tensorboard: bool, output: Output) -> None:
     with _progress(output, folder.config, folder.about["data"]["metric"], max(1, len(waiting))) as shown:
         callbacks = [shown, *_tensorboard(path, tensorboard)]
         summary = resume(path, device=None if device == "auto" else device, callbacks=callbacks)
-    _report(summary, output, {"config": folder.config.to_dict()})
+    report(summary, output, {"config": folder.config.to_dict()})
 
 
 def _progress(output: Output, config: TrainConfig, metric: str, runs: int) -> Progress:
@@ -207,36 +217,3 @@ def _describe_request(request: Request, options: Any) -> list[str]:
                 f"note: these settings belong to protocol {preset.protocol!r}; add --protocol {preset.protocol} for it"
             )
     return lines
-
-
-def _report(summary: Summary, output: Output, about: dict[str, Any]) -> None:
-    output.json({**about, **summary.to_dict(), "run": summary.folder})
-    output.table(
-        ["seed", "split", "best epoch", "train", "valid", "test", "time"],
-        [
-            [
-                result["seed"],
-                result["split"],
-                f"{result['best_epoch']}/{result['epochs']}",
-                *(score(result[part]) for part in ("train", "valid", "test")),
-                clock_time(result["seconds"]),
-            ]
-            for result in summary.results
-        ],
-        right=["seed", "best epoch", "train", "valid", "test", "time"],
-    )
-    output.say(headline(summary))
-    if summary.folder is not None:
-        output.say(f"run folder: {summary.folder}")
-
-
-def headline(summary: Summary) -> str:
-    """The result in one line."""
-    runs = len(summary.results)
-    over = f"mean ± standard deviation over {runs} seeds" if runs > 1 else "one seed"
-    return f"test {summary.metric}: {summary.mean('test'):.4f} ± {summary.std('test'):.4f} ({over})"
-
-
-def score(value: float | None) -> str:
-    """A metric with four digits; a dash where there is none."""
-    return "–" if value is None or value != value else f"{value:.4f}"

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from difformer.cli.docstrings import meanings
 from difformer.cli.errors import verb
 from difformer.cli.options import Json
 from difformer.cli.output import Output, shown
@@ -20,7 +21,7 @@ def models(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the models: what each does, what it diffuses over, what a layer costs."""
+    """List the models: what each does, what it diffuses over, what a layer costs; of one its settings and presets."""
     from difformer.zoo.catalogue import MODELS
 
     output = Output(as_json)
@@ -38,36 +39,48 @@ def models(
 def _one(name: str, output: Output) -> None:
     from difformer.experiments.presets import load_presets
     from difformer.training.config import TrainConfig
-    from difformer.zoo import find, options_of
+    from difformer.zoo.registry import find, model_class, options_of
 
     info, options = find(name), options_of(name)
     training = {key: value for key, value in TrainConfig().to_dict().items() if key not in ("model", "options")}
     presets = [preset for preset in load_presets() if preset.model == name]
+    means = {"options": meanings(model_class(info)), "training": meanings(TrainConfig)}
     output.json(
         {
             **asdict(info),
             "fixed": dict(info.fixed),
             "options": options,
             "training": training,
+            "meanings": {
+                "options": {key: means["options"].get(key, "") for key in options},
+                "training": {key: means["training"].get(key, "") for key in training},
+            },
             "presets": [preset.to_dict() for preset in presets],
         }
     )
-    output.table(
-        ["", ""],
-        [
-            ["name", info.name],
-            ["about", info.about],
-            ["tasks", ", ".join(info.kinds)],
-            ["needs a graph", "yes" if info.needs_graph else "no"],
-            ["coupling", info.coupling],
-            ["energy", info.energy],
-            ["cost a layer", info.cost],
-        ],
-    )
-    output.say("settings of the model (`--set KEY=VALUE`), with their defaults:")
-    output.table(["setting", "default"], [[key, shown(value)] for key, value in options.items()])
-    output.say("settings of the training:")
-    output.table(["setting", "default"], [[key, shown(value)] for key, value in training.items()])
+    facts = {
+        "name": info.name,
+        "about": info.about,
+        "tasks": ", ".join(info.kinds),
+        "needs a graph": "yes" if info.needs_graph else "no",
+        "coupling": info.coupling,
+        "energy": info.energy,
+        "cost a layer": info.cost,
+        "is": ", ".join(f"{key}={shown(value)}" for key, value in info.fixed.items()),
+    }
+    output.table(["", ""], [[key, value] for key, value in facts.items() if value])
+    for heading, values in (
+        ("settings of the model (`--set KEY=VALUE`), with their defaults:", options),
+        ("settings of the training:", training),
+    ):
+        explained = means["options" if values is options else "training"]
+        output.say(heading)
+        output.table(
+            ["setting", "default", "meaning"],
+            [[key, shown(value), explained.get(key, "")] for key, value in values.items()],
+        )
     if presets:
         output.say("presets (`--preset NAME`):")
         output.table(["data set", "preset", "source"], [[p.dataset, p.name, p.source] for p in presets])
+    else:
+        output.say("There is no preset for it; `difformer tune` finds settings and writes one.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +30,14 @@ class NewRows:
         names: Ids of the rows, where they have ids.
         edge_index: Their edges; numbers from 0 are the run's instances, followed by the new ones.
         edge_weight: Weights of the edges.
+        notes: What a person should know of the rows, one sentence each.
     """
 
     x: Tensor
     names: tuple[str, ...] = ()
     edge_index: Tensor | None = None
     edge_weight: Tensor | None = None
+    notes: tuple[str, ...] = ()
 
 
 def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, together: bool) -> NewRows:
@@ -51,6 +54,11 @@ def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, togeth
     """
     folder = RunFolder.open(run)
     task = folder.task()
+    if task.kind != "nodes":
+        raise ValueError(
+            f"--features: {run} was trained on {task.kind}, and new rows are instances of a run on nodes; from Python, "
+            f"difformer.training.predict takes new {'graphs' if task.kind == 'graphs' else 'snapshots'}"
+        )
     for role, path in (("features", features), ("edges", edges)):
         if path is not None and not path.exists():
             raise FileNotFoundError(f"--{role}: there is no file {path}")
@@ -59,7 +67,7 @@ def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, togeth
     ids = {"ids": options["ids"]} if "ids" in options else {}
     found = read_features(features, columns=task.feature_names, num_columns=task.num_features, **ids, **form)
     if edges is None:
-        return NewRows(found.x, found.ids)
+        return NewRows(found.x, found.ids, notes=_familiar(task, found))
     start = task.num_instances if together else 0
     form = {key: _of(options[key], "edges") for key in _FORMAT if key in options}
     index, weight, _ = read_edges(
@@ -79,6 +87,23 @@ def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, togeth
         duplicates=options.get("duplicates", "error"),
     )
     return NewRows(found.x, found.ids, index, weight)
+
+
+def _familiar(task: Task, found: Features) -> tuple[str, ...]:
+    """Says which new rows carry an id that is known: without edges nothing is looked up by it."""
+    known = set(task.instance_names)
+    old = [name for name in found.ids if name in known]
+    twice = [name for name, number in Counter(found.ids).items() if number > 1]
+    notes = []
+    if old:
+        notes.append(
+            f"{len(old)} of {len(found.ids)} rows of {found.path} have the id of an instance of the run "
+            f"({', '.join(map(repr, old[:3]))}{', …' if len(old) > 3 else ''}); they are taken as new instances beside "
+            f"those (without --features the run's own instances are predicted)"
+        )
+    if twice:
+        notes.append(f"{found.path} has {len(twice)} id{'s' * (len(twice) > 1)} in several rows, {twice[0]!r} first")
+    return tuple(notes)
 
 
 def _of(option: Any, role: str) -> Any:

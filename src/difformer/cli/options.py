@@ -30,6 +30,7 @@ NewEdges = Annotated[
         "--edges", help="Edges of new instances, among themselves or to those of the run.", show_default=False
     ),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that is already there.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for scripts; progress goes to stderr.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Root = Annotated[

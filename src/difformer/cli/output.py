@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,6 +54,16 @@ class Output:
         """The document; nothing without ``--json``."""
         if self.as_json:
             print(json.dumps(plain(document), indent=2, ensure_ascii=False))
+
+
+def check_new(path: Path, force: bool) -> None:
+    """Refuses to write over a file, before anything is computed.
+
+    Raises:
+        FileExistsError: If there is something of that name, and nobody said --force.
+    """
+    if path.exists() and not force:
+        raise FileExistsError(f"--out: {path} is already there; nothing was changed. Name another, or add --force")
 
 
 def make_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from difformer.cli.errors import verb
-from difformer.cli.options import Device, Json, NewEdges, NewFeatures, Run, Seed
-from difformer.cli.output import Output
+from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed
+from difformer.cli.output import Output, check_new
 
 if TYPE_CHECKING:
     from difformer.training.predictions import Predictions
@@ -21,13 +22,19 @@ SHOWN = 10
 @verb
 def predict(
     run: Run,
-    out: Annotated[Path, typer.Option(help="File for the predictions, .csv or .npz.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="New file for the predictions, .csv or .npz; - for CSV on standard output.", show_default=False
+        ),
+    ],
     features: NewFeatures = None,
     edges: NewEdges = None,
     alone: Annotated[
         bool, typer.Option("--alone", help="Propagate new rows among themselves, without the run's own instances.")
     ] = False,
     seed: Seed = None,
+    force: Force = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -40,7 +47,8 @@ def predict(
     from difformer.training.using import predict as ask
 
     output = Output(as_json)
-    _check_ending(out)
+    printed = str(out) == "-"
+    _check_out(out, as_json, force)
     if features is None:
         if edges is not None or alone:
             raise ValueError("--edges and --alone speak of new instances: give --features too")
@@ -49,10 +57,15 @@ def predict(
         from difformer.cli.newrows import read_new_rows
 
         new = read_new_rows(run, features, edges, together=not alone)
+        for note in new.notes:
+            output.remark(f"warning: {note}")
         found = ask(
             run, new.x, edges=new.edge_index, edge_weight=new.edge_weight, together=not alone, seed=seed, device=device
         )
         found = replace(found, instance_names=new.names)
+    if printed:
+        sys.stdout.write(found.csv())
+        return
     found.write(out)
     headings, rows = found.table()
     output.json({"run": run, "out": out, "instances": len(rows), "columns": headings, **_shares(found)})
@@ -61,10 +74,15 @@ def predict(
     output.say(f"{len(rows):,} predictions in {out}{more}")
 
 
-def _check_ending(out: Path) -> None:
+def _check_out(out: Path, as_json: bool, force: bool) -> None:
     """Before anything is computed."""
+    if str(out) == "-":
+        if as_json:
+            raise ValueError("--out - and --json both want standard output; give a file, or leave --json out")
+        return
     if out.suffix not in (".csv", ".npz"):
-        raise ValueError(f"--out: predictions are written as .csv or .npz, got {str(out)!r}")
+        raise ValueError(f"--out: predictions are written as .csv or .npz, or as CSV to -, got {str(out)!r}")
+    check_new(out, force)
 
 
 def _shares(found: Predictions) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difformer.cli.options import key_values
+from difformer.cli.dataoptions import read_data_options
 
 if TYPE_CHECKING:
     from difformer.data import Task
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from difformer.training.source import TaskSource
 
 DEFAULT_MODEL = "difformer-s"
+OWN_SPLITS = 10  # seeded splits of a user's own data, where nobody says otherwise
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,6 @@ def read_source(
         ValueError: If both or neither are given.
         FileNotFoundError: If a file is not there.
     """
-    from difformer.training.config import parse_value
-    from difformer.training.source import TaskSource
-
-    options: dict[str, Any] = {}
-    for key, text in key_values(data, "--data").items():
-        options[key] = [parse_value(word) for word in text.split(",")] if "," in text else parse_value(text)
-    if protocol is not None and options.setdefault("protocol", protocol) != protocol:
-        raise ValueError(f"--protocol says {protocol!r}, but --data says protocol={options['protocol']}")
     files = {role: path for role, path in (("features", features), ("labels", labels), ("edges", edges)) if path}
     if dataset is not None and files:
         raise ValueError(f"give either a data set ({dataset!r}) or your own files (--{next(iter(files))}), not both")
@@ -67,17 +60,31 @@ def read_source(
         )
     if dataset is not None and split is not None:
         raise ValueError("--split goes with your own files; a data set has its splits, which --protocol chooses among")
+    from difformer.training.source import TaskSource
+
     if dataset is not None:
         from difformer.data.catalogue import entry
 
-        return TaskSource(entry(dataset).name, None if root is None else str(root), options)
+        name = entry(dataset).name
+        options = read_data_options(data, name)
+        if protocol is not None and options.setdefault("protocol", protocol) != protocol:
+            raise ValueError(f"--protocol says {protocol!r}, but --data says protocol={options['protocol']}")
+        return TaskSource(name, None if root is None else str(root), options)
     if features is None:
         raise ValueError("--features is missing: own data need a table of features")
+    if protocol is not None or root is not None:
+        given = "--protocol" if protocol is not None else "--root"
+        raise ValueError(f"{given} belongs to a data set; with your own files, --split and --data say how to split")
+    options = read_data_options(data, None)
     for role, path in [*files.items(), *([] if split is None else [("split", split)])]:
         if not path.exists():
             raise FileNotFoundError(f"--{role}: there is no file {path}")
     if split is not None:
         options["splits"] = str(split.resolve())
+    elif not options.keys() & {"splits", "seeds"}:
+        # One split a seed, as data sets have them: else ± would speak of initialisations alone. What a file says of
+        # its split, in a column or masks, goes before.
+        options["seeds"] = list(range(OWN_SPLITS))
     return TaskSource(options=options, files={role: str(path) for role, path in files.items()})
 
 
@@ -104,58 +111,61 @@ def read_request(
 
 
 def read_settings(words: list[str], model: str) -> dict[str, Any]:
-    """``["graph=none", "patience=none"]`` as ``{"graph": "none", "patience": None}``, and likewise all other settings.
-
-    The word none is the value None for a setting that can be without one, and a name for one that takes names.
+    """``["hidden_channels=64", "patience=none"]`` as one mapping of settings.
 
     Raises:
         ValueError: See `difformer.training.parse_settings`.
     """
     from difformer.training.config import parse_settings
 
-    named: dict[str, Any] = {}
-    others = []
-    for word in words:
-        key, _, text = word.partition("=")
-        name = key.strip().replace("-", "_")
-        if text.strip().lower() == "none" and name not in named and _takes_a_name(name, model):
-            named[name] = "none"
-        else:
-            others.append(word)
-    fields, options = parse_settings(others, model)
-    if twice := sorted(named.keys() & {*fields, *options}):
-        raise ValueError(f"setting {twice[0]} is given twice")
-    return {**fields, **options, **named}
-
-
-def _takes_a_name(setting: str, model: str) -> bool:
-    """Whether a setting is always a text, by its annotation."""
-    import dataclasses
-    import inspect
-
-    from difformer.training.config import TrainConfig
-    from difformer.zoo.registry import find, model_class
-
-    kinds = {field.name: str(field.type) for field in dataclasses.fields(TrainConfig)}
-    for name, parameter in inspect.signature(model_class(find(model))).parameters.items():
-        kinds.setdefault(name, str(parameter.annotation))
-    return kinds.get(setting) == "str"
+    fields, options = parse_settings(words, model)
+    return {**fields, **options}
 
 
 def read_named_preset(name: str, *, model: str | None, dataset: str | None) -> Preset:
     """A preset of the package by its name, or of a file by its path."""
-    from difformer.experiments import find_preset, read_preset
+    from difformer.experiments import read_preset
 
     if not name.endswith(".toml") and not Path(name).is_file():
         if dataset is None:
             raise ValueError(f"preset: {name!r} belongs to a data set; with your own files give a .toml file")
         from difformer.data.catalogue import entry
 
-        return find_preset(name, model=model or DEFAULT_MODEL, dataset=entry(dataset).name)
+        return _shipped_preset(name, model or DEFAULT_MODEL, entry(dataset).name)
     found = read_preset(name)
     if model is not None and model != found.model:
         raise ValueError(f"preset: {name} is for model {found.model!r}, but --model says {model!r}")
     return found
+
+
+def _shipped_preset(name: str, model: str, dataset: str) -> Preset:
+    """A preset of the package; where there is none, the error also says which there are for this very request."""
+    from difformer.experiments import find_preset
+    from difformer.experiments.presets import load_presets
+
+    try:
+        return find_preset(name, model=model, dataset=dataset)
+    except ValueError as error:
+        if "for that pair there is" in str(error):
+            raise
+        here = [preset.name for preset in load_presets() if (preset.model, preset.dataset) == (model, dataset)]
+        raise ValueError(f"{error}. Presets for {model} on {dataset}: {', '.join(here) or 'none'}") from error
+
+
+def without_edges(task: Task, config: TrainConfig) -> list[str]:
+    """A remark where a model that works over edges is given none."""
+    from difformer.training.config import knn_of
+    from difformer.zoo import find
+
+    if not find(config.model).needs_graph or knn_of(config.graph) is not None:
+        return []
+    if task.edge_index is not None and config.graph == "given":
+        return []
+    return [
+        f"note: {config.model} passes messages along edges, and here are none, so every instance stands alone; "
+        f"--set graph=knn:5 joins each to its nearest"
+        + ("" if task.edge_index is not None else ", --edges FILE gives a graph of your own files")
+    ]
 
 
 def describe_task(task: Task) -> list[str]:

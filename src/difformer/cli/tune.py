@@ -27,7 +27,7 @@ from difformer.cli.options import (
 )
 from difformer.cli.output import Output
 from difformer.cli.progress import clock_time
-from difformer.cli.request import DEFAULT_MODEL, describe_task, read_settings, read_source
+from difformer.cli.request import DEFAULT_MODEL, describe_task, read_settings, read_source, without_edges
 
 if TYPE_CHECKING:
     from difformer.data import Task
@@ -103,7 +103,7 @@ def tune(
     task.check_finite()
     question = Question(model, _space(task, model, space, settings), seeds, sampler, seed, prune)
     folder = out or Path("tune") / f"{task.name}-{model}"
-    for line in describe_task(task):
+    for line in [*describe_task(task), *without_edges(task, question.config(question.space.point(0)))]:
         output.say(line)
     _announce(question.space, output)
     told = _Teller(output)

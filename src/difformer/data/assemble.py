@@ -62,7 +62,7 @@ def assemble(
             kind="nodes" if node_ptr is None else "graphs",
             problem=targets.problem,
             metric=metric or METRICS[targets.problem],
-            protocol=f"own data, {graph if edges is not None else 'no graph'}; {chosen[0].name}",
+            protocol=f"own data, {graph if edges is not None else 'no graph'}; {_named(chosen)}",
             x=x,
             y=targets.y,
             splits=chosen,
@@ -79,6 +79,19 @@ def assemble(
         raise
     except ValueError as error:
         raise DataError(str(error)) from error
+
+
+def _named(splits: Sequence[Split]) -> str:
+    """Splits in words: ``stratified 50/25/25, 3 splits, seeds 0, 1, 2``."""
+    names = [split.name for split in splits]
+    if len(names) == 1:
+        return names[0]
+    ways, seeds = {name.partition("/seed=")[0] for name in names}, [name.partition("/seed=")[2] for name in names]
+    if len(ways) > 1 or not all(seeds):
+        return f"{len(names)} splits, {names[0]} to {names[-1]}"
+    run = [str(seed) for seed in range(int(seeds[0]), int(seeds[0]) + len(seeds))]
+    shown = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 2 and seeds == run else ", ".join(seeds)
+    return f"{ways.pop()}, {len(names)} splits, seeds {shown}"
 
 
 def graph_protocol(directed: bool, self_loops: SelfLoops) -> str:
@@ -124,7 +137,7 @@ def drawn_splits(
             known = size if targets is None else labelled(targets.y).numel()
             raise DataError(
                 f"fractions: {known} labelled instances are too few to give {share:.0%} of them to {part}; "
-                f"bring more labels, or pass splits="
+                f"bring more labels, or splits of your own: splits="
             )
     return tuple(splits)
 

@@ -16,6 +16,11 @@ from difformer.data.tables import LABEL_NAMES, SPLIT_NAMES, Head, names_ids
 Column = str | int
 
 
+def several(given: Column | Sequence[Column]) -> tuple[Column, ...]:
+    """One column, or several: a text is one name, not its letters."""
+    return (given,) if isinstance(given, (str, int)) else tuple(given)
+
+
 def column_roles(
     head: Head,
     ids: Column | bool | None,

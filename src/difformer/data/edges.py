@@ -43,11 +43,7 @@ def tidy_edges(
     Raises:
         DataError: If an edge comes with two different weights and `duplicates` is ``"error"``.
     """
-    if self_loops not in get_args(SelfLoops) or duplicates not in get_args(Duplicates):
-        raise ValueError(
-            f"self_loops, duplicates: expected one of {get_args(SelfLoops)} and one of {get_args(Duplicates)}, "
-            f"got {self_loops!r} and {duplicates!r}"
-        )
+    check_choices(self_loops, duplicates)
     source, target = edge_index
     if self_loops == "remove":
         kept = source != target
@@ -70,6 +66,16 @@ def tidy_edges(
         weight = None if weight is None else torch.cat([weight, weight.new_ones(loops.numel())])
     code, order = code.sort()
     return torch.stack([code // num_nodes, code % num_nodes]), None if weight is None else weight[order]
+
+
+def check_choices(self_loops: str, duplicates: str) -> None:
+    """Raises a ValueError for a word that `tidy_edges` does not know."""
+    for name, given, known in (
+        ("self_loops", self_loops, get_args(SelfLoops)),
+        ("duplicates", duplicates, get_args(Duplicates)),
+    ):
+        if given not in known:
+            raise ValueError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
 
 
 def _merge(

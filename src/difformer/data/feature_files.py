@@ -129,10 +129,18 @@ def load_features(
         apart = {i for i in (roles["ids"], roles["split"]) if i is not None}
         return apart | set(roles["labels"]) | set(roles["unused"])
 
-    if suffix in (".parquet", ".pq"):
-        table = read_parquet(path, text=choose)
-    else:
-        table = read_csv(path, text=choose, format=format, is_header=_is_header)
+    try:
+        if suffix in (".parquet", ".pq"):
+            table = read_parquet(path, text=choose)
+        else:
+            table = read_csv(path, text=choose, format=format, is_header=_is_header)
+    except DataError as error:
+        if error.column is None or not error.problem.startswith("expected a number") or ";" in error.problem or wanted:
+            raise
+        raise error.reworded(
+            f"{error.problem}; features are numbers: correct the cell or, if the column holds names, put numbers in "
+            f"their place (one column of 0 and 1 a name), or leave it out with drop=[{error.column!r}]"
+        ) from None
     if not table.number_columns:
         raise DataError("has no column of features left", path=path)
     table.check_finite()

@@ -16,9 +16,9 @@ from typing import Any
 
 from difformer.data.arrays import label_columns as columns_of_array
 from difformer.data.assemble import Splits, assemble, graph_protocol, split_from_words
-from difformer.data.column_roles import Column
+from difformer.data.column_roles import Column, several
 from difformer.data.columnar import named_array
-from difformer.data.edges import Duplicates, SelfLoops, tidy_edges
+from difformer.data.edges import Duplicates, SelfLoops, check_choices, tidy_edges
 from difformer.data.errors import DataError
 from difformer.data.feature_files import Features, load_features, read_features
 from difformer.data.label_files import Labels, read_labels
@@ -45,7 +45,7 @@ def from_files(
     label_ids: Column | bool | None = None,
     edge_columns: Sequence[Column] | None = None,
     split_column: Column | None = None,
-    drop: Sequence[Column] = (),
+    drop: Column | Sequence[Column] = (),
     header: bool | Mapping[str, bool] | None = None,
     delimiter: str | Mapping[str, str] | None = None,
     encoding: str | None = None,
@@ -107,7 +107,8 @@ def from_files(
 
         return TextFormat(of(delimiter), of(header), encoding, decimal, comment)
 
-    columns = [label_columns] if isinstance(label_columns, (str, int)) else label_columns
+    check_choices(self_loops, duplicates)
+    columns = None if label_columns is None else several(label_columns)
     suffix = Path(features).suffix.lower()
     found = load_features(
         features,
@@ -115,7 +116,7 @@ def from_files(
         labels=columns if labels is None else None,
         labels_here=labels is None and suffix not in (".npz", ".npy"),
         split=split_column,
-        drop=drop,
+        drop=several(drop),
         format=format("features"),
     )
     size = found.x.shape[0]

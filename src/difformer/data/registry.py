@@ -46,7 +46,23 @@ def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) 
 
 def dataset_options(name: str) -> dict[str, Any]:
     """What `load` can be asked for a data set: every option with its default."""
-    return _options(_loader(entry(name).loader))
+    return _options(loader_of(name))
+
+
+def option_kinds(name: str) -> dict[str, str]:
+    """What kind of value each option of a data set takes, as its annotation writes it: ``{"knn": "int | None", …}``."""
+    return annotations_of(loader_of(name))
+
+
+def loader_of(name: str) -> Callable[..., Task]:
+    """The function that makes a data set; its docstring explains the options."""
+    return _loader(entry(name).loader)
+
+
+def annotations_of(function: Callable[..., Task]) -> dict[str, str]:
+    """Annotations of the options that a reader takes by keyword alone."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: str(p.annotation) for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def _loader(place: str) -> Callable[..., Task]:

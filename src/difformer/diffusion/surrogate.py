@@ -68,6 +68,7 @@ def surrogate_energy(
     chosen = as_diffusivity(diffusivity, channels=z.shape[1])
     centred, anchored = z - z.mean(0), previous - previous.mean(0)
     total = ((z - previous) ** 2).sum()
+    rounding = 64 * torch.finfo(z.dtype).eps * float(chosen.f(z.new_zeros(1)))
     for start in range(0, z.shape[0], block_size):
         rows = slice(start, start + block_size)
         if omega is None:
@@ -75,7 +76,7 @@ def surrogate_energy(
         else:
             parameters = omega(rows) if callable(omega) else omega[rows]
         # Opposite unit states may come out a rounding error further apart than 4, where f falls below zero.
-        if (parameters < -1e-12).any():
+        if (parameters < -rounding).any():
             raise ValueError(f"omega must be ≥ 0, got {parameters.min().item():.3g}")
         parameters = parameters.clamp_min(0.0)
         bound = parameters * squared_distances(centred[rows], centred) - concave_conjugate(parameters, chosen)

@@ -124,13 +124,15 @@ def parse_settings(settings: Iterable[str], model: str = "difformer-s") -> tuple
     """``["hidden_channels=64", "learning_rate=0.01"]`` as fields of a `TrainConfig` and options of the model.
 
     Args:
-        settings: ``name=value`` each; a value is a number, true, false, none, or text.
+        settings: ``name=value`` each; a value is a number, true, false, none, or text. The word none is the value None
+            for a setting that can be without one, and a name for one that takes names (``graph=none``).
         model: Whose options are meant.
 
     Raises:
         ValueError: If a setting has no ``=``, stands twice, or is neither a field nor an option of the model; it lists
             what there is, and names the nearest.
     """
+    from difformer.training.settings import takes_a_name, unknown_setting
     from difformer.zoo import options_of
 
     options_known = options_of(model)
@@ -143,17 +145,14 @@ def parse_settings(settings: Iterable[str], model: str = "difformer-s") -> tuple
             raise ValueError(f"a setting is NAME=VALUE, for example learning_rate=0.01; got {setting!r}")
         if name in fields or name in options:
             raise ValueError(f"setting {name} is given twice, the second time as {text.strip()!r}")
+        named = text.strip().lower() == "none" and takes_a_name(name, model, TrainConfig)
+        value = "none" if named else parse_value(text)
         if name in _RULES:
-            fields[name] = parse_value(text)
+            fields[name] = value
         elif name in options_known:
-            options[name] = parse_value(text)
+            options[name] = value
         else:
-            near = difflib.get_close_matches(name, [*_RULES, *options_known], n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(
-                f"unknown setting {name!r}; {hint}Training takes {', '.join(_RULES)}; "
-                f"model {model!r} takes {', '.join(options_known)}"
-            )
+            raise ValueError(unknown_setting(name, model, [*_RULES], [*options_known]))
     TrainConfig(model=model, **fields)  # a value out of range is refused here, where the setting can still be named
     return fields, options
 

@@ -97,14 +97,18 @@ class Predictions:
             return ""
         return self.class_names[number] if self.class_names else str(number)
 
-    def write_csv(self, path: Path) -> None:
-        """A table for people and spreadsheets."""
+    def csv(self) -> str:
+        """The table as comma-separated text, a line of headings first."""
         headings, rows = self.table()
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(headings)
         writer.writerows(rows)
-        write_bytes(path, text.getvalue().encode())
+        return text.getvalue()
+
+    def write_csv(self, path: Path) -> None:
+        """A table for people and spreadsheets."""
+        write_bytes(path, self.csv().encode())
 
     def write_npz(self, path: Path) -> None:
         """Arrays ``outputs``, ``prediction`` and, where known, ``target``, ``part`` and ``names``; nothing pickled."""

@@ -25,8 +25,9 @@ class RunFolderError(OSError):
 
 
 _ADVICE = {
-    errno.ENOSPC: "the disk is full; make room, then continue with resume",
-    errno.EDQUOT: "your quota is used up; make room, then continue with resume",
+    errno.ENOSPC: "the disk is full; make room",
+    errno.EDQUOT: "your quota is used up; make room",
+    errno.ENOENT: "there can be no file or folder at that place; choose another",
     errno.EROFS: "the place is read-only; choose another folder",
     errno.EACCES: "you may not write there; choose another folder, or change its permissions",
     errno.EPERM: "you may not write there; choose another folder, or change its permissions",
@@ -43,9 +44,16 @@ def writing(path: Path) -> Iterator[None]:
     except RunFolderError:
         raise
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, "see to it that it can be written, then continue with resume")
+        advice = _ADVICE.get(error.errno or 0, "see to it that it can be written")
+        if (run := _run_of(path)) is not None and "choose another" not in advice:
+            advice += f", then continue with resume: {run}"
         said = error.strerror or str(error)
         raise RunFolderError(f"{path} cannot be written ({said}): {advice}. Nothing was overwritten.") from error
+
+
+def _run_of(path: Path) -> Path | None:
+    """The run folder that a path lies in; None where there is no run yet."""
+    return next((place for place in (path, *path.parents) if (place / "config.toml").is_file()), None)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -39,7 +39,7 @@ def gnn_benchmark(
     Args:
         name: ``"amazon-photo"``, ``"amazon-computers"``, ``"coauthor-cs"`` or ``"coauthor-physics"``.
         root: Folder to search first.
-        protocol: See the module's text.
+        protocol: ``"20/30"`` (labels a class for training and validation) or ``"60/20/20"``.
         num_splits: How many splits.
         seed: Of the first; the others follow.
         self_loops: Whether every node gets an edge to itself.

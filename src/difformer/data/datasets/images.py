@@ -53,7 +53,7 @@ def images(
         name: ``"cifar10"`` or ``"stl10"``.
         root: Folder to search first.
         protocol: ``"paper"``.
-        features: See the module's text.
+        features: ``"simclr"`` (learned, 512 columns, from a file), ``"pca"``, ``"hog"`` or ``"pixels"``.
         per_class: Training labels a class; 10, 50 and 100 in the paper.
         num_splits: How many splits.
         seed: Of the first; the others follow.

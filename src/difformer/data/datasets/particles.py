@@ -50,7 +50,7 @@ def synmol(
     Args:
         name: ``"synmol"``.
         root: Folder to search first.
-        protocol: See the module's text.
+        protocol: ``"paper"`` (10/10/80), ``"lri"`` (shares of the publication) or ``"public-code"``.
         num_splits: How many splits.
         seed: Of the first; the others follow. By default 0, and 42 for ``"lri"`` and ``"public-code"``.
         graph: ``"knn"``, ``"bonds"`` for the covalent ones in both directions, or None.
@@ -129,7 +129,7 @@ def actstrack(
     Args:
         name: ``"actstrack"``.
         root: Folder to search first.
-        protocol: See the module's text.
+        protocol: ``"paper"`` (10/10/80), ``"lri"`` (shares of the publication) or ``"public-code"``.
         num_splits: How many splits.
         seed: Of the first; the others follow. By default 0, and 42 for ``"lri"`` and ``"public-code"``.
         graph: ``"knn"`` or None.

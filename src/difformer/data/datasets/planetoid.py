@@ -49,7 +49,7 @@ def planetoid(
     Args:
         name: ``"cora"``, ``"citeseer"`` or ``"pubmed"``.
         root: Folder to search first.
-        protocol: See the module's text.
+        protocol: ``"random"`` (seeded splits), ``"authors"`` (their one split), ``"public"`` or ``"public-code"``.
         num_splits: How many splits ``"random"`` and ``"public-code"`` make: 10 and 1 by default.
         seed: Of the first of them: 0 for ``"random"``, 123 for ``"public-code"`` by default.
         self_loops: Whether every node gets an edge to itself.

@@ -60,7 +60,7 @@ def chickenpox(
     Args:
         name: ``"chickenpox"``.
         root: Folder to search first.
-        protocol: See the module's text.
+        protocol: ``"paper"``, or ``"public-code"`` (standardised over the whole period, test included).
         lags: Weeks of the past that a snapshot holds.
     """
     return _load(name, root, protocol, lags)
@@ -79,7 +79,7 @@ def covid(
     Args:
         name: ``"covid"``.
         root: Folder to search first.
-        protocol: See the module's text.
+        protocol: ``"paper"``, or ``"public-code"`` (standardised over the whole period, test included).
         lags: Days of the past that a snapshot holds.
         graph_day: Which of these days gives the snapshot's graph: ``"first"``, as the published loader pairs them, or
             ``"last"``, the latest one known when the target is foretold.
@@ -94,7 +94,7 @@ def wikimath(name: str, root: str | os.PathLike[str] | None = None, *, protocol:
     Args:
         name: ``"wikimath"``.
         root: Folder to search first.
-        protocol: See the module's text.
+        protocol: ``"paper"``, or ``"public-code"`` (standardised over the whole period, test included).
         lags: Days of the past that a snapshot holds.
     """
     return _load(name, root, protocol, lags)

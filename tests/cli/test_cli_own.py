@@ -1,0 +1,80 @@
+"""Own data: what the ± is over, files that are not overwritten, and rows that were there before."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+QUICK = ("--set", "epochs=2", "--set", "hidden_channels=4")
+
+
+@pytest.fixture
+def own(people):
+    return ("--features", people / "people.csv", "--labels", people / "groups.csv")
+
+
+def test_each_seed_has_a_split_of_its_own(call, own):
+    answer = call("fit", *own, "--model", "mlp", "--seeds", "3", *QUICK)
+    assert answer.code == 0, answer.err
+    assert "protocol: own data, no graph; stratified 50/25/25, 10 splits, seeds 0 to 9" in answer.out
+    assert "over 3 seeds, each on a split of its own)" in answer.out
+    assert all(f"seed={seed} " in answer.out for seed in range(3))
+
+
+def test_one_split_is_said_where_the_deviation_stands(call, own):
+    answer = call("fit", *own, "--model", "mlp", "--seeds", "3", *QUICK, "--data", "seeds=4", "--out", "run")
+    assert "stratified 50/25/25/seed=4" in answer.out
+    assert "over 3 seeds, all on one split: ± is over initialisations alone)" in answer.out
+    assert "all on one split" in call("evaluate", "run").out
+    two = call("fit", *own, "--model", "mlp", "--seeds", "3", *QUICK, "--data", "seeds=4,9")
+    assert "2 splits, seeds 4, 9" in two.out
+    assert "over 3 seeds on 2 splits)" in two.out
+
+
+def test_a_graph_model_without_a_graph_is_told_so(call, own, people):
+    answer = call("fit", *own, "--model", "gcn", "--seeds", "1", *QUICK)
+    assert answer.code == 0, answer.err
+    assert "note: gcn passes messages along edges, and here are none" in answer.out
+    assert "--set graph=knn:5" in answer.out
+    joined = call("fit", *own, "--model", "gcn", "--seeds", "1", *QUICK, "--set", "graph=knn:5")
+    given = call("fit", *own, "--edges", people / "friends.csv", "--model", "gcn", "--seeds", "1", *QUICK)
+    without = call("fit", "karate", "--model", "gcn", "--seeds", "1", *QUICK, "--set", "graph=none")
+    assert "passes messages" not in joined.out + given.out
+    assert "passes messages" in without.out
+
+
+@pytest.fixture
+def run(call, own, tmp_path):
+    assert call("fit", *own, "--model", "mlp", "--seeds", "1", *QUICK, "--out", "run").code == 0
+    return tmp_path / "run"
+
+
+def test_a_file_that_is_there_is_kept_unless_forced(call, run, tmp_path):
+    (tmp_path / "p.csv").write_text("my thesis")
+    answer = call("predict", run, "--out", "p.csv")
+    assert answer.code == 2
+    assert "p.csv is already there; nothing was changed. Name another, or add --force" in answer.err
+    assert (tmp_path / "p.csv").read_text() == "my thesis"
+    assert call("predict", run, "--out", "p.csv", "--force").code == 0
+    assert (tmp_path / "p.csv").read_text().startswith("instance,")
+    assert call("embed", run).code == 0
+    assert "already there" in call("embed", run).err
+    assert call("embed", run, "--force").code == 0
+
+
+def test_predictions_on_standard_output(call, run, people):
+    answer = call("predict", run, "--out", "-")
+    rows = list(csv.DictReader(io.StringIO(answer.out)))
+    assert [row["instance"] for row in rows] == [f"p{i}" for i in range(60)]
+    assert call("predict", run, "--out", "-", "--json").code == 2
+
+
+def test_rows_with_known_ids_are_pointed_out(call, run, tmp_path):
+    (tmp_path / "again.csv").write_text("name,height,weight\np1,0,0\nn1,1,1\nn1,2,2\n")
+    answer = call("predict", run, "--features", "again.csv", "--out", "-")
+    assert answer.code == 0, answer.err
+    assert "warning: 1 of 3 rows of again.csv have the id of an instance of the run ('p1')" in answer.err
+    assert "warning: again.csv has 1 id in several rows, 'n1' first" in answer.err
+    assert len(answer.out.splitlines()) == 4
