@@ -132,13 +132,17 @@ class Graph:
                 self._matrices[key] = SparseMatrix.from_entries(target, source, value, shape)
         return self._matrices[key]
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether propagation goes by a matrix that is sorted once; weights that are trained would change it."""
+        return self.keep and not (self.edge_weight is not None and self.edge_weight.requires_grad)
+
     def propagate(self, z: Tensor, norm: str = "gcn") -> Tensor:
         """``S z`` for states ``[N, …]``, by the cached matrix; weights that are trained go edge by edge."""
         dtype = torch.float64 if z.dtype == torch.float64 else torch.float32
-        trained = self.edge_weight is not None and self.edge_weight.requires_grad
         # Sorting looks at values, which a compiled program cannot: there a matrix is used only if it is ready.
         ready = (norm, dtype) in self._matrices or not torch.compiler.is_compiling()
-        if trained or not self.keep or not ready:
+        if not self.is_kept or not ready:
             return propagate_edges(z, self, norm)
         return self.matrix(norm, dtype) @ z
 

@@ -25,6 +25,7 @@ from difformer.attention.reference import safe_total
 from difformer.attention.scores import constant_result, diffusivity_of, score_key
 from difformer.attention.segments import Segments
 from difformer.diffusion.diffusivity import Diffusivity
+from difformer.eager import is_eager
 
 __all__ = ["DEFAULT_TOL", "Bounds", "answer", "bounds", "propagate", "summarise"]
 
@@ -74,7 +75,7 @@ def longest_row(x: Tensor) -> float:
 
 def within_ball(x: Tensor) -> bool:
     """Whether all rows have norm at most one, but for rounding; taken on trust where values are out of sight."""
-    return not _can_look(x) or longest_row(x) <= 1 + NORM_SLACK.get(x.dtype, 1e-4)
+    return not is_eager(x) or longest_row(x) <= 1 + NORM_SLACK.get(x.dtype, 1e-4)
 
 
 def check_norms(**rows: Tensor) -> None:
@@ -119,11 +120,6 @@ def propagate(
     if segments is None:
         return answer(q, summarise(k, v, diffusivity, tol=tol), diffusivity, tol=tol)
     return _by_graph(q, k, v, diffusivity, segments, tol)
-
-
-def _can_look(x: Tensor) -> bool:
-    """Values are out of sight while a model is compiled or exported, and inside vmap."""
-    return not torch.compiler.is_compiling() and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def _by_graph(

@@ -12,8 +12,11 @@ from difformer.attention import BACKENDS, propagate
 from difformer.attention.scores import form_of
 from difformer.attention.segments import Segments
 from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
+from difformer.eager import is_eager
 from difformer.graph import GRAPH_NORMS, Graph
 from difformer.nn.gram import gram_attention
+from difformer.nn.gram_step import gram_step
+from difformer.nn.mixing import Weights, mix
 from difformer.nn.structure import Structure, as_structure
 from difformer.nn.unit import unit_rows
 
@@ -167,12 +170,46 @@ class DIFFormerConv(nn.Module):
 
     def step(self, z: Tensor, structure: Structure, source: Tensor | None = None) -> Tensor:
         """Z⁺ from Z, with the structure of the whole forward pass worked out before."""
+        if self._mixes(z, structure):
+            return self._mixed_step(z, structure, source)
         p = self.propagated(z, structure)
         if self.residual:
             p = torch.lerp(z, p.to(z.dtype), self.step_size)
         if source is not None and (isinstance(self.source_weight, Tensor) or self.source_weight):
             p = p + self.step_size * self.source_weight * source
         return p
+
+    def _mixes(self, z: Tensor, structure: Structure) -> bool:
+        """Whether the step can take the short way of `difformer.nn.mixing`: plain tensors, a graph that is kept."""
+        graph = structure.graph
+        weights = (self.step_size, self.source_weight, self.graph_weight)
+        return (
+            self.diffusivity is not None
+            and self.backend != "reference"  # differentiates twice; the short way does so once
+            and structure.has_edges is None
+            and (graph is None or graph.is_kept)
+            and not any(isinstance(weight, Tensor) for weight in weights)
+            and z.dtype in (torch.float32, torch.float64)
+            and is_eager(z)
+            and not torch.is_autocast_enabled(z.device.type)
+        )
+
+    def _mixed_step(self, z: Tensor, structure: Structure, source: Tensor | None) -> Tensor:
+        tau, mass = (self.step_size, 1 - self.step_size) if self.residual else (1.0, 0.0)
+        matrix = None
+        latent_share, observed_share = 1.0, 1.0
+        if structure.graph is not None:
+            matrix = structure.graph.matrix(self.graph_norm, z.dtype)
+            if self.graph_weight is not None:
+                latent_share, observed_share = 1 - self.graph_weight, self.graph_weight
+        weights = Weights(mass, tau * latent_share, tau * observed_share, self.step_size * self.source_weight)
+        given = source if self.source_weight else None
+        plain = self.value is None and self.num_heads == 1 and weights.latent > 0
+        if plain and self.query is not None and self._is_linear_in_states(structure.segments):
+            return gram_step(z, self.query, self.key, given, matrix, weights, scaled=self.qk_norm == "global")
+        v = z.unsqueeze(1) if self.value is None else self.value(z).view(z.shape[0], self.num_heads, self.out_channels)
+        latent = self.latent(z, v, structure.segments)
+        return mix(z, latent, None if self.value is None else _over_heads(v), given, matrix, weights)
 
     def forward(
         self,

@@ -1,0 +1,12 @@
+"""Whether tensors are plain ones, on which shortcuts of eager mode are right."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def is_eager(*tensors: Tensor) -> bool:
+    """False while a model is compiled or exported, and inside `torch.func`: there values are out of sight."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return not torch.compiler.is_compiling() and not any(wrapped(x) for x in tensors)
