@@ -61,7 +61,7 @@ def test_the_default_space_is_the_papers(call):
         (["--space", "epochs=0"], "epochs must be a whole number"),
         (["--space", "dropout=0", "--set", "dropout=0.2"], "choose one"),
         (["--sampler", "luck"], "sampler must be one of random, tpe, grid"),
-        (["--stacked", "--sampler", "tpe"], "stacked: sampler 'tpe'"),
+        (["--stacked", "--sampler", "tpe"], "--stacked: sampler"),
     ],
 )
 def test_what_is_wrong_is_said(call, tmp_path, words, complaint):
@@ -76,3 +76,28 @@ def test_a_preset_of_another_model_is_refused(call, tmp_path):
     answer = call("fit", "iris", "--preset", "mine.toml", "--model", "gcn")
     assert answer.code == 2
     assert "is for model 'mlp', but --model says 'gcn'" in answer.err
+
+
+def test_a_grid_stops_where_it_is_told_and_says_how_large_it_is(call):
+    words = ["tune", "iris", "--model", "mlp", "--sampler", "grid", "--set", "epochs=1"]
+    space = ["--space", "dropout=0.0,0.2,0.4", "--space", "hidden_channels=4", "--space", "weight_decay=0.0"]
+    axes = ["--space", "learning_rate=0.01", "--space", "num_layers=2"]
+    answer = call(*words, *space, *axes, "--trials", 2)
+    assert answer.code == 0, answer.err
+    assert "2 trials" in answer.out
+    assert "2 of the 3 points of the grid were tried; --trials 3 tries them all" in answer.out
+    every = call(*words, *space, *axes, "--trials", 9)
+    assert "3 trials" in every.out
+    assert "points of the grid" not in every.out
+
+
+def test_a_broken_database_is_one_message(call, tmp_path):
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study/study.db").write_text("no database")
+    answer = call("tune", "iris", "--model", "mlp", "--set", "epochs=1", "--trials", 1, "--out", "study")
+    assert answer.code == 2
+    assert "error: study/study.db cannot be used as the study's database (file is not a database)" in answer.err
+    assert "Traceback" not in answer.err
+    assert (tmp_path / "study/study.db").read_text() == "no database"
+    (tmp_path / "file").write_text("")
+    assert "error: file cannot be written" in call("tune", "iris", "--trials", 1, "--out", "file").err

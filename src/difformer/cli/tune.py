@@ -47,7 +47,7 @@ def tune(
     trials: Annotated[int, typer.Option(help="Settings to try in all, those of an earlier call included.", min=1)] = 20,
     jobs: Annotated[int, typer.Option(help="Processes that work at the same time.", min=1)] = 1,
     seeds: Annotated[int, typer.Option(help="Runs that a trial averages over, one a split.", min=1)] = 1,
-    sampler: Annotated[str, typer.Option(help="random, tpe (guided), or grid (every point once).")] = "random",
+    sampler: Annotated[str, typer.Option(help="random, tpe (guided), or grid (points in order).")] = "random",
     space: Annotated[
         list[str] | None,
         typer.Option(
@@ -130,6 +130,12 @@ def tune(
     path = folder / "best.toml"
     write_preset(preset, path)
     _report(found, preset, path, output)
+    left = question.space.size - len(found.trials)
+    if sampler == "grid" and left > 0:
+        output.say(
+            f"{len(found.trials)} of the {question.space.size:,} points of the grid were tried; --trials "
+            f"{question.space.size} tries them all"
+        )
 
 
 def _space(task: Task, model: str, axes: list[str] | None, held: list[str] | None) -> Space:

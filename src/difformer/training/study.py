@@ -8,8 +8,8 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from difformer.data import Task
 from difformer.training import NonFiniteLossError, train_one
 from difformer.training.callbacks import EpochEvent
+from difformer.training.runfiles import RunFolderError
 
 if TYPE_CHECKING:
     from difformer.training.tuning import Question
@@ -26,6 +27,23 @@ REPORTS_A_RUN = 20  # points of the validation curve that the pruner sees; each 
 STARTUP_TRIALS = 5  # that are never stopped early: there is no median to speak of before them
 DATABASE = "study.db"
 STUDY = "difformer"
+
+
+@contextmanager
+def database(folder: Path) -> Iterator[None]:
+    """Whatever keeps the study's file from being read or written becomes a `RunFolderError`."""
+    import optuna
+    import sqlalchemy.exc
+
+    try:
+        yield
+    except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
+        cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
+        said = str(getattr(cause, "orig", None) or cause or error).splitlines()[0]
+        raise RunFolderError(
+            f"{folder / DATABASE} cannot be used as the study's database ({said}): see to it that the file can be written "
+            f"and is what an earlier search left there, or choose another folder; nothing else was changed"
+        ) from error
 
 
 def open_study(folder: Path, task: Task, question: Question) -> Any:
@@ -84,8 +102,12 @@ def points_to_try(study: Any, question: Question, trials: int) -> list[dict[str,
             done.append(trial.params)
     if question.sampler == "tpe":
         return []
-    wanted = question.space.size if question.sampler == "grid" else min(trials, question.space.size)
-    return [point for point in question.space.points(wanted, question.seed) if point not in done]
+    wanted = min(trials, question.space.size)
+    if question.sampler == "grid":
+        points = [question.space.point(number) for number in range(wanted)]
+    else:
+        points = list(question.space.points(wanted, question.seed))
+    return [point for point in points if point not in done]
 
 
 def lay_out(study: Any, question: Question, points: list[dict[str, Any]], trials: int) -> int:

@@ -6,8 +6,9 @@ A trial trains one setting on one or more splits and scores the mean over them o
 
 the same rule by which a run keeps its epoch. Test metrics are neither looked at nor stored: what the best setting
 is worth is for `fit` to say. Three ways to choose settings: ``"random"`` draws different points of the grid, ``"tpe"``
-lets optuna's estimator propose, ``"grid"`` takes every point once. Trials whose validation curve stays below the median
-of those before them are stopped early.
+lets optuna's estimator propose, ``"grid"`` takes the points in order, from the first. Each takes `trials` points at most,
+and the first and last no point twice. Trials whose validation curve stays below the median of those before them are
+stopped early.
 
 The study lives in ``study.db`` of the folder. A second call with the same question goes on where the first ended,
 whether it came to its end, was interrupted or was killed; a different question in the same folder is refused.
@@ -26,9 +27,10 @@ from difformer.data import Task
 from difformer.data.errors import require
 from difformer.training.config import TrainConfig
 from difformer.training.metrics import Metric, find_metric
-from difformer.training.runfiles import only_one
+from difformer.training.runfiles import only_one, writing
 from difformer.training.spaces import Space
 from difformer.training.study import (
+    database,
     interrupted,
     lay_out,
     open_study,
@@ -190,8 +192,9 @@ def tune(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     question.config(question.space.point(0))  # what is wrong with every point is said before anything is written
     folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    with only_one(folder):
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with only_one(folder), database(folder):
         study = open_study(folder, task, question)
         points = points_to_try(study, question, trials)
         told = {trial.number for trial in study.trials if trial.state.is_finished()}
