@@ -1,24 +1,46 @@
-"""What models share about their inputs: sparse features and graphs with self-loops."""
+"""What models share about their inputs: sparse features, graphs with self-loops, and what fits into memory."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from difformer.attention.memory import free_bytes
 from difformer.attention.segments import Segments
 from difformer.graph import Graph
+from difformer.nn.dropout import dropout
 from difformer.nn.structure import as_structure
-from difformer.sparse import SparseMatrix
+from difformer.sparse import CSR, SparseMatrix, reference_matmul
+
+WORTH_A_LOOK = 2**28  # bytes: what is smaller is not worth asking the system for
 
 
-def linear(layer: nn.Linear, x: Tensor | SparseMatrix) -> Tensor:
-    """A linear layer whose input may be sparse."""
-    if isinstance(x, Tensor) and x.layout != torch.strided:
+def linear(layer: nn.Linear, x: Tensor | SparseMatrix, rate: float | Tensor = 0.0, training: bool = False) -> Tensor:
+    """A linear layer whose input may be sparse, after a dropout of its input.
+
+    Of a sparse input the entries that stand are dropped: those that do not are zero either way.
+    """
+    if isinstance(x, Tensor) and x.layout == torch.strided:
+        return layer(dropout(x, rate, training))
+    product = mapped(layer.weight, x, rate, training)
+    return product if layer.bias is None else product + layer.bias
+
+
+def mapped(weight: Tensor, x: Tensor | SparseMatrix, rate: float | Tensor = 0.0, training: bool = False) -> Tensor:
+    """``x Wᵀ``, dense or sparse, after a dropout of x; what `linear` computes without a bias."""
+    if isinstance(x, Tensor):
+        if x.layout == torch.strided:
+            return dropout(x, rate, training) @ weight.T
         x = SparseMatrix.from_tensor(x)
-    if isinstance(x, SparseMatrix):
-        product = x @ layer.weight.T
-        return product if layer.bias is None else product + layer.bias
-    return layer(x)
+    if training and (isinstance(rate, Tensor) or rate > 0):
+        kept = CSR(x.rows.crow, x.rows.col, dropout(x.rows.value, rate, training))
+        return reference_matmul(kept, weight.T)
+    return x @ weight.T
+
+
+def dense(x: Tensor | SparseMatrix) -> Tensor:
+    """Features as a dense tensor, where a model cannot do without."""
+    return x if isinstance(x, Tensor) and x.layout == torch.strided else x.to_dense()
 
 
 def observed_graph(
@@ -37,3 +59,22 @@ def observed_graph(
     if graph is None:
         graph = Graph(torch.empty(2, 0, dtype=torch.long, device=device), num_nodes)
     return graph.with_self_loops()
+
+
+def refuse_beyond_memory(needed: float, device: torch.device, what: str, remedy: str) -> None:
+    """Raises a MemoryError before a pass that cannot fit, with what it needs and what is free.
+
+    Args:
+        needed: Bytes.
+        device: Where they are needed.
+        what: What needs them, for example ``"gat on 5,000,000 edges"``.
+        remedy: What to do instead.
+    """
+    if needed < WORTH_A_LOOK or torch.compiler.is_compiling():
+        return
+    free = free_bytes(device)
+    if needed > free:
+        gib = 2**30
+        raise MemoryError(
+            f"{what} needs about {needed / gib:,.1f} GiB, and {free / gib:,.1f} GiB are free on {device}; {remedy}"
+        )

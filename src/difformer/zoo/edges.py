@@ -1,0 +1,102 @@
+r"""Attention along edges, with a backward pass that keeps nothing of the size of edges × channels.
+
+For edges e = (j → i), heads h and channels c there are two products, each the other's derivative:
+
+.. math::
+    \mathrm{scores}(q, k)_{eh} = \sum_c q_{ihc} k_{jhc}, \qquad
+    \mathrm{sum}(w, v)_{ihc} = \sum_{e = (j → i)} w_{eh} v_{jhc},
+
+so a backward pass needs the states alone, and gathers them again in slices of bounded size. Automatic differentiation
+would keep every gathered row, once an edge, for every layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from difformer.diffusion.coupling.base import EDGE_ENTRIES
+from difformer.graph import Graph
+
+
+def _slices(edges: int, columns: int) -> list[slice]:
+    size = max(1, EDGE_ENTRIES // max(1, columns))
+    return [slice(start, start + size) for start in range(0, max(1, edges), size)]
+
+
+class _Scores(torch.autograd.Function):
+    """``q, k [N, H, C]`` and ends of edges ``[E]`` → ``[E, H]``."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        parts = _slices(left.numel(), q.shape[-2] * q.shape[-1])
+        return torch.cat([(q.index_select(0, left[at]) * k.index_select(0, right[at])).sum(-1) for at in parts])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, left, right = ctx.saved_tensors
+        return _Sum.apply(grad, k, left, right), _Sum.apply(grad, q, right, left), None, None
+
+
+class _Sum(torch.autograd.Function):
+    """``w [E, H]``, ``v [N, H, C]`` → ``[N, H, C]``: what `into` receives from `out_of`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(w: Tensor, v: Tensor, into: Tensor, out_of: Tensor) -> Tensor:
+        total = torch.zeros_like(v)
+        for at in _slices(into.numel(), v.shape[-2] * v.shape[-1]):
+            total = total.index_add(0, into[at], w[at].unsqueeze(-1) * v.index_select(0, out_of[at]))
+        return total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        w, v, into, out_of = ctx.saved_tensors
+        return _Scores.apply(grad, v, into, out_of), _Sum.apply(w, grad, out_of, into), None, None
+
+
+def edge_scores(q: Tensor, k: Tensor, graph: Graph) -> Tensor:
+    """``[E, H]``: the inner product of each edge's target in `q` with its source in `k`, both ``[N, H, C]``."""
+    source, target = graph.edge_index
+    return _Scores.apply(q, k, target, source)
+
+
+def edge_sum(weight: Tensor, v: Tensor, graph: Graph) -> Tensor:
+    """``[N, H, C]``: values ``[N, H, C]`` summed into targets with weights ``[E, H]``."""
+    source, target = graph.edge_index
+    return _Sum.apply(weight.to(v.dtype), v, target, source)
+
+
+def edge_softmax(scores: Tensor, graph: Graph) -> Tensor:
+    r"""Weights ``[E, H]`` of the edges into a node, :math:`a_{ij} e^{s_{ij}} / \sum_l a_{il} e^{s_{il}}`.
+
+    An edge's own weight a_ij multiplies its exponential; an edge of weight zero is as good as none.
+    """
+    target = graph.edge_index[1]
+    shape = (graph.num_nodes, scores.shape[1])
+    # Relative to each node's largest, so that no exponential overflows; the factor cancels.
+    index = target.unsqueeze(1).expand(-1, scores.shape[1])
+    largest = scores.new_full(shape, -torch.inf).scatter_reduce(0, index, scores.detach(), "amax")
+    each = torch.exp(scores - largest.index_select(0, target))
+    if graph.edge_weight is not None:
+        each = each * graph.weights(each.dtype).unsqueeze(1)
+    total = each.new_zeros(shape).index_add(0, target, each)
+    return each / torch.where(total > 0, total, 1.0).index_select(0, target)
+
+
+def attention_bytes(graph: Graph, heads: int, channels: int, layers: int) -> float:
+    """Bytes that training keeps for attention along edges: a few numbers an edge and head, a few a state."""
+    return 4.0 * layers * (6 * graph.num_edges * heads + 8 * graph.num_nodes * channels)
