@@ -1,83 +1,181 @@
-import numpy as np
+"""What holds for every system of the catalogue; what makes each of them itself is tested in its group's own file."""
+
+import inspect
+import pickle
+
 import pytest
 import torch
 
 from difformer import Graph, zoo
+from difformer.data import Split, Task
 from difformer.nn import Model
 from difformer.sparse import SparseMatrix
+from difformer.training import TrainConfig, train_one
+from difformer.training.building import build_model, hook
+from difformer.training.stacked import StackedSetting, train_stacked
 from difformer.zoo.catalogue import ALL_KINDS
+from difformer.zoo.registry import model_class
 
-TRAINED = [name for name in zoo.MODELS if name != "label-spreading"]
+TRAINED = [name for name in zoo.MODELS if list(zoo.build(name, 6, 3, hidden_channels=8).parameters())]
+BATCHED = [name for name in zoo.MODELS if "graphs" in zoo.MODELS[name].kinds]
+SERIES = [name for name in zoo.MODELS if "series" in zoo.MODELS[name].kinds]
+STACKABLE = [name for name in zoo.MODELS if zoo.MODELS[name].stackable]
 
 
 def problem(nodes=20, features=6, edges=50, seed=0):
+    """Features, and an undirected graph with self-loops at some nodes."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(nodes, features, generator=generator), torch.randint(0, nodes, (2, edges), generator=generator)
+    ends = torch.randint(0, nodes, (2, edges), generator=generator)
+    both = torch.cat([ends, ends.flip(0)], 1).unique(dim=1)
+    return torch.randn(nodes, features, generator=generator), both
+
+
+def made(name, **options):
+    torch.manual_seed(0)
+    return zoo.build(name, 6, 3, hidden_channels=8, **options).eval()
+
+
+def observed(model, nodes):
+    if (observe := hook(model, "observe")) is not None:
+        observe(torch.arange(nodes) % 3, torch.arange(nodes // 2))
+    return model
+
+
+def nodes_task(seed=0):
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(30) % 3
+    x, edge_index = problem(30, edges=60, seed=seed)
+    order = torch.randperm(30, generator=g)
+    split = Split("s", order[:12], order[12:20], order[20:])
+    features = x + torch.nn.functional.one_hot(y, 6)
+    task = ("t", "nodes", "multiclass", "accuracy", "a test", features, y, (split,), 3)
+    return Task(*task, edge_index=edge_index)
+
+
+def series_task():
+    x = torch.randn(6, 5, 6, generator=torch.Generator().manual_seed(0))
+    _, edge_index = problem(5, edges=6)
+    split = Split("time", torch.arange(3), torch.arange(3, 5), torch.arange(5, 6))
+    return Task("s", "series", "regression", "mse", "a test", x, x.mean(-1), (split,), 1, edge_index=edge_index)
+
+
+def graphs_task():
+    g = torch.Generator().manual_seed(0)
+    sizes = torch.tensor([3, 5, 4, 6, 3, 4, 7, 5])
+    ptr = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
+    parts = [problem(int(n), edges=4, seed=k)[1] + ptr[k] for k, n in enumerate(sizes)]
+    split = Split("s", torch.arange(4), torch.arange(4, 6), torch.arange(6, 8))
+    x = torch.randn(int(ptr[-1]), 6, generator=g)
+    y = torch.tensor([0, 1, 0, 1, 0, 1, 0, 1]).float().unsqueeze(1)
+    task = ("g", "graphs", "multilabel", "rocauc", "a test", x, y, (split,), 1)
+    return Task(*task, edge_index=torch.cat(parts, 1), node_ptr=ptr)
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_every_model_follows_the_protocol(name):
-    model = zoo.build(name, 6, 3, hidden_channels=8).eval()
+    model = observed(made(name), 20)
     assert isinstance(model, Model)
     x, edge_index = problem()
-    if hasattr(model, "observe"):
-        model.observe(torch.arange(20) % 3, torch.arange(9))
     out = model(x, Graph(edge_index, 20))
     assert out.shape == (20, 3)
-    torch.testing.assert_close(model.decode(model.embed(x, edge_index)), out)
+    assert out.isfinite().all()
+    torch.testing.assert_close(model.decode(model.embed(x, edge_index)), out, rtol=1e-4, atol=1e-5)
+    weight = torch.rand(edge_index.shape[1], generator=torch.Generator().manual_seed(1)) + 0.5
+    assert model(x, edge_index, weight).isfinite().all()
+    assert model(x).isfinite().all()  # a graph without edges is one too
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_sparse_features_and_batches(name):
-    model = zoo.build(name, 6, 3, hidden_channels=8).eval()
+def test_features_may_be_sparse(name):
+    model = observed(made(name), 20)
     x, edge_index = problem()
-    x = x * (torch.rand(20, 6) < 0.3)
-    torch.testing.assert_close(model(SparseMatrix.from_tensor(x.to_sparse()), edge_index), model(x, edge_index))
-    twice = torch.cat([x, x]), torch.cat([edge_index, edge_index + 20], 1), torch.arange(2).repeat_interleave(20)
-    torch.testing.assert_close(model(twice[0], twice[1], batch=twice[2]), model(x, edge_index).repeat(2, 1))
+    x = x * (torch.rand(20, 6, generator=torch.Generator().manual_seed(2)) < 0.3)
+    sparse = SparseMatrix.from_tensor(x.to_sparse())
+    for features in (sparse, x.to_sparse(), x.to_sparse_csr()):
+        torch.testing.assert_close(model(features, edge_index), model(x, edge_index), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.embed(sparse, edge_index), model.embed(x, edge_index), rtol=1e-4, atol=1e-5)
+    assert model.train()(sparse, edge_index).isfinite().all()  # where there is dropout, it meets sparse features
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_gcn_is_a_stack_of_pyg_layers(layers, weighted):
-    from torch_geometric.nn import GCNConv
+@pytest.mark.parametrize("name", BATCHED)
+def test_a_graph_in_a_batch_gets_the_same_answer_as_alone(name):
+    model = made(name)
+    sizes = [7, 20, 1, 12]
+    graphs = [problem(n, edges=2 * n, seed=n) for n in sizes]
+    graphs[3] = graphs[3][0], torch.empty(2, 0, dtype=torch.long)  # one without edges among others
+    alone = torch.cat([model(x, edges) for x, edges in graphs])
+    batch = torch.arange(4).repeat_interleave(torch.tensor(sizes))
+    starts = torch.tensor([0, *sizes]).cumsum(0)
+    edges = torch.cat([edges + start for (_, edges), start in zip(graphs, starts, strict=False)], 1)
+    x = torch.cat([x for x, _ in graphs])
+    torch.testing.assert_close(model(x, edges, batch=batch), alone, rtol=1e-4, atol=1e-5)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))  # rows in any order
+    place = torch.argsort(order)
+    shuffled = model(x[order], Graph(place[edges], 40), batch=batch[order])
+    torch.testing.assert_close(shuffled, alone[order], rtol=1e-4, atol=1e-5)
 
-    model = zoo.build("gcn", 6, 3, hidden_channels=8, num_layers=layers).eval()
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_parameter_is_trained(name):
+    record = train_one(nodes_task(), 0, TrainConfig(model=name, epochs=2, learning_rate=0.01), 0, "cpu")
+    assert record.outputs.isfinite().all()
+    torch.manual_seed(0)
+    before = dict(build_model(nodes_task(), TrainConfig(model=name)).named_parameters())
+    assert [key for key, value in before.items() if torch.equal(record.state[key], value)] == []
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_series_are_learnt(name):
+    record = train_one(series_task(), 0, TrainConfig(model=name, epochs=2, learning_rate=0.01), 0, "cpu")
+    assert record.outputs.shape == (6, 5, 1)
+    assert record.outputs.isfinite().all()
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_graphs_are_learnt(name):
+    config = TrainConfig(model=name, epochs=2, batch_size=3, learning_rate=0.01)
+    record = train_one(graphs_task(), 0, config, 0, "cpu")
+    assert record.outputs.shape == (8, 1)
+    assert record.outputs.isfinite().all()
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_what_a_model_cannot_serve_it_says(name):
+    for task in (nodes_task(), series_task(), graphs_task()):
+        if task.kind in zoo.MODELS[name].kinds:
+            build_model(task, TrainConfig(model=name))
+        else:
+            with pytest.raises(ValueError, match=f"serves .*; task {task.name!r} is {task.kind!r}"):
+                build_model(task, TrainConfig(model=name))
+
+
+@pytest.mark.parametrize("name", STACKABLE)
+@pytest.mark.parametrize("task", [nodes_task(), series_task()], ids=["nodes", "series"])
+def test_stacked_runs_are_the_single_ones(name, task):
+    if task.kind not in zoo.MODELS[name].kinds:
+        pytest.skip(f"{name} does not serve {task.kind}")
+    config = TrainConfig(model=name, epochs=3, learning_rate=0.01, weight_decay=0.01)
+    own = {key: (0.2, 0.5) for key in ("dropout", "step_size") if key in zoo.options_of(name)}
+    settings = [StackedSetting(seed=k, **{key: values[k] for key, values in own.items()}) for k in range(2)]
+    for setting, record in zip(settings, train_stacked(task, settings, config, "cpu"), strict=True):
+        alone = train_one(task, 0, setting.config(config), setting.seed, "cpu")
+        torch.testing.assert_close(record.outputs, alone.outputs, rtol=1e-3, atol=1e-4)
+        assert record.best_epoch == alone.best_epoch
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_a_model_can_be_sent_to_another_process(name):
+    model = observed(made(name), 20)
     x, edge_index = problem()
-    weight = torch.rand(50) + 0.1 if weighted else None
-    sizes = [6, *[8] * (layers - 1), 3]
-    z = x
-    for k in range(layers):
-        conv = GCNConv(sizes[k], sizes[k + 1])
-        last = k == layers - 1
-        conv.lin.weight.data = (model.output if last else model.hidden[k]).weight.data
-        conv.bias.data = model.output.bias.data if last else model.biases[k].data
-        z = conv(z, edge_index, weight)
-        z = z if last else z.relu()
-    torch.testing.assert_close(model(x, edge_index, weight), z, rtol=1e-5, atol=1e-6)
-
-
-def test_label_spreading_is_scikit_learns():
-    from sklearn.datasets import load_iris
-    from sklearn.semi_supervised import LabelSpreading
-
-    x, y = load_iris(return_X_y=True)
-    train = np.arange(0, 150, 10)
-    partial = np.full(150, -1)
-    partial[train] = y[train]
-    expected = LabelSpreading(kernel="knn", n_neighbors=7, alpha=0.2, max_iter=100).fit(x, partial)
-    model = zoo.build("label-spreading", 4, 3)
-    model.observe(torch.from_numpy(y), torch.from_numpy(train))
-    found = model(torch.from_numpy(x)).softmax(1)
-    np.testing.assert_allclose(found.numpy(), expected.label_distributions_, atol=1e-6)
-    with pytest.raises(ValueError, match="has observed 150 labels for 3 rows"):
-        model(torch.ones(3, 4))
+    expected = model(x, Graph(edge_index, 20))
+    again = pickle.loads(pickle.dumps(model))
+    torch.testing.assert_close(again(x, edge_index), expected)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "complaint"),
     [
-        ("gnc", {}, "unknown model 'gnc'; did you mean 'gcn'"),
+        ("gccn", {}, "unknown model 'gccn'; did you mean 'gcn'"),
         ("gcn", {"hiden_channels": 3}, "has no option 'hiden_channels'; did you mean 'hidden_channels'"),
         ("difformer-s", {"diffusivity": "sigmoid"}, "fixes diffusivity='simple'; use model 'difformer'"),
     ],
@@ -91,4 +189,8 @@ def test_the_catalogue_is_complete():
     for info in zoo.MODELS.values():
         assert info.about.endswith((".", "…"))
         assert set(info.kinds) <= set(ALL_KINDS)
-        assert zoo.options_of(info.name)["hidden_channels"] == 64
+        options = zoo.options_of(info.name)
+        assert options["hidden_channels"] == 64
+        assert set(info.fixed) <= set(inspect.signature(model_class(info)).parameters)
+        documented = inspect.getdoc(model_class(info))
+        assert all(f"{option}" in documented for option in options), info.name
