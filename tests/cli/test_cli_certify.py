@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 import difformer.diffusion
 from difformer.diffusion import Certificate
 
@@ -45,3 +47,14 @@ def test_own_files(call, people):
     answer = call("certify", *words, "--steps", 2)
     assert answer.code == 0, answer.err
     assert answer.out.startswith("people: 60 states of length 2, 180 edges")
+
+
+@pytest.mark.parametrize(
+    "name", ["digits", "wine", "breast-cancer", "iris", "karate", "sbm", "two-moons", "heat", "random-graph"]
+)
+def test_every_data_set_that_needs_no_file(call, name):
+    """`heat` has one feature: its normalised states are 1 and -1, as far apart as states can be."""
+    for diffusivity in ("simple", "sigmoid"):
+        answer = call("certify", name, "--nodes", "60", "--steps", "3", "--diffusivity", diffusivity)
+        assert answer.code == 0, answer.err
+        assert "claims hold" in answer.out

@@ -143,3 +143,9 @@ def test_a_diffusivity_cannot_be_changed():
 def test_lambdas_do_not_pickle_but_names_do():
     # A model keeps the name in its configuration: that is what travels.
     assert pickle.loads(pickle.dumps(as_diffusivity("gaussian:0.5").name)) == "gaussian:0.5"
+
+
+def test_rounding_above_one_does_not_leave_the_domain_of_f():
+    rooted = Diffusivity("rooted", f=lambda u: 1 / (1 + u.sqrt()))
+    x = torch.tensor([1.0, 1.0 + 1e-7])
+    assert torch.equal(rooted.g(x), torch.ones(2))

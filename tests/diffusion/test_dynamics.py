@@ -142,7 +142,7 @@ def test_single_precision_stays_single():
         ({"steps": -1}, "steps must be a number of steps, 0 or more, got -1"),
         ({"save": "some"}, "save must be 'last' or 'all', got 'some'"),
         ({"coupling_at": "output"}, "coupling_at must be one of transformed, input, got 'output'"),
-        ({"source": torch.zeros(3, 2)}, r"source must have one row a state \(5\), got shape \(3, 2\)"),
+        ({"source": torch.zeros(3, 2)}, r"one row a state, got shape \(3, 2\)"),
     ],
 )
 def test_wrong_options_are_refused(options, complaint):
@@ -175,3 +175,38 @@ def test_energy_falls_along_the_flow():
     trajectory = solve(problem.z, problem.coupling, torch.linspace(0, 2, 9, dtype=torch.float64))
     values = torch.stack([smoothness(problem.coupling)(z) for z in trajectory])
     assert (values.diff() < 0).all()
+
+
+def test_a_module_list_is_one_transformation_a_step():
+    layers = torch.nn.ModuleList([torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)])
+    z = torch.randn(6, 3)
+    found = diffuse(z, Identity(), steps=2, transform=layers)
+    assert torch.equal(found, diffuse(z, Identity(), steps=2, transform=list(layers)))
+    assert found.shape == (6, 2)
+    with pytest.raises(ValueError, match="2 functions"):
+        diffuse(z, Identity(), steps=3, transform=layers)
+    with pytest.raises(TypeError, match="transform must be a function of the states, or one a step, got int"):
+        diffuse(z, Identity(), steps=3, transform=3)
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        (torch.ones(4), r"source must be a tensor \[4, 3\], one row a state, got shape \(4,\)"),
+        (torch.ones(5, 3), r"got shape \(5, 3\)"),
+        (torch.ones(4, 1), r"source has shape \(4, 1\), but is added to states of shape \(4, 3\)"),
+        (1.0, "got float"),
+    ],
+    ids=["vector", "rows", "columns", "number"],
+)
+def test_a_source_of_another_shape_is_refused_not_spread(source, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        diffuse(torch.zeros(4, 3), Identity(), source=source)
+
+
+def test_a_source_stands_where_the_transformed_states_do():
+    h = torch.nn.Linear(3, 2)
+    z = torch.randn(4, 3)
+    with pytest.raises(ValueError, match=r"which is Z\^\(0\) where none is given.*source=h\(z\)"):
+        diffuse(z, Identity(), source_weight=0.5, transform=h)
+    assert diffuse(z, Identity(), source=h(z), source_weight=0.5, transform=h).shape == (4, 2)

@@ -23,3 +23,10 @@ def test_attention_and_diffusion_import_in_any_order_and_no_solver_before_it_is_
     code = f"import sys, {first}, difformer.diffusion as d; d.solve, d.certify; print('torchdiffeq' in sys.modules)"
     result = python(code)
     assert result.stdout.strip() == "False", result.stderr
+
+
+def test_rooms_are_reachable_from_the_package_and_it_stays_light():
+    code = "import sys, difformer; print('torch' in sys.modules); print(difformer.diffusion.models.gcn.__name__)"
+    result = python(code + "; print(difformer.diffusion.diffuse.__name__, difformer.data.load.__name__)")
+    assert result.stdout.split() == ["False", "gcn", "diffuse", "load"], result.stderr
+    assert {"make_coupling", "nonnegative", "normalised_dirichlet_energy", "COUNTEREXAMPLES"} <= set(diffusion.__all__)

@@ -238,3 +238,18 @@ def test_a_lazy_random_walk_has_the_spectrum_of_the_walk():
     plain = laplacian_spectrum(walk)
     assert lazy.largest == pytest.approx(plain.largest / 2)
     assert lazy.gap == pytest.approx(plain.gap / 2)
+
+
+@pytest.mark.parametrize("size", [0, 512], ids=["iterations", "exact"])
+def test_a_plain_matrix_has_the_null_space_of_the_coupling_that_it_came_from(size, monkeypatch):
+    """Nobody says what a matrix leaves at rest: of D^-½ A D^-½ it is √d on each component, and nothing where d = 0."""
+    monkeypatch.setattr(laplacian, "DENSE", size)
+    graph = undirected([(0, 1), (1, 2), (2, 3), (4, 5), (5, 6), (4, 6)], 8)
+    coupling = GraphCoupling(graph, "gcn")
+    z = torch.zeros(8, 1, dtype=torch.float64)
+    known = laplacian_spectrum(coupling, conservation="unit")
+    found = laplacian_spectrum(MatrixCoupling(coupling.matrix(z)), conservation="unit")
+    assert found.null == known.null == 2
+    assert found.gap == pytest.approx(known.gap)
+    assert found.largest == pytest.approx(known.largest)
+    assert 0.1 < found.gap < found.largest

@@ -19,6 +19,7 @@ from difformer.diffusion.diffusivity import DIFFUSIVITIES, Diffusivity, as_diffu
 
 if TYPE_CHECKING:
     from difformer.diffusion.certificates import CERTIFICATES, Certificate, certify
+    from difformer.diffusion.counterexamples import COUNTEREXAMPLES
     from difformer.diffusion.coupling import (
         COUPLINGS,
         AllPairAttention,
@@ -29,9 +30,19 @@ if TYPE_CHECKING:
         MatrixCoupling,
         Mix,
         as_coupling,
+        make_coupling,
     )
     from difformer.diffusion.dynamics import Diffused, diffuse, solve
-    from difformer.diffusion.energy import Energy, dirichlet_energy, effective_rank, mixture, penalty, smoothness
+    from difformer.diffusion.energy import (
+        Energy,
+        dirichlet_energy,
+        effective_rank,
+        mixture,
+        nonnegative,
+        normalised_dirichlet_energy,
+        penalty,
+        smoothness,
+    )
     from difformer.diffusion.label_propagation import propagate_labels
     from difformer.diffusion.models import MODELS
     from difformer.diffusion.spectrum import Spectrum, convergence_rate, laplacian_spectrum, stable_step_size
@@ -39,6 +50,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "certificates": ("CERTIFICATES", "Certificate", "certify"),
+    "counterexamples": ("COUNTEREXAMPLES",),
     "coupling": (
         "COUPLINGS",
         "AllPairAttention",
@@ -49,18 +61,30 @@ _HOMES = {
         "MatrixCoupling",
         "Mix",
         "as_coupling",
+        "make_coupling",
     ),
     "dynamics": ("Diffused", "diffuse", "solve"),
-    "energy": ("Energy", "dirichlet_energy", "effective_rank", "mixture", "penalty", "smoothness"),
+    "energy": (
+        "Energy",
+        "dirichlet_energy",
+        "effective_rank",
+        "mixture",
+        "nonnegative",
+        "normalised_dirichlet_energy",
+        "penalty",
+        "smoothness",
+    ),
     "label_propagation": ("propagate_labels",),
     "models": ("MODELS",),
     "spectrum": ("Spectrum", "convergence_rate", "laplacian_spectrum", "stable_step_size"),
     "surrogate": ("concave_conjugate", "surrogate_energy"),
 }
+_MODULES = (*_HOMES, "laplacian", "pairs")  # reachable as attributes, as `difformer.diffusion.models` is
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "CERTIFICATES",
+    "COUNTEREXAMPLES",
     "COUPLINGS",
     "DIFFUSIVITIES",
     "MODELS",
@@ -86,7 +110,10 @@ __all__ = [
     "effective_rank",
     "gaussian",
     "laplacian_spectrum",
+    "make_coupling",
     "mixture",
+    "nonnegative",
+    "normalised_dirichlet_energy",
     "penalty",
     "propagate_labels",
     "smoothness",
@@ -98,6 +125,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from difformer.diffusion.coupling import Coupling, as_coupling
 from difformer.sparse import SparseMatrix
@@ -100,7 +100,7 @@ def diffuse(  # type: ignore[misc]
         conservation: ``"degree"``, ``"unit"`` or ``"none"``.
         source: H, ``[N, d]``. With a `source_weight` and no `source`, H is Z^(0).
         source_weight: β; left out, 1 where there is a `source` and 0 otherwise.
-        transform: h, one for all steps or a sequence with one a step.
+        transform: h, one for all steps or a sequence with one a step (an ``nn.ModuleList`` too).
         activation: σ.
         coupling_at: Where the coupling is computed: ``"transformed"`` (at h(Z)) or ``"input"`` (at Z).
         save: ``"last"`` for Z^(steps), or ``"all"`` for the trajectory ``[steps + 1, N, d]`` from Z^(0) on.
@@ -122,6 +122,12 @@ def diffuse(  # type: ignore[misc]
     for h in _transforms(transform, steps):
         before = saved[-1]
         moved = before if h is None else h(before)
+        if inflow is not None and inflow.shape != moved.shape:
+            whose = "source" if source is not None else "source, which is Z^(0) where none is given,"
+            raise ValueError(
+                f"{whose} has shape {tuple(inflow.shape)}, but is added to states of shape {tuple(moved.shape)}; "
+                f"pass one of that shape" + ("" if h is None else ", transformed as the states are: source=h(z)")
+            )
         at = before if coupling_at == "input" else moved
         rate = flow(moved, coupling, conservation=conservation, source=inflow, at=at)
         after = moved + step_size * rate
@@ -174,6 +180,8 @@ def solve(
         raise ImportError("solve needs torchdiffeq: pip install 'difformer[ode]'") from missing
     coupling = _checked(z, coupling, 1.0, conservation, source)
     inflow = _inflow(z, source, source_weight)
+    if inflow is not None and inflow.shape != z.shape:
+        raise ValueError(f"source must have the shape of the states, {tuple(z.shape)}, got {tuple(inflow.shape)}")
 
     def rate(time: Tensor, states: Tensor) -> Tensor:
         return flow(states, coupling, conservation=conservation, source=inflow)
@@ -189,11 +197,13 @@ def _inflow(z: Tensor, source: Tensor | None, weight: float | None) -> Tensor | 
 
 
 def _transforms(transform: Transform | Sequence[Transform] | None, steps: int) -> Sequence[Transform | None]:
-    if transform is None or callable(transform):
-        return [transform] * steps
-    if len(transform) != steps:
-        raise ValueError(f"transform must be one function or one a step: {steps} steps, {len(transform)} functions")
-    return transform
+    if isinstance(transform, (Sequence, nn.ModuleList)):  # the latter is callable, but only to say that it is not
+        if len(transform) != steps:
+            raise ValueError(f"transform must be one function or one a step: {steps} steps, {len(transform)} functions")
+        return list(transform)
+    if transform is not None and not callable(transform):
+        raise TypeError(f"transform must be a function of the states, or one a step, got {type(transform).__name__}")
+    return [transform] * steps
 
 
 def _checked(z: Tensor, coupling: Any, step_size: float, conservation: str, source: Tensor | None) -> Coupling:
@@ -203,6 +213,7 @@ def _checked(z: Tensor, coupling: Any, step_size: float, conservation: str, sour
         raise ValueError(f"conservation must be one of {', '.join(CONSERVATIONS)}, got {conservation!r}")
     if not 0 < step_size < float("inf"):
         raise ValueError(f"step_size must be positive and finite, got {step_size!r}")
-    if source is not None and source.shape[0] != z.shape[0]:
-        raise ValueError(f"source must have one row a state ({z.shape[0]}), got shape {tuple(source.shape)}")
+    if source is not None and (not isinstance(source, Tensor) or source.dim() != 2 or source.shape[0] != z.shape[0]):
+        got = f"shape {tuple(source.shape)}" if isinstance(source, Tensor) else type(source).__name__
+        raise ValueError(f"source must be a tensor [{z.shape[0]}, {z.shape[1]}], one row a state, got {got}")
     return as_coupling(coupling, num_nodes=z.shape[0])

@@ -66,7 +66,10 @@ class Laplacian:
             apply = matrix.__matmul__
         labels = _labels(exchange, coupling, z.shape[0])
         rest = torch.ones_like(root) if conservation == "degree" else coupling.rest(z)
-        return Laplacian(z.shape[0], matrix, apply, labels, _confirmed(apply, (root * rest).cpu().numpy(), labels))
+        resting = _confirmed(apply, (root * rest).cpu().numpy(), labels)
+        if conservation == "unit" and matrix is not None and not resting.all():
+            resting = _confirmed(apply, _principal(matrix, resting, labels), labels)
+        return Laplacian(z.shape[0], matrix, apply, labels, resting)
 
     @property
     def null(self) -> int:
@@ -169,6 +172,30 @@ def _confirmed(apply: Callable[[Vector], Vector], rest: Vector, labels: Vector) 
     """`rest` on the components where Δ really sends it to zero, and zero elsewhere."""
     left, whole = (np.bincount(labels, part**2) for part in (apply(rest), rest))
     return np.where((left <= 1e-16 * whole)[labels], rest, 0.0)
+
+
+def _principal(laplacian: Any, known: Vector, labels: Vector) -> Vector:
+    """`known`, and on the components where it is zero the eigenvector of Δ's smallest eigenvalue.
+
+    A matrix that somebody gives need not say what it leaves at rest. S ≥ 0 is connected there, so its principal
+    eigenvector is positive and the only one that can be (Perron); whether it really rests is for the caller to confirm.
+    """
+    found = known.copy()
+    order = np.argsort(labels, kind="stable")
+    for nodes in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
+        if known[nodes].any():
+            continue
+        if nodes.size == 1:
+            found[nodes] = 1.0
+            continue
+        part = laplacian[nodes][:, nodes]
+        if nodes.size <= DENSE:
+            vector = np.linalg.eigh(part.toarray())[1][:, 0]
+        else:
+            start = np.random.default_rng(0).random(nodes.size)
+            vector = eigsh(part, k=1, which="SA", v0=start, tol=1e-13)[1][:, 0]
+        found[nodes] = np.abs(vector)
+    return found
 
 
 def _lanczos_smallest(

@@ -41,8 +41,8 @@ def database(folder: Path) -> Iterator[None]:
         cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
         said = str(getattr(cause, "orig", None) or cause or error).splitlines()[0]
         raise RunFolderError(
-            f"{folder / DATABASE} cannot be used as the study's database ({said}): see to it that the file can be written "
-            f"and is what an earlier search left there, or choose another folder; nothing else was changed"
+            f"{folder / DATABASE} cannot be used as the study's database ({said}): see to it that the file can be "
+            f"written and is what an earlier search left there, or choose another folder; nothing else was changed"
         ) from error
 
 

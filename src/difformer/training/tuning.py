@@ -6,9 +6,9 @@ A trial trains one setting on one or more splits and scores the mean over them o
 
 the same rule by which a run keeps its epoch. Test metrics are neither looked at nor stored: what the best setting
 is worth is for `fit` to say. Three ways to choose settings: ``"random"`` draws different points of the grid, ``"tpe"``
-lets optuna's estimator propose, ``"grid"`` takes the points in order, from the first. Each takes `trials` points at most,
-and the first and last no point twice. Trials whose validation curve stays below the median of those before them are
-stopped early.
+lets optuna's estimator propose, ``"grid"`` takes the points in order, from the first. Each stops after `trials` points,
+the first and the last where there are no more. Trials whose validation curve stays below the median of those before
+them are stopped early.
 
 The study lives in ``study.db`` of the folder. A second call with the same question goes on where the first ended,
 whether it came to its end, was interrupted or was killed; a different question in the same folder is refused.

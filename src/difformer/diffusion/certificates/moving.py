@@ -19,9 +19,9 @@ from torch import Tensor
 from difformer.diffusion.certificates.certificate import largest_rise
 from difformer.diffusion.coupling import AllPairAttention, Coupling, EdgeAttention
 from difformer.diffusion.coupling.base import edge_distances
-from difformer.diffusion.diffusivity import LARGEST_SQUARED_DISTANCE
 from difformer.diffusion.energy import Energy, Regulariser, penalty
 from difformer.diffusion.pairs import BLOCK_SIZE, largest_squared_distance
+from difformer.diffusion.quadrature import LARGEST_SQUARED_DISTANCE
 
 SLACK = 1 + 1e-9
 DEFINITE = ("gaussian", "softmax", "constant")  # positive-definite kernels, whatever the states
