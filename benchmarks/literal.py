@@ -61,7 +61,7 @@ class Model(nn.Module):
     def propagate(z: Tensor, edge_index: Tensor) -> Tensor:
         """D^(-1/2) A D^(-1/2) z, normalised anew, message by message."""
         source, target = edge_index
-        degree = torch.zeros(z.shape[0]).index_add_(0, target, torch.ones(target.shape[0]))
+        degree = z.new_zeros(z.shape[0]).index_add_(0, target, z.new_ones(target.shape[0]))
         weight = (1 / degree[target]).sqrt() * (1 / degree[source]).sqrt()
         weight = torch.nan_to_num(weight, nan=0.0, posinf=0.0, neginf=0.0)
         return torch.zeros_like(z).index_add(0, target, weight.view(-1, 1, 1) * z[source])

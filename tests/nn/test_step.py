@@ -87,7 +87,7 @@ def test_a_second_derivative_is_refused_or_right(backend):
     z = torch.randn(30, 6, requires_grad=True, dtype=torch.float64)
     (first,) = torch.autograd.grad(conv(z).square().sum(), z, create_graph=True)
     if backend == "auto":
-        with pytest.raises(RuntimeError, match="differentiate twice"):
+        with pytest.raises(RuntimeError, match="need backend='reference'"):
             torch.autograd.grad(first.sum(), z)
     else:
         assert torch.autograd.grad(first.sum(), z)[0].abs().sum() > 0

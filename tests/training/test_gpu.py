@@ -4,7 +4,7 @@ import pytest
 import torch
 from small_tasks import blocks, many_labels, point_sets, series
 
-from difformer.training import TrainConfig, evaluate, fit, predict, resume, train_one
+from difformer.training import TrainConfig, evaluate, fit, loop, predict, resume, train_one
 
 pytestmark = [
     pytest.mark.gpu,
@@ -52,3 +52,19 @@ def test_a_run_folder_made_on_a_gpu(tmp_path):
         values = evaluate(tmp_path / "run", task=blocks(), device=device)[0].values
         assert values["accuracy"]["test"] == pytest.approx(summary.results[0]["test"], abs=0.06)
         assert predict(tmp_path / "run", blocks().x[:3], task=blocks(), device=device).outputs.shape == (3, 3)
+
+
+@pytest.mark.parametrize("model", ["difformer-s", "difformer-a", "gcn", "mlp"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_recorded_epochs_are_launched_epochs(model, dropout, monkeypatch):
+    config = CONFIG.replace(
+        model=model, options={"hidden_channels": 8, "dropout": dropout}, epochs=20, gradient_clip=1.0
+    )
+    recorded = train_one(blocks(), 0, config, 0, "cuda")
+    trainer = loop.Trainer(blocks(), blocks().splits[0], config, 0, torch.device("cuda"))
+    assert trainer.captured is not None
+    monkeypatch.setattr(loop.Trainer, "_can_capture", lambda self: False)
+    launched = train_one(blocks(), 0, config, 0, "cuda")
+    for mine, theirs in zip(recorded.history, launched.history, strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+    torch.testing.assert_close(recorded.outputs, launched.outputs, atol=1e-3, rtol=1e-3)

@@ -14,25 +14,25 @@ import torch
 from torch import Tensor
 
 
-def once_differentiated(operator: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+def once_differentiated(operator: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Any, ...]]:
     """`operator` for use in a backward pass."""
 
     class Once(torch.autograd.Function):
         generate_vmap_rule = True
 
         @staticmethod
-        def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        def forward(*inputs: Any) -> tuple[Tensor | None, ...]:
             return operator(*inputs)
 
         @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
             return
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> Any:
-            raise RuntimeError("second derivatives of all-pair propagation need backend='reference'")
+            raise RuntimeError("second derivatives of a diffusion step need backend='reference'")
 
-    def call(first: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    def call(first: Tensor, *others: Any) -> tuple[Any, ...]:
         # Operators choose their precision themselves, also where a backward pass is run under autocast.
         with torch.autocast(first.device.type, enabled=False):
             # A compiled model records the operator itself.

@@ -17,6 +17,8 @@ from difformer.graph import Graph
 from difformer.nn.conv import DIFFormerConv, check_count
 from difformer.nn.dropout import dropout
 from difformer.nn.inspection import EnergyProfile, StrongestPairs, energy_profile, strongest_pairs
+from difformer.nn.layer_norm import LayerNorm
+from difformer.nn.linear import linear
 from difformer.nn.structure import Structure, as_structure
 from difformer.sparse import SparseMatrix
 
@@ -94,22 +96,18 @@ class DIFFormer(nn.Module):
         _check(sizes, num_layers, activation, dropout)
         self.activation, self.dropout = activation, dropout
         self.input = nn.Linear(in_channels, hidden_channels)
-        self.input_norm = nn.LayerNorm(hidden_channels) if norm else nn.Identity()
+        self.input_norm = LayerNorm(hidden_channels) if norm else nn.Identity()
         shared = set(inspect.signature(DIFFormerConv).parameters) - {"in_channels", "out_channels"}
         options = {name: given[name] for name in shared}
         self.layers = nn.ModuleList(
             DIFFormerConv(hidden_channels, hidden_channels, **options) for _ in range(num_layers)
         )
-        self.norms = nn.ModuleList(nn.LayerNorm(hidden_channels) if norm else nn.Identity() for _ in range(num_layers))
+        self.norms = nn.ModuleList(LayerNorm(hidden_channels) if norm else nn.Identity() for _ in range(num_layers))
         self.output = nn.Linear(hidden_channels, out_channels)
 
     def _encode(self, x: Tensor | SparseMatrix) -> Tensor:
         """Z⁰ of the features; a bag of words stays sparse."""
-        if isinstance(x, SparseMatrix):
-            z = x @ self.input.weight.T + self.input.bias
-        else:
-            z = self.input(x)
-        return dropout(functional.relu(self.input_norm(z)), self.dropout, self.training)
+        return dropout(functional.relu(self.input_norm(linear(self.input, x))), self.dropout, self.training)
 
     def _advance(self, k: int, z: Tensor, structure: Structure, source: Tensor) -> Tensor:
         """Z^(k+1) from Z^(k)."""

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from difformer.attention.once import once_differentiated
 from difformer.attention.reference import safe_total
 from difformer.nn.gram import maps_of
 from difformer.nn.mixing import Weights, combine, through_graph
@@ -60,26 +60,35 @@ class _GramStep(torch.autograd.Function):
         return combine(z, received, None, source, matrix, weights)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        z, plain, total, received = ctx.saved_tensors
-        (gram, maps), weights, d = ctx.small, ctx.weights, z.shape[1]
-        fixed = maps.detach()
-        a = grad / (total / weights.latent)
-        inner = (a * received).sum(1).neg_()
-        inner.masked_fill_((plain != total).squeeze(1), 0)  # a total that was clamped depends on nothing
-        maps_grad = torch.empty_like(maps)
-        maps_grad[:d, :d], maps_grad[d, :d] = z.T @ a, a.sum(0)
-        maps_grad[:d, d], maps_grad[d, d] = inner @ z, inner.sum()
-        trained = [x for x in ctx.parameters if x.requires_grad]
-        gram_grad, *grads = torch.autograd.grad(maps, (gram, *trained), maps_grad, retain_graph=True)
-        both = gram_grad + gram_grad.T
-        z_grad = through_graph(grad, ctx.matrix, weights)
-        z_grad.addmm_(a, fixed[:d, :d].T).addmm_(z, both[:d, :d])
-        z_grad.add_(torch.outer(inner, fixed[:d, d]).add_(both[d, :d]))
-        source = grad * weights.source if ctx.source else None
-        rest = iter(grads)
-        return z_grad, source, None, None, None, *(next(rest) if x.requires_grad else None for x in ctx.parameters)
+        z_grad, source, *parameters = _differentiate(grad, *ctx.saved_tensors, ctx)
+        return z_grad, source, None, None, None, *parameters
+
+
+def _gradients(
+    grad: Tensor, z: Tensor, plain: Tensor, total: Tensor, received: Tensor, ctx: Any
+) -> tuple[Tensor | None, ...]:
+    """∂Z, ∂Z⁰ and those of the parameters."""
+    (gram, maps), weights, d = ctx.small, ctx.weights, z.shape[1]
+    fixed = maps.detach()
+    a = grad / (total / weights.latent)
+    inner = (a * received).sum(1).neg_()
+    inner.masked_fill_((plain != total).squeeze(1), 0)  # a total that was clamped depends on nothing
+    maps_grad = torch.empty_like(fixed)
+    maps_grad[:d, :d], maps_grad[d, :d] = z.T @ a, a.sum(0)
+    maps_grad[:d, d], maps_grad[d, d] = inner @ z, inner.sum()
+    trained = [x for x in ctx.parameters if x.requires_grad]
+    gram_grad, *grads = torch.autograd.grad(maps, (gram, *trained), maps_grad, retain_graph=True)
+    both = gram_grad + gram_grad.T
+    z_grad = through_graph(grad, ctx.matrix, weights)
+    z_grad.addmm_(a, fixed[:d, :d].T).addmm_(z, both[:d, :d])
+    z_grad.add_(torch.outer(inner, fixed[:d, d]).add_(both[d, :d]))
+    source = grad * weights.source if ctx.source else None
+    rest = iter(grads)
+    return z_grad, source, *(next(rest) if x.requires_grad else None for x in ctx.parameters)
+
+
+_differentiate = once_differentiated(_gradients)
 
 
 def gram_step(

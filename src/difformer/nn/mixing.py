@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from difformer.attention.once import once_differentiated
 from difformer.sparse import SparseMatrix, add_product
 
 
@@ -85,17 +85,23 @@ class _Mix(torch.autograd.Function):
         return combine(z, p, v, source, matrix, weights)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weights = ctx.weights
-        z_grad = v_grad = None
-        if not ctx.values:
-            z_grad = through_graph(grad, ctx.matrix, weights)
-        else:
-            z_grad = grad * weights.state if weights.state else None
-            if ctx.matrix is not None:
-                v_grad = through_graph(grad, ctx.matrix, replace(weights, state=0.0))
-        return z_grad, grad * weights.latent, v_grad, grad * weights.source if ctx.source else None, None, None
+        return *_differentiate(grad, ctx), None, None
+
+
+def _gradients(grad: Tensor, ctx: Any) -> tuple[Tensor | None, ...]:
+    """Of z, p, v and the source."""
+    weights, v_grad = ctx.weights, None
+    if not ctx.values:
+        z_grad: Tensor | None = through_graph(grad, ctx.matrix, weights)
+    else:
+        z_grad = grad * weights.state if weights.state else None
+        if ctx.matrix is not None:
+            v_grad = through_graph(grad, ctx.matrix, replace(weights, state=0.0))
+    return z_grad, grad * weights.latent, v_grad, grad * weights.source if ctx.source else None
+
+
+_differentiate = once_differentiated(_gradients)
 
 
 def mix(

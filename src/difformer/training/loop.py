@@ -26,14 +26,16 @@ from difformer.data import Split, Task
 from difformer.nn.dropout import dropout_key
 from difformer.training.building import build_model, hook, learning_rate, make_optimizer
 from difformer.training.callbacks import Callback
+from difformer.training.captured import LARGEST, Captured, capture
 from difformer.training.checkpoint import Due, Snapshot
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
-from difformer.training.feeding import Step, make_feed
+from difformer.training.feeding import NodesFeed, Step, make_feed
 from difformer.training.journal import PARTS, Journal, NonFiniteLossError
 from difformer.training.losses import make_loss
 from difformer.training.randomness import isolated_rng, rng_state, set_rng_state
 from difformer.training.record import Row, RunRecord, Status
+from difformer.zoo import find
 
 __all__ = ["NonFiniteLossError", "Trainer", "train_one"]
 
@@ -99,7 +101,11 @@ class Trainer:
         self.journal = Journal(task, split, config, seed, self.epochs, device)
         self.epoch, self.seconds = 0, 0.0
         self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        self.captured: Captured | None = None
         self.one_pass = self.optimizer is not None and self.feed.whole and self._modes_agree()
+        if self._can_capture():
+            assert isinstance(self.feed, NodesFeed)
+            self.captured = capture(self.model, self.feed, self.loss, seed, self._precision)
 
     def run(
         self,
@@ -150,6 +156,12 @@ class Trainer:
         rate = learning_rate(self.config, self.epoch + 1)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        if self.captured is not None:
+            if whole_outputs is None:
+                self.captured.train(self.epoch + 1)
+            recorded += self.captured.loss
+            self._update()
+            return
         with dropout_key(self.seed, self.epoch + 1):
             for step in self.feed.steps(self.epoch + 1):
                 outputs = self._forward(step) if whole_outputs is None else whole_outputs
@@ -159,22 +171,31 @@ class Trainer:
                     loss = loss + self.penalty()
                 (loss if step.share == 1.0 else loss * step.share).backward()
                 if step.update:
-                    if self.config.gradient_clip is not None:
-                        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.gradient_clip)
-                    self.optimizer.step()
+                    self._update()
                     self.optimizer.zero_grad(set_to_none=True)
+
+    def _update(self) -> None:
+        """One step of the optimiser along the gradients that are there."""
+        assert self.optimizer is not None
+        if self.config.gradient_clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.gradient_clip)
+        self.optimizer.step()
 
     def _forward(self, step: Step) -> Tensor:
         with self._precision():
             return step.inputs.outputs(self.model)
 
     def _forward_whole(self) -> Tensor:
+        if self.captured is not None:
+            return self.captured.train(self.epoch + 1)
         self.model.train()
         with dropout_key(self.seed, self.epoch + 1):
             return self._forward(next(self.feed.steps(self.epoch + 1)))
 
     def evaluate(self) -> Tensor:
-        """Outputs of all instances, in evaluation mode."""
+        """Outputs of all instances, in evaluation mode; to be used before the next pass."""
+        if self.captured is not None:
+            return self.captured.evaluate()
         self.model.eval()
         with torch.no_grad(), self._precision():
             return self.feed.outputs(self.model)
@@ -217,6 +238,17 @@ class Trainer:
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+
+    def _can_capture(self) -> bool:
+        """Whether epochs may be recorded as CUDA graphs; models that can be stacked never look at a value."""
+        return (
+            self.device.type == "cuda"
+            and self.optimizer is not None
+            and self.penalty is None
+            and isinstance(self.feed, NodesFeed)
+            and self.task.num_nodes <= LARGEST
+            and find(self.config.model).stackable
+        )
 
     def _modes_agree(self) -> bool:
         """Whether a pass in training mode is one in evaluation mode: the same numbers, nothing drawn, nothing kept."""

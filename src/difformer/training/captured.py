@@ -1,0 +1,100 @@
+"""Full-batch epochs as CUDA graphs: a small model is otherwise held up by the launch of its many small kernels.
+
+The forward and backward pass of an epoch are recorded once and replayed; so is the pass of an evaluation. Between two
+replays nothing changes but the parameters, which the optimiser steps in place, and the key of the dropout masks, which
+is copied into its place. What is recorded is what would have been launched, so results are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from difformer.nn.dropout import dropout_key, dropout_keys
+from difformer.training.feeding import NodesFeed
+from difformer.training.losses import Loss
+
+LARGEST = 1 << 19  # nodes; a pass over more of them takes longer than its launches
+WARM_UP = 3  # passes before recording, so that caches are filled and libraries loaded
+
+
+@dataclass
+class Captured:
+    """Recorded passes of one model on one feed.
+
+    Args:
+        training: Replays forward and backward; leaves `outputs`, `loss` and the gradients.
+        evaluation: Replays the forward pass of an evaluation; leaves `evaluated`.
+    """
+
+    seed: int
+    key: Tensor
+    training: torch.cuda.CUDAGraph
+    evaluation: torch.cuda.CUDAGraph
+    outputs: Tensor
+    loss: Tensor
+    evaluated: Tensor
+
+    def train(self, epoch: int) -> Tensor:
+        """Gradients and outputs of an epoch."""
+        self.key.copy_(dropout_keys([self.seed], [epoch])[0, 0])
+        self.training.replay()
+        return self.outputs
+
+    def evaluate(self) -> Tensor:
+        self.evaluation.replay()
+        return self.evaluated
+
+
+def capture(
+    model: nn.Module, feed: NodesFeed, loss: Loss, seed: int, precision: Callable[[], torch.autocast]
+) -> Captured | None:
+    """Record a model's passes; None where it does something that cannot be recorded, such as waiting for a value.
+
+    Parameters, buffers and gradients are afterwards what they were before.
+    """
+    device = next(model.parameters()).device
+    kept = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    (step,) = feed.steps(1)
+    key = torch.zeros(2, dtype=torch.int32, device=device)
+
+    def train() -> tuple[Tensor, Tensor]:
+        for parameter in model.parameters():
+            parameter.grad = None  # made anew in the graph's own memory, and overwritten by every replay
+        model.train()
+        with dropout_key(key), precision():
+            outputs = step.inputs.outputs(model)
+        found = loss(step.select(outputs).float(), step.targets)
+        found.backward()
+        return outputs.detach(), found.detach()
+
+    def evaluate() -> Tensor:
+        model.eval()
+        with torch.no_grad(), precision():
+            return feed.outputs(model)
+
+    try:
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                train()
+                evaluate()
+        torch.cuda.current_stream(device).wait_stream(side)
+        training, evaluation = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(training):
+            outputs, found = train()
+        with torch.cuda.graph(evaluation, pool=training.pool()):
+            evaluated = evaluate()
+    except RuntimeError as error:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
+        for parameter in model.parameters():
+            parameter.grad = None
+        return None
+    finally:
+        model.load_state_dict(kept)
+    return Captured(seed, key, training, evaluation, outputs, found, evaluated)
