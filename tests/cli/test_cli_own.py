@@ -78,3 +78,15 @@ def test_rows_with_known_ids_are_pointed_out(call, run, tmp_path):
     assert "warning: 1 of 3 rows of again.csv have the id of an instance of the run ('p1')" in answer.err
     assert "warning: again.csv has 1 id in several rows, 'n1' first" in answer.err
     assert len(answer.out.splitlines()) == 4
+
+
+def test_a_pyg_file_by_its_path(call, tmp_path):
+    import torch
+    from torch_geometric import data
+
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    torch.save(data.Data(x=x, edge_index=torch.tensor([[0, 1], [1, 2]]), y=(x[:, 0] > 0).long()), tmp_path / "own.pt")
+    answer = call("fit", "--features", "own.pt", "--model", "mlp", "--seeds", "2", *QUICK, "--out", "run")
+    assert answer.code == 0, answer.err
+    assert "own: 40 nodes, 44 edges, 3 features, 2 classes" in answer.out
+    assert call("predict", "run", "--out", "-").out.count("\n") == 41

@@ -59,7 +59,7 @@ DataOptions = Annotated[
 Features = Annotated[
     Path | None,
     typer.Option(
-        help="Table of features, one row an instance (CSV, Parquet or NPZ).",
+        help="Table of features, one row an instance (CSV, Parquet, NPZ), or a PyG .pt with everything.",
         rich_help_panel=OWN_DATA,
         show_default=False,
     ),

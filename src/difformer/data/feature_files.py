@@ -122,6 +122,8 @@ def load_features(
     suffix = Path(path).suffix.lower()
     if suffix in (".npz", ".npy"):
         return _from_arrays(path)
+    if suffix in (".pt", ".pth"):
+        raise DataError("new rows are read from CSV, Parquet, NPZ or NPY, not from a file of PyG", path=path)
     roles: dict[str, Any] = {}
 
     def choose(head: Head) -> set[int]:

@@ -22,6 +22,8 @@ from difformer.data.edges import Duplicates, SelfLoops, check_choices, tidy_edge
 from difformer.data.errors import DataError
 from difformer.data.feature_files import Features, load_features, read_features
 from difformer.data.label_files import Labels, read_labels
+from difformer.data.own_pyg import from_pyg
+from difformer.data.pyg_files import ENDINGS, read_pyg
 from difformer.data.split import Split
 from difformer.data.splitting import masks_split
 from difformer.data.structure import Edges, edges_from, read_edges
@@ -63,14 +65,15 @@ def from_files(
     missing: Sequence[str] = MISSING,
     class_names: Sequence[str] = (),
 ) -> Task:
-    """A task from files: CSV and its relatives, Parquet, NPZ.
+    """A task from files: CSV and its relatives, Parquet, NPZ, and PyG's ``.pt``.
 
     Columns are given by name, or by number counted from one. What is None is found out, and noted in the task where it
     was a choice.
 
     Args:
         features: Rows of numbers, perhaps with a column of ids, of labels and of the split. An NPZ may hold everything:
-            ``x``, ``y``, ``edge_index``, ``edge_weight``, ``ids``, masks.
+            ``x``, ``y``, ``edge_index``, ``edge_weight``, ``ids``, masks. A ``.pt`` with a PyG ``Data`` or a list of
+            them holds everything, see `from_pyg`.
         labels: One label a row, or with a column of ids; None takes them from `features`.
         edges: Source, target and perhaps weight.
         ids: The column of ids in `features`; True for the first, False for none.
@@ -101,13 +104,29 @@ def from_files(
         FileNotFoundError: If a file is not there.
     """
 
+    check_choices(self_loops, duplicates)
+    if Path(features).suffix.lower() in ENDINGS:
+        apart = {"labels": labels, "edges": edges, "ids": ids, "label_columns": label_columns, "label_ids": label_ids}
+        apart |= {"edge_columns": edge_columns, "split_column": split_column, "drop": several(drop) or None}
+        if extra := [option for option, value in apart.items() if value is not None]:
+            raise DataError(f"a PyG file holds everything itself; leave out {', '.join(extra)}", path=features)
+        shared: dict[str, Any] = {
+            "metric": metric,
+            "splits": splits,
+            "fractions": fractions,
+            "seeds": seeds,
+            "problem": problem,
+        }
+        shared |= {"directed": directed, "self_loops": self_loops, "duplicates": duplicates}
+        called = name or Path(features).name.split(".")[0]
+        return _from_pyg_file(features, name=called, missing=missing, class_names=class_names, **shared)
+
     def format(role: str) -> TextFormat:
         def of(option: Any) -> Any:
             return option.get(role) if isinstance(option, Mapping) else option
 
         return TextFormat(of(delimiter), of(header), encoding, decimal, comment)
 
-    check_choices(self_loops, duplicates)
     columns = None if label_columns is None else several(label_columns)
     suffix = Path(features).suffix.lower()
     found = load_features(
@@ -153,6 +172,13 @@ def from_files(
         feature_names=found.names,
         notes=(*found.notes, *given.notes, *notes),
     )
+
+
+def _from_pyg_file(path: Path_, **options: Any) -> Task:
+    try:
+        return from_pyg(read_pyg(path), **options)
+    except DataError as error:
+        raise error if error.path is not None else DataError(str(error), path=path) from error
 
 
 def _labels_within(found: Features, size: int) -> Labels:

@@ -1,0 +1,74 @@
+"""PyG objects by path: read where that is safe, refused with a way out where it is not."""
+
+import pytest
+import torch
+from torch_geometric.data import Data, InMemoryDataset
+
+from difformer.data import DataError, from_files, from_pyg, read_features
+
+EDGES = torch.tensor([[0, 1, 2], [1, 2, 3]])
+
+
+def one(nodes=12):
+    return Data(x=torch.arange(2.0 * nodes).view(nodes, 2), edge_index=EDGES, y=torch.arange(nodes) % 3)
+
+
+def several(count=12):
+    return [Data(x=torch.ones(n + 4, 2) * n, edge_index=EDGES, y=torch.tensor([n % 2])) for n in range(count)]
+
+
+@pytest.mark.parametrize("made", [one, several])
+def test_a_file_is_what_the_object_is(made, tmp_path):
+    torch.save(made(), tmp_path / "own.pt")
+    found = from_files(tmp_path / "own.pt", seeds=(0, 1))
+    expected = from_pyg(made(), name="own", directed=False, self_loops="add", seeds=(0, 1))
+    assert found.fingerprint() == expected.fingerprint()
+    assert found.kind == ("nodes" if made is one else "graphs")
+    assert len(found.splits) == 2
+
+
+def test_a_processed_data_set_of_pyg(tmp_path):
+    InMemoryDataset.save(several(), str(tmp_path / "processed.pt"))
+    InMemoryDataset.save([one()], str(tmp_path / "single.pt"))
+    assert from_files(tmp_path / "processed.pt").fingerprint() == (
+        from_pyg(several(), name="processed", directed=False, self_loops="add").fingerprint()
+    )
+    assert from_files(tmp_path / "single.pt").num_nodes == 12
+
+
+class Harmful:
+    """A pickle that would write a file when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_what_would_run_code_is_refused_and_does_not_run(tmp_path):
+    data = one()
+    data.extra = Harmful(tmp_path / "harm")
+    torch.save(data, tmp_path / "bad.pt")
+    with pytest.raises(DataError, match=r"bad.pt: cannot be read without running code.*from_pyg"):
+        from_files(tmp_path / "bad.pt")
+    assert not (tmp_path / "harm").exists()
+
+
+def test_other_files_and_contradictions(tmp_path):
+    torch.save({"a": torch.ones(2)}, tmp_path / "dict.pt")
+    (tmp_path / "text.pt").write_text("no pickle")
+    torch.save(Data(x=torch.ones(3, 1)), tmp_path / "unlabelled.pt")
+    torch.save(one(), tmp_path / "own.pt")
+    with pytest.raises(DataError, match=r"dict.pt: holds a dict"):
+        from_files(tmp_path / "dict.pt")
+    with pytest.raises(DataError, match=r"text.pt: cannot be read"):
+        from_files(tmp_path / "text.pt")
+    with pytest.raises(DataError, match=r"unlabelled.pt: data: has no tensor y"):
+        from_files(tmp_path / "unlabelled.pt")
+    with pytest.raises(DataError, match="leave out labels, drop"):
+        from_files(tmp_path / "own.pt", labels="y.csv", drop="a")
+    with pytest.raises(DataError, match="not from a file of PyG"):
+        read_features(tmp_path / "own.pt")
+    with pytest.raises(FileNotFoundError):
+        from_files(tmp_path / "absent.pt")
