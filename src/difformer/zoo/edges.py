@@ -29,8 +29,6 @@ def _slices(edges: int, columns: int) -> list[slice]:
 class _Scores(torch.autograd.Function):
     """``q, k [N, H, C]`` and ends of edges ``[E]`` → ``[E, H]``."""
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(q: Tensor, k: Tensor, left: Tensor, right: Tensor) -> Tensor:
         parts = _slices(left.numel(), q.shape[-2] * q.shape[-1])
@@ -45,11 +43,13 @@ class _Scores(torch.autograd.Function):
         q, k, left, right = ctx.saved_tensors
         return _Sum.apply(grad, k, left, right), _Sum.apply(grad, q, right, left), None, None
 
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
+        return _over_runs(_Scores, info.batch_size, in_dims, inputs), 1
+
 
 class _Sum(torch.autograd.Function):
     """``w [E, H]``, ``v [N, H, C]`` → ``[N, H, C]``: what `into` receives from `out_of`."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(w: Tensor, v: Tensor, into: Tensor, out_of: Tensor) -> Tensor:
@@ -66,6 +66,19 @@ class _Sum(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         w, v, into, out_of = ctx.saved_tensors
         return _Scores.apply(grad, v, into, out_of), _Sum.apply(w, grad, out_of, into), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
+        return _over_runs(_Sum, info.batch_size, in_dims, inputs), 1
+
+
+def _over_runs(function: Any, runs: int, in_dims: tuple[int | None, ...], inputs: tuple[Tensor, ...]) -> Tensor:
+    """Runs of a stack stand beside each other like heads: all pass through one call, in slices that count them."""
+    first, second = (
+        (x.unsqueeze(1).expand(-1, runs, *x.shape[1:]) if dim is None else x.movedim(dim, 1)).flatten(1, 2)
+        for x, dim in zip(inputs[:2], in_dims[:2], strict=True)
+    )
+    return function.apply(first, second, *inputs[2:]).unflatten(1, (runs, -1))
 
 
 def edge_scores(q: Tensor, k: Tensor, graph: Graph) -> Tensor:

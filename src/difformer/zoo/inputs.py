@@ -10,7 +10,7 @@ from difformer.attention.segments import Segments
 from difformer.graph import Graph
 from difformer.nn.dropout import dropout
 from difformer.nn.structure import as_structure
-from difformer.sparse import CSR, SparseMatrix, reference_matmul
+from difformer.sparse import SparseMatrix
 
 WORTH_A_LOOK = 2**28  # bytes: what is smaller is not worth asking the system for
 
@@ -33,9 +33,17 @@ def mapped(weight: Tensor, x: Tensor | SparseMatrix, rate: float | Tensor = 0.0,
             return dropout(x, rate, training) @ weight.T
         x = SparseMatrix.from_tensor(x)
     if training and (isinstance(rate, Tensor) or rate > 0):
-        kept = CSR(x.rows.crow, x.rows.col, dropout(x.rows.value, rate, training))
-        return reference_matmul(kept, weight.T)
+        return _product(x, dropout(x.rows.value, rate, training), weight.T.contiguous())
     return x @ weight.T
+
+
+def _product(x: SparseMatrix, values: Tensor, columns: Tensor) -> Tensor:
+    """``x @ columns`` with other values in place of its own, which may differ from run to run of a stack."""
+    count = (x.rows.crow[1:] - x.rows.crow[:-1]).long()
+    row = torch.arange(count.numel(), device=count.device).repeat_interleave(count, output_size=x.rows.col.numel())
+    # Selecting along an axis is several times as fast as indexing, forward and backward.
+    terms = values.unsqueeze(1) * columns.index_select(0, x.rows.col.long())
+    return terms.new_zeros(x.shape[0], columns.shape[1]).index_add(0, row, terms)
 
 
 def dense(x: Tensor | SparseMatrix) -> Tensor:
