@@ -1,0 +1,173 @@
+r"""GraphGPS of Rampášek et al. (NeurIPS 2022): message passing and global attention side by side."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from difformer.attention import propagate
+from difformer.attention.segments import Segments
+from difformer.graph import Graph
+from difformer.nn.conv import check_count
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Edges, Features
+from difformer.nn.structure import Structure, as_structure
+from difformer.zoo.base import Encoder, check_choice, check_layers, check_rate
+from difformer.zoo.inputs import linear, observed_graph
+from difformer.zoo.kept import Kept
+from difformer.zoo.random_features import draw_projection, key_features, linear_attention, query_features
+from difformer.zoo.structure_encodings import laplacian_eigenvectors, return_probabilities
+
+LOCAL = ("gcn", "gin")
+ATTENTION = ("performer", "softmax")
+ENCODINGS = ("random_walk", "laplacian", "none")
+
+
+class GPSLayer(nn.Module):
+    r"""One layer.
+
+    .. math::
+        Z_M = \mathrm{norm}(Z + \mathrm{MPNN}(Z, A)), \quad Z_T = \mathrm{norm}(Z + \mathrm{Attention}(Z)), \quad
+        Z^+ = \mathrm{norm}(Z_M + Z_T + \mathrm{MLP}(Z_M + Z_T))
+
+    Message passing is a graph convolution, ReLU(Â Z W), or that of GIN, MLP((1 + ε) Z + A Z). Attention is softmax
+    attention over all pairs: exact, O(N²) time and O(N) memory; or its estimate by positive random features, O(N).
+    """
+
+    def __init__(self, channels: int, heads: int, *, local: str, attention: str, features: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.local, self.attention, self.dropout = heads, local, attention, dropout
+        self.message = nn.Linear(channels, channels)
+        if local == "gin":
+            self.message_second = nn.Linear(channels, channels)
+            self.epsilon = nn.Parameter(torch.zeros(()))
+        self.qkv, self.join = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
+        self.wide, self.narrow = nn.Linear(channels, 2 * channels), nn.Linear(2 * channels, channels)
+        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(3))
+        if attention == "performer":
+            self.register_buffer("projection", draw_projection(features, channels // heads))
+            self.projection: Tensor
+
+    def forward(self, z: Tensor, structure: Structure, graph: Graph) -> Tensor:
+        passed = dropout(self._messages(z, structure, graph), self.dropout, self.training)
+        attended = dropout(self.join(self._attend(z, structure.segments)), self.dropout, self.training)
+        both = self.norms[0](z + passed) + self.norms[1](z + attended)
+        inner = dropout(functional.relu(self.wide(both)), self.dropout, self.training)
+        return self.norms[2](both + dropout(self.narrow(inner), self.dropout, self.training))
+
+    def _messages(self, z: Tensor, structure: Structure, graph: Graph) -> Tensor:
+        if self.local == "gcn":
+            return functional.relu(graph.propagate(self.message(z)))
+        received = (1 + self.epsilon) * z
+        if structure.graph is not None:
+            received = received + structure.graph.propagate(z, "none")
+        return self.message_second(functional.relu(self.message(received)))
+
+    def _attend(self, z: Tensor, segments: Segments | None) -> Tensor:
+        q, k, v = self.qkv(z).unflatten(1, (3, self.heads, -1)).unbind(1)
+        if self.attention == "softmax":
+            return propagate(q, k, v, "softmax", batch=segments).flatten(1)
+        scale = q.shape[-1] ** -0.25
+        phi_q = query_features(q * scale, self.projection)
+        phi_k = key_features(k * scale, self.projection, segments)
+        return linear_attention(phi_q, phi_k, v, segments).flatten(1)
+
+
+class GraphGPS(Encoder):
+    r"""Features and an encoding of positions, then layers of `GPSLayer`.
+
+    .. math::
+        z_i^{(0)} = x_i W + e_i U + b, \qquad
+        e_i = \big[ ((D^{-1} A)^s)_{ii} \big]_{s = 1 … S} \text{ or the first S eigenvectors of the Laplacian.}
+
+    Norms are over channels, so that nothing depends on what else is in a batch. Eigenvectors have no sign of their own:
+    it is drawn anew in every pass of training.
+
+    Args:
+        in_channels: Features of an instance.
+        hidden_channels: Length of a state, all heads together.
+        out_channels: Outputs of an instance.
+        num_layers: Layers.
+        num_heads: Heads of attention; must divide `hidden_channels`.
+        dropout: Within each layer.
+        local: ``"gcn"`` or ``"gin"``.
+        attention: ``"performer"`` (random features, linear in N) or ``"softmax"`` (exact).
+        random_features: Of the performer.
+        encoding: ``"random_walk"``, ``"laplacian"`` or ``"none"``.
+        encoding_steps: S.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_layers: int = 2,
+        num_heads: int = 4,
+        dropout: float = 0.5,
+        local: str = "gcn",
+        attention: str = "performer",
+        random_features: int = 64,
+        encoding: str = "random_walk",
+        encoding_steps: int = 16,
+    ) -> None:
+        super().__init__()
+        check_layers(num_layers)
+        check_count("num_heads", num_heads, 1)
+        check_rate("dropout", dropout)
+        check_choice("local", local, LOCAL)
+        check_choice("attention", attention, ATTENTION)
+        check_choice("encoding", encoding, ENCODINGS)
+        check_count("random_features", random_features, 1)
+        check_count("encoding_steps", encoding_steps, 1)
+        if hidden_channels % num_heads:
+            raise ValueError(f"num_heads must divide hidden_channels = {hidden_channels}, got {num_heads!r}")
+        self.input = nn.Linear(in_channels, hidden_channels)
+        self.position = None if encoding == "none" else nn.Linear(encoding_steps, hidden_channels, bias=False)
+        self.layers = nn.ModuleList(
+            GPSLayer(
+                hidden_channels, num_heads, local=local, attention=attention, features=random_features, dropout=dropout
+            )
+            for _ in range(num_layers)
+        )
+        self.output = nn.Linear(hidden_channels, out_channels)
+        self.dropout, self.encoding, self.encoding_steps = dropout, encoding, encoding_steps
+        self._positions: Kept[Tensor] = Kept()
+
+    def embed(
+        self,
+        x: Features,
+        edge_index: Edges | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> Tensor:
+        """States after the last layer."""
+        structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
+        graph = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
+        assert graph is not None  # there always are self-loops
+        z = linear(self.input, x)
+        if self.position is not None:
+            positions = self.positions(structure, x.shape[0], x.device).to(z.dtype)
+            if self.encoding == "laplacian" and self.training:
+                positions = positions * (2 * torch.randint(2, (positions.shape[1],), device=z.device) - 1)
+            z = z + self.position(positions)
+        z = dropout(z, self.dropout, self.training)
+        for layer in self.layers:
+            z = layer(z, structure, graph)
+        return z
+
+    def positions(self, structure: Structure, rows: int, device: torch.device) -> Tensor:
+        """e of every node; worked out once for a graph."""
+        make = return_probabilities if self.encoding == "random_walk" else laplacian_eigenvectors
+
+        def work() -> Tensor:
+            return make(structure.graph, rows, structure.segments, self.encoding_steps, device)
+
+        if structure.graph is None:
+            return work()
+        key = (self.encoding, self.encoding_steps)
+        return self._positions.of(
+            structure.graph, key if structure.segments is None else (*key, structure.segments.batch), work
+        )

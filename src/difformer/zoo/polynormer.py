@@ -1,0 +1,160 @@
+r"""Polynormer of Deng, Yue and Zhang (ICLR 2024): attention whose output is a polynomial of the features."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from difformer.attention.segments import Segments
+from difformer.graph import Graph
+from difformer.nn.conv import check_count
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Edges, Features
+from difformer.nn.structure import as_structure
+from difformer.zoo.base import Encoder, check_layers, check_rate
+from difformer.zoo.edges import attention_bytes, edge_sum
+from difformer.zoo.gat import HEADS, GATLayer
+from difformer.zoo.inputs import linear, observed_graph, refuse_beyond_memory
+from difformer.zoo.random_features import linear_attention
+
+
+class LocalLayer(nn.Module):
+    r"""Attention along edges times a gate, which raises the degree of the polynomial with every layer.
+
+    .. math::
+        M = \mathrm{ReLU}(\mathrm{GAT}(Z) + Z W), \quad H = \mathrm{ReLU}(Z U), \quad
+        Z^+ = (1 - β) \, \mathrm{norm}(H ⊙ M) + β M, \qquad β = σ(b)
+
+    β has one value for each channel.
+    """
+
+    def __init__(self, channels: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = GATLayer(channels, channels // heads, heads, 0.0)
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.direct, self.gate = nn.Linear(channels, channels), nn.Linear(channels, channels)
+        self.norm = nn.LayerNorm(channels)
+        self.beta = nn.Parameter(torch.zeros(channels))
+        self.dropout = dropout
+
+    def forward(self, z: Tensor, graph: Graph) -> Tensor:
+        values = self.attention.values(z)
+        attended = edge_sum(self.attention.weights(values, graph), values, graph).flatten(1) + self.bias
+        messages = dropout(functional.relu(attended + self.direct(z)), self.dropout, self.training)
+        beta = torch.sigmoid(self.beta)
+        return (1 - beta) * self.norm(functional.relu(self.gate(z)) * messages) + beta * messages
+
+
+class GlobalLayer(nn.Module):
+    r"""All-pair attention with sigmoid features, linear in N, times a gate.
+
+    .. math::
+        P_i = \frac{σ(q_i)^\top \sum_j σ(k_j) v_j^\top}{σ(q_i)^\top \sum_j σ(k_j)}, \qquad
+        Z^+ = \mathrm{ReLU}(\mathrm{norm}(P) ⊙ (Z U + σ(b)))
+    """
+
+    def __init__(self, channels: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.gate = (nn.Linear(channels, channels) for _ in range(4))
+        self.norm = nn.LayerNorm(channels)
+        self.beta = nn.Parameter(torch.zeros(channels))
+        self.heads, self.dropout = heads, dropout
+
+    def forward(self, z: Tensor, segments: Segments | None) -> Tensor:
+        q, k, v = (layer(z).unflatten(1, (self.heads, -1)) for layer in (self.query, self.key, self.value))
+        attended = linear_attention(torch.sigmoid(q), torch.sigmoid(k), v, segments).flatten(1)
+        z = functional.relu(self.norm(attended) * (self.gate(z) + torch.sigmoid(self.beta)))
+        return dropout(z, self.dropout, self.training)
+
+
+class Polynormer(Encoder):
+    r"""Local layers, their outputs summed; then global layers on the sum.
+
+    Training goes from local to global: for the first `local_passes` passes the outputs are those of the local layers
+    with a decoder of their own, after that the global layers follow. How many passes there were is saved with the
+    model, so that the best epoch is used as it was measured.
+
+    Args:
+        in_channels: Features of an instance.
+        hidden_channels: Length of a state, all heads together.
+        out_channels: Outputs of an instance.
+        num_layers: Local layers.
+        global_layers: Global layers; 0 for none.
+        num_heads: Heads; None takes 8, or the largest part of it that divides `hidden_channels`.
+        dropout: Before each local layer and after all.
+        input_dropout: Of the features.
+        local_passes: Passes of training without the global layers.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_layers: int = 5,
+        global_layers: int = 2,
+        num_heads: int | None = None,
+        dropout: float = 0.5,
+        input_dropout: float = 0.15,
+        local_passes: int = 100,
+    ) -> None:
+        super().__init__()
+        check_layers(num_layers)
+        check_count("global_layers", global_layers, 0)
+        check_count("local_passes", local_passes, 0)
+        check_rate("dropout", dropout)
+        check_rate("input_dropout", input_dropout)
+        heads = math.gcd(HEADS, hidden_channels) if num_heads is None else num_heads
+        if heads < 1 or hidden_channels % heads:
+            raise ValueError(f"num_heads must divide hidden_channels = {hidden_channels}, got {num_heads!r}")
+        self.input = nn.Linear(in_channels, hidden_channels)
+        self.local = nn.ModuleList(LocalLayer(hidden_channels, heads, dropout) for _ in range(num_layers))
+        self.everywhere = nn.ModuleList(GlobalLayer(hidden_channels, heads, dropout) for _ in range(global_layers))
+        self.norm = nn.LayerNorm(hidden_channels)
+        self.local_output = nn.Linear(hidden_channels, out_channels)
+        self.output = nn.Linear(hidden_channels, out_channels)
+        self.heads, self.channels = heads, hidden_channels
+        self.dropout, self.input_dropout, self.local_passes = dropout, input_dropout, local_passes
+        self.register_buffer("passes", torch.zeros((), dtype=torch.long))
+        self.passes: Tensor
+
+    def embed(
+        self,
+        x: Features,
+        edge_index: Edges | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> Tensor:
+        """The sum of the local layers' states, or what the global layers make of it."""
+        structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
+        graph = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
+        assert graph is not None  # there always are self-loops
+        if torch.is_grad_enabled():
+            needed = attention_bytes(graph, self.heads, 2 * self.channels, len(self.local))
+            refuse_beyond_memory(
+                needed, graph.device, f"polynormer on {graph.num_edges:,} edges", "train with batch_size=…"
+            )
+        if self.training:
+            self.passes += 1
+        z = dropout(linear(self.input, x, self.input_dropout, self.training), self.dropout, self.training)
+        total = torch.zeros_like(z)
+        for k, layer in enumerate(self.local):
+            z = layer(z if k == 0 else dropout(z, self.dropout, self.training), graph)
+            total = total + z
+        if self._local_alone():
+            return total
+        z = self.norm(total)
+        for layer in self.everywhere:
+            z = layer(z, structure.segments)
+        return z
+
+    def decode(self, states: Tensor) -> Tensor:
+        """By the decoder of the local layers as long as they are alone."""
+        return self.local_output(states) if self._local_alone() else self.output(states)
+
+    def _local_alone(self) -> bool:
+        return not len(self.everywhere) or (self.local_passes > 0 and int(self.passes) <= self.local_passes)

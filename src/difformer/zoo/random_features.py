@@ -1,0 +1,80 @@
+r"""Softmax attention in linear time by positive random features (Choromanski et al., ICLR 2021).
+
+With ω_1 … ω_m drawn from N(0, I), blocks of them orthogonal,
+
+.. math::
+    e^{q^\top k} = \mathbb{E} \, φ(q)^\top φ(k), \qquad
+    φ(x) = \frac{1}{\sqrt m} \left[ e^{ω_r^\top x - ‖x‖^2 / 2} \right]_r,
+
+so that Σ_j e^{q_iᵀk_j} v_j ≈ φ(q_i)ᵀ Σ_j φ(k_j) v_jᵀ costs O(N m d). The estimate has no bias before it is divided by
+its row sum, and its error falls with √m. Features are kept relative to their largest: of a query over its own
+features, of keys over those of the graph. Both factors cancel in the division.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from difformer.attention.segments import Segments
+from difformer.zoo.per_graph import by_graph
+
+SMALLEST = 1e-30  # row sums; no feature is negative
+
+
+def draw_projection(features: int, channels: int) -> Tensor:
+    """ω ``[features, channels]`` from torch's generator: rows as long as Gaussian ones, orthogonal in blocks."""
+    blocks = []
+    for start in range(0, features, channels):
+        directions, triangle = torch.linalg.qr(torch.randn(channels, channels))
+        # The factorisation prefers one sign of its first entries; with R's signs all directions are equally likely.
+        blocks.append((directions * triangle.diagonal().sign()).T[: features - start])
+    lengths = torch.randn(features, channels).norm(dim=1, keepdim=True)
+    return lengths * torch.cat(blocks)
+
+
+def log_features(x: Tensor, projection: Tensor) -> Tensor:
+    """log φ(x) less log(1/√m), ``[…, m]``, of ``x […, d]``."""
+    return x @ projection.T - x.square().sum(-1, keepdim=True) / 2
+
+
+def query_features(q: Tensor, projection: Tensor) -> Tensor:
+    """φ(q) up to a factor of each query."""
+    logs = log_features(q, projection)
+    return (logs - logs.amax(-1, keepdim=True).detach()).exp()
+
+
+def key_features(k: Tensor, projection: Tensor, segments: Segments | None) -> Tensor:
+    """φ(k) up to a factor of each graph and head; ``k [N, H, d]`` → ``[N, H, m]``."""
+    logs = log_features(k, projection)
+    largest = logs.detach().amax(-1)
+    if segments is None:
+        top = largest.amax(0, keepdim=True)
+    else:
+        start = largest.new_full((segments.num_graphs, largest.shape[1]), -torch.inf)
+        index = segments.batch.unsqueeze(1).expand_as(largest)
+        top = start.scatter_reduce(0, index, largest, "amax")[segments.batch]
+    return (logs - top.unsqueeze(-1)).exp()
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments | None) -> Tensor:
+    r"""Rows :math:`\sum_j (q_i^\top k_j) v_j / \sum_j q_i^\top k_j` within each graph, q and k being no less than zero.
+
+    Args:
+        q: ``[N, H, m]``.
+        k: ``[N, H, m]``.
+        v: ``[N, H, c]``.
+        segments: The graphs; None for one.
+
+    Returns:
+        ``[N, H, c]``.
+    """
+    return by_graph(_attend, segments, q, k, v)
+
+
+def _attend(mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if mask is not None:
+        k = k * mask.view(*mask.shape, 1, 1)
+    outer = torch.einsum("gnhm,gnhc->ghmc", k, v)
+    total = torch.einsum("gnhm,ghm->gnh", q, k.sum(1))
+    return torch.einsum("gnhm,ghmc->gnhc", q, outer) / total.clamp_min(SMALLEST).unsqueeze(-1)

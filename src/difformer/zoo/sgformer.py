@@ -1,0 +1,147 @@
+r"""SGFormer of Wu et al. (NeurIPS 2023): one layer of linear all-pair attention beside a graph convolution."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from difformer.attention.segments import Segments
+from difformer.nn.conv import check_count
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Edges, Features
+from difformer.nn.structure import as_structure
+from difformer.zoo.base import Encoder, check_layers, check_rate, check_share
+from difformer.zoo.inputs import linear, mapped, observed_graph
+from difformer.zoo.per_graph import by_graph, graph_sizes, graph_sum
+
+
+def simple_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments | None) -> Tensor:
+    r"""All-pair attention of each graph with queries and keys divided by their norm as a whole.
+
+    .. math::
+        D^{-1} \Big[ V + \frac1N \tilde Q (\tilde K^\top V) \Big], \quad
+        D = \mathrm{diag}\Big( 1 + \frac1N \tilde Q (\tilde K^\top 1) \Big), \quad
+        \tilde Q = Q / ‖Q‖_F, \; \tilde K = K / ‖K‖_F
+
+    Args:
+        q: ``[N, H, d]``.
+        k: ``[N, H, d]``.
+        v: ``[N, H, c]``.
+        segments: The graphs; None for one.
+
+    Returns:
+        ``[N, H, c]``.
+    """
+    count = graph_sizes(q.shape[0], segments, q).view(-1, 1, 1)
+
+    def scaled(x: Tensor) -> Tensor:
+        return x * graph_sum(x.square().sum((1, 2)), segments).clamp_min(1e-24).rsqrt().view(-1, 1, 1)
+
+    q, k = scaled(q), scaled(k)
+    # Padding of a block is zero, so it adds nothing to sums over keys.
+    attended = by_graph(_product, segments, q, k, v)
+    total = 1 + (q * graph_sum(k, segments)).sum(-1, keepdim=True) / count
+    return (v + attended / count) / total
+
+
+def _product(mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Q (Kᵀ V) of graphs side by side."""
+    return torch.einsum("gnhd,ghdc->gnhc", q, torch.einsum("gmhd,gmhc->ghdc", k, v))
+
+
+class SGFormer(Encoder):
+    r"""A global branch of `simple_attention` and a local branch of graph convolutions, added with weights.
+
+    .. math::
+        Z^{(0)} = \mathrm{ReLU}(\mathrm{norm}(X W)), \quad
+        Z = β \, \mathrm{Attention}(Z^{(0)}) + (1 - β) Z^{(0)}, \quad
+        \hat Y = \big( (1 - w) Z + w \, \mathrm{GCN}(X, A) \big) W_O + b.
+
+    Each branch begins with a map of its own. Where no edges are given the local branch has self-loops alone.
+
+    Args:
+        in_channels: Features of an instance.
+        hidden_channels: Length of a state.
+        out_channels: Outputs of an instance.
+        num_layers: Convolutions of the local branch.
+        attention_layers: Layers of attention; the paper has one.
+        num_heads: Heads of attention, averaged.
+        dropout: After each layer of the local branch.
+        attention_dropout: After each layer of the global branch.
+        residual_weight: β, share of attention against what comes in.
+        graph_weight: w, share of the local branch.
+        norm: Whether layers of the global branch have a LayerNorm.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_layers: int = 2,
+        attention_layers: int = 1,
+        num_heads: int = 1,
+        dropout: float = 0.5,
+        attention_dropout: float = 0.2,
+        residual_weight: float = 0.5,
+        graph_weight: float = 0.8,
+        norm: bool = True,
+    ) -> None:
+        super().__init__()
+        check_layers(num_layers)
+        check_count("attention_layers", attention_layers, 1)
+        check_count("num_heads", num_heads, 1)
+        check_rate("dropout", dropout)
+        check_rate("attention_dropout", attention_dropout)
+        check_share("residual_weight", residual_weight)
+        check_share("graph_weight", graph_weight)
+        wide = num_heads * hidden_channels
+        self.input = nn.Linear(in_channels, hidden_channels)
+        self.attention = nn.ModuleList(
+            nn.ModuleList(nn.Linear(hidden_channels, wide) for _ in range(3)) for _ in range(attention_layers)
+        )
+        self.norms = nn.ModuleList(
+            nn.LayerNorm(hidden_channels) if norm else nn.Identity() for _ in range(attention_layers + 1)
+        )
+        self.local = nn.ModuleList(
+            nn.Linear(hidden_channels if k else in_channels, hidden_channels) for k in range(num_layers)
+        )
+        for layer in self.local:
+            assert isinstance(layer, nn.Linear)
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        self.output = nn.Linear(hidden_channels, out_channels)
+        self.num_heads, self.residual_weight, self.graph_weight = num_heads, residual_weight, graph_weight
+        self.dropout, self.attention_dropout = dropout, attention_dropout
+
+    def embed(
+        self,
+        x: Features,
+        edge_index: Edges | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> Tensor:
+        """Both branches, added."""
+        structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
+        graph = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
+        assert graph is not None  # there always are self-loops
+        local = x
+        for layer in self.local:
+            assert isinstance(layer, nn.Linear)
+            spread = graph.propagate(mapped(layer.weight, local)) + layer.bias
+            local = dropout(functional.relu(spread), self.dropout, self.training)
+        assert isinstance(local, Tensor)
+        return torch.lerp(self._everywhere(x, structure.segments), local, self.graph_weight)
+
+    def _everywhere(self, x: Features, segments: Segments | None) -> Tensor:
+        z = functional.relu(self.norms[0](linear(self.input, x)))
+        z = dropout(z, self.attention_dropout, self.training)
+        for maps, norm in zip(self.attention, self.norms[1:], strict=True):
+            assert isinstance(maps, nn.ModuleList)
+            q, k, v = (layer(z).unflatten(1, (self.num_heads, -1)) for layer in maps)
+            attended = simple_attention(q, k, v, segments).mean(1)
+            z = norm(self.residual_weight * attended + (1 - self.residual_weight) * z)
+            z = dropout(z, self.attention_dropout, self.training)
+        return z

@@ -1,0 +1,357 @@
+"""Systems on latent graphs: each against the layer it is made of, a formula of its own, or what it must find."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.nn import functional
+from torch_geometric.nn import GATConv, GCNConv
+
+from difformer import Graph, zoo
+from difformer.attention import Segments
+from difformer.data import knn_graph, load
+from difformer.sparse import SparseMatrix
+from difformer.training import TrainConfig, train_one
+from difformer.zoo.dense_gat import attend_all
+from difformer.zoo.lds import draw
+from difformer.zoo.lds_network import network_states
+from difformer.zoo.lds_outer import OuterStep
+from difformer.zoo.neighbour_graph import NeighbourGraph
+from difformer.zoo.similarity import WeightedCosine
+from difformer.zoo.weighted_distance import weighted_distance
+
+
+def points(nodes=30, features=6, seed=0):
+    return torch.randn(nodes, features, generator=torch.Generator().manual_seed(seed))
+
+
+def some_edges(nodes=30, count=60, seed=1):
+    ends = torch.randint(0, nodes, (2, count), generator=torch.Generator().manual_seed(seed))
+    return torch.cat([ends, ends.flip(0)], 1).unique(dim=1)
+
+
+def made(name, **options):
+    torch.manual_seed(0)
+    return zoo.build(name, 6, 3, hidden_channels=16, **options).eval()
+
+
+def gat_stack(model, x, edges, **options):
+    """PyTorch Geometric's layers with the weights of one of ours."""
+    z = x
+    for k, layer in enumerate([*model.layers, model.last]):
+        heads, channels = layer.shape
+        conv = GATConv(z.shape[1], channels, heads, **options)
+        conv.lin.weight.data = layer.linear.weight.data
+        conv.att_src.data, conv.att_dst.data = layer.to_source.data[None], layer.to_target.data[None]
+        last = k == len(model.layers)
+        conv.bias.data = (model.bias if last else model.biases[k]).data
+        z = conv(z, edges)
+        z = z if last else functional.elu(z)
+    return z
+
+
+# ---- neighbours in feature space
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_gcn_knn_is_pygs_layers_on_the_neighbour_graph(layers):
+    model, x = made("gcn-knn", num_layers=layers, k=4), points()
+    edges = knn_graph(x, 4, include_self=True, symmetric=True)
+    sizes = [6, *[16] * (layers - 1), 3]
+    z = x
+    for k in range(layers):
+        conv, last = GCNConv(sizes[k], sizes[k + 1]), k == layers - 1
+        conv.lin.weight.data = (model.output if last else model.hidden[k]).weight.data
+        conv.bias.data = (model.output.bias if last else model.biases[k]).data
+        z = conv(z, edges)
+        z = z if last else z.relu()
+    # What is observed does not matter.
+    torch.testing.assert_close(model(x, some_edges()), z, rtol=1e-5, atol=1e-6)
+
+
+def test_gat_knn_is_pygs_layers_on_the_neighbour_graph():
+    model, x = made("gat-knn", k=4), points()
+    with torch.no_grad():
+        for bias in (*model.biases, model.bias):
+            bias.normal_()
+    expected = gat_stack(model, x, knn_graph(x, 4, include_self=True, symmetric=True), add_self_loops=False)
+    torch.testing.assert_close(model(x, some_edges()), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_neighbours_are_searched_once_for_a_feature_matrix_and_within_graphs():
+    search, x = NeighbourGraph(3), points(12)
+    first = search(x)
+    assert search(x) is first
+    sparse = SparseMatrix.from_tensor((x * (x > 0)).to_sparse())
+    assert search(sparse) is search(sparse)
+    x[0] += 5  # another matrix now
+    again = search(x)
+    assert again is not first
+    torch.testing.assert_close(again.edge_index, knn_graph(x, 3, include_self=True, symmetric=True))
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    batch = Segments(torch.tensor([0] * 7 + [1] * 5)[order])
+    found = search(x[order], batch).edge_index
+    assert (batch.batch[found[0]] == batch.batch[found[1]]).all()
+    alone = knn_graph(x[:7], 3, include_self=True, symmetric=True)
+    inside = order[found[:, batch.batch[found[0]] == 0]]
+    assert set(map(tuple, inside.T.tolist())) == set(map(tuple, alone.T.tolist()))
+    assert search(x[order], Segments(batch.batch.flip(0))).num_nodes == 12
+
+
+def test_what_was_searched_is_neither_copied_nor_saved():
+    model, x = made("gcn-knn"), points()
+    out = model(x)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert len(again.neighbours._kept._found) == 0
+        torch.testing.assert_close(again(x), out)
+
+
+# ---- dense graph attention
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_dense_gat_is_pygs_layers_on_the_complete_graph(layers):
+    model, x = made("dense-gat", num_layers=layers), points()
+    complete = torch.cartesian_prod(torch.arange(30), torch.arange(30)).T
+    expected = gat_stack(model, x, complete, add_self_loops=False)
+    torch.testing.assert_close(model(x, some_edges()), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_dense_attention_by_sorting_is_the_dense_formula_with_its_gradients():
+    g = torch.Generator().manual_seed(0)
+    u, w, v = (torch.randn(2, 9, 3, *rest, generator=g, dtype=torch.float64) * 3 for rest in ((), (), (4,)))
+    mask = torch.arange(9) < torch.tensor([[9], [5]])
+    inputs = [x.requires_grad_() for x in (u, w, v)]
+    scores = functional.leaky_relu(u.unsqueeze(2) + w.unsqueeze(1), 0.2)
+    weights = torch.softmax(scores.masked_fill(~mask[:, None, :, None], -torch.inf), 2)
+    dense = torch.einsum("gijh,gjhc->gihc", weights, v)
+    found = attend_all(mask, u, w, v)
+    probe = torch.randn(dense.shape, generator=g, dtype=torch.float64) * mask[..., None, None]
+    torch.testing.assert_close(found[mask], dense[mask])
+    for a, b in zip(*(torch.autograd.grad((x * probe).sum(), inputs) for x in (found, dense)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_dense_attention_survives_large_scores_and_needs_no_pairs():
+    u, w = torch.linspace(-300, 300, 50).view(1, 50, 1), torch.linspace(200, -400, 50).view(1, 50, 1)
+    v = torch.randn(1, 50, 1, 2, generator=torch.Generator().manual_seed(0))
+    scores = functional.leaky_relu(u.double().unsqueeze(2) + w.double().unsqueeze(1), 0.2)
+    dense = torch.einsum("gijh,gjhc->gihc", torch.softmax(scores, 2), v.double())
+    torch.testing.assert_close(attend_all(None, u, w, v), dense.float(), rtol=1e-4, atol=1e-5)
+    many = 200_000  # 40 billion pairs
+    assert attend_all(None, torch.zeros(1, many, 1), torch.zeros(1, many, 1), torch.ones(1, many, 1, 1)).allclose(
+        torch.ones(()), atol=1e-3
+    )
+
+
+def test_dense_gat_mixes_in_observed_edges():
+    x, edges = points(), some_edges()
+    plain, mixed = made("dense-gat", num_layers=1), made("dense-gat", num_layers=1, graph_weight=0.3)
+    observed = Graph(edges, 30).with_self_loops().propagate(x)
+    torch.testing.assert_close(mixed.embed(x, edges), 0.7 * plain.embed(x) + 0.3 * observed, rtol=1e-5, atol=1e-6)
+
+
+# ---- GLCN
+
+
+def test_glcn_weighs_edges_by_the_learned_distance_and_rows_sum_to_one():
+    model, x, edges = made("glcn", num_layers=1), points(), some_edges()
+    graph = Graph(edges, 30).with_self_loops()
+    p = model.project(x)
+    scores = torch.relu(((p[:, None] - p[None]).abs() @ model.metric).squeeze(-1))
+    joined = torch.zeros(30, 30)
+    joined[graph.edge_index[1], graph.edge_index[0]] = 1
+    s = joined * scores.exp()
+    s = s / s.sum(1, keepdim=True)
+    torch.testing.assert_close(model.embed(x, edges), s @ x, rtol=1e-5, atol=1e-6)
+    # A constant comes back as itself: rows of S sum to one.
+    ones = model._on_edges(p, graph).propagate(torch.ones(30, 1))
+    torch.testing.assert_close(ones, torch.ones(30, 1))
+    distances = (p[:, None] - p[None]).square().sum(-1)
+    expected = ((s * distances).sum() + model.sparsity * s.square().sum()) / 30
+    model(x, edges)
+    torch.testing.assert_close(model.penalty(), model.graph_loss * expected, rtol=1e-4, atol=1e-6)
+
+
+def test_glcn_takes_all_pairs_where_there_are_no_edges():
+    model, x = made("glcn"), points()
+    complete = torch.cartesian_prod(torch.arange(30), torch.arange(30)).T
+    torch.testing.assert_close(model(x), model(x, complete), rtol=1e-4, atol=1e-5)
+    pairs = model.penalty()
+    model(x)
+    torch.testing.assert_close(model.penalty(), pairs, rtol=1e-4, atol=1e-5)
+
+
+def test_the_weighted_distance_has_the_right_gradients_in_parts(monkeypatch):
+    from difformer.zoo import weighted_distance as module
+
+    monkeypatch.setattr(module, "ENTRIES", 60)  # a few rows at a time
+    g = torch.Generator().manual_seed(0)
+    p = torch.randn(2, 7, 3, generator=g, dtype=torch.float64, requires_grad=True)
+    a = torch.randn(3, generator=g, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(weighted_distance(p, a), (p[:, :, None] - p[:, None]).abs() @ a)
+    assert torch.autograd.gradcheck(weighted_distance, (p, a))
+
+
+# ---- IDGL
+
+
+def similarity(weight, v, epsilon=0.0):
+    found = torch.stack([functional.cosine_similarity((w * v)[:, None], (w * v)[None], dim=-1) for w in weight]).mean(0)
+    return torch.where(found > epsilon, found, 0.0)
+
+
+def test_idgl_learns_the_mean_weighted_cosine_of_dense_and_sparse_rows():
+    torch.manual_seed(0)
+    learner, x = WeightedCosine(6, 3, 0.1), points()
+    x = x * (x.abs() > 0.5)
+    expected = similarity(learner.weight, x, 0.1)
+    torch.testing.assert_close(learner(x, None).parts[0][0], expected, rtol=1e-4, atol=1e-5)
+    sparse = learner(SparseMatrix.from_tensor(x.to_sparse()), None).parts[0][0]
+    torch.testing.assert_close(sparse, expected, rtol=1e-4, atol=1e-5)
+    (grad,) = torch.autograd.grad(sparse.square().sum(), learner.weight)
+    torch.testing.assert_close(
+        grad, torch.autograd.grad(expected.square().sum(), learner.weight)[0], rtol=1e-3, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_idgl_propagates_over_the_mixture_as_defined(iterations):
+    model = made("idgl", max_iterations=iterations, tolerance=0.0, epsilon=0.05, graph_weight=0.6, update_weight=0.3)
+    x, edges = points(), some_edges()
+    observed = Graph(edges, 30).with_self_loops().matrix().to_dense()
+    rows = lambda a: a / a.sum(1, keepdim=True)
+    first = similarity(model.of_features.weight, x, 0.05)
+    now = first
+    for t in range(iterations):
+        if t:
+            now = similarity(model.of_states.weight, z, 0.05)  # noqa: F821
+        mixture = 0.6 * observed + 0.4 * (0.3 * rows(now) + 0.7 * rows(first))
+        z = torch.relu(mixture @ model.hidden[0](x))
+    torch.testing.assert_close(model.embed(x, edges), mixture @ z, rtol=1e-4, atol=1e-5)
+    assert model.iterations == iterations
+
+
+def test_idgl_stops_once_its_graph_stays_and_weighs_its_graphs():
+    x, edges = points(), some_edges()
+    model = made("idgl", max_iterations=50, tolerance=1e-3, smoothness=0.5, connectivity=0.2, sparsity=0.3)
+    settled = model(x, edges)
+    assert 2 < model.iterations < 50
+    closer = made("idgl", max_iterations=50, tolerance=1e-6)
+    torch.testing.assert_close(closer(x, edges), settled, rtol=0.05, atol=0.02)
+    once = made("idgl", max_iterations=1, smoothness=0.5, connectivity=0.2, sparsity=0.3)
+    once(x, edges)
+    a = similarity(once.of_features.weight, x)
+    distances = (x[:, None] - x[None]).square().sum(-1)
+    expected = 0.5 * (a * distances).sum() / (2 * 900) - 0.2 * a.sum(1).log().mean() + 0.3 * a.square().sum() / 900
+    torch.testing.assert_close(once.penalty(), expected, rtol=1e-4, atol=1e-5)
+
+
+# ---- LDS
+
+
+def test_lds_goes_along_the_gradient_through_the_inner_training():
+    torch.manual_seed(0)
+    outer = OuterStep(4, 5, 2, 2, rate=0.01, inner_steps=3, inner_rate=0.5, restart_every=100).double()
+    x = points(8, 4).double()
+    y = torch.arange(8) % 2
+    index = torch.tensor([0, 1, 2, 3, 4, 5])
+    theta = (torch.rand(8, 8, generator=torch.Generator().manual_seed(3)) < 0.4).double().triu(1)
+    theta = theta + theta.T  # certain edges: what is drawn is θ itself
+    outer._restart()
+    outer.steps += 1
+    start = [getattr(outer, name).clone() for name in outer.names]
+    inner, held = outer.halves(y[index])
+    assert sorted(torch.cat([inner, held]).tolist()) == list(range(6))
+
+    def reached(a):
+        flat = [tensor.clone().requires_grad_() for tensor in start]
+        for k in range(4):
+            part = held if k == 3 else inner
+            states = network_states(list(zip(flat[:-2:2], flat[1:-2:2], strict=True)), x, a)
+            loss = functional.cross_entropy(states[index[part]] @ flat[-2] + flat[-1], y[index[part]])
+            if k == 3:
+                return loss.detach()
+            slopes = torch.autograd.grad(loss, flat)
+            flat = [(w - 0.5 * s).detach().requires_grad_() for w, s in zip(flat, slopes, strict=True)]
+
+    expected = torch.zeros_like(theta)
+    for i in range(8):
+        for j in range(i):
+            moved = torch.zeros_like(theta)
+            moved[i, j] = moved[j, i] = 1e-5
+            expected[i, j] = expected[j, i] = (reached(theta + moved) - reached(theta - moved)) / 2e-5
+    before = theta.clone()
+    outer.step(theta, x, index, y[index])
+    torch.testing.assert_close(theta, (before - 0.01 * expected).clamp(0, 1), rtol=1e-4, atol=1e-7)
+
+
+def test_lds_draws_symmetric_graphs_with_their_probabilities():
+    theta = torch.rand(6, 6, generator=torch.Generator().manual_seed(0)).triu(1)
+    theta = theta + theta.T
+    g = torch.Generator().manual_seed(1)
+    drawn = torch.stack([draw(theta, g) for _ in range(3000)])
+    assert torch.equal(drawn, drawn.mT)
+    torch.testing.assert_close(drawn.mean(0), theta, rtol=0, atol=0.04)
+
+
+def test_lds_raises_the_probability_of_planted_edges():
+    # Classes that only their edges tell apart, half of which are hidden from the model.
+    task = load("sbm", num_nodes=120, num_classes=3, average_degree=12, homophily=0.9, num_features=12, signal=2.0,
+                fractions=(0.5, 0.2, 0.3), self_loops=False)  # fmt: skip
+    edges = task.edge_index[:, task.edge_index[0] < task.edge_index[1]]
+    seen = torch.rand(edges.shape[1], generator=torch.Generator().manual_seed(0)) < 0.5
+    hidden = edges[:, ~seen]
+    given = edges[:, seen]
+    torch.manual_seed(0)
+    model = zoo.build("lds", 12, 3, hidden_channels=16, outer_every=1, outer_rate=5.0, inner_rate=0.5).train()
+    model.observe(task.y, task.splits[0].train)
+    graph = Graph(torch.cat([given, given.flip(0)], 1), 120)
+    for _ in range(60):
+        model(task.x, graph)
+    same = task.y[:, None] == task.y
+    apart = torch.ones(120, 120, dtype=torch.bool).triu(1)
+    apart[given[0], given[1]] = False
+    planted = model.theta[hidden[0], hidden[1]][task.y[hidden[0]] == task.y[hidden[1]]]
+    assert planted.mean() > 5 * model.theta[apart & ~same].mean()
+    assert planted.mean() > 0.01
+    # Edges that were given, but join different classes, lose against those that do not.
+    kept = model.theta[given[0], given[1]]
+    inside = task.y[given[0]] == task.y[given[1]]
+    assert kept[inside].mean() > kept[~inside].mean()
+    assert torch.equal(model.theta, model.theta.T)
+
+
+def test_lds_keeps_to_its_nodes():
+    task = load("sbm", num_nodes=40, num_classes=2, num_features=6)
+    config = TrainConfig(model="lds", options={"hidden_channels": 8}, epochs=3)
+    record = train_one(task, 0, config, 0, "cpu")
+    assert record.state["theta"].shape == (40, 40)
+    again = zoo.build("lds", 6, 2, hidden_channels=8).eval()
+    again.load_state_dict(record.state)
+    graph = Graph(task.edge_index, 40)
+    torch.testing.assert_close(again(task.x, graph), record.outputs)
+    more = torch.cat([task.x, points(2)])
+    edges = torch.cat([task.edge_index, torch.tensor([[0, 40], [40, 0]])], 1)
+    assert again(more, edges).shape == (42, 2)
+    assert not torch.allclose(again(more, edges)[0], record.outputs[0])  # a new neighbour
+    torch.testing.assert_close(again(more, task.edge_index)[:40], record.outputs)
+    with pytest.raises(ValueError, match="learned the edges of 40 nodes, got 39 rows"):
+        again(task.x[:39])
+    with pytest.raises(ValueError, match="the first 40 rows are others"):
+        again(task.x.flip(0) + 1)
+    with pytest.raises(ValueError, match="neither batches of graphs nor series"):
+        again(task.x, batch=torch.arange(2).repeat_interleave(20))
+    with pytest.raises(ValueError, match="one class number an instance"):
+        again.observe(torch.zeros(40, 2), torch.arange(4))
+
+
+@pytest.mark.parametrize(("name", "what"), [("lds", "edge probabilities"), ("idgl", "pairs in"), ("glcn", "pairs")])
+def test_graphs_that_do_not_fit_are_refused_beforehand(name, what, monkeypatch):
+    from difformer.zoo import inputs
+
+    monkeypatch.setattr(inputs, "free_bytes", lambda device: 2**30)
+    x = torch.zeros(20_000, 3)
+    with pytest.raises(MemoryError, match=rf"{what}.* needs about [\d,.]+ GiB, and 1.0 GiB are free on cpu"):
+        zoo.build(name, 3, 2, hidden_channels=4).train()(x)

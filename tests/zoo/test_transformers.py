@@ -1,0 +1,329 @@
+"""Graph transformers: each against the dense formula it stands for."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import shortest_path
+from torch.nn import functional
+
+from difformer import Graph, zoo
+from difformer.attention import Segments
+from difformer.zoo.graphormer import attend
+from difformer.zoo.nodeformer import edge_loss
+from difformer.zoo.polynormer import GlobalLayer, LocalLayer
+from difformer.zoo.random_features import draw_projection, key_features, linear_attention, query_features
+from difformer.zoo.sgformer import simple_attention
+from difformer.zoo.structure_encodings import hop_distances, laplacian_eigenvectors, return_probabilities
+
+CPU = torch.device("cpu")
+
+
+def points(nodes=24, features=6, seed=0):
+    return torch.randn(nodes, features, generator=torch.Generator().manual_seed(seed))
+
+
+def some_edges(nodes=24, count=30, seed=1, directed=False):
+    ends = torch.randint(0, nodes, (2, count), generator=torch.Generator().manual_seed(seed))
+    return ends if directed else torch.cat([ends, ends.flip(0)], 1).unique(dim=1)
+
+
+def made(name, **options):
+    torch.manual_seed(0)
+    return zoo.build(name, 6, 3, hidden_channels=8, **options).eval()
+
+
+def adjacency(edges, nodes):
+    a = torch.zeros(nodes, nodes)
+    a[edges[1], edges[0]] = 1
+    return a
+
+
+# ---- random features and NodeFormer
+
+
+def heads(nodes=40, d=8, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(nodes, 2, d, generator=g) for _ in range(3))
+
+
+def test_random_features_estimate_the_exponential_without_bias():
+    torch.manual_seed(0)
+    q, k, _ = (x[:6] * 0.2 for x in heads())
+    exact = torch.exp(torch.einsum("nhd,mhd->hnm", q, k))
+    found = torch.zeros_like(exact)
+    for _ in range(200):
+        omega = draw_projection(64, 8)
+        log_q, log_k = (x @ omega.T - x.square().sum(-1, keepdim=True) / 2 for x in (q, k))
+        found += torch.einsum("nhm,lhm->hnl", log_q.exp(), log_k.exp()) / 64 / 200
+    torch.testing.assert_close(found, exact, rtol=0.05, atol=0)
+
+
+def test_kernelised_attention_converges_to_softmax_attention():
+    q, k, v = heads()
+    q, k = q / 2, k / 2  # the variance of the estimate grows as e^(‖q + k‖²)
+    scale = 8**-0.25
+    exact = torch.einsum("hnm,mhc->nhc", torch.softmax(torch.einsum("nhd,mhd->hnm", q, k) / math.sqrt(8), -1), v)
+    errors = []
+    for features in (16, 256, 4096, 65536):
+        torch.manual_seed(1)
+        omega = draw_projection(features, 8)
+        phi_q, phi_k = query_features(q * scale, omega), key_features(k * scale, omega, None)
+        errors.append(float((linear_attention(phi_q, phi_k, v, None) - exact).norm() / exact.norm()))
+    # √m faster with every sixteenfold m, to within a factor of two.
+    assert all(after < before / 2 for before, after in pairwise(errors)), errors
+    assert errors[-1] < 0.02
+
+
+def test_nodeformer_without_noise_is_softmax_attention_and_its_bias():
+    model = made("nodeformer", num_layers=1, random_features=50_000, temperature=1.0, norm=False, residual=False)
+    x, edges = points(), some_edges()
+    layer, z = model.layers[0], functional.elu(model.input(x))
+    q, k, v = (part(z).unflatten(1, (4, 8)) for part in (layer.query, layer.key, layer.value))
+    weights = torch.softmax(torch.einsum("nhd,mhd->hnm", q, k) / math.sqrt(8), -1)
+    graph = Graph(edges, 24).with_self_loops()
+    hop = graph.propagate(v)
+    first, second = torch.sigmoid(layer.bias).unsqueeze(-1)
+    expected = torch.einsum("hnm,mhc->nhc", weights, v) + first * hop + second * graph.propagate(hop)
+    torch.testing.assert_close(model.embed(x, edges), layer.join(expected.flatten(1)), rtol=0.02, atol=0.02)
+    source, target = graph.edge_index
+    degree = torch.bincount(target, minlength=24)[target]
+    likely = weights[:, target, source].log() / degree
+    torch.testing.assert_close(model.penalty(), -likely.sum() / (24 * 4), rtol=0.01, atol=0.01)
+
+
+def test_gumbel_noise_averages_draws_of_single_nodes():
+    # As the temperature falls, a draw picks one node with the probabilities of softmax attention.
+    model = made("nodeformer", num_layers=1, num_heads=1, samples=2000, temperature=0.02, redraw=False)
+    layer = model.layers[0].train()
+    uniform = torch.ones(6, 1, 5)
+    v = functional.one_hot(torch.arange(6), 6).float().unsqueeze(1)
+    torch.manual_seed(0)
+    found = layer._drawn(uniform, uniform * torch.tensor([1.0]), v, None)
+    torch.testing.assert_close(found.sum(-1), torch.ones(6, 1))
+    torch.testing.assert_close(found, torch.full((6, 1, 6), 1 / 6), rtol=0, atol=0.04)
+    one = layer.train()
+    one.samples = 1
+    picked = one._drawn(uniform, uniform, v, None)
+    assert (picked.amax(-1) > 0.9).all()
+
+
+def test_the_edge_loss_is_least_where_attention_meets_the_edges():
+    edges = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
+    graph = Graph(edges, 4)
+    on_edges = torch.eye(4).unsqueeze(1)[[1, 0, 3, 2]]
+    keys = torch.eye(4).unsqueeze(1)
+    assert edge_loss(on_edges, keys, graph, None) == 0
+    uniform = edge_loss(torch.ones(4, 1, 4), keys, graph, None)
+    torch.testing.assert_close(uniform, torch.tensor(4.0).log())
+
+
+# ---- structure
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_hops_are_those_of_scipy(directed, monkeypatch):
+    from difformer.zoo import structure_encodings
+
+    monkeypatch.setattr(structure_encodings, "ENTRIES", 100)  # a few columns at a time
+    edges = some_edges(directed=directed, count=26)
+    exact = shortest_path(coo_array(([1.0] * edges.shape[1], edges.tolist()), shape=(24, 24)).tocsr(), unweighted=True)
+    expected = torch.from_numpy(exact).T.clone()  # from j to i
+    expected = torch.where(expected.isinf(), 6, expected.clamp(max=5)).to(torch.uint8)
+    found = hop_distances(Graph(edges, 24), 24, None, 5, CPU)
+    assert torch.equal(found, expected)
+    assert {0, 1, 2, 5, 6} <= set(found.unique().tolist())
+    batch = Segments(torch.arange(2).repeat_interleave(24))
+    twice = hop_distances(Graph(torch.cat([edges, edges + 24], 1), 48), 48, batch, 5, CPU)
+    assert torch.equal(twice, found.repeat(2, 1))
+
+
+def test_walks_come_back_as_often_as_powers_of_the_walk_matrix_say():
+    edges = some_edges()
+    weight = torch.rand(edges.shape[1], generator=torch.Generator().manual_seed(0)) + 0.1
+    a = torch.zeros(24, 24)
+    a[edges[0], edges[1]] = weight
+    walk = a / a.sum(1, keepdim=True).clamp_min(1e-12)
+    expected = torch.stack([torch.linalg.matrix_power(walk, s).diagonal() for s in range(1, 6)], 1)
+    found = return_probabilities(Graph(edges, 24, weight), 24, None, 5, CPU)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dense", [1500, 1])
+def test_positions_are_eigenvectors_of_the_laplacian(dense, monkeypatch):
+    from difformer.zoo import structure_encodings
+
+    monkeypatch.setattr(structure_encodings, "DENSE", dense)
+    edges = torch.cat([some_edges(count=60), torch.stack([torch.arange(24), (torch.arange(24) + 1) % 24])], 1)
+    edges = torch.cat([edges, edges.flip(0)], 1)
+    edges = edges[:, edges[0] != edges[1]].unique(dim=1)
+    found = laplacian_eigenvectors(Graph(edges, 24), 24, None, 4, CPU).double()
+    a = adjacency(edges, 24).double()
+    scale = a.sum(1).rsqrt()
+    laplacian = torch.eye(24, dtype=torch.float64) - scale[:, None] * a * scale
+    values = torch.linalg.eigvalsh(laplacian)[1:5]
+    torch.testing.assert_close(laplacian @ found, found * values, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.T @ found, torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-5)
+
+
+# ---- Graphormer
+
+
+def test_graphormer_reads_its_tables_as_defined():
+    model = made("graphormer", num_layers=1, num_heads=2, max_distance=3, max_degree=4)
+    with torch.no_grad():
+        model.distance.weight.normal_()
+        model.in_degree.weight.normal_()
+        model.out_degree.weight.normal_()
+    x, edges = points(), some_edges(directed=True, count=40)
+    others = edges[:, edges[0] != edges[1]]
+    degrees = [torch.bincount(others[end], minlength=24).clamp(max=4) for end in (1, 0)]
+    z = model.input(x) + model.in_degree.weight[degrees[0]] + model.out_degree.weight[degrees[1]]
+    layer = model.layers[0]
+    q, k, v = layer.qkv(layer.norm(z)).unflatten(1, (3, 2, 4)).unbind(1)
+    hops = hop_distances(Graph(edges, 24), 24, None, 3, CPU).long()
+    scores = torch.einsum("nhd,mhd->hnm", q, k) / 2 + model.distance.weight[hops].permute(2, 0, 1)
+    z = z + layer.join(torch.einsum("hnm,mhc->nhc", torch.softmax(scores, -1), v).flatten(1))
+    z = z + layer.second(functional.gelu(layer.first(layer.second_norm(z))))
+    torch.testing.assert_close(model.embed(x, edges), model.norm(z), rtol=1e-4, atol=1e-5)
+
+
+def test_graphormer_follows_a_change_of_order():
+    model, x, edges = made("graphormer"), points(), some_edges()
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
+    place = torch.argsort(order)
+    torch.testing.assert_close(model(x[order], place[edges]), model(x, edges)[order], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(model(x, edges), model(x, edges[:, :10]), atol=1e-3)
+
+
+def test_graphormers_attention_has_the_gradients_of_the_plain_formula():
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 5, 3, generator=g, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    table = torch.randn(4, generator=g, dtype=torch.float64, requires_grad=True)
+    hops = torch.randint(0, 4, (2, 5, 5), generator=g).to(torch.uint8)
+    inputs = (q, k, v, table)
+    plain = torch.softmax(q @ k.mT / math.sqrt(3) + table[hops.long()], -1) @ v
+    found = attend(None, hops, *inputs)
+    torch.testing.assert_close(found, plain)
+    probe = torch.randn(plain.shape, generator=g, dtype=torch.float64)
+    for a, b in zip(*(torch.autograd.grad((y * probe).sum(), inputs) for y in (found, plain)), strict=True):
+        torch.testing.assert_close(a, b)
+    # Heads are worked out again in the backward pass: the gradients are those of a pass that keeps everything.
+    model, x, edges = made("graphormer", dropout=0.0), points(), some_edges()
+    model(x, edges).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_graphs_too_large_for_pairs_are_refused(monkeypatch):
+    from difformer.zoo import inputs
+
+    monkeypatch.setattr(inputs, "free_bytes", lambda device: 2**30)
+    with pytest.raises(MemoryError, match=r"graphormer, which looks at 400,000,000 pairs, needs about [\d.]+ GiB"):
+        zoo.build("graphormer", 3, 2, hidden_channels=4)(torch.zeros(20_000, 3))
+
+
+# ---- GraphGPS
+
+
+@pytest.mark.parametrize("local", ["gcn", "gin"])
+@pytest.mark.parametrize("encoding", ["random_walk", "laplacian", "none"])
+def test_graphgps_adds_messages_and_attention(local, encoding):
+    options = {"local": local, "encoding": encoding, "attention": "softmax", "num_heads": 2, "encoding_steps": 3}
+    model, x, edges = made("graphgps", num_layers=1, **options), points(), some_edges()
+    graph = Graph(edges, 24)
+    z = model.input(x)
+    if encoding != "none":
+        make = return_probabilities if encoding == "random_walk" else laplacian_eigenvectors
+        z = z + model.position(make(graph, 24, None, 3, CPU))
+    layer = model.layers[0]
+    if local == "gcn":
+        passed = torch.relu(graph.with_self_loops().propagate(layer.message(z)))
+    else:
+        passed = layer.message_second(torch.relu(layer.message((1 + layer.epsilon) * z + adjacency(edges, 24) @ z)))
+    q, k, v = layer.qkv(z).unflatten(1, (3, 2, 4)).unbind(1)
+    weights = torch.softmax(torch.einsum("nhd,mhd->hnm", q, k) / 2, -1)
+    attended = layer.join(torch.einsum("hnm,mhc->nhc", weights, v).flatten(1))
+    both = layer.norms[0](z + passed) + layer.norms[1](z + attended)
+    expected = layer.norms[2](both + layer.narrow(torch.relu(layer.wide(both))))
+    torch.testing.assert_close(model.embed(x, edges), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_graphgps_performer_estimates_its_softmax():
+    exact = made("graphgps", attention="softmax", num_layers=1)
+    rough = made("graphgps", attention="performer", num_layers=1, random_features=50_000)
+    rough.load_state_dict(exact.state_dict(), strict=False)
+    x, edges = points(), some_edges()
+    torch.testing.assert_close(rough(x, edges), exact(x, edges), rtol=0, atol=0.01)
+
+
+# ---- SGFormer
+
+
+def test_sgformers_attention_is_its_dense_form():
+    q, k, v = heads(nodes=15)
+    batch = torch.tensor([0] * 6 + [1] * 9)
+    for segments, rows in ((None, [slice(0, 15)]), (Segments(batch), [slice(0, 6), slice(6, 15)])):
+        found = simple_attention(q, k, v, segments)
+        for part in rows:
+            a, b, c = q[part], k[part], v[part]
+            n = a.shape[0]
+            dense = torch.einsum("nhd,mhd->hnm", a / a.norm(), b / b.norm()) / n
+            weights = torch.eye(n) + dense
+            weights = weights / (1 + dense.sum(-1, keepdim=True))
+            torch.testing.assert_close(found[part], torch.einsum("hnm,mhc->nhc", weights, c), rtol=1e-4, atol=1e-5)
+
+
+def test_sgformer_adds_its_branches():
+    model, x, edges = made("sgformer", num_layers=1, graph_weight=0.3, norm=False), points(), some_edges()
+    z = torch.relu(model.input(x))
+    q, k, v = (layer(z).unsqueeze(1) for layer in model.attention[0])
+    everywhere = 0.5 * simple_attention(q, k, v, None).squeeze(1) + 0.5 * z
+    local = torch.relu(Graph(edges, 24).with_self_loops().propagate(x @ model.local[0].weight.T) + model.local[0].bias)
+    torch.testing.assert_close(model.embed(x, edges), 0.7 * everywhere + 0.3 * local, rtol=1e-4, atol=1e-5)
+
+
+# ---- Polynormer
+
+
+def test_polynormers_local_attention_is_its_dense_form():
+    torch.manual_seed(0)
+    layer, z, edges = LocalLayer(8, 2, 0.0).eval(), points(features=8), some_edges()
+    with torch.no_grad():
+        layer.beta.normal_()
+        layer.bias.normal_()
+    joined = adjacency(torch.cat([edges, torch.arange(24).expand(2, -1)], 1), 24)
+    values = (z @ layer.attention.linear.weight.T).unflatten(1, (2, 4))
+    u, w = (values * layer.attention.to_target).sum(-1), (values * layer.attention.to_source).sum(-1)
+    scores = functional.leaky_relu(u[:, None] + w[None], 0.2).masked_fill(joined[..., None] == 0, -torch.inf)
+    attended = torch.einsum("nmh,mhc->nhc", torch.softmax(scores, 1), values).flatten(1) + layer.bias
+    messages = torch.relu(attended + layer.direct(z))
+    beta = torch.sigmoid(layer.beta)
+    expected = (1 - beta) * layer.norm(torch.relu(layer.gate(z)) * messages) + beta * messages
+    torch.testing.assert_close(layer(z, Graph(edges, 24).with_self_loops()), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_polynormers_global_attention_is_its_dense_form():
+    torch.manual_seed(0)
+    layer, z = GlobalLayer(8, 2, 0.0).eval(), points(features=8)
+    q, k, v = (part(z).unflatten(1, (2, 4)) for part in (layer.query, layer.key, layer.value))
+    weights = torch.einsum("nhd,mhd->hnm", torch.sigmoid(q), torch.sigmoid(k))
+    attended = torch.einsum("hnm,mhc->nhc", weights / weights.sum(-1, keepdim=True), v).flatten(1)
+    expected = torch.relu(layer.norm(attended) * (layer.gate(z) + torch.sigmoid(layer.beta)))
+    torch.testing.assert_close(layer(z, None), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_polynormer_goes_from_local_to_global():
+    model, x, edges = made("polynormer", local_passes=2, dropout=0.0, input_dropout=0.0), points(), some_edges()
+    alone = model(x, edges)
+    torch.testing.assert_close(alone, model.local_output(model.embed(x, edges)))
+    model.train()
+    for _ in range(2):
+        torch.testing.assert_close(model(x, edges), alone)
+    later = model(x, edges)
+    assert not torch.allclose(later, alone)
+    torch.testing.assert_close(model.eval()(x, edges), later)
+    saved = made("polynormer", local_passes=2)
+    saved.load_state_dict(model.state_dict())
+    torch.testing.assert_close(saved(x, edges), later)
