@@ -176,3 +176,20 @@ def test_ctrl_c_saves_and_resume_ends_as_if_nothing_had_happened(installed, envi
     assert found[0]["complete"]
     assert found[0]["test"] == found[1]["test"]
     assert found[0]["valid"] == found[1]["valid"]
+
+
+@pytest.mark.parametrize("stage", ["twice, within a run", "before there is a run"])
+def test_ctrl_c_without_time_to_save(call, tmp_path, monkeypatch, stage):
+    import difformer.training.run as run
+
+    def stop(task, config, *, out, **_):
+        if "within" in stage:
+            Path(out).mkdir()
+            (Path(out) / "config.toml").write_text("")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "fit", stop)
+    answer = call("fit", "iris", *QUICK, "--out", "run")
+    assert answer.code == 130
+    said = " at once. Go on from the last checkpoint with: difformer fit --resume run" if "within" in stage else ""
+    assert answer.err == f"interrupted{said}\n"

@@ -6,7 +6,9 @@ import functools
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import typer
@@ -45,9 +47,7 @@ def verb(function: Verb) -> Verb:
             function(*args, **kwargs)
             sys.stdout.flush()  # here, where a reader that went away can be handled
         except KeyboardInterrupt as error:
-            folder = getattr(error, "folder", "")  # of a training that has saved what there is
-            kept = f"; what there is was saved. Go on with: difformer fit --resume {folder}" if folder else ""
-            print(f"interrupted{kept}", file=sys.stderr)
+            print(f"interrupted{_kept(error)}", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             # The reader of our output went away (`difformer datasets | head`): nothing to say, and nobody to say it to.
@@ -62,6 +62,26 @@ def verb(function: Verb) -> Verb:
             raise typer.Exit(USER_ERROR) from None
 
     return run  # type: ignore[return-value]
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Whoever stops what happens here at once is told which run there is to go on with."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if (folder / "config.toml").is_file():
+            error.begun = str(folder)  # type: ignore[attr-defined]
+        raise
+
+
+def _kept(error: KeyboardInterrupt) -> str:
+    """What a run that was stopped leaves, and how it goes on; a second Ctrl-C leaves no time to save."""
+    if folder := getattr(error, "folder", ""):
+        return f"; what there is was saved. Go on with: difformer fit --resume {folder}"
+    if folder := getattr(error, "begun", ""):
+        return f" at once. Go on from the last checkpoint with: difformer fit --resume {folder}"
+    return ""
 
 
 def _out_of_memory(error: Exception) -> bool:

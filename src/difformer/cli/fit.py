@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from difformer.cli.errors import verb
+from difformer.cli.errors import resumable, verb
 from difformer.cli.options import (
     MODEL,
     DataOptions,
@@ -147,7 +147,7 @@ def fit(
     said = [*describe_task(task), *_describe_request(request, source.options), *without_edges(task, request.config)]
     for line in said:
         output.say(line)
-    with _progress(output, request.config, task.metric, len(chosen)) as shown:
+    with resumable(folder), _progress(output, request.config, task.metric, len(chosen)) as shown:
         callbacks = [shown, *_tensorboard(folder, tensorboard)]
         summary = train(
             task,
@@ -170,7 +170,8 @@ def _resume(path: Path, device: str, tensorboard: bool, output: Output) -> None:
     waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]
     name = folder.about["data"]["task"]
     output.say(f"{path}: {folder.config.model} on {name}, {len(waiting)} of {len(folder.seeds)} runs to go")
-    with _progress(output, folder.config, folder.about["data"]["metric"], max(1, len(waiting))) as shown:
+    metric = folder.about["data"]["metric"]
+    with resumable(path), _progress(output, folder.config, metric, max(1, len(waiting))) as shown:
         callbacks = [shown, *_tensorboard(path, tensorboard)]
         summary = resume(path, device=None if device == "auto" else device, callbacks=callbacks)
     report(summary, output, {"config": folder.config.to_dict()})
