@@ -218,6 +218,20 @@ def test_a_batch_of_graphs_is_diffused_graph_by_graph():
     assert (together[batch[:, None] != batch] == 0).all()
 
 
+@pytest.mark.parametrize("large", [False, True], ids=["closed", "blocks"])
+def test_equal_neighbours_stay_together_unless_they_are_many(large, monkeypatch):
+    monkeypatch.setattr(diffusion_graph, "DENSE", 0 if large else 1024)
+    one = torch.arange(12)
+    ring = torch.cat([torch.stack([one, (one + 1) % 12]), torch.stack([(one + 1) % 12, one])], 1)
+    matrix = dense(diffused(Graph(ring, 12), Diffusion("ppr", top_k=2)))
+    assert ((matrix > 0).sum(1) == 3).all()  # itself, and both neighbours, which are equal
+    star = torch.cat(
+        [torch.stack([torch.zeros(11, dtype=torch.long), one[1:]]), torch.stack([one[1:], one[1:] * 0])], 1
+    )
+    matrix = dense(diffused(Graph(star, 12), Diffusion("ppr", top_k=3)))
+    assert ((matrix > 0).sum(1) == 3).all()
+
+
 @pytest.mark.parametrize("kernel", ["ppr", "heat"])
 def test_gdc_agrees_with_pygs_transform(kernel):
     from torch_geometric.data import Data

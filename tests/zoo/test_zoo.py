@@ -10,7 +10,7 @@ from difformer import Graph, zoo
 from difformer.data import Split, Task
 from difformer.nn import Model
 from difformer.sparse import SparseMatrix
-from difformer.training import TrainConfig, train_one
+from difformer.training import TrainConfig, embed, fit, predict, train_one
 from difformer.training.building import build_model, hook
 from difformer.training.stacked import StackedSetting, train_stacked
 from difformer.zoo.catalogue import ALL_KINDS
@@ -137,6 +137,21 @@ def test_graphs_are_learnt(name):
     record = train_one(graphs_task(), 0, config, 0, "cpu")
     assert record.outputs.shape == (8, 1)
     assert record.outputs.isfinite().all()
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_a_run_predicts_and_embeds(name, tmp_path):
+    task = nodes_task()
+    summary = fit(task, TrainConfig(model=name, epochs=1), seeds=1, device="cpu", out=tmp_path / "run")
+    found = predict(tmp_path / "run", task=task, device="cpu")
+    assert found.outputs.shape == (30, 3)
+    assert embed(tmp_path / "run", task=task, device="cpu").shape[0] == 30
+    valid = task.splits[0].valid
+    accuracy = (found.outputs[valid].argmax(1) == task.y[valid]).float().mean()
+    assert float(accuracy) == pytest.approx(summary.mean("valid"), abs=1e-6)
+    new = predict(tmp_path / "run", task.x[:2], edges=[[30, 0, 31, 1], [0, 30, 1, 31]], task=task, device="cpu")
+    assert new.outputs.shape == (2, 3)
+    assert new.outputs.isfinite().all()
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)

@@ -30,6 +30,7 @@ KERNELS = ("ppr", "heat")
 TRANSITIONS = ("gcn", "random_walk")
 DENSE = 1024  # nodes up to which the closed form is taken
 BLOCK_ENTRIES = 2**23  # entries of the rows that are worked out at a time
+TOLERANCE = 1e-6  # of entries in rows that sum to about one; the closed form is exact
 NOTHING = 1e-10  # what rounding leaves of an entry that is zero
 ENTRY_BYTES = 64  # an edge of the result: two indices, a weight, two sorted forms of them
 
@@ -44,7 +45,7 @@ class Diffusion:
         kernel: ``"ppr"`` or ``"heat"``.
         teleport: α of PageRank.
         time: t of heat.
-        top_k: Entries of a row that are kept; those that equal the last of them are kept too. None keeps by threshold.
+        top_k: Entries of a row that are kept, and a few more where several equal the last. None keeps by threshold.
         threshold: ε, taken where `top_k` is None.
         transition: T: ``"gcn"`` or ``"random_walk"``.
     """
@@ -78,9 +79,15 @@ class Diffusion:
         if self.top_k is None:
             return rows >= self.threshold
         count = min(self.top_k, rows.shape[-1])
-        least = rows.topk(count, dim=-1).values[..., -1:]
-        # Entries that are equal stay together: which of them comes first is a matter of rounding.
-        return rows >= torch.clamp(least * (1 - 1e-6), min=NOTHING)
+        largest = rows.topk(count, dim=-1)
+        # Entries that are equal stay together, since which of them comes first is a matter of rounding; unless they
+        # are many: the leaves of a star are all alike.
+        keep = rows >= torch.clamp(largest.values[..., -1:] * (1 - 1e-6), min=NOTHING)
+        crowded = keep.sum(-1, keepdim=True) > 2 * count
+        if bool(crowded.any()):
+            exact = torch.zeros_like(keep).scatter(-1, largest.indices, True)
+            keep = torch.where(crowded, exact & keep, keep)
+        return keep
 
 
 _diffused: WeakKeyDictionary[Graph, dict[Diffusion, Graph]] = WeakKeyDictionary()
@@ -141,16 +148,16 @@ def _in_blocks(graph: Graph, diffusion: Diffusion) -> Iterator[Entries]:
     """Entries of S, some rows at a time: rows of f(T) are columns of f(Tᵀ)."""
     undirected = is_undirected(graph)
     if diffusion.kernel == "heat":
-        spread = heat_filter(diffusion.time, undirected)
+        spread = heat_filter(diffusion.time, undirected, TOLERANCE)
     else:
-        spread = pagerank_filter(diffusion.teleport, undirected)
-    forward = graph.matrix(diffusion.transition, torch.float64)
+        spread = pagerank_filter(diffusion.teleport, undirected, TOLERANCE)
+    forward = graph.matrix(diffusion.transition)
     backward = SparseMatrix(forward.shape, forward.columns, forward.rows)
     size = max(1, BLOCK_ENTRIES // graph.num_nodes)
     kept = 0
     for start in range(0, graph.num_nodes, size):
         chosen = torch.arange(start, min(start + size, graph.num_nodes), device=graph.device)
-        units = torch.zeros(graph.num_nodes, chosen.numel(), dtype=torch.float64, device=graph.device)
+        units = torch.zeros(graph.num_nodes, chosen.numel(), device=graph.device)
         units[chosen, torch.arange(chosen.numel(), device=graph.device)] = 1.0
         rows = spread(backward.__matmul__, units).T
         i, j = diffusion.kept(rows).nonzero(as_tuple=True)

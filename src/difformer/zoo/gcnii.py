@@ -74,5 +74,6 @@ class GCNII(Encoder):
         for k, weight in enumerate(self.maps, 1):
             z = graph.propagate(dropout(z, self.dropout, self.training))
             mixed = torch.lerp(z, initial, self.alpha)
-            z = functional.relu(torch.lerp(mixed, mixed @ weight, math.log(self.theta / k + 1)))
+            share = math.log(self.theta / k + 1)
+            z = functional.relu((1 - share) * mixed + share * (mixed @ weight))
         return dropout(z, self.dropout, self.training)
