@@ -16,7 +16,7 @@ def snippets():
             yield pytest.param(match.group(1), id=f"{page.relative_to(ROOT)}-{number}")
 
 
-@pytest.mark.parametrize("snippet", snippets())
+@pytest.mark.parametrize("snippet", list(snippets()))
 def test_snippet_runs(snippet, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # what a snippet writes goes where the test cleans up
     exec(compile(snippet, "snippet", "exec"), {"__name__": "snippet"})
