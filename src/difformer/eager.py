@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,3 +13,12 @@ def is_eager(*tensors: Tensor) -> bool:
     """False while a model is compiled or exported, and inside `torch.func`: there values are out of sight."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     return not torch.compiler.is_compiling() and not any(wrapped(x) for x in tensors)
+
+
+def direct(function: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:
+    """`operator`, or on plain tensors the `function` it was made of: an operator's overhead is ten small ones."""
+
+    def call(first: Tensor, *rest: Any) -> Any:
+        return (function if is_eager(first) else operator)(first, *rest)
+
+    return call

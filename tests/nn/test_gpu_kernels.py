@@ -7,6 +7,8 @@ from torch import nn
 from difformer import DIFFormer, Graph
 from difformer.nn.layer_norm import LayerNorm
 from difformer.nn.linear import linear
+from difformer.nn.rows import by_rows
+from difformer.nn.unit import unit_rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,7 +26,7 @@ def test_layer_norm_and_every_gradient(width, rows):
     theirs = nn.LayerNorm(width).cuda().double()
     theirs.load_state_dict(ours.state_dict())
     x = (3 * torch.randn(rows, width, device="cuda") + 1).requires_grad_()
-    assert ours._by_rows(x)
+    assert by_rows(x)
     wide = x.detach().double().requires_grad_()
     weight = torch.randn(rows, width, device="cuda")
     found, wanted = ours(x), theirs(wide)
@@ -61,3 +63,20 @@ def test_a_model_on_a_gpu_is_the_model_on_a_cpu(diffusivity, qk_norm):
     torch.testing.assert_close(found.double().cpu(), wanted, atol=1e-3, rtol=1e-3)
     for a, b in zip(grads, wanted_grads, strict=True):
         torch.testing.assert_close(a.double().cpu(), b, atol=1e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("width", [1, 17, 64, 512])
+def test_unit_rows_and_their_gradient(width):
+    x = torch.randn(3000, 2, width, device="cuda")
+    x[7] = 0
+    x.requires_grad_()
+    assert by_rows(x.flatten(0, 1))
+    wide = x.detach().double().requires_grad_()
+    weight = torch.randn_like(x)
+    found, wanted = unit_rows(x), nn.functional.normalize(wide, dim=-1)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=1e-5)
+    (mine,) = torch.autograd.grad((found * weight).sum(), x)
+    (right,) = torch.autograd.grad((wanted * weight.double()).sum(), wide)
+    others = torch.arange(3000) != 7
+    torch.testing.assert_close(mine[others].double(), right[others], atol=1e-4, rtol=1e-4)
+    assert mine[7].isfinite().all()

@@ -23,12 +23,12 @@ from difformer.attention.scores import Score, diffusivity_of, find_score, score_
 from difformer.attention.segments import Segments
 from difformer.attention.tiles import Sums, add_gradients, add_keys, tile_budget
 from difformer.diffusion.diffusivity import Diffusivity
+from difformer.eager import direct
 
 EXPORTED_ROWS = 4096  # of the scores, where an exported program computes them
 
 
-@torch.library.custom_op("difformer::blockwise", mutates_args=())
-def _forward(
+def _tiles_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -61,8 +61,7 @@ def _forward(
     return out, total
 
 
-@torch.library.custom_op("difformer::blockwise_backward", mutates_args=())
-def _backward(
+def _tiles_backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
@@ -100,6 +99,10 @@ def _backward(
     return grads  # type: ignore[return-value]
 
 
+_forward = torch.library.custom_op("difformer::blockwise", mutates_args=())(_tiles_forward)
+_backward = torch.library.custom_op("difformer::blockwise_backward", mutates_args=())(_tiles_backward)
+
+
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     dtype = working_dtype(q.dtype)
@@ -123,7 +126,8 @@ def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ..
     return tuple(split_runs(info, x) for x in results), (0, 0, 0)
 
 
-_differentiate = once_differentiated(_backward)
+_run_forward = direct(_tiles_forward, _forward)
+_differentiate = once_differentiated(direct(_tiles_backward, _backward))
 
 
 class _Blockwise(torch.autograd.Function):
@@ -144,7 +148,7 @@ class _Blockwise(torch.autograd.Function):
         key: str,
     ) -> tuple[Tensor, Tensor]:
         inputs = (q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0))
-        out, total = _forward(*inputs, rows, order, place, lengths, shapes, key)
+        out, total = _run_forward(*inputs, rows, order, place, lengths, shapes, key)
         return out.squeeze(0), total.squeeze(0)
 
     @staticmethod

@@ -9,7 +9,7 @@ Time O(N d c), state O(d c). Backward, with a_i = ∂P_i / r_i and D_i = a_iᵀP
     ∂q_i = M a_i - D_i κ,   ∂M = Σ_i q_i a_iᵀ,   ∂κ = -Σ_i D_i q_i,   ∂ν = Σ_i a_i,
     ∂k_j = ∂M v_j + ∂κ,     ∂v_j = ∂Mᵀk_j + ∂ν,
 
-so that nothing of size N×d is kept but the inputs and the output: one pass over keys and one over queries, either way.
+so that nothing of size N×d is kept but the inputs: one pass over keys and one over queries, either way.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from difformer.attention.scores import diffusivity_of, form_of
 from difformer.attention.segments import Segments
 from difformer.attention.sums import answer_queries, key_gradients, query_gradients, sum_keys
 from difformer.diffusion.diffusivity import Diffusivity
+from difformer.eager import direct
 
 LINEAR = frozenset({"simple", "constant"})  # forms that are sums
 
@@ -52,8 +53,7 @@ def answer(q: Tensor, state: Tensor) -> Tensor:
     return (torch.baddbmm(values, queries, outer) / total).transpose(0, 1)
 
 
-@torch.library.custom_op("difformer::linear", mutates_args=())
-def _forward(
+def _rows_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -62,63 +62,68 @@ def _forward(
     place: Tensor | None,
     lengths: Tensor | None,
     shapes: Sequence[int],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``q, k [runs, N, H, d]``, ``v [runs, N, H or 1, c]`` → P, r; and, of a whole graph, M and κ."""
-    out, total, outer, keys = _results(q, v, rows is None)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """``q, k [runs, N, H, d]``, ``v [runs, N, H or 1, c]`` → P, r; and, of a whole graph, M, κ and ν."""
+    out, total, *state = _results(q, v, rows is None)
     for piece in pieces(rows, order, place, lengths, shapes, runs=q.shape[0]):
         block_out, block_total = piece.room(out), piece.room(total)
         if rows is not None:
-            outer, keys = _state(q, v, q.shape[0] * piece.graphs)
-        inputs = (piece.take(q), _alone(piece, k), _alone(piece, v), block_out, block_total, outer, keys)
-        for q_h, k_h, v_h, out_h, total_h, outer_h, keys_h in by_head(*inputs):
-            values = sum_keys(k_h, v_h, outer_h, keys_h)
-            answer_queries(q_h, outer_h, keys_h, values, _count(piece, q_h), out_h, total_h)
+            state = _state(q, v, q.shape[0] * piece.graphs)
+        inputs = (piece.take(q), _alone(piece, k), _alone(piece, v), block_out, block_total, *state)
+        for q_h, k_h, v_h, out_h, total_h, outer_h, keys_h, values_h in by_head(*inputs):
+            sum_keys(k_h, v_h, outer_h, keys_h, values_h)
+            answer_queries(q_h, outer_h, keys_h, values_h, _count(piece, q_h), out_h, total_h)
         piece.put(out, block_out)
         piece.put(total, block_total)
-    return (out, total, outer, keys) if rows is None else (out, total, *_state(q, v, 0))
+    outer, keys, values = state if rows is None else _state(q, v, 0)
+    return out, total, outer, keys, values
 
 
-@torch.library.custom_op("difformer::linear_backward", mutates_args=())
-def _backward(
+def _rows_backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
     total: Tensor,
     outer: Tensor,
     keys: Tensor,
+    values: Tensor,
     rows: Tensor | None,
     order: Tensor | None,
     place: Tensor | None,
     lengths: Tensor | None,
     shapes: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q_grad, k_grad, v_grad = grads = tuple(torch.empty(x.shape, dtype=out.dtype, device=x.device) for x in (q, k, v))
+    q_grad, k_grad, v_grad = grads = tuple(torch.empty(x.shape, dtype=total.dtype, device=x.device) for x in (q, k, v))
+    state = [outer, keys, values]
     for piece in pieces(rows, order, place, lengths, shapes, runs=q.shape[0]):
         room = piece.room(q_grad), piece.room(k_grad), piece.room(v_grad)
         if rows is not None:
-            outer, keys = _state(q, v, q.shape[0] * piece.graphs)
-        inputs = (_alone(piece, grad), *(piece.take(x) for x in (q, out, total)), _alone(piece, k), _alone(piece, v))
-        heads = by_head(*inputs, outer, keys, *room)
-        for head, (g_h, q_h, out_h, total_h, k_h, v_h, outer_h, keys_h, *to) in enumerate(heads):
+            state = _state(q, v, q.shape[0] * piece.graphs)
+        inputs = (_alone(piece, grad), piece.take(q), piece.take(total), _alone(piece, k), _alone(piece, v))
+        heads = by_head(*inputs, *state, *room)
+        for head, (g_h, q_h, total_h, k_h, v_h, outer_h, keys_h, values_h, *to) in enumerate(heads):
             if rows is not None:
-                sum_keys(k_h, v_h, outer_h, keys_h)
-            sums = query_gradients(g_h, q_h, out_h, total_h, _count(piece, q_h), outer_h, keys_h, to[0])
+                sum_keys(k_h, v_h, outer_h, keys_h, values_h)
+            sums = query_gradients(g_h, q_h, total_h, _count(piece, q_h), outer_h, keys_h, values_h, to[0])
             key_gradients(k_h, v_h, sums, to[1], to[2], add=head > 0 and v.shape[2] == 1)
         for g, result in zip(grads, room, strict=True):
             piece.put(g, result)
     return q_grad, k_grad, v_grad
 
 
-def _state(q: Tensor, v: Tensor, problems: int) -> tuple[Tensor, Tensor]:
-    """Room for M ``[problems, d, H, c]`` and κ ``[problems, 1, H, d]``."""
-    heads, d, dtype = q.shape[2], q.shape[3], working_dtype(q.dtype)
-    outer = q.new_empty((problems, d, heads, v.shape[-1]), dtype=dtype)
-    return outer, q.new_empty((problems, 1, heads, d), dtype=dtype)
+_forward = torch.library.custom_op("difformer::linear", mutates_args=())(_rows_forward)
+_backward = torch.library.custom_op("difformer::linear_backward", mutates_args=())(_rows_backward)
 
 
-def _results(q: Tensor, v: Tensor, whole: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _state(q: Tensor, v: Tensor, problems: int) -> list[Tensor]:
+    """Room for M ``[problems, d, H, c]``, κ ``[problems, 1, H, d]`` and ν ``[problems, 1, H, c]``."""
+    heads, d, c, dtype = q.shape[2], q.shape[3], v.shape[-1], working_dtype(q.dtype)
+    shapes = ((problems, d, heads, c), (problems, 1, heads, d), (problems, 1, heads, c))
+    return [q.new_empty(shape, dtype=dtype) for shape in shapes]
+
+
+def _results(q: Tensor, v: Tensor, whole: bool) -> tuple[Tensor, ...]:
     dtype = working_dtype(q.dtype)
     out = q.new_empty((*q.shape[:3], v.shape[-1]), dtype=dtype)
     return out, q.new_empty((*q.shape[:3], 1), dtype=dtype), *_state(q, v, q.shape[0] if whole else 0)
@@ -140,14 +145,14 @@ def _(q: Tensor, k: Tensor, v: Tensor, rows: Tensor | None, *rest: Any) -> tuple
 
 
 @_backward.register_fake
-def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape, dtype=out.dtype) for x in (q, k, v))
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, total: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape, dtype=total.dtype) for x in (q, k, v))
 
 
 @_forward.register_vmap
 def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     results = _forward(*stack_runs(info, in_dims[:3], args[:3]), *args[3:])
-    return tuple(split_runs(info, x) for x in results), (0, 0, 0, 0)
+    return tuple(split_runs(info, x) for x in results), (0,) * 5
 
 
 @_backward.register_vmap
@@ -156,7 +161,8 @@ def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ..
     return tuple(split_runs(info, x) for x in results), (0, 0, 0)
 
 
-_differentiate = once_differentiated(_backward)
+_run_forward = direct(_rows_forward, _forward)
+_differentiate = once_differentiated(direct(_rows_backward, _backward))
 
 
 class _Simple(torch.autograd.Function):
@@ -176,13 +182,13 @@ class _Simple(torch.autograd.Function):
         shapes: list[int],
     ) -> tuple[Tensor, ...]:
         inputs = (q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0))
-        return tuple(x.squeeze(0) for x in _forward(*inputs, rows, order, place, lengths, shapes))
+        return tuple(x.squeeze(0) for x in _run_forward(*inputs, rows, order, place, lengths, shapes))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         q, k, v, rows, order, place, lengths, ctx.shapes = inputs
         ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(q, k, v, *output, rows, order, place, lengths)
+        ctx.save_for_backward(q, k, v, *output[1:], rows, order, place, lengths)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:

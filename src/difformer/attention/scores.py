@@ -30,9 +30,9 @@ from difformer.diffusion.diffusivity import (
     SIGMOID,
     SIMPLE,
     Diffusivity,
-    Elementwise,
     as_diffusivity,
 )
+from difformer.diffusion.quadrature import Elementwise
 
 # Where all exchanges of a row vanish (every k_j opposite to q_i under `simple`), 0/0 becomes 0 instead of NaN. What
 # rounding leaves of 1 + (-1) is no exchange either; the others are sums of positive numbers, however small they are.

@@ -55,18 +55,16 @@ def _of(count: Tensor | int, p: slice) -> Tensor | int:
     return count[p] if isinstance(count, Tensor) else count
 
 
-def sum_keys(k: Tensor, v: Tensor, outer: Tensor, keys: Tensor) -> Tensor:
-    """Writes M to `outer` ``[P, d, c]`` and κ to `keys` ``[P, 1, d]``; returns ν ``[P, 1, c]``."""
+def sum_keys(k: Tensor, v: Tensor, outer: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Writes M to `outer` ``[P, d, c]``, κ to `keys` ``[P, 1, d]`` and ν to `values` ``[P, 1, c]``."""
     dtype = outer.dtype
-    outer.zero_()
-    keys.zero_()
-    values = v.new_zeros((v.shape[0], 1, v.shape[2]), dtype=dtype)
+    for state in (outer, keys, values):
+        state.zero_()
     for p, i in parts(k):
         part_k, part_v = k[p, i].to(dtype), v[p, i].to(dtype)
         add_outer(outer[p], part_k, part_v)
         keys[p].add_(part_k.sum(1, keepdim=True))
         values[p].add_(part_v.sum(1, keepdim=True))
-    return values
 
 
 def answer_queries(
@@ -81,19 +79,30 @@ def answer_queries(
 
 
 def query_gradients(
-    grad: Tensor, q: Tensor, out: Tensor, total: Tensor, count: Tensor | int, outer: Tensor, keys: Tensor, to: Tensor
+    grad: Tensor,
+    q: Tensor,
+    total: Tensor,
+    count: Tensor | int,
+    outer: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    to: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Writes ∂q to `to` ``[P, n, d]``; returns ∂M, ∂κ and ∂ν."""
-    dtype = out.dtype
+    """Writes ∂q to `to` ``[P, n, d]``; returns ∂M, ∂κ and ∂ν.
+
+    D_i = a_iᵀP_i = (q_iᵀM a_i + νᵀa_i) / r_i comes from M a_i, which ∂q needs anyhow: the output need not be kept.
+    """
+    dtype = total.dtype
     outer_grad, keys_grad = outer.new_zeros(outer.shape), keys.new_zeros(keys.shape)
-    values_grad = out.new_zeros((out.shape[0], 1, out.shape[2]))
+    values_grad = values.new_zeros(values.shape)
     for p, i in parts(q):
         r, part = total[p, i], q[p, i].to(dtype)
         a = grad[p, i].to(dtype) / r
-        inner = (a * out[p, i]).sum(-1, keepdim=True)
+        mapped = torch.bmm(a, outer[p].mT, out=to[p, i])
+        inner = (mapped * part).sum(-1, keepdim=True).baddbmm_(a, values[p].mT).div_(r)
         # A total that was clamped does not depend on q and k.
         inner.masked_fill_(r == smallest_total(_of(count, p), r), 0)
-        torch.bmm(a, outer[p].mT, out=to[p, i]).addcmul_(inner, keys[p], value=-1)
+        mapped.addcmul_(inner, keys[p], value=-1)
         add_outer(outer_grad[p], part, a)
         add_outer(keys_grad[p], -inner, part)
         values_grad[p].add_(a.sum(1, keepdim=True))

@@ -132,8 +132,14 @@ class Diffusivity:
 
     def g(self, x: Tensor) -> Tensor:
         """Score of two unit states with inner product x; where rounding puts x above 1, f is asked at u = 0."""
-        return self.f((2.0 - 2.0 * x).clamp_min(0.0)) if self.score is None else self.score(x)
+        if self.score is not None:
+            return self.score(x)
+        u = 2.0 - 2.0 * x
+        # Scores that are not normalised go far beyond 1, and there f is asked as it stands.
+        return self.f(torch.where((u < 0) & (u > -ROUNDING), 0.0, u))
 
+
+ROUNDING = 1e-3  # of a squared distance between unit states
 
 SIMPLE = Diffusivity("simple", f=lambda u: 2 - u / 2, delta=lambda u: 2 * u - u**2 / 4, score=lambda x: 1 + x)
 

@@ -18,13 +18,13 @@ Two products of N rows instead of five. Unit rows (``qk_norm="row"``) are not li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.attention.reference import safe_total
+
+SMALLEST_SQUARE = 1e-24
 
 
 def gram_attention(
@@ -41,43 +41,35 @@ def gram_attention(
     count = z.shape[0]
     total = z.sum(0, keepdim=True)
     gram = torch.cat([torch.cat([z.T @ z, total.T], 1), torch.cat([total, z.new_full((1, 1), count)], 1)], 0)
-    third = None if value is None else (value.weight, value.bias)
-    first, second = ((layer.weight, layer.bias) for layer in (query, key))
-    maps = maps_of(gram, first, second, third, num_heads, scaled).transpose(0, 1).flatten(1)
+    maps = _maps(gram, query, key, value, num_heads, scaled).transpose(0, 1).flatten(1)
     out = functional.linear(z, maps[:-1].T, maps[-1]).view(count, num_heads, -1)
     answer = out[..., :-1] / safe_total(out[..., -1:], count)
     return answer.squeeze(1) if num_heads == 1 else answer.mean(1)
 
 
-def maps_of(
-    gram: Tensor,
-    query: Sequence[Tensor],
-    key: Sequence[Tensor],
-    value: Sequence[Tensor] | None,
-    num_heads: int,
-    scaled: bool,
+def _maps(
+    gram: Tensor, query: nn.Linear, key: nn.Linear, value: nn.Linear | None, num_heads: int, scaled: bool
 ) -> Tensor:
-    """``[H, d + 1, c + 1]``: U beside u of every head, from ``gram [d + 1, d + 1]`` and weight and bias of the maps."""
-    a_q, a_k = (_augmented(layer, num_heads) for layer in (query, key))
+    """``[H, d + 1, c + 1]``: U beside u of every head, from ``gram [d + 1, d + 1]``."""
+    a_q, a_k = (augmented(layer.weight, layer.bias).unflatten(0, (num_heads, -1)) for layer in (query, key))
     keys = a_k @ gram  # [H, c, d + 1]: M and κ where the values are the states
     last = gram[-1:].expand(num_heads, 1, -1)  # ν and N likewise
     outer = keys
     if value is not None:
-        a_v = _augmented(value, num_heads)
+        a_v = augmented(value.weight, value.bias).unflatten(0, (num_heads, -1))
         outer = torch.cat([keys @ a_v.mT, keys[..., -1:]], -1)
         last = torch.cat([(a_v @ gram)[..., -1:].mT, gram[-1, -1].expand(num_heads, 1, 1)], -1)
     if scaled:
-        outer = outer / (_squares(a_q @ gram, a_q) * _squares(keys, a_k)).sqrt()
+        outer = outer / (_norm(a_q @ gram, a_q) * _norm(keys, a_k))
     pulled = a_q.mT @ outer  # U and u but for their last rows
     return torch.cat([pulled[:, :-1], pulled[:, -1:] + last], 1)
 
 
-def _augmented(layer: Sequence[Tensor], num_heads: int) -> Tensor:
-    """[W, b] of each head: ``[H, c, d + 1]``."""
-    weight, bias = layer
-    return torch.cat([weight, bias.unsqueeze(1)], 1).unflatten(0, (num_heads, -1))
+def augmented(weight: Tensor, bias: Tensor) -> Tensor:
+    """A = [W, b], ``[c, d + 1]``."""
+    return torch.cat([weight, bias.unsqueeze(1)], 1)
 
 
-def _squares(mapped: Tensor, a: Tensor) -> Tensor:
-    """tr(A G Aᵀ) over all heads: the squared Frobenius norm of what the map gives."""
-    return (mapped * a).sum().clamp_min(1e-24)
+def _norm(mapped: Tensor, a: Tensor) -> Tensor:
+    """√tr(A G Aᵀ) over all heads: the Frobenius norm of what the map gives."""
+    return (mapped * a).sum().clamp_min(SMALLEST_SQUARE).sqrt()

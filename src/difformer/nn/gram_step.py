@@ -1,10 +1,11 @@
 r"""A whole step of simple diffusion as one operator, for queries and keys that are linear in the states.
 
 .. math::
-    Z^{+}_i = a z_i + b \frac{U^\top \tilde z_i}{u^\top \tilde z_i} + c \sum_j s_{ij} z_j + s z^{(0)}_i,
+    Z^{+}_i = a z_i + b \frac{U^\top \tilde z_i}{u^\top \tilde z_i} + c \sum_j s_{ij} z_j + s z^{(0)}_i, \qquad
+    [U, u] = γ A_q^\top A_k G + e \, (G e)^\top,
 
-with U and u from the Gram matrix G of z̃ = [z, 1], as `difformer.nn.gram` works them out, and the observed structure S.
-Forward it takes two products of N rows and one with S; backward, with Ḡ the gradient of G,
+with G the Gram matrix of z̃ = [z, 1] and γ one over the norms of Q and K, as `difformer.nn.gram` derives them, and the
+observed structure S. Forward it takes two products of N rows and one with S; backward, with Ḡ the gradient of G,
 
 .. math::
     A_i = b \, ∂Z^{+}_i / u^\top \tilde z_i, \quad D_i = A_i^\top P_i, \quad
@@ -20,13 +21,58 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from difformer.attention.once import once_differentiated
 from difformer.attention.reference import safe_total
-from difformer.nn.gram import maps_of
+from difformer.nn.gram import SMALLEST_SQUARE, augmented
 from difformer.nn.mixing import Weights, combine, through_graph
 from difformer.sparse import SparseMatrix
+
+
+def _gram(z: Tensor) -> Tensor:
+    """G of z̃, ``[d + 1, d + 1]``."""
+    n, d = z.shape
+    gram = z.new_empty(d + 1, d + 1)
+    torch.mm(z.T, z, out=gram[:d, :d])
+    gram[d, :d] = gram[:d, d] = z.sum(0)
+    gram[d, d] = n
+    return gram
+
+
+def _maps(gram: Tensor, a_q: Tensor, a_k: Tensor, scaled: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """[U, u], and what its gradient needs: A G of both maps, their squared norms and γ."""
+    of_q, of_k = a_q @ gram, a_k @ gram
+    squares = torch.stack([_inner(of_q, a_q), _inner(of_k, a_k)]).clamp_min_(SMALLEST_SQUARE)
+    gamma = squares.rsqrt().prod() if scaled else squares.new_ones(())
+    maps = (a_q.T @ of_k).mul_(gamma)
+    maps[-1] += gram[-1]
+    return maps, (of_q, of_k, squares, gamma)
+
+
+def _maps_gradients(
+    grad: Tensor, maps: Tensor, gram: Tensor, a_q: Tensor, a_k: Tensor, kept: tuple[Tensor, ...], scaled: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of A_q and A_k, and Ḡ + Ḡᵀ."""
+    of_q, of_k, squares, gamma = kept
+    q_grad, of_k_grad = of_k @ grad.T, a_q @ grad
+    q_grad *= gamma
+    of_k_grad *= gamma
+    gram_grad = a_k.T @ of_k_grad
+    k_grad = of_k_grad @ gram
+    gram_grad[-1] += grad[-1]
+    if scaled:
+        # γ = (|Q|² |K|²)^(-½), |Q|² = tr(A_q G A_qᵀ): its gradient is 2 A_q G, that of G A_qᵀA_q.
+        through_gamma = _inner(grad, maps) - grad[-1] @ gram[-1]
+        slopes = (-0.5 * through_gamma / squares).masked_fill_(squares <= SMALLEST_SQUARE, 0)
+        for a, of, to, slope in ((a_q, of_q, q_grad, slopes[0]), (a_k, of_k, k_grad, slopes[1])):
+            to += (2 * slope) * of
+            gram_grad += slope * (a.T @ a)
+    return q_grad, k_grad, gram_grad + gram_grad.T
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    return torch.dot(a.reshape(-1), b.reshape(-1))
 
 
 class _GramStep(torch.autograd.Function):
@@ -34,58 +80,54 @@ class _GramStep(torch.autograd.Function):
     def forward(
         ctx: Any,
         z: Tensor,
+        a_q: Tensor,
+        a_k: Tensor,
         source: Tensor | None,
         matrix: SparseMatrix | None,
         weights: Weights,
         scaled: bool,
-        *parameters: Tensor,
     ) -> Tensor:
         n, d = z.shape
-        gram = z.new_empty(d + 1, d + 1)
-        gram[:d, :d] = z.T @ z
-        gram[d, :d] = gram[:d, d] = z.sum(0)
-        gram[d, d] = n
-        # What follows is small: automatic differentiation does it, on a graph of its own that backward reads.
-        with torch.set_grad_enabled(any(ctx.needs_input_grad)):
-            gram.requires_grad_(any(ctx.needs_input_grad))
-            maps = maps_of(gram, parameters[:2], parameters[-2:], None, 1, scaled)[0]  # tied keys are the queries
-        fixed = maps.detach()
-        plain = torch.addmv(fixed[d, d:], z, fixed[:d, d]).unsqueeze(1)
+        gram = _gram(z)
+        maps, kept = _maps(gram, a_q, a_k, scaled)
+        plain = torch.addmv(maps[d, d:], z, maps[:d, d]).unsqueeze(1)
         total = safe_total(plain, n)
-        received = torch.addmm(fixed[d, :d], z, fixed[:d, :d]).div_(total)
-        if any(ctx.needs_input_grad):
-            ctx.save_for_backward(z, plain, total, received)
-            ctx.small, ctx.parameters = (gram, maps), parameters
-            ctx.matrix, ctx.weights, ctx.source = matrix, weights, source is not None
+        received = torch.addmm(maps[d, :d], z, maps[:d, :d]).div_(total)
+        ctx.save_for_backward(z, plain, total, received, a_q, a_k, gram, maps, *kept)
+        ctx.matrix, ctx.weights, ctx.source, ctx.scaled = matrix, weights, source is not None, scaled
         return combine(z, received, None, source, matrix, weights)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        z_grad, source, *parameters = _differentiate(grad, *ctx.saved_tensors, ctx)
-        return z_grad, source, None, None, None, *parameters
+        return *_differentiate(grad, *ctx.saved_tensors, ctx), None, None, None
 
 
 def _gradients(
-    grad: Tensor, z: Tensor, plain: Tensor, total: Tensor, received: Tensor, ctx: Any
+    grad: Tensor,
+    z: Tensor,
+    plain: Tensor,
+    total: Tensor,
+    received: Tensor,
+    a_q: Tensor,
+    a_k: Tensor,
+    gram: Tensor,
+    maps: Tensor,
+    *rest: Any,
 ) -> tuple[Tensor | None, ...]:
-    """∂Z, ∂Z⁰ and those of the parameters."""
-    (gram, maps), weights, d = ctx.small, ctx.weights, z.shape[1]
-    fixed = maps.detach()
+    """Of z, A_q, A_k and the source."""
+    *kept, ctx = rest
+    weights, d = ctx.weights, z.shape[1]
     a = grad / (total / weights.latent)
     inner = (a * received).sum(1).neg_()
     inner.masked_fill_((plain != total).squeeze(1), 0)  # a total that was clamped depends on nothing
-    maps_grad = torch.empty_like(fixed)
-    maps_grad[:d, :d], maps_grad[d, :d] = z.T @ a, a.sum(0)
-    maps_grad[:d, d], maps_grad[d, d] = inner @ z, inner.sum()
-    trained = [x for x in ctx.parameters if x.requires_grad]
-    gram_grad, *grads = torch.autograd.grad(maps, (gram, *trained), maps_grad, retain_graph=True)
-    both = gram_grad + gram_grad.T
+    maps_grad = torch.empty_like(maps)
+    torch.mm(z.T, a, out=maps_grad[:d, :d])
+    maps_grad[d, :d], maps_grad[:d, d], maps_grad[d, d] = a.sum(0), inner @ z, inner.sum()
+    q_grad, k_grad, both = _maps_gradients(maps_grad, maps, gram, a_q, a_k, tuple(kept), ctx.scaled)
     z_grad = through_graph(grad, ctx.matrix, weights)
-    z_grad.addmm_(a, fixed[:d, :d].T).addmm_(z, both[:d, :d])
-    z_grad.add_(torch.outer(inner, fixed[:d, d]).add_(both[d, :d]))
-    source = grad * weights.source if ctx.source else None
-    rest = iter(grads)
-    return z_grad, source, *(next(rest) if x.requires_grad else None for x in ctx.parameters)
+    z_grad.addmm_(a, maps[:d, :d].T).addmm_(z, both[:d, :d])
+    z_grad.add_(torch.outer(inner, maps[:d, d]).add_(both[d, :d]))
+    return z_grad, q_grad, k_grad, grad * weights.source if ctx.source else None
 
 
 _differentiate = once_differentiated(_gradients)
@@ -93,8 +135,8 @@ _differentiate = once_differentiated(_gradients)
 
 def gram_step(
     z: Tensor,
-    query: torch.nn.Linear,
-    key: torch.nn.Linear | None,
+    query: nn.Linear,
+    key: nn.Linear | None,
     source: Tensor | None,
     matrix: SparseMatrix | None,
     weights: Weights,
@@ -111,5 +153,6 @@ def gram_step(
         weights: Of the four terms.
         scaled: Whether Q and K are divided by their norms over all nodes.
     """
-    parameters = [x for layer in (query, key) if layer is not None for x in (layer.weight, layer.bias)]
-    return _GramStep.apply(z, source, matrix, weights, scaled, *parameters)
+    a_q = augmented(query.weight, query.bias)
+    a_k = a_q if key is None else augmented(key.weight, key.bias)
+    return _GramStep.apply(z, a_q, a_k, source, matrix, weights, scaled)

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from difformer.attention.once import once_differentiated
+from difformer.nn.rows import block_sizes, blocks, by_rows, kernels
+
 SMALLEST_NORM = 1e-12
 
 
@@ -52,8 +55,35 @@ class _Unit(torch.autograd.Function):
         return _Unit.apply(x.movedim(in_dims[0], 0)), 0
 
 
+class _UnitRows(torch.autograd.Function):
+    """The same by kernels that read a row once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x, n = x.contiguous(), x.shape[0]
+        unit, norm = torch.empty_like(x), torch.empty(n, dtype=torch.float32, device=x.device)
+        kernels.unit_forward[(blocks(x),)](x, unit, norm, n, x.shape[1], SMALLEST_NORM, **block_sizes(x))
+        ctx.save_for_backward(unit, norm)
+        return unit
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _differentiate(grad, *ctx.saved_tensors)[0]
+
+
+def _gradients(grad: Tensor, unit: Tensor, norm: Tensor) -> tuple[Tensor]:
+    out, (n, d) = torch.empty_like(unit), unit.shape
+    kernels.unit_backward[(blocks(unit),)](grad.contiguous(), unit, norm, out, n, d, **block_sizes(unit))
+    return (out,)
+
+
+_differentiate = once_differentiated(_gradients)
+
+
 def unit_rows(x: Tensor) -> Tensor:
     """``x / ‖x‖`` along the last axis; rows shorter than `SMALLEST_NORM` are divided by that instead."""
     if torch.compiler.is_compiling():  # a compiler fuses the plain formula by itself
         return functional.normalize(x, dim=-1, eps=SMALLEST_NORM)
+    if x.is_cuda and x.dim() > 1 and by_rows(x.flatten(0, -2)):
+        return _UnitRows.apply(x.flatten(0, -2)).view(x.shape)
     return _Unit.apply(x)[0]

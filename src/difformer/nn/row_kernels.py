@@ -1,8 +1,8 @@
-"""The Triton kernels of `difformer.nn.layer_norm`. Imported where there is a GPU alone.
+"""Triton kernels that take many short rows at once: LayerNorm and rows of unit length. Imported on a GPU alone.
 
-A program takes blocks of ROWS rows, D channels padded to the power of two WIDTH. Backward, every program goes on from
-block to block and keeps its own sums for weight and bias, so that only as many rows are left to be added as there are
-programs.
+A program takes blocks of ROWS rows, D channels padded to the power of two WIDTH. LayerNorm's backward programs go on
+from block to block and keep their own sums for weight and bias, so that only as many rows are left to be added as there
+are programs.
 """
 
 # mypy: ignore-errors
@@ -12,7 +12,7 @@ import triton.language as tl
 
 
 @triton.jit
-def forward(X, W, B, Y, MEAN, RSTD, N, D, eps, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def norm_forward(X, W, B, Y, MEAN, RSTD, N, D, eps, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     c = tl.arange(0, WIDTH)
     inside = rows < N
@@ -29,7 +29,7 @@ def forward(X, W, B, Y, MEAN, RSTD, N, D, eps, ROWS: tl.constexpr, WIDTH: tl.con
 
 
 @triton.jit
-def backward(G, X, W, MEAN, RSTD, DX, DW, DB, N, D, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def norm_backward(G, X, W, MEAN, RSTD, DX, DW, DB, N, D, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     c = tl.arange(0, WIDTH)
     w = tl.load(W + c, c < D, 0.0).to(tl.float32)
     dw, db = tl.zeros((WIDTH,), tl.float32), tl.zeros((WIDTH,), tl.float32)
@@ -50,3 +50,28 @@ def backward(G, X, W, MEAN, RSTD, DX, DW, DB, N, D, ROWS: tl.constexpr, WIDTH: t
     mine = tl.program_id(0).to(tl.int64) * D + c
     tl.store(DW + mine, dw, c < D)
     tl.store(DB + mine, db, c < D)
+
+
+@triton.jit
+def unit_forward(X, Y, NORM, N, D, smallest, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, WIDTH)
+    inside = rows < N
+    there = inside[:, None] & (c < D)
+    place = rows[:, None].to(tl.int64) * D + c
+    x = tl.load(X + place, there, 0.0).to(tl.float32)
+    norm = tl.maximum(tl.sqrt(tl.sum(x * x, 1)), smallest)
+    tl.store(Y + place, x / norm[:, None], there)
+    tl.store(NORM + rows, norm, inside)
+
+
+@triton.jit
+def unit_backward(G, Y, NORM, DX, N, D, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, WIDTH)
+    inside = rows < N
+    there = inside[:, None] & (c < D)
+    place = rows[:, None].to(tl.int64) * D + c
+    g, y = tl.load(G + place, there, 0.0).to(tl.float32), tl.load(Y + place, there, 0.0).to(tl.float32)
+    norm = tl.load(NORM + rows, inside, 1.0)
+    tl.store(DX + place, (g - y * tl.sum(g * y, 1)[:, None]) / norm[:, None], there)
