@@ -65,10 +65,11 @@ def attend_all(mask: Tensor | None, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
 class DenseGAT(Encoder):
     r"""Layers :math:`Z^{(k+1)} = \mathrm{ELU}(\Vert_h S_h V_h + b)` whose attention S_h runs over all pairs.
 
-    With a graph weight w > 0 and observed edges, each layer mixes in their propagation, as DIFFormer does:
-    :math:`(1 - w) S_h V_h + w \tilde D^{-1/2} (A + I) \tilde D^{-1/2} V_h`. Without it edges are not looked at. The
-    last layer has one head; it is computed as (S Z) W, so `embed` gives its propagated states. Equal to PyTorch
-    Geometric's ``GATConv`` on the complete graph. Attention, of which no entry exists by itself, has no dropout.
+    Where edges are given, each layer mixes in their propagation with a weight w, as DIFFormer does:
+    :math:`(1 - w) S_h V_h + w \tilde D^{-1/2} (A + I) \tilde D^{-1/2} V_h`. With w = 0, or without edges, it is equal
+    to PyTorch Geometric's ``GATConv`` on the complete graph; its states are then near to each other, as every node
+    sees the same nodes. The last layer has one head; it is computed as (S Z) W, so `embed` gives its propagated states.
+    Attention, of which no entry exists by itself, has no dropout.
 
     Args:
         in_channels: Features of an instance.
@@ -89,7 +90,7 @@ class DenseGAT(Encoder):
         num_layers: int = 2,
         num_heads: int | None = None,
         dropout: float = 0.6,
-        graph_weight: float = 0.0,
+        graph_weight: float = 0.5,
     ) -> None:
         super().__init__()
         check_layers(num_layers)
@@ -115,7 +116,7 @@ class DenseGAT(Encoder):
         """Propagated states before the last linear map."""
         structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
         graph = None
-        if isinstance(self.graph_weight, Tensor) or self.graph_weight > 0:
+        if edge_index is not None and (isinstance(self.graph_weight, Tensor) or self.graph_weight > 0):
             graph = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
 
         def spread(layer: GATLayer, values: Tensor, v: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from difformer.nn.structure import Structure, as_structure
 from difformer.zoo.base import Encoder, check_layers, check_positive, check_rate
 from difformer.zoo.edges import edge_scores
 from difformer.zoo.inputs import linear, observed_graph
-from difformer.zoo.per_graph import graph_sum
+from difformer.zoo.per_graph import by_graph, graph_sum
 from difformer.zoo.random_features import SMALLEST, draw_projection, key_features, linear_attention, query_features
 
 
@@ -78,16 +78,23 @@ class NodeFormerLayer(nn.Module):
         return self.join(p.flatten(1)), loss
 
     def _drawn(self, phi_q: Tensor, phi_k: Tensor, v: Tensor, segments: Segments | None) -> Tensor:
-        """The mean over draws of Gumbel noise; a draw is one more head."""
+        """The mean over draws of Gumbel noise."""
         rows, heads = phi_k.shape[:2]
         noise = -torch.empty(rows, heads, self.samples, device=v.device, dtype=v.dtype).exponential_().log()
         # e^(g/τ) reaches far: it counts relative to the largest of the pass, which cancels as all factors of keys do.
         weight = ((noise - noise.amax((0, 1), keepdim=True)) / self.temperature).exp()
-        keys = phi_k.unsqueeze(2) * weight.unsqueeze(-1)
-        queries = phi_q.unsqueeze(2).expand_as(keys)
-        values = v.unsqueeze(2).expand(-1, -1, self.samples, -1)
-        answers = linear_attention(queries.flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2), segments)
-        return answers.unflatten(1, (heads, self.samples)).mean(2)
+        return by_graph(_attend_drawn, segments, phi_q, phi_k, weight, v)
+
+
+def _attend_drawn(mask: Tensor | None, q: Tensor, k: Tensor, weight: Tensor, v: Tensor) -> Tensor:
+    """Answers ``[G, n, H, c]``, averaged over draws, from ``weight [G, n, H, S]``; padding of `k` is zero."""
+    keys = k.unsqueeze(3) * weight.unsqueeze(-1)
+    # Values with a column of ones: numerators and denominators are the same sums.
+    sums = torch.einsum("gnhsm,gnhc->ghsmc", keys, torch.cat([v, v.new_ones(*v.shape[:3], 1)], -1))
+    total = torch.einsum("gnhm,ghsm->gnhs", q, sums[..., -1])
+    # Divided before the product: what is summed over draws and features then never exists for every draw.
+    shares = q.unsqueeze(3) / (weight.shape[-1] * total.clamp_min(SMALLEST)).unsqueeze(-1)
+    return torch.einsum("gnhsm,ghsmc->gnhc", shares, sums[..., :-1])
 
 
 def edge_loss(phi_q: Tensor, phi_k: Tensor, graph: Graph, segments: Segments | None) -> Tensor:

@@ -115,7 +115,7 @@ class Polynormer(Encoder):
         self.local = nn.ModuleList(LocalLayer(hidden_channels, heads, dropout) for _ in range(num_layers))
         self.everywhere = nn.ModuleList(GlobalLayer(hidden_channels, heads, dropout) for _ in range(global_layers))
         self.norm = nn.LayerNorm(hidden_channels)
-        self.local_output = nn.Linear(hidden_channels, out_channels)
+        self.local_output = nn.Linear(hidden_channels, out_channels) if local_passes and global_layers else None
         self.output = nn.Linear(hidden_channels, out_channels)
         self.heads, self.channels = heads, hidden_channels
         self.dropout, self.input_dropout, self.local_passes = dropout, input_dropout, local_passes
@@ -145,7 +145,7 @@ class Polynormer(Encoder):
         for k, layer in enumerate(self.local):
             z = layer(z if k == 0 else dropout(z, self.dropout, self.training), graph)
             total = total + z
-        if self._local_alone():
+        if self._begins() or not len(self.everywhere):
             return total
         z = self.norm(total)
         for layer in self.everywhere:
@@ -153,8 +153,9 @@ class Polynormer(Encoder):
         return z
 
     def decode(self, states: Tensor) -> Tensor:
-        """By the decoder of the local layers as long as they are alone."""
-        return self.local_output(states) if self._local_alone() else self.output(states)
+        """By the decoder of the local layers as long as they train alone."""
+        return self.local_output(states) if self.local_output is not None and self._begins() else self.output(states)
 
-    def _local_alone(self) -> bool:
-        return not len(self.everywhere) or (self.local_passes > 0 and int(self.passes) <= self.local_passes)
+    def _begins(self) -> bool:
+        """Whether this is a pass of the local layers alone."""
+        return self.local_output is not None and int(self.passes) <= self.local_passes

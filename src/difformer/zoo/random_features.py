@@ -73,8 +73,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments | None)
 
 
 def _attend(mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    if mask is not None:
-        k = k * mask.view(*mask.shape, 1, 1)
+    # Padding of a block is zero, so it adds nothing to sums over keys.
     outer = torch.einsum("gnhm,gnhc->ghmc", k, v)
     total = torch.einsum("gnhm,ghm->gnh", q, k.sum(1))
     return torch.einsum("gnhm,ghmc->gnhc", q, outer) / total.clamp_min(SMALLEST).unsqueeze(-1)

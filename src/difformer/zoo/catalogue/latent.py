@@ -31,7 +31,7 @@ SYSTEMS: tuple[ModelInfo, ...] = (
         "dense-gat",
         _GROUP,
         "difformer.zoo.dense_gat:DenseGAT",
-        "Graph attention over all pairs, exact in N log N; graph_weight mixes in observed edges.",
+        "Graph attention over all pairs, exact in N log N, with observed edges mixed in.",
         coupling="softmax of LeakyReLU(aᵀ[vᵢ, vⱼ]) on all pairs",
         energy=LATENT,
         cost="N log N + N d²",
