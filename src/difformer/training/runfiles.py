@@ -45,15 +45,15 @@ def writing(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0, "see to it that it can be written")
-        if (run := _run_of(path)) is not None and "choose another" not in advice:
-            advice += f", then continue with resume: {run}"
+        if "choose another" not in advice and _within_a_run(path):
+            advice += ", then continue with resume"
         said = error.strerror or str(error)
         raise RunFolderError(f"{path} cannot be written ({said}): {advice}. Nothing was overwritten.") from error
 
 
-def _run_of(path: Path) -> Path | None:
-    """The run folder that a path lies in; None where there is no run yet."""
-    return next((place for place in (path, *path.parents) if (place / "config.toml").is_file()), None)
+def _within_a_run(path: Path) -> bool:
+    """Whether there is a run to continue; no where a folder may not even be looked into."""
+    return any(os.path.isfile(place / "config.toml") for place in (path, *path.parents))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
