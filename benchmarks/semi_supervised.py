@@ -1,15 +1,18 @@
 """Few labels, no tuning: `DIFFormerClassifier` as it comes out of the box against the usual suspects as they do.
 
-    python benchmarks/semi_supervised.py                 # DIFFORMER_DATA holds 20news, else it is left out
-    python benchmarks/semi_supervised.py --splits 3 --sets iris wine --rates 0.1
+    python -m benchmarks.semi_supervised                 # DIFFORMER_DATA holds 20news, else it is left out
+    python -m benchmarks.semi_supervised --splits 3 --sets iris wine --rates 0.1 --out /tmp/some.json
 
 Six data sets (handwritten digits, wine, breast cancer, iris, ten of the 20 newsgroups, two moons), 1 %, 5 % and 10 % of
 the rows labelled, at least one a class, the rest drawn at random; accuracy on all other rows, mean over splits. Every
-rival has scikit-learn's default options and sees the rows as they are and, a second time, standardised; GCN has two
-layers of 64 channels, dropout ½, weight decay 5e-4 and 200 epochs, over the symmetric graph of 5 or 10 nearest rows.
-Transductive methods see the features of all rows, the others those of the labelled ones.
+rival has scikit-learn's default options (but for enough iterations to converge) and sees the rows as they are and, a
+second time, standardised; GCN has two layers of 64 channels, dropout ½, weight decay 5e-4 and 200 epochs, over the
+symmetric graph of 5 or 10 nearest rows. Transductive methods see the features of all rows, the others those of the
+labelled ones.
 
-The defaults of the classifier were chosen on splits 1000 to 1005; reported are splits from 0 on.
+The defaults of the classifier were chosen on splits 1000 to 1005; reported are splits from 0 on. What is measured is
+written to ``semi_supervised.json`` split by split, and a split that is there already is not measured again; from that
+file comes the table in ``docs/estimators.md``.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from scipy import sparse
 from sklearn import datasets
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -38,13 +39,17 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 
+from benchmarks.semi_supervised_table import OURS, markdown, summary, write_into
+from difformer.atomic import atomic_write
 from difformer.data import Split, Task, knn_graph
 from difformer.estimators import DIFFormerClassifier
 from difformer.training import TrainConfig, train_one
 
 Array = np.ndarray[Any, Any]
 RATES = (0.01, 0.05, 0.1)
-RESULTS = Path(__file__).parent / "semi_supervised.json"
+RESULTS = Path(__file__).with_suffix(".json")
+GUIDE = Path(__file__).parents[1] / "docs" / "estimators.md"
+LARGE = ("20news",)  # sets of which fewer splits are measured
 
 
 def newsgroups() -> tuple[Any, Array]:
@@ -95,17 +100,13 @@ def inductive(make: Callable[[int], Any], *, dense: bool = False) -> Callable[..
     return run
 
 
-def transductive(make: Callable[[], Any], *, dense: bool = False) -> Callable[..., Array]:
+def spreading(make: Callable[[], Any], *, dense: bool = False) -> Callable[..., Array]:
     """Fits all rows, -1 where unlabelled."""
 
     def run(x: Any, partly: Array, seed: int) -> Array:
         x = x.toarray() if dense and sparse.issparse(x) else x
         model = make().fit(x, partly)
-        return (
-            model.transduction_
-            if hasattr(model, "transduction_") and len(model.transduction_) == len(partly)
-            else (model.predict(x))
-        )
+        return model.transduction_
 
     return run
 
@@ -136,8 +137,8 @@ def self_training(x: Any, partly: Array, seed: int) -> Array:
 
 
 RIVALS: dict[str, Callable[..., Array]] = {
-    "LabelSpreading kNN": transductive(lambda: LabelSpreading(kernel="knn")),
-    "LabelSpreading RBF": transductive(lambda: LabelSpreading(), dense=True),
+    "LabelSpreading kNN": spreading(lambda: LabelSpreading(kernel="knn")),
+    "LabelSpreading RBF": spreading(lambda: LabelSpreading(), dense=True),
     "SelfTraining LR": self_training,
     "MLPClassifier": inductive(lambda count: MLPClassifier(max_iter=500, random_state=0)),
     "kNN": inductive(lambda count: KNeighborsClassifier(min(5, count))),
@@ -147,89 +148,71 @@ RIVALS: dict[str, Callable[..., Array]] = {
 }
 
 
-def ours(**options: Any) -> Callable[..., Array]:
-    def run(x: Any, partly: Array, seed: int) -> Array:
-        return DIFFormerClassifier(random_state=seed, **options).fit(x, partly).transduction_
-
-    return run
+def ours(x: Any, partly: Array, seed: int) -> Array:
+    return DIFFormerClassifier(random_state=seed).fit(x, partly).transduction_
 
 
-OURS: dict[str, Callable[..., Array]] = {
-    "DIFFormerClassifier": ours(),
-    "DIFFormerClassifier, no graph": ours(graph=None),
-}
+METHODS = {OURS: ours, **RIVALS}
 
 
-def measure(names: list[str], rates: list[float], splits: range, methods: dict[str, Any]) -> dict[str, Any]:
-    """Accuracies ``{method: {"set rate": [one a split]}}``, printed as they come."""
-    found: dict[str, Any] = {}
+def measure(
+    names: list[str], rates: list[float], splits: dict[str, range], methods: dict[str, Any], found: dict[str, Any]
+) -> Iterator[None]:
+    """Adds accuracies ``{method: {"set rate": {split: accuracy}}}`` to `found`; hands over after every cell."""
     for name in names:
         x, y = SETS[name]()
-        variants = {"": x} if sparse.issparse(x) else {"": x, ", standardised": StandardScaler().fit_transform(x)}
+        # A sparse table has one form; it counts for both.
+        scaled = x if sparse.issparse(x) else StandardScaler().fit_transform(x)
         for rate in rates:
             for method, run in methods.items():
-                own = method in OURS
-                for variant, rows in ({"": x} if own else variants).items():
+                for form, rows in {"": x}.items() if method == OURS else {"": x, ", standardised": scaled}.items():
+                    cell = found.setdefault(method + form, {}).setdefault(f"{name} {rate:.0%}", {})
+                    if form and rows is x:
+                        cell.update(found[method][f"{name} {rate:.0%}"])
                     started = time.perf_counter()
-                    each = []
-                    for seed in splits:
-                        partly = some_labels(y, rate, seed)
-                        with warnings.catch_warnings():
-                            warnings.simplefilter("ignore")  # of rivals that do not converge, or see a class once
-                            predicted = run(rows, partly, seed)
-                        each.append(float((predicted == y)[partly < 0].mean()))
-                    # A sparse table has one variant; it counts for both.
-                    for label in [variant] if own or len(variants) > 1 else ["", ", standardised"]:
-                        found.setdefault(method + label, {})[f"{name} {rate:.0%}"] = each
+                    for seed in splits[name]:
+                        if str(seed) not in cell:
+                            cell[str(seed)] = accuracy(run, rows, y, rate, seed)
+                    each = list(cell.values())
                     print(
-                        f"{name:14s} {rate:4.0%} {method + variant:36s} {100 * np.mean(each):5.1f} ± "
+                        f"{name:14s} {rate:4.0%} {method + form:36s} {100 * np.mean(each):5.1f} ± "
                         f"{100 * np.std(each):4.1f}  {time.perf_counter() - started:6.1f} s",
                         flush=True,
                     )
-    return found
+                    yield
 
 
-def show(found: dict[str, Any]) -> None:
-    """One table, best of every column marked, and who wins where."""
-    columns = list(next(iter(found.values())))
-    table = Table(title="Accuracy in %, mean over splits; * best of its column")
-    table.add_column("method")
-    for column in [*columns, "mean"]:
-        table.add_column(column, justify="right")
-    means = {method: [100 * np.mean(cells[column]) for column in columns] for method, cells in found.items()}
-    best = [max(values[i] for values in means.values()) for i in range(len(columns))]
-    for method, values in sorted(means.items(), key=lambda item: -np.mean(item[1])):
-        cells = [f"{v:.1f}{'*' if v >= top - 0.05 else ''}" for v, top in zip(values, best, strict=True)]
-        table.add_row(method, *cells, f"{np.mean(values):.2f}")
-    Console(width=40 + 12 * (len(columns) + 1)).print(table)
-    own = means["DIFFormerClassifier"]
-    rivals = {method: values for method, values in means.items() if method not in OURS}
-    first = max(rivals, key=lambda method: float(np.mean(rivals[method])))
-    lost = [c for c, mine, theirs in zip(columns, own, rivals[first], strict=True) if mine < theirs]
-    print(f"mean {np.mean(own):.2f} against {np.mean(rivals[first]):.2f} of the best single rival, {first}")
-    print(f"lost to it on: {', '.join(lost) or 'nothing'}")
-    beaten = [
-        f"{c} ({max(rivals, key=lambda m: rivals[m][i])} {max(v[i] for v in rivals.values()):.1f}, here {own[i]:.1f})"
-        for i, c in enumerate(columns)
-        if own[i] < max(values[i] for values in rivals.values())
-    ]
-    print(f"some rival is better on: {'; '.join(beaten) or 'nothing'}")
+def accuracy(run: Callable[..., Array], x: Any, y: Array, rate: float, seed: int) -> float:
+    """On the rows whose label was not shown."""
+    partly = some_labels(y, rate, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of rivals that do not converge, or see a class once
+        predicted = run(x, partly, seed)
+    return float((predicted == y)[partly < 0].mean())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=None)
     parser.add_argument("--rates", nargs="+", type=float, default=list(RATES))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--large-splits", type=int, default=3, help=f"splits of {', '.join(LARGE)}")
     parser.add_argument("--first", type=int, default=0, help="number of the first split")
-    parser.add_argument("--ours-only", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    names = given.sets or [name for name in SETS if name != "20news" or os.environ.get("DIFFORMER_DATA")]
-    splits = range(given.first, given.first + given.splits)
-    found = measure(names, given.rates, splits, OURS if given.ours_only else {**OURS, **RIVALS})
-    show(found)
-    given.out.write_text(json.dumps({"splits": list(splits), "accuracy": found}, indent=1) + "\n")
+    names = given.sets or [name for name in SETS if name not in LARGE or os.environ.get("DIFFORMER_DATA")]
+    counts = {name: given.large_splits if name in LARGE else given.splits for name in names}
+    splits = {name: range(given.first, given.first + count) for name, count in counts.items()}
+    found = json.loads(given.out.read_text())["accuracy"] if given.out.is_file() else {}
+    print(__doc__)
+    for _ in measure(names, given.rates, splits, {name: METHODS[name] for name in given.methods}, found):
+        with atomic_write(given.out) as stream:
+            stream.write((json.dumps({"protocol": __doc__.split("\n\n")[2], "accuracy": found}, indent=1)).encode())
+    if OURS in found and len(found) > 1:
+        print(markdown(found), *summary(found), sep="\n")
+        if given.out == RESULTS:
+            write_into(GUIDE, found)
 
 
 if __name__ == "__main__":

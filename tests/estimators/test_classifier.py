@@ -158,7 +158,8 @@ def test_a_class_with_one_label_is_trained_on_and_never_held_out(blobs: Any, qui
     x, y = blobs
     labels = y.copy()
     labels[np.flatnonzero(y == 2)[1:]] = -1
-    model = DIFFormerClassifier(**{**quick, "steps": 60}).fit(x, labels)  # graph="auto": a cross-validation is made
+    # graph="auto": a cross-validation is made.
+    model = DIFFormerClassifier(**{**quick, "n_models": 1, "steps": 30}).fit(x, labels)
     assert (model.transduction_ == y).mean() > 0.9
 
 
@@ -175,6 +176,23 @@ def test_pipelines_searches_clones_and_pickles(wine: Any, quick: dict[str, Any])
     model.fit(x, partly)
     copy = pickle.loads(pickle.dumps(model))
     assert (copy.predict_proba(x) == model.predict_proba(x)).all()
+
+
+def test_a_pipeline_hands_on_weights_and_edges(wine: Any, quick: dict[str, Any]) -> None:
+    x, _, partly = wine
+    edges, weight = sparse.eye_array(len(x), format="csr"), np.arange(1.0, len(x) + 1)
+    line = make_pipeline(StandardScaler(), DIFFormerClassifier(**quick))
+    line.fit(x, partly, difformerclassifier__sample_weight=weight, difformerclassifier__graph=edges)
+    alone = DIFFormerClassifier(**quick).fit(StandardScaler().fit_transform(x), partly, weight, graph=edges)
+    assert line[-1].graph_ == "given"
+    np.testing.assert_array_equal(line[-1].label_distributions_, alone.label_distributions_)
+
+
+def test_the_package_names_the_estimators() -> None:
+    import difformer
+
+    assert difformer.DIFFormerClassifier is DIFFormerClassifier
+    assert {"DIFFormerClassifier", "DIFFormerRegressor", "DIFFormerTransformer"} <= set(difformer.__all__)
 
 
 def test_the_same_seed_gives_the_same_model(wine: Any, quick: dict[str, Any]) -> None:

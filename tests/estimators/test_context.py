@@ -10,8 +10,9 @@ import torch
 from scipy import sparse
 from sklearn.neighbors import kneighbors_graph
 
-from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor
+from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, fitting
 from difformer.estimators.context import Edges, Member, remember
+from difformer.estimators.digest import find_rows, row_digests
 from difformer.graph import Graph
 from difformer.nn import DIFFormer
 from difformer.nn.structure import Structure
@@ -173,6 +174,41 @@ def test_fitted_rows_again_one_by_one_or_in_any_company(
     one_by_one = np.vstack([model.predict_proba(new[i : i + 1]) for i in range(30)])
     np.testing.assert_allclose(one_by_one, together, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(model.predict_proba(new[::-1]), together[::-1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("diffusivity", ["simple", "sigmoid"])
+@pytest.mark.parametrize("form", ["none", "knn", "given", "empty"])
+def test_the_transductive_answer_is_that_of_the_trained_models(
+    form: str, diffusivity: str, wine: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forward pass of the models as they were trained, over the whole table, in single precision."""
+    x, _, partly = wine
+    seen: dict[str, Any] = {}
+
+    def fit_models(problem: Any, recipe: Any, edge_index: Any, edge_weight: Any = None) -> Any:
+        found = train(problem, recipe, edge_index, edge_weight)
+        seen.update(models=found[0], problem=problem, edges=(edge_index, edge_weight))
+        return found
+
+    train = fitting.fit_models
+    monkeypatch.setattr(fitting, "fit_models", fit_models)
+    graph = {"none": None, "knn": "knn", "given": kneighbors_graph(x, 4), "empty": sparse.csr_array((178, 178))}[form]
+    model = DIFFormerClassifier(**{**quick, "graph": graph}, graph_weight=0.4, diffusivity=diffusivity).fit(x, partly)
+    with torch.no_grad():
+        outputs = [trained.eval()(seen["problem"].x, *seen["edges"]).softmax(1) for trained in seen["models"]]
+    wanted = torch.stack(outputs).mean(0).numpy()
+    order = seen["problem"].y.numpy()  # the population has an order of its own where no graph was given
+    found = model.label_distributions_
+    if form in ("none", "knn"):
+        place = find_rows(row_digests(seen["problem"].x.double().numpy()), row_digests(_as_trained(model, x)))
+        assert (partly[place] == order).all()
+        found = found[place]
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def _as_trained(model: Any, x: np.ndarray) -> np.ndarray:
+    """Features as the models saw them."""
+    return model.fitted_.scaling(x).astype(np.float32).astype(np.float64)
 
 
 def test_rows_fitted_with_a_graph_keep_their_edges(wine: Any, quick: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ def friedman() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def test_values_of_the_unlabelled(friedman: Any) -> None:
     x, y, partly = friedman
-    model = DIFFormerRegressor(random_state=0, steps=150, n_models=1).fit(x, partly)
+    model = DIFFormerRegressor(random_state=0, steps=80, n_models=1, graph=None, hidden_channels=32).fit(x, partly)
     unknown = np.isnan(partly)
     error = np.mean((model.transduction_ - y)[unknown] ** 2)
     assert error < 0.35 * y.var()
@@ -39,7 +39,7 @@ def test_scale_and_shift_of_targets_do_not_matter(friedman: Any, quick: dict[str
 def test_several_targets_each_with_gaps_of_its_own(friedman: Any, quick: dict[str, Any]) -> None:
     x, y, partly = friedman
     both = np.stack([partly, np.where(np.arange(300) % 2 == 0, np.nan, -y)], 1)
-    model = DIFFormerRegressor(**{**quick, "steps": 60}).fit(x, both)
+    model = DIFFormerRegressor(**{**quick, "steps": 40, "n_models": 1, "graph": None}).fit(x, both)
     assert model.transduction_.shape == model.predict(x).shape == (300, 2)
     assert np.corrcoef(model.predict(x).T)[0, 1] < -0.8
     one = DIFFormerRegressor(**quick).fit(x, partly[:, None])
@@ -79,7 +79,7 @@ def test_embeddings_and_their_names(wine: Any, quick: dict[str, Any]) -> None:
 
 def test_embeddings_in_a_pipeline(wine: Any, quick: dict[str, Any]) -> None:
     x, y, _ = wine
-    line = make_pipeline(DIFFormerTransformer(**{**quick, "steps": 40}), LogisticRegression())
+    line = make_pipeline(DIFFormerTransformer(**{**quick, "n_models": 1, "steps": 20}), LogisticRegression())
     assert line.fit(x[::2], y[::2]).score(x[1::2], y[1::2]) > 0.9
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from difformer.data.preprocess import feature_tensor
 from difformer.estimators import fitting
-from difformer.estimators.context import remember
+from difformer.estimators.context import Part, remember
 from difformer.estimators.digest import row_digests
 from difformer.estimators.fitted import Fitted, GivenGraph, Search
 from difformer.estimators.fitting import Problem, Recipe
@@ -38,15 +38,13 @@ class Assembled:
 
     Args:
         fitted: The context.
-        states: ``[N, members · hidden]`` of the table's rows.
-        outputs: ``[N, C or T]`` of the table's rows.
+        rows: ``[N, C or T]`` outputs of the table's rows, or their states ``[N, members · hidden]``.
         records: Of the runs.
         graph: ``"given"``, ``"knn"`` or None.
     """
 
     fitted: Fitted
-    states: Array
-    outputs: Array
+    rows: Array
     records: list[RunRecord]
     graph: str | None
 
@@ -62,6 +60,7 @@ def assemble(
     landmarks: int | None,
     standardize: bool,
     recipe: Recipe,
+    embed: bool = False,
 ) -> Assembled:
     """Train on a table and remember it.
 
@@ -75,6 +74,7 @@ def assemble(
         landmarks: Rows to remember where keys are remembered; None for all of up to `FULL_POPULATION`.
         standardize: Whether features are scaled.
         recipe: Of the training.
+        embed: Whether states are wanted of the table's rows, instead of outputs.
     """
     if isinstance(graph, str) and graph not in KINDS:
         raise ValueError(f"graph must be None, 'knn', 'auto', an adjacency matrix or an edge_index, got {graph!r}")
@@ -93,13 +93,15 @@ def assemble(
         weight=torch.from_numpy(population.mass) if population.weighted else None,
     )
     search: Search | None = None
-    edge_index = edge_weight = None
+    edge_index = edge_weight = nearest = None
     if given is not None:
         edge_index, edge_weight = _edge_list(given)
     elif graph == "knn" or (graph == "auto" and fitting.FEWEST <= population.size <= fitting.MOST):
-        search, edge_index = _neighbour_graph(scaled, min(neighbours, population.size))
+        search, nearest = _search(scaled, min(neighbours, population.size))
+        edge_index = _edges_of(nearest)
         if graph == "auto" and not fitting.neighbours_help(problem, recipe, edge_index):
-            search = edge_index = None
+            search = edge_index = nearest = None
+    del scaled  # the models have it in single precision; in a large table a third copy counts
     models, records = fitting.fit_models(problem, recipe, edge_index, edge_weight)
     fitted = Fitted(
         scaling,
@@ -108,12 +110,10 @@ def assemble(
         softmax=target.ndim == 1,
         output_scale=output_scale,
     )
-    states = _remember(fitted, models, population, given, recipe, landmarks)
-    with torch.no_grad():
-        outputs = fitted.combine(states).numpy()
+    parts = list(fitted.parts(population.x, given, nearest))
+    states = _remember(fitted, models, parts, population, recipe, landmarks)
     kind = "given" if given is not None else None if search is None else "knn"
-    everybody = torch.cat(states, 1).numpy()
-    return Assembled(fitted, *_of_table(fitted, population, x, everybody, outputs), records, kind)
+    return Assembled(fitted, _of_table(fitted, population.place, x, states, embed), records, kind)
 
 
 def _scaled_targets(population: Population) -> tuple[Tensor | None, Tensor]:
@@ -137,24 +137,31 @@ def _edge_list(given: Any) -> tuple[Tensor, Tensor]:
     return edge_index, torch.from_numpy(coo.data.astype(np.float32))
 
 
-def _neighbour_graph(scaled: Any, k: int) -> tuple[Search, Tensor]:
-    search: Search
+def _search(scaled: Any, k: int) -> tuple[Search, Tensor]:
+    """A search among the rows, and their own nearest ones ``[n, k]``."""
     if sparse.issparse(scaled):
-        search = SparseNeighbours(scaled, k)
-        index = search(scaled)
-    else:
-        points = torch.from_numpy(scaled)
-        search = Neighbours(points, k)
-        index = search(points)
-    receivers = torch.arange(index.shape[0]).repeat_interleave(k)
-    return search, torch.stack([index.reshape(-1), receivers])
+        sparse_search = SparseNeighbours(scaled, k)
+        return sparse_search, sparse_search(scaled)
+    points = torch.from_numpy(scaled)
+    search = Neighbours(points, k)
+    return search, search(points)
+
+
+def _edges_of(nearest: Tensor) -> Tensor:
+    """``edge_index [2, n k]`` of neighbours ``[n, k]``."""
+    receivers = torch.arange(nearest.shape[0]).repeat_interleave(nearest.shape[1])
+    return torch.stack([nearest.reshape(-1), receivers])
 
 
 def _remember(
-    fitted: Fitted, models: list[Any], population: Population, given: Any, recipe: Recipe, landmarks: int | None
+    fitted: Fitted,
+    models: list[Any],
+    parts: list[Part],
+    population: Population,
+    recipe: Recipe,
+    landmarks: int | None,
 ) -> list[Tensor]:
     """Puts models into the context of the population, and gives its final states, one tensor a model."""
-    parts = list(fitted.parts(population.x, given))
     mass = torch.from_numpy(population.mass)
     if landmarks is None and population.size > FULL_POPULATION:
         landmarks = LANDMARKS
@@ -171,10 +178,12 @@ def _remember(
     return states
 
 
-def _of_table(fitted: Fitted, population: Population, x: Any, states: Array, outputs: Array) -> tuple[Array, Array]:
-    """States and outputs of the table's rows; those of weight zero are asked about like new ones."""
-    place, absent = np.maximum(population.place, 0), population.place < 0
-    states, outputs = states[place], outputs[place]
+def _of_table(fitted: Fitted, place: Array, x: Any, states: list[Tensor], embed: bool) -> Array:
+    """States or outputs of the table's rows; those of weight zero are asked about like new ones."""
+    with torch.no_grad():
+        found = (torch.cat(states, 1) if embed else fitted.combine(states)).numpy()
+    rows: Array = found[np.maximum(place, 0)]
+    absent = place < 0
     if absent.any():
-        states[absent], outputs[absent] = fitted.states(x[absent]), fitted.outputs(x[absent])
-    return states, outputs
+        rows[absent] = fitted.states(x[absent]) if embed else fitted.outputs(x[absent])
+    return rows

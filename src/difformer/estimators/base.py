@@ -137,8 +137,10 @@ class DIFFormerEstimator(BaseEstimator):
             checked.eliminate_zeros()
         return checked
 
-    def _fit(self, x: Any, target: Array, num_outputs: int, weight: Array | None, graph: Any) -> tuple[Array, Array]:
-        """States and outputs of the rows of a checked table."""
+    def _fit(
+        self, x: Any, target: Array, num_outputs: int, weight: Array | None, graph: Any, *, embed: bool = False
+    ) -> Array:
+        """Outputs of the rows of a checked table, or their states."""
         self._check_options()
         found = assemble(
             x,
@@ -150,12 +152,13 @@ class DIFFormerEstimator(BaseEstimator):
             landmarks=self.landmarks,
             standardize=self.standardize,
             recipe=self._recipe(),
+            embed=embed,
         )
         self.fitted_ = found.fitted
         self.graph_ = found.graph
         self.n_iter_ = max(record.epochs for record in found.records)
         self.loss_ = float(np.mean([record.loss for record in found.records]))
-        return found.states, found.outputs
+        return found.rows
 
     def _recipe(self) -> Recipe:
         options = {

@@ -58,7 +58,7 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
         """
         x, weight = self._table(X, y, sample_weight)
         self.classes_, target = class_labels(y, x, type(self).__name__, weight)
-        _, self.label_distributions_ = self._fit(x, target, len(self.classes_), weight, graph)
+        self.label_distributions_ = self._fit(x, target, len(self.classes_), weight, graph)
         self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
         return self
 

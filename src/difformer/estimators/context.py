@@ -149,9 +149,11 @@ def remember(
     """
     model = copy.deepcopy(model).double().eval().requires_grad_(False)
     z = source = torch.cat([model._encode(x) for x, _ in parts])
+    # A graph without edges is none, as it was in training: with a graph weight the two differ.
+    joined = any(edges is not None and edges.row.numel() for _, edges in parts)
     for k, layer in enumerate(model.layers):
         assert isinstance(layer, DIFFormerConv)
-        sent = values_of(layer, z).mean(1) if any(edges is not None for _, edges in parts) else None
+        sent = values_of(layer, z).mean(1) if joined else None
         model.layers[k] = ContextConv(layer, make_memory(layer, z, mass, polynomial, landmarks), sent)
         before, start, z = z, 0, torch.empty_like(z)
         for x, edges in parts:

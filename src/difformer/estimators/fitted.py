@@ -97,13 +97,14 @@ class Fitted(nn.Module):
         self.search, self.given, self.softmax = search, given, softmax
         self.scaling = scaling
 
-    def parts(self, x: Any, edges: Any = None) -> Iterator[Part]:
+    def parts(self, x: Any, edges: Any = None, nearest: Tensor | None = None) -> Iterator[Part]:
         """Scaled features and normalised edges of rows of a table, some thousand at a time.
 
         Args:
             x: ``[M, F]`` features, dense or CSR.
             edges: ``[M, n]`` CSR weights from fitted rows, where the estimator was given its graph; None recognises
                 fitted rows and leaves others without edges.
+            nearest: ``[M, k]`` neighbours of the rows, where they have been searched already.
         """
         if self.given is not None and edges is None:
             edges = self.given.recognise(x)
@@ -113,11 +114,19 @@ class Fitted(nn.Module):
             scaled = self.scaling(x[rows])
             if self.given is not None:
                 yield features(scaled), self.given.edges(edges[rows])
-            elif isinstance(self.search, SparseNeighbours):
-                yield features(scaled), Edges.nearest(self.search(scaled))
+            elif self.search is None:
+                yield features(scaled), None
             else:
-                dense = features(scaled.toarray() if self.search is not None and sparse.issparse(scaled) else scaled)
-                yield dense, None if self.search is None else Edges.nearest(self.search(dense))
+                index = self._nearest(scaled) if nearest is None else nearest[rows]
+                yield features(scaled), Edges.nearest(index)
+
+    def _nearest(self, scaled: Any) -> Tensor:
+        if isinstance(self.search, SparseNeighbours):
+            return self.search(scaled)
+        assert self.search is not None
+        dense = scaled.toarray() if sparse.issparse(scaled) else scaled
+        found: Tensor = self.search(torch.from_numpy(np.ascontiguousarray(dense)))
+        return found
 
     @torch.no_grad()
     def states(self, x: Any, edges: Any = None) -> np.ndarray[Any, Any]:

@@ -5,13 +5,14 @@ steps: a handful of held-out rows cannot tell one epoch from another. From `ENOU
 training may go on `LONGER` times as long, and the epoch that is best on the held-out rows is kept.
 
 **Which graph.** ``"auto"`` asks the labelled rows: where a share is held out anyway, it decides between the neighbour
-graph and none; with fewer labelled rows a cross-validation of `FOLDS` folds does; with fewer than `JUDGES`, or in a
-tie, it is the neighbour graph. Below `FEWEST` rows there is no neighbourhood worth the name, above `MOST` the search is
-left to who asks for it.
+graph and none; with fewer labelled rows a cross-validation of `FOLDS` folds does, with runs half as long; with fewer
+than `JUDGES`, or in a tie, it is the neighbour graph. Below `FEWEST` rows there is no neighbourhood worth the name,
+above `MOST` the search is left to who asks for it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from torch import Tensor
 from difformer.attention.linear import LINEAR
 from difformer.attention.scores import form_of, score_key
 from difformer.data import Split, Task
+from difformer.estimators.frugal import wants_frugality
 from difformer.estimators.mass import train_weighted
 from difformer.nn import DIFFormer
 from difformer.training import RunRecord, TrainConfig, train_one
@@ -151,6 +153,8 @@ def neighbours_help(problem: Problem, recipe: Recipe, edge_index: Tensor) -> boo
         splits: tuple[Split, ...] = (hold_out(problem, recipe),)
     else:
         splits = cross_validation(problem, recipe.seed)
+        # Which of the two is better shows long before either is at its best.
+        recipe = dataclasses.replace(recipe, steps=max(1, recipe.steps // 2))
     runs = [(recipe.seed, number) for number in range(len(splits))]
     with_graph, without = (
         np.mean([r.valid for r in train(problem, recipe, edges, None, splits, runs)]) for edges in (edge_index, None)
@@ -171,7 +175,7 @@ def train(
     rows = problem.x.shape[0]
     longer = len(splits) == 1 and splits[0].valid.numel() > 0
     config = recipe.config(rows, longer=longer)
-    if problem.weight is not None:
+    if problem.weight is not None or wants_frugality(rows, config):
         mass = problem.weight if config.batch_size is None else None
         return [
             train_weighted(task, splits[number], config, seed, recipe.device, problem.weight, mass)

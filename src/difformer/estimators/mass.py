@@ -20,6 +20,7 @@ from torch.nn import functional
 from difformer.attention import propagate
 from difformer.attention.segments import Segments
 from difformer.data import Split, Task
+from difformer.estimators.frugal import be_frugal, wants_frugality
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
@@ -54,9 +55,17 @@ def give_mass(model: DIFFormer, mass: Tensor) -> None:
 
 
 def train_weighted(
-    task: Task, split: Split, config: TrainConfig, seed: int, device: str, weight: Tensor, mass: Tensor | None
+    task: Task,
+    split: Split,
+    config: TrainConfig,
+    seed: int,
+    device: str,
+    weight: Tensor | None = None,
+    mass: Tensor | None = None,
 ) -> RunRecord:
     """`difformer.training.train_one` with weights of rows in the loss, and with their mass in the exchange.
+
+    Large populations are trained on as `difformer.estimators.frugal` says.
 
     Args:
         task: What is to be learnt.
@@ -64,29 +73,35 @@ def train_weighted(
         config: Model and training; in mini-batches rows count alike in the exchange, and by weight in the loss.
         seed: Of everything that is random.
         device: Where to train.
-        weight: ``[N]`` of the loss.
+        weight: ``[N]`` of the loss; None where all count alike.
         mass: ``[N]`` of the exchange; None where all count alike.
     """
     place = resolve(device)
     with isolated_rng(place):
         torch.manual_seed(seed)
         trainer = Trainer(task, split, config, seed, place)
-        # Weights travel with the targets, as one more column, to whichever rows a step takes.
-        targets = task.y.double().reshape(task.num_instances, -1)
-        packed = dataclasses.replace(
-            task,
-            y=torch.cat([targets, weight.double().unsqueeze(1)], 1),
-            problem="regression",
-            metric="mse",
-            num_outputs=targets.shape[1] + 1,
-            class_names=(),
-        )
-        trainer.feed = make_feed(packed, split, config, seed, place, trainer.model)
-        trainer.loss = _cross_entropy if task.problem == "multiclass" else _squared_error
+        assert isinstance(trainer.model, DIFFormer)
+        if weight is not None:
+            trainer.feed = make_feed(_packed(task, weight), split, config, seed, place, trainer.model)
+            trainer.loss = _cross_entropy if task.problem == "multiclass" else _squared_error
         if mass is not None and trainer.feed.whole:
-            assert isinstance(trainer.model, DIFFormer)
             give_mass(trainer.model, mass.to(place))
+        if wants_frugality(task.num_nodes, config):
+            be_frugal(trainer.model)
         return trainer.run()
+
+
+def _packed(task: Task, weight: Tensor) -> Task:
+    """Weights travel with the targets, as one more column, to whichever rows a step takes."""
+    targets = task.y.double().reshape(task.num_instances, -1)
+    return dataclasses.replace(
+        task,
+        y=torch.cat([targets, weight.double().unsqueeze(1)], 1),
+        problem="regression",
+        metric="mse",
+        num_outputs=targets.shape[1] + 1,
+        class_names=(),
+    )
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ are k, hence the normalised weight a_ij / √(d_i d_j) is 1/k too.
 
 Which rows are nearest must not depend on how many are asked about at once. Dense rows: a matrix product proposes k + 16
 candidates, their distances are summed anew, difference by difference, and ties go to the smaller index; a row whose
-candidates might not suffice is compared with everybody. Sparse rows: the cosine from a sparse product, which sums every
-pair in the same order.
+candidates might not suffice is compared with everybody. Sparse rows: the cosine from the product of a sparse matrix
+with a dense one, which sums every pair in the order of the fitted row's entries.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class SparseNeighbours(nn.Module):
         self.shape, self.k = rows.shape, k
         for name in ("data", "indices", "indptr"):
             self.register_buffer(name, torch.from_numpy(np.array(getattr(rows, name))))
-        self._columns: Any = None
+        self._rows: Any = None
 
     @property
     def points(self) -> Any:
@@ -102,15 +102,15 @@ class SparseNeighbours(nn.Module):
 
     def forward(self, x: Any) -> Tensor:
         """``[M, k]`` indices of the nearest fitted rows, nearest first."""
-        if self._columns is None:
-            self._columns = _unit(self.points).T.tocsr()
+        if self._rows is None:
+            self._rows = _unit(self.points)
         rows = _unit(sparse.csr_array(x))
-        size = max(1, PAIRS_AT_ONCE // self.shape[0])
+        size = max(1, min(PAIRS_AT_ONCE // self.shape[0], NUMBERS_AT_ONCE // max(1, self.shape[1])))
         found = [self._nearest(rows[start : start + size]) for start in range(0, rows.shape[0], size)]
         return torch.from_numpy(np.concatenate(found) if found else np.empty((0, self.k), dtype=np.int64))
 
     def _nearest(self, rows: Any) -> Array:
-        distance = -(rows @ self._columns).toarray()
+        distance = -(self._rows @ rows.T.toarray()).T
         last = np.partition(distance, self.k - 1, axis=1)[:, self.k - 1 : self.k]
         found = np.empty((len(distance), self.k), dtype=np.int64)
         for i, near in enumerate(distance <= last):
@@ -119,7 +119,7 @@ class SparseNeighbours(nn.Module):
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_columns": None}
+        return {**self.__dict__, "_rows": None}
 
 
 def _unit(x: Any) -> Any:

@@ -46,8 +46,7 @@ class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
         target = values(y, x, type(self).__name__)
         self.one_column_ = target.ndim == 1
         target = target.reshape(len(target), -1)
-        _, outputs = self._fit(x, target, target.shape[1], weight, graph)
-        self.transduction_ = self._shaped(outputs)
+        self.transduction_ = self._shaped(self._fit(x, target, target.shape[1], weight, graph))
         return self
 
     def predict(self, X: Any, *, graph: Any = None) -> Array:
