@@ -10,7 +10,8 @@ Monomials exist for a part of the rows at a time (`difformer.attention.monomials
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from difformer.attention import monomials
 from difformer.attention.layout import split_runs, stack_runs, working_dtype
 from difformer.attention.once import once_differentiated
+from difformer.attention.precision import precision_of
 
 
 def degrees_of(coefficients: Sequence[float]) -> list[int]:
@@ -41,12 +43,17 @@ def _state_shape(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> tuple[i
     return x.shape[0], x.shape[2], monomials.total_count(x.shape[3], degrees_of(coefficients)), y.shape[-1]
 
 
+def _problems(x: Tensor) -> Iterator[tuple[int, int]]:
+    """Every run and head of ``x [runs, N, H, d]``."""
+    return itertools.product(range(x.shape[0]), range(x.shape[2]))
+
+
 @torch.library.custom_op("difformer::moments", mutates_args=())
 def _moments(x: Tensor, y: Tensor, coefficients: Sequence[float], weighted: bool) -> Tensor:
     """``x [runs, N, H, d]``, ``y [runs, N, H or 1, w]`` → T, or ωT, ``[runs, H, monomials, w]``."""
     state = y.new_zeros(_state_shape(x, y, coefficients), dtype=working_dtype(x.dtype))
-    for run in range(x.shape[0]):
-        for head in range(x.shape[2]):
+    with precision_of(x):
+        for run, head in _problems(x):
             own = y[run, :, head if y.shape[2] > 1 else 0]
             monomials.add_moments(x[run, :, head], own, degrees_of(coefficients), state[run, head])
     return _weighted(state, x.shape[3], coefficients) if weighted else state
@@ -57,8 +64,8 @@ def _evaluate(x: Tensor, state: Tensor, coefficients: Sequence[float]) -> Tensor
     """``x [runs, N, H, d]`` and T ``[runs, H, monomials, w]`` → z ``[runs, N, H, w]``."""
     out = state.new_empty((*x.shape[:3], state.shape[-1]))
     state = _weighted(state, x.shape[3], coefficients)
-    for run in range(x.shape[0]):
-        for head in range(x.shape[2]):
+    with precision_of(x):
+        for run, head in _problems(x):
             monomials.evaluate(x[run, :, head], state[run, head], degrees_of(coefficients), out[run, :, head])
     return out
 
@@ -70,8 +77,8 @@ def _evaluate_and_pull(
     """Σ_α x_i^α T_α, with or without ω, and the gradient of x for the gradient ``u [runs, N, H or 1, w]`` of it."""
     out, x_grad = state.new_empty((*x.shape[:3], state.shape[-1])), state.new_empty(x.shape)
     state = _weighted(state, x.shape[3], coefficients) if weighted else state
-    for run in range(x.shape[0]):
-        for head in range(x.shape[2]):
+    with precision_of(x):
+        for run, head in _problems(x):
             own = u[run, :, head if u.shape[2] > 1 else 0]
             to = out[run, :, head], x_grad[run, :, head]
             monomials.evaluate_and_pull(x[run, :, head], state[run, head], own, degrees_of(coefficients), *to)
