@@ -1,0 +1,126 @@
+"""Who is still alive: a rank that dies must end all others soon, and be named by them.
+
+Every rank beats: a thread counts up a key in the group's store once a second, and reads the count of the next rank. If
+that stands still for `SILENCE` seconds, its rank is dead: whoever sees it writes so into the store, where all find it.
+A rank that fails by itself writes there why before it goes. Whoever finds a failure gives its main thread `GRACE`
+seconds to raise `RankLostError` from the collective it waits in, and then ends the process: some collectives never
+return.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+BEAT = 1.0  # seconds
+SILENCE = 12.0
+GRACE = 5.0
+EXIT_CODE = 3
+FAILURE = "difformer/failure"
+
+
+class RankLostError(OSError):
+    """Another process of the group has died; the message says which."""
+
+
+@dataclass
+class Watch:
+    """This rank's thread that beats and listens."""
+
+    rank: int
+    size: int
+    store: Any
+    failure: str | None = None
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _found: threading.Event = field(default_factory=threading.Event)
+
+    @staticmethod
+    def start(rank: int, size: int) -> Watch:
+        """Begins to watch, over a connection of its own: the group's may be held by a thread that waits."""
+        store: Any = dist.distributed_c10d._get_default_store()
+        store = store.clone() if hasattr(store, "clone") else store
+        store.set(f"difformer/where/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
+        watch = Watch(rank, size, store)
+        threading.Thread(target=watch._run, name="difformer-watch", daemon=True).start()
+        return watch
+
+    def stop(self) -> None:
+        """This rank has done its work; the one that watches it is told."""
+        self._ended.set()
+
+    def tell(self, error: BaseException) -> None:
+        """Writes why this rank fails, unless it is because another did."""
+        if not isinstance(error, RankLostError) and self.failure is None:
+            self._report(f"rank {self.rank} ({self._where(self.rank)}) failed: {type(error).__name__}: {error}")
+
+    def wait(self, seconds: float) -> str | None:
+        """What has failed, if that becomes known within so many seconds."""
+        self._found.wait(seconds)
+        return self.failure
+
+    def _where(self, rank: int) -> str:
+        key = f"difformer/where/{rank}"
+        return self.store.get(key).decode() if self.store.check([key]) else "never heard of"
+
+    def _report(self, text: str) -> None:
+        try:
+            # The first report stands: those that follow from it would name the wrong rank.
+            self.store.compare_set(FAILURE, "", text)
+        except RuntimeError:  # the store is gone as well
+            self.failure = self.failure or text
+
+    def _run(self) -> None:
+        beats, watched = 0, (self.rank + 1) % self.size
+        last, seen = "", time.monotonic()
+        while not self._ended.is_set():
+            try:
+                beats += 1
+                self.store.set(f"difformer/beat/{self.rank}", str(beats))
+                if self.store.check([FAILURE]):
+                    self._fail(self.store.get(FAILURE).decode())
+                    return
+                key = f"difformer/beat/{watched}"
+                now = self.store.get(key).decode() if self.store.check([key]) else ""
+                if now in ("done", "") or now != last:
+                    last, seen = now, time.monotonic() if now else seen
+                if now != "done" and time.monotonic() - seen > SILENCE:
+                    self._report(
+                        f"rank {watched} ({self._where(watched)}) is gone: nothing was heard of it for "
+                        f"{SILENCE:.0f} s; it was killed, or its machine is out of reach"
+                    )
+            except RuntimeError as error:
+                self._fail(f"the store of the group, on the machine of rank 0, is out of reach: {error}")
+                return
+            self._ended.wait(BEAT)
+        try:
+            self.store.set(f"difformer/beat/{self.rank}", "done")
+        except RuntimeError:  # whoever kept the store has ended before us
+            return
+
+    def _fail(self, text: str) -> None:
+        self.failure = text
+        self._found.set()
+        if not self._ended.wait(GRACE):
+            print(f"error: {text}", file=sys.stderr, flush=True)
+            os._exit(EXIT_CODE)
+
+
+@contextmanager
+def naming_the_dead(watch: Watch | None) -> Iterator[None]:
+    """A collective that breaks becomes a `RankLostError` that names the rank, as soon as that is known."""
+    try:
+        yield
+    except RuntimeError as error:
+        if watch is None:
+            raise
+        named = watch.wait(SILENCE + 3 * BEAT)
+        raise RankLostError(named or f"a rank of the group is gone, and nobody knows which: {error}") from error
