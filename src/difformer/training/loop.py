@@ -18,6 +18,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -116,7 +118,7 @@ class Trainer:
     ) -> RunRecord:
         """Train to the end, or until stopped; see `train_one`."""
         started = time.perf_counter() - self.seconds
-        due = Due(self.config)
+        due = self._due()
         status: Status = "finished"
         while True:
             # Here the model holds θ_epoch, and every epoch before has been evaluated where that was due.
@@ -162,7 +164,7 @@ class Trainer:
             recorded += self.captured.loss
             self._update()
             return
-        with dropout_key(self.seed, self.epoch + 1):
+        with self._masks(self.epoch + 1):
             for step in self.feed.steps(self.epoch + 1):
                 outputs = self._forward(step) if whole_outputs is None else whole_outputs
                 loss = self.loss(step.select(outputs).float(), step.targets)
@@ -189,7 +191,7 @@ class Trainer:
         if self.captured is not None:
             return self.captured.train(self.epoch + 1)
         self.model.train()
-        with dropout_key(self.seed, self.epoch + 1):
+        with self._masks(self.epoch + 1):
             return self._forward(next(self.feed.steps(self.epoch + 1)))
 
     def evaluate(self) -> Tensor:
@@ -235,6 +237,14 @@ class Trainer:
             outputs=self.evaluate().float().cpu(),
             status=status,
         )
+
+    def _due(self) -> Due:
+        """Says when the next checkpoint is due."""
+        return Due(self.config)
+
+    def _masks(self, epoch: int) -> AbstractContextManager[Any]:
+        """Within it, dropout masks are those of an epoch."""
+        return dropout_key(self.seed, epoch)
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
