@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from difformer import DIFFormerConv, Graph
+from difformer.nn import blocks
 from difformer.nn import conv as conv_module
 from difformer.nn.mixing import Weights, combine, mix, reference
 from difformer.sparse import SparseMatrix
@@ -56,6 +57,36 @@ def test_the_short_way_of_a_step_is_the_long_one(options, diffusivity, observed,
     z, source = (0.1 * torch.randn(30, 6, dtype=torch.float64) for _ in range(2))
     given = None if observed == "none" else graph(weighted=observed == "weighted")
     short, long = both_ways(conv, z, source, given, monkeypatch)
+    for found, wanted in zip(short, long, strict=True):
+        torch.testing.assert_close(found, wanted.expand_as(found))
+
+
+@pytest.mark.parametrize("qk_norm", ["row", "global"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("transform", [False, True])
+def test_many_blocks_are_one(qk_norm, tied, transform, monkeypatch):
+    monkeypatch.setattr(blocks, "CACHED", 1)
+    options = {"qk_norm": qk_norm, "tied_qk": tied, "transform": transform, "source_weight": 0.3}
+    conv = DIFFormerConv(6, 6, **options).double()
+    z, source = (torch.randn(200, 6, dtype=torch.float64) for _ in range(2))
+    assert len(list(blocks.row_blocks(z))) == 4
+    for observed in (None, graph(200)):
+        short, long = both_ways(conv, z, source, observed, monkeypatch)
+        for found, wanted in zip(short, long, strict=True):
+            torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("qk_norm", ["row", "global"])
+def test_a_row_that_receives_nothing_is_the_same_both_ways(qk_norm, monkeypatch):
+    """Keys opposite to every query: the total is clamped, and depends on nothing."""
+    conv = DIFFormerConv(3, 3, transform=False, qk_norm=qk_norm).double()
+    with torch.no_grad():
+        conv.query.weight.copy_(torch.eye(3))
+        conv.key.weight.copy_(-torch.eye(3))
+        conv.query.bias.zero_()
+        conv.key.bias.zero_()
+    z = torch.ones(5, 3, dtype=torch.float64)
+    short, long = both_ways(conv, z, z, None, monkeypatch)
     for found, wanted in zip(short, long, strict=True):
         torch.testing.assert_close(found, wanted.expand_as(found))
 

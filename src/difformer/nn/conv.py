@@ -17,6 +17,7 @@ from difformer.graph import GRAPH_NORMS, Graph
 from difformer.nn.gram import gram_attention
 from difformer.nn.gram_step import gram_step
 from difformer.nn.mixing import Weights, mix
+from difformer.nn.row_step import row_step
 from difformer.nn.structure import Structure, as_structure
 from difformer.nn.unit import unit_rows
 
@@ -194,6 +195,17 @@ class DIFFormerConv(nn.Module):
             and not torch.is_autocast_enabled(z.device.type)
         )
 
+    def _by_blocks(self, z: Tensor, segments: Segments | None) -> bool:
+        """Whether the sums over unit rows are made block by block, see `difformer.nn.row_step`."""
+        return (
+            z.device.type == "cpu"  # a GPU has the memory for queries and keys, and would wait for each block
+            and self.form == "simple"
+            and self.qk_norm == "row"
+            and self.num_heads == 1
+            and segments is None
+            and self.backend in ("auto", "linear")
+        )
+
     def _mixed_step(self, z: Tensor, structure: Structure, source: Tensor | None) -> Tensor:
         tau, mass = (self.step_size, 1 - self.step_size) if self.residual else (1.0, 0.0)
         matrix = None
@@ -207,6 +219,9 @@ class DIFFormerConv(nn.Module):
         plain = self.value is None and self.num_heads == 1 and weights.latent > 0
         if plain and self.query is not None and self._is_linear_in_states(structure.segments):
             return gram_step(z, self.query, self.key, given, matrix, weights, scaled=self.qk_norm == "global")
+        if self._by_blocks(z, structure.segments) and weights.latent > 0:
+            assert self.query is not None
+            return row_step(z, self.query, self.key, self.value, given, matrix, weights)
         v = z.unsqueeze(1) if self.value is None else self.value(z).view(z.shape[0], self.num_heads, self.out_channels)
         latent = self.latent(z, v, structure.segments)
         return mix(z, latent, None if self.value is None else _over_heads(v), given, matrix, weights)

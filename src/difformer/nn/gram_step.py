@@ -8,11 +8,12 @@ with G the Gram matrix of z̃ = [z, 1] and γ one over the norms of Q and K, as 
 observed structure S. Forward it takes two products of N rows and one with S; backward, with Ḡ the gradient of G,
 
 .. math::
-    A_i = b \, ∂Z^{+}_i / u^\top \tilde z_i, \quad D_i = A_i^\top P_i, \quad
+    A_i = b \, ∂Z^{+}_i / u^\top \tilde z_i, \quad D_i = A_i^\top U^\top \tilde z_i / u^\top \tilde z_i, \quad
     ∂U = \tilde Z^\top A, \quad ∂u = -\tilde Z^\top D, \\
     ∂Z = a \, ∂Z^{+} + c \, S^\top ∂Z^{+} + A U^\top - D u^\top + Z (\bar G + \bar G^\top),
 
-three products of N rows and one with S, all added into one array. Written term by term, as `DIFFormerConv` does
+three products of N rows and one with S, all added into one array, block by block of rows, so that they stay in the
+cache of a CPU. Written term by term, as `DIFFormerConv` does
 wherever this does not serve, the step takes about twice as long.
 """
 
@@ -24,19 +25,22 @@ import torch
 from torch import Tensor, nn
 
 from difformer.attention.once import once_differentiated
-from difformer.attention.reference import safe_total
+from difformer.attention.reference import safe_total, smallest_total
+from difformer.nn.blocks import row_blocks
 from difformer.nn.gram import SMALLEST_SQUARE, augmented
-from difformer.nn.mixing import Weights, combine, through_graph
-from difformer.sparse import SparseMatrix
+from difformer.nn.mixing import Weights, through_graph
+from difformer.sparse import SparseMatrix, add_product
 
 
 def _gram(z: Tensor) -> Tensor:
     """G of z̃, ``[d + 1, d + 1]``."""
     n, d = z.shape
+    products, sums = z.new_zeros(d, d), z.new_zeros(d)
+    for i in row_blocks(z):
+        products.addmm_(z[i].T, z[i])
+        sums.add_(z[i].sum(0))
     gram = z.new_empty(d + 1, d + 1)
-    torch.mm(z.T, z, out=gram[:d, :d])
-    gram[d, :d] = gram[:d, d] = z.sum(0)
-    gram[d, d] = n
+    gram[:d, :d], gram[d, :d], gram[:d, d], gram[d, d] = products, sums, sums, n
     return gram
 
 
@@ -90,12 +94,20 @@ class _GramStep(torch.autograd.Function):
         n, d = z.shape
         gram = _gram(z)
         maps, kept = _maps(gram, a_q, a_k, scaled)
-        plain = torch.addmv(maps[d, d:], z, maps[:d, d]).unsqueeze(1)
-        total = safe_total(plain, n)
-        received = torch.addmm(maps[d, :d], z, maps[:d, :d]).div_(total)
-        ctx.save_for_backward(z, plain, total, received, a_q, a_k, gram, maps, *kept)
+        total, out = z.new_empty(n, 1), z.new_empty(n, d)
+        upper, bias, under = maps[:d, :d].contiguous(), maps[d, :d], maps[:d, d].contiguous()
+        for i in row_blocks(z):
+            total[i] = safe_total(torch.addmv(maps[d, d:], z[i], under), n).unsqueeze(1)
+            received = torch.addmm(bias, z[i], upper, out=out[i]).div_(total[i]).mul_(weights.latent)
+            if weights.state:
+                received.add_(z[i], alpha=weights.state)
+            if source is not None:
+                received.add_(source[i], alpha=weights.source)
+        if matrix is not None:
+            add_product(matrix.rows, z, out, alpha=weights.observed)
+        ctx.save_for_backward(z, total, a_q, a_k, gram, maps, *kept)
         ctx.matrix, ctx.weights, ctx.source, ctx.scaled = matrix, weights, source is not None, scaled
-        return combine(z, received, None, source, matrix, weights)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -103,30 +115,32 @@ class _GramStep(torch.autograd.Function):
 
 
 def _gradients(
-    grad: Tensor,
-    z: Tensor,
-    plain: Tensor,
-    total: Tensor,
-    received: Tensor,
-    a_q: Tensor,
-    a_k: Tensor,
-    gram: Tensor,
-    maps: Tensor,
-    *rest: Any,
+    grad: Tensor, z: Tensor, total: Tensor, a_q: Tensor, a_k: Tensor, gram: Tensor, maps: Tensor, *rest: Any
 ) -> tuple[Tensor | None, ...]:
     """Of z, A_q, A_k and the source."""
     *kept, ctx = rest
-    weights, d = ctx.weights, z.shape[1]
-    a = grad / (total / weights.latent)
-    inner = (a * received).sum(1).neg_()
-    inner.masked_fill_((plain != total).squeeze(1), 0)  # a total that was clamped depends on nothing
-    maps_grad = torch.empty_like(maps)
-    torch.mm(z.T, a, out=maps_grad[:d, :d])
-    maps_grad[d, :d], maps_grad[:d, d], maps_grad[d, d] = a.sum(0), inner @ z, inner.sum()
-    q_grad, k_grad, both = _maps_gradients(maps_grad, maps, gram, a_q, a_k, tuple(kept), ctx.scaled)
+    weights, (n, d) = ctx.weights, z.shape
+    floor = smallest_total(n, total)
+    upper, bias, under = maps[:d, :d].T.contiguous(), maps[d, :d], maps[:d, d].contiguous()
     z_grad = through_graph(grad, ctx.matrix, weights)
-    z_grad.addmm_(a, maps[:d, :d].T).addmm_(z, both[:d, :d])
-    z_grad.add_(torch.outer(inner, maps[:d, d]).add_(both[d, :d]))
+    upper_grad, bias_grad, under_grad, last = z.new_zeros(d, d), z.new_zeros(d), z.new_zeros(d), z.new_zeros(())
+    for i in row_blocks(z):
+        a = grad[i] / (total[i] / weights.latent)
+        mapped = torch.mm(a, upper)
+        # D = AᵀP = (Uᵀz̃)ᵀA / total from A Uᵀ, which ∂Z needs anyhow: P need not be kept.
+        inner = (mapped * z[i]).sum(1).addmv_(a, bias).div_(total[i].squeeze(1)).neg_()
+        inner.masked_fill_((total[i] == floor).squeeze(1), 0)  # a total that was clamped depends on nothing
+        z_grad[i].add_(mapped).addcmul_(inner.unsqueeze(1), under)
+        upper_grad.addmm_(z[i].T, a)
+        bias_grad.add_(a.sum(0))
+        under_grad.addmv_(z[i].T, inner)
+        last.add_(inner.sum())
+    maps_grad = torch.empty_like(maps)
+    maps_grad[:d, :d], maps_grad[d, :d], maps_grad[:d, d], maps_grad[d, d] = upper_grad, bias_grad, under_grad, last
+    q_grad, k_grad, both = _maps_gradients(maps_grad, maps, gram, a_q, a_k, tuple(kept), ctx.scaled)
+    square, level = both[:d, :d].contiguous(), both[d, :d].contiguous()
+    for i in row_blocks(z):
+        z_grad[i].addmm_(z[i], square).add_(level)
     return z_grad, q_grad, k_grad, grad * weights.source if ctx.source else None
 
 
