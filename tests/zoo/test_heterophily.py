@@ -107,7 +107,7 @@ def test_glognns_coefficients_solve_their_own_problem(gamma, beta1, beta2):
 
 
 def test_glognn_layers_mix_what_is_rebuilt_with_the_start():
-    model, x, edges = made("glognn", num_layers=1, gamma=0.4), points(), some_edges()
+    model, x, edges = made("glognn", num_layers=1, gamma=0.4, beta2=1.0), points(), some_edges()
     h0 = model.second(torch.relu(model.first(x)))
     graph = Graph(edges, 24).with_self_loops()
     again = rebuilt(h0, h0, graph, model.hops, None, gamma=0.4, beta1=1.0, beta2=1.0)

@@ -90,7 +90,7 @@ class GloGNN(Encoder):
         dropout: Of the features and before the perceptron's second map.
         gamma: γ, share of H₀.
         beta1: β_1.
-        beta2: β_2.
+        beta2: β_2; against HᵀH, a sum over all nodes: where it is small, every state rebuilds itself.
         hops: K, powers of S.
     """
 
@@ -104,7 +104,7 @@ class GloGNN(Encoder):
         dropout: float = 0.5,
         gamma: float = 0.3,
         beta1: float = 1.0,
-        beta2: float = 1.0,
+        beta2: float = 1000.0,
         hops: int = 3,
     ) -> None:
         super().__init__()

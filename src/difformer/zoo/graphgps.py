@@ -2,6 +2,8 @@ r"""GraphGPS of Rampášek et al. (NeurIPS 2022): message passing and global att
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,6 +24,11 @@ from difformer.zoo.structure_encodings import laplacian_eigenvectors, return_pro
 LOCAL = ("gcn", "gin")
 ATTENTION = ("performer", "softmax")
 ENCODINGS = ("random_walk", "laplacian", "none")
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "batch": nn.BatchNorm1d,
+    "layer": nn.LayerNorm,
+    "none": lambda channels: nn.Identity(),
+}
 
 
 class GPSLayer(nn.Module):
@@ -35,7 +42,9 @@ class GPSLayer(nn.Module):
     attention over all pairs: exact, O(N²) time and O(N) memory; or its estimate by positive random features, O(N).
     """
 
-    def __init__(self, channels: int, heads: int, *, local: str, attention: str, features: int, dropout: float) -> None:
+    def __init__(
+        self, channels: int, heads: int, *, local: str, attention: str, features: int, dropout: float, norm: str
+    ) -> None:
         super().__init__()
         self.heads, self.local, self.attention, self.dropout = heads, local, attention, dropout
         self.message = nn.Linear(channels, channels)
@@ -44,7 +53,7 @@ class GPSLayer(nn.Module):
             self.epsilon = nn.Parameter(torch.zeros(()))
         self.qkv, self.join = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
         self.wide, self.narrow = nn.Linear(channels, 2 * channels), nn.Linear(2 * channels, channels)
-        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(3))
+        self.norms = nn.ModuleList(NORMS[norm](channels) for _ in range(3))
         if attention == "performer":
             self.register_buffer("projection", draw_projection(features, channels // heads))
             self.projection: Tensor
@@ -81,8 +90,7 @@ class GraphGPS(Encoder):
         z_i^{(0)} = x_i W + e_i U + b, \qquad
         e_i = \big[ ((D^{-1} A)^s)_{ii} \big]_{s = 1 … S} \text{ or the first S eigenvectors of the Laplacian.}
 
-    Norms are over channels, so that nothing depends on what else is in a batch. Eigenvectors have no sign of their own:
-    it is drawn anew in every pass of training.
+    Eigenvectors have no sign of their own: it is drawn anew in every pass of training.
 
     Args:
         in_channels: Features of an instance.
@@ -90,12 +98,14 @@ class GraphGPS(Encoder):
         out_channels: Outputs of an instance.
         num_layers: Layers.
         num_heads: Heads of attention; must divide `hidden_channels`.
-        dropout: Within each layer.
+        dropout: Of the features and within each layer.
         local: ``"gcn"`` or ``"gin"``.
         attention: ``"performer"`` (random features, linear in N) or ``"softmax"`` (exact).
         random_features: Of the performer.
         encoding: ``"random_walk"``, ``"laplacian"`` or ``"none"``.
         encoding_steps: S.
+        norm: ``"batch"`` (over the rows of a pass, in evaluation by what was seen in training), ``"layer"`` (over the
+            channels of a row) or ``"none"``.
     """
 
     def __init__(
@@ -112,6 +122,7 @@ class GraphGPS(Encoder):
         random_features: int = 64,
         encoding: str = "random_walk",
         encoding_steps: int = 16,
+        norm: str = "layer",
     ) -> None:
         super().__init__()
         check_layers(num_layers)
@@ -120,6 +131,7 @@ class GraphGPS(Encoder):
         check_choice("local", local, LOCAL)
         check_choice("attention", attention, ATTENTION)
         check_choice("encoding", encoding, ENCODINGS)
+        check_choice("norm", norm, tuple(NORMS))
         check_count("random_features", random_features, 1)
         check_count("encoding_steps", encoding_steps, 1)
         if hidden_channels % num_heads:
@@ -128,7 +140,13 @@ class GraphGPS(Encoder):
         self.position = None if encoding == "none" else nn.Linear(encoding_steps, hidden_channels, bias=False)
         self.layers = nn.ModuleList(
             GPSLayer(
-                hidden_channels, num_heads, local=local, attention=attention, features=random_features, dropout=dropout
+                hidden_channels,
+                num_heads,
+                local=local,
+                attention=attention,
+                features=random_features,
+                dropout=dropout,
+                norm=norm,
             )
             for _ in range(num_layers)
         )
@@ -147,11 +165,13 @@ class GraphGPS(Encoder):
         structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
         graph = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
         assert graph is not None  # there always are self-loops
-        z = linear(self.input, x)
+        z = linear(self.input, x, self.dropout, self.training)
         if self.position is not None:
             positions = self.positions(structure, x.shape[0], x.device).to(z.dtype)
             if self.encoding == "laplacian" and self.training:
-                positions = positions * (2 * torch.randint(2, (positions.shape[1],), device=z.device) - 1)
+                # By a dropout of ones: signs then follow from seed and epoch, as all masks of a run do.
+                kept = dropout(torch.ones_like(positions[:1]), 0.5, True)
+                positions = positions * torch.where(kept > 0, 1.0, -1.0)
             z = z + self.position(positions)
         z = dropout(z, self.dropout, self.training)
         for layer in self.layers:

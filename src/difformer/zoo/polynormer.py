@@ -20,6 +20,8 @@ from difformer.zoo.gat import HEADS, GATLayer
 from difformer.zoo.inputs import linear, observed_graph, refuse_beyond_memory
 from difformer.zoo.random_features import linear_attention
 
+FIRST_BETA = 0.9
+
 
 class LocalLayer(nn.Module):
     r"""Attention along edges times a gate, which raises the degree of the polynomial with every layer.
@@ -28,19 +30,21 @@ class LocalLayer(nn.Module):
         M = \mathrm{ReLU}(\mathrm{GAT}(Z) + Z W), \quad H = \mathrm{ReLU}(Z U), \quad
         Z^+ = (1 - β) \, \mathrm{norm}(H ⊙ M) + β M, \qquad β = σ(b)
 
-    β has one value for each channel.
+    β has one value for each channel, 0.9 at first.
     """
 
-    def __init__(self, channels: int, heads: int, dropout: float) -> None:
+    def __init__(self, channels: int, heads: int, dropout: float, pre_norm: bool = False) -> None:
         super().__init__()
         self.attention = GATLayer(channels, channels // heads, heads, 0.0)
         self.bias = nn.Parameter(torch.zeros(channels))
         self.direct, self.gate = nn.Linear(channels, channels), nn.Linear(channels, channels)
         self.norm = nn.LayerNorm(channels)
-        self.beta = nn.Parameter(torch.zeros(channels))
+        self.before = nn.LayerNorm(channels) if pre_norm else nn.Identity()
+        self.beta = nn.Parameter(torch.full((channels,), math.log(FIRST_BETA / (1 - FIRST_BETA))))
         self.dropout = dropout
 
     def forward(self, z: Tensor, graph: Graph) -> Tensor:
+        z = self.before(z)
         values = self.attention.values(z)
         attended = edge_sum(self.attention.weights(values, graph), values, graph).flatten(1) + self.bias
         messages = dropout(functional.relu(attended + self.direct(z)), self.dropout, self.training)
@@ -87,6 +91,7 @@ class Polynormer(Encoder):
         dropout: Before each local layer and after all.
         input_dropout: Of the features.
         local_passes: Passes of training without the global layers.
+        pre_norm: Whether a LayerNorm comes before each local layer: small features get lost in a deep stack without.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class Polynormer(Encoder):
         dropout: float = 0.5,
         input_dropout: float = 0.15,
         local_passes: int = 100,
+        pre_norm: bool = True,
     ) -> None:
         super().__init__()
         check_layers(num_layers)
@@ -112,7 +118,7 @@ class Polynormer(Encoder):
         if heads < 1 or hidden_channels % heads:
             raise ValueError(f"num_heads must divide hidden_channels = {hidden_channels}, got {num_heads!r}")
         self.input = nn.Linear(in_channels, hidden_channels)
-        self.local = nn.ModuleList(LocalLayer(hidden_channels, heads, dropout) for _ in range(num_layers))
+        self.local = nn.ModuleList(LocalLayer(hidden_channels, heads, dropout, pre_norm) for _ in range(num_layers))
         self.everywhere = nn.ModuleList(GlobalLayer(hidden_channels, heads, dropout) for _ in range(global_layers))
         self.norm = nn.LayerNorm(hidden_channels)
         self.local_output = nn.Linear(hidden_channels, out_channels) if local_passes and global_layers else None

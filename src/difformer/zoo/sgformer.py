@@ -87,7 +87,7 @@ class SGFormer(Encoder):
         attention_dropout: float = 0.2,
         residual_weight: float = 0.5,
         graph_weight: float = 0.8,
-        norm: bool = True,
+        norm: bool = False,
     ) -> None:
         super().__init__()
         check_layers(num_layers)
