@@ -12,6 +12,8 @@ def groups():
     found: dict[int, Group] = {}
 
     def of(size: int) -> Group:
+        if size in found and found[size].broken:
+            found.pop(size).close()
         if size not in found:
             found[size] = Group(size)
         return found[size]

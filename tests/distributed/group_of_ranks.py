@@ -44,7 +44,7 @@ class Group:
         context.set_forkserver_preload(["torch", "difformer.nn", "difformer.training.loop", "torch.distributed"])
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         port = free_port()
-        self.pipes, self.processes = [], []
+        self.pipes, self.processes, self.broken = [], [], False
         for rank in range(size):
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(rank, size, port, there), daemon=True)
@@ -58,19 +58,21 @@ class Group:
         answers, waiting, until = {}, list(self.pipes), time.monotonic() + TIMEOUT
         while waiting:
             ready = wait(waiting, max(0.0, until - time.monotonic()))
+            self.broken = not ready
             assert ready, f"no answer within {TIMEOUT} s of ranks {[self.pipes.index(pipe) for pipe in waiting]}"
             for pipe in ready:
                 rank = self.pipes.index(pipe)
                 well, answers[rank] = pipe.recv()
-                # The others may wait for this one for ever.
+                self.broken = not well  # the others may wait for this one for ever
                 assert well, f"rank {rank}: {answers[rank]}"
                 waiting.remove(pipe)
         return [answers[rank] for rank in range(len(self.pipes))]
 
     def close(self) -> None:
         for pipe in self.pipes:
-            pipe.send(None)
+            if not self.broken:
+                pipe.send(None)
         for process in self.processes:
-            process.join(10)
+            process.join(0 if self.broken else 10)
             if process.is_alive():
                 process.kill()

@@ -49,3 +49,56 @@ def one_step(ranks, task, assignment, parts, options, dtype=torch.float32):
         "grads": grads,
         "sent": sent,
     }
+
+
+def train(ranks, path, out, config, seeds, stop_at=None, resume=False):
+    """A run on a partitioned task; `stop_at` presses Ctrl-C on the last rank at that epoch."""
+    import os
+    import signal
+
+    from difformer.distributed.folder import Partition
+    from difformer.distributed.run import fit_sharded, resume_sharded
+    from difformer.training import TrainingInterrupted
+
+    class Stop:
+        def on_epoch(self, event):
+            if event.epoch == stop_at:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    partition = Partition.open(path)
+    callbacks = [Stop()] if stop_at is not None else []
+    try:
+        if resume:
+            summary, sent = resume_sharded(out, partition, ranks=ranks)
+        else:
+            summary, sent = fit_sharded(partition, config, ranks=ranks, seeds=seeds, out=out, callbacks=callbacks)
+    except (ValueError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+    except TrainingInterrupted as stopped:
+        return "interrupted", None if stopped.summary is None else stopped.summary.results
+    return [record.history for record in summary.records], summary.results, vars(sent)
+
+
+def parts_read(ranks, path):
+    """Numbers of the parts that a rank reads, and the rows it then has."""
+    from difformer.distributed.folder import Partition
+
+    read: list[int] = []
+
+    class Counting(Partition):
+        def read(self, number):
+            read.append(number)
+            return super().read(number)
+
+    partition = Partition.open(path)
+    shard = Counting(partition.path, partition.about).shard(ranks)
+    return read, shard.rows.numbers.tolist()
+
+
+def measured(ranks, metric, outputs, targets, assignment):
+    """A metric of rows that are spread over ranks."""
+    from difformer.distributed.metrics import measure
+    from difformer.training.metrics import find_metric
+
+    own = assignment == ranks.rank
+    return measure(find_metric(metric), outputs[own], targets[own], ranks)

@@ -63,7 +63,7 @@ def _right(outputs: Tensor, targets: Tensor) -> Tensor:
 def rocauc(outputs: Tensor, targets: Tensor, ranks: Ranks) -> float:
     """Mean over columns of the exact area under the ROC curve of the rows of all ranks."""
     if targets.is_floating_point():
-        labels = targets.reshape(targets.shape[0], -1)
+        labels = targets if targets.dim() == 2 else targets.reshape(-1, 1)
         scores = outputs.reshape(labels.shape)
     elif outputs.shape[-1] == 2:
         scores, labels = (outputs[..., 1] - outputs[..., 0]).reshape(-1, 1), _one_against_rest(targets, 2)[:, 1:]

@@ -8,26 +8,23 @@ CPU, NCCL on GPUs) and gives each a `Ranks`, through which everything goes that 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from difformer.distributed import environment
 from difformer.distributed.traffic import Traffic
 from difformer.distributed.watch import Watch, naming_the_dead
 
 # Whoever is waited for may be at work for long; that nobody is waited for in vain is what the watch is for.
 PATIENCE = timedelta(days=30)
-
-
-def under_torchrun() -> bool:
-    """Whether this process is one of several that `torchrun` started."""
-    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -121,6 +118,21 @@ class Ranks:
                 dist.all_gather_object(box, value)
         return box
 
+    def first_does(self, work: Callable[[], Result]) -> Result:
+        """What rank 0 finds, on every rank; what goes wrong there goes wrong everywhere, with the same error."""
+        found: Any = None
+        failed: Any = None
+        if self.first:
+            try:
+                found = work()
+            except Exception as error:
+                failed = error
+        found, failed = self.shared((found, failed))
+        if failed is not None:
+            failed.of_rank_0 = True
+            raise failed
+        return found
+
     def wait_for_all(self) -> None:
         """Until every rank has come here."""
         self.any(False)
@@ -148,20 +160,21 @@ def _bytes(x: Tensor) -> int:
 
 @contextmanager
 def join(device: str = "auto", *, watched: bool = True) -> Iterator[Ranks]:
-    """This process as one of the group that `torchrun` started; ends the group when the block ends.
+    """This process as one of the group that `torchrun` started, or alone; ends the group when the block ends.
 
     Args:
         device: ``"auto"`` is a GPU for every process of a machine where there are enough, else the CPU.
         watched: Whether to look after the other ranks.
 
     Raises:
-        ValueError: If `torchrun` did not start this process, or there is no such device for it.
+        ValueError: If there is no such device for this process.
         RankLostError: Out of whatever waits for a rank that has died.
     """
-    if not under_torchrun():
-        raise ValueError("this is for processes that torchrun starts: torchrun --nproc-per-node P -m difformer fit …")
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, size = environment.rank(), environment.size()
     place = _device(device, int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    if not environment.under_torchrun():
+        yield Ranks(0, 1, place)
+        return
     if place.type == "cuda":
         torch.cuda.set_device(place)
         dist.init_process_group("cuda:nccl", timeout=PATIENCE, device_id=place)

@@ -1,0 +1,117 @@
+"""``difformer fit`` as one process of several: rank 0 speaks, all train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from difformer.cli.errors import USER_ERROR, resumable
+from difformer.cli.output import Output
+from difformer.cli.progress import Progress
+from difformer.cli.results import report
+
+if TYPE_CHECKING:
+    from difformer.distributed.folder import Partition
+    from difformer.distributed.ranks import Ranks
+    from difformer.distributed.run import Sent
+    from difformer.training import TrainConfig
+
+
+@contextmanager
+def joined(device: str, output: Output) -> Iterator[Ranks]:
+    """The group; on ranks other than the first nothing is printed that rank 0 prints already."""
+    from difformer.distributed.ranks import join
+
+    with join(device) as ranks:
+        if not ranks.first:
+            output.as_json, output.out.quiet, output.err.quiet = False, True, True
+        try:
+            yield ranks
+        except Exception as error:
+            if not ranks.first and getattr(error, "of_rank_0", False):
+                raise typer.Exit(USER_ERROR) from None
+            raise
+
+
+def fit_partition(
+    path: Path,
+    config: TrainConfig,
+    seeds: Sequence[int],
+    *,
+    out: Path | None,
+    device: str,
+    described: Sequence[str],
+    output: Output,
+    callbacks: Sequence[Any] = (),
+) -> None:
+    """Train on a partitioned task, over as many ranks as there are."""
+    from difformer.distributed.folder import Partition
+    from difformer.distributed.run import fit_sharded
+    from difformer.training.rundescription import default_path
+
+    partition = Partition.open(path)
+    with joined(device, output) as ranks:
+        folder = ranks.shared(out or default_path(partition.about["name"], config.model))
+        for line in [*describe_partition(partition, ranks), *described]:
+            output.say(line)
+        metric = partition.about["metric"] if config.metric == "auto" else config.metric
+        shown = Progress(output, metric=metric, runs=len(seeds), epochs=config.epochs)
+        with resumable(folder), shown:
+            told = [shown, *callbacks]
+            summary, sent = fit_sharded(partition, config, ranks=ranks, seeds=seeds, out=folder, callbacks=told)
+        report(summary, output, {"config": config.to_dict(), "sent": vars(sent)})
+        output.say(describe_sent(sent))
+
+
+def resume_partition(run: Path, path: Path, *, device: str, output: Output, callbacks: Sequence[Any] = ()) -> None:
+    """Go on with a run on a partitioned task, over as many ranks as there are now."""
+    from difformer.distributed.folder import Partition
+    from difformer.distributed.run import resume_sharded
+    from difformer.training.runfolder import RunFolder
+
+    folder, partition = RunFolder.open(run), Partition.open(path)
+    with joined(device, output) as ranks:
+        for line in describe_partition(partition, ranks):
+            output.say(line)
+        config = folder.config
+        metric = partition.about["metric"] if config.metric == "auto" else config.metric
+        shown = Progress(output, metric=metric, runs=len(folder.seeds), epochs=config.epochs)
+        with resumable(run), shown:
+            summary, sent = resume_sharded(run, partition, ranks=ranks, callbacks=[shown, *callbacks])
+        report(summary, output, {"config": config.to_dict(), "sent": vars(sent)})
+        output.say(describe_sent(sent))
+
+
+def describe_partition(partition: Partition, ranks: Ranks) -> list[str]:
+    """What is trained on, by whom."""
+    about, sizes = partition.about, partition.sizes
+    backend = "NCCL" if ranks.device.type == "cuda" else "gloo"
+    lines = [
+        f"{about['name']}: {about['num_nodes']:,} nodes, {about['num_edges'] or 0:,} edges, {about['num_features']:,} "
+        f"features, in {len(sizes)} parts of {min(sizes):,} to {max(sizes):,} nodes ({about['method']})",
+        f"protocol: {about['protocol']}",
+        partition.quality.describe(),
+        f"ranks: {ranks.size} ({ranks.device.type}, {backend})",
+    ]
+    if ranks.size > len(sizes):
+        lines.append(
+            f"note: {ranks.size - len(sizes)} of {ranks.size} ranks have no part; `difformer partition` with --parts "
+            f"{ranks.size} would give each one"
+        )
+    return lines
+
+
+def describe_sent(sent: Sent) -> str:
+    """Bytes by kind, in one line."""
+    from difformer.distributed.traffic import readable
+
+    shown = [f"{kind} {readable(count)}" for kind, count in sent.by_kind.items() if count >= 1]
+    if not shown:
+        return "sent: nothing, there was one rank"
+    note = " (ring: keys and values of all nodes, O(N d))" if sent.by_kind.get("ring") else ""
+    once = ", ".join(f"{kind} {readable(count)}" for kind, count in sent.once.items() if count >= 1)
+    return f"sent by the busiest of {sent.ranks} ranks, an epoch: {', '.join(shown)}{note}; once: {once or 'nothing'}"

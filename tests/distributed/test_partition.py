@@ -1,0 +1,162 @@
+"""Cutting a task into parts: few edges between them, equal sizes, and nothing lost on the way to disk and back."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+from ranks_work import parts_read
+
+from difformer.data import Split, Task
+from difformer.distributed.folder import Partition, write_partition
+from difformer.distributed.partitioning import partition, quality
+from difformer.distributed.parts import cut
+
+METHODS = ["stream", "metis"] if importlib.util.find_spec("pymetis") else ["stream"]
+
+
+def grid(side=20):
+    """A grid of side × side nodes: 2 side (side - 1) undirected edges, and a cut of `side` edges in the middle."""
+    number = torch.arange(side * side).view(side, side)
+    pairs = torch.cat([
+        torch.stack([number[:, :-1].flatten(), number[:, 1:].flatten()]),
+        torch.stack([number[:-1].flatten(), number[1:].flatten()]),
+    ], 1)  # fmt: skip
+    return torch.cat([pairs, pairs.flip(0)], 1)
+
+
+def small(**changes):
+    g = torch.Generator().manual_seed(0)
+    n = 30
+    given = {
+        "name": "small", "kind": "nodes", "problem": "multiclass", "metric": "accuracy", "protocol": "made",
+        "x": torch.randn(n, 4, generator=g), "y": torch.randint(0, 3, (n,), generator=g),
+        "splits": (Split("a", torch.arange(10), torch.arange(10, 15), torch.arange(15, 20)),), "num_outputs": 3,
+        "edge_index": torch.randint(0, n, (2, 80), generator=g), "edge_weight": torch.rand(80, generator=g),
+        "instance_names": tuple(f"node {i}" for i in range(n)),
+    }  # fmt: skip
+    return Task(**{**given, **changes})
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("parts", [2, 4, 7])
+def test_a_grid_is_cut_across_few_edges(method, parts):
+    edges = grid()
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(3))  # numbers say nothing of places
+    edges = order[edges]
+    assignment, used = partition(edges, 400, parts, method=method)
+    found = quality(edges, assignment, parts)
+    assert used == method
+    assert found.edges == 1520
+    assert found.balance <= 1.05
+    assert torch.bincount(assignment, minlength=parts).min() > 0
+    random = quality(edges, torch.arange(400) % parts, parts)
+    # Straight cuts would take 40 (p - 1) directed edges; twice that is still a fraction of what chance gives.
+    assert found.cut <= 80 * (parts - 1)
+    assert found.cut < random.cut / 3
+    assert found.boundary <= found.cut
+
+
+def test_quality_counts_by_hand():
+    # 0 → 1, 0 → 2, 0 → 2 again, 2 → 2: node 0 in part 0, the others in part 1.
+    edges = torch.tensor([[0, 0, 0, 2], [1, 2, 2, 2]])
+    found = quality(edges, torch.tensor([0, 1, 1]), 2)
+    assert (found.cut, found.edges, found.boundary) == (3, 3, 1)  # row 0 is sent once
+    assert found.balance == pytest.approx(2 / 1.5)
+    assert quality(None, torch.tensor([0, 1]), 2).share == 0
+
+
+def test_without_edges_rows_are_cut_into_runs():
+    assert partition(None, 5, 2)[0].tolist() == [0, 0, 0, 1, 1]
+    assert partition(torch.empty(2, 0, dtype=torch.long), 3, 5)[0].tolist() == [0, 1, 3]
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="method must be one of auto, metis, stream, got 'best'"):
+        partition(grid(), 400, 2, method="best")
+    with pytest.raises(ValueError, match="parts must be at least 1, got 0"):
+        partition(grid(), 400, 0)
+
+
+@pytest.mark.skipif("metis" in METHODS, reason="pymetis is installed")
+def test_metis_names_its_extra():
+    with pytest.raises(ImportError, match=r"pip install 'difformer\[partition\]'"):
+        partition(grid(), 400, 2, method="metis")
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_parts_come_back_from_disk_as_they_were(tmp_path, sparse):
+    task = small(**({"x": small().x.to_sparse_csr()} if sparse else {}))
+    made = write_partition(task, tmp_path / "parts", 3, method="stream", source={"name": "small"})
+    assignment, _ = partition(task.edge_index, task.num_nodes, 3, method="stream")
+    edges, x, y = [], torch.empty(30, 4), torch.empty(30, dtype=torch.long)
+    owners = [part.nodes for part in cut(task, assignment, 3)]
+    for number in range(3):
+        part = made.read(number)
+        n = part.nodes.numel()
+        x[part.nodes] = part.x.to_dense() if sparse else part.x
+        y[part.nodes] = part.y
+        halo = torch.stack([owners[p][r] for p, r in zip(part.halo_part, part.halo_row, strict=True)])
+        source = torch.cat([part.nodes, halo])[part.source]
+        edges += zip(source.tolist(), part.nodes[part.target].tolist(), part.edge_weight.tolist(), strict=True)
+        assert torch.isin(part.nodes[part.splits[0][0]], task.splits[0].train).all()
+        assert made.names(number) == [f"node {i}" for i in part.nodes]
+        assert (part.source < n + halo.numel()).all()
+    assert torch.equal(x, task.x.to_dense() if sparse else task.x)
+    assert torch.equal(y, task.y)
+    assert sorted(edges) == sorted(zip(*task.edge_index.tolist(), task.edge_weight.tolist(), strict=True))
+    assert made.about["fingerprint"] == task.fingerprint()
+    assert made.quality == quality(task.edge_index, assignment, 3)
+
+
+def test_a_folder_is_new_whole_and_readable(tmp_path):
+    write_partition(small(), tmp_path / "parts", 2)
+    with pytest.raises(FileExistsError, match="already there"):
+        write_partition(small(), tmp_path / "parts", 2)
+    assert sorted(file.name for file in (tmp_path / "parts").iterdir()) == [
+        "part-00000.safetensors", "part-00001.safetensors", "partition.json",
+    ]  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["parts"]  # nothing half-made beside it
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path):
+    def full(number):
+        raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        write_partition(small(), tmp_path / "parts", 2, on_part=full)
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_folders_are_named(tmp_path):
+    with pytest.raises(ValueError, match="holds no partitioned task"):
+        Partition.open(tmp_path)
+    made = write_partition(small(), tmp_path / "parts", 2)
+    (made.path / "part-00001.safetensors").write_bytes(b"short")
+    with pytest.raises(ValueError, match=r"part-00001.*damaged"):
+        made.read(1)
+    (made.path / "part-00001.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"part-00001\.safetensors is missing"):
+        Partition.open(made.path)
+    (made.path / "partition.json").write_text(json.dumps({**made.about, "format": 99}))
+    with pytest.raises(ValueError, match="format 99"):
+        Partition.open(made.path)
+
+
+def test_only_nodes_are_cut(tmp_path):
+    task = Task(
+        "sets", "graphs", "multilabel", "rocauc", "made", torch.randn(4, 2), torch.tensor([[0.0], [1.0]]),
+        (Split("s", torch.tensor([0]), torch.tensor([1]), torch.empty(0, dtype=torch.long)),), 1,
+        node_ptr=torch.tensor([0, 2, 4]),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="only nodes are cut"):
+        write_partition(task, tmp_path / "parts", 2)
+
+
+def test_a_rank_reads_its_own_parts_alone(groups, tmp_path):
+    made = write_partition(small(), tmp_path / "parts", 5)
+    (first, rows), (second, others) = groups(2)(parts_read, made.path)
+    assert (first, second) == ([0, 1], [2, 3, 4])
+    assert sorted(rows + others) == list(range(30))
+    one = write_partition(small(), tmp_path / "one", 1)
+    assert [read for read, _ in groups(2)(parts_read, one.path)] == [[], [0]]

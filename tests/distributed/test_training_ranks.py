@@ -1,0 +1,144 @@
+"""Whole runs over ranks: histories, weights, files and checkpoints are those of one process."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from ranks_work import train
+from safetensors.torch import load_file
+from test_exact import graph_task
+
+from difformer.distributed.folder import write_partition
+from difformer.training import RunFolder, TrainConfig, TrainingInterrupted, evaluate, fit, resume
+
+CPU = {"device": "cpu", "stacked": False}
+
+
+def setting(**changes):
+    given = {"epochs": 12, "learning_rate": 0.02, "weight_decay": 0.01, "eval_every": 2, "checkpoint_every": 3}
+    options = {"hidden_channels": 8, "dropout": 0.3}
+    options |= changes.pop("options", {})
+    return TrainConfig(**{**given, **changes}, options=options)
+
+
+@pytest.fixture
+def parted(tmp_path):
+    def made(parts, **options):
+        task = graph_task(weighted=True, **options)
+        return task, write_partition(task, tmp_path / f"parts-{parts}", parts).path
+
+    return made
+
+
+def same_history(found, expected):
+    assert len(found) == len(expected)
+    for here, there in zip(found, expected, strict=True):
+        assert here.keys() - {"seconds"} == there.keys() - {"seconds"}  # written where a checkpoint is
+        for key in here.keys() - {"seconds"}:
+            assert here[key] == pytest.approx(there[key], abs=2e-5, nan_ok=True), (key, here, there)
+
+
+CONFIGS = {
+    "dropout, clipping, class weights": setting(gradient_clip=0.5, class_weights=True, label_smoothing=0.1),
+    "one pass an epoch": setting(options={"dropout": 0.0}, metric="rocauc", schedule="cosine", warmup=2),
+    "ring": setting(model="difformer-a", patience=4),
+    "no graph": setting(graph="none", decoupled=True),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_run_is_that_of_one_process(groups, parted, tmp_path, name):
+    task, parts = parted(3)
+    config = CONFIGS[name]
+    expected = fit(task, config, seeds=[1], **CPU)
+    histories, results, _ = groups(2)(train, parts, tmp_path / "run", config, [1])[0]
+    same_history(histories[0], expected.records[0].history)
+    record, result = expected.records[0], results[0]
+    for key in ("best_epoch", "epochs", "status", "split", "metric"):
+        assert result[key] == record.result()[key]
+    folder = RunFolder.open(tmp_path / "run")
+    for key, value in folder.read_weights(1).items():
+        torch.testing.assert_close(value, record.state[key], atol=2e-5, rtol=1e-4)
+    with np.load(tmp_path / "run" / "seed-1" / "predictions.npz") as files:
+        np.testing.assert_allclose(files["outputs"], record.outputs, atol=2e-5)
+        np.testing.assert_array_equal(files["target"], task.y)
+
+
+def test_the_folder_is_one_process_own(groups, parted, tmp_path):
+    task, parts = parted(2)
+    fit(task, setting(), seeds=2, out=tmp_path / "alone", **CPU)
+    answers = groups(2)(train, parts, tmp_path / "ranks", setting(), [0, 1])
+    assert answers[0][1] == answers[1][1]  # every rank knows the results
+    alone, ranks = (
+        sorted(str(path.relative_to(tmp_path / name)) for path in (tmp_path / name).rglob("*"))
+        for name in ("alone", "ranks")
+    )
+    assert ranks == sorted([*alone, "distributed.json"])
+    about = json.loads((tmp_path / "ranks" / "distributed.json").read_text())
+    assert about["ranks"] == 2
+    assert about["bytes_an_epoch"]["boundary"] > 0
+    # One process uses what ranks have trained.
+    mine, theirs = (evaluate(tmp_path / name, task=task, device="cpu") for name in ("alone", "ranks"))
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.values["f1"] == pytest.approx(b.values["f1"], abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
+def test_an_interrupted_run_goes_on_with_another_number_of_ranks(groups, parted, tmp_path, size):
+    task, parts = parted(4)
+    expected = fit(task, setting(), seeds=2, **CPU)
+    out = tmp_path / "run"
+    assert [answer[0] for answer in groups(2)(train, parts, out, setting(), [0, 1], 6)] == ["interrupted"] * 2
+    if size == 1:  # one process without ranks, as `difformer fit --resume` does it
+        results = resume(out, task=task, device="cpu").results
+    else:
+        results = groups(size)(train, parts, out, None, None, None, True)[0][1]
+    for result, record in zip(results, expected.records, strict=True):
+        assert result["status"] == "finished"
+        assert result["loss"] == pytest.approx(record.loss, abs=2e-5)
+        assert result["best_epoch"] == record.best_epoch
+    rows = RunFolder.open(out).metrics.read()
+    same_history([row for row in rows if row.pop("seed") == 0], expected.records[0].history)
+
+
+def test_a_checkpoint_is_that_of_one_process(groups, parted, tmp_path):
+    """And ranks go on from one that a single process wrote."""
+    task, parts = parted(2)
+
+    class Stop:
+        def on_epoch(self, event):
+            if event.epoch == 6:
+                import os
+                import signal
+
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(TrainingInterrupted):
+        fit(task, setting(), seeds=1, out=tmp_path / "alone", callbacks=[Stop()], **CPU)
+    groups(2)(train, parts, tmp_path / "ranks", setting(), [0], 6)
+    name = "seed-0/checkpoint.safetensors"
+    alone, ranks = load_file(tmp_path / "alone" / name), load_file(tmp_path / "ranks" / name)
+    assert alone.keys() == ranks.keys()
+    for key in alone:
+        torch.testing.assert_close(alone[key], ranks[key], atol=2e-5, rtol=1e-3)
+    expected = fit(task, setting(), seeds=1, **CPU).records[0]
+    histories, results, _ = groups(2)(train, parts, tmp_path / "alone", None, None, None, True)[0]
+    assert results[0]["loss"] == pytest.approx(expected.loss, abs=2e-5)
+    same_history(histories[0], expected.history)
+
+
+REFUSED = {
+    "batch_size=8: a partitioned graph is trained whole": setting(batch_size=8),
+    "neighbours are to be found before": setting(graph="knn:3"),
+    "model 'gcn' cannot be trained on a partitioned graph": TrainConfig(model="gcn"),
+    "metric 'mse' cannot measure": setting(metric="mse"),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_cannot_be_is_said_on_every_rank_and_nothing_is_written(groups, parted, tmp_path, said):
+    _, parts = parted(2)
+    answers = groups(2)(train, parts, tmp_path / "run", REFUSED[said], [0])
+    assert all(said in answer for answer in answers), answers
+    assert not (tmp_path / "run").exists()
