@@ -64,7 +64,9 @@ class NodeFormerLayer(nn.Module):
         phi_q = query_features(q * scale, projection)
         phi_k = key_features(k * scale, projection, structure.segments)
         if self.training and self.samples:
-            p = self._drawn(phi_q, phi_k, v, structure.segments)
+            noise = -torch.empty(*k.shape[:2], self.samples, device=k.device, dtype=k.dtype).exponential_().log()
+            drawn = key_features(k * scale, projection, structure.segments, noise / self.temperature)
+            p = by_graph(attend_drawn, structure.segments, phi_q, drawn, v)
         else:
             p = linear_attention(phi_q, phi_k, v, structure.segments)
         loss = z.new_zeros(())
@@ -77,23 +79,14 @@ class NodeFormerLayer(nn.Module):
                     p = p + strength.unsqueeze(-1) * spread
         return self.join(p.flatten(1)), loss
 
-    def _drawn(self, phi_q: Tensor, phi_k: Tensor, v: Tensor, segments: Segments | None) -> Tensor:
-        """The mean over draws of Gumbel noise."""
-        rows, heads = phi_k.shape[:2]
-        noise = -torch.empty(rows, heads, self.samples, device=v.device, dtype=v.dtype).exponential_().log()
-        # e^(g/τ) reaches far: it counts relative to the largest of the pass, which cancels as all factors of keys do.
-        weight = ((noise - noise.amax((0, 1), keepdim=True)) / self.temperature).exp()
-        return by_graph(_attend_drawn, segments, phi_q, phi_k, weight, v)
 
-
-def _attend_drawn(mask: Tensor | None, q: Tensor, k: Tensor, weight: Tensor, v: Tensor) -> Tensor:
-    """Answers ``[G, n, H, c]``, averaged over draws, from ``weight [G, n, H, S]``; padding of `k` is zero."""
-    keys = k.unsqueeze(3) * weight.unsqueeze(-1)
+def attend_drawn(mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Answers ``[G, n, H, c]`` to ``q [G, n, H, m]``, a mean over draws of ``k [G, n, H, S, m]``; padding is zero."""
     # Values with a column of ones: numerators and denominators are the same sums.
-    sums = torch.einsum("gnhsm,gnhc->ghsmc", keys, torch.cat([v, v.new_ones(*v.shape[:3], 1)], -1))
+    sums = torch.einsum("gnhsm,gnhc->ghsmc", k, torch.cat([v, v.new_ones(*v.shape[:3], 1)], -1))
     total = torch.einsum("gnhm,ghsm->gnhs", q, sums[..., -1])
     # Divided before the product: what is summed over draws and features then never exists for every draw.
-    shares = q.unsqueeze(3) / (weight.shape[-1] * total.clamp_min(SMALLEST)).unsqueeze(-1)
+    shares = q.unsqueeze(3) / (k.shape[3] * total.clamp_min(SMALLEST)).unsqueeze(-1)
     return torch.einsum("gnhsm,ghsmc->gnhc", shares, sums[..., :-1])
 
 
@@ -107,7 +100,7 @@ def edge_loss(phi_q: Tensor, phi_k: Tensor, graph: Graph, segments: Segments | N
     weight = edge_scores(phi_q, phi_k, graph)
     total = (phi_q * graph_sum(phi_k, segments)).sum(-1)
     target = graph.edge_index[1]
-    likely = weight.clamp_min(SMALLEST).log() - total.clamp_min(SMALLEST).log().index_select(0, target)
+    likely = weight.log() - total.log().index_select(0, target)
     count = torch.bincount(target, minlength=graph.num_nodes).to(likely.dtype).index_select(0, target)
     return -(likely / count.unsqueeze(1)).sum() / (graph.num_nodes * phi_q.shape[1])
 

@@ -41,6 +41,16 @@ def graph_sum(values: Tensor, segments: Segments | None) -> Tensor:
     return total[segments.batch]
 
 
+def graph_max(values: Tensor, segments: Segments | None) -> Tensor:
+    """``[N, …]``: at every row the largest of the rows of its graph; no gradients."""
+    values = values.detach()
+    if segments is None:
+        return values.amax(0, keepdim=True).expand_as(values)
+    start = values.new_full((segments.num_graphs, *values.shape[1:]), -torch.inf)
+    index = segments.batch.view(-1, *[1] * (values.dim() - 1)).expand_as(values)
+    return start.scatter_reduce(0, index, values, "amax")[segments.batch]
+
+
 def graph_sizes(num_nodes: int, segments: Segments | None, like: Tensor) -> Tensor:
     """``[N]``: how many rows the graph of each row has."""
     if segments is None:

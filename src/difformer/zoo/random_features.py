@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from difformer.attention.segments import Segments
-from difformer.zoo.per_graph import by_graph
+from difformer.zoo.per_graph import by_graph, graph_max
 
-SMALLEST = 1e-30  # row sums; no feature is negative
+FLOOR = 1e-6  # of a feature, whose largest is 1: a query and keys that share none still have a sum to divide by
+SMALLEST = 1e-30  # a sum over keys is far above, but for queries of padding, which are zero
 
 
 def draw_projection(features: int, channels: int) -> Tensor:
@@ -41,24 +42,22 @@ def log_features(x: Tensor, projection: Tensor) -> Tensor:
 def query_features(q: Tensor, projection: Tensor) -> Tensor:
     """φ(q) up to a factor of each query."""
     logs = log_features(q, projection)
-    return (logs - logs.amax(-1, keepdim=True).detach()).exp()
+    return (logs - logs.amax(-1, keepdim=True).detach()).exp() + FLOOR
 
 
-def key_features(k: Tensor, projection: Tensor, segments: Segments | None) -> Tensor:
-    """φ(k) up to a factor of each graph and head; ``k [N, H, d]`` → ``[N, H, m]``."""
+def key_features(k: Tensor, projection: Tensor, segments: Segments | None, noise: Tensor | None = None) -> Tensor:
+    """φ(k) up to a factor of each graph and head; ``k [N, H, d]`` → ``[N, H, m]``.
+
+    With ``noise [N, H, S]`` it is S times as many, ``[N, H, S, m]``, each times the exponential of its noise.
+    """
     logs = log_features(k, projection)
-    largest = logs.detach().amax(-1)
-    if segments is None:
-        top = largest.amax(0, keepdim=True)
-    else:
-        start = largest.new_full((segments.num_graphs, largest.shape[1]), -torch.inf)
-        index = segments.batch.unsqueeze(1).expand_as(largest)
-        top = start.scatter_reduce(0, index, largest, "amax")[segments.batch]
-    return (logs - top.unsqueeze(-1)).exp()
+    if noise is not None:
+        logs = logs.unsqueeze(2) + noise.unsqueeze(-1)
+    return (logs - graph_max(logs.amax(-1), segments).unsqueeze(-1)).exp() + FLOOR
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments | None) -> Tensor:
-    r"""Rows :math:`\sum_j (q_i^\top k_j) v_j / \sum_j q_i^\top k_j` within each graph, q and k being no less than zero.
+    r"""Rows :math:`\sum_j (q_i^\top k_j) v_j / \sum_j q_i^\top k_j` within each graph, q and k above zero.
 
     Args:
         q: ``[N, H, m]``.
