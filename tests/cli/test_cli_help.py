@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-VERBS = ("fit", "predict", "evaluate", "embed", "tune", "demo", "datasets", "models", "certify", "energy")
+VERBS = (
+    "fit", "predict", "evaluate", "embed", "tune", "report", "explain", "compare", "energy", "demo", "datasets",
+    "models", "certify",
+)  # fmt: skip
 
 
 def cpu_seconds() -> float:

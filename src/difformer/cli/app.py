@@ -8,14 +8,17 @@ from typing import Annotated
 import typer
 
 from difformer.cli.certify import certify
+from difformer.cli.compare import compare
 from difformer.cli.datasets import datasets
 from difformer.cli.demo import demo
 from difformer.cli.embed import embed
 from difformer.cli.energy import energy
 from difformer.cli.evaluate import evaluate
+from difformer.cli.explain import explain
 from difformer.cli.fit import fit
 from difformer.cli.models import models
 from difformer.cli.predict import predict
+from difformer.cli.report import report
 from difformer.cli.tune import tune
 
 app = typer.Typer(
@@ -32,7 +35,8 @@ app = typer.Typer(
 
 _VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train and use": (fit, predict, evaluate, embed, tune),
-    "Look around": (demo, datasets, models, certify, energy),
+    "Look at a run": (report, explain, compare, energy),
+    "Look around": (demo, datasets, models, certify),
 }
 for _panel, _group in _VERBS.items():
     for _verb in _group:

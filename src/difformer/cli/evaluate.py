@@ -7,7 +7,7 @@ from typing import Any
 from difformer.cli.errors import verb
 from difformer.cli.options import Device, Json, Run
 from difformer.cli.output import Output
-from difformer.cli.report import score, variety
+from difformer.cli.results import score, variety
 
 PARTS = ("train", "valid", "test")
 

@@ -24,7 +24,6 @@ from difformer.cli.options import (
 )
 from difformer.cli.output import Output
 from difformer.cli.progress import Progress
-from difformer.cli.report import report
 from difformer.cli.request import (
     DEFAULT_MODEL,
     Request,
@@ -33,6 +32,7 @@ from difformer.cli.request import (
     read_source,
     without_edges,
 )
+from difformer.cli.results import report
 
 if TYPE_CHECKING:
     from difformer.training import TrainConfig

@@ -1,54 +1,61 @@
-"""The end of a training, for people: one row a seed, mean ± standard deviation, and what the ± is over."""
+"""``difformer report``: a page about a run, in one file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Annotated
 
-from difformer.cli.output import Output
-from difformer.cli.progress import clock_time
+import typer
 
-if TYPE_CHECKING:
-    from difformer.training import Summary
+from difformer.cli.errors import verb
+from difformer.cli.options import Device, Force, Json, Run, Seed
+from difformer.cli.output import Output, check_new
 
 
-def report(summary: Summary, output: Output, about: Mapping[str, Any]) -> None:
-    """The table of seeds, the result in one line, and where the run is."""
-    output.json({**about, **summary.to_dict(), "run": summary.folder})
-    output.table(
-        ["seed", "split", "best epoch", "train", "valid", "test", "time"],
-        [
-            [
-                result["seed"],
-                result["split"],
-                f"{result['best_epoch']}/{result['epochs']}",
-                *(score(result[part]) for part in ("train", "valid", "test")),
-                clock_time(result["seconds"]),
-            ]
-            for result in summary.results
-        ],
-        right=["seed", "best epoch", "train", "valid", "test", "time"],
+@verb
+def report(
+    run: Run,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write; RUN/report.html by default, which is written anew.", show_default=False),
+    ] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser when it is written.")] = False,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(help="An instance to explain besides those chosen by themselves; repeatable.", show_default=False),
+    ] = None,
+    seed: Seed = None,
+    force: Force = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Write a page about a run: one HTML file that works without a network.
+
+    Learning curves, errors, maps of the states layer by layer with the strongest latent pairs, energy, predictions
+    taken apart, cost. Needs plotly: `pip install 'difformer[report]'`.
+    """
+    from difformer.report import write_report
+
+    output = Output(as_json)
+    if out is not None:
+        check_new(out, force)
+    written = write_report(run, out, seed=seed, nodes=tuple(node or ()), device=device)
+    output.json(
+        {
+            "run": run,
+            "report": written.path,
+            "bytes": written.size,
+            "verdict": written.verdict,
+            "notes": list(written.notes),
+        }
     )
-    output.say(headline(summary))
-    if summary.folder is not None:
-        output.say(f"run folder: {summary.folder}")
+    if written.verdict:
+        output.say(written.verdict)
+    for note in written.notes:
+        output.say(note)
+    output.say(f"report: {written.path} ({written.size / 1e6:.1f} MB)")
+    if open_it:
+        import webbrowser
 
-
-def headline(summary: Summary) -> str:
-    """The result in one line."""
-    runs = len(summary.results)
-    over = f"mean ± standard deviation over {runs} seeds{variety(summary.results)}" if runs > 1 else "one seed"
-    return f"test {summary.metric}: {summary.mean('test'):.4f} ± {summary.std('test'):.4f} ({over})"
-
-
-def variety(results: Sequence[Mapping[str, Any]]) -> str:
-    """What differs between seeds besides the initialisation, for whoever reads a ±."""
-    splits = len({result["split"] for result in results})
-    if splits == 1:
-        return ", all on one split: ± is over initialisations alone"
-    return ", each on a split of its own" if splits == len(results) else f" on {splits} splits"
-
-
-def score(value: float | None) -> str:
-    """A metric with four digits; a dash where there is none."""
-    return "–" if value is None or value != value else f"{value:.4f}"
+        if not webbrowser.open(written.path.resolve().as_uri()):
+            output.remark(f"no browser could be started; open {written.path} yourself")

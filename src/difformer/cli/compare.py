@@ -1,0 +1,87 @@
+"""``difformer compare``: runs side by side, with a paired test."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from difformer.cli.errors import verb
+from difformer.cli.options import Json
+from difformer.cli.output import Output, shown
+from difformer.cli.progress import clock_time
+
+PARTS = ("train", "valid", "test")
+
+
+@verb
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN RUN…", help="Folders of runs on one task.", show_default=False)
+    ],
+    as_json: Json = False,
+) -> None:
+    """Put runs side by side: metrics, settings that differ, and a paired test of each against the first.
+
+    Pairs are runs of the same seed on the same split. Where there are several splits the test is corrected for their
+    overlap (Nadeau and Bengio), and for the number of comparisons (Holm).
+    """
+    from difformer.report import compare_runs
+
+    output = Output(as_json)
+    found = compare_runs(runs)
+    sides = [{**asdict(side), "values": [[*key, value] for key, value in side.values.items()]} for side in found.sides]
+    output.json({**asdict(found), "sides": sides})
+    output.say(
+        f"{found.metric}, {'higher' if found.higher_is_better else 'lower'} is better; mean ± standard deviation"
+    )
+    output.table(
+        ["run", "model", "seeds", *PARTS, "time a seed"],
+        [
+            [
+                side.name,
+                side.model,
+                len(side.values),
+                *(f"{side.means[part][0]:.4f} ± {side.means[part][1]:.4f}" for part in PARTS),
+                clock_time(side.seconds),
+            ]
+            for side in found.sides
+        ],
+        right=["seeds", *PARTS, "time a seed"],
+    )
+    headings = [
+        "against the first",
+        "pairs",
+        "difference",
+        "95 % interval",
+        "better in",
+        "p (t)",
+        "p (overlap)",
+        "p (ranks)",
+    ]
+    output.table(
+        [*headings, "verdict"],
+        [
+            [
+                one.name,
+                one.pairs,
+                f"{one.difference:+.4f} ± {one.deviation:.4f}",
+                "–" if one.interval is None else f"{one.interval[0]:+.4f} … {one.interval[1]:+.4f}",
+                f"{one.wins}/{one.pairs}",
+                *("–" if p is None else f"{p:.3g}" for p in (one.t_test, one.corrected, one.ranks)),
+                one.verdict,
+            ]
+            for one in found.against_first
+        ],
+        right=headings[1:],
+    )
+    if found.settings:
+        output.say("settings that differ:")
+        output.table(
+            ["setting", *(side.name for side in found.sides)],
+            [[key, *(shown(value) for value in values)] for key, values in found.settings.items()],
+        )
+    for note in found.notes:
+        output.say(f"note: {note}")

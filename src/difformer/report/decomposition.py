@@ -1,0 +1,167 @@
+r"""One instance, taken apart: what each layer's step was made of, and which instances and edges moved the prediction.
+
+A step of a DIFFormer is a sum,
+
+.. math::
+    p_i = \underbrace{(1 - τ) z_i}_{\text{self}}
+        + \underbrace{τ a \sum_j \tfrac1H \sum_h \hat s^{(h)}_{ij} v^{(h)}_j}_{\text{latent}}
+        + \underbrace{τ b \sum_j \tilde a_{ij} \bar v_j}_{\text{observed}}
+        + \underbrace{τ β z^{(0)}_i}_{\text{source}},
+    \qquad z_i^{+} = σ'(\mathrm{LayerNorm}(p_i)),
+
+with a = b = 1 where latent and observed terms are added, a = 1 - w and b = w where they are mixed. The parts and every
+single :math:`j` are computed one by one and must add up to the step that the model takes; `Step.residue` is what is
+left.
+
+The *effect* of a part x on the prediction is :math:`g^\top x`. The score m is the output of the predicted class less
+that of the runner-up (the output itself for a regression or a single column), and g takes a change of p_i to m:
+:math:`g = \frac{1}{s} C (γ \odot σ' \odot ∂m/∂z_i^{+})`, the LayerNorm being linear (C centres, γ scales) once its
+deviation s is held at what it was. After the last layer of a model of nodes this is exact: the effects of all parts
+add up to m less what the biases give. Before it, ∂m/∂z⁺ is the derivative through all later layers, so effects are of
+first order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from difformer.nn import DIFFormer, DIFFormerConv
+from difformer.nn.difformer import ACTIVATIONS
+from difformer.nn.structure import as_structure
+from difformer.report.latent import rows_of_attention
+from difformer.report.scene import Scene
+
+PARTS = ("self", "latent", "observed", "source")
+
+
+@dataclass(frozen=True)
+class Influence:
+    """What one instance gave to another in a step.
+
+    Args:
+        node: Number of the giver within the scene.
+        name: What it is called.
+        through: ``"latent"`` or ``"observed"``.
+        weight: Attention (mean over heads) or entry of the normalised graph, before step size and mixing.
+        length: Norm of what it gave.
+        effect: What that did to the score.
+    """
+
+    node: int
+    name: str
+    through: str
+    weight: float
+    length: float
+    effect: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer's step, taken apart.
+
+    Args:
+        layer: Counted from 1.
+        lengths: Norm of each part of p_i.
+        effects: Effect of each part on the score.
+        influences: Those with the largest effect, of all instances.
+        others: Effect of all latent and observed instances that are not listed.
+        residue: Norm of p_i less all parts, over the norm of p_i.
+    """
+
+    layer: int
+    lengths: dict[str, float]
+    effects: dict[str, float]
+    influences: tuple[Influence, ...]
+    others: float
+    residue: float
+
+
+def take_apart(
+    model: DIFFormer,
+    k: int,
+    scene: Scene,
+    states: list[Tensor],
+    slope: Tensor,
+    i: int,
+    names: Callable[[int], str],
+    top_k: int,
+) -> Step:
+    layer: DIFFormerConv = model.layers[k]  # type: ignore[assignment]
+    z, structure = states[k], as_structure(scene.size, scene.graph)
+    given = _given(layer, z, scene, i)
+    parts = {name: z.new_zeros(z.shape[1]) for name in PARTS}
+    if layer.residual:
+        parts["self"] = (1 - layer.step_size) * z[i]
+    for through, (_, _, vectors) in given.items():
+        parts[through] = parts[through] + vectors.sum(0)
+    if layer.source_weight:
+        parts["source"] = layer.step_size * layer.source_weight * states[0][i]
+    p = layer.step(z, structure, states[0])[i]
+    residue = float((p - sum(parts.values())).norm() / p.norm().clamp_min(1e-12))
+    g = _through_norm(model, k, p, slope)
+    found = [
+        Influence(int(j), names(int(j)), through, float(w), float(length), float(effect))
+        for through, (nodes, weights, vectors) in given.items()
+        if through != "self"
+        for j, w, length, effect in _largest(nodes, weights, vectors, vectors @ g, top_k)
+    ]
+    found.sort(key=lambda one: -abs(one.effect))
+    effects = {name: float(part @ g) for name, part in parts.items()}
+    listed = found[:top_k]
+    others = effects["latent"] + effects["observed"] - sum(one.effect for one in listed)
+    lengths = {name: float(part.norm()) for name, part in parts.items()}
+    return Step(k + 1, lengths, effects, tuple(listed), others, residue)
+
+
+def _largest(
+    nodes: Tensor, weights: Tensor, vectors: Tensor, effects: Tensor, count: int
+) -> list[tuple[float, float, float, float]]:
+    order = effects.abs().topk(min(count, effects.numel())).indices
+    columns = (nodes[order], weights[order], vectors[order].norm(dim=1), effects[order])
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _given(layer: DIFFormerConv, z: Tensor, scene: Scene, i: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """What every instance gives to i, by way: nodes, weights, and vectors ``[n, c]`` as they enter p_i."""
+    heads, graph = layer.num_heads, scene.graph
+    v = z.unsqueeze(1) if layer.value is None else layer.value(z).view(z.shape[0], heads, layer.out_channels)
+    mean = v.mean(1)
+    tau = layer.step_size if layer.residual else 1.0
+    latent, observed = 1.0, 1.0
+    if graph is not None and layer.diffusivity is None:
+        latent = 0.0
+    elif graph is not None and layer.graph_weight is not None:
+        latent, observed = 1 - layer.graph_weight, layer.graph_weight
+    here = torch.tensor([i], device=z.device)
+    found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    if layer.diffusivity is None or layer.form == "identity":
+        if latent:  # an instance that is propagated to itself: no exchange
+            found["self"] = (here, z.new_ones(1), tau * latent * mean[here])
+    elif latent:
+        attention = rows_of_attention(layer, z, here)[:, 0]  # [H, n]
+        vectors = torch.einsum("hn,nhc->nc", attention, v.expand(-1, heads, -1)) / heads
+        found["latent"] = (torch.arange(z.shape[0], device=z.device), attention.mean(0), tau * latent * vectors)
+    if graph is not None:
+        edges = (graph.edge_index[1] == i).nonzero().squeeze(1)
+        weights = graph.normalised_weights(layer.graph_norm, z.dtype)[edges]
+        nodes = graph.edge_index[0][edges]
+        found["observed"] = (nodes, weights, tau * observed * weights.unsqueeze(1) * mean[nodes])
+    return found
+
+
+def _through_norm(model: DIFFormer, k: int, p: Tensor, slope: Tensor) -> Tensor:
+    """g: from the slope at z⁺ to that at p, the deviation of the LayerNorm held fixed."""
+    norm = model.norms[k]
+    with torch.enable_grad():
+        after = norm(p.unsqueeze(0))[0].detach().requires_grad_()
+        if model.activation is not None:
+            (slope,) = torch.autograd.grad(ACTIVATIONS[model.activation](after), after, slope)
+    if isinstance(norm, nn.Identity):
+        return slope
+    scaled = slope * norm.weight  # type: ignore[operator]
+    deviation = (p.var(unbiased=False) + norm.eps).sqrt()  # type: ignore[operator]
+    return (scaled - scaled.mean()) / deviation

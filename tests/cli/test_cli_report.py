@@ -1,0 +1,92 @@
+"""``report``, ``explain`` and ``compare`` as a person types them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def runs(people, tmp_path_factory):
+    """A DIFFormer and a GCN on a user's own files."""
+    from difformer.cli import main
+
+    root = tmp_path_factory.mktemp("runs")
+    files = [f"--{role}={people / name}" for role, name in (("features", "people.csv"), ("labels", "groups.csv"))]
+    files.append(f"--edges={people / 'friends.csv'}")
+    for model in ("difformer-s", "gcn"):
+        options = ["--set", "hidden_channels=8", "--set", "epochs=5", "--seeds", "2", "--out", str(root / model)]
+        with pytest.raises(SystemExit) as end:
+            main(["fit", *files, "--model", model, *options])
+        assert not end.value.code
+    return root
+
+
+def test_report_writes_one_file(call, runs, tmp_path):
+    run = runs / "difformer-s"
+    answer = call("report", run)
+    assert answer.code == 0, answer.err
+    assert "report.html" in answer.out
+    assert "p17" in (run / "report.html").read_text(encoding="utf-8")
+    document = json.loads(call("report", run, "--out", tmp_path / "r.html", "--node", "p3", "--json").out)
+    assert document["bytes"] == (tmp_path / "r.html").stat().st_size
+    assert document["verdict"]
+    assert "p3: predicted" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    again = call("report", run, "--out", tmp_path / "r.html")
+    assert again.code == 2
+    assert "add --force" in again.err
+
+
+def test_report_opens_a_browser_when_asked(call, runs, monkeypatch):
+    import webbrowser
+
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or len(opened) > 1)
+    first = call("report", runs / "gcn", "--open")
+    assert "no browser could be started" in first.err
+    assert opened == [(runs / "gcn" / "report.html").resolve().as_uri()]
+    assert "no browser" not in call("report", runs / "gcn", "--open").err
+
+
+def test_report_without_plotly_names_the_extra(call, runs, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    answer = call("report", runs / "gcn")
+    assert answer.code == 2
+    assert "pip install 'difformer[report]'" in answer.err
+
+
+def test_explain_shows_parts_and_instances(call, runs):
+    answer = call("explain", runs / "difformer-s", "--node", "p7", "--top", "3")
+    assert answer.code == 0, answer.err
+    assert "p7: predicted" in answer.out
+    assert "observed effect" in answer.out
+    document = json.loads(call("explain", runs / "difformer-s", "--node", "7", "--top", "3", "--json").out)
+    assert document["name"] == "p7"
+    step = document["steps"][-1]
+    assert step["residue"] < 1e-5
+    assert len(step["influences"]) == 3
+    total = sum(one["effect"] for one in step["influences"]) + step["others"]
+    assert total == pytest.approx(step["effects"]["latent"] + step["effects"]["observed"], abs=1e-5)
+
+
+def test_explain_says_what_is_wrong(call, runs):
+    unknown = call("explain", runs / "difformer-s", "--node", "nobody")
+    assert unknown.code == 2
+    assert "no instance 'nobody'" in unknown.err
+    assert "DIFFormer models do" in call("explain", runs / "gcn", "--node", "1").err
+    assert call("explain", runs / "gcn").code == 2
+
+
+def test_compare_pairs_seeds(call, runs):
+    answer = call("compare", runs / "difformer-s", runs / "gcn")
+    assert answer.code == 0, answer.err
+    assert "settings that differ" in answer.out
+    document = json.loads(call("compare", runs / "difformer-s", runs / "gcn", "--json").out)
+    assert document["against_first"][0]["pairs"] == 2
+    assert document["settings"]["model"] == ["difformer-s", "gcn"]
+    one = call("compare", runs / "gcn")
+    assert one.code == 2
+    assert "at least two runs" in one.err

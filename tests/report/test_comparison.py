@@ -1,0 +1,80 @@
+"""Paired tests against scipy's own, and what cannot be compared."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+
+import pytest
+from scipy import stats
+
+from difformer.report import compare_runs
+from difformer.report.comparison import holm
+
+
+def with_values(path, target, values):
+    """A copy of a run whose results are what a test wants them to be."""
+    shutil.copytree(path, target)
+    for seed, value in enumerate(values):
+        file = target / f"seed-{seed}" / "result.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "test": value}))
+    return target
+
+
+def test_tests_are_scipys_and_the_correction_is_the_formula(workshop, tmp_path):
+    path, task = workshop.run("gcn")
+    first, second = [0.70, 0.72, 0.71], [0.80, 0.83, 0.80]
+    a, b = with_values(path, tmp_path / "a", first), with_values(path, tmp_path / "b", second)
+    found = compare_runs([a, b])
+    one = found.against_first[0]
+    assert found.metric == "accuracy"
+    assert one.pairs == one.wins == 3
+    assert one.t_test == pytest.approx(stats.ttest_rel(second, first).pvalue)
+    d = [y - x for x, y in zip(first, second, strict=True)]
+    mean = sum(d) / 3
+    s = math.sqrt(sum((v - mean) ** 2 for v in d) / 2)
+    train, _, test = task.splits[0].sizes()
+    t = mean / (s * math.sqrt(1 / 3 + test / train))
+    assert one.corrected == pytest.approx(2 * stats.t.sf(t, 2))
+    assert one.adjusted == one.corrected
+    assert one.ranks is None
+    assert one.interval[0] < one.difference < one.interval[1]
+    assert "better" in one.verdict
+    assert "worse" in compare_runs([b, a]).against_first[0].verdict
+    same = compare_runs([a, a]).against_first[0]
+    assert (same.difference, same.t_test) == (0, 1)
+    assert "not shown to differ" in same.verdict
+
+
+def test_several_runs_are_corrected_by_holm(workshop, tmp_path):
+    path, _ = workshop.run("gcn")
+    runs = [with_values(path, tmp_path / str(i), [0.5 + i / 10, 0.52 + i / 10, 0.5 + i / 9]) for i in range(3)]
+    found = compare_runs(runs)
+    assert "p-values are corrected for several comparisons (Holm)" in found.notes
+    raw = [one.corrected for one in found.against_first]
+    assert [one.adjusted for one in found.against_first] == pytest.approx(holm(raw))
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, None, 0.9]) == pytest.approx([1.0, None, 1.0])
+
+
+def test_models_settings_and_one_split(workshop):
+    (a, _), (b, _) = workshop.run("nodes"), workshop.run("gcn")
+    found = compare_runs([a, b])
+    assert found.settings["model"] == ("difformer-a", "gcn")
+    assert [side.model for side in found.sides] == ["difformer-a", "gcn"]
+    path, _ = workshop.run("series")
+    single = compare_runs([path, path])
+    assert single.against_first[0].corrected is None
+    assert any("share one split" in note for note in single.notes)
+    assert [side.name for side in single.sides] == [str(path)] * 2
+    one = workshop.run("constant")[0]
+    assert "one pair" in compare_runs([one, workshop.run("lp")[0]]).against_first[0].verdict
+
+
+def test_what_cannot_be_compared(workshop):
+    nodes, series = workshop.run("nodes")[0], workshop.run("series")[0]
+    with pytest.raises(ValueError, match="at least two runs"):
+        compare_runs([nodes])
+    with pytest.raises(ValueError, match="of task 'ring'"):
+        compare_runs([nodes, series])

@@ -1,0 +1,149 @@
+"""The page in a real browser: no errors, no requests, and sliders, hover and colours that do what they say.
+
+Skipped where playwright or a Chromium is missing; `CHROMIUM` names one that is not on the path.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+from report_runs import EVIL, RUNS
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = os.environ.get("CHROMIUM") or next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield found
+        found.close()
+
+
+def visit(browser, workshop, name):
+    """Opens a report; whatever the page complains about or asks for is kept."""
+    page = browser.new_page(viewport={"width": 1120, "height": 900})
+    page.trouble, page.asked = [], []
+    page.on("console", lambda message: page.trouble.append(message.text) if message.type != "log" else None)
+    page.on("pageerror", lambda error: page.trouble.append(str(error)))
+    page.on("request", lambda request: page.asked.append(request.url))
+    page.goto(workshop.page(name).report.path.resolve().as_uri())
+    page.wait_for_selector("html[data-ready=yes]", timeout=30_000)
+    return page
+
+
+@pytest.fixture(scope="module")
+def page(browser, workshop):
+    """The report of a DIFFormer on nodes, which takes seconds to load: every test sets what it looks at."""
+    found = visit(browser, workshop, "nodes")
+    yield found
+    assert found.trouble == []
+    assert [url for url in found.asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def move(page, slider, value):
+    page.evaluate(
+        "([id, value]) => { const one = document.getElementById(id); one.value = value; "
+        "one.dispatchEvent(new Event('input')); }",
+        [slider, value],
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["graphs", *(pytest.param(name, marks=pytest.mark.slow) for name in RUNS if name not in ("nodes", "graphs"))],
+)
+def test_pages_load_without_errors_and_without_a_network(browser, workshop, name):
+    page = visit(browser, workshop, name)
+    assert page.trouble == []
+    assert [url for url in page.asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert page.locator("#curves .main-svg").count() > 0
+    assert page.locator("#canvas-0 .points path").count() > 5
+    page.close()
+
+
+def test_the_layer_slider_moves_points(page):
+    where = "() => document.querySelector('#canvas-0').data.at(-1).x.slice()"
+    move(page, "layer-0", 3)
+    last = page.evaluate(where)
+    assert page.inner_text("#layer-name-0") == "layer 3"
+    move(page, "layer-0", 0)
+    assert page.inner_text("#layer-name-0") == "input"
+    assert page.evaluate(where) != last
+    assert "Latent pairs begin with layer 1" in page.inner_text("#counts-0")
+    move(page, "layer-0", 3)
+
+
+def test_the_threshold_slider_takes_pairs_away(page):
+    drawn = "() => document.querySelector('#canvas-0').data.slice(1, 3).reduce((n, one) => n + one.x.length / 3, 0)"
+    page.check("#pairs-0")
+    move(page, "threshold-0", 0)
+    many = page.evaluate(drawn)
+    move(page, "threshold-0", 100)
+    few = page.evaluate(drawn)
+    assert many > few >= 1
+    page.uncheck("#pairs-0")
+    assert page.evaluate(drawn) == 0
+    page.check("#edges-0")
+    assert page.evaluate("() => document.querySelector('#canvas-0').data[0].x.length") > 0
+
+
+def test_hover_shows_the_instance_and_labels_are_text(page):
+    page.select_option("#colour-0", label="class")
+    page.locator("#canvas-0").scroll_into_view_if_needed()
+    place = page.evaluate(
+        """() => { const plot = document.querySelector('#canvas-0'); const box = plot.getBoundingClientRect();
+        for (const one of plot.data) { const at = (one.customdata || []).indexOf(59); if (at < 0) continue;
+          const { xaxis, yaxis } = plot._fullLayout;
+          return [box.x + xaxis._offset + xaxis.d2p(one.x[at]), box.y + yaxis._offset + yaxis.d2p(one.y[at])]; } }"""
+    )
+    page.mouse.move(*place)
+    page.wait_for_function("() => document.querySelector('#card-0 strong')")
+    shown = page.inner_text("#card-0")
+    assert "class" in shown
+    assert "correctness" in shown
+    # Points may lie on each other; whichever was hit shows itself. The evil one is asked for outright.
+    page.evaluate("() => document.querySelector('#canvas-0').emit('plotly_hover', { points: [{ customdata: 59 }] })")
+    assert f"{EVIL} & co" in page.inner_text("#card-0")
+    assert EVIL in page.locator("#canvas-0 .legendtext").all_text_contents()
+    assert EVIL in "".join(
+        page.locator("#confusion .ytick text, #confusion .yaxislayer-above text").all_text_contents()
+    )
+    assert EVIL in page.inner_text("#predictions")
+    assert page.evaluate("() => document.querySelectorAll('script').length") == 3
+
+
+def test_colours_follow_the_choice(page):
+    names = "() => document.querySelector('#canvas-0').data.slice(3).map((one) => one.name)"
+    page.select_option("#colour-0", label="class")
+    assert page.evaluate(names)[0] == "unknown"
+    page.select_option("#colour-0", label="correctness")
+    assert set(page.evaluate(names)) <= {"right", "wrong", "unknown"}
+
+
+def luminance(colour):
+    parts = [int(v) / 255 for v in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    linear = [v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+    return sum(w * v for w, v in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_can_be_read(page, scheme):
+    """Texts have a contrast of at least 4.5 to their ground, which is what accessibility guidelines ask for."""
+    page.emulate_media(color_scheme=scheme)
+    for _ in range(2):
+        back = luminance(page.evaluate("() => getComputedStyle(document.body).backgroundColor"))
+        for selector in ("body", "th", "nav a", ".note", "#counts-0"):
+            ink = luminance(page.evaluate(f"() => getComputedStyle(document.querySelector('{selector}')).color"))
+            contrast = (max(ink, back) + 0.05) / (min(ink, back) + 0.05)
+            assert contrast >= 4.5, selector
+        assert page.evaluate("() => document.querySelector('#curves')._fullLayout.font.color") == page.evaluate(
+            "() => getComputedStyle(document.documentElement).getPropertyValue('--ink').trim()"
+        )
+        page.click("#theme")  # and the other way round

@@ -1,0 +1,187 @@
+"""The page: whole, offline, escaped, and sensible for every kind of task and every model."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from report_runs import EVIL, RUNS
+
+from difformer.report import write_report
+
+LIMIT = 8_000_000
+SECTIONS = ("run", "results", "predictions", "map", "within", "energy", "explanations", "cost", "use")
+
+
+@pytest.mark.parametrize("name", list(RUNS))
+def test_every_run_has_a_page_with_every_section(workshop, name):
+    page = workshop.page(name)
+    for section in SECTIONS:
+        assert len(page.section(section)) > 60
+    assert page.report.size == len(page.text.encode()) < LIMIT
+    assert re.search(r"<script>.{4000000}", page.text, re.DOTALL)  # plotly itself
+    seeds = page.data["curves"]["seeds"]
+    assert len(seeds) == RUNS[name][2]
+    for one in seeds:
+        assert len(one["epoch"]) == len(one["valid"]) == RUNS[name][1].epochs
+        assert one["best"] in one["epoch"]
+
+
+@pytest.mark.parametrize("name", list(RUNS))
+def test_nothing_is_asked_of_the_network(workshop, name):
+    page = workshop.page(name)
+    assert "default-src 'none'" in page.body
+    assert not re.search(r"""(src|href)=["'](?!#|data:)""", page.body)
+    assert "http" not in page.body.replace("http-equiv", "")
+
+
+def test_names_from_data_are_text(workshop):
+    page = workshop.page("nodes")
+    assert EVIL not in page.body
+    assert "<" not in page.raw
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page.section("predictions")
+    assert page.data["quality"]["names"][0] == EVIL
+    assert page.data["maps"][0]["titles"][-1] == f"{EVIL} & co"
+    assert page.text.count("</script>") == 3 + page.text[len(page.body) + len(page.raw) :].count("<\\/script>")
+
+
+def test_numbers_of_the_page_are_those_of_the_run(workshop):
+    import numpy as np
+
+    from difformer.training import RunFolder
+
+    page, (path, task) = workshop.page("nodes"), workshop.run("nodes")
+    folder = RunFolder.open(path)
+    confusion = np.array(page.data["quality"]["confusion"])
+    right = sum(round(r["test"] * folder.split_of(task, r["seed"]).test.numel()) for r in folder.results())
+    assert confusion.trace() == right
+    assert confusion.sum() == sum(folder.split_of(task, seed).test.numel() for seed in folder.seeds)
+    summary = folder.summary()
+    assert f"{summary.mean():.4f} ± {summary.std():.4f}" in page.body
+    world = page.data["maps"][0]
+    assert world["layers"] == ["input", "layer 1", "layer 2", "layer 3"]
+    assert [c["name"] for c in world["colourings"]] == ["class", "prediction", "correctness", "part"]
+    assert len(world["x"]) == 4
+    assert {len(row) for row in world["x"] + world["y"]} == {60}
+    assert world["colourings"][0]["values"] == task.y.tolist()
+    assert len(world["pairs"]) == 3
+    for pairs in world["pairs"]:
+        assert pairs["weight"] == sorted(pairs["weight"], reverse=True)
+        assert all(s != t for s, t in zip(pairs["source"], pairs["target"], strict=True))
+    edges = {tuple(e) for e in task.edge_index.T.tolist()}
+    first = world["pairs"][0]
+    for s, t, seen in zip(first["source"], first["target"], first["observed"], strict=True):
+        assert seen == ((s, t) in edges or (t, s) in edges)
+
+
+def test_cards_name_the_columns_that_stand_out(workshop):
+    text = workshop.page("nodes").data["maps"][0]["texts"][0]
+    assert any(name in text for name in ("<b>u</b>", "v ", "w "))
+
+
+@pytest.mark.parametrize("name", ["gcn", "gcn on graphs", "mlp on series", "lp"])
+def test_models_without_diffusion_say_so(workshop, name):
+    page = workshop.page(name)
+    for section, what in (
+        ("within", "no attention"),
+        ("energy", "no energy"),
+        ("explanations", "no step to take apart"),
+    ):
+        assert f"there is {what} to show" in page.section(section)
+    assert "no latent structure to show" in page.section("map")
+    assert "energy" not in page.data
+    assert page.report.verdict == ""
+    assert page.data["maps"][0]["pairs"] == []
+
+
+def test_models_without_latent_pairs_say_why(workshop):
+    assert "gives every pair the same weight" in workshop.page("constant").section("map")
+    assert "nothing be exchanged" in workshop.page("no latent").section("within")
+    assert workshop.page("no latent").data["energy"]["rank"]
+
+
+def test_regression_shows_residuals(workshop):
+    import torch
+
+    from difformer.training import predict
+
+    page, (path, task) = workshop.page("regression"), workshop.run("regression")
+    found = page.data["quality"]
+    assert found["kind"] == "residuals"
+    assert [c["name"] for c in page.data["maps"][0]["colourings"]] == ["target 0", "prediction 0", "error 0", "part"]
+    errors = []
+    for seed in (0, 1):
+        outputs, test = predict(path, seed=seed, task=task).outputs, task.splits[0].test
+        gap = (outputs - task.y)[test]
+        errors.append(gap[~gap.isnan()])
+    assert found["mean"] == pytest.approx(float(torch.cat(errors).mean()), abs=1e-5)
+    assert sum(found["histogram"]["height"]) == sum(map(len, errors))
+    assert "R²" in page.section("predictions")
+
+
+def test_series_and_graphs(workshop):
+    series, graphs = workshop.page("series"), workshop.page("graphs")
+    assert "Nodes at snapshot 15" in series.section("map")
+    assert series.data["quality"]["over_time"]["time"] == [12, 13, 14, 15]
+    assert len(series.data["maps"][0]["titles"]) == 8
+    assert len(graphs.data["maps"][0]["titles"]) == 30
+    assert graphs.data["maps"][1]["colourings"][0]["name"] == "effect on the output"
+    assert "Measured on graph" in graphs.section("energy")
+
+
+def test_multilabel_has_a_row_a_column(workshop):
+    page = workshop.page("multilabel")
+    assert page.data["quality"]["names"] == ["no", "yes"]
+    assert page.section("predictions").count("<tr>") == 4
+    assert "auc" in page.section("predictions")
+
+
+def test_explained_instances_and_those_asked_for(workshop, tmp_path):
+    path, task = workshop.run("nodes")
+    out = tmp_path / "here.html"
+    report = write_report(path, out, task=task, nodes=["p5"], seed=1)
+    assert report.path == out
+    text = out.read_text(encoding="utf-8")
+    assert "<summary>p5: predicted" in text
+    assert "observed effect" in text
+
+
+def test_without_plotly_the_extra_is_named(workshop, monkeypatch):
+    path, task = workshop.run("nodes")
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(ImportError, match=r"difformer\[report\]"):
+        write_report(path, task=task)
+
+
+def test_a_run_without_results_is_refused(workshop, tmp_path):
+    import shutil
+
+    from difformer.training import RunFolderError
+
+    path, task = workshop.run("gcn")
+    copy = tmp_path / "run"
+    shutil.copytree(path, copy)
+    (copy / "seed-1" / "predictions.npz").write_bytes(b"broken")
+    with pytest.raises(RunFolderError, match=r"predictions\.npz cannot be read"):
+        write_report(copy, task=task)
+    for result in copy.glob("seed-*/result.json"):
+        result.unlink()
+    with pytest.raises(RunFolderError, match="no results yet"):
+        write_report(copy, task=task)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_nodes_stay_below_eight_megabytes(tmp_path):
+    import time
+
+    from difformer.data import load
+    from difformer.training import TrainConfig, fit
+
+    task = load("random-graph", num_nodes=100_000)
+    fit(task, TrainConfig(options={"num_layers": 3}, epochs=2), seeds=1, out=tmp_path / "run")
+    begun = time.perf_counter()
+    report = write_report(tmp_path / "run", task=task)
+    assert report.size < LIMIT
+    assert any("of 100,000 instances are shown" in note for note in report.notes)
+    assert time.perf_counter() - begun < 120
