@@ -22,7 +22,6 @@ from difformer.distributed.linear import constant, gram, simple
 from difformer.distributed.ranks import Ranks
 from difformer.distributed.ring import ring
 from difformer.nn import DIFFormer, DIFFormerConv
-from difformer.nn.conv import _over_heads as over_heads
 from difformer.nn.difformer import ACTIVATIONS
 from difformer.nn.dropout import dropout
 from difformer.nn.unit import unit_rows
@@ -97,14 +96,15 @@ def latent(layer: DIFFormerConv, z: Tensor, v: Tensor, rows: Rows) -> Tensor:
     if layer.form == "constant":
         return over_heads(constant(v, rows.total, rows.ranks))
     assert layer.query is not None
-    if layer._is_linear_in_states(None):
+    sums_up = layer.form in LINEAR and layer.backend in ("auto", "linear")
+    if sums_up and layer.qk_norm != "row":  # queries and keys are linear in the states
         return gram(layer, z, rows.total, rows.ranks)
     q, k = _queries_and_keys(layer, z, rows.ranks)
     v = v.to(q.dtype)
     with torch.autocast(z.device.type, enabled=False):
         if layer.backend == "polynomial":
             return over_heads(_polynomial(q, k, v, key, rows.ranks))
-        if layer.form in LINEAR and layer.backend in ("auto", "linear"):
+        if sums_up:
             return over_heads(simple(q, k, v, rows.total, rows.ranks))
         if layer.backend == "linear":
             raise ValueError(
@@ -112,6 +112,11 @@ def latent(layer: DIFFormerConv, z: Tensor, v: Tensor, rows: Rows) -> Tensor:
                 f"try backend='auto'"
             )
         return over_heads(ring(q, k, v, key, rows.sizes, rows.ranks))
+
+
+def over_heads(x: Tensor) -> Tensor:
+    """Mean of ``[n, H, c]`` over heads."""
+    return x.squeeze(1) if x.shape[1] == 1 else x.mean(1)
 
 
 def _polynomial(q: Tensor, k: Tensor, v: Tensor, key: str, ranks: Ranks) -> Tensor:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 import operator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from difformer.attention import BACKENDS, propagate
-from difformer.attention.scores import form_of
+from difformer.attention.scores import form_of, score_key
 from difformer.attention.segments import Segments
 from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
-from difformer.eager import is_eager
 from difformer.graph import GRAPH_NORMS, Graph
 from difformer.nn.gram import gram_attention
-from difformer.nn.gram_step import gram_step
-from difformer.nn.mixing import Weights, mix
-from difformer.nn.row_step import row_step
+from difformer.nn.short_step import over_heads, short_step
 from difformer.nn.structure import Structure, as_structure
 from difformer.nn.unit import unit_rows
 
@@ -102,11 +100,16 @@ class DIFFormerConv(nn.Module):
         self.residual, self.tied_qk = residual, tied_qk
         # Diffusivities that look at no pair need no queries and keys; unused parameters would only feel weight decay.
         self.form = None if self.diffusivity is None else form_of(self.diffusivity)
+        self._score = None if self.diffusivity is None else score_key(self.diffusivity)
         infers = self.form not in (None, "identity", "constant")
         width = out_channels * num_heads
         self.query = nn.Linear(in_channels, width) if infers else None
         self.key = nn.Linear(in_channels, width) if infers and not tied_qk else None
         self.value = nn.Linear(in_channels, width) if transform else None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._score = None if self.diffusivity is None else score_key(self.diffusivity)  # keys are those of a process
 
     def extra_repr(self) -> str:
         name = None if self.diffusivity is None else self.diffusivity.name
@@ -131,7 +134,7 @@ class DIFFormerConv(nn.Module):
         total = squares.new_zeros(segments.num_graphs).index_add(0, segments.batch, squares)
         return x / total.sqrt().clamp_min(1e-12)[segments.batch].view(-1, 1, 1)
 
-    def _is_linear_in_states(self, segments: Segments | None) -> bool:
+    def is_linear_in_states(self, segments: Segments | None) -> bool:
         """Whether all pairs can be summed without queries and keys, see `difformer.nn.gram`."""
         return (
             self.form == "simple" and self.qk_norm != "row" and segments is None and self.backend in ("auto", "linear")
@@ -140,15 +143,17 @@ class DIFFormerConv(nn.Module):
     def latent(self, z: Tensor, v: Tensor, segments: Segments | None) -> Tensor:
         """Mean over heads of the all-pair term, ``[N, out_channels]``, from values ``[N, H or 1, out_channels]``."""
         if self.diffusivity is None or self.form == "identity":
-            return _over_heads(v)
-        if self.query is not None and self._is_linear_in_states(segments):
+            return over_heads(v)
+        if self.query is not None and self.is_linear_in_states(segments):
             key = self.query if self.key is None else self.key
             return gram_attention(z, self.query, key, self.value, self.num_heads, scaled=self.qk_norm == "global")
         if self.query is None:
             q = k = v.expand(-1, self.num_heads, -1)  # constant: no pair is looked at
         else:
             q, k = self.queries_and_keys(z, segments)
-        return _over_heads(propagate(q, k, v.to(q.dtype), self.diffusivity, batch=segments, backend=self.backend))
+        # By the key of its score: older compilers cannot pass the object.
+        assert self._score is not None
+        return over_heads(propagate(q, k, v.to(q.dtype), self._score, batch=segments, backend=self.backend))
 
     def propagated(self, z: Tensor, structure: Structure) -> Tensor:
         """P̄: latent and observed propagation together, ``[N, out_channels]``."""
@@ -157,7 +162,7 @@ class DIFFormerConv(nn.Module):
         if structure.graph is None:
             return self.latent(z, v, structure.segments)
         # The graph is the same for every head, so the mean over heads may be taken before it.
-        observed = structure.graph.propagate(_over_heads(v), self.graph_norm)
+        observed = structure.graph.propagate(over_heads(v), self.graph_norm)
         if self.diffusivity is None and structure.has_edges is None:
             return observed
         latent = self.latent(z, v, structure.segments)
@@ -171,60 +176,15 @@ class DIFFormerConv(nn.Module):
 
     def step(self, z: Tensor, structure: Structure, source: Tensor | None = None) -> Tensor:
         """Z⁺ from Z, with the structure of the whole forward pass worked out before."""
-        if self._mixes(z, structure):
-            return self._mixed_step(z, structure, source)
+        short = short_step(self, z, structure, source)
+        if short is not None:
+            return short
         p = self.propagated(z, structure)
         if self.residual:
             p = torch.lerp(z, p.to(z.dtype), self.step_size)
         if source is not None and (isinstance(self.source_weight, Tensor) or self.source_weight):
             p = p + self.step_size * self.source_weight * source
         return p
-
-    def _mixes(self, z: Tensor, structure: Structure) -> bool:
-        """Whether the step can take the short way of `difformer.nn.mixing`: plain tensors, a graph that is kept."""
-        graph = structure.graph
-        weights = (self.step_size, self.source_weight, self.graph_weight)
-        return (
-            self.diffusivity is not None
-            and self.backend != "reference"  # differentiates twice; the short way does so once
-            and structure.has_edges is None
-            and (graph is None or graph.is_kept)
-            and not any(isinstance(weight, Tensor) for weight in weights)
-            and z.dtype in (torch.float32, torch.float64)
-            and is_eager(z)
-            and not torch.is_autocast_enabled(z.device.type)
-        )
-
-    def _by_blocks(self, z: Tensor, segments: Segments | None) -> bool:
-        """Whether the sums over unit rows are made block by block, see `difformer.nn.row_step`."""
-        return (
-            z.device.type == "cpu"  # a GPU has the memory for queries and keys, and would wait for each block
-            and self.form == "simple"
-            and self.qk_norm == "row"
-            and self.num_heads == 1
-            and segments is None
-            and self.backend in ("auto", "linear")
-        )
-
-    def _mixed_step(self, z: Tensor, structure: Structure, source: Tensor | None) -> Tensor:
-        tau, mass = (self.step_size, 1 - self.step_size) if self.residual else (1.0, 0.0)
-        matrix = None
-        latent_share, observed_share = 1.0, 1.0
-        if structure.graph is not None:
-            matrix = structure.graph.matrix(self.graph_norm, z.dtype)
-            if self.graph_weight is not None:
-                latent_share, observed_share = 1 - self.graph_weight, self.graph_weight
-        weights = Weights(mass, tau * latent_share, tau * observed_share, self.step_size * self.source_weight)
-        given = source if self.source_weight else None
-        plain = self.value is None and self.num_heads == 1 and weights.latent > 0
-        if plain and self.query is not None and self._is_linear_in_states(structure.segments):
-            return gram_step(z, self.query, self.key, given, matrix, weights, scaled=self.qk_norm == "global")
-        if self._by_blocks(z, structure.segments) and weights.latent > 0:
-            assert self.query is not None
-            return row_step(z, self.query, self.key, self.value, given, matrix, weights)
-        v = z.unsqueeze(1) if self.value is None else self.value(z).view(z.shape[0], self.num_heads, self.out_channels)
-        latent = self.latent(z, v, structure.segments)
-        return mix(z, latent, None if self.value is None else _over_heads(v), given, matrix, weights)
 
     def forward(
         self,
@@ -238,11 +198,6 @@ class DIFFormerConv(nn.Module):
         if z.dim() != 2 or z.shape[1] != self.in_channels:
             raise ValueError(f"z must have shape [N, {self.in_channels}], got {tuple(z.shape)}")
         return self.step(z, as_structure(z.shape[0], edge_index, edge_weight, batch), source)
-
-
-def _over_heads(x: Tensor) -> Tensor:
-    """Mean of ``[N, H, c]`` over heads; a single head is not copied."""
-    return x.squeeze(1) if x.shape[1] == 1 else x.mean(1)
 
 
 def check_count(name: str, count: int, least: int = 1) -> None:
