@@ -19,6 +19,14 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
+def starter():
+    """Starts processes from a server that has loaded torch already."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "difformer.distributed.run"])
+    return context
+
+
 def _serve(rank, size, port, pipe):
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
@@ -40,9 +48,7 @@ class Group:
     """``group(work, *args)`` calls ``work(ranks, *args)`` in every process and returns what they answer, by rank."""
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "difformer.nn", "difformer.training.loop", "torch.distributed"])
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        context = starter()
         port = free_port()
         self.pipes, self.processes, self.broken = [], [], False
         for rank in range(size):

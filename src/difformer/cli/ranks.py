@@ -33,7 +33,9 @@ def joined(device: str, output: Output) -> Iterator[Ranks]:
             yield ranks
         except Exception as error:
             if not ranks.first and getattr(error, "of_rank_0", False):
-                raise typer.Exit(USER_ERROR) from None
+                quiet = typer.Exit(USER_ERROR)
+                quiet.of_rank_0 = True  # type: ignore[attr-defined]
+                raise quiet from None
             raise
 
 

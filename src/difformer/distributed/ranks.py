@@ -181,10 +181,12 @@ def join(device: str = "auto", *, watched: bool = True) -> Iterator[Ranks]:
     else:
         dist.init_process_group("gloo", timeout=PATIENCE)
     watch = Watch.start(rank, size) if watched and size > 1 else None
+    ranks = Ranks(rank, size, place, watch)
     try:
-        yield Ranks(rank, size, place, watch)
-    except BaseException as error:
-        if watch is not None:
+        yield ranks
+        ranks.wait_for_all()  # nobody leaves while another may still need what only this process keeps
+    except Exception as error:
+        if watch is not None and not getattr(error, "of_rank_0", False):
             watch.tell(error)
         raise
     finally:

@@ -7,8 +7,8 @@ are home:
 
     round s, rank r:   block of rank (r - s) mod P.
 
-Each rank sends (P - 1)/P of all keys and values forward and, backward, twice that: O(N d) bytes a layer. Time is
-O(N² d / P) a rank, memory O(N d / P).
+In a layer each rank sends about N (1 - 1/P) rows of keys and values forward, as many backward, and N rows of their
+gradients: O(N d) bytes. Time is O(N² d / P) a rank, memory O(N d / P).
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Who is still alive: a rank that dies must end all others soon, and be named by them.
 
 Every rank beats: a thread counts up a key in the group's store once a second, and reads the count of the next rank. If
-that stands still for `SILENCE` seconds, its rank is dead: whoever sees it writes so into the store, where all find it.
-A rank that fails by itself writes there why before it goes. Whoever finds a failure gives its main thread `GRACE`
-seconds to raise `RankLostError` from the collective it waits in, and then ends the process: some collectives never
-return.
+that stands still for `SILENCE` seconds, or its process is no longer there (on one machine that can be seen at once),
+the rank is dead: whoever sees it writes so into the store, where all find it. A rank that fails by itself writes there
+why before it goes. Whoever finds a failure gives its main thread `GRACE` seconds to raise `RankLostError` from the
+collective it waits in, and then ends the process: some collectives never return.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -40,6 +41,7 @@ class Watch:
     size: int
     store: Any
     failure: str | None = None
+    _thread: threading.Thread | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
     _found: threading.Event = field(default_factory=threading.Event)
 
@@ -48,16 +50,20 @@ class Watch:
         """Begins to watch, over a connection of its own: the group's may be held by a thread that waits."""
         store: Any = dist.distributed_c10d._get_default_store()
         store = store.clone() if hasattr(store, "clone") else store
-        store.set(f"difformer/where/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
+        where = {"host": socket.gethostname(), "process": os.getpid(), "machine": _machine()}
+        store.set(f"difformer/where/{rank}", json.dumps(where))
         watch = Watch(rank, size, store)
-        threading.Thread(target=watch._run, name="difformer-watch", daemon=True).start()
+        watch._thread = threading.Thread(target=watch._run, name="difformer-watch", daemon=True)
+        watch._thread.start()
         return watch
 
     def stop(self) -> None:
         """This rank has done its work; the one that watches it is told."""
         self._ended.set()
+        if self._thread is not None:
+            self._thread.join(GRACE)
 
-    def tell(self, error: BaseException) -> None:
+    def tell(self, error: Exception) -> None:
         """Writes why this rank fails, unless it is because another did."""
         if not isinstance(error, RankLostError) and self.failure is None:
             self._report(f"rank {self.rank} ({self._where(self.rank)}) failed: {type(error).__name__}: {error}")
@@ -67,9 +73,24 @@ class Watch:
         self._found.wait(seconds)
         return self.failure
 
-    def _where(self, rank: int) -> str:
+    def _known(self, rank: int) -> dict[str, Any]:
         key = f"difformer/where/{rank}"
-        return self.store.get(key).decode() if self.store.check([key]) else "never heard of"
+        return dict(json.loads(self.store.get(key))) if self.store.check([key]) else {}
+
+    def _where(self, rank: int) -> str:
+        known = self._known(rank)
+        return f"{known['host']}, process {known['process']}" if known else "never heard of"
+
+    def _is_dead(self, rank: int) -> bool:
+        """Whether its process is on this machine, and no longer alive."""
+        known = self._known(rank)
+        if not known or known["machine"] != _machine() or not _machine():
+            return False
+        try:
+            with open(f"/proc/{known['process']}/stat") as file:
+                return file.read().rsplit(")", 1)[-1].split()[0] in "ZX"
+        except FileNotFoundError:
+            return True
 
     def _report(self, text: str) -> None:
         try:
@@ -92,10 +113,12 @@ class Watch:
                 now = self.store.get(key).decode() if self.store.check([key]) else ""
                 if now in ("done", "") or now != last:
                     last, seen = now, time.monotonic() if now else seen
-                if now != "done" and time.monotonic() - seen > SILENCE:
+                if now != "done" and self._is_dead(watched):
+                    self._report(f"rank {watched} ({self._where(watched)}) is gone: its process was killed")
+                elif now != "done" and time.monotonic() - seen > SILENCE:
                     self._report(
                         f"rank {watched} ({self._where(watched)}) is gone: nothing was heard of it for "
-                        f"{SILENCE:.0f} s; it was killed, or its machine is out of reach"
+                        f"{SILENCE:.0f} s; its process stands still, or its machine is out of reach"
                     )
             except RuntimeError as error:
                 self._fail(f"the store of the group, on the machine of rank 0, is out of reach: {error}")
@@ -112,6 +135,15 @@ class Watch:
         if not self._ended.wait(GRACE):
             print(f"error: {text}", file=sys.stderr, flush=True)
             os._exit(EXIT_CODE)
+
+
+def _machine() -> str:
+    """What tells a machine, and the numbering of its processes, from all others; empty where that is not known."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
 
 
 @contextmanager

@@ -1,0 +1,157 @@
+"""A rank that dies ends all others soon, with an error that names it; the run goes on from its last checkpoint."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from group_of_ranks import free_port, starter
+from test_exact import graph_task
+
+from difformer.distributed.folder import write_partition
+from difformer.training import TrainConfig, fit, resume
+
+SECONDS = 30  # within which all must have ended
+
+
+def _work(rank, size, port, how, pipe):
+    """A rank that sums for ever; rank 1 comes to an end by `how`."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    import torch
+
+    from difformer.distributed.ranks import join
+
+    torch.set_num_threads(1)
+    try:
+        with join("cpu") as ranks:
+            for i in range(100_000):
+                ranks.sum_(torch.ones(4), "sums")
+                if i == 20:
+                    pipe.send("ready")
+                if i == 30 and rank == 1 and how == "error":
+                    raise ValueError("the disk is full")
+                time.sleep(0.01)
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+        raise SystemExit(7) from error
+
+
+def _group(how, size=3):
+    context = starter()
+    port, pipes, processes = free_port(), [], []
+    for rank in range(size):
+        here, there = context.Pipe()
+        processes.append(context.Process(target=_work, args=(rank, size, port, how, there), daemon=True))
+        processes[-1].start()
+        there.close()
+        pipes.append(here)
+    for pipe in pipes:
+        assert pipe.poll(60)
+        assert pipe.recv() == "ready"
+    return processes, pipes
+
+
+def _ended(processes, pipes, but=()):
+    """What each rank said at its end."""
+    until, said = time.monotonic() + SECONDS, {}
+    for rank, process in enumerate(processes):
+        if rank not in but:
+            process.join(max(0.0, until - time.monotonic()))
+            assert process.exitcode is not None, f"rank {rank} is still there after {SECONDS} s"
+            with suppress(EOFError):
+                said[rank] = pipes[rank].recv() if pipes[rank].poll() else ""
+    return said
+
+
+def test_a_killed_rank_is_named_by_all_others():
+    processes, pipes = _group("kill")
+    os.kill(processes[1].pid, signal.SIGKILL)
+    pid = processes[1].pid
+    said = _ended(processes, pipes)
+    for rank in (0, 2):
+        assert said[rank].startswith("RankLostError: rank 1 ("), said
+        assert f"process {pid}) is gone" in said[rank]
+        assert processes[rank].exitcode == 7
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_says_why_to_all_others():
+    processes, pipes = _group("error")
+    said = _ended(processes, pipes)
+    assert said[1] == "ValueError: the disk is full"
+    for rank in (0, 2):
+        assert "failed: ValueError: the disk is full" in said[rank]
+        assert said[rank].startswith("RankLostError: rank 1")
+
+
+@pytest.mark.slow
+def test_a_rank_that_stands_still_is_given_up():
+    """Nothing ever comes of what the others wait for: their watches end them."""
+    processes, pipes = _group("stop")
+    os.kill(processes[1].pid, signal.SIGSTOP)
+    try:
+        _ended(processes, pipes, but=[1])
+        assert [processes[rank].exitcode for rank in (0, 2)] == [3, 3]
+    finally:
+        os.kill(processes[1].pid, signal.SIGKILL)
+
+
+def _rank_process(launcher, rank):
+    """The process of a rank that `torchrun` started."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                if parent == launcher and f"\0RANK={rank}\0" in f"\0{(entry / 'environ').read_text()}":
+                    return int(entry.name)
+    raise AssertionError(f"torchrun {launcher} has no rank {rank}")
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc to find a rank's process")
+def test_torchrun_ends_and_the_run_goes_on(tmp_path):
+    task = graph_task()
+    write_partition(task, tmp_path / "parts", 2)
+    words = ["fit", "parts", "--out", "run", "--seeds", "1", "--device", "cpu"]
+    settings = ["epochs=200000", "hidden_channels=8", "dropout=0.2", "checkpoint_every=5", "eval_every=5"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(free_port()),
+    ]
+    started = subprocess.Popen(
+        [*command, "-m", "difformer", *words, *(word for value in settings for word in ("--set", value))],
+        cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    checkpoint, until = tmp_path / "run" / "seed-0" / "checkpoint.safetensors", time.monotonic() + 90
+    try:
+        while not checkpoint.exists():
+            assert started.poll() is None, started.stderr.read()
+            assert time.monotonic() < until, "no checkpoint within 90 s"
+            time.sleep(0.1)
+        os.kill(_rank_process(started.pid, 1), signal.SIGKILL)
+        _, said = started.communicate(timeout=SECONDS)
+    finally:
+        started.kill()
+    assert started.returncode != 0
+    assert "rank      : 1" in said or "rank 1 (" in said, said
+    # One process goes on where the ranks were, to what it would have reached by itself.
+    about = (tmp_path / "run" / "config.toml").read_text().replace("epochs = 200000", "epochs = 400")
+    (tmp_path / "run" / "config.toml").write_text(about)
+    found = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert found["epoch"] < 400, "too late to go on"
+    options = {"hidden_channels": 8, "dropout": 0.2}
+    config = TrainConfig(options=options, epochs=400, eval_every=5)
+    expected = fit(task, config, seeds=1, device="cpu", stacked=False).records[0]
+    result = resume(tmp_path / "run", task=task, device="cpu").results[0]
+    assert result["best_epoch"] == expected.best_epoch
+    assert result["loss"] == pytest.approx(expected.loss, abs=1e-3)
