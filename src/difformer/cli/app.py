@@ -17,6 +17,7 @@ from difformer.cli.evaluate import evaluate
 from difformer.cli.explain import explain
 from difformer.cli.fit import fit
 from difformer.cli.models import models
+from difformer.cli.partition import partition
 from difformer.cli.predict import predict
 from difformer.cli.report import report
 from difformer.cli.tune import tune
@@ -34,7 +35,7 @@ app = typer.Typer(
 )
 
 _VERBS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Train and use": (fit, predict, evaluate, embed, tune),
+    "Train and use": (fit, predict, evaluate, embed, tune, partition),
     "Look at a run": (report, explain, compare, energy),
     "Look around": (demo, datasets, models, certify),
 }

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 DEFAULT_SEEDS = 5
 
 
+def is_partition(dataset: str) -> bool:
+    """Whether what stands for a data set is a folder that `difformer partition` made."""
+    return (Path(dataset) / "partition.json").is_file()
+
+
 @verb
 def fit(
     dataset: Dataset = None,
@@ -112,8 +117,9 @@ def fit(
     """
     output = Output(as_json)
     if resume is not None:
+        parts = None if dataset is None or not is_partition(dataset) else Path(dataset)
         asked: dict[str, object] = {
-            "a data set": dataset,
+            "a data set": dataset if parts is None else None,
             "--model": model,
             "--preset": preset,
             "--set": settings,
@@ -123,7 +129,28 @@ def fit(
         asked |= {"--features": features, "--labels": labels, "--edges": edges, "--split": split, "--root": root}
         if extra := [name for name, value in asked.items() if value is not None]:
             raise ValueError(f"--resume goes on with a run as it is; leave out {', '.join(extra)}")
-        _resume(resume, device, tensorboard, output)
+        _resume(resume, device, tensorboard, output, parts)
+        return
+    if dataset is not None and is_partition(dataset):
+        own: dict[str, object] = {"--protocol": protocol, "--data": data, "--root": root, "--split": split}
+        own |= {"--features": features, "--labels": labels, "--edges": edges, "--stacked": stacked or None}
+        if extra := [name for name, value in own.items() if value is not None]:
+            raise ValueError(f"{dataset} is a partitioned task, trained as it is; leave out {', '.join(extra)}")
+        if tensorboard and out is None:
+            raise ValueError("--tensorboard with a partitioned task needs the folder of the run: --out")
+        request = read_request(None, model=model, preset=preset, settings=settings, batch_size=batch_size)
+        from difformer.cli.ranks import fit_partition
+
+        fit_partition(
+            Path(dataset),
+            request.config,
+            _seeds(seeds, request),
+            out=out,
+            device=device,
+            described=_describe_request(request, {}),
+            output=output,
+            callbacks=[] if out is None else _tensorboard(out, tensorboard),
+        )
         return
     source = read_source(
         dataset,
@@ -162,7 +189,17 @@ def fit(
     report(summary, output, {"task": task.facts(), "config": request.config.to_dict()})
 
 
-def _resume(path: Path, device: str, tensorboard: bool, output: Output) -> None:
+def _resume(path: Path, device: str, tensorboard: bool, output: Output, parts: Path | None) -> None:
+    from difformer.distributed.environment import under_torchrun
+    from difformer.distributed.run import partition_of
+
+    if parts is None and under_torchrun():
+        parts = partition_of(path)
+    if parts is not None:
+        from difformer.cli.ranks import resume_partition
+
+        resume_partition(path, parts, device=device, output=output, callbacks=_tensorboard(path, tensorboard))
+        return
     from difformer.training.run import resume
     from difformer.training.runfolder import RunFolder
 
