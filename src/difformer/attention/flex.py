@@ -78,19 +78,26 @@ def _mask(segments: Segments) -> Any:
     return _masks[segments]
 
 
-@functools.lru_cache(maxsize=1)
-def _compiled() -> Callable[..., Any]:
+@functools.lru_cache(maxsize=256)
+def _compiled(key: str, dtype: torch.dtype, batched: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
+    def attend(*args: Any, **options: Any) -> Any:
+        return flex_attention(*args, **options)
+
+    # A compiler counts how often it compiled a piece of code and gives up after a few times: each score has its own.
+    attend.__code__ = attend.__code__.replace(co_name=f"attend_{_compiled.cache_info().misses}")
     # Whole or not at all: what is not compiled would build all pairs.
-    return torch.compile(flex_attention, fullgraph=True)
+    return torch.compile(attend, fullgraph=True)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, key: str, mask: Any) -> tuple[Tensor, Tensor]:
     """``[1, H, N, …]`` → values ``[1, H, N, c]`` and log r_i ``[1, H, N]``."""
     from torch.nn.attention import flex_attention as library
 
-    attend: Any = library.flex_attention if torch.compiler.is_compiling() else _compiled()
+    attend: Any = library.flex_attention
+    if not torch.compiler.is_compiling():
+        attend = _compiled(key, q.dtype, mask is not None)
     options: dict[str, Any] = {"score_mod": _modifier(key), "block_mask": mask, "scale": slope_of(key)}
     if hasattr(library, "AuxRequest"):
         out, more = attend(q, k, v, **options, return_aux=library.AuxRequest(lse=True))
