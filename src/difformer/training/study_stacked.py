@@ -38,9 +38,9 @@ def work_in_stacks(
     study: Any, task: Task, question: Question, points: list[Point], device: str, after: Callable[[], None]
 ) -> None:
     """Trains points group by group and enters them into the study as finished trials."""
-    for config, group in _groups(question, points):
+    for config, group in groups(question, points):
         settings = [
-            _setting(question.config(point), run, run % len(task.splits))
+            setting_of(question.config(point), run, run % len(task.splits))
             for point in group
             for run in range(question.runs)
         ]
@@ -50,7 +50,7 @@ def work_in_stacks(
         after()
 
 
-def _groups(question: Question, points: list[Point]) -> Iterator[tuple[TrainConfig, list[Point]]]:
+def groups(question: Question, points: list[Point]) -> Iterator[tuple[TrainConfig, list[Point]]]:
     groups: list[tuple[TrainConfig, list[Point]]] = []
     for point in points:
         common = apart(question.config(point))
@@ -66,7 +66,7 @@ def _groups(question: Question, points: list[Point]) -> Iterator[tuple[TrainConf
             yield question.config(part[0]), part
 
 
-def _setting(config: TrainConfig, seed: int, split: int) -> StackedSetting:
+def setting_of(config: TrainConfig, seed: int, split: int) -> StackedSetting:
     rates = {name: getattr(config, name) for name in RATES}
     options: Mapping[str, Any] = {name: config.options[name] for name in HYPER if name in config.options}
     return StackedSetting(seed=seed, split=split, **rates, **options)

@@ -1,0 +1,51 @@
+import json
+import math
+
+import pytest
+
+from difformer.experiments import search
+from difformer.experiments.presets import read_preset
+from difformer.training import NonFiniteLossError
+
+ARGUMENTS = ["karate", "--models", "gcn", "mlp", "--trials", "3", "--set", "epochs=4", "--device", "cpu"]
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+
+
+def test_every_model_gets_the_same_budget_and_a_preset(tmp_path, capsys):
+    search.main([*ARGUMENTS, "--out", str(tmp_path)])
+    found = lines(tmp_path)
+    assert [line["model"] for line in found] == ["gcn"] * 3 + ["mlp"] * 3
+    assert all("test" not in line for line in found)
+    assert [line["settings"] for line in found[:3]] == [line["settings"] for line in found[3:]]
+    for model in ("gcn", "mlp"):
+        preset = read_preset(tmp_path / f"karate-{model}.toml")
+        best = max(line["valid"] for line in found if line["model"] == model)
+        assert preset.validation == pytest.approx(best, abs=1e-6)
+        assert preset.trials == 3
+        assert preset.settings["epochs"] == 4
+    assert "3 of 3 settings" in capsys.readouterr().out
+
+
+def test_what_is_there_is_not_trained_again(tmp_path, monkeypatch):
+    search.main([*ARGUMENTS, "--out", str(tmp_path)])
+    path = tmp_path / "trials.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]) + '{"cut off')
+    trained = []
+    before = search.search
+    monkeypatch.setattr(search, "search", lambda t, q, points, d: trained.extend(points) or before(t, q, points, d))
+    search.main([*ARGUMENTS, "--out", str(tmp_path)])
+    assert len(trained) == 1
+
+
+def test_a_setting_that_diverges_is_never_the_best(tmp_path, monkeypatch):
+    def explode(*args, **options):
+        raise NonFiniteLossError(1, math.nan, args[2])
+
+    monkeypatch.setattr(search, "why_not", lambda *_: "because")
+    monkeypatch.setattr(search, "train_one", explode)
+    search.main([*ARGUMENTS[:3], "--trials", "2", "--set", "epochs=2", "--out", str(tmp_path)])
+    assert all(math.isnan(line["valid"]) for line in lines(tmp_path))
+    assert not list(tmp_path.glob("*.toml"))
