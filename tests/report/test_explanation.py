@@ -9,8 +9,8 @@ from report_runs import RUNS, nodes_task
 from difformer import DIFFormer
 from difformer.nn.structure import as_structure
 from difformer.report import explain_node
-from difformer.report.decomposition import PARTS, take_apart
-from difformer.report.latent import rows_of_attention
+from difformer.report.decomposition import PARTS, pass_through, take_apart
+from difformer.report.latent import attention_of
 from difformer.report.scene import Scene
 from difformer.training.feeding import Inputs, graph_of
 
@@ -40,14 +40,11 @@ def made(options, edges):
 def test_parts_add_up_to_the_step_and_effects_to_the_score(name, edges):
     model, scene, x = made(CASES[name], edges)
     i = 7
-    structure = as_structure(30, scene.graph)
-    states = [model._encode(x)]
-    for k in range(2):
-        states.append(model._advance(k, states[-1], structure, states[0]))
-    states = [state.detach() for state in states]
+    passage = pass_through(scene)
+    states = [state.detach() for state in passage.states]
+    assert torch.allclose(torch.stack(states), model.trajectory(x, scene.graph))
     slope = (model.output.weight[1] - model.output.weight[0]).detach()
-    with torch.no_grad():
-        step = take_apart(model, 1, scene, states, slope, i, str, 5)
+    step = take_apart(passage, 1, slope, i, str, 5)
     assert step.residue < 1e-12
     assert step.effects["latent"] + step.effects["observed"] == pytest.approx(
         sum(one.effect for one in step.influences) + step.others
@@ -63,9 +60,9 @@ def test_parts_add_up_to_the_step_and_effects_to_the_score(name, edges):
 def test_weights_are_those_of_attention_and_graph():
     model, scene, x = made({"diffusivity": "sigmoid", "num_heads": 2}, True)
     z = model.trajectory(x, scene.graph).detach()
+    step = take_apart(pass_through(scene), 0, torch.ones(6, dtype=torch.float64), 4, str, 1000)
     with torch.no_grad():
-        step = take_apart(model, 0, scene, list(z), torch.ones(6, dtype=torch.float64), 4, str, 1000)
-        attention = rows_of_attention(model.layers[0], z[0], torch.tensor([4])).mean(0)[0]
+        attention = attention_of(model.layers[0], z[0])(torch.tensor([4])).mean(0)[0]
     assert float(attention.sum()) == pytest.approx(1)
     dense = torch.zeros(30, 30, dtype=torch.float64)
     dense[scene.graph.edge_index[1], scene.graph.edge_index[0]] = scene.graph.normalised_weights("gcn", torch.float64)
@@ -91,9 +88,8 @@ def test_effects_before_the_last_layer_are_derivatives():
 
     at = p.clone().requires_grad_()
     (slope,) = torch.autograd.grad(score(at), at)
-    states = [z0, p, p]
+    step = take_apart(pass_through(scene), 0, slope[i], i, str, 3)
     with torch.no_grad():
-        step = take_apart(model, 0, scene, states, slope[i], i, str, 3)
         one = next(one for one in step.influences if one.through == "observed")
         v = model.layers[0].value(z0)[one.node]
         given = 0.5 * one.weight * v

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.difformer import ACTIVATIONS
 from difformer.nn.structure import as_structure
-from difformer.report.latent import rows_of_attention
+from difformer.report.latent import attention_of
 from difformer.report.scene import Scene
 
 PARTS = ("self", "latent", "observed", "source")
@@ -80,18 +80,49 @@ class Step:
     residue: float
 
 
-def take_apart(
-    model: DIFFormer,
-    k: int,
-    scene: Scene,
-    states: list[Tensor],
-    slope: Tensor,
-    i: int,
-    names: Callable[[int], str],
-    top_k: int,
-) -> Step:
+@dataclass(frozen=True)
+class Passage:
+    """One pass through a scene's model, kept for as many explanations as are wanted.
+
+    Args:
+        scene: What was passed through.
+        states: Z⁰ … Z^L, ready to be differentiated.
+        before: Z^(k+1) before norm and activation, a layer each.
+    """
+
+    scene: Scene
+    states: tuple[Tensor, ...]
+    before: tuple[Tensor, ...]
+
+
+def pass_through(scene: Scene) -> Passage:
+    """The pass of `DIFFormer.trajectory`, with what each step gives before it is normalised."""
+    model, structure = scene.difformer, as_structure(scene.size, scene.graph)
+    with torch.enable_grad():
+        states, before = [model._encode(scene.inputs.x).detach().requires_grad_()], []
+        for k, layer in enumerate(model.layers):
+            p = layer.step(states[-1], structure, states[0])  # type: ignore[operator]
+            z = model.norms[k](p)
+            states.append(z if model.activation is None else ACTIVATIONS[model.activation](z))
+            before.append(p.detach())
+    return Passage(scene, tuple(states), tuple(before))
+
+
+@torch.no_grad()
+def take_apart(passage: Passage, k: int, slope: Tensor, i: int, names: Callable[[int], str], top_k: int) -> Step:
+    """Layer k's step for instance i.
+
+    Args:
+        passage: The pass.
+        k: Which layer, from 0.
+        slope: ∂m/∂z_i after the layer.
+        i: Which instance.
+        names: What instances are called.
+        top_k: Influences listed.
+    """
+    scene, model = passage.scene, passage.scene.difformer
     layer: DIFFormerConv = model.layers[k]  # type: ignore[assignment]
-    z, structure = states[k], as_structure(scene.size, scene.graph)
+    z, p = passage.states[k].detach(), passage.before[k][i]
     given = _given(layer, z, scene, i)
     parts = {name: z.new_zeros(z.shape[1]) for name in PARTS}
     if layer.residual:
@@ -99,8 +130,7 @@ def take_apart(
     for through, (_, _, vectors) in given.items():
         parts[through] = parts[through] + vectors.sum(0)
     if layer.source_weight:
-        parts["source"] = layer.step_size * layer.source_weight * states[0][i]
-    p = layer.step(z, structure, states[0])[i]
+        parts["source"] = layer.step_size * layer.source_weight * passage.states[0].detach()[i]
     residue = float((p - sum(parts.values())).norm() / p.norm().clamp_min(1e-12))
     g = _through_norm(model, k, p, slope)
     found = [
@@ -142,7 +172,7 @@ def _given(layer: DIFFormerConv, z: Tensor, scene: Scene, i: int) -> dict[str, t
         if latent:  # an instance that is propagated to itself: no exchange
             found["self"] = (here, z.new_ones(1), tau * latent * mean[here])
     elif latent:
-        attention = rows_of_attention(layer, z, here)[:, 0]  # [H, n]
+        attention = attention_of(layer, z)(here)[:, 0]  # [H, n]
         vectors = torch.einsum("hn,nhc->nc", attention, v.expand(-1, heads, -1)) / heads
         found["latent"] = (torch.arange(z.shape[0], device=z.device), attention.mean(0), tau * latent * vectors)
     if graph is not None:

@@ -14,17 +14,16 @@ from torch import Tensor
 
 from difformer.data import Task
 from difformer.nn import GraphLevel, readout
-from difformer.nn.structure import as_structure
-from difformer.report.decomposition import PARTS, Influence, Step, take_apart
+from difformer.report.decomposition import PARTS, Influence, Passage, Step, pass_through, take_apart
 from difformer.report.quality import column_names
-from difformer.report.scene import Scene, is_diffusion, make_scene
+from difformer.report.scene import Scene, is_diffusion, make_scene, usual_number
 from difformer.training.runfolder import RunFolder
 from difformer.training.using import Loaded, load_run
 
 # A number, a name, or both a snapshot or graph and a node of it.
 Place = int | str | tuple[int, int]
 
-__all__ = ["PARTS", "Explanation", "Influence", "Step", "explain_node"]
+__all__ = ["PARTS", "Explanation", "Influence", "Step", "explain_node", "explain_nodes"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Explanation:
 
 
 def explain_node(
-    run: RunFolder | str | Path | Loaded,
+    run: RunFolder | str | Path,
     node: Place,
     *,
     top_k: int = 8,
@@ -64,7 +63,7 @@ def explain_node(
     """Takes one prediction of a run apart.
 
     Args:
-        run: The run folder, or a run that is loaded.
+        run: The run folder.
         node: An instance by number or name. Of a series ``"SNAPSHOT:NODE"``, or a node of the last test snapshot; of
             graphs ``"GRAPH:NODE"``, or a graph, of which the node with the largest effect is taken. A pair of numbers
             is understood too.
@@ -76,34 +75,48 @@ def explain_node(
     Raises:
         ValueError: If there is no such instance, or the model takes no diffusion steps.
     """
+    loaded = load_run(run, seed=seed, task=task, device=device)
+    return explain_nodes(loaded, [node], top_k=top_k)[0]
+
+
+def explain_nodes(loaded: Loaded, nodes: Sequence[Place], *, top_k: int = 8) -> list[Explanation]:
+    """Several predictions of a run that is loaded; those of one scene share a forward pass."""
     if top_k < 1:
         raise ValueError(f"top_k must be at least 1, got {top_k}")
-    loaded = run if isinstance(run, Loaded) else load_run(run, seed=seed, task=task, device=device)
     if not is_diffusion(loaded.model):
         raise ValueError(
             f"model {type(loaded.model).__name__} takes no diffusion steps to be taken apart; DIFFormer models do"
         )
-    scene, place = locate(loaded, node)
-    return _explain(loaded, scene, place, top_k)
+    passages: dict[int | None, Passage] = {}
+    found = []
+    for node in nodes:
+        number, place = locate(loaded, node)
+        if number not in passages:
+            passages[number] = pass_through(make_scene(loaded, number, with_states=False))
+        found.append(_explain(loaded, passages[number], place, top_k))
+    return found
 
 
-def locate(loaded: Loaded, node: Place) -> tuple[Scene, int | None]:
-    """The scene of an instance and its place there; None for a whole graph."""
+def locate(loaded: Loaded, node: Place) -> tuple[int | None, int | None]:
+    """Snapshot or graph (None on nodes) and place there (None for a whole graph).
+
+    Raises:
+        ValueError: If there is no such instance.
+    """
     task = loaded.task
     if task.kind == "nodes":
         if isinstance(node, tuple):
             raise ValueError(f"node: {node} names a snapshot or graph; {task.name!r} has neither")
-        return make_scene(loaded), _find(node, task.num_nodes, task.instance_names, "instance")
+        return None, _find(node, task.num_nodes, task.instance_names, "instance")
     first, second = _pair(node, task.instance_names)
     if task.kind == "series":
-        number = None if first is None else _find(first, task.num_instances, (), "snapshot")
-        scene = make_scene(loaded, number)
-        names = task.instance_names if len(task.instance_names) == scene.size else ()
-        return scene, _find(second, scene.size, names, "node")
-    if first is None:
-        return make_scene(loaded, _find(second, task.num_instances, task.instance_names, "graph")), None
-    scene = make_scene(loaded, _find(first, task.num_instances, task.instance_names, "graph"))
-    return scene, _find(second, scene.size, (), "node")
+        number = usual_number(loaded) if first is None else _find(first, task.num_instances, (), "snapshot")
+        names = task.instance_names if len(task.instance_names) == task.num_nodes else ()
+        return number, _find(second, task.num_nodes, names, "node")
+    number = _find(second if first is None else first, task.num_instances, task.instance_names, "graph")
+    assert task.node_ptr is not None
+    size = int(task.node_ptr[number + 1] - task.node_ptr[number])
+    return number, None if first is None else _find(second, size, (), "node")
 
 
 def _pair(node: Place, names: Sequence[str]) -> tuple[int | str | None, int | str]:
@@ -126,30 +139,22 @@ def _find(word: int | str, count: int, names: Sequence[str], what: str) -> int:
     raise ValueError(f"node: there is no {what} {word!r}; expected {known}a number from 0 to {count - 1}")
 
 
-def _explain(loaded: Loaded, scene: Scene, place: int | None, top_k: int) -> Explanation:
-    model, structure = scene.difformer, as_structure(scene.size, scene.graph)
+def _explain(loaded: Loaded, passage: Passage, place: int | None, top_k: int) -> Explanation:
+    scene, states = passage.scene, passage.states
+    model = scene.difformer
     with torch.enable_grad():
-        states = [model._encode(scene.inputs.x).detach().requires_grad_()]
-        for k in range(len(model.layers)):
-            states.append(model._advance(k, states[-1], structure, states[0]))
         if isinstance(loaded.model, GraphLevel):
             outputs = model.decode(readout(states[-1], None, loaded.model.how))[0]
-            whole = outputs.detach()
         else:
             assert place is not None
-            outputs = model.decode(states[-1])[place]
-            whole = outputs.detach()
+            outputs = model.decode(states[-1][place])
         score, meaning = _score(loaded.task, outputs)
-        slopes = torch.autograd.grad(score, states)
+        slopes = torch.autograd.grad(score, states, retain_graph=True)
     if place is None:
         place = int((slopes[-1] * states[-1].detach()).sum(1).abs().argmax())
     names = _names(loaded.task, scene)
-    detached = [state.detach() for state in states]
-    steps = []
-    with torch.no_grad():
-        for k in range(len(model.layers)):
-            steps.append(take_apart(model, k, scene, detached, slopes[k + 1][place], place, names, top_k))
-    prediction, target = _said(loaded.task, scene, place, whole)
+    steps = [take_apart(passage, k, slopes[k + 1][place], place, names, top_k) for k in range(len(model.layers))]
+    prediction, target = _said(loaded.task, scene, place, outputs.detach())
     return Explanation(
         names(place), place, scene.number, float(score.detach()), meaning, prediction, target, tuple(steps)
     )

@@ -10,17 +10,22 @@ and uniform attention would give the share of class c(i) among the labelled.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from difformer.attention.reference import attention_matrix
 from difformer.nn.conv import DIFFormerConv
 from difformer.nn.inspection import PAIRS_OF_A_BLOCK
+from difformer.report.sampling import draw
 from difformer.report.scene import Scene
 
 PAIRS = 400  # kept of every layer
+ENTRIES = 50_000_000  # of attention that are worked out a layer
 
 
 @dataclass(frozen=True)
@@ -55,13 +60,14 @@ def why_no_attention(layer: DIFFormerConv) -> str | None:
     return None
 
 
-def rows_of_attention(layer: DIFFormerConv, z: Tensor, targets: Tensor) -> Tensor:
-    """Attention ``[H, r, n]`` of some rows to all."""
+def attention_of(layer: DIFFormerConv, z: Tensor) -> Callable[[Tensor], Tensor]:
+    """A function from some rows to their attention ``[H, r, n]`` to all; queries and keys are worked out once."""
     assert layer.diffusivity is not None
     if layer.query is None:
-        return z.new_full((layer.num_heads, targets.numel(), z.shape[0]), 1 / z.shape[0])
+        return lambda targets: z.new_full((layer.num_heads, targets.numel(), z.shape[0]), 1 / z.shape[0])
+    diffusivity = layer.diffusivity
     q, k = layer.queries_and_keys(z)
-    return attention_matrix(q[targets], k, layer.diffusivity)
+    return lambda targets: attention_matrix(q[targets], k, diffusivity)
 
 
 @torch.no_grad()
@@ -70,7 +76,7 @@ def latent_layers(scene: Scene, shown: Tensor, classes: Tensor | None) -> list[L
 
     Args:
         scene: With states.
-        shown: ``[r]`` rows that are shown; pairs are looked for among them.
+        shown: ``[r]`` rows that are shown; pairs are looked for among them, from those of `asking`.
         classes: ``[n]`` class of every row, -1 where unknown.
     """
     assert scene.states is not None
@@ -81,35 +87,40 @@ def latent_layers(scene: Scene, shown: Tensor, classes: Tensor | None) -> list[L
     ]
 
 
+def asking(shown: Tensor, size: int) -> Tensor:
+    """Places among the shown whose attention to all is worked out: all, or as many as `ENTRIES` of attention allow."""
+    return draw(shown.numel(), max(1, ENTRIES // max(size, 1)))
+
+
 def _layer(layer: DIFFormerConv, z: Tensor, shown: Tensor, classes: Tensor | None) -> LatentLayer:
     n = z.shape[0]
-    best = (z.new_empty(0), shown.new_empty(0), shown.new_empty(0))
-    shares, entropies = [], []
+    asked = asking(shown, n).to(z.device)
+    best = (z.new_empty(0), asked.new_empty(0), asked.new_empty(0))
     known = None if classes is None else classes.to(z.device)
-    for start in range(0, shown.numel(), step := max(1, PAIRS_OF_A_BLOCK // max(n, 1))):
-        targets = shown[start : start + step]
-        rows = rows_of_attention(layer, z, targets).mean(0)
-        entropies.append(torch.special.entr(rows.clamp_min(0)).sum(1))
-        if known is not None:
-            labelled = known[targets] >= 0
-            same = (known[targets].unsqueeze(1) == known) & labelled.unsqueeze(1)
-            mass = (rows * (known >= 0)).sum(1)
-            shares.append(((rows * same).sum(1) / mass.clamp_min(1e-12))[labelled])
+    members = None if known is None else functional.one_hot(known.clamp_min(-1) + 1).to(z.dtype)
+    shares, entropies, attention = [], [], attention_of(layer, z)
+    for places in asked.split(max(1, PAIRS_OF_A_BLOCK // max(n, 1))):
+        targets = shown[places]
+        rows = attention(targets).mean(0)
+        entropies.append(torch.special.entr(rows).sum(1))
+        if known is not None and members is not None:
+            mass = rows @ members  # attention by class, the unlabelled first
+            own = mass.gather(1, known[targets].unsqueeze(1) + 1).squeeze(1)
+            shares.append((own / mass[:, 1:].sum(1).clamp_min(1e-12))[known[targets] >= 0])
         among = rows[:, shown].masked_fill(targets.unsqueeze(1) == shown, -torch.inf)
         value, place = among.flatten().topk(min(PAIRS, among.numel()))
-        here = (value, place % shown.numel(), start + place // shown.numel())
+        here = (value, place % shown.numel(), places[place // shown.numel()])
         joined = [torch.cat(pair) for pair in zip(best, here, strict=True)]
         order = joined[0].topk(min(PAIRS, joined[0].numel())).indices
         best = (joined[0][order], joined[1][order], joined[2][order])
     kept = best[0] > -torch.inf
     within = torch.cat(shares) if shares else None
-    uniform = max(torch.tensor(float(n)).log().item(), 1e-12)
     return LatentLayer(
         source=best[1][kept].tolist(),
         target=best[2][kept].tolist(),
         weight=[float(f"{v * n:.4g}") for v in best[0][kept].tolist()],
         within=float(within.mean()) if within is not None and within.numel() else None,
-        entropy=float(torch.cat(entropies).mean()) / uniform,
+        entropy=float(torch.cat(entropies).mean()) / math.log(max(n, 2)),
     )
 
 

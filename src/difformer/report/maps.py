@@ -14,7 +14,7 @@ from difformer.data.sparse import take_rows
 from difformer.nn import GraphLevel, readout
 from difformer.report.cards import IMAGES, SPRITE_COLUMNS, Cards, instance_titles, node_cards
 from difformer.report.colourings import Colouring, by_part, by_value, of_predictions
-from difformer.report.latent import LatentLayer, latent_layers, observed_pairs, why_no_attention
+from difformer.report.latent import LatentLayer, asking, latent_layers, observed_pairs, why_no_attention
 from difformer.report.projection import project
 from difformer.report.sampling import draw, said
 from difformer.report.scene import Scene, encoder_of, is_diffusion
@@ -159,6 +159,12 @@ def _joined(
     if scene is not None and scene.states is not None and len(scene.difformer.layers):
         if why_no_attention(scene.difformer.layers[0]) is None:  # type: ignore[arg-type]
             latent = tuple(latent_layers(scene, shown, classes))
+            asked = asking(shown, scene.size).numel()
+            if asked < shown.numel():
+                notes = (
+                    *notes,
+                    f"Attention was worked out from {asked:,} of the shown {shown.numel():,} to all others.",
+                )
         source, target = observed_pairs(scene, shown)
         edges = set(zip(source.tolist(), target.tolist(), strict=True))
         data["pairs"] = [_pairs(one, edges) for one in latent]

@@ -75,12 +75,13 @@ def usual_number(loaded: Loaded) -> int | None:
     return int(part.max()) if loaded.task.kind == "series" else int(part[0])
 
 
-def make_scene(loaded: Loaded, number: int | None = None) -> Scene:
+def make_scene(loaded: Loaded, number: int | None = None, *, with_states: bool = True) -> Scene:
     """The scene of a task, or of one of its snapshots or graphs.
 
     Args:
         loaded: A run.
         number: Which snapshot or graph; left out, `usual_number`.
+        with_states: Whether the states of a DIFFormer are worked out.
 
     Raises:
         ValueError: If there is no such snapshot or graph.
@@ -97,7 +98,7 @@ def make_scene(loaded: Loaded, number: int | None = None) -> Scene:
         inputs = _one_graph(loaded.feed.passes(), number)
     encoder = encoder_of(loaded.model)
     states = None
-    if isinstance(encoder, DIFFormer):
+    if with_states and isinstance(encoder, DIFFormer):
         with torch.no_grad():
             states = encoder.trajectory(inputs.x, inputs.graph).float().cpu()
     return Scene(encoder, inputs, number, states)

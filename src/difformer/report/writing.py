@@ -14,7 +14,7 @@ from difformer.report import layer_sections, sections
 from difformer.report.choosing import worth_explaining
 from difformer.report.curves import learning_curves
 from difformer.report.energy import layer_energies
-from difformer.report.explanation import Place, explain_node
+from difformer.report.explanation import Place, explain_nodes
 from difformer.report.gathering import gather
 from difformer.report.html import page, plotly_script
 from difformer.report.maps import Map, graphs_map, nodes_of_graph_map, scene_map
@@ -74,7 +74,7 @@ def write_report(
     diffuses = is_diffusion(loaded.model)
     scene = None if material.task.kind == "graphs" and not diffuses else make_scene(loaded)
     chosen = [*nodes, *worth_explaining(material)] if diffuses else []
-    explanations = [explain_node(loaded, node) for node in dict.fromkeys(chosen)]
+    explanations = explain_nodes(loaded, list(dict.fromkeys(chosen))) if chosen else []
     maps: list[Map] = []
     if material.task.kind == "graphs":
         maps.append(graphs_map(loaded, material.outputs))
