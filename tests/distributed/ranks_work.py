@@ -102,3 +102,33 @@ def measured(ranks, metric, outputs, targets, assignment):
 
     own = assignment == ranks.rank
     return measure(find_metric(metric), outputs[own], targets[own], ranks)
+
+
+def train_seeds(ranks, task, config, seeds, out, stop_at=None, resume=False):
+    """Runs spread over ranks, on a task that all hold; `stop_at` presses Ctrl-C on every rank at that epoch."""
+    import os
+    import signal
+
+    from difformer.distributed.seeds import fit_seeds
+    from difformer.training import TrainingInterrupted
+
+    class Stop:
+        def on_epoch(self, event):
+            if event.epoch == stop_at:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    callbacks = [Stop()] if stop_at is not None else []
+    try:
+        with ranks.traffic.during() as sent:
+            summary = fit_seeds(task, config, ranks=ranks, seeds=seeds, out=out, resume=resume, callbacks=callbacks)
+    except TrainingInterrupted:
+        return "interrupted"
+    return summary.results, sent
+
+
+def tune_together(ranks, task, question, trials, out):
+    """A study whose trials are spread over ranks."""
+    from difformer.distributed.tuning import tune_over_ranks
+
+    found = tune_over_ranks(task, question, ranks=ranks, trials=trials, out=out)
+    return found.best.number, found.settings, found.score, [trial.state for trial in found.trials]

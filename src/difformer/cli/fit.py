@@ -33,6 +33,7 @@ from difformer.cli.request import (
     without_edges,
 )
 from difformer.cli.results import report
+from difformer.distributed.environment import under_torchrun
 
 if TYPE_CHECKING:
     from difformer.training import TrainConfig
@@ -170,8 +171,16 @@ def fit(
 
     task = source.load()
     task.check_finite()
-    folder = out or default_path(task.name, request.config.model)
     said = [*describe_task(task), *_describe_request(request, source.options), *without_edges(task, request.config)]
+    if under_torchrun():
+        if stacked or tensorboard:
+            raise ValueError("--stacked and --tensorboard are for one process; leave them out under torchrun")
+        from difformer.cli.ranks import fit_runs
+
+        where = {"out": out, "device": device, "described": said, "output": output}
+        fit_runs(task, request.config, chosen, source=source, **where)  # type: ignore[arg-type]
+        return
+    folder = out or default_path(task.name, request.config.model)
     for line in said:
         output.say(line)
     with resumable(folder), _progress(output, request.config, task.metric, len(chosen)) as shown:
@@ -190,11 +199,13 @@ def fit(
 
 
 def _resume(path: Path, device: str, tensorboard: bool, output: Output, parts: Path | None) -> None:
-    from difformer.distributed.environment import under_torchrun
-    from difformer.distributed.run import partition_of
-
     if parts is None and under_torchrun():
-        parts = partition_of(path)
+        from difformer.cli.ranks import resume_runs
+        from difformer.distributed.run import partition_of
+
+        if (parts := partition_of(path)) is None:
+            resume_runs(path, device=device, output=output)
+            return
     if parts is not None:
         from difformer.cli.ranks import resume_partition
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,22 @@ from difformer.cli.errors import USER_ERROR, resumable
 from difformer.cli.output import Output
 from difformer.cli.progress import Progress
 from difformer.cli.results import report
+from difformer.distributed.environment import rank
 
 if TYPE_CHECKING:
+    from difformer.data import Task
     from difformer.distributed.folder import Partition
     from difformer.distributed.ranks import Ranks
     from difformer.distributed.run import Sent
     from difformer.training import TrainConfig
+    from difformer.training.source import TaskSource
+    from difformer.training.tuning import Question, Trial, Tuned
+
+
+def hush(output: Output) -> None:
+    """Silence on every rank but the first."""
+    if rank() > 0:
+        output.as_json, output.out.quiet, output.err.quiet = False, True, True
 
 
 @contextmanager
@@ -27,8 +37,7 @@ def joined(device: str, output: Output) -> Iterator[Ranks]:
     from difformer.distributed.ranks import join
 
     with join(device) as ranks:
-        if not ranks.first:
-            output.as_json, output.out.quiet, output.err.quiet = False, True, True
+        hush(output)
         try:
             yield ranks
         except Exception as error:
@@ -86,6 +95,84 @@ def resume_partition(run: Path, path: Path, *, device: str, output: Output, call
             summary, sent = resume_sharded(run, partition, ranks=ranks, callbacks=[shown, *callbacks])
         report(summary, output, {"config": config.to_dict(), "sent": vars(sent)})
         output.say(describe_sent(sent))
+
+
+def fit_runs(
+    task: Task,
+    config: TrainConfig,
+    seeds: Sequence[int],
+    *,
+    source: TaskSource,
+    out: Path | None,
+    device: str,
+    described: Sequence[str],
+    output: Output,
+) -> None:
+    """Train on a task that every rank holds: seeds spread over ranks, or batches of graphs shared among them."""
+    from difformer.distributed.seeds import fit_seeds
+    from difformer.training.rundescription import default_path
+
+    with joined(device, output) as ranks:
+        folder = ranks.shared(out or default_path(task.name, config.model))
+        for line in [*described, *describe_runs(task, config, len(seeds), ranks)]:
+            output.say(line)
+        metric = task.metric if config.metric == "auto" else config.metric
+        with resumable(folder), Progress(output, metric=metric, runs=len(seeds), epochs=config.epochs) as shown:
+            given = {"ranks": ranks, "seeds": seeds, "out": folder, "callbacks": [shown], "source": source}
+            summary = fit_seeds(task, config, **given)
+        report(summary, output, {"task": task.facts(), "config": config.to_dict()})
+
+
+def resume_runs(run: Path, *, device: str, output: Output) -> None:
+    """Go on with a run, its seeds spread over ranks."""
+    from difformer.distributed.seeds import go_on
+    from difformer.training.runfolder import RunFolder
+
+    folder = RunFolder.open(run)
+    if folder.stacked:
+        raise ValueError(f"{run} was trained with all seeds as one; go on with it in one process, without torchrun")
+    task, config = folder.task(), folder.config
+    with joined(device, output) as ranks:
+        waiting = sum(not folder.is_done(seed) for seed in folder.seeds)
+        for line in describe_runs(task, config, waiting, ranks):
+            output.say(line)
+        metric = task.metric if config.metric == "auto" else config.metric
+        with resumable(run), Progress(output, metric=metric, runs=max(waiting, 1), epochs=config.epochs) as shown:
+            summary = go_on(folder, task, ranks=ranks, callbacks=[shown])
+        report(summary, output, {"config": config.to_dict()})
+
+
+def tune_trials(
+    task: Task,
+    question: Question,
+    trials: int,
+    out: Path,
+    *,
+    device: str,
+    told: Callable[[Trial], None],
+    output: Output,
+) -> Tuned | None:
+    """A study whose trials are spread over ranks; None on ranks other than the first."""
+    from difformer.distributed.tuning import tune_over_ranks
+
+    with joined(device, output) as ranks:
+        output.say(f"ranks: {ranks.size} ({ranks.device.type}), trials spread over them")
+        found = tune_over_ranks(task, question, ranks=ranks, trials=trials, out=out, on_trial=told)
+        return found if ranks.first else None
+
+
+def describe_runs(task: Task, config: TrainConfig, seeds: int, ranks: Ranks) -> list[str]:
+    """Who trains what."""
+    from difformer.distributed.batches import shares_batches
+
+    if seeds >= ranks.size:
+        return [f"ranks: {ranks.size} ({ranks.device.type}), {seeds} seeds spread over them; rank 0's are shown"]
+    if shares_batches(task, config):
+        return [f"ranks: {ranks.size} ({ranks.device.type}), each with a share of every batch of graphs"]
+    hint = ""
+    if task.kind == "nodes":
+        hint = "; `difformer partition` cuts the graph, so that all of them train each seed together"
+    return [f"note: {ranks.size} ranks and {seeds} seeds: {ranks.size - seeds} ranks have nothing to do{hint}"]
 
 
 def describe_partition(partition: Partition, ranks: Ranks) -> list[str]:

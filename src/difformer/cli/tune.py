@@ -27,7 +27,9 @@ from difformer.cli.options import (
 )
 from difformer.cli.output import Output
 from difformer.cli.progress import clock_time
+from difformer.cli.ranks import hush, tune_trials
 from difformer.cli.request import DEFAULT_MODEL, describe_task, read_settings, read_source, without_edges
+from difformer.distributed.environment import under_torchrun
 
 if TYPE_CHECKING:
     from difformer.data import Task
@@ -89,6 +91,10 @@ def tune(
     from difformer.training.tuning import tune as search
 
     output = Output(as_json)
+    if under_torchrun():
+        if jobs > 1 or stacked:
+            raise ValueError("--jobs and --stacked are for one process; under torchrun every rank is one of the jobs")
+        hush(output)
     source = read_source(
         dataset,
         root=root,
@@ -107,13 +113,19 @@ def tune(
         output.say(line)
     _announce(question.space, output)
     told = _Teller(output)
+    found: Tuned | None
     try:
-        found = search(
-            task, question, trials=trials, out=folder, jobs=jobs, device=device, stacked=stacked, on_trial=told
-        )
+        if under_torchrun():
+            found = tune_trials(task, question, trials, folder, device=device, told=told, output=output)
+        else:
+            found = search(
+                task, question, trials=trials, out=folder, jobs=jobs, device=device, stacked=stacked, on_trial=told
+            )
     except KeyboardInterrupt:
         output.remark(f"interrupted: what was tried is kept in {folder}; the same command goes on with it")
         raise
+    if found is None:  # rank 0 says the rest
+        return
     preset = Preset(
         "tuned",
         model,

@@ -31,6 +31,7 @@ from difformer.training.checkpoint import Due
 from difformer.training.config import TrainConfig, knn_of
 from difformer.training.feeding import Inputs, Step, features
 from difformer.training.loop import Log, Save, Trainer
+from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord
 
 
@@ -62,7 +63,8 @@ def check_config(facts: Facts, config: TrainConfig, num_nodes: int) -> None:
             f"such an option, `difformer partition … --data knn=K` does it"
         )
     check_loss(facts.problem, config)
-    model = build_model(facts, config)  # type: ignore[arg-type]
+    with isolated_rng(torch.device("cpu")):
+        model = build_model(facts, config)  # type: ignore[arg-type]
     if not isinstance(model, DIFFormer):
         raise ValueError(
             f"model {config.model!r} cannot be trained on a partitioned graph; difformer, difformer-s and difformer-a "
