@@ -13,6 +13,7 @@ from sklearn.neighbors import kneighbors_graph
 from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, fitting
 from difformer.estimators.context import Edges, Member, remember
 from difformer.estimators.digest import find_rows, row_digests
+from difformer.estimators.mass import give_mass
 from difformer.graph import Graph
 from difformer.nn import DIFFormer
 from difformer.nn.structure import Structure
@@ -177,7 +178,7 @@ def test_fitted_rows_again_one_by_one_or_in_any_company(
 
 
 @pytest.mark.parametrize("diffusivity", ["simple", "sigmoid"])
-@pytest.mark.parametrize("form", ["none", "knn", "given", "empty"])
+@pytest.mark.parametrize("form", ["none", "knn", "given", "empty", "weighted"])
 def test_the_transductive_answer_is_that_of_the_trained_models(
     form: str, diffusivity: str, wine: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,14 +193,19 @@ def test_the_transductive_answer_is_that_of_the_trained_models(
 
     train = fitting.fit_models
     monkeypatch.setattr(fitting, "fit_models", fit_models)
-    graph = {"none": None, "knn": "knn", "given": kneighbors_graph(x, 4), "empty": sparse.csr_array((178, 178))}[form]
-    model = DIFFormerClassifier(**{**quick, "graph": graph}, graph_weight=0.4, diffusivity=diffusivity).fit(x, partly)
+    graph = {"given": kneighbors_graph(x, 4), "empty": sparse.csr_array((178, 178))}.get(form)
+    options = {**quick, "graph": "knn" if form == "knn" else None, "graph_weight": 0.4, "diffusivity": diffusivity}
+    weight = np.arange(1.0, 179) if form == "weighted" else None
+    model = DIFFormerClassifier(**options).fit(x, partly, weight, graph=graph)
+    if weight is not None:
+        for trained in seen["models"]:
+            give_mass(trained, seen["problem"].weight)
     with torch.no_grad():
         outputs = [trained.eval()(seen["problem"].x, *seen["edges"]).softmax(1) for trained in seen["models"]]
     wanted = torch.stack(outputs).mean(0).numpy()
     order = seen["problem"].y.numpy()  # the population has an order of its own where no graph was given
     found = model.label_distributions_
-    if form in ("none", "knn"):
+    if graph is None:
         place = find_rows(row_digests(seen["problem"].x.double().numpy()), row_digests(_as_trained(model, x)))
         assert (partly[place] == order).all()
         found = found[place]

@@ -1,4 +1,4 @@
-"""Large tables: what is kept while training, and what a process holds at most."""
+"""Large tables: in parts where pairs are looked at, and what a process holds at most."""
 
 from __future__ import annotations
 
@@ -10,44 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from difformer.estimators import DIFFormerClassifier, frugal
+from difformer.estimators import DIFFormerClassifier, fitting, parts
 from difformer.estimators.fitting import BATCH, WHOLE, Recipe
-from difformer.nn import DIFFormer
-
-
-def test_frugal_training_is_the_same_training(wine: Any, quick: dict[str, Any], monkeypatch: Any) -> None:
-    x, _, partly = wine
-    options = {**quick, "n_models": 1, "graph": "knn"}
-    weight = np.arange(1.0, len(x) + 1)
-    plain = [DIFFormerClassifier(**options).fit(x, partly, w).label_distributions_ for w in (None, weight)]
-    made: list[DIFFormer] = []
-    be_frugal = frugal.be_frugal
-    monkeypatch.setattr(frugal, "ROOM", 0)
-    monkeypatch.setattr("difformer.estimators.mass.be_frugal", lambda model: (made.append(model), be_frugal(model)))
-    for wanted, w in zip(plain, (None, weight), strict=True):
-        assert (DIFFormerClassifier(**options).fit(x, partly, w).label_distributions_ == wanted).all()
-    assert len(made) == 2
-    DIFFormerClassifier(**options, dropout=0.1).fit(x, partly)  # masks are drawn once
-    assert len(made) == 2
-
-
-def test_of_a_layer_its_state_alone_is_kept() -> None:
-    torch.manual_seed(0)
-    model, x = DIFFormer(5, 8, 2, num_layers=4, transform=False), torch.randn(1000, 5)
-    kept = []
-    for change in (lambda model: None, frugal.be_frugal):
-        change(model)
-        sizes: dict[int, int] = {}
-
-        def pack(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            outputs = model(x)
-        kept.append(sum(sizes.values()))
-        outputs.sum().backward()
-    assert kept[1] < 0.5 * kept[0]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +22,34 @@ def test_pairs_of_many_rows_are_looked_at_in_batches(diffusivity: str, backend: 
     recipe: Recipe = DIFFormerClassifier(diffusivity=diffusivity, backend=backend)._recipe()
     assert recipe.batch(WHOLE) is None
     assert recipe.batch(100_000) == batch
+
+
+def test_parts_are_judged_as_they_are_trained(wine: Any, quick: dict[str, Any], monkeypatch: Any) -> None:
+    """Every row exchanges within its part of 50, at every evaluation the same one."""
+    x, y, _ = wine
+    partitions, judged = [], []
+    outputs = parts.PartsFeed.outputs
+
+    def recorded(feed: Any, model: Any) -> torch.Tensor:
+        found = outputs(feed, model)
+        batches = list(feed.partitions.epoch(0))
+        for batch in batches:
+            torch.testing.assert_close(found[batch.nodes], model(batch.x))
+        partitions.append([batch.nodes.tolist() for batch in batches])
+        judged.append(found.shape)
+        return found
+
+    monkeypatch.setattr(parts.PartsFeed, "outputs", recorded)
+    monkeypatch.setattr(fitting, "ENOUGH", 100)
+    options = {**quick, "n_models": 1, "graph": None, "diffusivity": "sigmoid", "batch_size": 50, "steps": 30}
+    model = DIFFormerClassifier(**options).fit(x, y)
+    assert len(judged) > 2
+    assert set(judged) == {(178, 3)}
+    assert all(partition == partitions[0] for partition in partitions)
+    assert sorted(len(part) for part in partitions[0])[-1] <= 50
+    assert model.score(x, y) > 0.8
+    weighted = DIFFormerClassifier(**options).fit(x, y, sample_weight=np.arange(1.0, 179))
+    assert weighted.score(x, y) > 0.8
 
 
 FIT = """

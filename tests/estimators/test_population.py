@@ -66,11 +66,12 @@ def test_mass_in_a_layer_is_repetition() -> None:
     x = torch.randn(6, 4, dtype=torch.float64)
     times = torch.tensor([1, 3, 2, 1, 1, 4])
     for diffusivity in ("simple", "sigmoid", "constant", "gaussian:0.5", "identity"):
-        model = DIFFormer(4, 8, 2, num_heads=2, diffusivity=diffusivity).double()
-        wanted = model(x.repeat_interleave(times, 0))
-        give_mass(model, times.double())
-        found = model(x).repeat_interleave(times, 0)
-        torch.testing.assert_close(found, wanted)
+        for options in ({"num_heads": 2}, {"transform": False}, {"source_weight": 0.3, "step_size": 0.7}):
+            model = DIFFormer(4, 8, 2, diffusivity=diffusivity, **options).double()
+            wanted = model(x.repeat_interleave(times, 0))
+            give_mass(model, times.double())
+            found = model(x).repeat_interleave(times, 0)
+            torch.testing.assert_close(found, wanted)
 
 
 def test_scaling_lies_between_own_and_common_units() -> None:

@@ -25,7 +25,6 @@ from torch import Tensor
 from difformer.attention.linear import LINEAR
 from difformer.attention.scores import form_of, score_key
 from difformer.data import Split, Task
-from difformer.estimators.frugal import wants_frugality
 from difformer.estimators.mass import train_weighted
 from difformer.nn import DIFFormer
 from difformer.training import RunRecord, TrainConfig, train_one
@@ -175,7 +174,7 @@ def train(
     rows = problem.x.shape[0]
     longer = len(splits) == 1 and splits[0].valid.numel() > 0
     config = recipe.config(rows, longer=longer)
-    if problem.weight is not None or wants_frugality(rows, config):
+    if problem.weight is not None or config.batch_size is not None:
         mass = problem.weight if config.batch_size is None else None
         return [
             train_weighted(task, splits[number], config, seed, recipe.device, problem.weight, mass)

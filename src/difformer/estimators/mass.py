@@ -20,8 +20,9 @@ from torch.nn import functional
 from difformer.attention import propagate
 from difformer.attention.segments import Segments
 from difformer.data import Split, Task
-from difformer.estimators.frugal import be_frugal, wants_frugality
+from difformer.estimators.parts import PartsFeed
 from difformer.nn import DIFFormer, DIFFormerConv
+from difformer.nn.structure import Structure
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
 from difformer.training.feeding import make_feed
@@ -34,6 +35,15 @@ class MassConv(DIFFormerConv):
     """A layer whose rows have mass ``[N, 1, 1]``; made by changing the class of a `DIFFormerConv`."""
 
     mass: Tensor
+
+    def step(self, z: Tensor, structure: Structure, source: Tensor | None = None) -> Tensor:
+        # Term by term: the short ways of a layer work out the exchange by themselves, and know of no mass.
+        p = self.propagated(z, structure)
+        if self.residual:
+            p = torch.lerp(z, p.to(z.dtype), self.step_size)
+        if source is not None and self.source_weight:
+            p = p + self.step_size * self.source_weight * source
+        return p
 
     def latent(self, z: Tensor, v: Tensor, segments: Segments | None) -> Tensor:
         if self.diffusivity is None or self.diffusivity.name == "identity":
@@ -65,7 +75,7 @@ def train_weighted(
 ) -> RunRecord:
     """`difformer.training.train_one` with weights of rows in the loss, and with their mass in the exchange.
 
-    Large populations are trained on as `difformer.estimators.frugal` says.
+    Mini-batches are also judged in parts, see `difformer.estimators.parts`.
 
     Args:
         task: What is to be learnt.
@@ -81,13 +91,15 @@ def train_weighted(
         torch.manual_seed(seed)
         trainer = Trainer(task, split, config, seed, place)
         assert isinstance(trainer.model, DIFFormer)
+        fed = task if weight is None else _packed(task, weight)
+        if config.batch_size is not None:
+            trainer.feed = PartsFeed(fed, split, config, seed, place)
+        elif weight is not None:
+            trainer.feed = make_feed(fed, split, config, seed, place, trainer.model)
         if weight is not None:
-            trainer.feed = make_feed(_packed(task, weight), split, config, seed, place, trainer.model)
             trainer.loss = _cross_entropy if task.problem == "multiclass" else _squared_error
         if mass is not None and trainer.feed.whole:
             give_mass(trainer.model, mass.to(place))
-        if wants_frugality(task.num_nodes, config):
-            be_frugal(trainer.model)
         return trainer.run()
 
 
