@@ -98,8 +98,14 @@ def _vjp(g: Elementwise, x: Tensor) -> tuple[Tensor, Pullback]:
     return value, lambda w: pull(w)[0]
 
 
-# Evaluated while a model is compiled, which keeps the result and looks at no values itself.
-constant_result: Callable[[Function], Function] = torch.compiler.assume_constant_result
+def constant_result(function: Function) -> Function:
+    """`function` is evaluated while a model is compiled, which keeps the result and looks at no values itself.
+
+    What `torch.compiler.assume_constant_result` does, without loading the compiler, which takes seconds.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
 
 _KEYS: dict[Diffusivity, str] = {}
 _SCORES: dict[str, Score] = {}

@@ -15,6 +15,7 @@ Outside `dropout_key` there is no key and torch's global generator is used, as e
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -92,6 +93,7 @@ def dropout_key(seed: int | Tensor, step: int = 0, *, rows: Tensor | None = None
         >>> with dropout_key(seed=7, step=0):
         ...     loss = model.train()(x).sum()
     """
+    _keep_out_compilers()
     key = seed if isinstance(seed, Tensor) else dropout_keys([seed], [step])[0, 0]
     before, place = _current.place, _Place(key, rows, site)
     _current.place = place
@@ -108,6 +110,8 @@ def dropout(x: Tensor, p: float | Tensor, training: bool) -> Tensor:
     if not training or (not isinstance(p, Tensor) and p < 2**-17):  # a hash of 16 bits drops nothing then
         return x
     if _open:
+        if _keyed is _hashed and torch.compiler.is_compiling():
+            raise RuntimeError("a model is compiled inside dropout_key: compile it (torch.compile) before entering")
         return _keyed(x, p)
     return _drawn(x, p)
 
@@ -123,8 +127,14 @@ def _hashed(x: Tensor, p: float | Tensor) -> Tensor:
     return _drawn(x, p) if place is None else x * keep_mask(x, p, place)
 
 
-# The key of one step must not become a constant of a compiled model.
-_keyed: Callable[[Tensor, float | Tensor], Tensor] = torch.compiler.disable(_hashed)
+# The key of one step must not become a constant of a compiled model: once there is a compiler, it is kept out.
+_keyed: Callable[[Tensor, float | Tensor], Tensor] = _hashed
+
+
+def _keep_out_compilers() -> None:
+    global _keyed
+    if _keyed is _hashed and "torch._dynamo" in sys.modules:  # loading it takes seconds, and few ask for it
+        _keyed = torch.compiler.disable(_hashed)
 
 
 def keep_mask(x: Tensor, p: float | Tensor, place: _Place) -> Tensor:
