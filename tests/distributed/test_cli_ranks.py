@@ -1,0 +1,117 @@
+"""The command over ranks: what is said, by whom, and what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from group_of_ranks import free_port
+
+from difformer.cli import main
+from difformer.cli.ranks import describe_sent
+from difformer.distributed.run import Sent
+
+
+@pytest.fixture
+def call(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def answer(*words):
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        return ended.value.code, *capsys.readouterr()
+
+    return answer
+
+
+def torchrun(size, *words, cwd):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size)]
+    command += ["--master-port", str(free_port()), "-m", "difformer", *map(str, words)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+SETTINGS = ["--seeds", 1, "--device", "cpu", "--set", "epochs=3", "--set", "hidden_channels=8"]
+
+
+def test_partition_and_fit_without_torchrun(call, tmp_path):
+    code, out, _ = call("partition", "iris", "--data", "knn=5", "--parts", 3, "--out", "parts", "--method", "stream")
+    assert code == 0
+    assert "3 parts by stream: cut:" in out
+    assert "balance:" in out
+    code, out, _ = call("fit", "parts", "--out", "run", *SETTINGS)
+    assert code == 0
+    assert "iris: 150 nodes" in out
+    assert "in 3 parts of 50 to 50 nodes (stream)" in out or "in 3 parts" in out
+    assert "ranks: 1 (cpu, gloo)" in out
+    assert "sent: nothing, there was one rank" in out
+    code, out, _ = call("evaluate", "run", "--json")  # from the data set itself: the parts are not needed
+    assert code == 0
+    assert json.loads(out)
+
+
+def test_json(call):
+    assert call("partition", "iris", "--data", "knn=5", "--parts", 2, "--out", "parts", "--json")[0] == 0
+    code, out, _ = call("fit", "parts", "--out", "run", "--json", *SETTINGS)
+    assert code == 0
+    assert json.loads(out)["sent"]["ranks"] == 1
+
+
+def test_refused(call):
+    call("partition", "iris", "--data", "knn=5", "--parts", 2, "--out", "parts")
+    for words, said in (
+        (
+            ["fit", "parts", "--protocol", "random"],
+            "parts is a partitioned task, trained as it is; leave out --protocol",
+        ),
+        (["fit", "parts", "--model", "gcn", "--seeds", 1], "model 'gcn' cannot be trained on a partitioned graph"),
+        (["fit", "parts", "--batch-size", 10, "--seeds", 1], "a partitioned graph is trained whole"),
+        (["partition", "iris", "--out", "parts"], "parts is already there"),
+        (["partition", "iris", "--out", "other", "--method", "best"], "method must be one of auto, metis, stream"),
+    ):
+        code, _, err = call(*words)
+        assert code == 2
+        assert said in err.replace("\n", " "), err
+
+
+def test_what_was_sent_is_said_by_kind():
+    sent = Sent({"sums": 1500.0, "boundary": 2e6, "ring": 0.0}, {"plan": 10.0, "results": 0.0}, 4)
+    assert describe_sent(sent) == (
+        "sent by the busiest of 4 ranks, an epoch: sums 1.5 kB, boundary 2.0 MB; once: plan 10 B"
+    )
+    ring = describe_sent(Sent({"ring": 5e3}, {"plan": 0.0}, 2))
+    assert "ring 5.0 kB (ring: keys and values of all nodes, O(N d)); once: nothing" in ring
+
+
+@pytest.mark.slow
+def test_torchrun_partition_seeds_and_errors(call, tmp_path):
+    call("partition", "iris", "--data", "knn=5", "--parts", 2, "--out", "parts")
+    done = torchrun(2, "fit", "parts", "--out", "run", *SETTINGS, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ranks: 2 (cpu, gloo)") == 1  # one rank speaks
+    assert "sent by the busiest of 2 ranks, an epoch: sums" in done.stdout
+    again = torchrun(2, "fit", "parts", "--out", "run", *SETTINGS, cwd=tmp_path)
+    assert again.returncode != 0
+    assert again.stderr.count("already holds a run") == 1
+    goes_on = torchrun(2, "fit", "--resume", "run", "--device", "cpu", cwd=tmp_path)
+    assert goes_on.returncode == 0, goes_on.stderr
+    seeds = torchrun(2, "fit", "iris", "--out", "seeds", *SETTINGS, "--seeds", 3, cwd=tmp_path)
+    assert "3 seeds spread over them" in seeds.stdout, seeds.stderr
+    assert json.loads((tmp_path / "seeds" / "summary.json").read_text())["runs"] == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_with_nccl(call, tmp_path):
+    call("partition", "iris", "--data", "knn=5", "--parts", 2, "--out", "parts")
+    words = ["--seeds", 1, "--set", "epochs=20", "--set", "hidden_channels=16"]
+    done = torchrun(1, "fit", "parts", "--out", "gpu", "--device", "cuda", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "NCCL" in done.stdout
+    call("fit", "parts", "--out", "cpu", "--device", "cpu", *words)
+    mine, theirs = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("gpu", "cpu"))
+    assert mine["results"][0]["loss"] == pytest.approx(theirs["results"][0]["loss"], rel=1e-3)
