@@ -124,7 +124,11 @@ def _has_metis() -> bool:
 
 def _metis(matrix: Any, parts: int) -> Tensor:
     pymetis = require("pymetis", extra="partition", purpose="partitioning by METIS")
-    _, found = pymetis.part_graph(parts, xadj=matrix.indptr, adjncy=matrix.indices)
+    if hasattr(pymetis, "CSRAdjacency"):
+        given = {"adjacency": pymetis.CSRAdjacency(matrix.indptr, matrix.indices)}
+    else:  # as versions before 2025 have it
+        given = {"xadj": matrix.indptr, "adjncy": matrix.indices}
+    _, found = pymetis.part_graph(parts, **given)
     return torch.as_tensor(np.asarray(found), dtype=torch.long)
 
 
