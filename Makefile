@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Threads that sleep instead of spinning: on shared cores spinning ones cost many times more.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-slow lint bench install clean
+.PHONY: demo test test-slow lint docs bench install clean
 
 demo: $(VENV)/installed
 	$(BIN)/python -m difformer demo
@@ -21,6 +21,10 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Warnings are errors; the pages are in build/docs.
+docs: $(VENV)/installed
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/doctrees docs build/docs
 
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks
