@@ -83,6 +83,7 @@ def test_an_interrupted_run_goes_on(groups, tmp_path):
     assert results[0]["loss"] == pytest.approx(expected.loss, abs=2e-5)
 
 
+@pytest.mark.slow
 def test_trials_are_spread(groups, tmp_path):
     pytest.importorskip("optuna")
     space = Space("made", {"learning_rate": (0.001, 0.01, 0.1), "hidden_channels": (4, 8)}, {"epochs": 4})

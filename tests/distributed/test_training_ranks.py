@@ -65,6 +65,15 @@ def test_a_run_is_that_of_one_process(groups, parted, tmp_path, name):
         np.testing.assert_array_equal(files["target"], task.y)
 
 
+def test_mixed_precision_to_its_own_rounding(groups, parted, tmp_path):
+    task, parts = parted(2)
+    for model in ("difformer-s", "difformer-a"):
+        config = setting(model=model, precision="bf16", epochs=4)
+        expected = fit(task, config, seeds=1, **CPU).records[0]
+        histories, _, _ = groups(2)(train, parts, tmp_path / model, config, [0])[0]
+        assert histories[0][-1]["loss"] == pytest.approx(expected.loss, abs=0.02)
+
+
 def test_the_folder_is_one_process_own(groups, parted, tmp_path):
     task, parts = parted(2)
     fit(task, setting(), seeds=2, out=tmp_path / "alone", **CPU)

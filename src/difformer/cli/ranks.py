@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from difformer.cli.errors import USER_ERROR, resumable
+from difformer.cli.errors import INTERRUPTED, USER_ERROR, resumable
 from difformer.cli.output import Output
 from difformer.cli.progress import Progress
 from difformer.cli.results import report
@@ -40,6 +40,10 @@ def joined(device: str, output: Output) -> Iterator[Ranks]:
         hush(output)
         try:
             yield ranks
+        except KeyboardInterrupt:
+            if ranks.first:
+                raise
+            raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
             if not ranks.first and getattr(error, "of_rank_0", False):
                 quiet = typer.Exit(USER_ERROR)

@@ -1,7 +1,7 @@
 """Exact full-graph training over `torch.distributed`: rows on ranks, parameters on all of them.
 
-`torchrun --nproc-per-node P -m difformer fit FOLDER` trains on a folder that `difformer partition` made. From Python, in
-a program that torchrun starts:
+`torchrun --nproc-per-node P -m difformer fit FOLDER` trains on a folder that `difformer partition` made. From Python,
+in a program that torchrun starts:
 
     from difformer.distributed import Partition, fit_sharded, join
 

@@ -186,7 +186,9 @@ def join(device: str = "auto", *, watched: bool = True) -> Iterator[Ranks]:
         yield ranks
         ranks.wait_for_all()  # nobody leaves while another may still need what only this process keeps
     except Exception as error:
-        if watch is not None and not getattr(error, "of_rank_0", False):
+        # What all ranks have in common needs no telling: rank 0's error, or an exit after Ctrl-C.
+        common = getattr(error, "of_rank_0", False) or hasattr(error, "exit_code")
+        if watch is not None and not common:
             watch.tell(error)
         raise
     finally:
