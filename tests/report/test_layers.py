@@ -103,6 +103,7 @@ def test_sentences():
     )
     assert "try num_layers=1" in verdict(energies([1.0] * 3, separation=[0.2, 0.6, 0.3]), 0)
     assert "does not separate" in verdict(energies([1.0] * 3, separation=[0.6, 0.5, 0.3]), 0)
+    assert verdict(energies([1.0] * 3, separation=[0.02, 0.03, 0.03]), 0).startswith("Depth changes little")
     assert verdict(energies([1.0, 0.5]), 0).startswith("States stay apart")
     assert "no diffusion layers" in verdict(energies([1.0]), 0)
 

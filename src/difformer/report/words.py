@@ -8,6 +8,7 @@ from difformer.report.energy import LayerEnergies
 ALIKE = 0.02
 ONE_DIRECTION = 1.2
 LOSS_OF_SEPARATION = 0.05
+LITTLE = 0.02
 
 
 def smoothed_layers(measured: LayerEnergies) -> list[int]:
@@ -37,6 +38,11 @@ def verdict(measured: LayerEnergies, source_weight: float) -> str:
         )
     best = max(range(last + 1), key=lambda k: measured.separation[k])  # type: ignore[index]
     first, top, end = (100 * measured.separation[k] for k in (0, best, last))
+    if top - end <= 100 * LITTLE and abs(end - first) <= 100 * LITTLE:
+        return (
+            f"Depth changes little: {first:.0f} % of the variance of the states lies between classes after the input "
+            f"layer, {end:.0f} % after the last one. Train longer, or compare with fewer layers."
+        )
     if top - end <= 100 * LOSS_OF_SEPARATION and best > 0:
         return (
             f"Deeper layers still separate classes: {first:.0f} % of the variance of the states lies between classes "
