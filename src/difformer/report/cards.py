@@ -21,7 +21,7 @@ from difformer.data import Task
 from difformer.data.sparse import take_rows
 from difformer.training.source import TaskSource
 
-SPRITE_BYTES = 1_100_000
+SPRITE_BYTES = 1_750_000
 SPRITE_COLUMNS = 50
 TEXT_LENGTH = 160
 TOP_COLUMNS = 4

@@ -21,7 +21,7 @@ from difformer.report.scene import Scene, encoder_of, is_diffusion
 from difformer.training.source import TaskSource
 from difformer.training.using import Loaded
 
-POINTS, PICTURES = 3_000, 1_500
+POINTS, PICTURES = 3_000, 1_000
 NUMBERS = 60_000  # points times layers: deep models show fewer points
 EDGES = 3_000
 
