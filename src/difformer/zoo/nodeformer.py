@@ -143,7 +143,7 @@ class NodeFormer(Encoder):
         dropout: float = 0.0,
         random_features: int = 30,
         temperature: float = 0.25,
-        samples: int = 10,
+        samples: int = 5,
         bias_order: int = 2,
         edge_loss: float = 1.0,
         norm: bool = True,
