@@ -30,7 +30,19 @@ _HOME = {
     "DIFFormerRegressor": "difformer.estimators",
     "DIFFormerTransformer": "difformer.estimators",
 }
-_ROOMS = ("attention", "data", "diffusion", "estimators", "experiments", "graph", "nn", "report", "sparse", "training", "zoo")
+_ROOMS = (
+    "attention",
+    "data",
+    "diffusion",
+    "estimators",
+    "experiments",
+    "graph",
+    "nn",
+    "report",
+    "sparse",
+    "training",
+    "zoo",
+)
 
 __all__ = [*_HOME, "__version__"]
 

@@ -20,7 +20,7 @@ def test_what_is_asked_for(monkeypatch, diffusivity, batched):
     from torch.nn.attention.flex_attention import flex_attention
 
     monkeypatch.setattr(flex, "serves", lambda *_: True)
-    monkeypatch.setattr(flex, "_compiled", lambda: flex_attention)
+    monkeypatch.setattr(flex, "_compiled", lambda *_: flex_attention)
     batch = torch.randint(0, 4, (300,), generator=torch.Generator().manual_seed(0)) if batched else None
     q, k, v = (x.detach() for x in make_inputs(300, 2, 5, 3, dtype=torch.float32))
     found = flex.propagate(q, k, v, diffusivity, None if batch is None else Segments(batch))

@@ -302,3 +302,23 @@ def test_many_states_go_through_iterations():
     z, graph = states(700, 0, channels=3), random_graph(700, 0.01, True, False, 0)
     for certificate in certify(z, graph, diffusivity="gaussian", steps=2):
         assert certificate.verdict in ("holds", "measured"), certificate
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", CERTIFICATES)
+def test_nothing_is_certified_of_states_that_are_not_numbers(name, value):
+    z = torch.randn(6, 2)
+    z[3, 1] = value
+    with pytest.raises(ValueError, match="row 3 holds NaN or infinity"):
+        certify(z, GraphCoupling(complete_graph(6), "gcn"), only=[name])
+
+
+def test_nothing_is_certified_of_no_states():
+    with pytest.raises(ValueError, match="has no rows"):
+        certify(torch.zeros(0, 2))
+
+
+def test_a_number_that_is_none_is_no_rise_of_zero():
+    nan = torch.tensor(math.nan)
+    assert math.isnan(c.certificate.largest_rise([nan], [nan], magnitude=1.0))
+    assert math.isnan(c.certificate.largest_gap(nan.view(1), nan.view(1)))

@@ -1,4 +1,5 @@
 import math
+import time
 
 import pytest
 import torch
@@ -253,3 +254,13 @@ def test_a_plain_matrix_has_the_null_space_of_the_coupling_that_it_came_from(siz
     assert found.gap == pytest.approx(known.gap)
     assert found.largest == pytest.approx(known.largest)
     assert 0.1 < found.gap < found.largest
+
+
+def test_a_chain_gets_a_careful_step_in_seconds():
+    n = 10_000
+    along = torch.arange(n - 1)
+    chain = Graph(torch.stack([torch.cat([along, along + 1]), torch.cat([along + 1, along])]), n)
+    started = time.perf_counter()
+    found = stable_step_size(GraphCoupling(chain, "raw"))
+    assert 0.5 * (1 - 1e-3) <= found <= 0.5 * (1 + 1e-6)  # 2 / λ₁ with λ₁ just below 4
+    assert time.perf_counter() - started < 120

@@ -78,3 +78,17 @@ def test_a_batch_compiles_where_its_graphs_are_known(diffusivity):
     torch.testing.assert_close(compiled(x, batch=Segments(batch)), model(x, batch=batch))
     with pytest.raises(Exception, match="must be known beforehand"):
         torch.compile(model, fullgraph=True, backend="aot_eager")(x, batch=batch)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("any_number", [False, True])
+def test_polynomial_attention_is_exported_and_compiled(grad, any_number):
+    model = DIFFormer(5, 8, 3, diffusivity="sigmoid", backend="polynomial")
+    x = torch.randn(30, 5)
+    shapes = ({0: torch.export.Dim("n", min=2)},) if any_number else None
+    with torch.set_grad_enabled(grad):
+        program = torch.export.export(model, (x,), dynamic_shapes=shapes)
+    other = torch.randn(17, 5) if any_number else x
+    torch.testing.assert_close(program.module()(other), model(other), atol=1e-5, rtol=1e-5)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x), atol=1e-5, rtol=1e-5)

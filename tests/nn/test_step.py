@@ -76,19 +76,64 @@ def test_many_blocks_are_one(qk_norm, tied, transform, monkeypatch):
             torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("backend", ["auto", "linear", "blockwise"])
+def test_a_total_that_was_clamped_depends_on_nothing(backend):
+    """Row 0 of z = (1, -3) receives with weights 1 + 1 and 1 - 3: they add up to zero, what they weigh does not."""
+    results = []
+    for kind in (backend, "reference"):
+        conv = DIFFormerConv(1, 1, transform=False, qk_norm="none", backend=kind).double()
+        with torch.no_grad():
+            for layer in (conv.query, conv.key):
+                layer.weight.fill_(1)
+                layer.bias.zero_()
+        z = torch.tensor([[1.0], [-3.0]], dtype=torch.float64, requires_grad=True)
+        out = conv(z)
+        results.append((out, *torch.autograd.grad(out.sum(), [z, *conv.parameters()])))
+    assert results[1][0].abs().max() > 1e5  # the clamp is reached
+    for found, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_weights_of_edges_are_trained_through_a_layer():
+    weight = torch.rand(90, dtype=torch.float64) + 0.1
+    edges = graph().edge_index
+    for options in ({}, {"transform": False, "qk_norm": "global"}):
+        conv = DIFFormerConv(6, 6, **options).double()
+        z = torch.randn(30, 6, dtype=torch.float64)
+        leaf = weight.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(conv(z, Graph(edges, 30, leaf)).square().sum(), leaf)
+        step = torch.zeros_like(weight)
+        step[7] = 1e-6
+        up, down = (conv(z, Graph(edges, 30, weight + sign * step)).square().sum() for sign in (1, -1))
+        assert grad[7].item() == pytest.approx(((up - down) / 2e-6).item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("diffusivity", ["simple", "sigmoid", None])
 @pytest.mark.parametrize("qk_norm", ["row", "global"])
-def test_a_row_that_receives_nothing_is_the_same_both_ways(qk_norm, monkeypatch):
-    """Keys opposite to every query: the total is clamped, and depends on nothing."""
-    conv = DIFFormerConv(3, 3, transform=False, qk_norm=qk_norm).double()
-    with torch.no_grad():
-        conv.query.weight.copy_(torch.eye(3))
-        conv.key.weight.copy_(-torch.eye(3))
-        conv.query.bias.zero_()
-        conv.key.bias.zero_()
-    z = torch.ones(5, 3, dtype=torch.float64)
-    short, long = both_ways(conv, z, z, None, monkeypatch)
-    for found, wanted in zip(short, long, strict=True):
-        torch.testing.assert_close(found, wanted.expand_as(found))
+def test_inside_torch_func_with_a_kept_graph(diffusivity, qk_norm):
+    conv = DIFFormerConv(6, 6, diffusivity=diffusivity, qk_norm=qk_norm, transform=False).double()
+    z, observed = torch.randn(30, 6, dtype=torch.float64), graph()
+    found = torch.func.grad(lambda z: conv(z, observed).square().sum())(z)
+    leaf = z.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(conv(leaf, observed).square().sum(), leaf)
+    torch.testing.assert_close(found, wanted)
+    parameters = dict(conv.named_parameters())
+    score = lambda p: torch.func.functional_call(conv, p, (z, observed)).square().sum()
+    for name, grad in torch.func.grad(score)(parameters).items():
+        (right,) = torch.autograd.grad(conv(z, observed).square().sum(), parameters[name])
+        torch.testing.assert_close(grad, right)
+
+
+@pytest.mark.parametrize("qk_norm", ["row", "global", "none"])
+def test_no_rows_at_all(qk_norm):
+    assert DIFFormerConv(6, 6, qk_norm=qk_norm)(torch.zeros(0, 6)).shape == (0, 6)
+
+
+@pytest.mark.parametrize("source", [torch.zeros(1, 6), torch.zeros(30, 5), torch.zeros(30, 6, dtype=torch.float64)])
+def test_a_source_of_another_shape_or_type_is_refused(source):
+    conv = DIFFormerConv(6, 6, source_weight=1.0)
+    with pytest.raises(ValueError, match=r"source must have shape \(30, 6\) and type torch.float32"):
+        conv(torch.randn(30, 6), source=source)
 
 
 def test_widths_may_change_without_residual(monkeypatch):

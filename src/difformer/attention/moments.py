@@ -21,6 +21,7 @@ from difformer.attention import monomials
 from difformer.attention.layout import split_runs, stack_runs, working_dtype
 from difformer.attention.once import once_differentiated
 from difformer.attention.precision import precision_of
+from difformer.attention.scores import apart
 
 
 def degrees_of(coefficients: Sequence[float]) -> list[int]:
@@ -31,8 +32,12 @@ def degrees_of(coefficients: Sequence[float]) -> list[int]:
 @functools.lru_cache(maxsize=64)
 def _weights(d: int, coefficients: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """ω_α of all degrees that have a coefficient, ``[monomials, 1]``."""
-    each = [coefficients[degree] * monomials.weights(d, degree) for degree in degrees_of(coefficients)]
-    return torch.cat(each).unsqueeze(1).to(device=device, dtype=dtype)
+
+    def work() -> Tensor:
+        each = [coefficients[degree] * monomials.weights(d, degree) for degree in degrees_of(coefficients)]
+        return torch.cat(each).unsqueeze(1).to(device=device, dtype=dtype)
+
+    return apart(work)
 
 
 def _weighted(state: Tensor, d: int, coefficients: Sequence[float]) -> Tensor:
@@ -176,8 +181,8 @@ def moments(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> Tensor:
     if torch.compiler.is_exporting():  # an exported program must run where this package is not installed
         degrees, (d, w) = degrees_of(coefficients), (x.shape[-1], y.shape[-1])
         state = x.new_zeros(x.shape[1], monomials.total_count(d, degrees), w)
-        for head, to in enumerate(state):
-            monomials.add_moments(x[:, head], y[:, head if y.shape[1] > 1 else 0], degrees, to)
+        for head in range(x.shape[1]):
+            monomials.add_moments(x[:, head], y[:, head if y.shape[1] > 1 else 0], degrees, state[head])
         return state
     return _Moments.apply(x, y, list(coefficients))
 

@@ -63,6 +63,9 @@ def powers(x: Tensor, degree: int) -> list[Tensor]:
     """The lists of degree 1 … `degree` for the rows ``x [d, n]``."""
     lists, d = [x], x.shape[0]
     for p in range(2, degree + 1):
+        if torch.compiler.is_exporting():  # in place nothing could be differentiated
+            lists.append(torch.cat([x[a] * lists[-1][start:] for a, start, _ in _leading(d, p)]))
+            continue
         longer = x.new_empty(count(d, p), x.shape[1])
         for a, start, place in _leading(d, p):
             torch.mul(x[a], lists[-1][start:], out=longer[place])

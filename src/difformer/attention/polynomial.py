@@ -13,6 +13,8 @@ Graphs of a batch with so few rows that their pairs cost less than the monomials
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,7 @@ from difformer.attention.layout import working_dtype
 from difformer.attention.moments import degrees_of, evaluate, moments
 from difformer.attention.monomials import total_count
 from difformer.attention.reference import safe_total
-from difformer.attention.scores import constant_result, diffusivity_of, score_key
+from difformer.attention.scores import apart, constant_result, diffusivity_of, score_key
 from difformer.attention.segments import Segments
 from difformer.diffusion.diffusivity import Diffusivity
 from difformer.eager import is_eager
@@ -38,8 +40,12 @@ NORM_SLACK = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 2e-2, to
 @constant_result
 def expand(diffusivity: str | Diffusivity, tol: float = DEFAULT_TOL) -> tuple[float, ...]:
     """Coefficients of the polynomial of least degree that keeps g within `tol`."""
-    chosen = diffusivity_of(diffusivity)
-    return coefficients(chosen, degree_for(chosen, tol))
+    return _expanded(diffusivity_of(diffusivity), tol)
+
+
+@functools.lru_cache(maxsize=256)
+def _expanded(diffusivity: Diffusivity, tol: float) -> tuple[float, ...]:
+    return apart(lambda: coefficients(diffusivity, degree_for(diffusivity, tol)))
 
 
 @constant_result

@@ -124,7 +124,7 @@ def score_key(given: str | Diffusivity, channels: int = 1) -> str:
     diffusivity = _named(given, channels) if isinstance(given, str) else as_diffusivity(given)
     key = _KEYS.get(diffusivity)
     if key is None:
-        form, slope = _apart(_form, diffusivity)
+        form, slope = apart(_form, diffusivity)
         key = f"{diffusivity.name}#{len(_KEYS)}"
         _SCORES[key] = Score(diffusivity, form, slope, key)
         _KEYS[diffusivity] = key
@@ -134,10 +134,10 @@ def score_key(given: str | Diffusivity, channels: int = 1) -> str:
 @functools.lru_cache(maxsize=256)
 def _named(name: str, channels: int) -> Diffusivity:
     """`as_diffusivity`, which checks what it makes, once for each name."""
-    return _apart(as_diffusivity, name, channels=channels)
+    return apart(as_diffusivity, name, channels=channels)
 
 
-def _apart(work: Callable[..., Result], *args: Any, **options: Any) -> Result:
+def apart(work: Callable[..., Result], *args: Any, **options: Any) -> Result:
     """Work on real numbers in a thread of its own: an export or a vmap under way in this one would record it."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work, *args, **options).result()

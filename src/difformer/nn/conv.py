@@ -197,6 +197,12 @@ class DIFFormerConv(nn.Module):
     ) -> Tensor:
         if z.dim() != 2 or z.shape[1] != self.in_channels:
             raise ValueError(f"z must have shape [N, {self.in_channels}], got {tuple(z.shape)}")
+        used = source is not None and self.source_weight
+        if used and (source.shape != (z.shape[0], self.out_channels) or source.dtype != z.dtype):  # type: ignore[union-attr]
+            raise ValueError(
+                f"source must have shape {(z.shape[0], self.out_channels)} and type {z.dtype} as the states have, got "
+                f"{tuple(source.shape)} and {source.dtype}"  # type: ignore[union-attr]
+            )
         return self.step(z, as_structure(z.shape[0], edge_index, edge_weight, batch), source)
 
 

@@ -42,7 +42,7 @@ def gram_attention(
     total = z.sum(0, keepdim=True)
     gram = torch.cat([torch.cat([z.T @ z, total.T], 1), torch.cat([total, z.new_full((1, 1), count)], 1)], 0)
     maps = _maps(gram, query, key, value, num_heads, scaled).transpose(0, 1).flatten(1)
-    out = functional.linear(z, maps[:-1].T, maps[-1]).view(count, num_heads, -1)
+    out = functional.linear(z, maps[:-1].T, maps[-1]).unflatten(1, (num_heads, -1))
     answer = out[..., :-1] / safe_total(out[..., -1:], count)
     return answer.squeeze(1) if num_heads == 1 else answer.mean(1)
 

@@ -75,8 +75,9 @@ def load_pretrained(
             f"file cannot hold; pass it again: from_pretrained(folder, diffusivity=…)"
         )
     try:
+        _check_flags(config)
         model = (kind or DIFFormer)(**config)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise PretrainedError(
             f"{folder / CONFIG}: not a configuration of this version of difformer: {error}"
         ) from error
@@ -92,10 +93,20 @@ def load_pretrained(
                 f"{path} belongs to another {CONFIG}: saving was interrupted, or a file was changed or replaced; "
                 f"save the model again"
             )
+        kinds = {str(value.dtype) for value in state.values() if not value.is_floating_point()}
+        if not state or kinds:
+            raise PretrainedError(f"{path}: not weights: {'it is empty' if not state else f'it holds {min(kinds)}'}")
         model.to(next(iter(state.values())).dtype).load_state_dict(state)
     except (SafetensorError, RuntimeError) as error:
         raise PretrainedError(f"{path}: damaged, or not the weights of the model in {CONFIG}: {error}") from error
     return model
+
+
+def _check_flags(config: dict[str, Any]) -> None:
+    """Flags are true or false: a text would count as true."""
+    for name in ("transform", "norm", "residual", "tied_qk"):
+        if not isinstance(config.get(name, True), bool):
+            raise ValueError(f"{name} must be true or false, got {config[name]!r}")
 
 
 def read_metadata(content: bytes) -> dict[str, str]:
@@ -114,7 +125,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise PretrainedError(f'{path}: not written by difformer (no "format": "{FORMAT}" in it)')
     version = description.get("format_version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise PretrainedError(f'{path}: damaged: "format_version" must be an integer, got {version!r}')
+    if version > FORMAT_VERSION:
         raise PretrainedError(
             f"{path}: written in format version {version}; this difformer reads up to {FORMAT_VERSION}: "
             f"upgrade difformer"

@@ -51,7 +51,7 @@ def _serves(conv: DIFFormerConv, z: Tensor, structure: Structure) -> bool:
         and (graph is None or graph.is_kept)
         and not any(isinstance(weight, Tensor) for weight in weights)
         and z.dtype in (torch.float32, torch.float64)
-        and is_eager(z)
+        and is_eager(z, *conv.parameters())
         and not torch.is_autocast_enabled(z.device.type)
     )
 

@@ -54,7 +54,7 @@ def capture(
 ) -> Captured | None:
     """Record a model's passes; None where it does something that cannot be recorded, such as waiting for a value.
 
-    Parameters, buffers and gradients are afterwards what they were before.
+    Parameters and buffers are afterwards what they were before; the gradients are those that replays write.
     """
     device = next(model.parameters()).device
     kept = {name: value.detach().clone() for name, value in model.state_dict().items()}

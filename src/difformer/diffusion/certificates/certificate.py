@@ -60,6 +60,11 @@ def double(z: Tensor) -> Tensor:
     """States in double precision, apart from any graph of gradients."""
     if z.dim() != 2:
         raise ValueError(f"z must be states [N, d], got shape {tuple(z.shape)}")
+    if z.shape[0] == 0:
+        raise ValueError(f"z has no rows, shape {tuple(z.shape)}: a certificate is about at least one state")
+    if not z.isfinite().all():
+        row = int((~z.isfinite()).any(1).nonzero()[0])
+        raise ValueError(f"z must be finite, but row {row} holds NaN or infinity: nothing can be measured on it")
     return z.detach().to(torch.float64)
 
 
@@ -77,7 +82,7 @@ def largest_rise(
     worst = -math.inf
     for low, high in zip(before, after, strict=True):
         scale = abs(float(low) - base) + ROUNDING * magnitude
-        rise = (float(high) - float(low)) / scale if scale > 0 else 0.0
+        rise = 0.0 if scale == 0 else (float(high) - float(low)) / scale
         worst = math.nan if math.isnan(rise) else max(worst, rise)
         if math.isnan(worst):
             return worst
@@ -89,4 +94,4 @@ def largest_gap(left: Tensor, right: Tensor, *, magnitude: float = 0.0) -> float
     if not left.numel():
         return 0.0
     scale = float(torch.maximum(left.abs().max(), right.abs().max())) + ROUNDING * magnitude
-    return float((left - right).abs().max()) / scale if scale > 0 else 0.0
+    return 0.0 if scale == 0 else float((left - right).abs().max()) / scale
