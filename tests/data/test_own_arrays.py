@@ -260,3 +260,10 @@ def test_a_series_and_many_graphs():
     assert (graphs.kind, graphs.num_instances) == ("graphs", 3)
     with pytest.raises(DataError, match="joins two different graphs"):
         from_arrays(X, ["a", "b", "a"], EDGES, node_ptr=[0, 2, 5, 8], fractions=(0.67, 0, 0.33))
+
+
+def test_no_label_at_all_is_never_a_class():
+    """Texts of one's own for "no label" come on top of cells that are empty."""
+    task = from_arrays(np.eye(6), np.array(["a", "b", "", "?", "a", "b"]), missing=["?"], fractions=(0.5, 0.25, 0.25))
+    assert task.class_names == ("a", "b")
+    assert int((task.y >= 0).sum()) == 4

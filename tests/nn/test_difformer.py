@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -189,3 +190,8 @@ def test_features_that_are_not_finite_are_found():
     x[2, 1] = torch.nan
     with pytest.raises(ValueError, match=r"x holds 1 entries that are not finite, the first at x\[2, 1\] = nan"):
         check_finite(x)
+
+
+def test_an_array_of_numpy_is_refused_in_words():
+    with pytest.raises(TypeError, match=r"x must be a torch tensor \[N, 4\], got ndarray"):
+        DIFFormer(4, 8, 2)(np.zeros((3, 4)))

@@ -90,7 +90,7 @@ def _text(value: Any) -> str:
 def _one_column(
     cells: list[str], problem: Problem | None, class_names: Sequence[str], missing: Sequence[str], error: Where
 ) -> Targets:
-    unknown = {m.lower() for m in missing}
+    unknown = {"", *(m.lower() for m in missing)}  # nothing at all is no label, whatever else is none
     values = {cell: number(cell) for cell in dict.fromkeys(cells) if cell.lower() not in unknown or cell == "-1"}
     texts = [cell for cell, value in values.items() if value is None]
     fractions = [c for c, v in values.items() if v is not None and v == v and not v.is_integer()]
@@ -139,7 +139,7 @@ def _several_columns(
 ) -> Targets:
     if problem == "multiclass":
         raise DataError(f"labels: a class is one column, got {len(cells)}; name the one, or pass problem='multilabel'")
-    unknown = {m.lower() for m in missing}
+    unknown = {"", *(m.lower() for m in missing)}  # nothing at all is no label, whatever else is none
     binary = {"0", "1", "true", "false"} | unknown
     two_valued = all(cell.lower() in binary for column in cells for cell in set(column))
     if problem is None:

@@ -124,6 +124,11 @@ class DIFFormer(nn.Module):
         edge_weight: Tensor | None,
         batch: Tensor | Segments | None,
     ) -> tuple[Tensor | SparseMatrix, Structure]:
+        if not isinstance(x, Tensor | SparseMatrix):
+            raise TypeError(
+                f"x must be a torch tensor [N, {self.input.in_features}], got {type(x).__name__}; "
+                f"numpy arrays go through torch.as_tensor(x, dtype=torch.float32)"
+            )
         if isinstance(x, Tensor) and x.layout != torch.strided:
             x = SparseMatrix.from_tensor(x)
         if x.dim() != 2 or x.shape[1] != self.input.in_features:

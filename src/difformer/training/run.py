@@ -116,7 +116,10 @@ def _stack(task: Task, config: TrainConfig, seeds: Sequence[int], device: torch.
 
     if stacked and (reason := unstackable(task, config, {seed % len(task.splits) for seed in seeds})):
         raise ValueError(f"stacked: these runs cannot be trained as one: {reason}")
-    return faster(task, config, len(seeds), device) if stacked is None else stacked
+    if stacked is not None:
+        return stacked
+    # A stack that is interrupted begins again: on a CPU that costs more than it wins, unless it was asked for.
+    return device.type == "cuda" and faster(task, config, len(seeds), device)
 
 
 def _check_together(task: Task, config: TrainConfig, seeds: Sequence[int]) -> None:
