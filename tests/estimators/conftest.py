@@ -22,4 +22,4 @@ def wine() -> tuple[Array, Array, Array]:
 @pytest.fixture
 def quick() -> dict[str, Any]:
     """Options for models that are quickly fitted."""
-    return {"steps": 5, "learning_rate": 0.05, "hidden_channels": 8, "num_layers": 2, "n_models": 2, "random_state": 0}
+    return {"steps": 5, "learning_rate": 0.05, "hidden_channels": 8, "num_layers": 2, "n_models": 1, "random_state": 0}

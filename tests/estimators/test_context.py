@@ -194,7 +194,13 @@ def test_the_transductive_answer_is_that_of_the_trained_models(
     train = fitting.fit_models
     monkeypatch.setattr(fitting, "fit_models", fit_models)
     graph = {"given": kneighbors_graph(x, 4), "empty": sparse.csr_array((178, 178))}.get(form)
-    options = {**quick, "graph": "knn" if form == "knn" else None, "graph_weight": 0.4, "diffusivity": diffusivity}
+    options = {
+        **quick,
+        "n_models": 2,
+        "graph": "knn" if form == "knn" else None,
+        "graph_weight": 0.4,
+        "diffusivity": diffusivity,
+    }
     weight = np.arange(1.0, 179) if form == "weighted" else None
     model = DIFFormerClassifier(**options).fit(x, partly, weight, graph=graph)
     if weight is not None:

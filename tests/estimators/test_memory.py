@@ -41,7 +41,7 @@ def test_parts_are_judged_as_they_are_trained(wine: Any, quick: dict[str, Any], 
 
     monkeypatch.setattr(parts.PartsFeed, "outputs", recorded)
     monkeypatch.setattr(fitting, "ENOUGH", 100)
-    options = {**quick, "n_models": 1, "graph": None, "diffusivity": "sigmoid", "batch_size": 50, "steps": 30}
+    options = {**quick, "graph": None, "diffusivity": "sigmoid", "batch_size": 50, "steps": 30}
     model = DIFFormerClassifier(**options).fit(x, y)
     assert len(judged) > 2
     assert set(judged) == {(178, 3)}

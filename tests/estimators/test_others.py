@@ -39,7 +39,7 @@ def test_scale_and_shift_of_targets_do_not_matter(friedman: Any, quick: dict[str
 def test_several_targets_each_with_gaps_of_its_own(friedman: Any, quick: dict[str, Any]) -> None:
     x, y, partly = friedman
     both = np.stack([partly, np.where(np.arange(300) % 2 == 0, np.nan, -y)], 1)
-    model = DIFFormerRegressor(**{**quick, "steps": 40, "n_models": 1, "graph": None}).fit(x, both)
+    model = DIFFormerRegressor(**{**quick, "steps": 40, "graph": None}).fit(x, both)
     assert model.transduction_.shape == model.predict(x).shape == (300, 2)
     assert np.corrcoef(model.predict(x).T)[0, 1] < -0.8
     one = DIFFormerRegressor(**quick).fit(x, partly[:, None])
@@ -67,7 +67,7 @@ def test_gaps_of_pandas_are_unknown(friedman: Any, quick: dict[str, Any]) -> Non
 
 def test_embeddings_and_their_names(wine: Any, quick: dict[str, Any]) -> None:
     x, _y, partly = wine
-    model = DIFFormerTransformer(**quick)
+    model = DIFFormerTransformer(**{**quick, "n_models": 2})
     fitted = model.fit_transform(x, partly)
     assert fitted.shape == (178, 16)
     np.testing.assert_allclose(model.transform(x), fitted)
@@ -79,7 +79,7 @@ def test_embeddings_and_their_names(wine: Any, quick: dict[str, Any]) -> None:
 
 def test_embeddings_in_a_pipeline(wine: Any, quick: dict[str, Any]) -> None:
     x, y, _ = wine
-    line = make_pipeline(DIFFormerTransformer(**{**quick, "n_models": 1, "steps": 20}), LogisticRegression())
+    line = make_pipeline(DIFFormerTransformer(**{**quick, "steps": 20}), LogisticRegression())
     assert line.fit(x[::2], y[::2]).score(x[1::2], y[1::2]) > 0.9
 
 
@@ -87,4 +87,4 @@ def test_embeddings_for_values(friedman: Any, quick: dict[str, Any]) -> None:
     x, _, partly = friedman
     model = DIFFormerTransformer(**quick).fit(x, partly)
     assert model.fitted_.softmax is False
-    assert model.transform(x[:3]).shape == (3, 16)
+    assert model.transform(x[:3]).shape == (3, 8)

@@ -39,7 +39,7 @@ def test_what_is_loaded_predicts_what_was_saved(
     names = np.array(["ash", "beech", "cedar"], dtype=object)
     labels = np.where(partly < 0, -1, names[partly])
     rows = sparse.csr_array(x) if as_sparse else x
-    model = DIFFormerClassifier(**quick, **CASES[case]).fit(rows, labels)
+    model = DIFFormerClassifier(**{**quick, "n_models": 2}, **CASES[case]).fit(rows, labels)
     model.save_pretrained(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["context.safetensors", "estimator.json"]
     loaded = DIFFormerClassifier.from_pretrained(tmp_path)
@@ -155,7 +155,7 @@ def run_elsewhere(model: Any, folder: Path, *inputs: np.ndarray) -> tuple[np.nda
 
 def test_a_program_runs_without_the_package(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     x, _, partly = wine
-    model = DIFFormerClassifier(**{**quick, "graph": "knn"}).fit(x, partly)
+    model = DIFFormerClassifier(**{**quick, "graph": "knn", "n_models": 2}).fit(x, partly)
     found, facts = run_elsewhere(model, tmp_path, x.astype(np.float32))
     np.testing.assert_allclose(found, model.label_distributions_, atol=1e-5)
     assert facts == {"classes_": [0, 1, 2]}
@@ -168,7 +168,7 @@ def test_programs_give_the_same_answers(
     case: str, as_sparse: bool, wine: Any, quick: dict[str, Any], tmp_path: Path
 ) -> None:
     x, _, partly = wine
-    options = {**quick, "hidden_channels": 4, "n_models": 1, **CASES[case]}
+    options = {**quick, "hidden_channels": 4, **CASES[case]}
     model = DIFFormerClassifier(**options).fit(sparse.csr_array(x) if as_sparse else x, partly)
     model.export(tmp_path / "model.pt2")
     exported = torch.export.load(tmp_path / "model.pt2")

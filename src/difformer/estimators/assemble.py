@@ -163,6 +163,8 @@ def _remember(
 ) -> list[Tensor]:
     """Puts models into the context of the population, and gives its final states, one tensor a model."""
     mass = torch.from_numpy(population.mass)
+    if recipe.batch(population.size) is not None:
+        mass = torch.ones_like(mass)  # as the models have learnt: in mini-batches rows count alike in the exchange
     if landmarks is None and population.size > FULL_POPULATION:
         landmarks = LANDMARKS
     chosen = None

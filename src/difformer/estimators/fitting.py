@@ -2,7 +2,8 @@
 
 **What is held out.** With fewer than `ENOUGH` labelled rows every one of them is trained on, for a fixed number of
 steps: a handful of held-out rows cannot tell one epoch from another. From `ENOUGH` on a share of them is held out,
-training may go on `LONGER` times as long, and the epoch that is best on the held-out rows is kept.
+training may go on `LONGER` times as long, and the epoch that is best on the held-out rows is kept (by accuracy, then by
+likelihood: `difformer.estimators.judging`).
 
 **Which graph.** ``"auto"`` asks the labelled rows: where a share is held out anyway, it decides between the neighbour
 graph and none; with fewer labelled rows a cross-validation of `FOLDS` folds does, with runs half as long; with fewer
@@ -174,7 +175,7 @@ def train(
     rows = problem.x.shape[0]
     longer = len(splits) == 1 and splits[0].valid.numel() > 0
     config = recipe.config(rows, longer=longer)
-    if problem.weight is not None or config.batch_size is not None:
+    if problem.weight is not None or config.batch_size is not None or longer:
         mass = problem.weight if config.batch_size is None else None
         return [
             train_weighted(task, splits[number], config, seed, recipe.device, problem.weight, mass)

@@ -20,6 +20,7 @@ from torch.nn import functional
 from difformer.attention import propagate
 from difformer.attention.segments import Segments
 from difformer.data import Split, Task
+from difformer.estimators.judging import ACCURATE_THEN_SURE
 from difformer.estimators.parts import PartsFeed
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.structure import Structure
@@ -75,7 +76,8 @@ def train_weighted(
 ) -> RunRecord:
     """`difformer.training.train_one` with weights of rows in the loss, and with their mass in the exchange.
 
-    Mini-batches are also judged in parts, see `difformer.estimators.parts`.
+    Held-out rows choose the epoch as `difformer.estimators.judging` says; mini-batches are judged in parts as well, see
+    `difformer.estimators.parts`.
 
     Args:
         task: What is to be learnt.
@@ -91,6 +93,8 @@ def train_weighted(
         torch.manual_seed(seed)
         trainer = Trainer(task, split, config, seed, place)
         assert isinstance(trainer.model, DIFFormer)
+        if split.valid.numel() and task.problem == "multiclass":
+            trainer.journal.metric = ACCURATE_THEN_SURE
         fed = task if weight is None else _packed(task, weight)
         if config.batch_size is not None:
             trainer.feed = PartsFeed(fed, split, config, seed, place)
