@@ -15,7 +15,7 @@ test: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 test-slow: $(VENV)/installed
-	$(BIN)/python -m pytest -q -m slow --timeout 1500
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow --timeout 1500
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -166,7 +166,11 @@ def test_ctrl_c_saves_and_resume_ends_as_if_nothing_had_happened(installed, envi
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Go on with: difformer fit --resume stopped" in said
+    assert said.index("stopping after this epoch") < said.index("Go on with: difformer fit --resume stopped")
+    asked = installed("evaluate", "stopped", cwd=tmp_path)
+    assert asked.code == 0
+    assert "is not finished" in asked.err
+    assert "difformer fit --resume stopped" in asked.err
     resumed = installed("fit", "--resume", "stopped", cwd=tmp_path)
     assert resumed.code == 0, resumed.err
     assert "run folder: stopped" in resumed.out

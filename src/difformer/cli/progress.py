@@ -94,6 +94,10 @@ class Progress:
         elif self._line_is_due(event):
             self.output.remark(self.line(event))
 
+    def on_stop_request(self) -> None:
+        """An epoch of a large graph takes a while: whoever pressed Ctrl-C is told that it was heard."""
+        self.output.remark("stopping after this epoch, with what there is saved; Ctrl-C again stops at once")
+
     def _draw(self) -> None:
         began = self.clock()
         self._live.update(self.table(), refresh=True)

@@ -134,7 +134,7 @@ def _train(
 ) -> tuple[Summary, Sent]:
     sent = Sent({}, {}, ranks.size)
     records: list[RunRecord] = []
-    with closing(callbacks), contextlib.ExitStack() as stack, stop_requests() as stop:
+    with closing(callbacks), contextlib.ExitStack() as stack, stop_requests(callbacks) as stop:
         ranks.first_does(lambda: _take(folder, stack))
         waiting = ranks.first_does(lambda: [seed for seed in folder.seeds if not folder.is_done(seed)])
         if waiting:

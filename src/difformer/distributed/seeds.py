@@ -68,7 +68,7 @@ def fit_seeds(
 def go_on(folder: RunFolder, task: Task, *, ranks: Ranks, callbacks: Iterable[Callback] = ()) -> Summary:
     """All seeds of a run folder that are not done, spread over ranks; see `fit_seeds`."""
     told = tuple(callbacks) if ranks.first else ()
-    with closing(told), contextlib.ExitStack() as stack, stop_requests() as stop:
+    with closing(told), contextlib.ExitStack() as stack, stop_requests(told) as stop:
 
         def begin() -> list[int]:
             stack.enter_context(only_one(folder.path))

@@ -13,7 +13,7 @@ from difformer.data import Task
 from difformer.training.predictions import Predictions
 from difformer.training.runfiles import RunFolderError
 from difformer.training.runfolder import RunFolder
-from difformer.training.using import Loaded, _best_seed, load_run
+from difformer.training.using import Loaded, best_seed, load_run
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def gather(
         RunFolderError: If it has no result yet, or its data have changed.
     """
     folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
-    chosen = _best_seed(folder) if seed is None else seed
+    chosen = best_seed(folder) if seed is None else seed
     loaded = load_run(folder, seed=chosen, task=task, device=device)
     done = [chosen, *(r["seed"] for r in folder.results() if r["seed"] != chosen)]
     predictions = tuple(read_predictions(folder, loaded.task, one) for one in done)

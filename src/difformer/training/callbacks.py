@@ -1,6 +1,7 @@
 """Callbacks: anything with ``on_epoch(event)`` is told of every evaluated epoch.
 
-A callback that also has ``close()`` is closed when the last run has ended. One that raises ends the training with its
+A callback that also has ``close()`` is closed when the last run has ended; one that has ``on_stop_request()`` is called
+when Ctrl-C asks for an end, which comes after the epoch that is under way. One that raises ends the training with its
 exception; what a run folder already holds stays and can be resumed.
 """
 

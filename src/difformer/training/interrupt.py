@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -28,19 +28,24 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def stop_requests() -> Iterator[Callable[[], bool]]:
+def stop_requests(callbacks: Iterable[object] = ()) -> Iterator[Callable[[], bool]]:
     """Gives a function that says whether Ctrl-C has been pressed.
+
+    Callbacks that have ``on_stop_request()`` hear of it at once.
 
     A signal can come in the middle of a step of the optimiser; a run that is to be resumed may only stop between
     epochs. Outside the main thread, where Python delivers no signals, nobody ever asks to stop.
     """
     asked = False
+    listeners = [told for callback in callbacks if callable(told := getattr(callback, "on_stop_request", None))]
 
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         if asked:
             raise KeyboardInterrupt
         asked = True
+        for told in listeners:
+            told()
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False

@@ -142,7 +142,7 @@ def _in_memory(
     stacked: bool,
 ) -> Summary:
     records: list[RunRecord] = []
-    with closing(callbacks), stop_requests() as stop:
+    with closing(callbacks), stop_requests(callbacks) as stop:
         if stacked:
             records = _all_seeds(task, config, seeds, device, callbacks, stop)
         for seed in () if stacked else seeds:
@@ -160,7 +160,7 @@ def _in_memory(
 
 def _in_folder(folder: RunFolder, task: Task, device: torch.device, callbacks: tuple[Callback, ...]) -> Summary:
     records: list[RunRecord] = []
-    with closing(callbacks), only_one(folder.path), stop_requests() as stop:
+    with closing(callbacks), only_one(folder.path), stop_requests(callbacks) as stop:
         sweep(folder.path)
         warn_of_changes(folder)
         waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]

@@ -224,6 +224,11 @@ class RunFolder:
         path = self.of_seed(seed) / RESULT
         return path.is_file() and read_json(path)["status"] != "interrupted"
 
+    @property
+    def unfinished(self) -> tuple[int, ...]:
+        """Seeds that have not been trained to their end."""
+        return tuple(seed for seed in self.seeds if not self.is_done(seed))
+
     def summary(self, records: Sequence[RunRecord] = ()) -> Summary:
         """Over all seeds that have a result."""
         results = self.results()

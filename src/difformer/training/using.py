@@ -6,6 +6,7 @@ All four read the run folder and nothing else (a run on a task object needs that
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,11 +90,20 @@ def load_run(
 
 
 def _open(run: RunFolder | str | Path) -> RunFolder:
-    return run if isinstance(run, RunFolder) else RunFolder.open(run)
+    """The run, with a warning where it has not come to its end: what is there may not be what it ends with."""
+    folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
+    if left := folder.unfinished:
+        warnings.warn(
+            f"{folder.path} is not finished ({len(left)} of {len(folder.seeds)} seeds are not trained to their end), "
+            f"the best there is until now is used; continue with resume: {folder.path}",
+            UserWarning,
+            stacklevel=3,
+        )
+    return folder
 
 
 def _load(folder: RunFolder, own: Task, seed: int | None, on: Task | None, device: str | torch.device) -> Loaded:
-    chosen = _best_seed(folder) if seed is None else seed
+    chosen = best_seed(folder) if seed is None else seed
     if chosen not in folder.seeds:
         raise RunFolderError(f"{folder.path} has no seed {chosen}; it has {', '.join(map(str, folder.seeds))}")
     place, used = resolve(device), own if on is None else on
@@ -241,7 +251,7 @@ def _ask(
     return _load(folder, own, seed, joined, device), start
 
 
-def _best_seed(folder: RunFolder) -> int:
+def best_seed(folder: RunFolder) -> int:
     """The seed that is best on validation; the first of equals."""
     summary = folder.summary()
     sign = 1 if summary.higher_is_better else -1
