@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from difformer.report import compare_runs
-from difformer.report.comparison import holm
+from difformer.report.paired import holm
 
 
 def with_values(path, target, values):

@@ -20,6 +20,7 @@ from difformer.cli.models import models
 from difformer.cli.partition import partition
 from difformer.cli.predict import predict
 from difformer.cli.report import report
+from difformer.cli.reproduce import reproduce
 from difformer.cli.tune import tune
 
 app = typer.Typer(
@@ -37,7 +38,7 @@ app = typer.Typer(
 _VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train and use": (fit, predict, evaluate, embed, tune, partition),
     "Look at a run": (report, explain, compare, energy),
-    "Look around": (demo, datasets, models, certify),
+    "Look around": (demo, datasets, models, certify, reproduce),
 }
 for _panel, _group in _VERBS.items():
     for _verb in _group:

@@ -38,6 +38,7 @@ _FIELDS = (
     "trials",
     "command",
     "note",
+    "variant",
 )
 
 
@@ -58,6 +59,8 @@ class Preset:
         trials: How many settings competed.
         command: The command that found them.
         note: What a reader should know.
+        variant: Which question of the data set they are for, where it is asked several (``"per_class=10"``); such a
+            preset is taken by experiments that ask it, and by nobody else.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Preset:
     trials: int | None = None
     command: str | None = None
     note: str | None = None
+    variant: str | None = None
 
     def describe(self) -> str:
         """Origin in one line."""
@@ -111,7 +115,7 @@ def find_preset(name: str, *, model: str, dataset: str) -> Preset:
     """
     shipped = load_presets()
     for preset in shipped:
-        if (preset.name, preset.model, preset.dataset) == (name, model, dataset):
+        if (preset.name, preset.model, preset.dataset, preset.variant) == (name, model, dataset, None):
             return preset
     names = sorted({*NAMES, *(preset.name for preset in shipped)})
     if name not in names:

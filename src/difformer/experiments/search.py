@@ -103,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings held fixed, as JSON")
     parser.add_argument("--data", nargs="*", default=[], metavar="KEY=VALUE", help="options of the data set, as JSON")
     parser.add_argument("--name", default="paper", help="what the presets are called (paper)")
+    parser.add_argument("--variant", help="which question of the data set they are for, such as per_class=10")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after that")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("found"))
@@ -160,8 +161,10 @@ def _conclude(task: Task, question: Question, done: list[dict[str, Any]], given:
         trials=len(done),
         command=shlex.join(["python", "-m", "difformer.experiments.search", *sys.argv[1:]]),
         note=f"mean over {question.runs} run(s); {task.protocol}",
+        variant=given.variant,
     )
-    write_preset(preset, given.out / f"{task.name}-{question.model}.toml")
+    variant = "" if given.variant is None else f"-{given.variant}"
+    write_preset(preset, given.out / f"{task.name}{variant}-{question.model}.toml")
 
 
 def _pair(text: str) -> tuple[str, Any]:

@@ -1,17 +1,4 @@
-r"""Runs side by side, with paired tests.
-
-Two runs that share data, splits and seeds are compared seed by seed: with differences :math:`d_s` over n pairs, mean
-:math:`\bar d` and sample variance :math:`s^2`,
-
-.. math::
-    t = \bar d \Big/ \sqrt{s^2 / n}, \qquad
-    t' = \bar d \Big/ \sqrt{s^2 \left(\tfrac1n + \tfrac{n_{test}}{n_{train}}\right)},
-
-both with n - 1 degrees of freedom. t takes the pairs for independent. Random splits of one data set overlap, so they
-are not; t' is Nadeau and Bengio's correction for that (2003), used where there are several splits, and careful where
-few instances are trained on. Wilcoxon's signed ranks assume no distribution. With more than two runs the p-values are
-Holm's: the k-th smallest of m is multiplied by m - k + 1, and none is less than one before it.
-"""
+"""Runs side by side, with the paired tests of `difformer.report.paired`."""
 
 from __future__ import annotations
 
@@ -24,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from difformer.data import load_splits
-from difformer.training.record import spread
+from difformer.report.paired import Paired, judge, paired
 from difformer.training.runfiles import RunFolderError
 from difformer.training.runfolder import RunFolder
 
 PARTS = ("train", "valid", "test")
-ALPHA = 0.05
-LEAST_FOR_RANKS = 6  # with fewer pairs no ranks can be significant
 
 
 @dataclass(frozen=True)
@@ -52,37 +37,6 @@ class Side:
     values: dict[tuple[int, str], float]
     means: dict[str, tuple[float, float]]
     seconds: float
-
-
-@dataclass(frozen=True)
-class Paired:
-    """A run against the first one.
-
-    Args:
-        name: Of the run.
-        pairs: Seeds that both have.
-        difference: Mean of its metric less that of the first run.
-        deviation: Sample deviation of the differences.
-        interval: 95 % interval of the mean difference, from the corrected deviation where there are several splits.
-        t_test: p of the paired t-test; None with fewer than two pairs.
-        corrected: p with Nadeau and Bengio's correction; None where all pairs share one split.
-        ranks: p of Wilcoxon's test; None with fewer than six pairs.
-        adjusted: p that decides, after Holm: the corrected one where there is one, otherwise the t-test's.
-        wins: Pairs in which it is better than the first run.
-        verdict: In words.
-    """
-
-    name: str
-    pairs: int
-    difference: float
-    deviation: float
-    interval: tuple[float, float] | None
-    t_test: float | None
-    corrected: float | None
-    ranks: float | None
-    adjusted: float | None
-    wins: int
-    verdict: str
 
 
 @dataclass(frozen=True)
@@ -131,8 +85,7 @@ def compare_runs(runs: Sequence[RunFolder | str | Path]) -> Comparison:
     ratio = _test_to_train(first)
     better = summaries[0].higher_is_better
     raw = [_pair(sides[0], side, ratio, better) for side in sides[1:]]
-    adjusted = holm([_deciding(one) for one in raw])
-    against = tuple(_judged(one, p, better) for one, p in zip(raw, adjusted, strict=True))
+    against = judge(raw, better, against="the first run")
     return Comparison(summaries[0].metric, better, tuple(sides), against, _differing(folders), _notes(folders, against))
 
 
@@ -161,62 +114,9 @@ def _test_to_train(folder: RunFolder) -> float | None:
 
 
 def _pair(first: Side, other: Side, ratio: float | None, higher: bool) -> Paired:
-    from scipy import stats
-
-    shared = [key for key in first.values if key in other.values]
-    if not shared:
+    if not first.values.keys() & other.values.keys():
         raise ValueError(f"{other.path} and {first.path} share no seed on the same split, so nothing can be paired")
-    d = np.array([other.values[key] - first.values[key] for key in shared])
-    n, mean, s = len(d), float(d.mean()), spread(d.tolist())
-    wins = int(((d > 0) if higher else (d < 0)).sum())
-    several = len({split for _, split in shared}) > 1
-    plain = corrected = ranks = interval = None
-    if n > 1:
-        factor = 1 / n + (ratio if several and ratio is not None else 0.0)
-        plain = _t(mean, s * math.sqrt(1 / n), n)
-        corrected = _t(mean, s * math.sqrt(factor), n) if several and ratio is not None else None
-        reach = float(stats.t.ppf(0.975, n - 1)) * s * math.sqrt(factor)
-        interval = (mean - reach, mean + reach)
-    if n >= LEAST_FOR_RANKS and bool(d.any()):
-        ranks = float(stats.wilcoxon(d).pvalue)
-    return Paired(other.name, n, mean, s, interval, plain, corrected, ranks, None, wins, "")
-
-
-def _t(mean: float, deviation: float, n: int) -> float:
-    """Two-sided p of mean / deviation under Student's t with n - 1 degrees of freedom."""
-    from scipy import stats
-
-    if deviation == 0:
-        return 1.0 if mean == 0 else 0.0
-    return float(2 * stats.t.sf(abs(mean) / deviation, n - 1))
-
-
-def _deciding(one: Paired) -> float | None:
-    return one.t_test if one.corrected is None else one.corrected
-
-
-def holm(values: Sequence[float | None]) -> list[float | None]:
-    """p-values after Holm's step-down correction; None stays None and does not count."""
-    known = sorted((p, place) for place, p in enumerate(values) if p is not None)
-    adjusted: list[float | None] = [None] * len(values)
-    largest = 0.0
-    for rank, (p, place) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - rank) * p))
-        adjusted[place] = largest
-    return adjusted
-
-
-def _judged(one: Paired, p: float | None, higher: bool) -> Paired:
-    from dataclasses import replace
-
-    better = (one.difference > 0) == higher
-    if p is None:
-        said = "one pair: no test is possible, train more seeds"
-    elif p < ALPHA:
-        said = f"{'better' if better else 'worse'} than the first run (p = {p:.2g})"
-    else:
-        said = f"not shown to differ from the first run (p = {p:.2g})"
-    return replace(one, adjusted=p, verdict=said)
+    return paired(first.values, other.values, name=other.name, test_to_train=ratio, higher=higher)
 
 
 def _differing(folders: Sequence[RunFolder]) -> dict[str, tuple[Any, ...]]:

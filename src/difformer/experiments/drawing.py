@@ -1,0 +1,88 @@
+"""How figures look, and how they are saved: SVG for pages and papers, PNG for everything else.
+
+Colours are Okabe and Ito's, which the colour-blind can tell apart; shape says again what colour says.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from difformer.atomic import write_whole
+from difformer.data.errors import require
+
+BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
+SKY, YELLOW, BLACK, GREY = "#56B4E9", "#F0E442", "#000000", "#767676"
+CYCLE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, YELLOW)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINES = ("-", "--", "-.", ":", (0, (3, 1, 1, 1, 1, 1)), (0, (5, 1)), (0, (1, 1)), "-")
+# Roles in tables: ours, rivals, attention off, variants.
+ROLES = {"ours": (BLUE, "o"), "rival": (GREY, "s"), "off": (RED, "X"), "variant": (GREEN, "^")}
+FORMATS = ("svg", "png")
+
+_STYLE: Mapping[str, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E2E2E2",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "figure.dpi": 100,
+    "savefig.dpi": 160,
+    "svg.hashsalt": "difformer",  # names inside the file do not change from one drawing to the next
+    "svg.fonttype": "none",
+}
+
+
+def pyplot() -> Any:
+    """Matplotlib without a screen, in this package's style.
+
+    Raises:
+        ImportError: If it is not installed, naming the extra.
+    """
+    matplotlib = require("matplotlib", extra="figures", purpose="drawing figures")
+    matplotlib.use("Agg")
+    plt = require("matplotlib.pyplot", extra="figures", purpose="drawing figures")
+    plt.rcParams.update(_STYLE)
+    return plt
+
+
+def panels(count: int, *, width: float = 3.2, height: float = 2.8, across: int = 3, **options: Any) -> tuple[Any, Any]:
+    """A figure with `count` panels, `across` beside each other; gives the figure and a flat list of its axes."""
+    columns = min(across, max(count, 1))
+    rows = -(-max(count, 1) // columns)
+    fig, grid = pyplot().subplots(
+        rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained", **options
+    )
+    axes = list(grid.flat)
+    for spare in axes[count:]:
+        spare.set_axis_off()
+    return fig, axes[:count]
+
+
+def empty(said: str) -> Any:
+    """A figure that says why there is nothing to see."""
+    fig, (ax,) = panels(1, width=6, height=1.2)
+    ax.set_axis_off()
+    ax.text(0.5, 0.5, said, ha="center", va="center", transform=ax.transAxes, wrap=True)
+    return fig
+
+
+def save(fig: Any, folder: Path, name: str = "figure") -> list[Path]:
+    """Writes the figure in both formats, each whole or not at all, and forgets it."""
+    written = []
+    for kind in FORMATS:
+        content = io.BytesIO()
+        fig.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        path = folder / f"{name}.{kind}"
+        write_whole(path, content.getvalue())
+        written.append(path)
+    pyplot().close(fig)
+    return written

@@ -1,0 +1,217 @@
+"""From a cell to its lines: the package's one training loop, and what is read off its records.
+
+Seeds of a cell are trained as one stack where that is faster (`difformer.training.stacked`), else one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from difformer.data import Task
+from difformer.experiments import baselines
+from difformer.experiments.choosing import Cell
+from difformer.experiments.ledger import DONE, Line, identity
+from difformer.experiments.measures import measure
+from difformer.experiments.measuring import Peak, peak_memory
+from difformer.training.config import TrainConfig
+from difformer.training.loop import train_one
+from difformer.training.metrics import find_metric
+from difformer.training.record import RunRecord
+from difformer.training.stacked import StackedSetting, faster, train_stacked
+from difformer.training.tuning import make_config
+from difformer.zoo import MODELS, find, options_of
+
+Stop = Callable[[], bool]
+# Saving is for run folders; such fields decide nothing of a result.
+_IRRELEVANT = ("checkpoint_every", "checkpoint_seconds")
+# Copies of N × N floats that these hold at once: measured orders of magnitude, to refuse what would not fit.
+DENSE = {"lds": 12, "graphormer": 16, "idgl": 10}
+DENSE_WITHOUT_GRAPH = {"glcn": 8}
+
+
+class Interrupted(Exception):
+    """A run that was stopped before its end; it leaves no line."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A cell with its task and the configuration that its settings give."""
+
+    cell: Cell
+    task: Task
+    config: TrainConfig | None
+    settings: dict[str, Any]
+    settings_id: str
+
+    def run_id(self, seed: int) -> str:
+        return identity(settings=self.settings_id, seed=seed, split=self.split(seed))
+
+    def split(self, seed: int) -> str:
+        return self.task.splits[seed % len(self.task.splits)].name
+
+
+def ready(cell: Cell, task: Task) -> Ready:
+    """Everything a run depends on, defaults included.
+
+    Raises:
+        ValueError: If the settings are not those of the model.
+    """
+    data, system = cell.data, cell.system
+    config = None if system.baseline else make_config(system.model, cell.choice.settings)
+    settings: dict[str, Any] = {"baseline": system.baseline} if config is None else complete(config)
+    about = {"dataset": data.dataset, "options": dict(data.options), "loader": data.loader, "mode": data.mode}
+    return Ready(cell, task, config, settings, identity(settings=settings, measures=data.measures, **about))
+
+
+def complete(config: TrainConfig) -> dict[str, Any]:
+    """Every setting of a configuration in one mapping, the model's defaults included."""
+    fields = {key: value for key, value in config.to_dict().items() if key not in (*_IRRELEVANT, "options")}
+    return {**fields, **find(config.model).fixed, **options_of(config.model), **config.options}
+
+
+def why_not(cell: Cell, task: Task, free: int) -> str:
+    """Why a cell cannot be run at all; empty where it can be tried.
+
+    Args:
+        cell: What is asked.
+        task: Its data.
+        free: Bytes of memory that are free.
+    """
+    system = cell.system
+    if system.baseline:
+        return "" if task.kind == "series" else "a baseline for series"
+    info = MODELS[system.model]
+    graph = cell.choice.settings.get("graph", "given")
+    observed = task.edge_index is not None and graph == "given"
+    if task.kind not in info.kinds:
+        return f"{system.model} is not for {task.kind}"
+    if info.needs_graph and not observed and not str(graph).startswith("knn"):
+        return f"{system.model} needs a graph, and there is none"
+    copies = DENSE.get(system.model, 0) or (0 if observed else DENSE_WITHOUT_GRAPH.get(system.model, 0))
+    rows = task.num_nodes if task.kind == "nodes" else 0
+    wanted = 4 * copies * rows * rows
+    if wanted > free:
+        return f"not enough memory: about {wanted / 2**30:.0f} GiB for all pairs, {free / 2**30:.0f} GiB are free"
+    return ""
+
+
+def perform(what: Ready, seeds: Sequence[int], device: torch.device, stop: Stop, shared: Line) -> Iterator[Line]:
+    """One line a seed, as soon as it is there.
+
+    Raises:
+        Interrupted: If `stop` said so before a run was at its end.
+    """
+    mode = what.cell.data.mode
+    if mode == "cost":
+        from difformer.experiments.costs import cost_lines
+
+        yield from cost_lines(what, seeds, device, stop, shared)
+        return
+    for record, peak, together in _records(what, seeds, device, stop):
+        line = {**shared, **_line(what, record, peak, together)}
+        if mode in ("energy", "visualise"):
+            from difformer.experiments.looking import look
+
+            line["measures"] |= look(mode, what, record, device)
+        yield line
+
+
+def _records(
+    what: Ready, seeds: Sequence[int], device: torch.device, stop: Stop
+) -> Iterator[tuple[RunRecord, Peak, int]]:
+    if what.config is None:
+        for seed in seeds:
+            yield _untrained(what, seed), Peak(), 1
+        return
+    task, config = what.task, what.config
+    if faster(task, config, len(seeds), device):
+        with peak_memory(device) as peak:
+            settings = [StackedSetting(seed, seed % len(task.splits)) for seed in seeds]
+            records = train_stacked(task, settings, config, device, stop=stop)
+        if len(records) < len(seeds) or any(record.status == "interrupted" for record in records):
+            raise Interrupted
+        for record in records:
+            yield record, peak, len(records)
+        return
+    for seed in seeds:
+        if stop():
+            raise Interrupted
+        with peak_memory(device) as peak:
+            record = train_one(task, seed % len(task.splits), config, seed, device, stop=stop)
+        if record.status == "interrupted":
+            raise Interrupted
+        yield record, peak, 1
+
+
+def _untrained(what: Ready, seed: int) -> RunRecord:
+    """The record of a baseline."""
+    task, started = what.task, time.perf_counter()
+    split = task.splits[seed % len(task.splits)]
+    outputs = baselines.predict(what.cell.system.baseline, task, split)
+    metric = find_metric(what.cell.data.settings.get("metric", task.metric), task.problem)
+    scores = {part: float(metric(outputs[index], task.y[index])) for part, index in split.parts().items()}
+    return RunRecord(
+        seed=seed,
+        split=split.name,
+        metric=metric.name,
+        best_epoch=0,
+        train=scores["train"],
+        valid=scores["valid"],
+        test=scores["test"],
+        loss=math.nan,
+        history=[],
+        seconds=time.perf_counter() - started,
+        state={},
+        outputs=outputs.float(),
+    )
+
+
+def _line(what: Ready, record: RunRecord, peak: Peak, together: int) -> Line:
+    data, task = what.cell.data, what.task
+    split = task.splits[record.seed % len(task.splits)]
+    config = what.config or TrainConfig()
+    return {
+        **described(what, record.seed),
+        "metric": record.metric,
+        "higher_is_better": find_metric(record.metric).higher_is_better,
+        "train": record.train,
+        "valid": record.valid,
+        "test": record.test,
+        "measures": measure(data.measures, data, task, split, config, record.outputs),
+        "best_epoch": record.best_epoch,
+        "epochs": record.epochs,
+        "seconds": round(record.seconds, 4),
+        "stacked": together,
+        "peak_memory": peak.bytes,
+    }
+
+
+def described(what: Ready, seed: int) -> Line:
+    """What a line says of its run whatever was measured."""
+    cell, task = what.cell, what.task
+    split = task.splits[seed % len(task.splits)]
+    train, valid, test = split.sizes()
+    return {
+        "status": DONE,
+        "id": what.run_id(seed),
+        "data": cell.data.key,
+        "dataset": cell.data.dataset,
+        "data_options": dict(cell.data.options),
+        "protocol": task.protocol,
+        "system": cell.system.key,
+        "model": cell.system.model or cell.system.baseline,
+        "preset": cell.choice.name,
+        "origin": cell.choice.origin,
+        "trials": cell.choice.trials,
+        "settings": what.settings,
+        "settings_id": what.settings_id,
+        "seed": seed,
+        "split": split.name,
+        "sizes": [train, valid, test],
+    }

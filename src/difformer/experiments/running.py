@@ -1,0 +1,268 @@
+"""Running an experiment: what is there is skipped, what is made is written at once, what stops it is said.
+
+A run ends in one of four ways: a line with its scores; a line with the reason why there can be none (data absent, too
+little memory, a loss that is no number, an error); no line because the time was up; no line because of Ctrl-C. The last
+two are taken up by the next call.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from difformer.data import Task, load
+from difformer.experiments.choosing import Cell, cells, check_names, read_presets
+from difformer.experiments.ledger import DONE, FAILED, Ledger, Line
+from difformer.experiments.measuring import surroundings
+from difformer.experiments.performing import Interrupted, Ready, perform, ready, why_not
+from difformer.experiments.plan import Data, Experiment, selected_data, selected_systems
+from difformer.training.devices import resolve
+from difformer.training.interrupt import stop_requests
+from difformer.training.journal import NonFiniteLossError
+from difformer.training.runfiles import only_one, writing
+from difformer.training.stacked_memory import free_memory
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a call asks for.
+
+    Args:
+        quick: The small form, to see that everything works.
+        seeds: How many a cell gets; what the protocol says where left out.
+        device: As everywhere.
+        models: Systems or models; all where empty.
+        datasets: Sections or data sets; all where empty.
+        presets: Names of presets; all where empty.
+        preset_folder: Folder with preset files that go before the package's.
+        seconds: Begin nothing new after that.
+        retry: Whether runs that failed are tried again.
+    """
+
+    quick: bool = False
+    seeds: int | None = None
+    device: str = "auto"
+    models: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    presets: tuple[str, ...] = ()
+    preset_folder: Path | None = None
+    seconds: float = math.inf
+    retry: bool = False
+
+
+@dataclass
+class Outcome:
+    """What a call did.
+
+    Args:
+        made: Runs that were made.
+        there: Runs that were there before.
+        failed: Cells that could not be run, with the reason.
+        errors: How many of these are errors of the program, not of data, memory or divergence.
+        left: Runs that remain.
+        stopped: ``"interrupted"``, ``"out of time"``, or empty.
+    """
+
+    made: int = 0
+    there: int = 0
+    failed: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    errors: int = 0
+    left: int = 0
+    stopped: str = ""
+
+
+def run(experiment: Experiment, folder: Path, request: Request, say: Say) -> Outcome:
+    """Makes every run that is asked for and not there yet.
+
+    Raises:
+        ValueError: If the request names what there is not, or the folder holds runs of the other form.
+    """
+    device = resolve(request.device)
+    if request.seeds is not None and request.seeds < 1:
+        raise ValueError(f"--seeds: expected at least 1, got {request.seeds}")
+    check_names(request.presets)
+    sections = selected_data(experiment, request.datasets, request.quick)
+    systems = selected_systems(experiment, request.models)
+    wanted = [
+        cell
+        for cell in cells(experiment, read_presets(request.preset_folder), quick=request.quick, only=sections)
+        if cell.system.key in systems and (not request.presets or cell.choice.name in (*request.presets, "no training"))
+    ]
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(folder)
+    with only_one(folder), stop_requests() as stop:
+        known = ledger.read()
+        check_form(folder, known, request.quick)
+        work = _Work(experiment, ledger, known, request, device, stop, say)
+        for data in sections:
+            work.section(data, [cell for cell in wanted if cell.data.key == data.key])
+        return work.outcome
+
+
+def check_form(folder: Path, lines: Sequence[Line], quick: bool) -> None:
+    """Refuses to put quick runs and full ones into one folder.
+
+    Raises:
+        ValueError: Saying which of the two is there.
+    """
+    for line in lines:
+        if bool(line.get("quick")) != quick:
+            there, asked = ("quick", "full") if line.get("quick") else ("full", "quick")
+            raise ValueError(
+                f"{folder} holds {there} runs, and {asked} ones were asked for; they are never mixed: "
+                f"choose another folder with --out, or remove it"
+            )
+
+
+def load_data(data: Data) -> Task:
+    """The task of a section."""
+    if not data.loader:
+        return load(data.dataset, **data.options)
+    module, _, function = data.loader.partition(":")
+    task: Task = getattr(import_module(module), function)(**data.options)
+    return task
+
+
+class _Work:
+    """The state of one call."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        ledger: Ledger,
+        known: Sequence[Line],
+        request: Request,
+        device: torch.device,
+        stop: Callable[[], bool],
+        say: Say,
+    ) -> None:
+        self.experiment, self.ledger, self.request = experiment, ledger, request
+        self.device, self.stop, self.say = device, stop, say
+        self.began = time.monotonic()
+        self.outcome = Outcome()
+        self.done = {line["id"] for line in known if line["status"] == DONE}
+        self.refused = {(line["id"], line["reason"]) for line in known if line["status"] == FAILED}
+
+    def over(self) -> bool:
+        """Whether nothing new is begun."""
+        if not self.outcome.stopped:
+            if self.stop():
+                self.outcome.stopped = "interrupted"
+            elif time.monotonic() - self.began > self.request.seconds:
+                self.outcome.stopped = "out of time"
+        return bool(self.outcome.stopped)
+
+    def section(self, data: Data, wanted: Sequence[Cell]) -> None:
+        """Every cell of one data set, which is loaded once."""
+        if not wanted:
+            return
+        count = self.request.seeds or data.seeds
+        if self.over():
+            self.outcome.left += count * len(wanted)
+            return
+        try:
+            task = load_data(data)
+        except (ValueError, OSError, ImportError) as error:
+            # Absent files, refused downloads and absent extras all say themselves what to do.
+            self._refuse({"data": data.key, "id": f"data:{data.key}"}, f"data not here: {error}")
+            self.outcome.left += count * len(wanted)
+            return
+        shared = {"experiment": self.experiment.name, "quick": self.request.quick, "fingerprint": task.fingerprint()}
+        for cell in wanted:
+            self._cell(ready(cell, task), count, {**shared, **surroundings(self.device)})
+
+    def _cell(self, what: Ready, count: int, shared: Line) -> None:
+        cell = what.cell
+        seeds = [seed for seed in range(count) if what.run_id(seed) not in self.done]
+        self.outcome.there += count - len(seeds)
+        if not seeds:
+            return
+        if self.over():
+            self.outcome.left += len(seeds)
+            return
+        attempt = f"{what.settings_id} {self.device.type}"  # what fails on one kind of device may run on another
+        failed = {"data": cell.data.key, "system": cell.system.key, "preset": cell.choice.name, "id": attempt}
+        earlier = next((reason for id_, reason in self.refused if id_ == attempt), "")
+        if earlier and not self.request.retry:
+            self.outcome.failed[cell.key] = earlier
+            return
+        if reason := why_not(cell, what.task, free_memory(self.device)):
+            self._refuse(failed, reason)
+            return
+        made = 0
+        try:
+            for line in perform(what, seeds, self.device, self.stop, shared):
+                self.ledger.append({**line, "time": _now()})
+                made += 1
+                self._tell(line, made, len(seeds))
+                if made < len(seeds) and self.over():
+                    break
+        except Interrupted:
+            self.outcome.stopped = "interrupted"
+        except Exception as error:  # one system that fails must not take the others with it; the table says why
+            self._refuse(failed, _reason(error, self.device))
+            if not _expected(error):
+                self.outcome.errors += 1
+        self.outcome.made += made
+        self.outcome.left += len(seeds) - made
+
+    def _refuse(self, about: Line, reason: str) -> None:
+        self.outcome.failed[(about["data"], about.get("system", ""), about.get("preset", ""))] = reason
+        self.say(f"{self.experiment.name} {about['data']} {about.get('system', '')}: {reason}")
+        if (about["id"], reason) not in self.refused:
+            self.refused.add((about["id"], reason))
+            shared = {"experiment": self.experiment.name, "quick": self.request.quick, "device": str(self.device)}
+            self.ledger.append({**shared, **about, "status": FAILED, "reason": reason, "time": _now()})
+
+    def _tell(self, line: Line, number: int, of: int) -> None:
+        score = "" if line.get("test") is None else f": {line['metric']} {line['test']:.4f}"
+        self.say(
+            f"{self.experiment.name} {line['data']} {line['system']} ({line['preset']}) seed {line['seed']}"
+            f" [{number}/{of}]{score}, {line['seconds']:.1f} s"
+        )
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def _expected(error: Exception) -> bool:
+    return isinstance(error, (NonFiniteLossError, ImportError)) or _out_of_memory(error)
+
+
+def _reason(error: Exception, device: torch.device) -> str:
+    if _out_of_memory(error):
+        return f"out of memory on {device}"
+    if isinstance(error, NonFiniteLossError):
+        return f"diverged: {error}"
+    return f"{type(error).__name__}: {error}"
+
+
+def as_dict(outcome: Outcome) -> dict[str, Any]:
+    """For ``--json``."""
+    failed = [{"data": d, "system": s, "preset": p, "reason": reason} for (d, s, p), reason in outcome.failed.items()]
+    return {
+        "made": outcome.made,
+        "there": outcome.there,
+        "left": outcome.left,
+        "failed": failed,
+        "errors": outcome.errors,
+        "stopped": outcome.stopped,
+    }

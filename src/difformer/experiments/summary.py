@@ -1,0 +1,180 @@
+"""From lines to rows: mean and deviation over the seeds of a cell, published figures beside them, gaps with reasons.
+
+Means are over runs, deviations are sample deviations (n - 1 below the root). Which row is called best is decided by the
+mean *validation* score; test scores are compared, never chosen by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from difformer.experiments.choosing import Cell, cells
+from difformer.experiments.ledger import Line, current, reasons
+from difformer.experiments.measures import PERCENT
+from difformer.experiments.plan import Data, Experiment, System
+from difformer.experiments.presets import Preset
+from difformer.experiments.published import AUTHORS, PAPER, Figure, figure
+from difformer.training.record import spread
+
+NOT_YET = "not run yet"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A system with one preset on one section.
+
+    Args:
+        data: The section.
+        system: The system.
+        preset: Name of its settings.
+        lines: Its runs.
+        reason: Why there are none, or why some are missing.
+        paper: The paper's figure.
+        authors: That of the authors' code.
+    """
+
+    data: Data
+    system: System
+    preset: str
+    lines: tuple[Line, ...] = ()
+    reason: str = ""
+    paper: Figure | None = None
+    authors: Figure | None = None
+
+    @property
+    def metric(self) -> str:
+        return str(self.lines[0]["metric"]) if self.lines else ""
+
+    @property
+    def higher_is_better(self) -> bool:
+        return bool(self.lines[0]["higher_is_better"]) if self.lines else True
+
+    @property
+    def trials(self) -> int | None:
+        return self.lines[0]["trials"] if self.lines else None
+
+    @property
+    def label(self) -> str:
+        return f"{self.system.label} ({self.preset})"
+
+    def values(self, what: str = "test") -> list[float]:
+        """One number a run: ``"test"``, ``"valid"``, ``"seconds"``, …, or a measure; what is no number is left out."""
+        return [float(v) for line in self.lines if isinstance(v := value_of(line, what), (int, float))]
+
+    def mean(self, what: str = "test") -> float | None:
+        values = self.values(what)
+        return fmean(values) if values else None
+
+    def deviation(self, what: str = "test") -> float:
+        return spread(self.values(what))
+
+    def by_pair(self) -> dict[tuple[int, str], float]:
+        """Test scores by seed and split."""
+        return {(line["seed"], line["split"]): line["test"] for line in self.lines if line["test"] is not None}
+
+    def test_to_train(self) -> float | None:
+        train, _, test = self.lines[0]["sizes"]
+        return test / train if train else None
+
+
+@dataclass(frozen=True)
+class Section:
+    """One data set of a table."""
+
+    data: Data
+    rows: tuple[Row, ...]
+    reason: str = ""
+
+    @property
+    def lines(self) -> list[Line]:
+        return [line for row in self.rows for line in row.lines]
+
+    @property
+    def wanted(self) -> int:
+        """Runs of the full protocol."""
+        return self.data.seeds * len(self.rows)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Everything a table, a figure and the page of results are made from."""
+
+    experiment: Experiment
+    quick: bool
+    sections: tuple[Section, ...]
+    lines: tuple[Line, ...] = field(repr=False, default=())
+
+    @property
+    def made(self) -> int:
+        return sum(len(section.lines) for section in self.sections)
+
+    @property
+    def wanted(self) -> int:
+        return sum(section.wanted for section in self.sections)
+
+    def section(self, key: str) -> Section | None:
+        return next((one for one in self.sections if one.data.key == key), None)
+
+
+def value_of(line: Line, what: str) -> Any:
+    """A number of a line, wherever it stands."""
+    return line["measures"][what] if what in line.get("measures", {}) else line.get(what)
+
+
+def is_percent(name: str) -> bool:
+    """Whether a metric is shown in percent."""
+    return name in PERCENT
+
+
+def summarise(experiment: Experiment, lines: Sequence[Line], presets: Sequence[Preset], *, quick: bool) -> Summary:
+    """Rows of what is planned, and of what was run under presets that are no longer there."""
+    runs = current(lines)
+    why = reasons(lines)
+    planned = cells(experiment, presets, quick=quick)
+    sections = []
+    for data in experiment.sections(quick):
+        here = [line for line in runs if line["data"] == data.key]
+        absent = why.get((data.key, "", ""), "") if not here else ""
+        rows = [
+            _row(experiment, data, system, preset, here, why, absent)
+            for system in experiment.rows(data, quick)
+            for preset in _presets(planned, data, system, here)
+        ]
+        sections.append(Section(data, tuple(rows), absent))
+    return Summary(experiment, quick, tuple(sections), tuple(runs))
+
+
+def _presets(planned: Sequence[Cell], data: Data, system: System, lines: Sequence[Line]) -> list[str]:
+    asked = [c.choice.name for c in planned if c.data.key == data.key and c.system.key == system.key]
+    run = [line["preset"] for line in lines if line["system"] == system.key]
+    return list(dict.fromkeys([*asked, *run]))
+
+
+def _row(
+    experiment: Experiment,
+    data: Data,
+    system: System,
+    preset: str,
+    lines: Sequence[Line],
+    why: dict[tuple[str, str, str], str],
+    absent: str,
+) -> Row:
+    own = tuple(
+        sorted(
+            (one for one in lines if one["system"] == system.key and one["preset"] == preset),
+            key=lambda one: int(one["seed"]),
+        )
+    )
+    reason = absent or why.get((data.key, system.key, preset), "") or ("" if own else NOT_YET)
+    return Row(
+        data,
+        system,
+        preset,
+        own,
+        reason,
+        figure(experiment.name, PAPER, data, system.key),
+        figure(experiment.name, AUTHORS, data, system.key),
+    )

@@ -1,0 +1,198 @@
+"""``table.md`` and ``table.tex``: the same rows, for reading and for a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from difformer.experiments.choosing import UNTUNED
+from difformer.experiments.measures import LABELS
+from difformer.experiments.published import AUTHORS, PAPER, Figure, source_of
+from difformer.experiments.summary import Row, Section, Summary, is_percent
+from difformer.experiments.verdicts import verdict
+
+NONE = "–"
+_TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$", "–": "--", "†": r"$\dagger$", "−": "$-$"}
+_TEX |= {
+    "τ": r"$\tau$",
+    "β": r"$\beta$",
+    "×": r"$\times$",
+    "²": r"$^2$",
+    "→": r"$\to$",
+    "Å": r"\AA{}",
+    "δ": r"$\delta$",
+}
+
+
+def scaled(value: float, percent: bool) -> str:
+    """83.10 for an accuracy of 0.831, 0.914 for an error, 1.23e-04 for what is small."""
+    if percent:
+        return f"{100 * value:.2f}"
+    return f"{value:.3f}" if value == 0 or abs(value) >= 0.01 else f"{value:.2e}"
+
+
+def score(row: Row, what: str = "test") -> str:
+    """Mean ± deviation (n), with how many the protocol has where some are missing."""
+    values = row.values(what)
+    if not values:
+        return row.reason or NONE
+    percent = is_percent(row.metric if what in ("test", "valid", "train") else what)
+    count = str(len(values)) if len(values) >= row.data.seeds else f"{len(values)} of {row.data.seeds}"
+    mean = row.mean(what)
+    assert mean is not None
+    mark = " †" if row.preset == UNTUNED and what == "test" else ""
+    return f"{scaled(mean, percent)} ± {scaled(row.deviation(what), percent)} ({count}){mark}"
+
+
+def published(found: Figure | None) -> str:
+    """A published figure as its source prints it."""
+    if found is None:
+        return NONE
+    if found.mean is None:
+        return found.text
+    given = [value for value in (found.mean, found.deviation) if value is not None]
+    digits = max(1, *(len(repr(value).partition(".")[2]) for value in given))
+    return " ± ".join(f"{value:.{digits}f}" for value in given)
+
+
+def difference(row: Row, found: Figure | None) -> str:
+    """Ours less theirs, in the units of the table."""
+    mean = row.mean(row.data.compare)
+    if found is None or found.mean is None or mean is None:
+        return NONE
+    percent = is_percent(row.metric if row.data.compare == "test" else row.data.compare)
+    gap = (100 * mean if percent else mean) - found.mean
+    return f"{gap:+.2f}" if percent else f"{gap:+.3f}"
+
+
+Column = tuple[str, Callable[[Row], str]]
+
+
+def columns(section: Section) -> list[Column]:
+    """Headings with what stands below them; empty ones are left out."""
+    if section.data.mode == "cost":
+        from difformer.experiments.costs import cost_columns
+
+        return cost_columns(section)
+    metric = next((row.metric for row in section.rows if row.lines), "score")
+    unit = f"{metric} in %" if is_percent(metric) else LABELS.get(metric, metric)
+    found: list[Column] = [
+        ("system", lambda row: row.system.label),
+        ("settings", lambda row: row.preset),
+        (f"test {unit}, mean ± std (n)", score),
+    ]
+    found += [(LABELS.get(name, name), _measure(name)) for name in section.data.measures if name != metric]
+    found.append(("validation", lambda row: score(row, "valid") if row.lines else NONE))
+    if any(row.paper is not None for row in section.rows):
+        found += [("paper", lambda row: published(row.paper)), ("Δ paper", lambda row: difference(row, row.paper))]
+    if any(row.authors is not None for row in section.rows):
+        found.append(("authors' code", lambda row: published(row.authors)))
+        found.append(("Δ code", lambda row: difference(row, row.authors)))
+    found.append(("seconds a run", lambda row: NONE if not row.lines else f"{row.mean('seconds') or 0:.1f}"))
+    found.append(("peak MB", lambda row: megabytes(row)))
+    return found
+
+
+def megabytes(row: Row) -> str:
+    """Mean peak of memory."""
+    mean = row.mean("peak_memory")
+    return NONE if mean is None else f"{mean / 1e6:,.0f}"
+
+
+def _measure(name: str) -> Callable[[Row], str]:
+    return lambda row: score(row, name) if row.lines else NONE
+
+
+def protocol(section: Section) -> str:
+    """Protocol, splits, seeds and devices of what was run."""
+    lines = section.lines
+    if not lines:
+        return section.reason or "Nothing was run yet."
+    splits = list(dict.fromkeys(str(line["split"]) for line in lines))
+    seeds = sorted({int(line["seed"]) for line in lines})
+    named = ", ".join(splits) if len(splits) <= 3 else f"{splits[0]} … {splits[-1]}, {len(splits)} in all"
+    over = "± is over splits and initialisations" if len(splits) > 1 else "one split: ± is over initialisations alone"
+    return (
+        f"Protocol: {' | '.join(dict.fromkeys(str(line['protocol']) for line in lines))}. Splits: {named}. "
+        f"Seeds: {_ranges(seeds)}; {over}. The epoch is chosen on validation. "
+        f"Device: {' | '.join(dict.fromkeys(str(line['device']) for line in lines))}."
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    whole = list(numbers) == list(range(numbers[0], numbers[-1] + 1))
+    return f"{numbers[0]}–{numbers[-1]}" if whole and len(numbers) > 2 else ", ".join(map(str, numbers))
+
+
+def remarks(summary: Summary) -> list[str]:
+    """What has to be said once for a table."""
+    name = summary.experiment.name
+    said = [f"Published figures: {text}." for kind in (PAPER, AUTHORS) if (text := source_of(name, kind))]
+    if any(row.preset == UNTUNED for section in summary.sections for row in section.rows):
+        said.append(
+            "† untuned: no preset was tuned for this system here; it ran with one set of customary values, so its "
+            "figure says little about the system."
+        )
+    if summary.quick:
+        said.insert(
+            0, "**Quick form**: small data and few epochs, to see that everything works; no figure means anything."
+        )
+    return [*said, *summary.experiment.notes]
+
+
+def markdown(summary: Summary, *, level: int = 1) -> str:
+    """The whole table.
+
+    Args:
+        summary: Of an experiment.
+        level: Of its heading.
+    """
+    experiment = summary.experiment
+    parts = [f"{'#' * level} {experiment.title}", f"{experiment.source}. {summary.made} of {summary.wanted} runs."]
+    parts += remarks(summary)
+    for section in summary.sections:
+        parts.append(f"{'#' * (level + 1)} {section.data.label}")
+        parts.append(" ".join(filter(None, [protocol(section), section.data.note])))
+        shown = columns(section)
+        lines = [_md([heading for heading, _ in shown]), _md(["---"] * len(shown))]
+        lines += [_md([text(row) for _, text in shown]) for row in section.rows]
+        parts.append("\n".join(lines))
+        parts += verdict(section)
+    return "\n\n".join(parts) + "\n"
+
+
+def _md(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def latex(summary: Summary) -> str:
+    """The same rows as LaTeX (needs booktabs), one tabular a section."""
+    blocks = [f"% {summary.experiment.title}: written by `difformer reproduce {summary.experiment.name}`"]
+    for section in summary.sections:
+        shown = columns(section)
+        rows = [" & ".join(tex(text(row)) for _, text in shown) + r" \\" for row in section.rows]
+        said = [protocol(section), *verdict(section)]
+        blocks.append(
+            "\n".join(
+                [
+                    r"\begin{table}[t]\centering\small",
+                    rf"\caption{{{tex(summary.experiment.title)}: {tex(section.data.label)}. {tex(' '.join(said))}}}",
+                    rf"\begin{{tabular}}{{ll{'r' * (len(shown) - 2)}}}",
+                    r"\toprule",
+                    " & ".join(tex(heading) for heading, _ in shown) + r" \\",
+                    r"\midrule",
+                    *rows,
+                    r"\bottomrule",
+                    r"\end{tabular}",
+                    r"\end{table}",
+                ]
+            )
+        )
+    return "\n\n".join(blocks) + "\n"
+
+
+def tex(text: str) -> str:
+    """Text as LaTeX takes it."""
+    plain = (
+        text.replace("\\", r"\textbackslash{}").replace("**", "").replace("`", "'").replace("~", r"\textasciitilde{}")
+    )
+    return "".join(_TEX.get(letter, letter) for letter in plain)

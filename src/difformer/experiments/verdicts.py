@@ -1,0 +1,69 @@
+"""The sentence under a section: our best system against the best rival, by a paired test over shared seeds and splits.
+
+Both are chosen by their mean validation score. The test is that of `difformer compare`: Student's t over pairs, and,
+where there are several splits, with Nadeau and Bengio's correction for their overlap, which decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from difformer.experiments.choosing import UNTUNED
+from difformer.experiments.summary import Row, Section, is_percent
+from difformer.report.paired import ALPHA, judge, paired
+
+
+def best(rows: Sequence[Row], role: str) -> Row | None:
+    """The row of a role with the best mean validation score; None where none was run."""
+    scored = [row for row in rows if row.system.role == role and row.mean("valid") is not None]
+    if not scored:
+        return None
+    return max(scored, key=lambda row: (1 if row.higher_is_better else -1) * (row.mean("valid") or 0.0))
+
+
+def verdict(section: Section) -> list[str]:
+    """Who wins on this section, and whether that is more than chance; empty where nothing was run."""
+    ours, rival = best(section.rows, "ours"), best(section.rows, "rival")
+    off = best(section.rows, "off")
+    said = []
+    if ours is not None and rival is not None:
+        said.append(_compared(ours, rival, "the best rival"))
+    if ours is not None and off is not None:
+        said.append(_compared(ours, off, "the same without attention"))
+    return said
+
+
+def _compared(ours: Row, other: Row, what: str) -> str:
+    opening = f"Ours, best on validation: {ours.label}; {what}: {other.label}. "
+    shared = ours.by_pair().keys() & other.by_pair().keys()
+    if not shared:
+        return opening + "They share no seed on the same split, so nothing can be tested."
+    higher = ours.higher_is_better
+    raw = paired(other.by_pair(), ours.by_pair(), name=ours.label, test_to_train=ours.test_to_train(), higher=higher)
+    (one,) = judge([raw], higher, against=other.label)
+    scale, unit = (100, " points") if is_percent(ours.metric) else (1, "")
+    ahead = (one.difference > 0) == higher
+    if one.difference == 0:
+        who = "They are equal"
+    elif ahead:
+        who = f"Ours is ahead by {abs(one.difference) * scale:.3g}{unit}"
+    else:
+        who = f"**{other.system.label} wins** by {abs(one.difference) * scale:.3g}{unit}"
+    tests = [f"paired t-test p = {one.t_test:.2g}"] if one.t_test is not None else ["one pair, no test is possible"]
+    if one.corrected is not None:
+        tests.append(f"corrected for overlapping splits p = {one.corrected:.2g}")
+    if one.adjusted is not None:
+        tests.append("significant at 5 %" if one.adjusted < ALPHA else "not significant at 5 %")
+    return f"{opening}{who} over {one.pairs} pairs (better in {one.wins}): {', '.join(tests)}. {_budgets(ours, other)}"
+
+
+def _budgets(ours: Row, other: Row) -> str:
+    untuned = [row.label for row in (ours, other) if row.preset == UNTUNED]
+    if untuned:
+        return f"Not the same budget: {' and '.join(untuned)} {'was' if len(untuned) == 1 else 'were'} not tuned."
+    trials = (ours.trials, other.trials)
+    if None in trials:
+        return "How many settings competed for each is not known for both."
+    if trials[0] == trials[1]:
+        return f"Both tuned with {trials[0]} settings."
+    return f"Not the same budget: {trials[0]} settings against {trials[1]}."
