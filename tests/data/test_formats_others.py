@@ -2,16 +2,20 @@
 
 import io
 import pickle
+from collections import defaultdict
 
 import numpy as np
 import pytest
 import scipy.io
 import scipy.sparse as sp
 import torch
-from published_files import tarred, undirected, write, zipped
+from published_files import csv, tarred, undirected, write, zipped
 
-from difformer.data import load
+from difformer.data import DataError, load
+from difformer.data.datasets.planetoid import read_raw
 from difformer.data.datasets.texts import GROUPS, published_order, tfidf
+from difformer.data.lookup import locate
+from difformer.data.preprocess import csr_of
 
 
 class TestOtherPublishedFiles:
@@ -146,3 +150,40 @@ class TestOtherPublishedFiles:
         assert task.num_features == 17
         assert (task.x[:, :14].sum(1) == 1).all()
         assert (task.edge_index[0] == task.edge_index[1]).sum() == task.num_nodes
+
+
+class TestPlanetoid:
+    """The eight files of a citation graph: nodes 0-4 described in allx, 5-8 in tx, 7 by nobody."""
+
+    def put(self, folder, *, test=(8, 5, 6), neighbours=9):
+        def onehot(labels):
+            return np.eye(2)[list(labels)]
+
+        parts = {
+            "x": sp.csr_matrix(np.eye(9)[:2]),
+            "y": onehot([0, 1]),
+            "allx": sp.csr_matrix(np.eye(9)[:5]),
+            "ally": onehot([0, 1, 0, 1, 0]),
+            "tx": sp.csr_matrix(np.eye(9)[[8, 5, 6]]),
+            "ty": onehot([1, 0, 1]),
+            "graph": defaultdict(list, {i: [(i + 1) % neighbours] for i in range(neighbours)}),
+        }
+        for name, part in parts.items():
+            write(folder / "planetoid" / "Cora" / "raw" / f"ind.cora.{name}", pickle.dumps(part, protocol=2))
+        write(folder / "planetoid" / "Cora" / "raw" / "ind.cora.test.index", csv(test))
+
+    def test_rows_find_their_nodes(self, cache, tmp_path):
+        self.put(tmp_path)
+        read = read_raw(locate("cora", tmp_path))
+        words = csr_of(read).toarray()
+        assert (words[[8, 5, 6]] == np.eye(9)[[8, 5, 6]]).all()
+        assert not words[7].any()
+        assert read["y"].tolist() == [0, 1, 0, 1, 0, 0, 1, 0, 1]
+        assert read["test_idx"].tolist() == [5, 6, 8]
+        assert read["edge_index"].shape == (2, 9)
+
+    @pytest.mark.parametrize("test", [(8, 5, 60_000_000_000), (8, 5, 2)])
+    def test_a_wrong_number_asks_for_no_memory(self, cache, tmp_path, test):
+        self.put(tmp_path, test=test)
+        with pytest.raises(DataError, match=r"ind\.cora\.test\.index: test nodes .* in a graph of 9.*data set 'cora'"):
+            load("cora", tmp_path)

@@ -89,6 +89,21 @@ class TestSeries:
         with pytest.raises(DataError, match="'wikimath' cannot be read"):
             load("wikimath", tmp_path)
 
+    @pytest.mark.parametrize(
+        ("part", "value", "complaint"),
+        [
+            ("edges", [[0, 1], [1, 2], [2, 0], [5, 6]], "names nodes 0 … 6; there are 0 … 5"),
+            ("weights", [3, 1, 2], "4 edges, but not as many finite weights"),
+            ("weights", [3, 1, 2, float("nan")], "4 edges, but not as many finite weights"),
+        ],
+    )
+    def test_a_graph_that_does_not_fit_is_named(self, cache, tmp_path, part, value, complaint):
+        self.wikimath(tmp_path)
+        path = tmp_path / "temporal" / "wikivital_mathematics.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), part: value}))
+        with pytest.raises(DataError, match=rf"wikivital_mathematics\.json.*{complaint}.*data set 'wikimath'.*https"):
+            load("wikimath", tmp_path)
+
 
 class TestImages:
     def stl10(self, seed=0):
@@ -125,6 +140,16 @@ class TestImages:
         assert not isinstance(caught.value, DownloadError)
         with pytest.raises(DownloadError, match=r"stl10_binary\.tar\.gz"):
             load("stl10", tmp_path, features="pca")
+
+    def test_learned_features_that_are_no_numbers_are_refused(self, cache, tmp_path):
+        members, _, labels = self.stl10()
+        for name, content in members.items():
+            write(tmp_path / "stl10" / "stl10_binary" / name, content)
+        count = len(labels)
+        for features in (np.full((count, 4), np.nan, np.float16), np.zeros(count), np.zeros((count, 4), np.int64)):
+            np.savez(tmp_path / "stl10" / "stl10_simclr.npz", features=features)
+            with pytest.raises(DataError, match=r"stl10_simclr\.npz: features must be a table of finite floats"):
+                load("stl10", tmp_path)
 
     def test_features_of_stl10(self, cache, tmp_path, monkeypatch):
         members, images, labels = self.stl10()

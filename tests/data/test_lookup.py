@@ -1,7 +1,9 @@
 import hashlib
 import http.server
+import io
 import socket
 import threading
+import zipfile
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from difformer.data import DataError, DownloadError, load
 from difformer.data import download as download_module
 from difformer.data.download import ATTEMPTS
 from difformer.data.lookup import cache_folder, find, find_file, folders, locate, reading
-from difformer.data.sources import FORMS, Form, RemoteFile
+from difformer.data.sources import FORMS, JSON, ZIP, Form, RemoteFile
 
 CONTENT = bytes(range(256)) * 9000  # two chunks and a bit
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -98,6 +100,10 @@ def test_an_unknown_checksum_is_kept_and_a_later_change_is_noticed(cache, server
         pytest.param((200, CONTENT, None), {"checksum": "sha256:" + "0" * 64}, f"is {SHA256}", ATTEMPTS, id="checksum"),
         pytest.param((200, CONTENT, None), {"size": 17}, "2304000 bytes came where 17", ATTEMPTS, id="size"),
         pytest.param((200, b"<html>", 6), {"magic": b"PK"}, "error page", ATTEMPTS, id="error page"),
+        pytest.param((200, b"", 0), {"magic": b"PK"}, "an empty file", ATTEMPTS, id="empty"),
+        pytest.param((200, b"", None), {}, "an empty file", ATTEMPTS, id="empty, length not announced"),
+        pytest.param((200, b'{"a": [1, 2', None), {"magic": JSON}, "no proper end", ATTEMPTS, id="half a JSON"),
+        pytest.param((200, ZIP + bytes(99), None), {"magic": ZIP}, "no proper end", ATTEMPTS, id="half a zip"),
         pytest.param((404, b"", 0), {}, "404 Not Found", 1, id="absent"),
         pytest.param((503, b"", 0), {}, "503 Service", ATTEMPTS, id="overloaded"),
     ],
@@ -111,6 +117,57 @@ def test_a_bad_answer_is_refused_and_leaves_nothing(cache, server, monkeypatch, 
     assert left_behind(cache) == []
     for named in ("'thing'", "thing.bin", server.address, str(cache / "family")):
         assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("announced", ["many", "-5"])
+def test_a_length_that_is_none_is_not_believed(cache, server, monkeypatch, announced):
+    server.answers = [(200, CONTENT, announced)]
+    offer(monkeypatch, server.address, checksum=f"sha256:{SHA256}")
+    assert locate("thing").path.read_bytes() == CONTENT
+
+
+def test_a_whole_file_without_checksum_ends_well(cache, server, monkeypatch):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("a", "b")
+    for magic, content in ((ZIP, buffer.getvalue()), (JSON, b'{"a": 1}\n')):
+        server.answers = [(200, content, None)]
+        offer(monkeypatch, server.address, magic=magic)
+        path = locate("thing").path
+        assert path.read_bytes() == content
+        path.unlink()
+
+
+@pytest.mark.parametrize("record", ["", "no checksum at all", "0" * 64])
+def test_a_kept_checksum_that_is_none(cache, server, monkeypatch, record):
+    server.answers = [(200, CONTENT, None)]
+    offer(monkeypatch, server.address)
+    path = locate("thing").path
+    beside = path.with_name("thing.bin.sha256")
+    beside.write_text(f"{SHA256}  thing.bin\n")  # as sha256sum writes it
+    assert locate("thing").path == path
+    beside.write_text(record)
+    with pytest.raises(DataError, match=r"thing\.bin: data set 'thing'.*delete it and load again"):
+        locate("thing")
+
+
+def test_what_the_server_says_stays_on_one_line(cache, monkeypatch):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def answer():
+            for _ in range(ATTEMPTS):
+                peer, _ = listener.accept()
+                with peer:
+                    peer.recv(1000)
+                    peer.sendall(b"\x00\x01 not\thttp\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        offer(monkeypatch, f"http://127.0.0.1:{listener.getsockname()[1]}/thing.bin")
+        with pytest.raises(DownloadError, match=r"thing\.bin: not http\. Nothing was written") as caught:
+            locate("thing")
+    assert str(caught.value).isprintable()
 
 
 def test_a_passing_fault_is_tried_again(cache, server, monkeypatch):
@@ -241,6 +298,33 @@ def test_parts_that_do_not_belong_together_are_named(cache, tmp_path, broken, co
     assert load("actor", tmp_path).num_edges == 5
     np.savez(path, **{**good, **masks, **broken})
     with pytest.raises(DataError, match=rf"actor\.npz.*{complaint}.*data set 'actor'.*github\.com/yandex-research"):
+        load("actor", tmp_path)
+
+
+def test_every_error_of_a_decoder_is_the_files_fault_and_a_missing_extra_is_not(cache, tmp_path):
+    class OddError(Exception):
+        pass
+
+    path = tmp_path / "thing.bin"
+    with (
+        pytest.raises(DataError, match=r"thing\.bin: data set 'cora' cannot be read.*OddError"),
+        reading(path, data_set="cora"),
+    ):
+        raise OddError("as MATLAB's reader has them")
+    with pytest.raises(DataError, match="more memory than there is"), reading(path, data_set="cora"):
+        raise MemoryError("7 PiB")
+    with pytest.raises(ImportError, match="rdkit"), reading(path, data_set="cora"):
+        raise ImportError("rdkit is not installed")
+
+
+def test_a_header_that_does_not_end_is_named(cache, tmp_path):
+    """numpy hands the header of an array to Python's tokenizer, which has errors of its own."""
+    (tmp_path / "heterophilous").mkdir()
+    path = tmp_path / "heterophilous" / "actor.npz"
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (3, 2L,".ljust(117) + b"\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("node_features.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(DataError, match=r"actor\.npz: data set 'actor' cannot be read"):
         load("actor", tmp_path)
 
 

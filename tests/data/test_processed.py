@@ -60,6 +60,15 @@ class TestProcessed:
         self.get(source)
         assert self.built == 2
 
+    def test_one_that_asks_for_another_unpacker_is_made_anew(self, cache, source):
+        self.get(source)
+        kept = next((cache / "processed").iterdir())
+        content = bytearray(kept.read_bytes())
+        content[content.index(b"PK\x01\x02") + 10] = 99  # way of compression, in the table of contents
+        kept.write_bytes(content)
+        with pytest.warns(UserWarning, match="made anew"):
+            assert (self.get(source)["a"] == np.arange(5)).all()
+
     def test_a_cache_that_cannot_be_written_is_no_obstacle(self, source, tmp_path, monkeypatch):
         (tmp_path / "file").write_bytes(b"")
         monkeypatch.setenv("DIFFORMER_CACHE", str(tmp_path / "file" / "below"))

@@ -1,8 +1,9 @@
 """Downloads that either arrive whole and checked, or leave nothing behind.
 
 Bytes go to a temporary file beside the target; length, first bytes and checksum are compared; only then does the file
-get its name. Where a source publishes no checksum, the first download's is kept in `<file>.sha256` beside it, and a
-file that later has another size, or, if it is small, other bytes, is refused.
+get its name. Where a source publishes no checksum, the file must at least end as its kind ends, the first download's
+checksum is kept in `<file>.sha256` beside it, and a file that later has another size, or, if it is small, other bytes,
+is refused.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import hashlib
 import http.client
 import urllib.error
 import urllib.request
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from difformer.atomic import atomic_write, write_whole
 from difformer.data.errors import DataError
-from difformer.data.sources import RemoteFile
+from difformer.data.sources import JSON, ZIP, RemoteFile
 
 CHUNK = 1 << 20
 TIMEOUT_S = 60.0
@@ -84,7 +86,9 @@ def fetch(file: RemoteFile, target: Path, *, data_set: str) -> Path:
                 write_whole(_record(target), f"{digest}  {target.name}  {size}\n".encode())
             return target
         if not again or attempt == ATTEMPTS:
-            raise DownloadError(data_set, file, target, reason)
+            # What a server answers may hold line breaks and worse.
+            said = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
+            raise DownloadError(data_set, file, target, said)
     raise AssertionError("unreachable")
 
 
@@ -99,11 +103,14 @@ def check_record(path: Path, *, data_set: str) -> None:
     record = _record(path)
     if not record.is_file():
         return
-    digest, *_, size = record.read_text().split()
+    words = record.read_text(errors="replace").split()
+    digest, size = (words[0], words[-1]) if words else ("", "")
     found = path.stat().st_size
-    if found != int(size):
+    if size.isdecimal() and len(words) > 1 and found != int(size):  # what `sha256sum` writes says no size
         problem = f"the file has {found} bytes, but {size} were downloaded"
-    elif found <= SMALL and not has_checksum(path, f"sha256:{digest}"):
+    elif len(digest) != 64:
+        problem = f"{record.name} beside the file is not the checksum that was kept of it"
+    elif found <= SMALL and not has_checksum(path, f"sha256:{digest.lower()}"):
         problem = "the file has changed since it was downloaded"
     else:
         return
@@ -131,7 +138,7 @@ def _transfer(file: RemoteFile, target: Path, url: str) -> tuple[str, int]:
     request = urllib.request.Request(url, headers={"User-Agent": "difformer"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
         announced = response.headers.get("Content-Length")
-        total = int(announced) if announced else None
+        total = int(announced) if announced and announced.isdecimal() else None
         if file.size is not None and total is not None and total != file.size:
             raise _BadDownloadError(f"the server offers {total} bytes where {file.size} are expected")
         with atomic_write(target) as stream, _progress(file.name, total or file.size) as advance:
@@ -146,13 +153,27 @@ def _transfer(file: RemoteFile, target: Path, url: str) -> tuple[str, int]:
                 digest.update(chunk)
                 arrived += len(chunk)
                 advance(len(chunk))
+            if arrived == 0:
+                raise _BadDownloadError("the server sent an empty file")
             if total is not None and arrived != total:
                 raise _BadDownloadError(f"the transfer ended after {arrived} of {total} bytes")
             if file.size is not None and arrived != file.size:
                 raise _BadDownloadError(f"{arrived} bytes came where {file.size} are expected")
             if expected and digest.hexdigest() != expected:
                 raise _BadDownloadError(f"{algorithm} is {digest.hexdigest()} where {expected} is expected")
+            if not expected and not _ends_well(stream, file.magic):
+                raise _BadDownloadError(f"what came, {arrived} bytes, has no proper end; it is cut short")
     return digest.hexdigest(), arrived
+
+
+def _ends_well(stream: BinaryIO, magic: bytes | None) -> bool:
+    """Whether a file that nobody has a checksum of is there to its end, as far as its kind lets that be seen."""
+    if magic == ZIP:  # its table of contents stands last
+        return zipfile.is_zipfile(stream)
+    if magic == JSON:
+        stream.seek(max(0, stream.tell() - 64))
+        return stream.read().rstrip().endswith(b"}")
+    return True
 
 
 @contextmanager

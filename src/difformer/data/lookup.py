@@ -7,39 +7,15 @@ The three folders have one layout (see `sources`). The first two may be read-onl
 from __future__ import annotations
 
 import os
-import struct
 import sys
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 
 from difformer.data.download import DownloadError, check_record, fetch, has_checksum
 from difformer.data.errors import DataError
 from difformer.data.sources import FORMS, Form
-
-# What a reader raises on a file that is cut short, overwritten, or something else under the right name.
-_BROKEN = (
-    KeyError,
-    IndexError,
-    EOFError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    OverflowError,
-    AssertionError,
-    UnpicklingError,
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-    struct.error,
-    OSError,
-)
 
 
 @dataclass(frozen=True)
@@ -161,7 +137,14 @@ def reading(found: Found | Path, *, data_set: str | None = None) -> Iterator[Non
         if f"data set {name!r}" in error.problem:
             raise
         raise error.reworded(f"{error.problem} (data set {name!r}: {_way_out(name)})", path=_suspect(paths)) from error
-    except _BROKEN as error:
+    except (ImportError, Warning):
+        raise  # an extra that is not installed, a warning that somebody made an error: not the file's fault
+    except MemoryError as error:
+        raise DataError(
+            f"data set {name!r} needs more memory than there is ({error}), or the file is damaged: {_way_out(name)}",
+            path=_suspect(paths),
+        ) from error
+    except Exception as error:  # decoders of a dozen kinds, and each has errors of its own
         said = f"{type(error).__name__}: {error}"
         raise DataError(
             f"data set {name!r} cannot be read from here ({said}); the file is cut short, or not what its name says: "

@@ -61,7 +61,7 @@ FACEBOOK_URL = "https://github.com/CUAI/Non-Homophily-Large-Scale/raw/master/dat
 ZENODO_URL = "https://zenodo.org/record/7265547/files"
 SNAP_URL = "https://snap.stanford.edu/data"
 
-ZIP, GZIP, MAT = b"PK\x03\x04", b"\x1f\x8b", b"MATLAB 5.0 MAT-file"
+ZIP, GZIP, MAT, JSON = b"PK\x03\x04", b"\x1f\x8b", b"MATLAB 5.0 MAT-file", b"{"
 
 
 def _planetoid(title: str) -> tuple[Form, ...]:
@@ -80,7 +80,7 @@ def _heterophilous(stem: str, sha: str) -> tuple[Form, ...]:
 
 def _temporal(stem: str, sha: str | None = None) -> tuple[Form, ...]:
     checksum = f"sha256:{sha}" if sha else None
-    return (Form("json", (RemoteFile(f"temporal/{stem}.json", f"{TEMPORAL_URL}/{stem}.json", checksum, magic=b"{"),)),)
+    return (Form("json", (RemoteFile(f"temporal/{stem}.json", f"{TEMPORAL_URL}/{stem}.json", checksum, magic=JSON),)),)
 
 
 def _gnn_benchmark(stem: str, published: str) -> tuple[Form, ...]:

@@ -125,6 +125,8 @@ def _simclr(name: str, path: Path, labels: Array) -> Array:
         raise DataError(
             f"{len(x)} rows of features for {len(labels)} images; they were made from other images", path=path
         )
+    if x.ndim != 2 or x.dtype.kind != "f" or not np.isfinite(x).all():
+        raise DataError(f"features must be a table of finite floats, got {x.dtype} of shape {list(x.shape)}", path=path)
     if not np.array_equal(beside, labels):
         raise DataError("the labels beside these features are others; they were made from other images", path=path)
     return x

@@ -22,6 +22,7 @@ import torch
 from scipy import sparse as sp
 
 from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
+from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.preprocess import check_graph, csr_arrays, csr_of, row_normalised
 from difformer.data.processed import Arrays, processed
@@ -131,6 +132,11 @@ def read_raw(found: Found) -> Arrays:
     test = np.loadtxt(part["test.index"], dtype=np.int64)
     known = loaded["allx"].shape[0]
     n = max(int(test.max()) + 1, known)
+    if test.min() < known or n != len(loaded["graph"]):  # before memory is asked for in proportion to a wrong number
+        raise DataError(
+            f"test nodes {test.min()} … {test.max()} do not fit {known} others in a graph of {len(loaded['graph'])}",
+            path=part["test.index"],
+        )
     x = sp.lil_matrix((n, loaded["allx"].shape[1]), dtype=np.float32)
     x[:known], x[test] = loaded["allx"], loaded["tx"]
     onehot = np.zeros((n, loaded["ally"].shape[1]))

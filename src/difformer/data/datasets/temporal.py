@@ -122,7 +122,21 @@ def _read(name: str, root: str | os.PathLike[str] | None) -> Series:
         series = {"chickenpox": _chickenpox, "covid": _covid, "wikimath": _wikimath}[name](content)
         if series.values.ndim != 2 or not np.isfinite(series.values).all():
             raise DataError("counts must be a table of numbers, a row a moment", path=found.path)
+        _check_edges(series)
     return series
+
+
+def _check_edges(series: Series) -> None:
+    """Edges between nodes that there are, and a finite weight for each where there are weights."""
+    nodes = series.values.shape[1]
+    several = isinstance(series.edges, list)
+    graphs = series.edges if several else [series.edges]
+    weights = [None] * len(graphs) if series.weights is None else series.weights if several else [series.weights]
+    for number, (edges, weight) in enumerate(zip(graphs, weights, strict=True)):
+        if edges.size and not 0 <= edges.min() <= edges.max() < nodes:
+            raise DataError(f"graph {number} names nodes {edges.min()} … {edges.max()}; there are 0 … {nodes - 1}")
+        if weight is not None and (weight.shape != edges.shape[1:] or not np.isfinite(weight).all()):
+            raise DataError(f"graph {number}: {edges.shape[1]} edges, but not as many finite weights")
 
 
 def _chickenpox(content: dict[str, Any]) -> Series:
