@@ -9,6 +9,17 @@ from difformer.experiments.plan import Experiment
 
 MODULES = {
     "citation": "citation",
+    "heterophily": "heterophily",
+    "large": "large",
+    "temporal": "temporal",
+    "unobserved": "unobserved",
+    "particles": "particles",
+    "attention-ablation": "ablation",
+    "depth": "depth",
+    "batch-size": "batch_size",
+    "cost": "cost",
+    "energy": "energy",
+    "visualise": "visualise",
 }
 
 

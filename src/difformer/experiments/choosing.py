@@ -89,7 +89,7 @@ def choices(
     elif experiment.one_preset:
         found = found[-1:]
     if not found:
-        settings = {**_known(system.model, experiment.untuned), **last}
+        settings = {**_known(system.model, {**experiment.untuned, **data.untuned}), **last}
         found = [Choice(UNTUNED, settings, "not tuned: one set of customary values for every such system")]
     return tuple(found)
 

@@ -46,7 +46,11 @@ def _panel(ax: Any, section: Section) -> None:
     ax.set_yticks(range(len(rows)), [_name(row) for row in reversed(rows)])
     ax.set_ylim(-0.7, len(rows) - 0.3)
     ax.set_title(f"{section.data.label}\n{len({line['seed'] for line in section.lines})} seeds", loc="left")
-    ax.set_xlabel(f"test {metric} in %" if factor == 100 else f"test {LABELS.get(metric, metric)} (lower is better)")
+    ax.set_xlabel(
+        f"test {LABELS.get(metric, metric)} in %"
+        if factor == 100
+        else f"test {LABELS.get(metric, metric)} (lower is better)"
+    )
 
 
 def _name(row: Row) -> str:

@@ -21,6 +21,7 @@ from difformer.training.feeding_graphs import DEFAULT_BATCH_SIZE
 from difformer.training.metrics import METRICS, rocauc, same_shape
 
 LABELS = {
+    "rocauc": "AUROC",
     "mse": "MSE",
     "broadcast-mse": "broadcast MSE",
     "period-mse": "MSE, period's units",

@@ -26,6 +26,8 @@ class Data:
         seeds: How many the full protocol has.
         mode: What a run measures: ``"score"``, ``"cost"``, ``"energy"`` or ``"visualise"``.
         settings: What goes before any preset: the loss and the metric of a protocol, for example.
+        untuned: Settings of systems without a preset, before those of the experiment.
+        needs: Gigabytes of memory below which it is not even loaded.
         variant: Which variant of a preset is meant, where a data set is asked several questions.
         loader: ``"module:function"`` in place of `load`, for data that are made.
         published: Key of the paper's figures; the data set's name where left out.
@@ -42,6 +44,8 @@ class Data:
     seeds: int = 5
     mode: str = "score"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    untuned: Mapping[str, Any] = field(default_factory=dict)
+    needs: float = 0.0
     variant: str | None = None
     loader: str = ""
     published: str = ""

@@ -171,6 +171,12 @@ class _Work:
         if self.over():
             self.outcome.left += count * len(wanted)
             return
+        free = free_memory(torch.device("cpu")) / 1e9
+        if data.needs > free:
+            reason = f"not enough memory: about {data.needs:g} GB to hold the graph, {free:.0f} GB are free"
+            self._refuse({"data": data.key, "id": f"data:{data.key}"}, reason)
+            self.outcome.left += count * len(wanted)
+            return
         try:
             task = load_data(data)
         except (ValueError, OSError, ImportError) as error:

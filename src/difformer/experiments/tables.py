@@ -11,23 +11,17 @@ from difformer.experiments.summary import Row, Section, Summary, is_percent
 from difformer.experiments.verdicts import verdict
 
 NONE = "–"
-_TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$", "–": "--", "†": r"$\dagger$", "−": "$-$"}
+_TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}"}
 _TEX |= {
-    "τ": r"$\tau$",
-    "β": r"$\beta$",
-    "×": r"$\times$",
-    "²": r"$^2$",
-    "→": r"$\to$",
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "–": "--",
+    "…": r"\dots{}",
     "Å": r"\AA{}",
-    "δ": r"$\delta$",
+    "†": r"$\dagger$",
 }
-
-
-def scaled(value: float, percent: bool) -> str:
-    """83.10 for an accuracy of 0.831, 0.914 for an error, 1.23e-04 for what is small."""
-    if percent:
-        return f"{100 * value:.2f}"
-    return f"{value:.3f}" if value == 0 or abs(value) >= 0.01 else f"{value:.2e}"
+_TEX |= {"±": r"$\pm$", "×": r"$\times$", "→": r"$\to$", "²": "$^2$", "τ": r"$\tau$", "β": r"$\beta$", "δ": r"$\delta$"}
+_TEX |= {"Δ": r"$\Delta$", "σ": r"$\sigma$", "λ": r"$\lambda$", "μ": r"$\mu$"}
 
 
 def score(row: Row, what: str = "test") -> str:
@@ -40,7 +34,10 @@ def score(row: Row, what: str = "test") -> str:
     mean = row.mean(what)
     assert mean is not None
     mark = " †" if row.preset == UNTUNED and what == "test" else ""
-    return f"{scaled(mean, percent)} ± {scaled(row.deviation(what), percent)} ({count}){mark}"
+    if percent:
+        return f"{100 * mean:.2f} ± {100 * row.deviation(what):.2f} ({count}){mark}"
+    digits = 3 if abs(mean) >= 0.01 or mean == 0 else 6
+    return f"{mean:.{digits}f} ± {row.deviation(what):.{digits}f} ({count}){mark}"
 
 
 def published(found: Figure | None) -> str:
@@ -74,7 +71,7 @@ def columns(section: Section) -> list[Column]:
 
         return cost_columns(section)
     metric = next((row.metric for row in section.rows if row.lines), "score")
-    unit = f"{metric} in %" if is_percent(metric) else LABELS.get(metric, metric)
+    unit = f"{LABELS.get(metric, metric)} in %" if is_percent(metric) else LABELS.get(metric, metric)
     found: list[Column] = [
         ("system", lambda row: row.system.label),
         ("settings", lambda row: row.preset),
@@ -82,6 +79,7 @@ def columns(section: Section) -> list[Column]:
     ]
     found += [(LABELS.get(name, name), _measure(name)) for name in section.data.measures if name != metric]
     found.append(("validation", lambda row: score(row, "valid") if row.lines else NONE))
+    found += [(said, _by_layer(name)) for name, said in _BY_LAYER.get(section.data.mode, {}).items()]
     if any(row.paper is not None for row in section.rows):
         found += [("paper", lambda row: published(row.paper)), ("Δ paper", lambda row: difference(row, row.paper))]
     if any(row.authors is not None for row in section.rows):
@@ -98,6 +96,34 @@ def megabytes(row: Row) -> str:
     return NONE if mean is None else f"{mean / 1e6:,.0f}"
 
 
+_BY_LAYER = {
+    "energy": {
+        "energy": "energy by layer",
+        "rank": "effective rank by layer",
+        "separation": "variance between classes by layer",
+    },
+    "visualise": {
+        "within": "attention within classes by layer",
+        "uniform": "uniform attention",
+        "entropy": "entropy by layer (1: uniform)",
+        "separation": "variance between classes by layer",
+    },
+}
+
+
+def _by_layer(name: str) -> Callable[[Row], str]:
+    """Means over runs, layer after layer."""
+
+    def text(row: Row) -> str:
+        curves = [found for line in row.lines if (found := line["measures"].get(name)) is not None]
+        curves = [curve if isinstance(curve, list) else [curve] for curve in curves]
+        if not curves:
+            return NONE
+        return " → ".join(f"{sum(values) / len(values):.3g}" for values in zip(*curves, strict=True))
+
+    return text
+
+
 def _measure(name: str) -> Callable[[Row], str]:
     return lambda row: score(row, name) if row.lines else NONE
 
@@ -110,10 +136,11 @@ def protocol(section: Section) -> str:
     splits = list(dict.fromkeys(str(line["split"]) for line in lines))
     seeds = sorted({int(line["seed"]) for line in lines})
     named = ", ".join(splits) if len(splits) <= 3 else f"{splits[0]} … {splits[-1]}, {len(splits)} in all"
+    chosen = "" if section.data.mode == "cost" else "The epoch is chosen on validation. "
     over = "± is over splits and initialisations" if len(splits) > 1 else "one split: ± is over initialisations alone"
     return (
         f"Protocol: {' | '.join(dict.fromkeys(str(line['protocol']) for line in lines))}. Splits: {named}. "
-        f"Seeds: {_ranges(seeds)}; {over}. The epoch is chosen on validation. "
+        f"Seeds: {_ranges(seeds)}; {over}. {chosen}"
         f"Device: {' | '.join(dict.fromkeys(str(line['device']) for line in lines))}."
     )
 
@@ -126,15 +153,13 @@ def _ranges(numbers: Sequence[int]) -> str:
 def remarks(summary: Summary) -> list[str]:
     """What has to be said once for a table."""
     name = summary.experiment.name
+    if summary.quick:
+        return ["**Quick form**: small data, few epochs, to see that everything works; no figure here means anything."]
     said = [f"Published figures: {text}." for kind in (PAPER, AUTHORS) if (text := source_of(name, kind))]
     if any(row.preset == UNTUNED for section in summary.sections for row in section.rows):
         said.append(
             "† untuned: no preset was tuned for this system here; it ran with one set of customary values, so its "
             "figure says little about the system."
-        )
-    if summary.quick:
-        said.insert(
-            0, "**Quick form**: small data and few epochs, to see that everything works; no figure means anything."
         )
     return [*said, *summary.experiment.notes]
 
@@ -192,7 +217,5 @@ def latex(summary: Summary) -> str:
 
 def tex(text: str) -> str:
     """Text as LaTeX takes it."""
-    plain = (
-        text.replace("\\", r"\textbackslash{}").replace("**", "").replace("`", "'").replace("~", r"\textasciitilde{}")
-    )
+    plain = text.replace("**", "").replace("`", "'")
     return "".join(_TEX.get(letter, letter) for letter in plain)

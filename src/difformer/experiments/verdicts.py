@@ -24,10 +24,12 @@ def best(rows: Sequence[Row], role: str) -> Row | None:
 def verdict(section: Section) -> list[str]:
     """Who wins on this section, and whether that is more than chance; empty where nothing was run."""
     ours, rival = best(section.rows, "ours"), best(section.rows, "rival")
-    off = best(section.rows, "off")
+    variant, off = best(section.rows, "variant"), best(section.rows, "off")
     said = []
     if ours is not None and rival is not None:
         said.append(_compared(ours, rival, "the best rival"))
+    if ours is not None and variant is not None:
+        said.append(_compared(ours, variant, "the best variant"))
     if ours is not None and off is not None:
         said.append(_compared(ours, off, "the same without attention"))
     return said
@@ -49,18 +51,23 @@ def _compared(ours: Row, other: Row, what: str) -> str:
         who = f"Ours is ahead by {abs(one.difference) * scale:.3g}{unit}"
     else:
         who = f"**{other.system.label} wins** by {abs(one.difference) * scale:.3g}{unit}"
-    tests = [f"paired t-test p = {one.t_test:.2g}"] if one.t_test is not None else ["one pair, no test is possible"]
+    count = "one pair" if one.pairs == 1 else f"{one.pairs} pairs"
+    tests = [f"paired t-test p = {one.t_test:.2g}"] if one.t_test is not None else ["no test is possible"]
     if one.corrected is not None:
         tests.append(f"corrected for overlapping splits p = {one.corrected:.2g}")
     if one.adjusted is not None:
         tests.append("significant at 5 %" if one.adjusted < ALPHA else "not significant at 5 %")
-    return f"{opening}{who} over {one.pairs} pairs (better in {one.wins}): {', '.join(tests)}. {_budgets(ours, other)}"
+    return f"{opening}{who} over {count} (better in {one.wins}): {', '.join(tests)}. {_budgets(ours, other)}".strip()
 
 
 def _budgets(ours: Row, other: Row) -> str:
+    if ours.data.mode != "score":
+        return ""
     untuned = [row.label for row in (ours, other) if row.preset == UNTUNED]
     if untuned:
         return f"Not the same budget: {' and '.join(untuned)} {'was' if len(untuned) == 1 else 'were'} not tuned."
+    if other.system.baseline:
+        return f"{other.system.label.capitalize()} has nothing to tune."
     trials = (ours.trials, other.trials)
     if None in trials:
         return "How many settings competed for each is not known for both."

@@ -1,0 +1,45 @@
+"""What the form of attention decides: the encoder of DIFFormer-s with other diffusivities, everything else the same."""
+
+from __future__ import annotations
+
+from difformer.experiments.citation import CUSTOMARY, NAMES
+from difformer.experiments.plan import Data, Experiment, System
+from difformer.experiments.systems import DIFFORMER_A, DIFFORMER_S, OFF
+
+_FORMS = {"identity": "identity", "constant": "all one", "softmax": "softmax", "gaussian": "kernel (Gaussian)"}
+
+EXPERIMENT = Experiment(
+    name="attention-ablation",
+    title="Forms of attention",
+    about="identity, all one, softmax, kernel, simple, sigmoid and off on the three citation graphs (figure)",
+    source="The paper's Figure of attention functions (fig-abl)",
+    data=tuple(
+        Data(name, name, f"{label}, ten random splits", options={"protocol": "random"}, seeds=10)
+        for name, label in NAMES.items()
+    ),
+    systems=(
+        *(
+            System(form, label, "difformer", "variant", base="difformer-s", settings={"diffusivity": form})
+            for form, label in _FORMS.items()
+        ),
+        DIFFORMER_S,
+        DIFFORMER_A,
+        OFF,
+    ),
+    untuned=CUSTOMARY,
+    quick_data=(
+        Data(
+            "sbm-quick",
+            "sbm",
+            "a small block model",
+            options={"num_nodes": 100, "num_splits": 2, "fractions": (0.2, 0.2, 0.6)},
+            seeds=2,
+        ),
+    ),
+    quick_settings={"epochs": 4, "hidden_channels": 8},
+    notes=(
+        "All forms but sigmoid, which has presets of its own, run with the settings of DIFFormer-s.",
+        "Under public-code settings queries and keys are divided by the norm of the whole tensor: every score is then "
+        "the same to 1/N, and all one, softmax, kernel and simple can hardly differ.",
+    ),
+)

@@ -1,0 +1,92 @@
+"""``docs/RESULTS.md``, written from the files of a folder of results and from nothing else.
+
+python -m difformer.experiments.results results > docs/RESULTS.md
+difformer reproduce --out results --results docs/RESULTS.md
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from difformer.atomic import write_whole
+from difformer.experiments.catalogue import experiments
+from difformer.experiments.summary import Summary
+from difformer.experiments.tables import markdown
+from difformer.experiments.writing import read_summary
+
+_OPENING = """# Results
+
+Written by `difformer reproduce --results` from the runs in `results/`; nothing here was typed. Every run is a line of
+`results/NAME/runs.jsonl` with its settings, split, seed, scores, cost and device, and every table can be made again
+with `difformer reproduce NAME`. The epoch of every run and the settings of every tuned row were chosen on validation
+data; test data only judge."""
+
+
+def page(folder: Path) -> str:
+    """The whole page, from whatever was run."""
+    found = [read_summary(one, folder / one.name) for one in experiments()]
+    parts = [_OPENING, "## What was run", _overview(found)]
+    for summary in found:
+        if summary.made and not summary.quick:
+            parts.append(markdown(summary, level=2).rstrip())
+            name = summary.experiment.name
+            parts.append(f"Figure: `results/{name}/figure.svg`, `results/{name}/figure.png`.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _overview(found: list[Summary]) -> str:
+    lines = ["| name | what | runs | state | training, hours | devices |", "|---|---|---|---|---|---|"]
+    for summary in found:
+        runs = [] if summary.quick else list(summary.lines)
+        devices = " / ".join(dict.fromkeys(str(line["device"]) for line in runs))
+        hours = f"{sum(float(line['seconds']) for line in runs) / 3600:.2f}" if runs else "–"
+        lines.append(
+            f"| {summary.experiment.name} | {summary.experiment.about} | {len(runs)} of {_full(summary)} | "
+            f"{_state(summary)} | {hours} | {devices or '–'} |"
+        )
+    return "\n".join(lines)
+
+
+def _full(summary: Summary) -> int | str:
+    return "–" if summary.quick else summary.wanted
+
+
+def _state(summary: Summary) -> str:
+    """Whether a table was run, in part or not at all, and what is missing."""
+    if summary.quick:
+        return "**not run** (only the quick form, which measures nothing)"
+    if not summary.made:
+        return "**not run**"
+    if summary.made >= summary.wanted:
+        return "complete"
+    absent = [section.data.label for section in summary.sections if section.reason]
+    untouched = [s.data.label for s in summary.sections if not s.lines and not s.reason]
+    said = ["**partial**"]
+    if absent:
+        said.append(f"could not be run: {'; '.join(absent)}")
+    if untouched:
+        said.append(f"not begun: {'; '.join(untouched)}")
+    return ", ".join(said)
+
+
+def write_results(folder: Path, path: Path) -> None:
+    """Writes the page, whole or not at all.
+
+    Raises:
+        FileNotFoundError: If there is no folder of results.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"--out: there is no folder {folder}; run `difformer reproduce NAME` first")
+    write_whole(path, page(folder).encode())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    given = sys.argv[1:] if arguments is None else arguments
+    if len(given) != 1 or not Path(given[0]).is_dir():
+        raise SystemExit("usage: python -m difformer.experiments.results FOLDER > docs/RESULTS.md")
+    sys.stdout.write(page(Path(given[0])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Embeddings and the strongest latent edges, layer by layer; for series, snapshot by snapshot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from difformer.experiments.plan import Data, Experiment
+from difformer.experiments.systems import DIFFORMER_A, DIFFORMER_S, OFF
+
+if TYPE_CHECKING:
+    from difformer.experiments.summary import Summary
+
+EXPERIMENT = Experiment(
+    name="visualise",
+    title="Embeddings and latent edges",
+    about="embeddings and strongest latent edges by layer: 20News, CIFAR (STL where present), Chickenpox (figure)",
+    source="The paper's Figures of embeddings and attentive graphs",
+    data=(
+        Data(
+            "20news", "20news", "20News", options={"per_class": 400}, variant="per_class=400", seeds=1, mode="visualise"
+        ),
+        Data("cifar10", "cifar10", "CIFAR-10", variant="per_class=100", seeds=1, mode="visualise"),
+        Data("stl10", "stl10", "STL-10", variant="per_class=100", seeds=1, mode="visualise"),
+        Data(
+            "chickenpox",
+            "chickenpox",
+            "Chickenpox",
+            options={"protocol": "paper"},
+            settings={"loss": "auto", "metric": "mse"},
+            seeds=1,
+            mode="visualise",
+        ),
+    ),
+    systems=(DIFFORMER_S, DIFFORMER_A, OFF),
+    untuned={"learning_rate": 5e-4, "weight_decay": 0.01, "dropout": 0.2, "hidden_channels": 200, "epochs": 600},
+    quick_data=(
+        Data("wine-quick", "wine", "wines", options={"per_class": 5, "num_splits": 1}, seeds=1, mode="visualise"),
+        Data(
+            "waves-quick",
+            "waves",
+            "waves on a ring",
+            loader="difformer.experiments.quick:waves",
+            seeds=1,
+            mode="visualise",
+        ),
+    ),
+    quick_settings={"epochs": 4, "hidden_channels": 8},
+    one_preset=True,
+    figure="difformer.experiments.visualise:draw",
+    notes=(
+        "Maps show the two directions of largest variance, each layer turned to lie like the one before; edges are the "
+        "pairs with the largest attention among the instances shown. Attention in units of the uniform one, 1/N.",
+    ),
+)
+_MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
+
+
+def draw(summary: Summary, folder: Path) -> Any:
+    """A row a data set and system, a panel a layer or snapshot."""
+    from difformer.experiments.drawing import empty, panels
+
+    pictures = [
+        (section.data.label, row.system.label, picture)
+        for section in summary.sections
+        for row in section.rows
+        for line in row.lines[:1]
+        if (picture := line["measures"].get("pictures"))
+    ]
+    if not pictures:
+        return empty(f"{summary.experiment.title}: nothing was run yet")
+    across = max(len(picture) for _, _, picture in pictures)
+    fig, axes = panels(across * len(pictures), width=3.2, height=3.0, across=across)
+    for place, (data, system, picture) in enumerate(pictures):
+        row = axes[across * place : across * (place + 1)]
+        for ax, panel in zip(row, picture, strict=False):
+            _panel(fig, ax, panel, f"{data}, {system}\n{panel['title']}")
+        for ax in row[len(picture) :]:
+            ax.set_axis_off()
+    return fig
+
+
+def _panel(fig: Any, ax: Any, panel: Any, title: str) -> None:
+    from difformer.experiments.drawing import CYCLE, GREY
+
+    x, y = panel["x"], panel["y"]
+    strongest = max((weight for _, _, weight in panel["pairs"]), default=1.0)
+    for source, target, weight in panel["pairs"]:
+        ax.plot(
+            [x[source], x[target]], [y[source], y[target]], color=GREY, lw=0.5, alpha=0.15 + 0.5 * weight / strongest
+        )
+    if panel["classes"] is not None:
+        for number in sorted(set(panel["classes"])):
+            chosen = [i for i, one in enumerate(panel["classes"]) if one == number]
+            colour, mark = CYCLE[number % len(CYCLE)], _MARKS[number % len(_MARKS)]
+            ax.scatter([x[i] for i in chosen], [y[i] for i in chosen], s=11, c=colour, marker=mark, lw=0, zorder=2)
+    else:
+        drawn = ax.scatter(x, y, s=36, c=panel["values"], cmap="cividis", edgecolors="black", lw=0.4, zorder=2)
+        fig.colorbar(drawn, ax=ax, label="target", shrink=0.8)
+    ax.set(xticks=[], yticks=[], aspect="equal")
+    ax.set_title(title, loc="left", fontsize=8)
+    ax.grid(False)
