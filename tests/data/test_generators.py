@@ -161,6 +161,9 @@ def test_euler_steps_come_close_to_the_flow_as_they_grow_many():
         ({"graph": "star"}, "got 'star'"),
         ({"laplacian": "magnetic"}, "got 'magnetic'"),
         ({"steps": 0}, "at least 1"),
+        ({"precision": "half"}, "precision: expected 'single' or 'double', got 'half'"),
+        ({"time": float("nan")}, "time: expected a finite number"),
+        ({"time": -1.0}, "time: expected a finite number ≥ 0, got -1"),
     ],
 )
 def test_heat_refuses_what_it_cannot_make(options, complaint):

@@ -109,6 +109,17 @@ def test_single_precision_alone_would_be_wrong_here():
     np.testing.assert_allclose(length, distance)
 
 
+def test_large_norms_do_not_cancel_in_sparse_points():
+    # A million units from the origin, where products lose what tells the points apart, and some copies.
+    rng = np.random.default_rng(0)
+    x = 1e6 + rng.normal(size=(60, 3))
+    x[40:] = x[:20]
+    index, length = nearest(torch.from_numpy(x).to_sparse_csr(), 5, metric="euclidean", block_size=7)
+    expected, distance = slow_but_sure(x, 5, "euclidean")
+    np.testing.assert_allclose(length, distance, rtol=1e-9)
+    np.testing.assert_array_equal(index, expected)
+
+
 def test_lowered_precision_of_products_does_not_matter():
     x = torch.randn(300, 64, generator=torch.Generator().manual_seed(2))
     usual = nearest(x, 6, metric="cosine")
@@ -176,6 +187,12 @@ def test_many_point_sets_are_searched_one_by_one(metric, sparse, include_self, t
         ({"k": 5, "include_self": True}, "at most 4"),
         ({"k": 1, "metric": "manhattan"}, "'cosine' or 'euclidean', got 'manhattan'"),
         ({"k": 1, "block_size": 0}, "block_size"),
+        ({"k": 1.5}, "k: expected a whole number, got 1.5"),
+        ({"k": True}, "k: expected a whole number, got True"),
+        ({"k": 1, "node_ptr": [0, 2]}, "node_ptr: expected whole numbers that rise from 0 to the 4 points"),
+        ({"k": 1, "node_ptr": [0, 3, 2, 4]}, "node_ptr"),
+        ({"k": 1, "node_ptr": [0.0, 4.0]}, "node_ptr"),
+        ({"k": 1, "x": [["a"], ["b"]]}, "x: expected a matrix of numbers"),
         ({"k": 1, "x": torch.zeros(3)}, r"matrix \[N, F\]"),
         ({"k": 1, "x": torch.tensor([[float("nan")], [1.0]])}, "NaN"),
     ],

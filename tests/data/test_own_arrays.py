@@ -138,6 +138,64 @@ def test_labels_tell_the_problem(y, problem, expected, classes):
     assert task.class_names == classes
 
 
+def test_what_is_missing_in_frames_is_no_label():
+    pd = pytest.importorskip("pandas")
+    x = pd.DataFrame(X, columns=["a", "b", "c"])
+    for y in (
+        pd.Series([0, 1, 0, 1, 0, 1, None, 1], dtype="Int64"),
+        pd.Series([*"uvuvuv", None, "v"], dtype="string"),
+        pd.Series([*"uvuvuv", None, "v"], dtype="category"),
+        pd.Series([False, True] * 3 + [None, True], dtype="boolean"),
+    ):
+        assert from_arrays(x, y).y.tolist() == Y
+    x["a"] = pd.array([1, None] * 4, dtype="Int64")
+    with pytest.raises(DataError, match="x, row 1, column 'a': a number is missing here"):
+        from_arrays(x, Y)
+
+
+def test_labels_that_are_called_as_columns_are_labels_still():
+    pd = pytest.importorskip("pandas")
+    x = pd.DataFrame(X, columns=["a", "b", "c"])
+    task = from_arrays(x, ["a", "b"] * 4)
+    assert task.num_features == 3
+    assert task.class_names == ("a", "b")
+    assert from_arrays(x.assign(d=Y), "d").num_features == 3
+    with pytest.raises(DataError, match="y: x has no column 'e'; it has 'a', 'b', 'c'"):
+        from_arrays(x, "e")
+
+
+@pytest.mark.parametrize("y", [None, 3, "yes", dict.fromkeys(range(8), 0), {"a", "b"}])
+def test_labels_without_an_order_are_refused(y):
+    with pytest.raises(DataError, match="y: expected one label a row of x, in the order of the rows"):
+        from_arrays(X, y)
+
+
+def test_bytes_are_texts():
+    task = from_arrays(X, np.array([b"no", b"yes"] * 4), instance_names=[name.encode().decode() for name in PEOPLE])
+    assert task.class_names == ("no", "yes")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"edge_index": [[0, 1], [1]]}, "edge_index: expected shape .* got rows of different lengths"),
+        ({"edge_index": [[0], [1]], "edge_weight": ["big"]}, "edge 0: a weight must be a finite number ≥ 0, got 'big'"),
+        ({"edge_index": [[0], [1]], "edge_weight": [[1], [2, 3]]}, "edge"),
+        ({"edge_weight": [1.0]}, "edge_weight: weights without edges"),
+        ({"node_ptr": [0, 3.5, 8]}, "node_ptr: expected whole numbers"),
+    ],
+)
+def test_parts_that_cannot_be_meant_are_refused(options, complaint):
+    with pytest.raises(DataError, match=complaint):
+        from_arrays(X, Y, **options)
+
+
+def test_a_graph_a_snapshot_or_one_for_all():
+    series = np.zeros((9, 4, 2))
+    with pytest.raises(DataError, match="edge_index: a list of 8 graphs for 9 snapshots"):
+        from_arrays(series, np.zeros((9, 4)), edge_index=[np.array([[0], [1]])] * 8)
+
+
 def test_what_labels_do_not_tell_is_asked_for():
     many = np.arange(60) % 50
     with pytest.raises(DataError, match=r"50 different ones in 60 labelled rows; pass problem='regression'"):

@@ -134,6 +134,69 @@ def test_npz_with_everything(tmp_path):
         from_files(tmp_path / "other.npz")
 
 
+def test_npz_by_names(tmp_path):
+    """Edges by id, classes by number and name; what is no table of instances is for `from_arrays`."""
+    path = tmp_path / "own.npz"
+    named = {"ids": np.array(PEOPLE), "edge_index": np.array([["ann", "bob"], ["bob", "cat"]])}
+    task = from_arrays(X, Y, edge_index=[[0, 1], [1, 2]])
+    np.savez(path, x=X, y=np.array(Y), class_names=np.array(["no", "yes", "never"]), **named)
+    found = from_files(path)
+    assert found.class_names == ("no", "yes", "never")
+    assert found.y.tolist() == Y
+    assert found.edge_index.tolist() == task.edge_index.tolist()
+    np.savez(tmp_path / "edges.npz", edge_index=named["edge_index"])
+    np.savez(path, x=X, y=np.array(Y), ids=named["ids"])
+    assert from_files(path, edges=tmp_path / "edges.npz").edge_index.tolist() == task.edge_index.tolist()
+    np.savez(path, x=X, class_names=np.array(["no", "yes"]))
+    (tmp_path / "l.csv").write_text("\n".join(["no", "yes"] * 4))
+    assert from_files(path, labels=tmp_path / "l.csv").class_names == ("no", "yes")
+    masks = {"train_mask": np.arange(6) < 2, "val_mask": np.arange(6) == 3, "test_mask": np.arange(6) == 4}
+    for arrays, complaint in (
+        ({"x": np.zeros((9, 4, 2)), "y": np.zeros((9, 4))}, r"a series of snapshots; .*from_arrays"),
+        ({"x": X, "y": np.array([0, 1]), "node_ptr": np.array([0, 4, 8])}, r"holds many graphs .*from_arrays"),
+        ({"x": X, "y": np.array(Y), **masks}, r"its masks are no splits: shape \[6\] where there are 8 rows"),
+        ({"x": X, "y": np.array(Y), "edge_index": EDGES, "edge_weight": np.array(["a"] * 4)}, "edge 0: a weight must"),
+    ):
+        np.savez(path, **arrays)
+        with pytest.raises(DataError, match=rf"own\.npz: .*{complaint}"):
+            from_files(path)
+
+
+def test_parquet_columns_that_are_not_what_they_seem(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    def read(**columns):
+        parquet.write_table(pa.table(columns), tmp_path / "own.parquet")
+        return from_files(tmp_path / "own.parquet")
+
+    label = ["no", "yes"] * 4
+    embedded = read(vector=[[float(i), 2.0] for i in range(8)], label=label)
+    assert embedded.feature_names == ("vector_0", "vector_1")  # the first column holds lists, not ids
+    assert embedded.instance_names == ()
+    large = 2**60  # beyond what a float tells apart
+    task = read(a=range(8), label=[large + 1, large + 3, None, None] * 2)
+    assert task.y.tolist() == [0, 1, -1, -1] * 2
+    for column in ([True, None] * 4, [large + 1, None] * 4, [1, None] * 4):
+        with pytest.raises(DataError, match=r"own\.parquet, row 1, column 'a': a number is missing here"):
+            read(a=column, label=label)
+    with pytest.raises(DataError, match=r"own\.parquet, row 0, column 'id': the id is missing"):
+        read(id=[None, *range(large, large + 7)], a=range(8), label=label)
+
+
+def test_a_number_of_thousands_of_digits_is_no_row(write):
+    features = write("f.csv", "\n".join(f"{i},{i}" for i in range(8)))
+    with pytest.raises(DataError, match=r"l\.csv, line 2, column 'id': a label for '999"):
+        from_files(features, labels=write("l.csv", f"id,g\n{'9' * 5000},A\n0,B\n"))
+
+
+def test_a_column_of_folds_is_not_taken_in_silence(write):
+    table = "a,fold,label\n" + "".join(f"{i},{i % 4},{'xy'[i % 2]}\n" for i in range(12))
+    task = from_files(write("f.csv", table))
+    assert any("column 'fold' of f.csv is used as a feature" in note for note in task.notes)
+    assert not any("fold" in note for note in from_files(write("f.csv", table), drop="fold").notes)
+
+
 def test_parquet_files(tmp_path):
     pd = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
@@ -176,7 +239,7 @@ def test_parquet_files(tmp_path):
         ({"features": people() + "zoe,1,red,3\n"}, r"f\.csv, line 10, column 'b': expected a number, got 'red'"),
         ({"features": people() + "zoe,1,,3\n"}, r"f\.csv, line 10, column 'b': a number is missing"),
         ({"features": people() + "zoe,1,nan,3\n"}, r"f\.csv, line 10, column 'b': a number is missing"),
-        ({"features": people() + "zoe,1,2\n"}, r"f\.csv, line 10: has 3 cell\(s\), expected 4"),
+        ({"features": people() + "zoe,1,2\n"}, r"f\.csv, line 10, column 'c': has 3 cell\(s\), expected 4"),
         ({"features": people(label=True)}, r"column 'label' looks like labels and would be used as a feature"),
         ({"features": "name\nann\nbob\n"}, r"f\.csv, line 2, column 'name': expected a number, got 'ann'"),
         ({"labels": None}, r"f\.csv: no column of it is called label or class; .* 'name', 'a', 'b', 'c'"),

@@ -4,6 +4,7 @@ from own_people import BOTH_WAYS, EDGES, X, Y, pairs
 
 from difformer.data.errors import DataError
 from difformer.data.own import from_pyg
+from difformer.data.splitting import index_split
 
 
 def data(**changes):
@@ -16,6 +17,25 @@ def data(**changes):
             **changes,
         }
     )
+
+
+def masks(order):
+    return {"train_mask": order < 2, "val_mask": order < 4, "test_mask": order == 5}
+
+
+def test_the_edges_of_a_sparse_tensor_keep_their_direction():
+    """PyG's ToSparseTensor leaves no edge_index, only the transposed matrix."""
+    matrix = torch.zeros(8, 8)
+    matrix[EDGES[1], EDGES[0]] = torch.arange(1.0, 5.0)
+    for adj_t in (matrix.to_sparse(), matrix.to_sparse_csr()):
+        task = from_pyg(data(edge_index=None, adj_t=adj_t))
+        assert task.edge_index.tolist() == EDGES.tolist()
+        assert task.edge_weight.tolist() == [1, 2, 3, 4]
+
+
+def test_bad_masks_are_nobodys_business_where_splits_are_given():
+    split = index_split("mine", [0, 1], [2], [3])
+    assert from_pyg(data(**masks(torch.zeros(8))), splits=split).splits == (split,)
 
 
 def test_one_graph_of_pyg():
@@ -61,6 +81,10 @@ def test_many_graphs_of_pyg():
         (lambda: data(x=None), "data: has neither x nor pos"),
         (lambda: data(y=None), "data: has no tensor y"),
         (lambda: data(edge_index=torch.tensor([[9], [0]])), "data: edge_index, edge 0: there is no node 9"),
+        (lambda: data(x=[1.0] * 8), "data: x and pos must be tensors, got list"),
+        (lambda: data(edge_index=None, adj_t=[[0, 1]]), "data: adj_t must be a sparse matrix, got list"),
+        (lambda: data(**masks(torch.arange(6))), r"a mask must have one entry a node, 8, got \[6\]"),
+        (lambda: data(**masks(torch.zeros(8))), "its masks are no splits: .*both train and valid"),
         (lambda: [], "an empty list"),
         (
             lambda: [data(y=torch.tensor([1])), data(y=torch.tensor([1, 0]))],

@@ -1,4 +1,6 @@
 import gzip
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -71,6 +73,35 @@ def test_compressed_and_other_encodings(write):
     assert read_csv(latin, format=TextFormat(encoding="latin-1")).names[0] == "größe"
 
 
+def test_what_can_be_read_only_once_is_read(tmp_path):
+    """As a shell hands over the output of a command: ``difformer fit --features <(zcat x.csv.gz)``."""
+    for content in (b"\xef\xbb\xbfa,b\n1,2\n", "a,b\n1,2\n".encode("utf-16"), b"a,b\n1,two\n"):
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        writer = threading.Thread(target=pipe.write_bytes, args=(content,), daemon=True)
+        writer.start()
+        if b"two" in content:
+            with pytest.raises(DataError, match="pipe, line 2, column 'b': expected a number, got 'two'"):
+                read_csv(pipe)
+        else:
+            assert read_csv(pipe).numbers.tolist() == [[1, 2]]
+        writer.join()
+        pipe.unlink()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_an_encoding_that_does_not_say_what_it_is(write, encoding):
+    path = write("\na,b\n1,2\n".encode(encoding), "t.csv")
+    with pytest.raises(DataError, match=r"t\.csv, line \d: holds zero bytes.*encoding='utf-16-le'"):
+        read_csv(path)
+    assert read_csv(path, format=TextFormat(encoding=encoding)).numbers.tolist() == [[1, 2]]
+
+
+def test_commas_between_thousands_are_not_decimal_ones(write):
+    with pytest.raises(DataError, match="got '25,000'; leave out the commas between thousands, or pass decimal=','"):
+        read_csv(write('a,b\n1,2\n3,"25,000"\n'))
+
+
 def test_decimal_commas_on_request(write):
     path = write("a;b\n1;2,5\n3,0;-4\n")
     with pytest.raises(DataError, match=r"line 2, column 'b': expected a number, got '2,5'; pass decimal=','"):
@@ -102,9 +133,9 @@ def test_text_columns_and_lines(write):
         ("\n \n\n", "holds no rows"),
         ("# only\n# comments\n", "holds no rows"),
         ("a,b\n", "holds a header and no rows|expected a number"),
-        ("a,b\n1,2\n3\n", r"line 3: has 1 cell\(s\), expected 2 as in the header"),
-        ("a,b\n1,2\n3,4,5\n", r"line 3: has 3 cell\(s\), expected 2"),
-        ("1,2\n3,4,5\n", r"line 2: has 3 cell\(s\), expected 2 as in the first row"),
+        ("a,b\n1,2\n3\n", r"line 3, column 'b': has 1 cell\(s\), expected 2 as in the header"),
+        ("a,b\n1,2\n3,4,5\n", r"line 3, column 3: has 3 cell\(s\), expected 2"),
+        ("1,2\n3,4,5\n", r"line 2, column 3: has 3 cell\(s\), expected 2 as in the first row"),
         ("a,b,c\n1,2\n", r"line 2: has 2 cell\(s\), but the header names 3"),
         ("a,b\n1,2\n3,x\n", r"line 3, column 'b': expected a number, got 'x'"),
         ("1,2\n3,x\n", r"line 2, column 2: expected a number, got 'x'; pass header=True"),
@@ -308,7 +339,7 @@ def test_parquet_columns_of_every_kind(tmp_path):
     )
     assert table.names == ("id", "whole", "holes", "flag", "kind", "vector_0", "vector_1")
     assert table.numbers.tolist() == [[1, 1, 1, 2], [2, 0, 3, 4]]
-    assert table.texts == {0: ["a", "b"], 2: ["1.0", ""], 4: ["u", ""]}
+    assert table.texts == {0: ["a", "b"], 2: ["1", ""], 4: ["u", ""]}
     with pytest.raises(DataError, match=r"t\.parquet, row 1, column 'holes': a number is missing here"):
         read_parquet(path, text=lambda head: [0, 4]).check_finite()
     with pytest.raises(DataError, match="row 0, column 'id': expected a number, got 'a'"):

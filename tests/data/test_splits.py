@@ -100,6 +100,25 @@ def test_protocols_by_their_usual_names():
         per_class_split(y)
 
 
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: Split("own", [0], [1], [2]), "train must be a tensor, got list; index_split takes lists"),
+        (lambda: index_split("own", [0.5], [1], [2]), "'own': train must hold whole numbers, got torch.float"),
+        (lambda: index_split("own", [0], [True, False], [2]), "valid must hold whole numbers.*masks_split"),
+        (lambda: index_split("own", [0], [1], ["x"]), "test must hold whole numbers"),
+        (lambda: masks_split([0, 1], [2, 3], [4, 5]), "expected True and False.*index_split"),
+        (lambda: per_class_split(torch.arange(9) % 3, per_class=-1), "per_class: expected at least 0, got -1"),
+        (lambda: per_class_split(torch.arange(9) % 3, per_class=1, num_valid=-2), "num_valid: expected at least 0"),
+    ],
+)
+def test_numbers_that_are_no_indices_are_not_taken_for_some(make, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        make()
+    assert index_split("own", np.array([3.0, 1.0]), [], [2]).train.tolist() == [3, 1]
+    assert masks_split([1, 0], [0, 1], [0, 0])[0].sizes() == (1, 1, 0)
+
+
 def test_a_series_is_split_in_time_order():
     split = time_split(517, ratio=(2, 2, 6))
     assert split.sizes() == (103, 103, 311)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,8 @@ def label_columns(y: Any, x: Any, size: int) -> tuple[list[Sequence[Any]], tuple
         DataError: If there are more or fewer labels than rows, and no index to match them by.
     """
     names: tuple[str, ...] = ()
+    if y is None or isinstance(y, (Mapping, Set, str, bytes)) or not hasattr(y, "__iter__"):
+        raise DataError(f"y: expected one label a row of x, in the order of the rows, got {type(y).__name__}")
     if hasattr(y, "columns"):
         names = tuple(str(label) for label in y.columns)
         columns: list[Sequence[Any]] = [_cells(_column(y, i)) for i in range(len(names))]

@@ -42,9 +42,16 @@ def column_roles(
         split_at = likely[0] if likely else None
     taken |= set() if split_at is None else {split_at}
     notes = []
+    if not wanted:
+        for i in head.named_like(SPLIT_NAMES):
+            if i not in {*taken, *label_at}:
+                notes.append(
+                    f"column {head.names[i]!r} of {Path(head.path).name} is used as a feature; it does not say train "
+                    f"and test: pass drop=[{head.names[i]!r}] if it is no property of its row"
+                )
     if labels_here and labels is None:
         label_at = _find_labels(head, taken)
-        notes = [f"labels are in column {head.names[i]!r} of {Path(head.path).name}" for i in label_at]
+        notes += [f"labels are in column {head.names[i]!r} of {Path(head.path).name}" for i in label_at]
     elif labels is None and not wanted:
         _refuse_leak(head, taken)
     if wanted and head.named:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from difformer.data.errors import DataError, require
-from difformer.data.tables import Choose, Head, Table, number
+from difformer.data.tables import Choose, Head, Table, is_missing, number
 
 # What the arrays of an NPZ file are called; the first name found counts.
 ARRAY_NAMES = {
@@ -88,7 +88,15 @@ def read_parquet(path: str | os.PathLike[str], *, text: Choose) -> Table:
             f"is not a Parquet file that can be read ({type(error).__name__}: {error})", path=path
         ) from error
     columns = [(str(label), column) for label, column in zip(table.column_names, table.columns, strict=True)]
-    return table_of(name, [part for label, column in columns for part in _spread(name, label, column)], text)
+    parts: list[tuple[str, Any]] = []
+    for label, column in columns:
+        try:
+            parts += _spread(name, label, column)
+        except DataError:
+            raise
+        except Exception as error:  # as above
+            raise DataError(f"cannot be read ({type(error).__name__}: {error})", path=path, column=label) from error
+    return table_of(name, parts, text)
 
 
 def table_of(path: str, columns: Sequence[tuple[str, Any]], text: Choose) -> Table:
@@ -100,7 +108,7 @@ def table_of(path: str, columns: Sequence[tuple[str, Any]], text: Choose) -> Tab
         twice = next(label for label in names if names.count(label) > 1)
         raise DataError(f"two columns are called {twice!r}; names must differ", path=path)
     first = tuple(_cell(values[0]) for _, values in columns)
-    textual = tuple(not _is_numeric(values) for _, values in columns)
+    textual = tuple(not _is_numeric(v) and any(isinstance(cell, str) for cell in v) for _, v in columns)
     head = Head(path, names, True, first, textual)
     kept = set(text(head))
     numbered = [i for i in range(len(columns)) if i not in kept]
@@ -125,7 +133,8 @@ def _as_numbers(values: Any, table: Table, column: int) -> NDArray[np.float64]:
         cell = _cell(value)
         found = number(cell)
         if found is None:
-            problem = f"expected a number, got {cell!r}" if cell else "a number is missing here; fill it in"
+            missing = "a number is missing here; fill it in, or leave the row or the column out"
+            problem = f"expected a number, got {cell!r}" if cell else missing
             raise table.error(problem, row, column)
         converted[row] = found
     return converted
@@ -137,7 +146,7 @@ def _is_numeric(values: Any) -> bool:
 
 def _cell(value: Any) -> str:
     """A value as a text file would hold it; what is missing is empty."""
-    if value is None or value != value or str(value) == "<NA>":
+    if is_missing(value):
         return ""
     return str(value.item() if isinstance(value, np.generic) else value).strip()
 
@@ -158,10 +167,13 @@ def _spread(path: str, label: str, column: Any) -> list[tuple[str, Any]]:
                     f"expected a list of {width} numbers as in row 0, got {'none' if cells is None else len(cells)}"
                 )
                 raise DataError(problem, path=path, row=row, column=label)
+        if pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type):
+            matrix = np.array(rows, dtype=np.float64)  # what is missing becomes NaN
+            return [(f"{label}_{i}", matrix[:, i]) for i in range(width)]
         return [(f"{label}_{i}", [cells[i] for cells in rows]) for i in range(width)]
     types = pa.types
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
-        if types.is_decimal(kind) or (column.null_count and not types.is_boolean(kind)):
+        if types.is_decimal(kind):
             column = column.cast(pa.float64())  # what is missing becomes NaN
         if not column.null_count or types.is_floating(column.type):
             return [(label, column.combine_chunks().to_numpy(zero_copy_only=False))]

@@ -52,6 +52,10 @@ def heat(
         num_splits: Splits with seeds 0, 1, …
         seed: Of everything else.
     """
+    if precision not in ("single", "double"):
+        raise ValueError(f"precision: expected 'single' or 'double', got {precision!r}")
+    if not np.isfinite(time) or time < 0:
+        raise ValueError(f"time: expected a finite number ≥ 0, got {time}")
     rng = np.random.default_rng(seed)
     if graph == "ring":
         if num_nodes < 3:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from difformer.data.errors import require
-from difformer.data.knn_exact import Metric, distance, keep_nearest, nearest, norms
+from difformer.data.knn_exact import Metric, distance, distance_sparse, keep_nearest, nearest, norms
 from difformer.data.knn_sets import nearest_within
 from difformer.data.sparse import from_scipy, to_scipy
 
@@ -75,12 +75,20 @@ def knn_edges(
 ) -> tuple[Tensor, Tensor]:
     """`knn_graph` with the distance of every edge: ``edge_index [2, E]`` and ``distances [E]`` in double precision."""
     points = _points(x)
+    if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
+        raise ValueError(f"k: expected a whole number, got {k!r}")
     if metric not in ("cosine", "euclidean"):
         raise ValueError(f"metric: expected 'cosine' or 'euclidean', got {metric!r}")
     if block_size is not None and block_size < 1:
         raise ValueError(f"block_size: expected at least 1, got {block_size}")
     if node_ptr is not None and approximate:
         raise ValueError("approximate: a search within many small sets is exact; leave approximate out")
+    if node_ptr is not None:
+        node_ptr = torch.as_tensor(node_ptr)
+        ends = (0, points.shape[0])
+        rising = node_ptr.dim() == 1 and node_ptr.numel() > 1 and not node_ptr.is_floating_point()
+        if not rising or (int(node_ptr[0]), int(node_ptr[-1])) != ends or bool((node_ptr.diff() < 0).any()):
+            raise ValueError(f"node_ptr: expected whole numbers that rise from 0 to the {ends[1]} points of x")
     most = points.shape[0] - (0 if include_self else 1)
     if k < 1 or (node_ptr is None and k > most):
         raise ValueError(f"k: {points.shape[0]} points have at most {most} neighbours each, got k = {k}")
@@ -107,7 +115,11 @@ def knn_edges(
 
 
 def _points(x: Any) -> Tensor:
-    points = x if isinstance(x, Tensor) else from_scipy(x) if hasattr(x, "tocsr") else torch.from_numpy(np.asarray(x))
+    if not isinstance(x, Tensor) and not hasattr(x, "tocsr"):
+        x = np.asarray(x)
+        if x.dtype.kind not in "biuf":
+            raise ValueError(f"x: expected a matrix of numbers [N, F], got {x.dtype} of shape {list(x.shape)}")
+    points = x if isinstance(x, Tensor) else from_scipy(x) if hasattr(x, "tocsr") else torch.from_numpy(x)
     if points.dim() != 2 or points.layout not in (torch.strided, torch.sparse_csr):
         raise ValueError(f"x: expected a matrix [N, F], dense or CSR, got {tuple(points.shape)} in {points.layout}")
     values = points.values() if points.layout == torch.sparse_csr else points
@@ -141,25 +153,10 @@ def _approximately(points: Tensor, k: int, metric: Metric, seed: int) -> tuple[T
     candidate = found[row, place].to(points.device)
     row = row.to(points.device)
     if sparse:
-        length = _distance_sparse(data.astype(np.float64), row.numpy(), candidate.numpy(), metric)
+        length = distance_sparse(data.astype(np.float64), row.numpy(), candidate.numpy(), metric)
     else:
         length = distance(points, norms(points), row, candidate, metric)
     neighbours = torch.empty(n, k, dtype=torch.long, device=points.device)
     distances = torch.empty(n, k, dtype=torch.double, device=points.device)
     keep_nearest(row, candidate, length, neighbours, distances)
     return neighbours, distances
-
-
-def _distance_sparse(x: Any, first: Any, second: Any, metric: Metric) -> Tensor:
-    """Distances between chosen pairs of rows of a scipy matrix."""
-    if metric == "cosine":
-        norm = np.sqrt(x.multiply(x).sum(axis=1))
-        x.data /= np.repeat(norm, np.diff(x.indptr))
-    parts = []
-    for start in range(0, first.size, 2**18):
-        a, b = x[first[start : start + 2**18]], x[second[start : start + 2**18]]
-        if metric == "cosine":
-            parts.append(np.maximum(1 - a.multiply(b).sum(axis=1), 0))
-        else:
-            parts.append(np.sqrt((a - b).power(2).sum(axis=1)))
-    return torch.from_numpy(np.concatenate(parts))

@@ -12,7 +12,7 @@ many candidates. Memory is one block of distances, time that of the product.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -148,7 +148,14 @@ def norms(points: Tensor) -> Tensor:
 
 
 def _nearest_sparse(points: Tensor, k: int, metric: Metric, block_size: int | None) -> tuple[Tensor, Tensor]:
-    """As for dense points, from one sparse product a block, which is in double precision and always sums alike."""
+    """As for dense points, from one sparse product a block in double precision.
+
+    Cosines are read off the product, which always sums alike. In squared distances large norms may cancel:
+
+        |fl(‖a‖² + ‖b‖² - 2aᵀb) - ‖a - b‖²| ≤ (m + 8) · u · (‖a‖ + ‖b‖)²      (m entries a row at the most),
+
+    so that whoever lies within twice that of the k-th is measured again.
+    """
     x = to_scipy(points).astype(np.float64)
     n = x.shape[0]
     row_of = np.repeat(np.arange(n), np.diff(x.indptr))
@@ -160,14 +167,35 @@ def _nearest_sparse(points: Tensor, k: int, metric: Metric, block_size: int | No
     neighbours = torch.empty(n, k, dtype=torch.long)
     distances = torch.empty(n, k, dtype=torch.double)
     size = block_size or max(1, BLOCK_BYTES // (8 * n))
+    norm = np.sqrt(square)
+    unit = 2 * (int(np.diff(x.indptr).max(initial=0)) + 8) * np.finfo(np.float64).eps
     for start in range(0, n, size):
-        product = (x[start : start + size] @ transposed).toarray()
+        rows = slice(start, start + size)
+        product = (x[rows] @ transposed).toarray()
         if metric == "cosine":
-            length = np.maximum(1 - product, 0)
+            rough, slack = np.maximum(1 - product, 0), 0.0
         else:
-            length = np.sqrt(np.maximum(square[start : start + size, None] + square - 2 * product, 0))
-        length[np.arange(len(length)), np.arange(start, start + len(length))] = np.inf
-        row, candidate = np.nonzero(length <= np.partition(length, k - 1, axis=1)[:, k - 1 : k])
-        near = torch.from_numpy(length[row, candidate])
-        keep_nearest(torch.from_numpy(row + start), torch.from_numpy(candidate), near, neighbours, distances)
+            rough, slack = square[rows, None] + square - 2 * product, unit * (norm[rows, None] + norm.max()) ** 2
+        rough[np.arange(len(rough)), np.arange(start, start + len(rough))] = np.inf
+        row, candidate = np.nonzero(rough <= np.partition(rough, k - 1, axis=1)[:, k - 1 : k] + slack)
+        if metric == "cosine":
+            length = torch.from_numpy(rough[row, candidate])
+        else:
+            length = distance_sparse(x, row + start, candidate, metric)
+        keep_nearest(torch.from_numpy(row + start), torch.from_numpy(candidate), length, neighbours, distances)
     return neighbours.to(points.device), distances.to(points.device)
+
+
+def distance_sparse(x: Any, first: Any, second: Any, metric: Metric) -> Tensor:
+    """Distances between chosen pairs of rows of a scipy matrix."""
+    if metric == "cosine":
+        norm = np.sqrt(x.multiply(x).sum(axis=1))
+        x.data /= np.repeat(norm, np.diff(x.indptr))
+    parts = []
+    for start in range(0, first.size, 2**18):
+        a, b = x[first[start : start + 2**18]], x[second[start : start + 2**18]]
+        if metric == "cosine":
+            parts.append(np.maximum(1 - a.multiply(b).sum(axis=1), 0))
+        else:
+            parts.append(np.sqrt((a - b).power(2).sum(axis=1)))
+    return torch.from_numpy(np.concatenate(parts))

@@ -176,7 +176,8 @@ def _rows_by_id(table: Table, at: int, size: int, ids: Mapping[str, int] | None)
         if ids is not None:
             position = ids.get(name, -1)
         else:
-            position = int(name) if name.isdecimal() and int(name) < size else -1
+            # A number of thousands of digits is one that Python will not even read.
+            position = int(name) if name.isdecimal() and len(name) < 19 and int(name) < size else -1
         if position < 0:
             hint = "; pass header=True if this row names the columns" if row == 0 and not table.named else ""
             there = "no row of the features has this id" if ids is not None else f"rows go from 0 to {size - 1}"

@@ -74,10 +74,15 @@ def from_arrays(
     Raises:
         DataError: If the parts contradict each other; the message says where.
     """
+    if edge_index is None and edge_weight is not None:
+        raise DataError("edge_weight: weights without edges; pass edge_index too")
     if hasattr(x, "columns") and (isinstance(y, str) or (isinstance(y, list) and all(isinstance(c, str) for c in y))):
-        wanted = [y] if isinstance(y, str) else y
-        if all(column in list(x.columns) for column in wanted):
-            x, y = x[[column for column in x.columns if column not in wanted]], x[wanted]
+        wanted, known = [y] if isinstance(y, str) else y, list(x.columns)
+        # Labels of rows come more than once, names of columns do not.
+        if len(set(wanted)) == len(wanted) and all(column in known for column in wanted):
+            x, y = x[[column for column in known if column not in wanted]], x[wanted]
+        elif isinstance(y, str):
+            raise DataError(f"y: x has no column {y!r}; it has {', '.join(map(repr, known[:20]))}")
     features, columns = features_from(x)
     tidy = {"directed": directed, "self_loops": self_loops, "duplicates": duplicates}
     common = {
@@ -89,7 +94,7 @@ def from_arrays(
         return _series(features, y, edge_index, edge_weight, problem, splits, fractions, tidy, instance_names, common)
     ids = tuple(str(i) for i in instance_names) or (row_ids(x) if node_ptr is None else ())
     index = index_of_ids(ids, lambda text, row: DataError(text, row=row)) if ids and node_ptr is None else None
-    ptr = None if node_ptr is None else torch.as_tensor(node_ptr).long()
+    ptr = None if node_ptr is None else _pointer(node_ptr)
     expected = features.shape[0] if ptr is None else ptr.numel() - 1
     cells, names = label_columns(y, x, expected)
     targets = encode_targets(cells, names=names, problem=problem, class_names=class_names, missing=missing)
@@ -109,6 +114,13 @@ def from_arrays(
         instance_names=ids,
         **common,  # type: ignore[arg-type]
     )
+
+
+def _pointer(node_ptr: Any) -> Tensor:
+    given = torch.as_tensor(node_ptr)
+    if given.dim() != 1 or bool((given != given.long()).any()):
+        raise DataError(f"node_ptr: expected whole numbers, [G + 1], got {given.dtype} of shape {list(given.shape)}")
+    return given.long()
 
 
 def _series(
@@ -132,6 +144,8 @@ def _series(
     several = (
         isinstance(edge_index, (list, tuple)) and len(edge_index) == x.shape[0] and hasattr(edge_index[0], "shape")
     )
+    if not several and isinstance(edge_index, (list, tuple)) and any(getattr(g, "ndim", 0) > 1 for g in edge_index):
+        raise DataError(f"edge_index: a list of {len(edge_index)} graphs for {x.shape[0]} snapshots; give one each")
     graphs = list(edge_index) if several else [] if edge_index is None else [edge_index]
     weights = list(edge_weight) if several and edge_weight is not None else [edge_weight] * len(graphs)
     raw = [edges_from(graph, weight, num_nodes=x.shape[1]) for graph, weight in zip(graphs, weights, strict=True)]

@@ -22,10 +22,10 @@ from difformer.data.edges import Duplicates, SelfLoops, check_choices, tidy_edge
 from difformer.data.errors import DataError
 from difformer.data.feature_files import Features, load_features, read_features
 from difformer.data.label_files import Labels, read_labels
+from difformer.data.npz_parts import class_names_of, labels_by_name, mask_splits, refuse_other_kinds
 from difformer.data.own_pyg import from_pyg
 from difformer.data.pyg_files import ENDINGS, read_pyg
 from difformer.data.split import Split
-from difformer.data.splitting import masks_split
 from difformer.data.structure import Edges, edges_from, read_edges
 from difformer.data.tables import index_of_ids
 from difformer.data.targets import MISSING, encode_targets
@@ -138,6 +138,7 @@ def from_files(
         drop=several(drop),
         format=format("features"),
     )
+    refuse_other_kinds(found)
     size = found.x.shape[0]
     index = (
         index_of_ids(found.ids, lambda text, row: found.error(text, row, found.columns.get("ids")))
@@ -152,7 +153,7 @@ def from_files(
         given.columns,
         names=given.names,
         problem=problem,
-        class_names=class_names or _names(found.arrays),
+        class_names=class_names or (class_names_of(found.arrays) if labels is None else ()),
         missing=missing,
         where=given.where,
     )
@@ -191,16 +192,11 @@ def _labels_within(found: Features, size: int) -> Labels:
         has = f"; it has {', '.join(found.arrays)}" if found.arrays else ""
         raise DataError(f"holds no labels (an array called y); pass labels=FILE{has}", path=found.path)
     try:
-        columns, _ = columns_of_array(y, None, size)
+        columns, _ = columns_of_array(labels_by_name(y, found.arrays), None, size)
     except DataError as error:
         raise DataError(str(error), path=found.path) from error
     names = tuple(str(i + 1) for i in range(len(columns)))
     return Labels([list(column) for column in columns], names, lambda t, row, c: found.error(t, row))
-
-
-def _names(arrays: Mapping[str, Any]) -> Sequence[str]:
-    names = named_array(arrays, "class_names")
-    return [] if names is None or named_array(arrays, "y").dtype.kind in "iuf" else [str(n) for n in names.tolist()]
 
 
 def _edges(
@@ -218,7 +214,7 @@ def _edges(
     if inside is None:
         return None, ()
     try:
-        return edges_from(inside, named_array(found.arrays, "weights"), num_nodes=size), ()
+        return edges_from(inside, named_array(found.arrays, "weights"), num_nodes=size, ids=ids), ()
     except DataError as error:
         raise DataError(str(error), path=found.path) from error
 
@@ -242,12 +238,4 @@ def _split_within(found: Features) -> tuple[Split, ...]:
             word = found.split[strange]
             raise found.error(f"expected train, valid, test or nothing, got {word!r}", strange, found.columns["split"])
         return (split,)
-    for plural in ("s", ""):
-        names = [[f"{part}_mask{plural}" for part in parts] for parts in (("train",), ("val", "valid"), ("test",))]
-        masks = [next((found.arrays[name] for name in group if name in found.arrays), None) for group in names]
-        if all(mask is not None for mask in masks):
-            try:
-                return masks_split(*masks, name="masks")
-            except (ValueError, TypeError) as error:
-                raise DataError(f"its masks are no splits: {error}", path=found.path) from error
-    return ()
+    return mask_splits(found)

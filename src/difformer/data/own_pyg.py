@@ -77,7 +77,7 @@ def from_pyg(
     if many is None:
         x, y = parts[0][0], _attribute(data, "y", "data")
         cells, names = label_columns(y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y, None, x.shape[0])
-        found = _mask_splits(data)
+        found = _mask_splits(data, x.shape[0]) if splits is None else ()
     else:
         found = ()
         x = torch.cat([features for features, _, _ in parts])
@@ -127,15 +127,31 @@ def _part(data: Any, use_positions: bool, place: str) -> Part:
     if x is None and pos is None:
         raise DataError(f"{place}: has neither x nor pos, so there are no features")
     found = [part for part in ((x, pos) if use_positions else (pos,) if x is None else (x,)) if part is not None]
+    for part in found:
+        if not isinstance(part, Tensor):
+            raise DataError(f"{place}: x and pos must be tensors, got {type(part).__name__}")
     try:
         features = [features_from(part.unsqueeze(1) if part.dim() == 1 else part)[0] for part in found]
         joined = features[0] if len(features) == 1 else torch.cat([part.to_dense() for part in features], 1)
         index, weight = getattr(data, "edge_index", None), _weight_of(data)
         if index is None:
-            return joined, None, None
+            matrix = _adjacency(data)
+            return (joined, None, None) if matrix is None else (joined, *edges_from(matrix, num_nodes=joined.shape[0]))
         return joined, *edges_from(index.cpu(), weight, num_nodes=joined.shape[0])
     except DataError as error:
         raise DataError(f"{place}: {error}") from error
+
+
+def _adjacency(data: Any) -> Any:
+    """``adj_t``, where PyG's ToSparseTensor has put the edges: entry i, j is the edge j → i."""
+    matrix = getattr(data, "adj_t", None)
+    if matrix is None:
+        return None
+    if not isinstance(matrix, Tensor):  # torch_sparse's class, known by what it can do
+        if not hasattr(matrix, "to_torch_sparse_coo_tensor"):
+            raise DataError(f"adj_t must be a sparse matrix, got {type(matrix).__name__}")
+        matrix = matrix.to_torch_sparse_coo_tensor()
+    return matrix.to_sparse_coo().t().coalesce()
 
 
 def _weight_of(data: Any) -> Tensor | None:
@@ -188,7 +204,16 @@ def _graph_targets(items: list[Any]) -> Tensor:
     return stacked.squeeze(1) if stacked.shape[1] == 1 else stacked
 
 
-def _mask_splits(data: Any) -> tuple[Split, ...]:
+def _mask_splits(data: Any, num_nodes: int) -> tuple[Split, ...]:
     masks = [getattr(data, f"{part}_mask", None) for part in ("train", "val", "test")]
-    found = [mask.T if mask.dim() == 2 else mask for mask in masks if mask is not None]
-    return masks_split(*found, name="masks") if len(found) == 3 else ()
+    found = [mask for mask in masks if mask is not None]
+    if len(found) < 3:
+        return ()
+    for mask in found:
+        if not isinstance(mask, Tensor) or mask.dim() not in (1, 2) or mask.shape[0] != num_nodes:
+            got = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise DataError(f"data: a mask must have one entry a node, {num_nodes}, got {got}")
+    try:
+        return masks_split(*(mask.T if mask.dim() == 2 else mask for mask in found), name="masks")
+    except ValueError as error:
+        raise DataError(f"data: its masks are no splits: {error}; pass splits= to leave them aside") from error

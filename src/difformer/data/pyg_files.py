@@ -51,12 +51,16 @@ def _graphs(found: Any, path: str | os.PathLike[str]) -> Any:
     if isinstance(found, list) and found and all(isinstance(item, Data) for item in found):
         return found
     # As InMemoryDataset.save writes it: all graphs end to end, where each begins, and the class.
-    if isinstance(found, tuple) and len(found) >= 2 and isinstance(found[0], dict):
-        whole, slices = Data.from_dict(found[0]), found[1]
+    # Before PyG 2.4 the whole itself stands first.
+    if isinstance(found, tuple) and len(found) >= 2 and isinstance(found[0], (dict, Data)):
+        whole, slices = found[0] if isinstance(found[0], Data) else Data.from_dict(found[0]), found[1]
         if not slices:
             return whole
-        count = len(next(iter(slices.values()))) - 1
-        return [separate(Data, batch=whole, idx=i, slice_dict=slices, decrement=False) for i in range(count)]
+        try:
+            count = len(next(iter(slices.values()))) - 1
+            return [separate(Data, batch=whole, idx=i, slice_dict=slices, decrement=False) for i in range(count)]
+        except Exception as error:  # whatever PyG finds wrong is the file's fault, and is named so
+            raise DataError(f"its graphs cannot be told apart ({type(error).__name__}: {error})", path=path) from error
     raise DataError(
         f"holds a {type(found).__name__}; expected a PyG Data, a list of them, or a processed data set", path=path
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,12 +23,22 @@ import numpy as np
 
 from difformer.data.errors import DataError
 from difformer.data.tables import Choose, Head, Table, looks_like_header, no_text, number
-from difformer.data.text_files import Row, TextFormat, open_text, rows_of, sniff_delimiter, with_point
+from difformer.data.text_files import (
+    Row,
+    TextFormat,
+    open_text,
+    refuse_zero_bytes,
+    rows_of,
+    sniff_delimiter,
+    with_point,
+)
 
 SAMPLE_LINES = 50
 NOT_TEXT = frozenset(
     (".xlsx", ".xls", ".ods", ".pkl", ".pickle", ".pt", ".pth", ".mat", ".feather", ".h5", ".hdf5", ".zip")
 )
+
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?\Z")
 
 IsHeader = Callable[[Sequence[str], "Sequence[str] | None"], bool]
 
@@ -89,6 +100,7 @@ def _read(
     if not first:
         raise DataError("holds no rows", path=path)
     sample = [first, *islice(lines, SAMPLE_LINES)]
+    refuse_zero_bytes(path, sample, len(above) + 1)
     delimiter = format.delimiter or sniff_delimiter(sample, spaces=Path(path).suffix.lower() not in (".csv", ".tsv"))
     rows = rows_of(path, chain(sample, lines), delimiter, len(above))
     start: list[Row] = []
@@ -192,6 +204,7 @@ def _fill(
                 f"has {len(row)} cell(s), expected {width} as in {'the header' if head.named else 'the first row'}",
                 path=head.path,
                 line=line,
+                column=head.names[len(row)] if head.named and len(row) < len(head.names) else min(len(row), width) + 1,
             )
         cells: Sequence[str] = pick(row) if pick else [row[i] for i in columns] if len(columns) < width else row
         try:
@@ -240,7 +253,9 @@ def _number(cell: str, head: Head, line: int, column: int, format: TextFormat) -
     if not text:
         raise DataError("a number is missing here; fill it in, or leave the row or the column out", **where)
     hint = ""
-    if format.decimal == "." and number(text.replace(",", ".")) is not None:
+    if format.decimal == "." and _THOUSANDS.match(text):
+        hint = "; leave out the commas between thousands, or pass decimal=',' if this comma stands before a fraction"
+    elif format.decimal == "." and number(text.replace(",", ".")) is not None:
         hint = "; pass decimal=',' if numbers are written with a comma"
     elif line <= 2 and not head.named:
         hint = "; pass header=True if this row names the columns"

@@ -53,6 +53,11 @@ class Split:
     def __post_init__(self) -> None:
         parts = {"train": self.train, "valid": self.valid, "test": self.test}
         for part, index in parts.items():
+            if not isinstance(index, Tensor):
+                raise ValueError(
+                    f"split {self.name!r}: {part} must be a tensor, got {type(index).__name__}; "
+                    f"index_split takes lists and arrays"
+                )
             if index.dtype != torch.long or index.dim() != 1:
                 raise ValueError(
                     f"split {self.name!r}: {part} must be a one-dimensional tensor of int64 indices, "
@@ -109,6 +114,22 @@ class Split:
         if len(splits) != 1:
             raise DataError(f"holds {len(splits)} splits, expected one; use load_splits to read them all", path=path)
         return splits[0]
+
+
+def index_tensor(index: Any, called: str) -> Tensor:
+    """Indices from a list, an array or a tensor, as one row of int64.
+
+    Raises:
+        ValueError: If they are no whole numbers; they are `called` so.
+    """
+    array = index if isinstance(index, Tensor) else np.asarray(index)
+    if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
+        raise ValueError(f"{called} must hold whole numbers, got {array.dtype}")
+    found = torch.as_tensor(array).reshape(-1)
+    if found.dtype == torch.bool or bool((found != found.long()).any()):
+        hint = "; for masks there is masks_split" if found.dtype == torch.bool else ""
+        raise ValueError(f"{called} must hold whole numbers, got {found.dtype}{hint}")
+    return found.long()
 
 
 def save_splits(splits: Sequence[Split], path: str | os.PathLike[str]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.split import Split
+from difformer.data.split import Split, index_tensor
 
 AUTHORS_SEED = 123
 
@@ -97,6 +97,9 @@ def per_class_split(
     Raises:
         ValueError: If a class has fewer than `per_class` candidates, or too few others are left.
     """
+    for option, count in (("per_class", per_class), ("num_valid", num_valid), ("num_test", num_test or 0)):
+        if count < 0:
+            raise ValueError(f"{option}: expected at least 0, got {count}")
     train, others = _draw_by_class(y, per_class, seed, exclude)
     wanted = num_valid + (num_test or 0)
     if others.numel() < wanted:
@@ -171,7 +174,11 @@ def masks_split(
         name: Of the protocol.
         exclude: Indices taken out of every part.
     """
-    masks = [torch.atleast_2d(torch.as_tensor(mask).bool()) for mask in (train_masks, valid_masks, test_masks)]
+    given = [torch.atleast_2d(torch.as_tensor(mask)) for mask in (train_masks, valid_masks, test_masks)]
+    for mask in given:
+        if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
+            raise ValueError("masks: expected True and False, or 1 and 0; for lists of indices there is index_split")
+    masks = [mask.bool() for mask in given]
     if len({mask.shape for mask in masks}) != 1:
         raise ValueError(f"masks: expected three of one shape, got {[tuple(mask.shape) for mask in masks]}")
     if exclude is not None:
@@ -185,7 +192,8 @@ def masks_split(
 
 def index_split(name: str, train: Any, valid: Any, test: Any) -> Split:
     """A split from three sequences of indices (lists, arrays, tensors), as published files hold them."""
-    return Split(name, *(torch.as_tensor(part).to(torch.long).reshape(-1) for part in (train, valid, test)))
+    parts = {"train": train, "valid": valid, "test": test}
+    return Split(name, **{part: index_tensor(index, f"split {name!r}: {part}") for part, index in parts.items()})
 
 
 def _draw_by_class(y: Any, per_class: int, seed: int, exclude: Any) -> tuple[Tensor, Tensor]:

@@ -63,7 +63,10 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
         ends, weights = columns[:2], columns[2] if len(columns) == 3 else weights
     else:
         positions = isinstance(edges, (Tensor, np.ndarray))
-        array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
+        try:
+            array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
+        except ValueError as error:
+            raise DataError("edge_index: expected shape [2, E] or [E, 2], got rows of different lengths") from error
         array = array if array.size else np.empty((2, 0), dtype=np.int64)
         if array.shape == (num_nodes, num_nodes) and num_nodes > 2 and array.dtype.kind in "biuf":
             return _from_matrix(np.stack(np.nonzero(array)), array[np.nonzero(array)], array.shape, num_nodes)
@@ -78,7 +81,7 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
     index = np.stack([_positions(end, num_nodes, ids, where) for end in ends])
     if weights is None:
         return torch.from_numpy(index), None
-    weight = np.asarray(weights.numpy(force=True) if isinstance(weights, Tensor) else weights, dtype=np.float64)
+    weight = _floats(weights.numpy(force=True) if isinstance(weights, Tensor) else weights, where)
     if weight.shape != (index.shape[1],):
         raise DataError(f"edge_weight: expected {index.shape[1]} numbers, one an edge, got shape {list(weight.shape)}")
     return torch.from_numpy(index), _weights(weight, where)
@@ -113,7 +116,7 @@ def read_edges(
         if found is None:
             raise DataError(f"holds no array called edge_index; it has {', '.join(arrays)}", path=path)
         try:
-            return *edges_from(found, named_array(arrays, "weights"), num_nodes=num_nodes), ()
+            return *edges_from(found, named_array(arrays, "weights"), num_nodes=num_nodes, ids=ids), ()
         except DataError as error:
             raise DataError(str(error), path=path) from error
     roles: list[int] = []
@@ -212,8 +215,18 @@ def _by_id(values: list[Any], ids: Ids, num_nodes: int, where: Where) -> NDArray
     return found
 
 
+def _floats(values: Any, where: Where) -> NDArray[np.float64]:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        for row, value in enumerate(values if hasattr(values, "__iter__") else [values]):
+            if number(str(value)) is None:
+                raise where(f"a weight must be a finite number ≥ 0, got {value!r}", row) from error
+        raise DataError("edge_weight: expected one number an edge, got lists of different lengths") from error
+
+
 def _weights(values: Any, where: Where) -> Tensor:
-    weight = np.asarray(values, dtype=np.float64)
+    weight = _floats(values, where)
     wrong = ~(np.isfinite(weight) & (weight >= 0))
     if wrong.any():
         row = int(np.argmax(wrong))

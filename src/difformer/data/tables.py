@@ -136,8 +136,18 @@ def names_ids(name: str) -> bool:
     return name.strip().lower() in ID_NAMES or name.strip().lower().endswith(("_id", " id")) or name.endswith("Id")
 
 
+def is_missing(value: Any) -> bool:
+    """Whether a value is none: None; NaN, which differs from itself; pandas' NA, which will not say whether it does."""
+    try:
+        return value is None or bool(value != value)
+    except (TypeError, ValueError):
+        return str(value) == "<NA>"
+
+
 def canonical_id(value: Any) -> str:
     """The text by which a node is known: spaces trimmed, 7.0 the same as 7, since programs write whole numbers so."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     text = str(value).strip()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from difformer.data.errors import DataError
-from difformer.data.tables import canonical_id, number
+from difformer.data.tables import canonical_id, is_missing, number
 from difformer.data.task import Problem
 
 MISSING = ("", "na", "n/a", "<na>", "nan", "null", "none", "?", "-1")
@@ -81,7 +81,7 @@ def encode_targets(
 
 
 def _text(value: Any) -> str:
-    if value is None or value != value:  # NaN differs from itself
+    if is_missing(value):
         return ""
     text = canonical_id(value.item() if isinstance(value, np.generic) else value)
     return text[1:] if text[:1] == "+" and text[1:].isdigit() else text

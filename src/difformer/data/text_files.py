@@ -54,18 +54,36 @@ class TextFormat:
 
 
 def open_text(path: str | os.PathLike[str], encoding: str | None) -> io.TextIOWrapper:
-    """Open a text file, unpacking ``.gz``; an encoding that is None is UTF-8, or UTF-16 where the file says so."""
+    """Open a text file, unpacking ``.gz``; an encoding that is None is UTF-8, or UTF-16 where the file says so.
+
+    A pipe will do, as a shell makes one for ``<(…)``: nothing is read twice.
+    """
     packed = Path(path).suffix.lower() == ".gz"
     binary: Any = gzip.open(path, "rb") if packed else open(path, "rb")  # noqa: SIM115  closed by the wrapper's owner
     if encoding is None:
         try:
-            start = binary.read(2)
+            start = binary.peek(2)[:2]
         except (OSError, EOFError, zlib.error) as error:
             binary.close()
             raise DataError(f"cannot be unpacked ({error})", path=path) from error
-        binary.seek(0)
         encoding = "utf-16" if start in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     return io.TextIOWrapper(binary, encoding=encoding, newline="")
+
+
+def refuse_zero_bytes(path: str, lines: Sequence[str], first: int) -> None:
+    """Text has no zero bytes; with the wrong encoding it seems to.
+
+    Raises:
+        DataError: Naming the line; that of ``lines[0]`` is `first`.
+    """
+    for number_of_line, line in enumerate(lines, first):
+        if "\0" in line:
+            raise DataError(
+                "holds zero bytes: it is no text, or text in UTF-16 that does not say so; pass encoding='utf-16-le' or "
+                "encoding='utf-16-be', or save it as UTF-8",
+                path=path,
+                line=number_of_line,
+            )
 
 
 def with_point(cell: str, format: TextFormat) -> str:
