@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -325,3 +327,45 @@ def test_no_label_at_all_is_never_a_class():
     task = from_arrays(np.eye(6), np.array(["a", "b", "", "?", "a", "b"]), missing=["?"], fractions=(0.5, 0.25, 0.25))
     assert task.class_names == ("a", "b")
     assert int((task.y >= 0).sum()) == 4
+
+
+class TestStandardize:
+    def test_columns_have_mean_zero_and_deviation_one(self):
+        x = X * [1.0, 1000.0, 0.0] + [0.0, 5e6, 7.0]  # the second far from the origin, the third without change
+        task = from_arrays(x, Y, edge_index=EDGES, feature_names=["age", "income", "same"], standardize=True)
+        expected = (x - x.mean(0)) / [x[:, 0].std(), x[:, 1].std(), 1.0]
+        np.testing.assert_allclose(task.x, expected, atol=1e-5)
+        assert "columns standardised" in task.protocol
+        assert any("standardised over all 8 rows, no label used: 'age' 10.5 ± 6.874" in note for note in task.notes)
+        plain = from_arrays(x, Y, edge_index=EDGES)
+        assert plain.scaling is None
+        assert torch.equal(plain.scaled(plain.x), plain.x)
+        np.testing.assert_allclose(task.scaled(plain.x), task.x)
+        assert task.fingerprint() != plain.fingerprint()
+
+    def test_zeros_of_a_sparse_matrix_stay(self):
+        x = scipy.sparse.csr_array(X * (X % 2))
+        task = from_arrays(x, Y, standardize=True)
+        assert task.x.layout == torch.sparse_csr
+        dense = task.x.to_dense()
+        assert ((dense == 0).numpy() == (x.toarray() == 0)).all()
+        torch.testing.assert_close(dense.square().mean(0).sqrt(), torch.ones(3))
+        torch.testing.assert_close(
+            task.scaled(torch.tensor([[2.0, 2.0, 2.0]])) * task.scaling.scale, torch.full((1, 3), 2.0).double()
+        )
+
+    def test_new_rows_of_another_scale_are_not_taken_in_silence(self):
+        task = from_arrays(X, Y, standardize=True)
+        new = torch.cat([task.x, torch.ones(1, 3)])
+        y = torch.cat([task.y, torch.tensor([-1])])
+        with pytest.raises(ValueError, match=r"standardised over 8 rows, and x holds 9: .* task\.scaled\(x\)"):
+            replace(task, x=new, y=y)
+        assert replace(task, x=new, y=y, scaling=None).num_nodes == 9
+        with pytest.raises(ValueError, match=r"rows of 3 columns, \[N, F\], got shape \(2, 4\)"):
+            task.scaled(torch.ones(2, 4))
+
+    def test_graphs_and_series(self):
+        graphs = from_arrays(np.concatenate([X, X + 1]), [0, 1, 0, 1], node_ptr=[0, 4, 8, 12, 16], standardize=True)
+        torch.testing.assert_close(graphs.x.mean(0), torch.zeros(3), atol=1e-6, rtol=0)
+        with pytest.raises(DataError, match="standardize: a series is not scaled here"):
+            from_arrays(np.zeros((9, 4, 2)), np.zeros((9, 4)), standardize=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from difformer.data.edges import SelfLoops
 from difformer.data.errors import DataError
+from difformer.data.scaling import Scaling
 from difformer.data.split import Split, load_splits
 from difformer.data.splitting import labelled, random_split, time_split
 from difformer.data.targets import METRICS, Targets
@@ -42,6 +43,7 @@ def assemble(
     instance_names: tuple[str, ...] = (),
     feature_names: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
+    standardize: bool = False,
 ) -> Task:
     """A task of nodes, or of graphs where there is a `node_ptr`.
 
@@ -51,6 +53,10 @@ def assemble(
     Raises:
         DataError: If the parts contradict each other.
     """
+    scaling = Scaling.of(x) if standardize else None
+    if scaling is not None:
+        x, notes = scaling(x), (*notes, scaling.describe(feature_names))
+    done = "" if scaling is None else "; columns standardised" if scaling.shift is not None else "; columns scaled"
     chosen = given_splits(splits)
     if not chosen and found_splits:
         chosen, left_out = _only_labelled(found_splits, targets.y)
@@ -62,7 +68,7 @@ def assemble(
             kind="nodes" if node_ptr is None else "graphs",
             problem=targets.problem,
             metric=metric or METRICS[targets.problem],
-            protocol=f"own data, {graph if edges is not None else 'no graph'}; {_named(chosen)}",
+            protocol=f"own data, {graph if edges is not None else 'no graph'}{done}; {_named(chosen)}",
             x=x,
             y=targets.y,
             splits=chosen,
@@ -74,6 +80,7 @@ def assemble(
             instance_names=instance_names,
             feature_names=feature_names,
             notes=(*targets.notes, *notes),
+            scaling=scaling,
         )
     except DataError:
         raise

@@ -45,6 +45,12 @@ def _check_features(task: Task) -> None:
         _refuse(
             task, f"sparse features are for 'nodes' tasks, this one is {task.kind!r}; convert them with x.to_dense()"
         )
+    if task.scaling is not None and task.scaling.rows != x.shape[0]:
+        _refuse(
+            task,
+            f"its features were standardised over {task.scaling.rows} rows, and x holds {x.shape[0]}: bring new rows "
+            f"to that scale with task.scaled(x), and leave scaling out where they join the others",
+        )
 
 
 def _check_targets(task: Task) -> None:

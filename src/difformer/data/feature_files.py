@@ -69,7 +69,7 @@ def read_features(
     decimal: str = ".",
     comment: str | None = "#",
 ) -> Features:
-    """Read rows of features, for example new ones for a model that has been trained.
+    """Read rows of features as they stand, for example new ones for a model that has been trained: see `Task.scaled`.
 
     Args:
         path: CSV and relatives, Parquet, NPZ or NPY.

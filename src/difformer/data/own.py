@@ -42,6 +42,7 @@ def from_arrays(
     class_names: Sequence[str] = (),
     instance_names: Sequence[str] = (),
     feature_names: Sequence[str] = (),
+    standardize: bool = False,
 ) -> Task:
     """A task from objects in memory: numpy, scipy sparse, torch, pandas and polars, plain lists.
 
@@ -70,6 +71,8 @@ def from_arrays(
         class_names: The classes in order, instead of numerical or alphabetical order.
         instance_names: Ids of the rows, or of the graphs.
         feature_names: Of the columns.
+        standardize: Bring columns to mean 0 and deviation 1 over all rows (of a sparse matrix to quadratic mean 1, so
+            that zeros stay). Without it features are used as they are.
 
     Raises:
         DataError: If the parts contradict each other; the message says where.
@@ -91,6 +94,10 @@ def from_arrays(
         "feature_names": tuple(str(column) for column in feature_names) or columns,
     }
     if features.dim() == 3:
+        if standardize:
+            raise DataError(
+                "standardize: a series is not scaled here; standardise it by its training part before lags are taken"
+            )
         return _series(features, y, edge_index, edge_weight, problem, splits, fractions, tidy, instance_names, common)
     ids = tuple(str(i) for i in instance_names) or (row_ids(x) if node_ptr is None else ())
     index = index_of_ids(ids, lambda text, row: DataError(text, row=row)) if ids and node_ptr is None else None
@@ -112,6 +119,7 @@ def from_arrays(
         seeds=seeds,
         node_ptr=ptr,
         instance_names=ids,
+        standardize=standardize,
         **common,  # type: ignore[arg-type]
     )
 

@@ -34,6 +34,7 @@ def from_pyg(
     duplicates: Duplicates = "error",
     missing: Sequence[str] = MISSING,
     class_names: Sequence[str] = (),
+    standardize: bool = False,
 ) -> Task:
     """A task from a PyG ``Data``, a list or data set of them, or a ``Batch``.
 
@@ -54,6 +55,7 @@ def from_pyg(
         duplicates: What becomes of an edge given with different weights.
         missing: Texts that stand for no label.
         class_names: The classes in order.
+        standardize: Bring columns to mean 0 and deviation 1 over all nodes.
 
     Raises:
         DataError: If something is absent or contradicts the rest; the message says in which graph.
@@ -96,6 +98,7 @@ def from_pyg(
         seeds=seeds,
         node_ptr=None if many is None else ptr,
         notes=notes,
+        standardize=standardize,
     )
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from difformer.data.checks import check_task
+from difformer.data.scaling import Scaling
 from difformer.data.split import Split
 from difformer.data.splitting import labelled
 
@@ -50,6 +51,7 @@ class Task:
         instance_names: Names of nodes or graphs, where known.
         notes: Anything a reader of results should know, one sentence each.
         feature_names: Names of the columns of `x`, where known; new rows are matched against them.
+        scaling: What the columns of `x` were shifted and divided by, where they were; see `scaled`.
 
     Raises:
         ValueError: If shapes, types or index ranges contradict each other, or a split holds an unlabelled instance.
@@ -71,6 +73,7 @@ class Task:
     instance_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
     feature_names: tuple[str, ...] = ()
+    scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
         check_task(self)
@@ -100,6 +103,10 @@ class Task:
     def with_splits(self, splits: Split | Iterable[Split]) -> Task:
         """The same task with other splits."""
         return replace(self, splits=(splits,) if isinstance(splits, Split) else tuple(splits))
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """New rows, as they come, on the scale of this task's features; unchanged where these are as they came."""
+        return x if self.scaling is None else self.scaling(x)
 
     def check_finite(self) -> None:
         """Refuse features or weights that are NaN or infinite.

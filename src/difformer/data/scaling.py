@@ -1,0 +1,79 @@
+"""Columns of a user's features on one scale, on request; the data sets that come by name say what is done to theirs.
+
+    dense    x̃_ij = (x_ij - μ_j) / σ_j     μ_j the mean, σ_j the deviation of column j
+    sparse   x̃_ij = x_ij / ρ_j             ρ_j the quadratic mean of column j; zeros stay zeros
+
+over all rows, whatever part of a split they are in: features are known of all of them, and no label is looked at.
+Columns that do not change are shifted only. What new rows need is kept in the task: `Task.scaled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from difformer.data.sparse import csr
+
+SHOWN = 6  # columns whose numbers a note gives
+CONSTANT = 1e-7  # a deviation below this share of the column's size is rounding, in single precision
+
+
+@dataclass(frozen=True, eq=False)  # tensors cannot say whether they are equal
+class Scaling:
+    """What columns are shifted and divided by.
+
+    Args:
+        shift: ``[F]`` in double precision; None where zeros are kept.
+        scale: ``[F]`` likewise.
+        rows: How many rows it was taken from.
+    """
+
+    shift: Tensor | None
+    scale: Tensor
+    rows: int
+
+    @staticmethod
+    def of(x: Tensor) -> Scaling:
+        """From the rows of a matrix, dense or CSR."""
+        rows = x.shape[0]
+        if x.layout == torch.sparse_csr:
+            square = torch.zeros(x.shape[1], dtype=torch.double)
+            square.index_add_(0, x.col_indices().long(), x.values().double().square())
+            mean = (square / rows).sqrt()
+            return Scaling(None, torch.where(mean > 0, mean, 1.0), rows)
+        shift = x.mean(0, dtype=torch.double)
+        # One block of rows after the other: a large table is not copied in double precision as a whole.
+        square = torch.stack([(part.double() - shift).square().sum(0) for part in x.split(8192)]).sum(0)
+        deviation = (square / rows).sqrt()
+        return Scaling(shift, torch.where(deviation > CONSTANT * shift.abs(), deviation, 1.0), rows)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Rows on this scale, of the same type and layout.
+
+        Raises:
+            ValueError: If they have another number of columns.
+        """
+        if x.dim() != 2 or x.shape[1] != self.scale.numel():
+            raise ValueError(f"x: expected rows of {self.scale.numel()} columns, [N, F], got shape {tuple(x.shape)}")
+        if x.layout == torch.sparse_csr and self.shift is None:
+            columns = x.col_indices().long()
+            values = (x.values().double() / self.scale[columns]).to(x.dtype)
+            return csr(x.crow_indices().long(), columns, values, (x.shape[0], x.shape[1]))
+        dense = x.to_dense() if x.layout == torch.sparse_csr else x
+        shift = self.scale.new_zeros(()) if self.shift is None else self.shift
+        return torch.cat([((part.double() - shift) / self.scale).to(x.dtype) for part in dense.split(8192)])
+
+    def describe(self, names: Sequence[str] = ()) -> str:
+        """A sentence with the numbers of the first columns."""
+        called = [repr(name) for name in names] or [f"column {i + 1}" for i in range(self.scale.numel())]
+        shift = torch.zeros_like(self.scale) if self.shift is None else self.shift
+        each = [
+            f"{name} {'/' if self.shift is None else f'{mean:.4g} ±'} {deviation:.4g}"
+            for name, mean, deviation in zip(called, shift.tolist(), self.scale.tolist(), strict=True)
+        ]
+        more = f" and {len(each) - SHOWN} more" if len(each) > SHOWN else ""
+        how = "divided by their quadratic mean" if self.shift is None else "standardised"
+        return f"columns {how} over all {self.rows} rows, no label used: {', '.join(each[:SHOWN])}{more}"
