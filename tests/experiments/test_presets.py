@@ -12,11 +12,11 @@ SHIPPED = load_presets()
 
 
 def test_each_pair_has_a_name_once():
-    keys = [(preset.name, preset.model, preset.dataset) for preset in SHIPPED]
+    keys = [(preset.name, preset.model, preset.dataset, preset.variant) for preset in SHIPPED]
     assert len(keys) == len(set(keys))
 
 
-@pytest.mark.parametrize("preset", SHIPPED, ids=lambda p: f"{p.name}-{p.model}-{p.dataset}")
+@pytest.mark.parametrize("preset", SHIPPED, ids=lambda p: f"{p.name}-{p.model}-{p.dataset}-{p.variant}")
 def test_a_shipped_preset_names_what_exists(preset):
     from difformer.training.config import TrainConfig
 
@@ -29,7 +29,7 @@ def test_a_shipped_preset_names_what_exists(preset):
     if preset.name in ("paper", "best"):
         assert preset.validation is not None
         assert preset.trials
-        assert preset.command.startswith("difformer tune")
+        assert preset.command.startswith(("difformer tune", "python -m difformer.experiments.search"))
 
 
 def test_the_authors_values_for_cora():
@@ -38,6 +38,65 @@ def test_the_authors_values_for_cora():
     expected |= {"epochs": 500, "qk_norm": "global", "transform": False, "norm": True, "residual": True}
     assert {key: preset.settings[key] for key in expected} == expected
     assert preset.protocol == "authors"
+
+
+# Hyper-parameters of the authors' code: learning rate, weight decay, dropout, layers, hidden size.
+AUTHORS = {
+    ("cora", "difformer-s"): (0.001, 0.01, 0.2, 8, 64),
+    ("cora", "difformer-a"): (0.001, 0.1, 0.0, 8, 64),
+    ("citeseer", "difformer-s"): (0.001, 1.0, 0.2, 4, 64),
+    ("citeseer", "difformer-a"): (0.001, 1.0, 0.2, 4, 32),
+    ("pubmed", "difformer-s"): (0.001, 1e-4, 0.2, 8, 64),
+    ("pubmed", "difformer-a"): (0.001, 0.1, 0.5, 4, 64),
+    ("ogbn-proteins", "difformer-s"): (0.01, 0.0, 0.0, 3, 64),
+    ("pokec", "difformer-s"): (0.01, 0.0, 0.0, 3, 128),
+    ("actor", "difformer-s"): (0.001, 0.1, 0.5, 2, 64),
+    ("actor", "difformer-a"): (0.001, 0.05, 0.5, 1, 64),
+    ("squirrel", "difformer-s"): (0.01, 1e-4, 0.5, 2, 64),
+    ("squirrel", "difformer-a"): (0.05, 5e-4, 0.5, 2, 64),
+    ("chameleon", "difformer-s"): (0.01, 1e-4, 0.2, 2, 128),
+    ("chameleon", "difformer-a"): (0.01, 1e-3, 0.3, 3, 128),
+    ("stl10", "difformer-s"): (0.0005, 0.1, 0.0, 2, 400),
+    ("stl10", "difformer-a"): (0.0005, 0.1, 0.0, 2, 400),
+    ("cifar10", "difformer-s"): (0.0001, 0.1, 0.0, 2, 300),
+    ("cifar10", "difformer-a"): (0.0005, 0.1, 0.0, 2, 300),
+    ("20news", "difformer-s"): (0.0005, 0.1, 0.0, 2, 300),
+    ("20news", "difformer-a"): (0.0005, 0.1, 0.0, 2, 300),
+    ("chickenpox", "difformer-s"): (0.01, 0.0, 0.2, 2, 4),
+    ("chickenpox", "difformer-a"): (0.005, 0.0, 0.2, 2, 4),
+    ("covid", "difformer-s"): (0.01, 0.0, 0.2, 2, 4),
+    ("covid", "difformer-a"): (0.01, 0.005, 0.5, 2, 4),
+    ("wikimath", "difformer-s"): (0.005, 0.0, 0.0, 2, 4),
+    ("wikimath", "difformer-a"): (0.005, 0.0, 0.0, 2, 4),
+    ("actstrack", "difformer-s"): (0.0015, 1e-3, 0.4, 2, 64),
+    ("actstrack", "difformer-a"): (0.0015, 1e-3, 0.4, 2, 64),
+    ("synmol", "difformer-s"): (0.01, 1e-4, 0.3, 2, 64),
+    ("synmol", "difformer-a"): (0.01, 1e-4, 0.4, 2, 64),
+}
+
+
+def test_the_authors_values_are_there_for_every_data_set():
+    names = ("learning_rate", "weight_decay", "dropout", "num_layers", "hidden_channels")
+    found = {(p.dataset, p.model): tuple(p.settings[n] for n in names) for p in SHIPPED if p.name == "public-code"}
+    assert found == AUTHORS
+    without = {
+        (p.dataset, p.model): (p.settings["learning_rate"], p.settings["weight_decay"])
+        for p in SHIPPED
+        if p.name == "public-code-no-graph"
+    }
+    assert without == {
+        ("chickenpox", "difformer-s"): (0.01, 0.0),
+        ("chickenpox", "difformer-a"): (0.01, 0.005),
+        ("covid", "difformer-s"): (0.01, 0.005),
+        ("covid", "difformer-a"): (0.005, 0.005),
+        ("wikimath", "difformer-s"): (0.005, 0.0),
+        ("wikimath", "difformer-a"): (0.005, 0.0),
+    }
+    assert all(
+        p.settings["steps_per_epoch"] == "snapshot"
+        for p in SHIPPED
+        if p.dataset == "wikimath" and p.name.startswith("public-code")
+    )
 
 
 def test_the_settings_of_a_preset_go_before_those_it_inherits():

@@ -29,6 +29,13 @@ def test_every_model_gets_the_same_budget_and_a_preset(tmp_path, capsys):
     assert "3 of 3 settings" in capsys.readouterr().out
 
 
+def test_a_variant_is_said_in_the_preset_and_in_its_name(tmp_path):
+    search.main(
+        ["karate", "--models", "mlp", "--trials", "1", "--set", "epochs=2", "--variant", "few", "--out", str(tmp_path)]
+    )
+    assert read_preset(tmp_path / "karate-few-mlp.toml").variant == "few"
+
+
 def test_what_is_there_is_not_trained_again(tmp_path, monkeypatch):
     search.main([*ARGUMENTS, "--out", str(tmp_path)])
     path = tmp_path / "trials.jsonl"

@@ -75,7 +75,7 @@ def choices(
     """Everything a system is to be run with on a section, a row each."""
     if system.baseline:
         return (Choice("no training", {}, "nothing is trained"),)
-    last = {**system.settings, **data.settings}
+    last = {**system.settings, **_known(system.model, data.settings)}
     if quick:
         last = {**_known(system.model, experiment.quick_settings), **last}
     order = OURS if system.role != "rival" else RIVALS

@@ -120,7 +120,7 @@ def draw(summary: Summary, folder: Path) -> Any:
         time, memory = axes[2 * place : 2 * place + 2]
         time.barh(names, [1000 * (row.mean("epoch_seconds") or 0) for row in rows], color=colours)
         time.set_xlabel("milliseconds an epoch")
-        time.set_title(f"{section.data.label}\n{section.lines[0]['device']}", loc="left", fontsize=8)
+        time.set_title(f"{section.data.label}\n{section.lines[0]['device']}; {section.counted}", loc="left", fontsize=8)
         memory.barh(names, [(row.mean("peak_memory") or 0) / 1e6 for row in rows], color=colours)
         memory.set_xlabel("peak of memory in MB")
     return fig

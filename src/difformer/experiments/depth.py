@@ -97,6 +97,6 @@ def _panel(ax: Any, section: Section, source: bool) -> None:
     ax.set_xscale("log", base=2)
     ax.set_xticks(DEPTHS, [str(depth) for depth in DEPTHS])
     ax.set_xlabel("depth K")
-    seeds = len({line["seed"] for line in section.lines})
-    ax.set_title(f"{section.data.label}, {'with' if source else 'without'} source ({seeds} seeds)", loc="left")
+    ax.set_xlim(DEPTHS[0] / 1.15, DEPTHS[-1] * 1.15)
+    ax.set_title(f"{section.data.label}\n{'with' if source else 'without'} source; {section.counted}", loc="left")
     ax.set_ylabel("test accuracy in %" if factor == 100 else "test score")

@@ -42,6 +42,7 @@ EXPERIMENT = Experiment(
     notes=(
         "Energy is the mean of δ(||z_i - z_j||²) over pairs of unit states, as `difformer energy` shows it. No theorem "
         "covers a trained network whose exchange is inferred by queries and keys, so it may rise; it is measured.",
+        "Each system has the δ of its own diffusivity, of which only differences matter; with attention off δ(u) = u.",
     ),
 )
 
@@ -114,6 +115,6 @@ def _measured(axes: Any, section: Any) -> None:
                 label=row.system.label,
             )  # fmt: skip
         ax.set_xlabel("layer")
-        ax.set_title(f"{section.data.label}: {said}", loc="left", fontsize=8)
+        ax.set_title(f"{section.data.label}: {said}\n{section.counted}", loc="left", fontsize=8)
         ax.xaxis.get_major_locator().set_params(integer=True)
     axes[0].legend()

@@ -10,6 +10,8 @@ from difformer.experiments.drawing import BLACK, ROLES, empty, panels
 from difformer.experiments.measures import LABELS
 from difformer.experiments.summary import Row, Section, Summary, is_percent
 
+NEWLINE_QUICK = "\nquick form: no number here means anything"
+
 
 def dots(summary: Summary, folder: Path) -> Any:
     """One panel a data set that was run."""
@@ -21,7 +23,7 @@ def dots(summary: Summary, folder: Path) -> Any:
     for ax, section in zip(axes, shown, strict=True):
         _panel(ax, section)
     _legend(fig, shown)
-    fig.suptitle(f"{summary.experiment.title}{' (quick form: no figure means anything)' if summary.quick else ''}")
+    fig.suptitle(f"{summary.experiment.title}{NEWLINE_QUICK if summary.quick else ''}", fontsize=10)
     return fig
 
 
@@ -45,7 +47,7 @@ def _panel(ax: Any, section: Section) -> None:
             ax.plot(row.paper.mean, place, "D", mfc="none", mec=BLACK, ms=4.5, mew=0.9, zorder=3)
     ax.set_yticks(range(len(rows)), [_name(row) for row in reversed(rows)])
     ax.set_ylim(-0.7, len(rows) - 0.3)
-    ax.set_title(f"{section.data.label}\n{len({line['seed'] for line in section.lines})} seeds", loc="left")
+    ax.set_title(f"{section.data.label}\n{section.counted}", loc="left")
     ax.set_xlabel(
         f"test {LABELS.get(metric, metric)} in %"
         if factor == 100

@@ -16,11 +16,12 @@ PAPER, AUTHORS, MEMORY = "paper", "authors-code", "paper-memory"
 
 @dataclass(frozen=True)
 class Figure:
-    """A published figure in the units of its source; `text` where the source prints no number."""
+    """A published figure in the units of its source and with its digits; `text` where it prints no number."""
 
     mean: float | None = None
     deviation: float | None = None
     text: str = ""
+    digits: int = 1
 
 
 @cache
@@ -40,12 +41,16 @@ def figure(experiment: str, source: str, data: Data, system: str) -> Figure | No
     """
     tables = load_figures().get(experiment, {}).get(source, {})
     keys = (data.key,) if source == AUTHORS else (data.key, data.published)
-    found = next((tables[key][system] for key in keys if system in tables.get(key, {})), None)
-    if found is None:
+    table = next((tables[key] for key in keys if system in tables.get(key, {})), None)
+    if table is None:
         return None
+    found = table[system]
     if isinstance(found, str):
         return Figure(text=found)
-    return Figure(float(found[0]), float(found[1]) if len(found) > 1 else None)
+    # 83.0 is read as 83: a source prints all figures of one table with as many digits.
+    printed = [value for entry in table.values() if not isinstance(entry, str) for value in entry]
+    digits = max(len(repr(value).partition(".")[2]) if isinstance(value, float) else 0 for value in printed)
+    return Figure(float(found[0]), float(found[1]) if len(found) > 1 else None, digits=digits)
 
 
 def source_of(experiment: str, source: str) -> str:

@@ -29,7 +29,7 @@ def page(folder: Path) -> str:
     parts = [_OPENING, "## What was run", _overview(found)]
     for summary in found:
         if summary.made and not summary.quick:
-            parts.append(markdown(summary, level=2).rstrip())
+            parts.append(markdown(summary, level=2, brief=True).rstrip())
             name = summary.experiment.name
             parts.append(f"Figure: `results/{name}/figure.svg`, `results/{name}/figure.png`.")
     return "\n\n".join(parts) + "\n"

@@ -181,7 +181,8 @@ class _Work:
             task = load_data(data)
         except (ValueError, OSError, ImportError) as error:
             # Absent files, refused downloads and absent extras all say themselves what to do.
-            self._refuse({"data": data.key, "id": f"data:{data.key}"}, f"data not here: {error}")
+            self.say(f"{self.experiment.name} {data.key}: {error}")
+            self._refuse({"data": data.key, "id": f"data:{data.key}"}, f"data not here: {_first_sentence(error)}")
             self.outcome.left += count * len(wanted)
             return
         shared = {"experiment": self.experiment.name, "quick": self.request.quick, "fingerprint": task.fingerprint()}
@@ -237,6 +238,11 @@ class _Work:
             f"{self.experiment.name} {line['data']} {line['system']} ({line['preset']}) seed {line['seed']}"
             f" [{number}/{of}]{score}, {line['seconds']:.1f} s"
         )
+
+
+def _first_sentence(error: Exception) -> str:
+    """What is missing, without what to do about it on this machine."""
+    return str(error).split(". ")[0].replace(str(Path.home()), "~")
 
 
 def _now() -> str:

@@ -93,6 +93,15 @@ class Section:
         return [line for row in self.rows for line in row.lines]
 
     @property
+    def counted(self) -> str:
+        """Seeds and splits of what was run, in words."""
+        seeds, splits = ({line[what] for line in self.lines} for what in ("seed", "split"))
+        return ", ".join(
+            f"{len(found)} {what}{'' if len(found) == 1 else 's'}"
+            for found, what in ((seeds, "seed"), (splits, "split"))
+        )
+
+    @property
     def wanted(self) -> int:
         """Runs of the full protocol."""
         return self.data.seeds * len(self.rows)
@@ -168,7 +177,7 @@ def _row(
             key=lambda one: int(one["seed"]),
         )
     )
-    reason = absent or why.get((data.key, system.key, preset), "") or ("" if own else NOT_YET)
+    reason = absent.partition(":")[0] or why.get((data.key, system.key, preset), "") or ("" if own else NOT_YET)
     return Row(
         data,
         system,

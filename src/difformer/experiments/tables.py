@@ -47,8 +47,7 @@ def published(found: Figure | None) -> str:
     if found.mean is None:
         return found.text
     given = [value for value in (found.mean, found.deviation) if value is not None]
-    digits = max(1, *(len(repr(value).partition(".")[2]) for value in given))
-    return " ± ".join(f"{value:.{digits}f}" for value in given)
+    return " ± ".join(f"{value:.{found.digits}f}" for value in given)
 
 
 def difference(row: Row, found: Figure | None) -> str:
@@ -164,18 +163,22 @@ def remarks(summary: Summary) -> list[str]:
     return [*said, *summary.experiment.notes]
 
 
-def markdown(summary: Summary, *, level: int = 1) -> str:
+def markdown(summary: Summary, *, level: int = 1, brief: bool = False) -> str:
     """The whole table.
 
     Args:
         summary: Of an experiment.
         level: Of its heading.
+        brief: One sentence in place of the rows of a data set on which nothing was run.
     """
     experiment = summary.experiment
     parts = [f"{'#' * level} {experiment.title}", f"{experiment.source}. {summary.made} of {summary.wanted} runs."]
     parts += remarks(summary)
     for section in summary.sections:
         parts.append(f"{'#' * (level + 1)} {section.data.label}")
+        if brief and not section.lines:
+            parts.append(f"**Not run** ({len(section.rows)} rows): {section.reason or 'not begun yet'}.")
+            continue
         parts.append(" ".join(filter(None, [protocol(section), section.data.note])))
         shown = columns(section)
         lines = [_md([heading for heading, _ in shown]), _md(["---"] * len(shown))]

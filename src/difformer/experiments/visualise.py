@@ -61,7 +61,7 @@ def draw(summary: Summary, folder: Path) -> Any:
     from difformer.experiments.drawing import empty, panels
 
     pictures = [
-        (section.data.label, row.system.label, picture)
+        (f"{section.data.label}, {row.system.label}, seed {line['seed']}", picture)
         for section in summary.sections
         for row in section.rows
         for line in row.lines[:1]
@@ -69,34 +69,45 @@ def draw(summary: Summary, folder: Path) -> Any:
     ]
     if not pictures:
         return empty(f"{summary.experiment.title}: nothing was run yet")
-    across = max(len(picture) for _, _, picture in pictures)
-    fig, axes = panels(across * len(pictures), width=3.2, height=3.0, across=across)
-    for place, (data, system, picture) in enumerate(pictures):
+    across = max(len(picture) for _, picture in pictures)
+    fig, axes = panels(across * len(pictures), width=3.1, height=3.2, across=across)
+    for place, (title, picture) in enumerate(pictures):
         row = axes[across * place : across * (place + 1)]
-        for ax, panel in zip(row, picture, strict=False):
-            _panel(fig, ax, panel, f"{data}, {system}\n{panel['title']}")
         for ax in row[len(picture) :]:
             ax.set_axis_off()
+        drawn = None
+        seen = [value for panel in picture for value in panel["values"] or ()]
+        for ax, panel in zip(row, picture, strict=False):
+            drawn = _panel(ax, panel, f"{title}\n{panel['title']}", (min(seen), max(seen)) if seen else None)
+        if drawn is not None:
+            fig.colorbar(drawn, ax=row[len(picture) - 1], label="target", shrink=0.8)
     return fig
 
 
-def _panel(fig: Any, ax: Any, panel: Any, title: str) -> None:
+def _panel(ax: Any, panel: Any, title: str, values: tuple[float, float] | None) -> Any:
+    """States as points, pairs as lines; gives the points where their colour is a number."""
     from difformer.experiments.drawing import CYCLE, GREY
+    from difformer.report.projection import GRID
 
     x, y = panel["x"], panel["y"]
     strongest = max((weight for _, _, weight in panel["pairs"]), default=1.0)
     for source, target, weight in panel["pairs"]:
-        ax.plot(
-            [x[source], x[target]], [y[source], y[target]], color=GREY, lw=0.5, alpha=0.15 + 0.5 * weight / strongest
-        )
-    if panel["classes"] is not None:
+        shade = 0.15 + 0.5 * weight / strongest
+        ax.plot([x[source], x[target]], [y[source], y[target]], color=GREY, lw=0.5, alpha=shade)
+    drawn = None
+    if values is None:
         for number in sorted(set(panel["classes"])):
             chosen = [i for i, one in enumerate(panel["classes"]) if one == number]
             colour, mark = CYCLE[number % len(CYCLE)], _MARKS[number % len(_MARKS)]
             ax.scatter([x[i] for i in chosen], [y[i] for i in chosen], s=11, c=colour, marker=mark, lw=0, zorder=2)
     else:
-        drawn = ax.scatter(x, y, s=36, c=panel["values"], cmap="cividis", edgecolors="black", lw=0.4, zorder=2)
-        fig.colorbar(drawn, ax=ax, label="target", shrink=0.8)
-    ax.set(xticks=[], yticks=[], aspect="equal")
+        low, high = values
+        drawn = ax.scatter(
+            x, y, s=36, c=panel["values"], cmap="cividis", vmin=low, vmax=high, edgecolors="black", lw=0.4, zorder=2
+        )
+    reach = (-0.05 * GRID, 1.05 * GRID)
+    ax.set(xticks=[], yticks=[], xlim=reach, ylim=reach, aspect="equal")
+    ax.spines[:].set(visible=True, color="#BBBBBB")
     ax.set_title(title, loc="left", fontsize=8)
     ax.grid(False)
+    return drawn

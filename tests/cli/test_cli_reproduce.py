@@ -1,0 +1,109 @@
+"""``difformer reproduce`` as a person uses it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from difformer.experiments.catalogue import MODULES
+
+
+def test_the_list(call):
+    answer = call("reproduce", "--list")
+    assert answer.code == 0
+    for name in MODULES:
+        assert f"\n {name} " in answer.out or f"\n{name} " in answer.out
+    assert [one["name"] for one in json.loads(call("reproduce", "--list", "--json").out)] == list(MODULES)
+
+
+def test_the_list_needs_no_torch(environment):
+    code = (
+        "import sys, difformer.cli as c\n"
+        "try: c.main(['reproduce', '--list'])\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules)"
+    )
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert seen.stdout.strip().endswith("False")
+
+
+def test_a_quick_run_its_files_and_its_second_call(call, tmp_path):
+    first = call("reproduce", "unobserved", "--quick", "--seeds", "1", "--models", "mlp,difformer-s", "--device", "cpu")
+    assert first.code == 0, first.err
+    assert "2 runs made, 0 were there, 0 left" in first.out
+    folder = tmp_path / "results" / "unobserved"
+    assert {path.name for path in folder.iterdir()} >= {
+        "runs.jsonl",
+        "table.md",
+        "table.tex",
+        "figure.svg",
+        "figure.png",
+    }
+    again = call("reproduce", "unobserved", "--quick", "--seeds", "1", "--models", "mlp", "--device", "cpu", "--json")
+    said = json.loads(again.out)
+    assert (said["made"], said["there"]) == (0, 1)
+    (folder / "table.md").unlink()
+    assert call("reproduce", "unobserved", "--table-only").code == 0
+    assert "DIFFormer-s" in (folder / "table.md").read_text()
+
+
+def test_absent_data_are_said_and_no_error(call, tmp_path, monkeypatch):
+    monkeypatch.delenv("DIFFORMER_DATA", raising=False)
+    monkeypatch.setenv("DIFFORMER_CACHE", str(tmp_path / "cache"))
+    answer = call("reproduce", "particles", "--datasets", "actstrack", "--models", "mlp", "--device", "cpu")
+    assert answer.code == 0
+    assert "data not here" in answer.err
+    assert "data not here" in (tmp_path / "results" / "particles" / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ((), "NAME is missing"),
+        (("citatoin",), "did you mean 'citation'"),
+        (("citation", "--models", "gatt"), "--models: citation has no 'gatt'"),
+        (("citation", "--datasets", "mnist"), "--datasets: citation has no 'mnist'"),
+        (("citation", "--quick", "--device", "gpu"), "device must be auto, cpu"),
+        (("--results", "page.md"), "there is no folder results"),
+    ],
+    ids=["nothing", "name", "model", "data", "device", "results"],
+)
+def test_what_is_wrong_is_said(call, words, complaint):
+    answer = call("reproduce", *words)
+    assert answer.code == 2
+    assert complaint in answer.err
+
+
+def test_the_page_of_results(call, tmp_path):
+    call("reproduce", "depth", "--quick", "--models", "K2-t0.5", "--device", "cpu")
+    assert call("reproduce", "--results", "RESULTS.md").code == 0
+    assert "only the quick form" in (tmp_path / "RESULTS.md").read_text()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(environment, tmp_path):
+    words = ["reproduce", "citation", "--quick", "--seeds", "400", "--models", "lp,difformer-s", "--device", "cpu"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "difformer", *words], cwd=tmp_path, env={**environment, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    path = tmp_path / "results" / "citation" / "runs.jsonl"
+    deadline = time.monotonic() + 120
+    while (
+        time.monotonic() < deadline and process.poll() is None and not (path.is_file() and path.stat().st_size > 5000)
+    ):
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "interrupted; what is done is kept. Go on with: difformer reproduce citation --quick" in err
+    done = path.read_text().splitlines()
+    assert 0 < len(done) < 800
+    assert all(json.loads(one)["status"] == "done" for one in done)
+    assert (path.parent / "table.md").is_file()

@@ -1,0 +1,93 @@
+"""Every experiment is well formed, and its quick form runs, resumes and writes what it should."""
+
+from __future__ import annotations
+
+import json
+from statistics import fmean, stdev
+
+import pytest
+
+from difformer.data.catalogue import ENTRIES
+from difformer.experiments.catalogue import MODULES, experiments, find
+from difformer.experiments.choosing import cells
+from difformer.experiments.ledger import Ledger
+from difformer.experiments.presets import load_presets
+from difformer.experiments.running import Request, run
+from difformer.experiments.writing import read_summary, write_files
+from difformer.training.tuning import make_config
+from difformer.zoo import MODELS
+
+NAMES = (
+    "citation", "heterophily", "large", "temporal", "unobserved", "particles", "attention-ablation", "depth",
+    "batch-size", "cost", "energy", "visualise",
+)  # fmt: skip
+
+
+def test_there_are_these():
+    assert tuple(MODULES) == NAMES
+    assert [one.name for one in experiments()] == list(NAMES)
+    with pytest.raises(ValueError, match="did you mean 'heterophily'"):
+        find("heterophilly")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_experiment_names_what_exists(name):
+    experiment = find(name)
+    for quick in (False, True):
+        sections = experiment.sections(quick)
+        assert sections
+        assert len({one.key for one in sections}) == len(sections)
+        for data in sections:
+            assert data.loader or data.dataset in ENTRIES
+            rows = experiment.rows(data, quick)
+            assert any(system.role == "off" for system in rows), f"{data.key} has no row without attention"
+            assert any(system.role == "ours" for system in rows)
+    assert len({one.key for one in experiment.systems}) == len(experiment.systems)
+    assert all(one.baseline or one.model in MODELS for one in experiment.systems)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_has_settings_that_its_model_takes(name):
+    found = cells(find(name), load_presets())
+    for cell in found:
+        if not cell.system.baseline:
+            make_config(cell.system.model, cell.choice.settings)
+    assert len({cell.key for cell in found}) == len(found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_quick_form(name, tmp_path, monkeypatch):
+    monkeypatch.delenv("DIFFORMER_DATA", raising=False)
+    monkeypatch.setenv("DIFFORMER_OFFLINE", "1")
+    experiment, said = find(name), []
+    outcome = run(experiment, tmp_path, Request(quick=True, device="cpu"), said.append)
+    assert (outcome.failed, outcome.errors, outcome.left, outcome.stopped) == ({}, 0, 0, "")
+    assert outcome.made == len(Ledger(tmp_path).read()) > 0
+    write_files(read_summary(experiment, tmp_path), tmp_path)
+    assert (tmp_path / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert "</svg>" in (tmp_path / "figure.svg").read_text()[-20:]
+    table = (tmp_path / "table.md").read_text()
+    assert "attention off" in table
+    assert "not run yet" not in table
+    assert r"\bottomrule" in (tmp_path / "table.tex").read_text()
+    _check_numbers(experiment, tmp_path, table)
+    again = run(experiment, tmp_path, Request(quick=True, device="cpu"), said.append)
+    assert (again.made, again.there) == (0, outcome.made)
+
+
+def _check_numbers(experiment, folder, table):
+    """Every mean and deviation of a score, worked out again from the raw lines."""
+    lines = [json.loads(text) for text in (folder / "runs.jsonl").read_text().splitlines()]
+    checked = 0
+    for system in experiment.systems:
+        for data in experiment.quick_data:
+            values = [one["test"] for one in lines if (one["system"], one["data"]) == (system.key, data.key)]
+            if not values or values[0] is None:
+                continue
+            scale, digits = (1, 3) if lines[0]["metric"] == "mse" or data.dataset == "waves" else (100, 2)
+            spread = stdev(values) if len(values) > 1 else 0.0
+            expected = f"{scale * fmean(values):.{digits}f} ± {scale * spread:.{digits}f} ({len(values)})"
+            row = [text for text in table.splitlines() if text.startswith(f"| {system.label} |")]
+            assert any(expected in text for text in row), f"{system.label}: {expected} is not in {row}"
+            checked += 1
+    assert checked or experiment.name == "cost"

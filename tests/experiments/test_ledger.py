@@ -1,0 +1,83 @@
+"""Lines are whole or absent, and the right ones count."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from small_experiment import line
+
+from difformer.experiments.ledger import FAILED, Ledger, current, identity, reasons
+from difformer.training.runfiles import RunFolderError
+
+
+def test_lines_read_back_and_numbers_that_json_lacks_are_none(tmp_path):
+    ledger = Ledger(tmp_path / "new")
+    ledger.append(line("gcn", 0, 0.5))
+    ledger.append(line("gcn", 1, float("nan")))
+    assert [one["test"] for one in ledger.read()] == [0.5, None]
+
+
+def test_a_line_that_was_cut_off_is_passed_over_and_then_removed(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.append(line("gcn", 0, 0.5))
+    with ledger.path.open("ab") as file:
+        file.write(json.dumps(line("gcn", 1, 0.6)).encode()[:-20])
+    assert [one["seed"] for one in ledger.read()] == [0]
+    ledger.append(line("gcn", 2, 0.7))
+    assert [one["seed"] for one in ledger.read()] == [0, 2]
+    assert ledger.path.read_bytes().count(b"\n") == 2
+
+
+def test_a_file_that_is_one_cut_off_line_is_begun_anew(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.path.write_bytes(b'{"data": "x' + b"y" * 200_000)
+    assert ledger.read() == []
+    ledger.append(line("gcn", 0, 0.5))
+    assert [one["seed"] for one in ledger.read()] == [0]
+
+
+def test_what_does_not_fit_on_the_disk_leaves_no_trace(tmp_path, monkeypatch):
+    ledger = Ledger(tmp_path)
+    ledger.append(line("gcn", 0, 0.5))
+    before = ledger.path.read_bytes()
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:30]))
+    with pytest.raises(RunFolderError, match="disk is full"):
+        ledger.append(line("gcn", 1, 0.6))
+    assert ledger.path.read_bytes() == before
+
+
+@pytest.mark.parametrize(("text", "said"), [("nonsense", "not JSON"), ('{"a": 1}', "no run"), ("[1]", "no run")])
+def test_a_whole_line_that_is_no_run_is_named(tmp_path, text, said):
+    ledger = Ledger(tmp_path)
+    ledger.append(line("gcn", 0, 0.5))
+    with ledger.path.open("a") as file:
+        file.write(text + "\n")
+    with pytest.raises(ValueError, match=f"line 2: {said}"):
+        ledger.read()
+
+
+def test_runs_with_settings_that_were_changed_no_longer_count():
+    old = [line("gcn", seed, 0.1, settings_id="old") for seed in range(3)]
+    new = [line("gcn", seed, 0.9, settings_id="new") for seed in range(2)]
+    assert [one["test"] for one in current([*old, *new])] == [0.9, 0.9]
+    again = line("gcn", 1, 0.8, settings_id="new")
+    assert [one["test"] for one in current([*new, again])] == [0.9, 0.8]
+    assert len(current([*old, line("mlp", 0, 0.5)])) == 4
+
+
+def test_a_run_takes_the_reason_away():
+    failed = {"status": FAILED, "data": "blocks", "system": "gcn", "preset": "untuned", "reason": "out of memory"}
+    absent = {"status": FAILED, "data": "blocks", "reason": "data not here"}
+    assert reasons([absent, failed]) == {
+        ("blocks", "", ""): "data not here",
+        ("blocks", "gcn", "untuned"): "out of memory",
+    }
+    assert reasons([absent, failed, line("gcn", 0, 0.5)]) == {}
+
+
+def test_identities_are_those_of_contents():
+    assert identity(a=1, b=[1, 2]) == identity(b=(1, 2), a=1)
+    assert identity(a=1) != identity(a=2)

@@ -1,0 +1,71 @@
+"""Published figures: those of the paper, for rows that there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from difformer.experiments.catalogue import experiments, find
+from difformer.experiments.published import AUTHORS, MEMORY, PAPER, figure, load_figures
+
+SOURCES = (PAPER, AUTHORS, MEMORY)
+
+
+def test_every_figure_belongs_to_a_row_of_a_table():
+    for name, tables in load_figures().items():
+        experiment = find(name)
+        systems = {system.key for system in experiment.systems}
+        for source in SOURCES:
+            for key, entries in tables.get(source, {}).items():
+                sections = {one.key for one in experiment.data} | {one.published for one in experiment.data}
+                assert key in sections, f"{name}.{source}.{key}"
+                assert set(entries) <= systems, f"{name}.{source}.{key}: {set(entries) - systems}"
+                for entry in entries.values():
+                    assert isinstance(entry, str) or 1 <= len(entry) <= 2
+
+
+def test_every_system_of_the_papers_tables_has_a_figure():
+    """Rows that the paper has on every data set of a table."""
+    wanted = {"citation": 21, "heterophily": 10, "temporal": 10, "unobserved": 8, "particles": 7, "large": 7, "cost": 5}
+    for name, count in wanted.items():
+        for key, entries in load_figures()[name][PAPER].items():
+            assert len(entries) == count, f"{name}.{key}"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "system", "mean", "deviation"),
+    [
+        ("citation", "cora-authors", "difformer-s", 85.9, 0.4),
+        ("citation", "citeseer-random", "difformer-a", 75.7, 0.3),
+        ("citation", "pubmed-authors", "nodeformer", 81.5, 0.4),
+        ("heterophily", "squirrel", "difformer-a", 40.5, 1.8),
+        ("temporal", "covid-published", "difformer-a-no-graph", 0.741, 0.052),
+        ("unobserved", "20news-4000", "difformer-s", 65.9, 0.8),
+        ("unobserved", "cifar10-100", "difformer-a", 69.3, 1.4),
+        ("particles", "synmol", "difformer-a", 73.28, 1.65),
+        ("large", "pokec", "difformer-s", 69.24, 0.76),
+        ("batch-size", "pokec", "batch-50000", 68.96, 0.63),
+        ("cost", "wikimath", "dense-gat", 0.0364, None),
+    ],
+)
+def test_figures_of_the_paper(name, data, system, mean, deviation):
+    section = next(one for one in find(name).data if one.key == data)
+    found = figure(name, PAPER, section, system)
+    assert (found.mean, found.deviation) == (mean, deviation)
+
+
+def test_what_is_no_number_is_a_text_and_what_is_not_there_is_none():
+    pubmed = next(one for one in find("citation").data if one.key == "pubmed-authors")
+    assert figure("citation", PAPER, pubmed, "lds").text == "out of memory"
+    assert figure("citation", PAPER, pubmed, "off") is None
+    random = next(one for one in find("citation").data if one.key == "cora-random")
+    assert figure("citation", AUTHORS, random, "difformer-s") is None  # it was measured on the authors' split
+
+
+def test_the_true_error_of_series_is_never_set_beside_the_broadcast_one():
+    for one in find("temporal").data:
+        if one.settings["metric"] == "mse":
+            assert figure("temporal", PAPER, one, "difformer-s") is None
+
+
+def test_tables_are_named_after_experiments():
+    assert set(load_figures()) <= {one.name for one in experiments()}

@@ -1,0 +1,206 @@
+"""Runs resume, stop when they should, and say why where there are none."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from small_experiment import ABSENT, BLOCKS, SMALL
+
+from difformer.data import DataError
+from difformer.experiments import performing, running
+from difformer.experiments.choosing import UNTUNED
+from difformer.experiments.ledger import FAILED, Ledger
+from difformer.experiments.running import Request, run
+from difformer.experiments.summary import summarise
+from difformer.training import NonFiniteLossError
+from difformer.training.config import TrainConfig
+
+ONLY_BLOCKS = Request(device="cpu", datasets=("blocks",))
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def offline(monkeypatch, tmp_path):
+    monkeypatch.setenv("DIFFORMER_OFFLINE", "1")
+    monkeypatch.setenv("DIFFORMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("DIFFORMER_DATA", raising=False)
+
+
+def one_after_the_other(monkeypatch):
+    monkeypatch.setattr(performing, "faster", lambda *_: False)
+
+
+def test_a_second_call_makes_nothing(tmp_path, said):
+    first = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert (first.made, first.there, first.left, first.failed) == (12, 0, 0, {})
+    before = (tmp_path / "runs.jsonl").read_bytes()
+    second = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert (second.made, second.there) == (0, 12)
+    assert (tmp_path / "runs.jsonl").read_bytes() == before
+
+
+def test_a_line_says_all_that_its_result_depends_on(tmp_path, said):
+    run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, models=("off",), seeds=2), said.append)
+    lines = Ledger(tmp_path).read()
+    assert [(one["seed"], one["split"]) for one in lines] == [(s, f"random 30/20/50/seed={s}") for s in range(2)]
+    one = lines[0]
+    assert one["settings"]["diffusivity"] is None
+    assert one["settings"]["hidden_channels"] == 4
+    assert one["settings"]["step_size"] == 0.5  # a default of the model
+    assert one["protocol"].startswith("stochastic block model")
+    assert one["versions"]["torch"] == torch.__version__
+    assert len(one["fingerprint"]) == 64
+    assert one["sizes"] == [18, 12, 30]
+    assert one["preset"] == UNTUNED
+    assert {"device", "peak_memory", "seconds", "epochs", "valid", "test", "time"} <= one.keys()
+
+
+def test_what_a_line_scores_is_what_the_loop_gives(tmp_path, said, monkeypatch):
+    one_after_the_other(monkeypatch)
+    run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, models=("gcn",)), said.append)
+    task = running.load_data(BLOCKS)
+    config = TrainConfig("gcn", {"hidden_channels": 4}, epochs=2)
+    expected = [performing.train_one(task, seed, config, seed, "cpu") for seed in range(3)]
+    assert [(one["valid"], one["test"]) for one in Ledger(tmp_path).read()] == [(e.valid, e.test) for e in expected]
+
+
+def test_a_killed_call_goes_on_with_what_is_missing(tmp_path, said):
+    run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    path = tmp_path / "runs.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:5]) + lines[5][:100])
+    again = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert (again.made, again.there) == (7, 5)
+    assert len(Ledger(tmp_path).read()) == 12
+
+
+def test_no_run_is_begun_after_the_time_is_up(tmp_path, said, monkeypatch):
+    one_after_the_other(monkeypatch)
+    hurried = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, seconds=0.0), said.append)
+    assert (hurried.made, hurried.stopped) == (0, "out of time")
+    assert hurried.left == 12
+    ticks = iter([0.0, 1.0, 1.0, 1.0, 100.0])  # began; section; cell; after the first run; after the second
+    monkeypatch.setattr(running.time, "monotonic", lambda: next(ticks, 100.0))
+    some = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, seconds=10.0), said.append)
+    assert (some.made, some.left, some.stopped) == (2, 10, "out of time")
+    monkeypatch.undo()
+    rest = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert (rest.made, rest.there) == (10, 2)
+
+
+def test_an_interrupted_run_leaves_no_line(tmp_path, said, monkeypatch):
+    one_after_the_other(monkeypatch)
+    train, calls = performing.train_one, []
+
+    def pressed(*args, **options):
+        calls.append(1)
+        record = train(*args, **options)
+        return dataclasses.replace(record, status="interrupted") if len(calls) == 3 else record
+
+    monkeypatch.setattr(performing, "train_one", pressed)
+    outcome = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert (outcome.made, outcome.left, outcome.stopped) == (2, 10, "interrupted")
+    assert len(Ledger(tmp_path).read()) == 2
+
+
+def test_absent_data_are_a_reason_until_they_are_there(tmp_path, said, offline):
+    request = Request(device="cpu", datasets=("pokec",))
+    outcome = run(SMALL, tmp_path, request, said.append)
+    assert outcome.made == 0
+    assert "pokec" in outcome.failed[("absent", "", "")]
+    run(SMALL, tmp_path, request, said.append)
+    lines = Ledger(tmp_path).read()
+    assert [one["status"] for one in lines] == [FAILED]  # the same reason is not written twice
+    section = summarise(SMALL, lines, (), quick=False).section("absent")
+    assert len(section.rows) == 4
+    assert all("data not here" in row.reason for row in section.rows)
+
+
+def test_data_that_would_not_fit_are_not_even_loaded(tmp_path, said, monkeypatch):
+    monkeypatch.setattr(running, "load_data", lambda data: pytest.fail("loaded"))
+    greedy = dataclasses.replace(SMALL, data=(dataclasses.replace(ABSENT, needs=1e9),))
+    outcome = run(greedy, tmp_path, Request(device="cpu"), said.append)
+    assert "not enough memory" in outcome.failed[("absent", "", "")]
+
+
+def test_one_system_that_fails_takes_no_other_with_it(tmp_path, said, monkeypatch):
+    one_after_the_other(monkeypatch)
+    train = performing.train_one
+    errors = {
+        "mlp": MemoryError("too much"),
+        "gcn": NonFiniteLossError(3, float("nan"), TrainConfig("gcn")),
+        "difformer-s": KeyError("a mistake"),
+    }
+
+    def failing(task, split, config, *rest, **options):
+        if config.model in errors:
+            raise errors[config.model]
+        return train(task, split, config, *rest, **options)
+
+    monkeypatch.setattr(performing, "train_one", failing)
+    outcome = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert outcome.made == 3
+    assert outcome.errors == 1  # memory and divergence are results, a KeyError is not
+    why = {system: reason for (_, system, _), reason in outcome.failed.items()}
+    assert "out of memory" in why["mlp"]
+    assert "diverged" in why["gcn"]
+    assert "KeyError" in why["difformer-s"]
+    monkeypatch.undo()
+    again = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert again.made == 0
+    assert len(again.failed) == 3
+    retried = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, retry=True), said.append)
+    assert (retried.made, retried.failed) == (9, {})
+
+
+def test_quick_and_full_runs_are_never_mixed(tmp_path, said):
+    run(SMALL, tmp_path, Request(quick=True, device="cpu"), said.append)
+    assert {one["quick"] for one in Ledger(tmp_path).read()} == {True}
+    with pytest.raises(ValueError, match="holds quick runs, and full ones were asked for"):
+        run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+
+
+def test_too_many_pairs_are_refused_before_they_are_tried():
+    from difformer.data import load
+    from difformer.experiments.choosing import Cell, Choice
+    from difformer.experiments.systems import rivals
+
+    task = load("sbm", num_nodes=1000)
+    (lds,) = rivals("lds")
+    cell = Cell(BLOCKS, lds, Choice("best", {}))
+    assert "not enough memory" in performing.why_not(cell, task, free=10**6)
+    assert performing.why_not(cell, task, free=10**12) == ""
+    (gcn,) = rivals("gcn")
+    assert "needs a graph" in performing.why_not(
+        Cell(BLOCKS, gcn, Choice("best", {"graph": "none"})), task, free=10**12
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "complaint"),
+    [
+        (Request(datasets=("cora",)), "--datasets: citation has no 'cora'"),
+        (Request(models=("gatt",)), "--models: citation has no 'gatt'"),
+        (Request(presets=("bestt",)), "--preset: expected one of"),
+        (Request(seeds=0), "--seeds: expected at least 1"),
+    ],
+    ids=["data", "model", "preset", "seeds"],
+)
+def test_what_there_is_not_is_refused(tmp_path, said, request_, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        run(SMALL, tmp_path, dataclasses.replace(request_, device="cpu"), said.append)
+
+
+def test_broken_data_are_an_error_of_the_data(tmp_path, said, monkeypatch):
+    def broken(data):
+        raise DataError("file is cut short")
+
+    monkeypatch.setattr(running, "load_data", broken)
+    outcome = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert "file is cut short" in outcome.failed[("blocks", "", "")]

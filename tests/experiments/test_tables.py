@@ -1,0 +1,119 @@
+"""Numbers of tables against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from scipy import stats
+from small_experiment import BLOCKS, SMALL, line
+
+from difformer.experiments.ledger import FAILED
+from difformer.experiments.summary import summarise
+from difformer.experiments.tables import latex, markdown, tex
+from difformer.experiments.verdicts import best, verdict
+
+# Published figures of Cora stand beside the made-up runs.
+CORA = dataclasses.replace(SMALL, data=(dataclasses.replace(BLOCKS, key="cora-authors", published="cora"),))
+TEST = {"gcn": (0.80, 0.84, 0.82), "difformer-s": (0.86, 0.88, 0.84), "off": (0.70, 0.72, 0.71)}
+
+
+def runs(scores=TEST, **rest):
+    valid = {"gcn": 0.8, "mlp": 0.3, "difformer-s": 0.9, "off": 0.7}
+    return [
+        line(system, seed, score, valid=valid[system], data="cora-authors", **rest)
+        for system, found in scores.items()
+        for seed, score in enumerate(found)
+    ]
+
+
+def cells_of(text, start):
+    row = next(row for row in text.splitlines() if row.startswith(f"| {start} "))
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_mean_deviation_count_and_differences_by_hand():
+    text = markdown(summarise(CORA, runs(), (), quick=False))
+    heading = cells_of(text, "system")
+    row = dict(zip(heading, cells_of(text, "DIFFormer-s"), strict=True))
+    mean = (0.86 + 0.88 + 0.84) / 3
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in (0.86, 0.88, 0.84)) / 2)
+    assert row["test accuracy in %, mean ± std (n)"] == f"{100 * mean:.2f} ± {100 * deviation:.2f} (3) †"
+    assert row["paper"] == "85.9 ± 0.4"
+    assert row["Δ paper"] == f"{100 * mean - 85.9:+.2f}" == "+0.10"
+    assert row["authors' code"] == "85.38 ± 0.70"
+    assert row["Δ code"] == "+0.62"
+    assert row["peak MB"] == "5"
+    gcn = dict(zip(heading, cells_of(text, "GCN"), strict=True))
+    assert (gcn["paper"], gcn["Δ paper"]) == ("81.5 ± 1.3", "+0.50")
+
+
+def test_what_was_not_run_is_a_cell_with_a_reason():
+    failed = {"status": FAILED, "data": "cora-authors", "system": "mlp", "preset": "untuned", "reason": "out of memory"}
+    text = markdown(summarise(CORA, [*runs({"gcn": (0.8, 0.9)}), failed], (), quick=False))
+    assert cells_of(text, "MLP")[2] == "out of memory"
+    assert cells_of(text, "DIFFormer-s")[2] == "not run yet"
+    assert cells_of(text, "attention off")[2] == "not run yet"
+    assert "(2 of 3)" in cells_of(text, "GCN")[2]
+    assert "2 of 12 runs" in text
+    assert "† untuned" in text
+
+
+def test_the_verdict_is_scipys_test_over_pairs():
+    (section,) = summarise(CORA, runs(), (), quick=False).sections
+    rival, off = verdict(section)
+    p = stats.ttest_rel(TEST["difformer-s"], TEST["gcn"]).pvalue
+    d = [a - b for a, b in zip(TEST["difformer-s"], TEST["gcn"], strict=True)]
+    mean = sum(d) / 3
+    s = math.sqrt(sum((v - mean) ** 2 for v in d) / 2)
+    corrected = 2 * stats.t.sf(mean / (s * math.sqrt(1 / 3 + 30 / 18)), 2)
+    assert f"paired t-test p = {p:.2g}" in rival
+    assert f"corrected for overlapping splits p = {corrected:.2g}" in rival
+    assert "Ours is ahead by 4 points over 3 pairs (better in 3)" in rival
+    assert "not significant" in rival
+    assert "Not the same budget" in rival
+    assert "the same without attention: attention off" in off
+    assert "significant at 5 %" in off
+
+
+def test_a_rival_that_wins_is_named():
+    (section,) = summarise(
+        CORA, runs({"gcn": (0.95, 0.96, 0.97), "difformer-s": (0.5, 0.6, 0.7)}), (), quick=False
+    ).sections
+    assert "**GCN wins** by 36 points" in verdict(section)[0]
+
+
+def test_the_best_row_is_chosen_on_validation_alone():
+    lines = [*runs({"gcn": (0.1, 0.1, 0.1), "mlp": (0.99, 0.99, 0.99)})]
+    (section,) = summarise(CORA, lines, (), quick=False).sections
+    assert best(section.rows, "rival").system.key == "gcn"
+    lower = [{**one, "higher_is_better": False, "metric": "mse"} for one in lines]
+    (section,) = summarise(CORA, lower, (), quick=False).sections
+    assert best(section.rows, "rival").system.key == "mlp"
+
+
+def test_pairs_are_runs_of_the_same_seed_and_split():
+    others = [{**one, "split": "another"} for one in runs({"gcn": (0.8, 0.8, 0.8)})]
+    (section,) = summarise(CORA, [*runs({"difformer-s": (0.9, 0.9, 0.9)}), *others], (), quick=False).sections
+    assert "share no seed on the same split" in verdict(section)[0]
+
+
+@pytest.mark.parametrize(
+    ("trials", "said"), [((16, 16), "Both tuned with 16 settings"), ((16, 40), "16 settings against 40")]
+)
+def test_budgets_are_said(trials, said):
+    ours = [{**one, "preset": "best", "trials": trials[0]} for one in runs({"difformer-s": (0.9, 0.9, 0.8)})]
+    theirs = [{**one, "preset": "best", "trials": trials[1]} for one in runs({"gcn": (0.8, 0.7, 0.8)})]
+    (section,) = summarise(CORA, [*ours, *theirs], (), quick=False).sections
+    assert said in verdict(section)[0]
+
+
+def test_latex_has_the_same_numbers_and_is_escaped():
+    text = latex(summarise(CORA, runs(), (), quick=False))
+    assert r"DIFFormer-s & untuned & 86.00 $\pm$ 2.00 (3) $\dagger$" in text
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
+    body = text.split(r"\midrule")[1].split(r"\bottomrule")[0]
+    columns = text.split(r"\toprule")[1].split(r"\midrule")[0].count("&")
+    assert {row.count("&") for row in body.strip().splitlines()} == {columns}
+    assert tex("a_b & 50 % ± 1 {x} `y`") == r"a\_b \& 50 \% $\pm$ 1 \{x\} 'y'"
