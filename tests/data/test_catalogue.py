@@ -2,6 +2,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from difformer.data import ENTRIES, dataset_options, list_datasets, load
@@ -163,3 +164,39 @@ def test_features_that_have_to_be_trained_are_listed_as_lacking(cache, tmp_path)
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "cifar10_simclr.npz").write_bytes(b"")
     assert [one.entry.name for one in list_datasets(tmp_path) if one.lacks] == ["stl10"]
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "expected"),
+    [
+        ("karate", {"self_loops": "no"}, "self_loops must be True or False, got 'no'"),
+        ("sbm", {"num_nodes": "500"}, "num_nodes must be a whole number, got '500'"),
+        ("wine", {"num_splits": 2.5}, "num_splits must be a whole number, got 2.5"),
+        ("wine", {"knn": "5"}, "knn must be a whole number or None, got '5'"),
+        ("heat", {"time": True}, "time must be a number, got True"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused(name, option, expected):
+    with pytest.raises(ValueError, match=f"data set '{name}': {expected}"):
+        load(name, **option)
+    assert load("heat", time=1, seed=np.int64(3)).num_nodes == 400
+
+
+def said(*arguments, capsys):
+    from difformer.cli import main
+
+    with pytest.raises(SystemExit) as left:
+        main(["datasets", *arguments])
+    assert left.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_list_says_how_edges_are_counted_and_under_which_terms(capsys):
+    rows = {line.split()[0]: line for line in said(capsys=capsys).splitlines() if line.strip()}
+    assert "5,278 " in rows["cora"]
+    assert " MIT " in rows["cora"]
+    assert "82,529 directed" in rows["covid"]
+    assert "undirected and counted once" in rows["Edges"]
+    assert set(ENTRIES) <= set(rows)  # no name is broken over two lines
+    assert "5,278 undirected, each counted once, without self-loops (papers print 5,429" in said("cora", capsys=capsys)
+    assert "82,529 directed, over all snapshots" in said("covid", capsys=capsys)

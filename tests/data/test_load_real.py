@@ -155,6 +155,7 @@ def test_chickenpox(real_data):
     assert task.x.shape == (517, 20, 4)
     assert task.splits[0].sizes() == (103, 103, 311)
     assert task.num_edges == 102
+    assert ENTRIES["chickenpox"].edges == (102 - 20) // 2  # both directions and a loop a node are listed
     assert task.edge_weight is None
     assert task.instance_names[:2] == ("BACS", "BARANYA")
     public = real(real_data, "chickenpox", protocol="public-code")

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from difformer.data.entries import Entry
 
 
+# Terms that are too long for a table of all.
+_SHORT = {
+    "CC BY 4.0 (UCI), through scikit-learn": "CC BY 4.0",
+    "published by W. Zachary, 1977": "published",
+    "see Zenodo record 7265547": "see source",
+    "none stated": "unstated",
+}
+
+
 @verb
 def datasets(
     name: Annotated[
@@ -27,7 +36,7 @@ def datasets(
     root: Annotated[Path | None, typer.Option(help="Folder to look for files in first.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """List the data sets: size, kind, metric, protocols, and where the files are."""
+    """List the data sets: size, kind, protocols, licence, and where the files are."""
     from difformer.data.catalogue import entry, list_datasets
 
     output = Output(as_json)
@@ -37,24 +46,25 @@ def datasets(
     listed = list_datasets(root)
     output.json([_document(one) for one in listed])
     output.table(
-        ["name", "kind", "size", "edges", "features", "outputs", "metric", "protocols", "files"],
+        ["name", "kind", "size", "edges", "features", "outputs", "protocols", "licence", "files"],
         [
             [
                 one.entry.name,
                 one.entry.kind,
                 _size(one.entry),
-                count(one.entry.edges),
+                _edges(one.entry),
                 count(one.entry.features),
                 count(one.entry.outputs),
-                one.entry.metric,
                 ", ".join(one.entry.protocols) or "–",
+                _SHORT.get(one.entry.licence, one.entry.licence),
                 _where(one),
             ]
             for one in listed
         ],
         right=["edges", "features", "outputs"],
     )
-    output.say("`difformer datasets NAME` shows protocols, options and licence; `difformer fit NAME` trains on it.")
+    output.say("Edges are undirected and counted once, though a task lists both directions, unless it says directed.")
+    output.say("`difformer datasets NAME` shows metric, options and source; `difformer fit NAME` trains on it.")
 
 
 def _document(listing: Listing) -> dict[str, Any]:
@@ -71,6 +81,22 @@ def _size(entry: Entry) -> str:
     if entry.kind == "series":
         return f"{count(entry.length)} snapshots × {entry.nodes:,}"
     return f"{count(entry.length)} graphs × ~{entry.nodes:,}"
+
+
+def _edges(entry: Entry) -> str:
+    """How many edges; where directions are kept, it says so."""
+    if entry.directed:
+        return "directed" if entry.edges is None else f"{entry.edges:,} directed"
+    return count(entry.edges)
+
+
+def _counted(entry: Entry) -> str:
+    """The same at length: what is counted, and what papers print where that is another number."""
+    if entry.edges is None:
+        return _edges(entry)
+    counted = "directed, over all snapshots" if entry.directed else "undirected, each counted once, without self-loops"
+    papers = "" if entry.links is None else f" (papers print {entry.links:,}, the raw links)"
+    return f"{entry.edges:,} {counted}{papers}"
 
 
 def _where(listing: Listing) -> str:
@@ -99,7 +125,7 @@ def _one(name: str, root: Path | None, output: Output) -> None:
             ["about", entry.about],
             ["kind", entry.kind],
             ["size", _size(entry)],
-            ["edges", count(entry.edges)],
+            ["edges", _counted(entry)],
             ["features", count(entry.features)],
             ["outputs", count(entry.outputs)],
             ["metric", entry.metric],

@@ -24,7 +24,11 @@ class Entry:
         kind: ``"nodes"``, ``"series"`` or ``"graphs"``.
         metric: What is reported.
         nodes: Number of nodes or instances; of a typical graph for ``"graphs"``; None where the caller says.
-        edges: Undirected edges; None without a graph, or where there is one a snapshot or the caller says.
+        edges: Undirected ones, each counted once; of a graph whose directions are kept the directed ones, over all
+            snapshots; None without a graph, or where nobody knows before the files are there.
+        directed: Whether directions are kept; otherwise a task lists both of every edge, and a self-loop a node.
+        links: What papers print instead: raw links, repeated ones and both directions of some counted; None where it
+            is the same.
         features: Columns of ``x`` by default.
         outputs: Classes, or target columns.
         length: Snapshots of a series as published, or number of graphs.
@@ -40,6 +44,8 @@ class Entry:
     loader: str
     nodes: int | None = None
     edges: int | None = None
+    directed: bool = False
+    links: int | None = None
     features: int | None = None
     outputs: int | None = None
     length: int | None = None
@@ -68,13 +74,14 @@ def _graph(name: str, about: str, loader: str, size: tuple[int, int, int, int], 
     )
 
 
-def _citation(name: str, about: str, size: tuple[int, int, int, int]) -> Entry:
+def _citation(name: str, about: str, size: tuple[int, int, int, int], links: int) -> Entry:
     protocols = ("random", "authors", "public", "public-code")
-    return _graph(name, about, "datasets.planetoid:planetoid", size, protocols=protocols, licence=_MIT)
+    return _graph(name, about, "datasets.planetoid:planetoid", size, links=links, protocols=protocols, licence=_MIT)
 
 
-def _wikipedia(name: str, about: str, size: tuple[int, int, int, int]) -> Entry:
-    return _graph(name, about, "datasets.wikipedia:wikipedia", size, protocols=("published",), licence=_MIT)
+def _wikipedia(name: str, about: str, size: tuple[int, int, int, int], links: int | None = None) -> Entry:
+    loader = "datasets.wikipedia:wikipedia"
+    return _graph(name, about, loader, size, links=links, protocols=("published",), licence=_MIT)
 
 
 def _benchmark(name: str, about: str, size: tuple[int, int, int, int]) -> Entry:
@@ -87,7 +94,9 @@ def _school(name: str, where: str, size: tuple[int, int, int, int]) -> Entry:
     return _graph(f"facebook100-{name}", about, "datasets.facebook100:facebook100", size, protocols=protocols)
 
 
-def _series(name: str, about: str, nodes: int, edges: int | None, lags: int, length: int) -> Entry:
+def _series(
+    name: str, about: str, nodes: int, edges: int | None, *, directed: bool = True, lags: int, length: int
+) -> Entry:
     return Entry(
         name,
         about,
@@ -96,6 +105,7 @@ def _series(name: str, about: str, nodes: int, edges: int | None, lags: int, len
         f"datasets.temporal:{name}",
         nodes=nodes,
         edges=edges,
+        directed=directed,
         features=lags,
         outputs=1,
         length=length,
@@ -132,14 +142,16 @@ def _generated(name: str, about: str, metric: str = "accuracy", **rest: Any) -> 
 
 
 _ALL = (
-    _citation("cora", "machine-learning papers and citations, by topic", (2708, 5278, 1433, 7)),
-    _citation("citeseer", "computer-science papers and citations, by topic", (3327, 4552, 3703, 6)),
-    _citation("pubmed", "papers on diabetes and citations, by type", (19717, 44324, 500, 3)),
+    _citation("cora", "machine-learning papers and citations, by topic", (2708, 5278, 1433, 7), 5429),
+    _citation("citeseer", "computer-science papers and citations, by topic", (3327, 4552, 3703, 6), 4732),
+    _citation("pubmed", "papers on diabetes and citations, by type", (19717, 44324, 500, 3), 44338),
     _wikipedia("chameleon", "Wikipedia pages by traffic, duplicates filtered out", (890, 8854, 2325, 5)),
     _wikipedia("squirrel", "Wikipedia pages by traffic, duplicates filtered out", (2223, 46998, 2089, 5)),
-    _wikipedia("chameleon-unfiltered", "Wikipedia pages by traffic, duplicates left in", (2277, 31371, 2325, 5)),
-    _wikipedia("squirrel-unfiltered", "Wikipedia pages by traffic, duplicates left in", (5201, 198353, 2089, 5)),
-    _wikipedia("actor", "actors named on one page, by kind", (7600, 26659, 932, 5)),
+    _wikipedia("chameleon-unfiltered", "Wikipedia pages by traffic, duplicates left in", (2277, 31371, 2325, 5), 31421),
+    _wikipedia(
+        "squirrel-unfiltered", "Wikipedia pages by traffic, duplicates left in", (5201, 198353, 2089, 5), 198493
+    ),
+    _wikipedia("actor", "actors named on one page, by kind", (7600, 26659, 932, 5), 30019),
     _graph(
         "ogbn-proteins",
         "protein associations of eight species, 112 functions",
@@ -154,10 +166,11 @@ _ALL = (
         "Slovak social network, by gender",
         "datasets.pokec:pokec",
         (1632803, 22301964, 65, 2),
+        links=30622564,
         protocols=("paper", "public-code"),
     ),
-    _series("chickenpox", "weekly cases in Hungarian counties", 20, 41, lags=4, length=521),
-    _series("covid", "daily cases in English regions, a mobility graph a day", 129, None, lags=8, length=61),
+    _series("chickenpox", "weekly cases in Hungarian counties", 20, 41, directed=False, lags=4, length=521),
+    _series("covid", "daily cases in English regions, a mobility graph a day", 129, 82529, lags=8, length=61),
     _series("wikimath", "daily visits of mathematics pages", 1068, None, lags=14, length=731),
     _table(
         "cifar10",

@@ -7,7 +7,10 @@ import inspect
 import os
 from collections.abc import Callable
 from importlib import import_module
+from numbers import Integral, Real
 from typing import Any
+
+import numpy as np
 
 from difformer.data.catalogue import entry
 from difformer.data.task import Task
@@ -39,6 +42,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) 
     for option in options:
         if option not in known:
             raise ValueError(_unknown_option(found.name, option, known))
+    _check_kinds(found.name, options, annotations_of(function))
     if _takes_files(function):
         return function(found.name, root, **options)
     return function(**options)
@@ -78,6 +82,24 @@ def _takes_files(function: Callable[..., Task]) -> bool:
 def _options(function: Callable[..., Task]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "bool": ("True or False", lambda value: isinstance(value, (bool, np.bool_))),
+    "int": ("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
+    "float": ("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)),
+    "str": ("a text", lambda value: isinstance(value, str)),
+    "None": ("None", lambda value: value is None),
+}
+
+
+def _check_kinds(name: str, options: dict[str, Any], annotations: dict[str, str]) -> None:
+    """Refuse ``self_loops="no"``, which Python would take for a yes; options of other kinds check themselves."""
+    for option, value in options.items():
+        kinds = [part.strip() for part in annotations[option].split("|")]
+        if all(kind in _KINDS for kind in kinds) and not any(_KINDS[kind][1](value) for kind in kinds):
+            expected = " or ".join(_KINDS[kind][0] for kind in kinds)
+            raise ValueError(f"data set {name!r}: {option} must be {expected}, got {value!r}")
 
 
 def _unknown_option(name: str, option: str, known: dict[str, Any]) -> str:
