@@ -12,6 +12,7 @@ from difformer.data import DataError
 from difformer.experiments import performing, running
 from difformer.experiments.choosing import UNTUNED
 from difformer.experiments.ledger import FAILED, Ledger
+from difformer.experiments.presets import Preset, write_preset
 from difformer.experiments.running import Request, run
 from difformer.experiments.summary import summarise
 from difformer.training import NonFiniteLossError
@@ -43,6 +44,30 @@ def test_a_second_call_makes_nothing(tmp_path, said):
     second = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
     assert (second.made, second.there) == (0, 12)
     assert (tmp_path / "runs.jsonl").read_bytes() == before
+
+
+def test_two_names_of_the_same_settings_are_two_rows(tmp_path, said):
+    same = {"epochs": 2, "hidden_channels": 4}
+    for name in ("paper", "best"):
+        write_preset(Preset(name, "difformer-s", "sbm", settings=same), tmp_path / f"{name}.toml")
+    request = dataclasses.replace(ONLY_BLOCKS, models=("difformer-s",), preset_folder=tmp_path)
+    outcome = run(SMALL, tmp_path / "out", request, said.append)
+    assert outcome.made == 6
+    assert {(one["preset"], one["seed"]) for one in Ledger(tmp_path / "out").read()} == {
+        (name, seed) for name in ("paper", "best") for seed in range(3)
+    }
+    some = dataclasses.replace(request, presets=("best",))
+    assert run(SMALL, tmp_path / "some", some, said.append).made == 3
+
+
+def test_a_changed_preset_is_run_anew(tmp_path, said):
+    request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), preset_folder=tmp_path)
+    for epochs in (1, 3):
+        write_preset(Preset("best", "gcn", "sbm", settings={"epochs": epochs}), tmp_path / "gcn.toml")
+        assert run(SMALL, tmp_path / "out", request, said.append).made == 3
+    row = summarise(SMALL, Ledger(tmp_path / "out").read(), (), quick=False).section("blocks").rows
+    (gcn,) = [one for one in row if one.lines]
+    assert [one["settings"]["epochs"] for one in gcn.lines] == [3, 3, 3]
 
 
 def test_a_line_says_all_that_its_result_depends_on(tmp_path, said):

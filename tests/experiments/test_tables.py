@@ -109,6 +109,20 @@ def test_budgets_are_said(trials, said):
     assert said in verdict(section)[0]
 
 
+def test_our_best_settings_are_compared_with_the_authors():
+    best_rows = [{**one, "preset": "best"} for one in runs({"difformer-s": (0.9, 0.92, 0.91)})]
+    code = [{**one, "preset": "public-code"} for one in runs({"difformer-s": (0.8, 0.83, 0.81)})]
+    (section,) = summarise(CORA, [*best_rows, *code], (), quick=False).sections
+    (said,) = verdict(section)
+    assert "Ours: DIFFormer-s (best); the authors' settings: DIFFormer-s (public-code)." in said
+    assert "Ours is ahead by 9.67 points over 3 pairs" in said
+
+
+def test_memory_of_runs_that_were_trained_as_one_is_shared_out():
+    text = markdown(summarise(CORA, runs(stacked=5), (), quick=False))
+    assert dict(zip(cells_of(text, "system"), cells_of(text, "GCN"), strict=True))["peak MB"] == "~1"
+
+
 def test_latex_has_the_same_numbers_and_is_escaped():
     text = latex(summarise(CORA, runs(), (), quick=False))
     assert r"DIFFormer-s & untuned & 86.00 $\pm$ 2.00 (3) $\dagger$" in text

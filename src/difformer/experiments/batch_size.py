@@ -31,8 +31,15 @@ EXPERIMENT = Experiment(
     about="mini-batch size against accuracy and memory, on Pokec where present and on the largest graph at hand",
     source="The paper's Table 10 (appendix)",
     data=(
-        Data("pokec", "pokec", "Pokec", seeds=5, systems=_keys(PAPER), needs=12.0, published="pokec"),
-        Data("facebook100-cornell5", "facebook100-cornell5", "Facebook100, Cornell", seeds=5, systems=_keys(SMALLER)),
+        Data("pokec", "pokec", "Pokec", seeds=5, systems=_keys(PAPER), needs=12.0, published="pokec", alone=True),
+        Data(
+            "facebook100-cornell5",
+            "facebook100-cornell5",
+            "Facebook100, Cornell",
+            seeds=5,
+            systems=_keys(SMALLER),
+            alone=True,
+        ),
     ),
     systems=(*(_system(size) for size in sorted({*TINY, *SMALLER, *PAPER})), WHOLE, OFF),
     untuned={"learning_rate": 0.01, "weight_decay": 0.0, "dropout": 0.0, "hidden_channels": 64, "num_layers": 3}
@@ -45,6 +52,7 @@ EXPERIMENT = Experiment(
             options={"num_nodes": 100, "fractions": (0.5, 0.25, 0.25)},
             seeds=1,
             systems=_keys(TINY),
+            alone=True,
         ),
     ),
     quick_settings={"epochs": 3, "hidden_channels": 8},

@@ -130,7 +130,7 @@ def _records(
             yield _untrained(what, seed), Peak(), 1
         return
     task, config = what.task, what.config
-    if faster(task, config, len(seeds), device):
+    if not what.cell.data.alone and faster(task, config, len(seeds), device):
         with peak_memory(device) as peak:
             settings = [StackedSetting(seed, seed % len(task.splits)) for seed in seeds]
             records = train_stacked(task, settings, config, device, stop=stop)

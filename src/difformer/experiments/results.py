@@ -6,6 +6,7 @@ difformer reproduce --out results --results docs/RESULTS.md
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -23,15 +24,21 @@ with `difformer reproduce NAME`. The epoch of every run and the settings of ever
 data; test data only judge."""
 
 
-def page(folder: Path) -> str:
-    """The whole page, from whatever was run."""
+def page(folder: Path, figures: str = "../results") -> str:
+    """The whole page, from whatever was run.
+
+    Args:
+        folder: Of results.
+        figures: The same folder as seen from where the page will stand.
+    """
     found = [read_summary(one, folder / one.name) for one in experiments()]
     parts = [_OPENING, "## What was run", _overview(found)]
     for summary in found:
         if summary.made and not summary.quick:
             parts.append(markdown(summary, level=2, brief=True).rstrip())
             name = summary.experiment.name
-            parts.append(f"Figure: `results/{name}/figure.svg`, `results/{name}/figure.png`.")
+            if (folder / name / "figure.png").is_file():
+                parts.append(f"![{summary.experiment.title}]({figures}/{name}/figure.png)")
     return "\n\n".join(parts) + "\n"
 
 
@@ -78,7 +85,8 @@ def write_results(folder: Path, path: Path) -> None:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"--out: there is no folder {folder}; run `difformer reproduce NAME` first")
-    write_whole(path, page(folder).encode())
+    figures = Path(os.path.relpath(folder.resolve(), path.resolve().parent)).as_posix()
+    write_whole(path, page(folder, figures).encode())
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -151,7 +151,7 @@ class _Work:
         self.device, self.stop, self.say = device, stop, say
         self.began = time.monotonic()
         self.outcome = Outcome()
-        self.done = {line["id"] for line in known if line["status"] == DONE}
+        self.done = {_run(line, line["id"]) for line in known if line["status"] == DONE}
         self.refused = {(line["id"], line["reason"]) for line in known if line["status"] == FAILED}
 
     def over(self) -> bool:
@@ -191,7 +191,8 @@ class _Work:
 
     def _cell(self, what: Ready, count: int, shared: Line) -> None:
         cell = what.cell
-        seeds = [seed for seed in range(count) if what.run_id(seed) not in self.done]
+        row = {"data": cell.data.key, "system": cell.system.key, "preset": cell.choice.name}
+        seeds = [seed for seed in range(count) if _run(row, what.run_id(seed)) not in self.done]
         self.outcome.there += count - len(seeds)
         if not seeds:
             return
@@ -199,7 +200,7 @@ class _Work:
             self.outcome.left += len(seeds)
             return
         attempt = f"{what.settings_id} {self.device.type}"  # what fails on one kind of device may run on another
-        failed = {"data": cell.data.key, "system": cell.system.key, "preset": cell.choice.name, "id": attempt}
+        failed = {**row, "id": attempt}
         earlier = next((reason for id_, reason in self.refused if id_ == attempt), "")
         if earlier and not self.request.retry:
             self.outcome.failed[cell.key] = earlier
@@ -238,6 +239,11 @@ class _Work:
             f"{self.experiment.name} {line['data']} {line['system']} ({line['preset']}) seed {line['seed']}"
             f" [{number}/{of}]{score}, {line['seconds']:.1f} s"
         )
+
+
+def _run(row: Line, id_: str) -> tuple[str, str, str, str]:
+    """A run is one of a row: two rows may hold the same settings under different names."""
+    return row["data"], row["system"], row["preset"], id_
 
 
 def _first_sentence(error: Exception) -> str:

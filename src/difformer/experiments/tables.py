@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from difformer.experiments.choosing import UNTUNED
+from difformer.experiments.goals import judged
 from difformer.experiments.measures import LABELS
 from difformer.experiments.published import AUTHORS, PAPER, Figure, source_of
 from difformer.experiments.summary import Row, Section, Summary, is_percent
@@ -90,9 +91,12 @@ def columns(section: Section) -> list[Column]:
 
 
 def megabytes(row: Row) -> str:
-    """Mean peak of memory."""
-    mean = row.mean("peak_memory")
-    return NONE if mean is None else f"{mean / 1e6:,.0f}"
+    """Mean peak of memory; of runs that were trained as one, an equal share each, which is said."""
+    known = [line for line in row.lines if line["peak_memory"] is not None]
+    if not known:
+        return NONE
+    mean = sum(line["peak_memory"] / line.get("stacked", 1) for line in known) / len(known)
+    return f"{'~' if any(line.get('stacked', 1) > 1 for line in known) else ''}{mean / 1e6:,.0f}"
 
 
 _BY_LAYER = {
@@ -184,7 +188,7 @@ def markdown(summary: Summary, *, level: int = 1, brief: bool = False) -> str:
         lines = [_md([heading for heading, _ in shown]), _md(["---"] * len(shown))]
         lines += [_md([text(row) for _, text in shown]) for row in section.rows]
         parts.append("\n".join(lines))
-        parts += verdict(section)
+        parts += [*verdict(section), *judged(summary.experiment.name, section)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -198,7 +202,7 @@ def latex(summary: Summary) -> str:
     for section in summary.sections:
         shown = columns(section)
         rows = [" & ".join(tex(text(row)) for _, text in shown) + r" \\" for row in section.rows]
-        said = [protocol(section), *verdict(section)]
+        said = [protocol(section), *verdict(section), *judged(summary.experiment.name, section)]
         blocks.append(
             "\n".join(
                 [

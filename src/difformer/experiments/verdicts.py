@@ -32,11 +32,22 @@ def verdict(section: Section) -> list[str]:
         said.append(_compared(ours, variant, "the best variant"))
     if ours is not None and off is not None:
         said.append(_compared(ours, off, "the same without attention"))
+    for row in section.rows:
+        code = _row_of(section, row, "public-code")
+        if row.system.role == "ours" and row.preset == "best" and row.lines and code is not None:
+            said.append(_compared(row, code, "the authors' settings"))
     return said
 
 
+def _row_of(section: Section, like: Row, preset: str) -> Row | None:
+    """The same system with another preset, where that was run."""
+    found = (row for row in section.rows if row.system == like.system and row.preset == preset and row.lines)
+    return next(found, None)
+
+
 def _compared(ours: Row, other: Row, what: str) -> str:
-    opening = f"Ours, best on validation: {ours.label}; {what}: {other.label}. "
+    same = ours.system == other.system
+    opening = f"Ours{'' if same else ', best on validation'}: {ours.label}; {what}: {other.label}. "
     shared = ours.by_pair().keys() & other.by_pair().keys()
     if not shared:
         return opening + "They share no seed on the same split, so nothing can be tested."
@@ -50,7 +61,8 @@ def _compared(ours: Row, other: Row, what: str) -> str:
     elif ahead:
         who = f"Ours is ahead by {abs(one.difference) * scale:.3g}{unit}"
     else:
-        who = f"**{other.system.label} wins** by {abs(one.difference) * scale:.3g}{unit}"
+        winner = other.label if same else other.system.label
+        who = f"**{winner} wins** by {abs(one.difference) * scale:.3g}{unit}"
     count = "one pair" if one.pairs == 1 else f"{one.pairs} pairs"
     tests = [f"paired t-test p = {one.t_test:.2g}"] if one.t_test is not None else ["no test is possible"]
     if one.corrected is not None:

@@ -1,0 +1,110 @@
+"""What is to be reached, and whether it was: ``goals.toml`` holds the goals, tables say what became of each.
+
+A goal looks at one row: the one that it names, or ours that is best on validation. Where that row, or the one that it
+is held against, was not run, nothing is said of the goal but that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from difformer.experiments.summary import Row, Section, is_percent
+from difformer.training import toml
+
+GOALS = Path(__file__).with_name("goals.toml")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One goal of one section.
+
+    Args:
+        data: Key of the section.
+        system: Key of the row's system; ours where left out.
+        preset: Name of the row's settings; any where left out.
+        measure: Which figure of the row.
+        over: The row that it is held against, as ``system``, ``preset`` and ``role``; None for a fixed figure.
+        near: Figure to be met within `tolerance`.
+        tolerance: Of `near`.
+        at_least: Figure to be reached, or the lead over the other row.
+        below: Figure to stay below, or what to add to the other row's.
+    """
+
+    data: str
+    system: str = ""
+    preset: str = ""
+    measure: str = "test"
+    over: Mapping[str, str] | None = None
+    near: float | None = None
+    tolerance: float = 0.0
+    at_least: float | None = None
+    below: float | None = None
+
+
+@cache
+def load_goals() -> dict[str, tuple[Goal, ...]]:
+    """Goals by experiment."""
+    content: dict[str, list[dict[str, Any]]] = toml.loads(GOALS.read_text(encoding="utf-8"))
+    return {name: tuple(Goal(**entry) for entry in entries) for name, entries in content.items()}
+
+
+def judged(experiment: str, section: Section) -> list[str]:
+    """A sentence a goal of the section."""
+    goals = [goal for goal in load_goals().get(experiment, ()) if goal.data == section.data.key]
+    return [_judge(goal, section) for goal in goals]
+
+
+def _judge(goal: Goal, section: Section) -> str:
+    row = _best(section, goal.system, goal.preset, "ours")
+    other = None if goal.over is None else _best(section, **{"system": "", "preset": "", "role": "", **goal.over})
+    what = _said(goal, row)
+    if row is None or (goal.over is not None and other is None):
+        return f"Goal, {what}: cannot be judged, not run yet."
+    percent = is_percent(row.metric if goal.measure == "test" else goal.measure)
+    mean = _mean(row, goal.measure, percent)
+    base = 0.0 if other is None else _mean(other, goal.measure, percent)
+    if goal.near is not None:
+        held = abs(mean - goal.near) <= goal.tolerance
+    elif goal.at_least is not None:
+        held = mean - base >= goal.at_least
+    else:
+        held = mean - base < (goal.below or 0.0)
+    digits = 2 if percent else 3
+    against = "" if other is None else f" against {base:.{digits}f} of {other.label}"
+    few = "" if len(row.lines) >= row.data.seeds else f", over {len(row.lines)} of {row.data.seeds} seeds only"
+    state = "reached" if held else "**not reached**"
+    return f"Goal, {what}: {state} with {mean:.{digits}f} ({row.label}){against}{few}."
+
+
+def _best(section: Section, system: str, preset: str, role: str) -> Row | None:
+    """The row that is best on validation among those that are meant."""
+    from difformer.experiments.verdicts import best
+
+    meant = [
+        row
+        for row in section.rows
+        if (row.system.key == system if system else row.system.role == role) and (not preset or row.preset == preset)
+    ]
+    return best(meant, meant[0].system.role) if meant else None
+
+
+def _mean(row: Row, measure: str, percent: bool) -> float:
+    mean = row.mean(measure)
+    assert mean is not None, f"{row.label} has no {measure}"
+    return 100 * mean if percent else mean
+
+
+def _said(goal: Goal, row: Row | None) -> str:
+    """The goal in words."""
+    who = " ".join(filter(None, [goal.preset, goal.system or "ours"]))
+    measure = "" if goal.measure == "test" else f" in {goal.measure}"
+    other = "" if goal.over is None else " ".join(filter(None, [goal.over.get("preset"), goal.over.get("system")]))
+    if goal.near is not None:
+        return f"{who} within {goal.tolerance:g} of {goal.near:g}"
+    if goal.at_least is not None:
+        return f"{who} {goal.at_least:g} above {other}" if other else f"{who} at least {goal.at_least:g}"
+    return f"{who}{measure} below {other or format(goal.below or 0.0, 'g')}"
