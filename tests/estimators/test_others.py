@@ -75,6 +75,8 @@ def test_embeddings_and_their_names(wine: Any, quick: dict[str, Any]) -> None:
     frame = model.set_output(transform="pandas").transform(x[:4])
     assert list(frame.columns) == [f"difformertransformer{i}" for i in range(16)]
     assert model.set_output(transform="polars").transform(x[:4]).shape == (4, 16)
+    model.set_params(hidden_channels=5)  # for the next fit
+    assert len(model.get_feature_names_out()) == 16
 
 
 def test_embeddings_in_a_pipeline(wine: Any, quick: dict[str, Any]) -> None:

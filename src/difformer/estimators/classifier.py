@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils.validation import check_consistent_length
 
 from difformer.estimators.base import Array, DIFFormerEstimator
-from difformer.estimators.labels import class_labels
+from difformer.estimators.labels import class_labels, known_labels
 
 
 class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
@@ -77,3 +79,21 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
         """``[M]`` most probable labels; see `predict_proba`."""
         probable = np.argmax(self._outputs(X, graph), axis=1)
         return self.classes_[probable]
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> float:
+        """Accuracy on the labelled rows; those marked as unlabelled are neither right nor wrong.
+
+        Args:
+            X: ``[M, F]`` features.
+            y: ``[M]`` labels, -1, NaN or None where a row is unlabelled.
+            sample_weight: ``[M]``.
+            graph: See `predict_proba`.
+
+        Raises:
+            ValueError: If no row is labelled.
+        """
+        predicted = self.predict(X, graph=graph)
+        known, labels = known_labels(y, self.classes_, type(self).__name__)
+        check_consistent_length(predicted, known, sample_weight)
+        weight = None if sample_weight is None else np.asarray(sample_weight)[known]
+        return float(accuracy_score(labels, predicted[known], sample_weight=weight))

@@ -7,6 +7,7 @@ values of each layer; with a given graph its edges, and a fingerprint of every r
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from difformer.estimators.context import Edges, Member, Part
 from difformer.estimators.digest import find_rows, row_digests
 from difformer.estimators.neighbours import Neighbours, SparseNeighbours
 from difformer.estimators.scaling import Scaling
+from difformer.estimators.threads import threads_for
 from difformer.sparse import SparseMatrix
 
 ROWS_AT_ONCE = 8192
@@ -53,8 +55,21 @@ class GivenGraph(nn.Module):
         return sparse.csr_array(parts, shape=(self.degree.numel(),) * 2)
 
     def recognise(self, x: Any) -> Any:
-        """``[M, n]``: for rows equal to a fitted one that row's edges, none for others."""
-        found = find_rows(row_digests(x), self.digests.numpy().view(np.uint64))
+        """``[M, n]``: for rows equal to a fitted one that row's edges, none for others.
+
+        Of several fitted rows with equal features nobody can tell which is meant: the first is taken, with a warning.
+        """
+        digests = self.digests.numpy().view(np.uint64)
+        found = find_rows(row_digests(x), digests)
+        first = find_rows(digests, digests)
+        several = np.bincount(first, minlength=len(first))[np.maximum(found, 0)] > 1
+        if (several & (found >= 0)).any():
+            warnings.warn(
+                f"{int((several & (found >= 0)).sum())} rows have the features of more than one fitted row, and are "
+                f"given the edges of the first; pass graph= to say which edges are theirs",
+                UserWarning,
+                stacklevel=2,
+            )
         chosen = self.matrix[np.maximum(found, 0)]
         return sparse.csr_array(sparse.diags_array((found >= 0).astype(np.float64)) @ chosen)
 
@@ -131,14 +146,24 @@ class Fitted(nn.Module):
     @torch.no_grad()
     def states(self, x: Any, edges: Any = None) -> np.ndarray[Any, Any]:
         """Final states ``[M, members · hidden]``."""
-        found = [torch.cat([m.states(*part) for m in self._members()], 1) for part in self.parts(x, edges)]
-        return torch.cat(found).numpy()
+        with threads_for(self._numbers(x.shape[0])):
+            found = [torch.cat([m.states(*part) for m in self._members()], 1) for part in self.parts(x, edges)]
+            return torch.cat(found).numpy()
 
     @torch.no_grad()
     def outputs(self, x: Any, edges: Any = None) -> np.ndarray[Any, Any]:
         """Probabilities ``[M, C]`` or values ``[M, T]``, the mean over members."""
-        found = [self.combine([m.states(*part) for m in self._members()]) for part in self.parts(x, edges)]
-        return torch.cat(found).numpy()
+        with threads_for(self._numbers(x.shape[0])):
+            found = [self.combine([m.states(*part) for m in self._members()]) for part in self.parts(x, edges)]
+            return torch.cat(found).numpy()
+
+    def _numbers(self, rows: int) -> int:
+        """In the largest operation: rows by features, by channels, or by what is remembered of the population."""
+        return rows * max(*self.widths(), *(len(kept) for kept in self.buffers() if kept.ndim))
+
+    def widths(self) -> list[int]:
+        """Length of a state of each member."""
+        return [int(member.model.config["hidden_channels"]) for member in self._members()]
 
     def combine(self, states: list[Tensor]) -> Tensor:
         """The members' outputs, averaged, from the states of each."""

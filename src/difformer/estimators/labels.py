@@ -1,9 +1,9 @@
 """Targets as people mark them: which rows are labelled, and what their labels are.
 
-Unlabelled is -1 among whole numbers, NaN among floats, and -1, None, NaN or ``pandas.NA`` among objects such as texts.
-Where -1 and 1 are the only labels they are two classes, as support vector machines write them, and a warning says so.
-Plain arrays of texts (numpy's ``U``) cannot hold such a mark: an ``"-1"`` in one is most likely a -1 that numpy turned
-into text, and is refused.
+Unlabelled is -1 among whole numbers, NaN among floats, NaT among dates, and -1, None, NaN or ``pandas.NA`` among
+objects such as texts; an empty text is a class like any other. Where -1 and 1 are the only labels they are two classes,
+as support vector machines write them, and a warning says so. Plain arrays of texts (numpy's ``U``) cannot hold such a
+mark: an ``"-1"`` in one is most likely a -1 that numpy turned into text, and is refused.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def class_labels(y: Any, x: Any, name: str, weight: Array | None = None) -> tupl
             f"{name} needs labelled rows: all {len(labels)} rows of y are unlabelled (-1, NaN or None) or have weight "
             f"zero; label at least one row of each of two classes"
         )
-    kind = type_of_target(_settled(labels[known]), input_name="y")
+    kind = type_of_target(settled(labels[known]), input_name="y")
     if kind not in ("binary", "multiclass"):
         raise ValueError(
             f"Unknown label type: {kind}. Maybe you are trying to fit a classifier, which expects discrete classes on "
             f"a regression target with continuous values."
         )
-    classes, numbers = np.unique(_settled(labels[known]), return_inverse=True)
+    classes, numbers = np.unique(settled(labels[known]), return_inverse=True)
     if len(classes) < 2:
         raise ValueError(
             f"{name} needs samples of at least 2 classes in the data, but the data contains only one class: "
@@ -62,16 +62,39 @@ def class_labels(y: Any, x: Any, name: str, weight: Array | None = None) -> tupl
     return classes, target
 
 
+def known_labels(y: Any, classes: Array, name: str) -> tuple[Array, Array]:
+    """Which rows are labelled ``[N]``, and the labels of these, to be compared with predictions.
+
+    Args:
+        y: As `class_labels` takes them.
+        classes: That were fitted; where -1 is one of them it marks nothing.
+        name: Of the estimator, for errors.
+
+    Raises:
+        ValueError: If no row is labelled.
+    """
+    labels = _column(y, name)
+    known = np.ones(len(labels), dtype=bool) if UNLABELLED in classes.tolist() else is_labelled(labels)
+    if not known.any():
+        raise ValueError(f"{name} is scored on labelled rows: all {len(labels)} rows of y are unlabelled")
+    return known, settled(labels[known])
+
+
 def values(y: Any, x: Any, name: str) -> Array:
     """``[N]`` or ``[N, T]`` float64, as many axes as `y` has, NaN where unknown.
 
     Raises:
         ValueError: If values are not numbers, infinite, not as many as rows, or all unknown.
     """
-    array = np.asarray(_numbers(y))
+    array = as_array(y)
+    if array.dtype.kind == "O":
+        filled = [np.nan if type(value).__name__ in NO_VALUE else value for value in array.ravel()]
+        array = np.array(filled, dtype=object).reshape(array.shape)
     if array.ndim == 0 or array.ndim > 2:
         raise ValueError(f"y must have shape (n_samples,) or (n_samples, n_targets), got {array.shape}")
     try:
+        if array.dtype.kind in "cmM":
+            raise TypeError(f"got {array.dtype}")
         array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(f"y must hold numbers, NaN where a row is unlabelled: {error}") from error
@@ -81,6 +104,12 @@ def values(y: Any, x: Any, name: str) -> Array:
     if np.isnan(array).all():
         raise ValueError(
             f"Input y contains NaN alone: {name} needs labelled rows, and all {len(array)} rows are unlabelled"
+        )
+    unknown = np.flatnonzero(np.isnan(array).all(0)) if array.ndim == 2 else np.empty(0)
+    if len(unknown):
+        raise ValueError(
+            f"Input y contains NaN alone in column {', '.join(map(str, unknown))} of {array.shape[1]}: {name} needs a "
+            f"labelled row for every target; leave such a column out"
         )
     return array
 
@@ -104,6 +133,8 @@ def is_labelled(labels: Array) -> Array:
         return labels != UNLABELLED
     if labels.dtype.kind == "f":
         return ~np.isnan(labels) & (labels != UNLABELLED)
+    if labels.dtype.kind in "mM":
+        return ~np.isnat(labels)
     if labels.dtype.kind in "US":
         if (labels == np.asarray("-1", dtype=labels.dtype)).any():
             raise ValueError(
@@ -124,27 +155,44 @@ def _is_mark(label: Any) -> bool:
     return bool(label == UNLABELLED) or bool(label != label)
 
 
-def _settled(labels: Array) -> Array:
-    """Objects as what they all are: texts, whole numbers, …"""
-    return np.array(labels.tolist()) if labels.dtype.kind == "O" else labels
+def settled(labels: Array) -> Array:
+    """Objects as what they all are: texts, whole numbers, …
+
+    Raises:
+        ValueError: If some are texts and some are not: numpy would make texts of all.
+    """
+    if labels.dtype.kind != "O":
+        return labels
+    kinds = sorted({type(label).__name__ for label in labels})
+    texts = sum(isinstance(label, str) for label in labels)
+    if 0 < texts < len(labels):
+        raise ValueError(
+            f"labels in y are of kinds that have no common order: {', '.join(kinds)}; make them all texts or all "
+            f"numbers (None, NaN or -1 marks unlabelled rows)"
+        )
+    return np.array(labels.tolist())
 
 
-def _numbers(y: Any) -> Any:
-    """A frame or series of numbers with gaps as floats."""
-    if y is None:
-        return None
-    if hasattr(y, "to_numpy"):
-        array = y.to_numpy()
-        if array.dtype.kind == "O":
-            filled = [np.nan if v is None or type(v).__name__ in NO_VALUE else v for v in array.ravel()]
-            array = np.array(filled).reshape(array.shape)
-        return array
-    return np.asarray(y)
+def as_array(y: Any) -> Array:
+    """Whatever holds targets as an array in which nothing has become something else.
+
+    Numpy makes the text ``"nan"`` of a NaN that stands among texts in a list, and series with gaps make floats of whole
+    numbers; such targets come out as objects.
+    """
+    if isinstance(y, list | tuple):
+        array = np.asarray(y)
+        return np.asarray(y, dtype=object) if array.dtype.kind in "US" else array
+    array = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+    if array.dtype.kind == "f" and hasattr(y, "to_list"):
+        listed = y.to_list()
+        if any(isinstance(label, int) for label in listed):
+            return np.array(listed, dtype=object)
+    return array.astype(object) if array.dtype.kind == "T" else array
 
 
 def _column(y: Any, name: str) -> Array:
     """One label a row."""
-    array = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+    array = as_array(y)
     if array.ndim == 2 and array.shape[1] == 1:
         warnings.warn(
             "A column-vector y was passed when a 1d array was expected. Please change the shape of y to "

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from sklearn.base import RegressorMixin
+from sklearn.metrics import r2_score
 
 from difformer.estimators.base import Array, DIFFormerEstimator
 from difformer.estimators.labels import values
@@ -57,6 +59,24 @@ class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
             graph: See `DIFFormerClassifier.predict_proba`.
         """
         return self._shaped(self._outputs(X, graph))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> float:
+        """R² on what is known of `y`; of several targets the mean, each on the rows that know it.
+
+        Args:
+            X: ``[M, F]`` features.
+            y: ``[M]`` or ``[M, T]`` values, NaN where unknown.
+            sample_weight: ``[M]``.
+            graph: See `DIFFormerClassifier.predict_proba`.
+        """
+        predicted = self.predict(X, graph=graph)
+        wanted = values(y, predicted, type(self).__name__).reshape(len(predicted), -1)
+        weight = np.ones(len(predicted)) if sample_weight is None else np.asarray(sample_weight)
+        each = []
+        for value, target in zip(predicted.reshape(wanted.shape).T, wanted.T, strict=True):
+            known = ~np.isnan(target)
+            each.append(r2_score(target[known], value[known], sample_weight=weight[known]))
+        return float(np.mean(each))
 
     def _shaped(self, outputs: Array) -> Array:
         return outputs[:, 0] if self.one_column_ else outputs

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.multiclass import type_of_target
 
 from difformer.estimators.base import Array, DIFFormerEstimator
-from difformer.estimators.labels import class_labels, is_labelled, values
+from difformer.estimators.labels import as_array, class_labels, is_labelled, settled, values
 
 
 class DIFFormerTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DIFFormerEstimator):
@@ -67,15 +66,14 @@ class DIFFormerTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DI
 
     @property
     def _n_features_out(self) -> int:
-        return int(self.n_models) * int(self.hidden_channels)
+        # Of the models that were fitted: options may have been set to something else since.
+        return sum(self.fitted_.widths())
 
 
 def has_classes(y: Any) -> bool:
     """Whether targets are classes rather than values."""
-    array = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+    array = as_array(y)
     if array.ndim != 1 and not (array.ndim == 2 and array.shape[1] == 1):
         return False
-    known = array.ravel()[is_labelled(array.ravel())]
-    if known.dtype.kind == "O":
-        known = np.array(known.tolist())
+    known = settled(array.ravel()[is_labelled(array.ravel())])
     return known.size == 0 or type_of_target(known, input_name="y") in ("binary", "multiclass")
