@@ -135,6 +135,8 @@ def test_graphs_of_the_wrong_size_are_named(wine: Any, quick: dict[str, Any]) ->
         model.fit(x, partly, graph=np.array([[0], [178]]))
     with pytest.raises(ValueError, match="non-negative weights"):
         model.fit(x, partly, graph=-sparse.eye(178))
+    with pytest.raises(ValueError, match="may be a matrix or an edge_index of 178 edges"):
+        model.fit(x, partly, graph=sparse.eye(178)).predict(x[:2], graph=np.eye(2, 178, dtype=int))
     with pytest.raises(ValueError, match="'knn', 'auto'"):
         model.fit(x, partly, graph="neighbours")
     model.fit(x, partly, graph=sparse.eye(178))
@@ -146,7 +148,16 @@ def test_graphs_of_the_wrong_size_are_named(wine: Any, quick: dict[str, Any]) ->
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("steps", 0), ("neighbours", 1.5), ("n_models", True), ("landmarks", 0), ("validation_fraction", 1.0)],
+    [
+        ("steps", 0),
+        ("neighbours", 1.5),
+        ("n_models", True),
+        ("landmarks", 0),
+        ("validation_fraction", 1.0),
+        ("validation_fraction", "a tenth"),
+        ("standardize", "no"),
+        ("transform_values", None),
+    ],
 )
 def test_options_out_of_range_are_named_when_fitted(option: str, value: Any, wine: Any) -> None:
     x, y, _ = wine
@@ -225,6 +236,22 @@ def test_the_graph_is_chosen_on_held_out_labels(
     monkeypatch.setattr(fitting, "train", measured)
     assert DIFFormerClassifier(**quick).fit(x, y).graph_ == chosen
     assert judged == [True, False]
+
+
+def test_the_graph_is_cross_validated_where_nothing_may_be_held_out(
+    wine: Any, quick: dict[str, Any], monkeypatch: Any
+) -> None:
+    x, y, _ = wine
+    monkeypatch.setattr(fitting, "ENOUGH", 100)
+    train, judged = fitting.train, []
+
+    def measured(problem: Any, recipe: Any, edges: Any, weight: Any, splits: Any, runs: Any) -> Any:
+        judged.append([split.valid.numel() for split in splits])
+        return train(problem, recipe, edges, weight, splits, runs)
+
+    monkeypatch.setattr(fitting, "train", measured)
+    DIFFormerClassifier(**quick, validation_fraction=0).fit(x, y)
+    assert judged == [[60, 59, 59], [60, 59, 59], [0]]
 
 
 def test_too_few_labels_or_rows_are_not_asked(wine: Any, blobs: Any, quick: dict[str, Any]) -> None:

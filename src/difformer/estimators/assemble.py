@@ -23,6 +23,7 @@ from difformer.estimators.fitting import Problem, Recipe
 from difformer.estimators.graphs import KINDS, as_matrix
 from difformer.estimators.neighbours import Neighbours, SparseNeighbours
 from difformer.estimators.population import Population, make_population
+from difformer.estimators.progress import say
 from difformer.estimators.scaling import Scaling
 from difformer.training import RunRecord
 
@@ -92,6 +93,8 @@ def assemble(
         labelled=population.labelled,
         weight=torch.from_numpy(population.mass) if population.weighted else None,
     )
+    counted = f"{population.size} distinct rows" if population.size < x.shape[0] else f"{x.shape[0]} rows"
+    say(recipe.speaker, f"{counted} of {x.shape[1]} features, {len(population.labelled)} of them labelled")
     search: Search | None = None
     edge_index = edge_weight = nearest = None
     if given is not None:

@@ -18,7 +18,8 @@ from difformer.estimators.export import export_program
 from difformer.estimators.fitted import Fitted
 from difformer.estimators.fitting import Recipe
 from difformer.estimators.graphs import as_matrix
-from difformer.estimators.saving import load_estimator, save_estimator
+from difformer.estimators.saving import TEXTS, load_estimator, plain_list, save_estimator
+from difformer.estimators.threads import threads_for
 from difformer.nn import PretrainedError
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class DIFFormerEstimator(BaseEstimator):
         backend: Operator for all pairs while training, see `difformer.attention.propagate`.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``; predictions are made on the CPU.
         random_state: Seed, generator, or None for a new one each time.
+        verbose: Whether lines about the progress of `fit` are printed.
     """
 
     fitted_: Fitted
@@ -89,6 +91,7 @@ class DIFFormerEstimator(BaseEstimator):
         backend: str = "auto",
         device: str = "auto",
         random_state: Any = None,
+        verbose: bool | int = False,
     ) -> None:
         self.hidden_channels = hidden_channels
         self.num_layers = num_layers
@@ -112,6 +115,7 @@ class DIFFormerEstimator(BaseEstimator):
         self.backend = backend
         self.device = device
         self.random_state = random_state
+        self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -142,18 +146,20 @@ class DIFFormerEstimator(BaseEstimator):
     ) -> Array:
         """Outputs of the rows of a checked table, or their states."""
         self._check_options()
-        found = assemble(
-            x,
-            target,
-            weight,
-            num_outputs=num_outputs,
-            graph=self.graph if graph is None else graph,
-            neighbours=int(self.neighbours),
-            landmarks=self.landmarks,
-            standardize=self.standardize,
-            recipe=self._recipe(),
-            embed=embed,
-        )
+        recipe = self._recipe()
+        with threads_for(recipe.numbers(x.shape[0], x.nnz / x.shape[0] if sparse.issparse(x) else x.shape[1])):
+            found = assemble(
+                x,
+                target,
+                weight,
+                num_outputs=num_outputs,
+                graph=self.graph if graph is None else graph,
+                neighbours=int(self.neighbours),
+                landmarks=self.landmarks,
+                standardize=self.standardize,
+                recipe=recipe,
+                embed=embed,
+            )
         self.fitted_ = found.fitted
         self.graph_ = found.graph
         self.n_iter_ = max(record.epochs for record in found.records)
@@ -165,6 +171,8 @@ class DIFFormerEstimator(BaseEstimator):
             name: getattr(self, name)
             for name in ("diffusivity", "step_size", "source_weight", "graph_weight", "dropout", "backend")
         }
+        if options["diffusivity"] in ("constant", "identity"):
+            options["backend"] = "auto"  # neither has scores for a backend to work out
         counts = {name: int(getattr(self, name)) for name in ("hidden_channels", "num_layers", "num_heads")}
         return Recipe(
             options={**counts, **options, "transform": self.transform_values},
@@ -176,6 +184,7 @@ class DIFFormerEstimator(BaseEstimator):
             batch_size=self.batch_size,
             device=self.device,
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+            speaker=type(self).__name__ if self.verbose else None,
         )
 
     def _check_options(self) -> None:
@@ -185,8 +194,12 @@ class DIFFormerEstimator(BaseEstimator):
             value = getattr(self, name)
             if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if not 0 <= self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction must lie in [0, 1), got {self.validation_fraction!r}")
+        share = self.validation_fraction
+        if not isinstance(share, numbers.Real) or not 0 <= share < 1:
+            raise ValueError(f"validation_fraction must lie in [0, 1), got {share!r}")
+        for name in ("standardize", "transform_values"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
 
     def _asked(self, x: Any, graph: Any) -> tuple[Any, Any]:
         """Rows to predict, checked, and their edges from fitted rows."""
@@ -226,5 +239,5 @@ class DIFFormerEstimator(BaseEstimator):
     def export(self, path: str | Path) -> None:
         """Writes a program that predicts without this package; see `difformer.estimators.export`."""
         check_is_fitted(self, "fitted_")
-        facts = {n: getattr(self, n).tolist() for n in ("classes_", "feature_names_in_") if hasattr(self, n)}
+        facts = {name: plain_list(getattr(self, name)) for name in TEXTS if hasattr(self, name)}
         export_program(self.fitted_, path, states=hasattr(self, "transform"), facts=facts)

@@ -12,6 +12,7 @@ and the division drops out of sight what it was normalised by.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from difformer.estimators.judging import ACCURATE_THEN_SURE
 from difformer.estimators.parts import PartsFeed
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.structure import Structure
+from difformer.training.callbacks import Callback
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
 from difformer.training.feeding import make_feed
@@ -73,6 +75,7 @@ def train_weighted(
     device: str,
     weight: Tensor | None = None,
     mass: Tensor | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> RunRecord:
     """`difformer.training.train_one` with weights of rows in the loss, and with their mass in the exchange.
 
@@ -87,6 +90,7 @@ def train_weighted(
         device: Where to train.
         weight: ``[N]`` of the loss; None where all count alike.
         mass: ``[N]`` of the exchange; None where all count alike.
+        callbacks: Told of every evaluated epoch.
     """
     place = resolve(device)
     with isolated_rng(place):
@@ -104,7 +108,7 @@ def train_weighted(
             trainer.loss = _cross_entropy if task.problem == "multiclass" else _squared_error
         if mass is not None and trainer.feed.whole:
             give_mass(trainer.model, mass.to(place))
-        return trainer.run()
+        return trainer.run(tuple(callbacks))
 
 
 def _packed(task: Task, weight: Tensor) -> Task:

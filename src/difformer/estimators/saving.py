@@ -26,14 +26,16 @@ from difformer.estimators.memory import Keys, Mean, Memory, Moments, Sums
 from difformer.estimators.neighbours import Neighbours, SparseNeighbours
 from difformer.estimators.scaling import Scaling
 from difformer.nn import DIFFormer, PretrainedError
+from difformer.training.randomness import isolated_rng
 
 if TYPE_CHECKING:
     from difformer.estimators.base import DIFFormerEstimator
 
 FORMAT, FORMAT_VERSION = "difformer-estimator", 1
 DESCRIPTION, TENSORS = "estimator.json", "context.safetensors"
-# Fitted attributes that are plain numbers or texts, and those that are arrays of floats.
+# Fitted attributes that are plain numbers or texts, lists of such, and arrays of floats.
 FACTS = ("n_features_in_", "graph_", "n_iter_", "loss_", "one_column_")
+TEXTS = ("classes_", "feature_names_in_")
 ARRAYS = ("label_distributions_", "transduction_")
 
 
@@ -55,19 +57,20 @@ def save_estimator(estimator: DIFFormerEstimator, folder: str | Path) -> None:
         "neighbours": None if fitted.search is None else fitted.search.k,
         "sparse_shape": list(fitted.search.shape) if isinstance(fitted.search, SparseNeighbours) else None,
     }
-    for name in ("classes_", "feature_names_in_"):
+    for name in TEXTS:
         if hasattr(estimator, name):
             array = getattr(estimator, name)
-            description[name] = {"dtype": array.dtype.str, "values": array.tolist()}
+            description[name] = {"dtype": array.dtype.str, "values": plain_list(array)}
     tensors = {name: value.contiguous() for name, value in fitted.state_dict().items()}
     for name in ARRAYS:
         array = getattr(estimator, name, None)
         if array is not None and array.dtype == np.float64:
             tensors[f"of.{name}"] = torch.from_numpy(array.copy())
+    text = (json.dumps(description, indent=2) + "\n").encode()  # before the first file, in case it cannot be made
     with atomic_write(folder / TENSORS) as stream:
         stream.write(save_tensors(tensors, metadata={"format": FORMAT}))
     with atomic_write(folder / DESCRIPTION) as stream:
-        stream.write((json.dumps(description, indent=2) + "\n").encode())
+        stream.write(text)
 
 
 def load_estimator(folder: str | Path, *, diffusivity: Diffusivity | None = None) -> DIFFormerEstimator:
@@ -95,7 +98,7 @@ def load_estimator(folder: str | Path, *, diffusivity: Diffusivity | None = None
         estimator: Any = kind(**params)
         for name, value in description["facts"].items():
             setattr(estimator, name, value)
-        for name in ("classes_", "feature_names_in_"):
+        for name in TEXTS:
             if name in description:
                 setattr(estimator, name, np.array(description[name]["values"], dtype=description[name]["dtype"]))
         for name in [key for key in tensors if key.startswith("of.")]:
@@ -108,6 +111,12 @@ def load_estimator(folder: str | Path, *, diffusivity: Diffusivity | None = None
             f"{folder}: damaged, or not an estimator of this version of difformer: {error}"
         ) from error
     return estimator
+
+
+def plain_list(array: np.ndarray[Any, Any]) -> list[Any]:
+    """Labels or names as JSON has them; a date is a text there."""
+    values: list[Any] = (array.astype(str) if array.dtype.kind == "M" else array).tolist()
+    return values
 
 
 def _plain(value: Any) -> Any:
@@ -180,7 +189,8 @@ def _context(description: dict[str, Any], tensors: dict[str, Tensor], *, polynom
 
 
 def _member(config: dict[str, Any], tensors: dict[str, Tensor], polynomial: bool) -> Member:
-    model = DIFFormer(**config).double().eval().requires_grad_(False)
+    with isolated_rng(torch.device("cpu")):  # initial weights are drawn, and thrown away
+        model = DIFFormer(**config).double().eval().requires_grad_(False)
     remembered: list[dict[str, Tensor]] = [{} for _ in model.layers]
     weights = {}
     for name, value in tensors.items():
