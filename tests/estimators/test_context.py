@@ -155,6 +155,7 @@ def test_polynomials_remember_within_their_tolerance(backend: str, wine: Any, qu
 
 CASES = [
     {"graph": None},
+    {"graph": None, "diffusivity": "constant", "backend": "polynomial"},
     {"graph": "knn"},
     {"graph": "knn", "diffusivity": "sigmoid", "num_heads": 2},
     {"graph": None, "diffusivity": "gaussian:0.3", "landmarks": 50},
@@ -237,12 +238,28 @@ def test_rows_fitted_with_a_graph_keep_their_edges(wine: Any, quick: dict[str, A
     assert np.abs(model.predict_proba(new)[0] - model.label_distributions_[10]).max() > 1e-4
 
 
+def test_a_row_that_may_be_either_of_two_is_told_of(wine: Any, quick: dict[str, Any]) -> None:
+    x, _, partly = wine
+    x = x.copy()
+    x[10] = x[50]  # two nodes with equal features and edges of their own
+    graph = kneighbors_graph(x, 4)
+    model = DIFFormerClassifier(**quick).fit(x, partly, graph=graph)
+    with pytest.warns(UserWarning, match="2 rows have the features of more than one fitted row"):
+        again = model.predict_proba(x)
+    others = np.arange(len(x)) != 50
+    np.testing.assert_allclose(again[others], model.label_distributions_[others], atol=1e-9)
+    np.testing.assert_allclose(again[50], again[10])
+    np.testing.assert_allclose(model.predict_proba(x, graph=graph), model.label_distributions_, atol=1e-9)
+
+
 def test_edges_in_every_form_are_the_same_edges(wine: Any, quick: dict[str, Any]) -> None:
     x, _, partly = wine
     matrix = kneighbors_graph(x, 4)
     coo = matrix.tocoo()
     index = np.stack([coo.col, coo.row]).astype(np.int64)
+    tensor = torch.from_numpy(matrix.toarray())
     forms = [matrix, matrix.toarray(), index, torch.from_numpy(index), Graph(torch.from_numpy(index), len(x))]
+    forms += [tensor, tensor.to_sparse(), tensor.to_sparse_csr()]
     found = [DIFFormerClassifier(**quick).fit(x, partly, graph=form).label_distributions_ for form in forms]
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], atol=1e-6)

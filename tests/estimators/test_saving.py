@@ -89,6 +89,14 @@ def test_no_row_of_the_table_is_in_the_files(wine: Any, quick: dict[str, Any], t
         assert len(x) not in value.shape or name == "of.label_distributions_", name
 
 
+def test_dates_as_classes(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    x, y, _ = wine
+    days = np.array(["2020-01-01", "2021-06-01", "2022-01-01"], dtype="M8[D]")
+    model = DIFFormerClassifier(**quick).fit(x, days[y])
+    model.save_pretrained(tmp_path)
+    assert (DIFFormerClassifier.from_pretrained(tmp_path).predict(x) == model.predict(x)).all()
+
+
 def test_damaged_foreign_and_newer_files(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     x, _, partly = wine
     DIFFormerClassifier(**quick).fit(x, partly).save_pretrained(tmp_path)
@@ -190,6 +198,18 @@ def test_programs_of_given_graphs_take_edges(wine: Any, quick: dict[str, Any], t
     program = torch.export.load(tmp_path / "model.pt2").module()
     found = program(torch.from_numpy(x).float(), edges, torch.from_numpy(coo.data).float())
     np.testing.assert_allclose(found.numpy(), model.label_distributions_, atol=1e-5)
+
+
+def test_programs_of_graphs_hold_no_edges_and_no_fingerprints(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    x, _, partly = wine
+    features, nobody = torch.from_numpy(x).float(), torch.zeros(2, 0, dtype=torch.long)
+    for graph in (kneighbors_graph(x, 4), sparse.csr_array((178, 178))):
+        model = DIFFormerClassifier(**quick).fit(x, partly, graph=graph)
+        model.export(tmp_path / "model.pt2")
+        exported = torch.export.load(tmp_path / "model.pt2")
+        assert not [name for name in exported.state_dict if "digests" in name or "given" in name]
+        alone = exported.module()(features[:3], nobody, torch.zeros(0)).numpy()
+        np.testing.assert_allclose(alone, model.predict_proba(x[:3] * (1 + 1e-12)), atol=1e-5)
 
 
 def test_programs_of_regressors_and_transformers(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:

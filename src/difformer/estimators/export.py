@@ -4,10 +4,10 @@
     >>> program = torch.export.load("flowers.pt2").module()          # anywhere
     >>> probabilities = program(torch.randn(5, 4))
 
-The program takes features ``[M, F]`` as the table had them (scaling is inside) and gives probabilities, values or
-embeddings in double precision. A model fitted with a neighbour graph searches for neighbours itself; one fitted with a
-given graph takes two more arguments, ``edge_index [2, E]`` with fitted rows above, and ``edge_weight [E]``. The file
-also holds ``difformer.json``: classes, and names of columns.
+The program takes features ``[M, F]`` in single precision, as the table had them (scaling is inside), and gives
+probabilities, values or embeddings in double precision. A model fitted with a neighbour graph searches for neighbours
+itself; one fitted with a given graph takes two more arguments, ``edge_index [2, E]`` with fitted rows above, and
+``edge_weight [E]``. The file also holds ``difformer.json``: classes, and names of columns.
 """
 
 from __future__ import annotations
@@ -38,23 +38,26 @@ class Program(nn.Module):
 
     def __init__(self, fitted: Fitted, *, states: bool) -> None:
         super().__init__()
-        self.fitted, self.states = fitted, states
-        self.cosine = None
-        if isinstance(fitted.search, SparseNeighbours):
-            self.cosine = Cosine(fitted.search)
+        # Without what a program has no use for: a given graph's edges and the fingerprints of its rows.
+        self.fitted = Fitted(fitted.scaling, softmax=fitted.softmax, output_scale=fitted.output_scale)
+        self.fitted.members = fitted.members
+        self.states = states
+        self.search = Cosine(fitted.search) if isinstance(fitted.search, SparseNeighbours) else fitted.search
+        self.register_buffer("degree", None if fitted.given is None else fitted.given.degree)
+        self.degree: Tensor | None
 
     def forward(self, x: Tensor, edge_index: Tensor | None = None, edge_weight: Tensor | None = None) -> Tensor:
         fitted: Any = self.fitted
         x = x.double()
         x = (x if fitted.shift is None else x - fitted.shift) / fitted.scale
         edges = None
-        if fitted.given is not None:
+        if self.degree is not None:
             assert edge_index is not None
             assert edge_weight is not None
             source, row = edge_index
-            edges = Edges.normalised(row, source, edge_weight.double(), x.shape[0], fitted.given.degree)
-        elif fitted.search is not None:
-            edges = Edges.nearest((self.cosine or fitted.search)(x))
+            edges = Edges.normalised(row, source, edge_weight.double(), x.shape[0], self.degree)
+        elif self.search is not None:
+            edges = Edges.nearest(self.search(x))
         states = [member.states(x, edges) for member in fitted.members]
         return torch.cat(states, 1) if self.states else fitted.combine(states)
 

@@ -1,7 +1,7 @@
 """Graphs as a user hands them over, as one sparse matrix: row i holds the weights with which i receives.
 
-Accepted: a scipy sparse (or dense numpy) matrix of that kind, as `sklearn.neighbors.kneighbors_graph` makes it; an
-``edge_index`` array or tensor ``[2, E]``, senders above receivers; a `difformer.Graph`.
+Accepted: a sparse matrix of that kind of scipy or torch, as `sklearn.neighbors.kneighbors_graph` makes it, or a dense
+one; an ``edge_index`` array or tensor ``[2, E]``, senders above receivers; a `difformer.Graph`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import sparse
+from torch import Tensor
 
 from difformer.graph import Graph
 
@@ -33,13 +35,20 @@ def as_matrix(graph: Any, rows: int, columns: int, *, name: str = "graph") -> An
             raise ValueError(_size(name, f"a Graph of {graph.num_nodes} nodes", rows, columns))
         index, weight = graph.edge_index.numpy(force=True), graph.weights().numpy(force=True)
         matrix = sparse.csr_array((weight, (index[1], index[0])), shape=(rows, columns))
-    elif sparse.issparse(graph):
+    elif sparse.issparse(graph) or (isinstance(graph, Tensor) and graph.layout != torch.strided):
+        graph = graph if sparse.issparse(graph) else _from_torch(graph)
         if graph.shape != (rows, columns):
             raise ValueError(_size(name, f"a matrix of shape {graph.shape}", rows, columns))
         matrix = sparse.csr_array(graph)
     else:
-        array = np.asarray(graph.numpy(force=True) if hasattr(graph, "numpy") else graph)
-        if array.ndim == 2 and array.shape == (rows, columns) and (rows > 2 or array.dtype.kind == "f"):
+        array = np.asarray(graph.numpy(force=True) if isinstance(graph, Tensor) else graph)
+        fits = array.shape == (rows, columns)
+        if fits and rows == 2 and array.dtype.kind in "iu":
+            raise ValueError(
+                f"{name} of shape {array.shape} and {array.dtype} may be a matrix or an edge_index of {columns} edges; "
+                f"pass a scipy sparse matrix, or a matrix of floats"
+            )
+        if fits:
             matrix = sparse.csr_array(array)
         elif array.ndim == 2 and array.shape[0] == 2 and array.dtype.kind in "iu":
             matrix = _from_index(array, rows, columns, name)
@@ -53,6 +62,12 @@ def as_matrix(graph: Any, rows: int, columns: int, *, name: str = "graph") -> An
         )
     matrix.eliminate_zeros()
     return matrix
+
+
+def _from_torch(graph: Tensor) -> Any:
+    """A sparse tensor of any layout."""
+    matrix = graph.detach().to_sparse_coo().coalesce().cpu()
+    return sparse.csr_array((matrix.values().numpy(), tuple(matrix.indices().numpy())), shape=tuple(matrix.shape))
 
 
 def _from_index(index: np.ndarray[Any, Any], rows: int, columns: int, name: str) -> Any:
