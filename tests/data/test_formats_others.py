@@ -182,6 +182,14 @@ class TestPlanetoid:
         assert read["test_idx"].tolist() == [5, 6, 8]
         assert read["edge_index"].shape == (2, 9)
 
+    def test_a_matrix_that_points_outside_itself_ends_no_process(self, cache, tmp_path):
+        self.put(tmp_path)
+        matrix = sp.csr_matrix(np.eye(9)[:5])
+        matrix.indices[2] = 2**30
+        write(tmp_path / "planetoid" / "Cora" / "raw" / "ind.cora.allx", pickle.dumps(matrix, protocol=2))
+        with pytest.raises(DataError, match=r"ind\.cora\.\S+: data set 'cora' cannot be read.*ind"):
+            load("cora", tmp_path)
+
     @pytest.mark.parametrize("test", [(8, 5, 60_000_000_000), (8, 5, 2)])
     def test_a_wrong_number_asks_for_no_memory(self, cache, tmp_path, test):
         self.put(tmp_path, test=test)

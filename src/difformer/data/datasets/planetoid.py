@@ -129,6 +129,8 @@ def read_raw(found: Found) -> Arrays:
     for key in ("x", "tx", "allx", "y", "ty", "ally", "graph"):
         with open(part[key], "rb") as file:
             loaded[key] = safe_load(file)
+        if key in ("x", "tx", "allx"):
+            loaded[key] = _checked(loaded[key])
     test = np.loadtxt(part["test.index"], dtype=np.int64)
     known = loaded["allx"].shape[0]
     n = max(int(test.max()) + 1, known)
@@ -153,3 +155,10 @@ def read_raw(found: Found) -> Arrays:
         "val_idx": np.arange(num_train, num_train + 500),
         "test_idx": np.sort(test),
     }
+
+
+def _checked(matrix: Any) -> Any:
+    """A matrix out of a pickle, where nobody has looked at its indices: scipy would follow wrong ones anywhere."""
+    checked = sp.csr_matrix((matrix.data, matrix.indices, matrix.indptr), shape=matrix.shape)
+    checked.check_format(full_check=True)
+    return checked
