@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from difformer.experiments.choosing import UNTUNED
@@ -19,7 +20,7 @@ def dots(summary: Summary, folder: Path) -> Any:
     if not shown:
         return empty(f"{summary.experiment.title}: nothing was run yet")
     tallest = max(len(_rows(section)) for section in shown)
-    fig, axes = panels(len(shown), width=4.4, height=1.6 + 0.2 * tallest, across=3)
+    fig, axes = panels(len(shown), width=4.4, height=1.6 + 0.2 * tallest, across=2 if len(shown) in (2, 4) else 3)
     for ax, section in zip(axes, shown, strict=True):
         _panel(ax, section)
     _legend(fig, shown)
@@ -47,7 +48,7 @@ def _panel(ax: Any, section: Section) -> None:
             ax.plot(row.paper.mean, place, "D", mfc="none", mec=BLACK, ms=4.5, mew=0.9, zorder=3)
     ax.set_yticks(range(len(rows)), [_name(row) for row in reversed(rows)])
     ax.set_ylim(-0.7, len(rows) - 0.3)
-    ax.set_title(f"{section.data.label}\n{section.counted}", loc="left")
+    ax.set_title(f"{fill(section.data.label, 34)}\n{section.counted}", loc="left")
     ax.set_xlabel(
         f"test {LABELS.get(metric, metric)} in %"
         if factor == 100

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from difformer.atomic import write_whole
 from difformer.experiments.catalogue import experiments
-from difformer.experiments.summary import Summary
+from difformer.experiments.summary import NOT_YET, Summary
 from difformer.experiments.tables import markdown
 from difformer.experiments.writing import read_summary
 
@@ -70,6 +70,9 @@ def _state(summary: Summary) -> str:
     absent = [section.data.label for section in summary.sections if section.reason]
     untouched = [s.data.label for s in summary.sections if not s.lines and not s.reason]
     said = ["**partial**"]
+    refused = [row for s in summary.sections if s.lines for row in s.rows if row.reason not in ("", NOT_YET)]
+    if refused:
+        said.append(f"{len(refused)} rows could not be run: the cells say why")
     if absent:
         said.append(f"could not be run: {'; '.join(absent)}")
     if untouched:
