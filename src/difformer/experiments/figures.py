@@ -20,7 +20,9 @@ def dots(summary: Summary, folder: Path) -> Any:
     if not shown:
         return empty(f"{summary.experiment.title}: nothing was run yet")
     tallest = max(len(_rows(section)) for section in shown)
-    fig, axes = panels(len(shown), width=4.4, height=1.6 + 0.2 * tallest, across=2 if len(shown) in (2, 4) else 3)
+    longest = max(len(_name(row)) for section in shown for row in _rows(section))
+    width, height = 2.9 + 0.075 * longest, 1.6 + 0.2 * tallest
+    fig, axes = panels(len(shown), width=width, height=height, across=2 if len(shown) in (2, 4) else 3)
     for ax, section in zip(axes, shown, strict=True):
         _panel(ax, section)
     _legend(fig, shown)

@@ -21,7 +21,7 @@ def _without_graph(system: System) -> System:
     return replace(
         system,
         key=f"{system.key}-no-graph",
-        label=f"{system.label} without graph",
+        label=f"{system.label}, no graph",
         settings={**system.settings, **WITHOUT},
         suffix="-no-graph",
     )
