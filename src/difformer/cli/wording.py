@@ -14,7 +14,7 @@ OPTIONS = {"labels": "--labels", "edges": "--edges", "device": "--device", "root
 DATA = (
     "ids", "label_columns", "label_ids", "edge_columns", "split_column", "drop", "header", "delimiter", "encoding",
     "decimal", "comment", "name", "problem", "fractions", "seeds", "directed", "self_loops", "duplicates", "missing",
-    "class_names", "features", "protocol", "per_class", "num_splits", "knn",
+    "class_names", "standardize", "features", "protocol", "per_class", "num_splits", "knn",
 )  # fmt: skip
 SETTINGS = ("loss", "metric", "graph", "batch_size", "precision")
 

@@ -64,6 +64,7 @@ def from_files(
     duplicates: Duplicates = "error",
     missing: Sequence[str] = MISSING,
     class_names: Sequence[str] = (),
+    standardize: bool = False,
 ) -> Task:
     """A task from files: CSV and its relatives, Parquet, NPZ, and PyG's ``.pt``.
 
@@ -98,6 +99,7 @@ def from_files(
         duplicates: What becomes of an edge given with different weights.
         missing: Texts that stand for no label.
         class_names: The classes in order.
+        standardize: Bring columns to mean 0 and deviation 1 over all rows; the task's notes give the numbers.
 
     Raises:
         DataError: If a file is broken, or files contradict each other; with file, line and column.
@@ -117,7 +119,7 @@ def from_files(
             "seeds": seeds,
             "problem": problem,
         }
-        shared |= {"directed": directed, "self_loops": self_loops, "duplicates": duplicates}
+        shared |= {"directed": directed, "self_loops": self_loops, "duplicates": duplicates, "standardize": standardize}
         called = name or Path(features).name.split(".")[0]
         return _from_pyg_file(features, name=called, missing=missing, class_names=class_names, **shared)
 
@@ -172,6 +174,7 @@ def from_files(
         instance_names=found.ids,
         feature_names=found.names,
         notes=(*found.notes, *given.notes, *notes),
+        standardize=standardize,
     )
 
 

@@ -38,6 +38,8 @@ def new_task(
         raise ValueError(f"features of new instances must have shape {expected}, got {tuple(x.shape)}")
     if task.kind == "series":
         return _new_snapshots(task, x, edges, edge_weight), 0
+    if task.scaling is not None:  # new rows come as they are, the task's own are standardised
+        x, task = task.scaled(x), dataclasses.replace(task, scaling=None)
     return _new_rows(task, x, edges, edge_weight, together)
 
 
