@@ -48,6 +48,17 @@ def test_monomials_that_do_not_fit_are_not_chosen(monkeypatch):
     assert "0.1 GiB are free" in found.reason
 
 
+def test_memory_that_a_container_leaves(tmp_path):
+    assert memory._of_the_container(tmp_path) is None
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._of_the_container(tmp_path) is None  # no limit
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert memory._of_the_container(tmp_path) == 300
+    (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 200\n")  # files read before give way
+    assert memory._of_the_container(tmp_path) == 500
+
+
 def test_memory_that_is_free(monkeypatch):
     assert 2**20 < memory.free_bytes(torch.device("cpu")) <= 1 << 62
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

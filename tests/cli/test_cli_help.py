@@ -12,7 +12,7 @@ import pytest
 
 VERBS = (
     "fit", "predict", "evaluate", "embed", "tune", "report", "explain", "compare", "energy", "demo", "datasets",
-    "models", "certify",
+    "models", "certify", "reproduce",
 )  # fmt: skip
 
 

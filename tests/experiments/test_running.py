@@ -8,13 +8,14 @@ import pytest
 import torch
 from small_experiment import ABSENT, BLOCKS, SMALL
 
-from difformer.data import DataError
+from difformer.data import DataError, load
 from difformer.experiments import performing, running
-from difformer.experiments.choosing import UNTUNED
+from difformer.experiments.choosing import UNTUNED, Cell, Choice
 from difformer.experiments.ledger import FAILED, Ledger
 from difformer.experiments.presets import Preset, write_preset
 from difformer.experiments.running import Request, run
 from difformer.experiments.summary import summarise
+from difformer.experiments.systems import rivals
 from difformer.training import NonFiniteLossError
 from difformer.training.config import TrainConfig
 
@@ -191,20 +192,24 @@ def test_quick_and_full_runs_are_never_mixed(tmp_path, said):
         run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
 
 
-def test_too_many_pairs_are_refused_before_they_are_tried():
-    from difformer.data import load
-    from difformer.experiments.choosing import Cell, Choice
-    from difformer.experiments.systems import rivals
+def test_too_many_pairs_are_refused_before_they_are_tried(tmp_path, said, monkeypatch):
+    from difformer.zoo import inputs
 
-    task = load("sbm", num_nodes=1000)
+    monkeypatch.setattr(inputs, "WORTH_A_LOOK", 0)
+    monkeypatch.setattr(inputs, "free_bytes", lambda device: 1000)
     (lds,) = rivals("lds")
-    cell = Cell(BLOCKS, lds, Choice("best", {}))
-    assert "not enough memory" in performing.why_not(cell, task, free=10**6)
-    assert performing.why_not(cell, task, free=10**12) == ""
+    outcome = run(dataclasses.replace(SMALL, systems=(lds,)), tmp_path, ONLY_BLOCKS, said.append)
+    (reason,) = set(outcome.failed.values())
+    assert reason.startswith("not enough memory: ")
+    assert "are free on cpu" in reason
+    assert outcome.errors == outcome.made == 0
+
+
+def test_systems_that_cannot_be_asked():
+    task = load("sbm", num_nodes=100)
     (gcn,) = rivals("gcn")
-    assert "needs a graph" in performing.why_not(
-        Cell(BLOCKS, gcn, Choice("best", {"graph": "none"})), task, free=10**12
-    )
+    assert "needs a graph" in performing.why_not(Cell(BLOCKS, gcn, Choice("best", {"graph": "none"})), task)
+    assert performing.why_not(Cell(BLOCKS, gcn, Choice("best", {})), task) == ""
 
 
 @pytest.mark.parametrize(

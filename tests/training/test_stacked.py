@@ -9,7 +9,7 @@ from difformer.training import stacked as stacked_module
 from difformer.training.stacked import StackedSetting, apart, faster, train_stacked, unstackable
 from difformer.training.stacked_adam import StackedAdam, clip_gradients
 from difformer.training.stacked_loop import StackedTrainer
-from difformer.training.stacked_memory import SHARE, chunks_that_fit, free_memory, saved_bytes
+from difformer.training.stacked_memory import SHARE, chunks_that_fit, saved_bytes
 
 OPTIONS = {"hidden_channels": 8, "num_layers": 3}
 DIFFERENT = [
@@ -212,7 +212,6 @@ def test_chunks_fit_and_are_even(runs, each, free, most):
 
 
 def test_memory_is_measured():
-    assert free_memory(torch.device("cpu")) > 2**20
     x = torch.randn(1000, requires_grad=True)
     # exp keeps its result, and sin its input, which is the same memory.
     assert saved_bytes(lambda: x.exp().sin()) == 4000

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 LEAST = 1 << 16  # elements that are worked on at a time, however little is free
+UNKNOWN = 1 << 62  # on systems that do not tell: what cannot be taken, torch will say itself
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be taken on a device."""
+    """Memory that this process can still take on a device."""
     if device.type == "cuda" and torch.cuda.is_available():
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
+    found = [value for value in (_of_the_machine(), _of_the_container()) if value is not None]
+    return min(found, default=UNKNOWN)
+
+
+def _of_the_machine() -> int | None:
+    return _entry(Path("/proc/meminfo"), "MemAvailable:", 1024)
+
+
+def _of_the_container(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What a container leaves to its processes: its limit less what is used, but for files that can be read again."""
     try:
-        with open("/proc/meminfo") as table:
-            line = next(line for line in table if line.startswith("MemAvailable"))
-        return 1024 * int(line.split()[1])
-    except (OSError, StopIteration):  # not Linux: what torch cannot take it will say itself
-        return 1 << 62
+        limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # not in a container, or in one without a limit ("max")
+        return None
+    return max(0, limit - used + (_entry(folder / "memory.stat", "inactive_file", 1) or 0))
+
+
+def _entry(path: Path, name: str, unit: int) -> int | None:
+    """The number behind a name in one of the kernel's tables."""
+    try:
+        with path.open() as table:
+            return next((unit * int(line.split()[1]) for line in table if line.startswith(name)), None)
+    except OSError:
+        return None
 
 
 def elements_at_a_time(device: torch.device, cpu: int, gpu: int) -> int:

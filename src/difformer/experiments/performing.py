@@ -30,9 +30,6 @@ from difformer.zoo import MODELS, find, options_of
 Stop = Callable[[], bool]
 # Saving is for run folders; such fields decide nothing of a result.
 _IRRELEVANT = ("checkpoint_every", "checkpoint_seconds")
-# Copies of N × N floats that these hold at once: measured orders of magnitude, to refuse what would not fit.
-DENSE = {"lds": 12, "graphormer": 16, "idgl": 10}
-DENSE_WITHOUT_GRAPH = {"glcn": 8}
 
 
 class Interrupted(Exception):
@@ -75,14 +72,8 @@ def complete(config: TrainConfig) -> dict[str, Any]:
     return {**fields, **find(config.model).fixed, **options_of(config.model), **config.options}
 
 
-def why_not(cell: Cell, task: Task, free: int) -> str:
-    """Why a cell cannot be run at all; empty where it can be tried.
-
-    Args:
-        cell: What is asked.
-        task: Its data.
-        free: Bytes of memory that are free.
-    """
+def why_not(cell: Cell, task: Task) -> str:
+    """Why a system cannot be asked at all; empty where it can be tried. What would not fit says so itself."""
     system = cell.system
     if system.baseline:
         return "" if task.kind == "series" else "a baseline for series"
@@ -93,11 +84,6 @@ def why_not(cell: Cell, task: Task, free: int) -> str:
         return f"{system.model} is not for {task.kind}"
     if info.needs_graph and not observed and not str(graph).startswith("knn"):
         return f"{system.model} needs a graph, and there is none"
-    copies = DENSE.get(system.model, 0) or (0 if observed else DENSE_WITHOUT_GRAPH.get(system.model, 0))
-    rows = task.num_nodes if task.kind == "nodes" else 0
-    wanted = 4 * copies * rows * rows
-    if wanted > free:
-        return f"not enough memory: about {wanted / 2**30:.0f} GiB for all pairs, {free / 2**30:.0f} GiB are free"
     return ""
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from difformer.attention.memory import free_bytes
 from difformer.data import Task, load
 from difformer.experiments.choosing import Cell, cells, check_names, read_presets
 from difformer.experiments.ledger import DONE, FAILED, Ledger, Line
@@ -28,7 +29,6 @@ from difformer.training.devices import resolve
 from difformer.training.interrupt import stop_requests
 from difformer.training.journal import NonFiniteLossError
 from difformer.training.runfiles import only_one, writing
-from difformer.training.stacked_memory import free_memory
 
 Say = Callable[[str], None]
 
@@ -171,7 +171,7 @@ class _Work:
         if self.over():
             self.outcome.left += count * len(wanted)
             return
-        free = free_memory(torch.device("cpu")) / 1e9
+        free = free_bytes(torch.device("cpu")) / 1e9
         if data.needs > free:
             reason = f"not enough memory: about {data.needs:g} GB to hold the graph, {free:.0f} GB are free"
             self._refuse({"data": data.key, "id": f"data:{data.key}"}, reason)
@@ -205,7 +205,7 @@ class _Work:
         if earlier and not self.request.retry:
             self.outcome.failed[cell.key] = earlier
             return
-        if reason := why_not(cell, what.task, free_memory(self.device)):
+        if reason := why_not(cell, what.task):
             self._refuse(failed, reason)
             return
         made = 0
@@ -266,6 +266,8 @@ def _expected(error: Exception) -> bool:
 
 
 def _reason(error: Exception, device: torch.device) -> str:
+    if type(error) is MemoryError and "GiB" in str(error):  # refused by the model before it was begun
+        return f"not enough memory: {str(error).partition(';')[0]}"
     if _out_of_memory(error):
         return f"out of memory on {device}"
     if isinstance(error, NonFiniteLossError):

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from difformer.attention.memory import free_bytes
 from difformer.data import Task
 from difformer.training.callbacks import Callback
 from difformer.training.config import TrainConfig
@@ -27,7 +28,7 @@ from difformer.training.journal import NonFiniteLossError
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord, Status
 from difformer.training.stacked_loop import Run, StackedTrainer
-from difformer.training.stacked_memory import chunks_that_fit, free_memory
+from difformer.training.stacked_memory import chunks_that_fit
 
 # Options of models that a stack may hold several values of: plain attributes that enter a pass as numbers.
 HYPER = ("dropout", "step_size", "graph_weight", "source_weight")
@@ -106,7 +107,7 @@ def train_stacked(
     found: dict[int, RunRecord | NonFiniteLossError] = {}
     with isolated_rng(place):
         each = estimate_memory(task, [runs[i] for i in order[:2]], hyper, place) if runs else 0
-        waiting = _cut(order, chunks_that_fit(len(order), each, free_memory(place), chunk))
+        waiting = _cut(order, chunks_that_fit(len(order), each, free_bytes(place), chunk))
         status: Status = "finished"
         while waiting and status == "finished":
             part = waiting.pop(0)
