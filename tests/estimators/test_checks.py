@@ -13,7 +13,7 @@ from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, DIFFor
 KINDS = (DIFFormerClassifier, DIFFormerRegressor, DIFFormerTransformer)
 # Checks that are expected to fail, of either. The tests below would fail if one of ours did.
 EXPECTED_FAILURES: dict[str, str] = {}
-# Small and short: the checks fit a hundred models each. What the defaults do is looked at by the slow ones below.
+# Small and short: the checks fit eighty models each. What the defaults do is looked at by the slow ones below.
 QUICK = {"steps": 10, "learning_rate": 0.05, "hidden_channels": 8, "num_layers": 1, "n_models": 1, "graph": "knn"}
 BETTER = {"steps": 15, "learning_rate": 0.1, "hidden_channels": 16}  # a score above one half is asked of regressors
 
@@ -42,6 +42,9 @@ def test_the_classifier_is_asked_all_that_label_spreading_is_asked() -> None:
 
 
 @pytest.mark.slow
-@parametrize_with_checks([kind() for kind in KINDS], expected_failed_checks=expected)
+@parametrize_with_checks([kind(steps=4) for kind in KINDS], expected_failed_checks=expected)
 def test_nor_with_default_options(estimator: Any, check: Any) -> None:
+    """Three models of four layers, the graph cross-validated: all as by default but the number of steps."""
+    if getattr(check, "func", check).__name__ == "check_regressors_train":
+        estimator.set_params(steps=50)  # a score above one half is asked of it
     check(estimator)

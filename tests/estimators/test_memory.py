@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Any
@@ -53,19 +54,20 @@ def test_parts_are_judged_as_they_are_trained(wine: Any, quick: dict[str, Any], 
 
 
 FIT = """
-import resource, sys
+import json, resource, sys
 import numpy as np
 from difformer import DIFFormerClassifier
 x = np.random.RandomState(0).randn(100_000, 100)
 y = np.where(np.arange(100_000) % 10 == 0, (x[:, 0] > 0).astype(int), -1)
-DIFFormerClassifier(diffusivity=sys.argv[1], graph=None, steps=2, random_state=0).fit(x, y)
+DIFFormerClassifier(**json.loads(sys.argv[1]), graph=None, steps=2, random_state=0).fit(x, y)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("diffusivity", ["simple", "sigmoid"])
-def test_a_hundred_thousand_rows_fit_into_two_gigabytes(diffusivity: str) -> None:
-    done = subprocess.run([sys.executable, "-c", FIT, diffusivity], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("options", [{}, {"diffusivity": "sigmoid", "num_layers": 2, "n_models": 1}])
+def test_a_hundred_thousand_rows_fit_into_two_gigabytes(options: dict[str, Any]) -> None:
+    command = [sys.executable, "-c", FIT, json.dumps(options)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 2e9
