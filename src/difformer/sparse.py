@@ -89,7 +89,8 @@ class SparseMatrix:
 
     def __matmul__(self, x: Tensor) -> Tensor:
         """``S X`` for dense ``X [columns, …]``; low precision is summed in the matrix's own."""
-        flat = x.reshape(x.shape[0], -1).to(self.dtype)
+        # No -1: of a matrix without rows, as a rank may hold one, it could be any number.
+        flat = (x.unsqueeze(1) if x.dim() == 1 else x.flatten(1)).to(self.dtype)
         if torch.compiler.is_exporting():  # an exported program must run where this package is not installed
             out = reference_matmul(self.rows, flat)
         elif not torch.compiler.is_compiling() and (is_eager(flat) or _is_wrapped(flat)):
