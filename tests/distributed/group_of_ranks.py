@@ -23,7 +23,15 @@ def starter():
     """Starts processes from a server that has loaded torch already."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "difformer.distributed.run"])
+    # Adam and operators of our own load torch's compiler, which takes seconds in every process.
+    modules = [
+        "torch",
+        "torch.distributed",
+        "torch._dynamo",
+        "difformer.distributed.run",
+        "difformer.distributed.seeds",
+    ]
+    context.set_forkserver_preload(modules)
     return context
 
 

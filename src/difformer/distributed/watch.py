@@ -4,7 +4,8 @@ Every rank beats: a thread counts up a key in the group's store once a second, a
 that stands still for `SILENCE` seconds, or its process is no longer there (on one machine that can be seen at once),
 the rank is dead: whoever sees it writes so into the store, where all find it. A rank that fails by itself writes there
 why before it goes. Whoever finds a failure gives its main thread `GRACE` seconds to raise `RankLostError` from the
-collective it waits in, and then ends the process: some collectives never return.
+collective it waits in, and then ends the process: some collectives never return. The store is kept on the machine of
+rank 0; a second thread sees to it that a store which no longer answers counts as rank 0 gone.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ class Watch:
     size: int
     store: Any
     failure: str | None = None
+    _beats: int = 0
+    _told: bool = False
+    _places: dict[int, dict[str, Any]] = field(default_factory=dict)
     _thread: threading.Thread | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
     _found: threading.Event = field(default_factory=threading.Event)
@@ -55,10 +59,14 @@ class Watch:
         watch = Watch(rank, size, store)
         watch._thread = threading.Thread(target=watch._run, name="difformer-watch", daemon=True)
         watch._thread.start()
+        threading.Thread(target=watch._guard, name="difformer-watch-store", daemon=True).start()
         return watch
 
     def stop(self) -> None:
         """This rank has done its work; the one that watches it is told."""
+        if self.rank == 0 and (self.failure is not None or self._told):
+            # With rank 0 the store may go, and with it the name of who failed: all others read it once a beat.
+            time.sleep(2 * BEAT)
         self._ended.set()
         if self._thread is not None:
             self._thread.join(GRACE)
@@ -66,6 +74,7 @@ class Watch:
     def tell(self, error: Exception) -> None:
         """Writes why this rank fails, unless it is because another did."""
         if not isinstance(error, RankLostError) and self.failure is None:
+            self._told = True
             self._report(f"rank {self.rank} ({self._where(self.rank)}) failed: {type(error).__name__}: {error}")
 
     def wait(self, seconds: float) -> str | None:
@@ -75,7 +84,9 @@ class Watch:
 
     def _known(self, rank: int) -> dict[str, Any]:
         key = f"difformer/where/{rank}"
-        return dict(json.loads(self.store.get(key))) if self.store.check([key]) else {}
+        if rank not in self._places and self.store.check([key]):
+            self._places[rank] = dict(json.loads(self.store.get(key)))
+        return self._places.get(rank, {})
 
     def _where(self, rank: int) -> str:
         known = self._known(rank)
@@ -100,12 +111,13 @@ class Watch:
             self.failure = self.failure or text
 
     def _run(self) -> None:
-        beats, watched = 0, (self.rank + 1) % self.size
+        watched = (self.rank + 1) % self.size
         last, seen = "", time.monotonic()
         while not self._ended.is_set():
             try:
-                beats += 1
-                self.store.set(f"difformer/beat/{self.rank}", str(beats))
+                self._beats += 1
+                self._known(0)  # to name it when the store can no longer be asked
+                self.store.set(f"difformer/beat/{self.rank}", str(self._beats))
                 if self.store.check([FAILURE]):
                     self._fail(self.store.get(FAILURE).decode())
                     return
@@ -121,13 +133,30 @@ class Watch:
                         f"{SILENCE:.0f} s; its process stands still, or its machine is out of reach"
                     )
             except RuntimeError as error:
-                self._fail(f"the store of the group, on the machine of rank 0, is out of reach: {error}")
+                self._fail(self._store_lost(str(error).partition("\n")[0]))
                 return
             self._ended.wait(BEAT)
         try:
             self.store.set(f"difformer/beat/{self.rank}", "done")
         except RuntimeError:  # whoever kept the store has ended before us
             return
+
+    def _guard(self) -> None:
+        """Ends the wait for a store that never answers: its process stands still, or its machine is out of reach."""
+        last, silent = 0, 0.0
+        while not self._ended.wait(BEAT):
+            if self._found.is_set():
+                return
+            # By own rounds, not by the clock: a process that stood still itself has no one to blame.
+            last, silent = self._beats, silent + BEAT if self._beats == last else 0.0
+            if silent >= SILENCE:
+                self._fail(self._store_lost(f"it gave no answer for {SILENCE:.0f} s"))
+                return
+
+    def _store_lost(self, why: str) -> str:
+        known = self._places.get(0)
+        where = f"{known['host']}, process {known['process']}" if known else "never heard of"
+        return f"rank 0 ({where}) is gone, or the launcher on its machine, which keeps the store of the group: {why}"
 
     def _fail(self, text: str) -> None:
         self.failure = text
