@@ -9,7 +9,7 @@ from ranks_work import train
 from safetensors.torch import load_file
 from test_exact import graph_task
 
-from difformer.distributed.folder import write_partition
+from difformer.distributed.folder import Partition, write_partition
 from difformer.training import RunFolder, TrainConfig, TrainingInterrupted, evaluate, fit, resume
 
 CPU = {"device": "cpu", "stacked": False}
@@ -87,6 +87,11 @@ def test_the_folder_is_one_process_own(groups, parted, tmp_path):
     about = json.loads((tmp_path / "ranks" / "distributed.json").read_text())
     assert about["ranks"] == 2
     assert about["bytes_an_epoch"]["boundary"] > 0
+    once = [answer[2]["once"] for answer in answers]
+    # Rows of the other rank that each needs, asked for before the first seed, and outputs that come to rank 0 at the end.
+    assert once[0] == once[1]
+    assert once[0]["plan"] >= 8 * max(int(Partition.open(parts).read(i).halo_row.numel()) for i in range(2))
+    assert once[0]["results"] >= 41 // 2 * 3 * 4
     # One process uses what ranks have trained.
     mine, theirs = (evaluate(tmp_path / name, task=task, device="cpu") for name in ("alone", "ranks"))
     for a, b in zip(mine, theirs, strict=True):

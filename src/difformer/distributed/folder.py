@@ -222,7 +222,7 @@ class Partition:
         with safe_open(self.path / _file(number), framework="pt", device="cpu") as file:
             if "names" not in file.keys():  # noqa: SIM118
                 return []
-            return list(json.loads(bytes(file.get_tensor("names").tolist())))
+            return list(json.loads(file.get_tensor("names").numpy().tobytes()))
 
     def empty(self) -> Part:
         """A part without nodes, for a rank that has none."""

@@ -8,6 +8,7 @@ writes what a single process writes. Of more, every rank writes its own: ``predi
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,15 +78,17 @@ def gather_labels(partition: Partition, shard: Shard) -> Labels | None:
             train, valid, test = (part.sort().values.cpu() for part in found if part is not None)
             splits.append(Split(split.name, train, valid, test))
     own = parts_of(ranks.rank, ranks.size, len(partition.sizes))
-    named = ranks.gathered([name for number in own for name in partition.names(number)])
+    # One line of JSON a rank: to rank 0 alone, like all else.
+    line = json.dumps([name for number in own for name in partition.names(number)], ensure_ascii=False) + "\n"
+    lines = ranks.gather_rows(torch.frombuffer(bytearray(line.encode()), dtype=torch.uint8).to(ranks.device))
     order = ranks.gather_rows(numbers)
-    if y is None or order is None:
+    if y is None or order is None or lines is None:
         return None
-    names = [""] * partition.num_nodes
-    flat = [name for part in named for name in part]
+    flat = [name for line in lines.cpu().numpy().tobytes().splitlines() for name in json.loads(line)]
+    names = [""] * (partition.num_nodes if flat else 0)
     for number, name in zip(order.tolist(), flat, strict=False):
         names[number] = name
-    return Labels(partition.about, tuple(splits), y, tuple(names) if flat else ())
+    return Labels(partition.about, tuple(splits), y, tuple(names))
 
 
 def gather_by_number(x: Tensor, numbers: Tensor, count: int, ranks: Ranks) -> Tensor | None:

@@ -110,14 +110,6 @@ class Ranks:
                 dist.broadcast_object_list(box, 0, device=self.device)
         return box[0]
 
-    def gathered(self, value: Any) -> list[Any]:
-        """The values of all ranks, on every rank."""
-        box = [value] * self.size
-        if self.size > 1:
-            with naming_the_dead(self.watch):
-                dist.all_gather_object(box, value)
-        return box
-
     def first_does(self, work: Callable[[], Result]) -> Result:
         """What rank 0 finds, on every rank; what goes wrong there goes wrong everywhere, with the same error."""
         found: Any = None

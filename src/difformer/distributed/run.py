@@ -28,7 +28,7 @@ from difformer.training.interrupt import TrainingInterrupted, stop_requests
 from difformer.training.metrics import find_metric
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord, Summary
-from difformer.training.run import _begin, closing
+from difformer.training.run import begin_seed, closing
 from difformer.training.runfiles import RunFolderError, only_one, read_json, sweep, write_json
 from difformer.training.runfolder import RunFolder
 from difformer.training.source import TaskSource
@@ -137,14 +137,15 @@ def _train(
     with closing(callbacks), contextlib.ExitStack() as stack, stop_requests(callbacks) as stop:
         ranks.first_does(lambda: _take(folder, stack))
         waiting = ranks.first_does(lambda: [seed for seed in folder.seeds if not folder.is_done(seed)])
-        if waiting:
-            shard = partition.shard(ranks)
-            labels = gather_labels(partition, shard)
+        with ranks.traffic.during() as at_first:
+            if waiting:
+                shard = partition.shard(ranks)
+                labels = gather_labels(partition, shard)
         for seed in waiting:
             with ranks.traffic.during() as bytes_sent:
                 record = _one_seed(folder, facts, shard, seed, callbacks, stop)
                 write_outputs(folder, record, labels, shard, facts.problem)
-            sent = _sent(bytes_sent, record, ranks)
+            sent = _sent(bytes_sent, at_first, record, ranks)
             records.append(replace(record, outputs=record.outputs[:0]))
             if record.status == "interrupted":
                 break
@@ -190,7 +191,7 @@ def _one_seed(
 
     def begin() -> Snapshot | None:
         state = folder.read_checkpoint(seed)
-        _begin(folder, seed, [] if state is None else state.facts["history"])
+        begin_seed(folder, seed, [] if state is None else state.facts["history"])
         return state
 
     state = ranks.first_does(begin)
@@ -209,10 +210,11 @@ def _one_seed(
         )
 
 
-def _sent(bytes_sent: dict[str, int], record: RunRecord, ranks: Ranks) -> Sent:
-    """Of the rank that sent most, for each kind."""
+def _sent(bytes_sent: dict[str, int], at_first: dict[str, int], record: RunRecord, ranks: Ranks) -> Sent:
+    """Of the rank that sent most, for each kind; `at_first` was sent before the first seed."""
     epochs = max(1, record.epochs)
-    counts = torch.tensor(list(bytes_sent.values()), dtype=torch.float64, device=ranks.device)
+    whole = [count + (at_first[kind] if kind in ONCE else 0) for kind, count in bytes_sent.items()]
+    counts = torch.tensor(whole, dtype=torch.float64, device=ranks.device)
     most = dict(zip(bytes_sent, ranks.max_(counts).tolist(), strict=True))
     each = {kind: count / epochs for kind, count in most.items() if kind not in ONCE}
     return Sent(each, {kind: most[kind] for kind in ONCE}, ranks.size)
