@@ -68,7 +68,8 @@ class Row:
         return {**asdict(self), "speedup": self.speedup, "memory_ratio": self.memory_ratio}
 
 
-def _resident(what: str) -> int | None:
+def resident(what: str) -> int | None:
+    """Bytes of a line of the process's status (``VmRSS``, ``VmHWM``); None where there is none."""
     if not sys.platform.startswith("linux"):
         return None
     with open("/proc/self/status") as status:
@@ -86,10 +87,10 @@ def _forget_peak() -> None:
 def _once(work: Work, gpu: bool) -> tuple[float, int | None]:
     if not gpu:
         _forget_peak()
-        before, start = _resident("VmRSS"), time.perf_counter()
+        before, start = resident("VmRSS"), time.perf_counter()
         work()
         seconds = time.perf_counter() - start
-        after = _resident("VmHWM")
+        after = resident("VmHWM")
         return seconds, None if before is None or after is None else max(after - before, 0)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()

@@ -31,7 +31,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
-from benchmarks.measure import Cost, Row, _resident
+from benchmarks.measure import Cost, Row, resident
 from difformer.data import Split, Task
 from difformer.training import TrainConfig
 
@@ -124,7 +124,7 @@ def _rank(rank: int, size: int, port: int, folder: str, model: str, repeats: int
             times.append(time.perf_counter() - start)
             work.append(time.thread_time() - begun)
         sent = {kind: count - before[kind] for kind, count in ranks.traffic.sent.items()}
-        pipe.send((times[1:], work[1:], sent, _resident("VmHWM") or 0))
+        pipe.send((times[1:], work[1:], sent, resident("VmHWM") or 0))
 
 
 def _alone(folder: str, model: str, nodes: int, repeats: int, pipe: Any) -> None:
@@ -140,7 +140,7 @@ def _alone(folder: str, model: str, nodes: int, repeats: int, pipe: Any) -> None
         trainer._train(None)
         times.append(time.perf_counter() - start)
         work.append(time.thread_time() - begun)
-    pipe.send((times[1:], work[1:], {}, _resident("VmHWM") or 0))
+    pipe.send((times[1:], work[1:], {}, resident("VmHWM") or 0))
 
 
 def _config(model: str) -> TrainConfig:

@@ -89,7 +89,7 @@ def _tiles_backward(
             for g in room:
                 g.zero_()
             for queries, keys, values, given, o, r, *to in by_head(*inputs, piece.take(out), piece.take(total), *room):
-                a, inner = _row_terms(score, given, o, r, padding, _count(piece.lengths, keys))
+                a, inner = row_terms(score, given, o, r, padding, _count(piece.lengths, keys))
                 log_total = r if score.exponential else None
                 add_gradients(score, queries, keys, values, a, inner, log_total, (to[0], to[1], to[2]), padding)
         for g, result in zip(grads, room, strict=True):
@@ -166,7 +166,7 @@ class _Blockwise(torch.autograd.Function):
         return (*results, None, None, None, None, None, None)
 
 
-def _row_terms(
+def row_terms(
     score: Score, grad: Tensor, out: Tensor, total: Tensor, padding: Tensor | None, count: Tensor | int
 ) -> tuple[Tensor, Tensor]:
     """a_i and D_i of `difformer.attention.tiles`."""

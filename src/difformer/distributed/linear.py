@@ -24,7 +24,7 @@ from difformer.attention.sums import answer_queries, key_gradients, query_gradie
 from difformer.distributed.collectives import all_reduce
 from difformer.distributed.ranks import Ranks
 from difformer.nn.conv import DIFFormerConv
-from difformer.nn.gram import _maps as gram_maps
+from difformer.nn.gram import gram_maps
 
 
 def _state(q: Tensor, c: int, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:

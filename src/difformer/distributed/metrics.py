@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from difformer.distributed.ranks import Ranks
-from difformer.training.metrics import Metric, _column_aucs, _counts, _one_against_rest, same_shape
+from difformer.training.metrics import Metric, class_counts, column_aucs, one_against_rest, same_shape
 
 SAMPLES = 64  # scores of a column that each rank shows for each rank, to find ranges of equal size
 
@@ -35,7 +35,7 @@ def measure(metric: Metric, outputs: Tensor, targets: Tensor, ranks: Ranks) -> f
         right, known = ranks.sum_(_right(outputs, targets), "metrics").tolist()
         return right / known if known else math.nan
     if name in ("f1", "f1-micro"):
-        counts = torch.stack(_counts(outputs, targets)).double()
+        counts = torch.stack(class_counts(outputs, targets)).double()
         hits, predicted, actual = ranks.sum_(counts, "metrics")
         if name == "f1-micro":
             return float(2 * hits.sum() / (predicted + actual).sum())
@@ -66,9 +66,9 @@ def rocauc(outputs: Tensor, targets: Tensor, ranks: Ranks) -> float:
         labels = targets if targets.dim() == 2 else targets.reshape(-1, 1)
         scores = outputs.reshape(labels.shape)
     elif outputs.shape[-1] == 2:
-        scores, labels = (outputs[..., 1] - outputs[..., 0]).reshape(-1, 1), _one_against_rest(targets, 2)[:, 1:]
+        scores, labels = (outputs[..., 1] - outputs[..., 0]).reshape(-1, 1), one_against_rest(targets, 2)[:, 1:]
     else:
-        labels = _one_against_rest(targets, outputs.shape[-1])
+        labels = one_against_rest(targets, outputs.shape[-1])
         scores = outputs.softmax(-1)
     columns = scores.shape[1]
     limits = _limits(scores, ranks)
@@ -102,7 +102,7 @@ def _inside(rows: Tensor) -> Tensor:
     """Ordered pairs, positives and negatives of the scores of one range and column."""
     positive, negative = (rows[:, 2] == 1).sum().double(), (rows[:, 2] == 0).sum().double()
     pairs = positive * negative
-    ordered = _column_aucs(rows[:, 1:2], rows[:, 2:])[0] * pairs if pairs > 0 else pairs
+    ordered = column_aucs(rows[:, 1:2], rows[:, 2:])[0] * pairs if pairs > 0 else pairs
     return torch.stack([ordered, positive, negative])
 
 

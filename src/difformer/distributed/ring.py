@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from difformer.attention.blockwise import _row_terms as row_terms
+from difformer.attention.blockwise import row_terms
 from difformer.attention.layout import working_dtype
 from difformer.attention.scores import find_score
 from difformer.attention.tiles import Sums, add_gradients, add_keys

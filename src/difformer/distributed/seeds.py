@@ -25,7 +25,7 @@ from difformer.training.loop import train_one
 from difformer.training.metrics import find_metric
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import Row, RunRecord, Summary
-from difformer.training.run import _begin, _check_together, closing
+from difformer.training.run import begin_seed, check_together, closing
 from difformer.training.runfiles import only_one, sweep
 from difformer.training.runfolder import RunFolder
 from difformer.training.source import TaskSource
@@ -59,7 +59,7 @@ def fit_seeds(
             folder = RunFolder.open(out)
             check_same_run(folder, task, config, tuple(seeds))
             return folder
-        _check_together(task, config, tuple(seeds))
+        check_together(task, config, tuple(seeds))
         return RunFolder.create(out, task, config, seeds=tuple(seeds), device=ranks.device, source=source)
 
     return go_on(ranks.first_does(make), task, ranks=ranks, callbacks=callbacks)
@@ -77,7 +77,7 @@ def go_on(folder: RunFolder, task: Task, *, ranks: Ranks, callbacks: Iterable[Ca
             waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]
             for seed in waiting:  # while nobody writes: later each rank only ever adds lines
                 state = folder.read_checkpoint(seed)
-                _begin(folder, seed, [] if state is None else state.facts["history"])
+                begin_seed(folder, seed, [] if state is None else state.facts["history"])
             return waiting
 
         waiting = ranks.first_does(begin)

@@ -19,16 +19,16 @@ from difformer.training.runfiles import only_one, writing
 from difformer.training.study import (
     DATABASE,
     STUDY,
-    _pruner,
-    _sampler,
     database,
     interrupted,
     lay_out,
+    make_pruner,
+    make_sampler,
     open_study,
     points_to_try,
     work,
 )
-from difformer.training.tuning import Question, Trial, Tuned, _best, _trial
+from difformer.training.tuning import Question, Trial, Tuned, best_of, trial_of
 
 
 def tune_over_ranks(
@@ -69,8 +69,8 @@ def tune_over_ranks(
             study = optuna.load_study(
                 storage=f"sqlite:///{folder / DATABASE}",
                 study_name=STUDY,
-                sampler=_sampler(question, salt=1 + ranks.rank),
-                pruner=_pruner(question),
+                sampler=make_sampler(question, salt=1 + ranks.rank),
+                pruner=make_pruner(question),
             )
             told = {trial.number for trial in study.trials if trial.state.is_finished()}
 
@@ -78,9 +78,9 @@ def tune_over_ranks(
                 for trial in study.trials if ranks.first and on_trial is not None else ():
                     if trial.state.is_finished() and trial.number not in told and not interrupted(trial):
                         told.add(trial.number)
-                        on_trial(_trial(trial))  # type: ignore[misc]
+                        on_trial(trial_of(trial))  # type: ignore[misc]
 
             work(study, task, question, share, str(ranks.device), tell)
             ranks.wait_for_all()
             tell()
-            return ranks.first_does(lambda: _best(study, question, task, folder))
+            return ranks.first_does(lambda: best_of(study, question, task, folder))

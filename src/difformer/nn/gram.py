@@ -41,13 +41,13 @@ def gram_attention(
     count = z.shape[0]
     total = z.sum(0, keepdim=True)
     gram = torch.cat([torch.cat([z.T @ z, total.T], 1), torch.cat([total, z.new_full((1, 1), count)], 1)], 0)
-    maps = _maps(gram, query, key, value, num_heads, scaled).transpose(0, 1).flatten(1)
+    maps = gram_maps(gram, query, key, value, num_heads, scaled).transpose(0, 1).flatten(1)
     out = functional.linear(z, maps[:-1].T, maps[-1]).unflatten(1, (num_heads, -1))
     answer = out[..., :-1] / safe_total(out[..., -1:], count)
     return answer.squeeze(1) if num_heads == 1 else answer.mean(1)
 
 
-def _maps(
+def gram_maps(
     gram: Tensor, query: nn.Linear, key: nn.Linear, value: nn.Linear | None, num_heads: int, scaled: bool
 ) -> Tensor:
     """``[H, d + 1, c + 1]``: U beside u of every head, from ``gram [d + 1, d + 1]``."""

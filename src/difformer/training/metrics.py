@@ -88,23 +88,23 @@ def rocauc(outputs: Tensor, targets: Tensor) -> Tensor:
         labels, scores = targets.reshape(-1, targets.shape[-1] if targets.dim() > 1 else 1), outputs
         scores = scores.reshape(labels.shape)
     elif outputs.shape[-1] == 2:
-        scores, labels = (outputs[..., 1] - outputs[..., 0]).reshape(-1, 1), _one_against_rest(targets, 2)[:, 1:]
+        scores, labels = (outputs[..., 1] - outputs[..., 0]).reshape(-1, 1), one_against_rest(targets, 2)[:, 1:]
     else:
-        labels = _one_against_rest(targets, outputs.shape[-1])
+        labels = one_against_rest(targets, outputs.shape[-1])
         scores = outputs.reshape(labels.shape).softmax(-1)
     at_once = max(1, ENTRIES_AT_ONCE // max(1, labels.shape[0]))
-    parts = [_column_aucs(s, t) for s, t in zip(scores.split(at_once, 1), labels.split(at_once, 1), strict=True)]
+    parts = [column_aucs(s, t) for s, t in zip(scores.split(at_once, 1), labels.split(at_once, 1), strict=True)]
     return torch.cat(parts).nanmean()
 
 
-def _one_against_rest(targets: Tensor, classes: int) -> Tensor:
+def one_against_rest(targets: Tensor, classes: int) -> Tensor:
     """``[N, C]`` of 0 and 1, NaN in the rows of unlabelled instances."""
     flat = targets.reshape(-1)
     rest = (flat.unsqueeze(1) == torch.arange(classes, device=flat.device)).to(torch.float32)
     return torch.where((flat >= 0).unsqueeze(1), rest, torch.nan)
 
 
-def _column_aucs(scores: Tensor, labels: Tensor) -> Tensor:
+def column_aucs(scores: Tensor, labels: Tensor) -> Tensor:
     """AUC of every column of ``[N, C]``; NaN where a column lacks one of the two classes."""
     if scores.shape[0] == 0:
         return scores.new_full((scores.shape[1],), torch.nan, dtype=torch.float64)
@@ -124,7 +124,7 @@ def _column_aucs(scores: Tensor, labels: Tensor) -> Tensor:
     return torch.where(pairs > 0, (ordered * positive).sum(0) / pairs, torch.nan)
 
 
-def _counts(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def class_counts(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """True positives, predicted and actual numbers of every class."""
     classes = outputs.shape[-1]
     if targets.is_floating_point():
@@ -144,7 +144,7 @@ def _counts(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def f1_macro(outputs: Tensor, targets: Tensor) -> Tensor:
     """Mean over classes; of single labels, over those that occur as target or prediction."""
-    hits, predicted, actual = _counts(outputs, targets)
+    hits, predicted, actual = class_counts(outputs, targets)
     total = predicted + actual
     scores = 2 * hits.double() / total.clamp_min(1)
     occurs = torch.ones_like(total, dtype=torch.bool) if targets.is_floating_point() else total > 0
@@ -153,7 +153,7 @@ def f1_macro(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def f1_micro(outputs: Tensor, targets: Tensor) -> Tensor:
     """Of the counts of all classes together."""
-    hits, predicted, actual = (count.sum() for count in _counts(outputs, targets))
+    hits, predicted, actual = (count.sum() for count in class_counts(outputs, targets))
     return 2 * hits.double() / (predicted + actual)
 
 

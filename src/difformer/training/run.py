@@ -77,7 +77,7 @@ def fit(
         check_same_run(folder, task, config, chosen)
     else:
         together = _stack(task, config, chosen, place, stacked)
-        _check_together(task, config, chosen)
+        check_together(task, config, chosen)
         folder = RunFolder.create(out, task, config, seeds=chosen, device=place, source=source, stacked=together)
     return _in_folder(folder, task, place, tuple(callbacks))
 
@@ -122,7 +122,7 @@ def _stack(task: Task, config: TrainConfig, seeds: Sequence[int], device: torch.
     return device.type == "cuda" and faster(task, config, len(seeds), device)
 
 
-def _check_together(task: Task, config: TrainConfig, seeds: Sequence[int]) -> None:
+def check_together(task: Task, config: TrainConfig, seeds: Sequence[int]) -> None:
     """What can be wrong with a request is said before a folder is made for it."""
     cpu = torch.device("cpu")
     with isolated_rng(cpu):
@@ -168,7 +168,7 @@ def _in_folder(folder: RunFolder, task: Task, device: torch.device, callbacks: t
             # All of them once more: a run agrees to the bit only with one of the same stack.
             for record in _all_seeds(task, folder.config, folder.seeds, device, callbacks, stop):
                 if record.seed in waiting:
-                    _begin(folder, record.seed, record.history)
+                    begin_seed(folder, record.seed, record.history)
                     folder.write_record(record, task)
                     records.append(record)
         for seed in () if folder.stacked else waiting:
@@ -198,7 +198,7 @@ def _all_seeds(
     return train_stacked(task, settings, config, device, callbacks=callbacks, stop=stop)
 
 
-def _begin(folder: RunFolder, seed: int, history: list[dict[str, Any]]) -> None:
+def begin_seed(folder: RunFolder, seed: int, history: list[dict[str, Any]]) -> None:
     """Lines of a seed that stand beyond `history`, from a process that was killed, are taken back."""
     folder.metrics.rewrite(lambda row: row["seed"] != seed and row["seed"] in folder.seeds, seed, history)
 
@@ -213,7 +213,7 @@ def _one_seed(
 ) -> RunRecord:
     """A seed from its checkpoint, or from its beginning."""
     state = folder.read_checkpoint(seed)
-    _begin(folder, seed, [] if state is None else state.facts["history"])
+    begin_seed(folder, seed, [] if state is None else state.facts["history"])
     return train_one(
         task,
         folder.split_of(task, seed),

@@ -56,8 +56,8 @@ def open_study(folder: Path, task: Task, question: Question) -> Any:
         study_name=STUDY,
         direction="maximize" if metric.higher_is_better else "minimize",
         load_if_exists=True,
-        sampler=_sampler(question),
-        pruner=_pruner(question),
+        sampler=make_sampler(question),
+        pruner=make_pruner(question),
     )
     asked, kept = json.dumps(question.written(task), sort_keys=True), study.user_attrs.get("question")
     if kept is None:
@@ -72,7 +72,8 @@ def open_study(folder: Path, task: Task, question: Question) -> Any:
     return study
 
 
-def _sampler(question: Question, salt: int = 0) -> Any:
+def make_sampler(question: Question, salt: int = 0) -> Any:
+    """Who proposes points; `salt` tells jobs apart, so that no two propose the same."""
     import optuna
 
     if question.sampler == "tpe":
@@ -80,7 +81,8 @@ def _sampler(question: Question, salt: int = 0) -> Any:
     return optuna.samplers.RandomSampler(seed=question.seed)  # not asked: every point is laid out beforehand
 
 
-def _pruner(question: Question) -> Any:
+def make_pruner(question: Question) -> Any:
+    """Who ends trials that fall behind."""
     import optuna
 
     epochs = question.config(question.space.point(0)).epochs
@@ -234,8 +236,8 @@ def _worker(folder: Path, packed: bytes, question: Question, count: int, jobs: i
     study = optuna.load_study(
         storage=f"sqlite:///{folder / DATABASE}",
         study_name=STUDY,
-        sampler=_sampler(question, salt=1 + job),
-        pruner=_pruner(question),
+        sampler=make_sampler(question, salt=1 + job),
+        pruner=make_pruner(question),
     )
     with suppress(KeyboardInterrupt):
         work(study, task, question, count, device)

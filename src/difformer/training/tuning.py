@@ -204,7 +204,7 @@ def tune(
                 if trial.state.is_finished() and trial.number not in told:
                     told.add(trial.number)
                     if on_trial is not None and not interrupted(trial):
-                        on_trial(_trial(trial))
+                        on_trial(trial_of(trial))
 
         if stacked if stacked is not None else should_stack(task, question, device):
             work_in_stacks(study, task, question, points, device, tell_new)
@@ -215,10 +215,11 @@ def tune(
             else:
                 work_in_processes(folder, task, question, remaining, jobs, device, tell_new)
         tell_new()
-        return _best(study, question, task, folder)
+        return best_of(study, question, task, folder)
 
 
-def _trial(trial: Any) -> Trial:
+def trial_of(trial: Any) -> Trial:
+    """A finished trial of optuna as one of ours."""
     states = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
     return Trial(
         number=trial.number,
@@ -230,8 +231,9 @@ def _trial(trial: Any) -> Trial:
     )
 
 
-def _best(study: Any, question: Question, task: Task, folder: Path) -> Tuned:
-    ended = tuple(_trial(trial) for trial in study.trials if trial.state.is_finished() and not interrupted(trial))
+def best_of(study: Any, question: Question, task: Task, folder: Path) -> Tuned:
+    """The best trial of a study so far, and all others."""
+    ended = tuple(trial_of(trial) for trial in study.trials if trial.state.is_finished() and not interrupted(trial))
     complete = [trial for trial in ended if trial.value is not None and trial.value == trial.value]
     metric = question.metric(task)
     if not complete:
