@@ -24,14 +24,8 @@ def starter():
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
     # Adam and operators of our own load torch's compiler, which takes seconds in every process.
-    modules = [
-        "torch",
-        "torch.distributed",
-        "torch._dynamo",
-        "difformer.distributed.run",
-        "difformer.distributed.seeds",
-    ]
-    context.set_forkserver_preload(modules)
+    ours = ["difformer.distributed.run", "difformer.distributed.seeds"]
+    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", *ours])
     return context
 
 

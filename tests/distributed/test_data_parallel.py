@@ -36,7 +36,7 @@ def graphs_task(count=37, seed=0, problem="multilabel"):
 
 def config(**changes):
     options = {"hidden_channels": 8, "dropout": 0.3, **changes.pop("options", {})}
-    return TrainConfig(epochs=8, learning_rate=0.02, checkpoint_every=2, options=options, **changes)
+    return TrainConfig(epochs=6, learning_rate=0.02, checkpoint_every=2, options=options, **changes)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -88,7 +88,7 @@ def test_the_folder_is_one_process_own(groups, parted, tmp_path):
     assert about["ranks"] == 2
     assert about["bytes_an_epoch"]["boundary"] > 0
     once = [answer[2]["once"] for answer in answers]
-    # Rows of the other rank that each needs, asked for before the first seed, and outputs that come to rank 0 at the end.
+    # Rows of the other rank that each needs, asked for before the first seed, and outputs that come to rank 0.
     assert once[0] == once[1]
     assert once[0]["plan"] >= 8 * max(int(Partition.open(parts).read(i).halo_row.numel()) for i in range(2))
     assert once[0]["results"] >= 41 // 2 * 3 * 4
