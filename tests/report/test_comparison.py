@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from difformer.report import compare_runs
-from difformer.report.paired import holm
+from difformer.report.paired import holm, judge, paired
 
 
 def with_values(path, target, values):
@@ -56,6 +56,29 @@ def test_several_runs_are_corrected_by_holm(workshop, tmp_path):
     assert [one.adjusted for one in found.against_first] == pytest.approx(holm(raw))
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.5, None, 0.9]) == pytest.approx([1.0, None, 1.0])
+
+
+def test_scores_that_are_not_there_make_no_pair(workshop, tmp_path):
+    path, _ = workshop.run("gcn")
+    a = with_values(path, tmp_path / "a", [0.5, 0.6, 0.7])
+    b = with_values(path, tmp_path / "b", [0.6, None, 0.9])
+    one = compare_runs([a, b]).against_first[0]
+    assert (one.pairs, one.wins, one.difference) == (2, 2, pytest.approx(0.15))
+    assert one.t_test == pytest.approx(stats.ttest_rel([0.6, 0.9], [0.5, 0.7]).pvalue)
+    none = compare_runs([a, with_values(path, tmp_path / "c", [None] * 3)]).against_first[0]
+    assert (none.pairs, none.adjusted) == (0, None)
+    assert "nothing is compared" in none.verdict
+
+
+def test_ranks_are_scipys_and_lower_can_be_better():
+    first = {(i, f"s{i}"): v for i, v in enumerate([3.0, 2.5, 2.8, 3.1, 2.9, 2.7])}
+    other = {key: v - 0.1 * (1 + key[0]) for key, v in first.items()}
+    one = paired(first, other, name="other", test_to_train=0.1, higher=False)
+    d = [other[key] - first[key] for key in first]
+    assert one.ranks == pytest.approx(stats.wilcoxon(d).pvalue)
+    assert one.wins == 6
+    assert "better than the first" in judge([one], False, against="the first")[0].verdict
+    assert "worse than the first" in judge([one], True, against="the first")[0].verdict
 
 
 def test_models_settings_and_one_split(workshop):

@@ -35,7 +35,7 @@ class Paired:
 
     Args:
         name: Of the run.
-        pairs: Seeds that both have.
+        pairs: Seeds that both have a score of.
         difference: Mean of its metric less that of the first run.
         deviation: Sample deviation of the differences.
         interval: 95 % interval of the mean difference, from the corrected deviation where there are several splits.
@@ -80,6 +80,10 @@ def paired(
     shared = [key for key in first if key in other]
     if not shared:
         raise ValueError(f"{name} shares no seed on the same split with the first, so nothing can be paired")
+    # A score that is not there, as of an empty part, makes no pair.
+    shared = [key for key in shared if math.isfinite(first[key]) and math.isfinite(other[key])]
+    if not shared:
+        return Paired(name, 0, math.nan, math.nan, None, None, None, None, None, 0, "")
     d = np.array([other[key] - first[key] for key in shared])
     n, mean, s = len(d), float(d.mean()), spread(d.tolist())
     wins = int(((d > 0) if higher else (d < 0)).sum())
@@ -130,7 +134,9 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
 
 def _judged(one: Paired, p: float | None, higher: bool, against: str) -> Paired:
     better = (one.difference > 0) == higher
-    if p is None:
+    if not one.pairs:
+        said = "no pair has a score on both sides, so nothing is compared"
+    elif p is None:
         said = "one pair: no test is possible, train more seeds"
     elif p < ALPHA:
         said = f"{'better' if better else 'worse'} than {against} (p = {p:.2g})"
