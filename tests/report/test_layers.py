@@ -81,6 +81,9 @@ def test_a_network_that_is_the_diffusion_is_covered_while_its_states_are_on_the_
     scene = scene_of(model, x)
     found = layer_energies(scene)
     assert found.reasons == (() if layers == 1 else ("the states are not all of unit length",))
+    other = DIFFormer(4, 4, 2, num_layers=1, transform=False, norm=False, tied_qk=True, qk_norm="global")
+    other.load_state_dict({k: v for k, v in model.state_dict().items() if "layers." not in k or "layers.0." in k})
+    assert "qk_norm=global" in layer_energies(scene_of(other, x)).reasons[0]
     own = [float(penalty("simple")(z.double())) / 400 for z in scene.states[:2]]
     assert found.theorem[:2] == pytest.approx(own, abs=1e-5)
     assert found.separation is None
@@ -104,6 +107,11 @@ def test_sentences():
     assert "try num_layers=1" in verdict(energies([1.0] * 3, separation=[0.2, 0.6, 0.3]), 0)
     assert "does not separate" in verdict(energies([1.0] * 3, separation=[0.6, 0.5, 0.3]), 0)
     assert verdict(energies([1.0] * 3, separation=[0.02, 0.03, 0.03]), 0).startswith("Depth changes little")
+    # Less apart at the end than at the start: that is no separation, however little was lost since the best layer.
+    assert "try num_layers=1" in verdict(energies([1.0] * 3, separation=[0.30, 0.33, 0.28]), 0)
+    assert verdict(energies([0.001, 0.001]), 0).startswith("States are alike before anything is diffused")
+    one_channel = energies([1.0, 1.0], rank=[1.0, 1.0])
+    assert verdict(one_channel, 0).startswith("States stay apart")
     assert verdict(energies([1.0, 0.5]), 0).startswith("States stay apart")
     assert "no diffusion layers" in verdict(energies([1.0]), 0)
 

@@ -113,9 +113,11 @@ def uncovered(model: DIFFormer, scene: Scene) -> tuple[str, ...]:
     layer: DIFFormerConv = model.layers[0]  # type: ignore[assignment]
     reasons = []
     if layer.query is not None:
+        if layer.qk_norm == "global":
+            reasons.append("queries and keys are divided by the norm of all rows (qk_norm=global), not by their own")
         if not layer.tied_qk:
             reasons.append("queries and keys have weights of their own, so the exchange is not symmetric")
-        elif not _isometry(layer):
+        elif not all(_isometry(one) for one in model.layers):  # type: ignore[arg-type]
             reasons.append("the map to queries is no isometry, so the exchange is no function of the states' distances")
     if layer.value is not None:
         reasons.append("values are transformed (transform=true)")

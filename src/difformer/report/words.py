@@ -14,7 +14,9 @@ LITTLE = 0.02
 def smoothed_layers(measured: LayerEnergies) -> list[int]:
     """Layers, counted from 1, whose states have become alike."""
     pairs = enumerate(zip(measured.spread, measured.rank, strict=True))
-    return [k for k, (spread, rank) in pairs if k > 0 and (spread < ALIKE or rank < ONE_DIRECTION)]
+    # With one channel, or one feature, there is one direction from the start.
+    several = measured.rank[0] >= ONE_DIRECTION
+    return [k for k, (spread, rank) in pairs if k > 0 and (spread < ALIKE or (several and rank < ONE_DIRECTION))]
 
 
 def verdict(measured: LayerEnergies, source_weight: float) -> str:
@@ -22,6 +24,11 @@ def verdict(measured: LayerEnergies, source_weight: float) -> str:
     last = len(measured.spread) - 1
     if last == 0:
         return "There are no diffusion layers, so nothing can be smoothed."
+    if measured.spread[0] < ALIKE:
+        return (
+            f"States are alike before anything is diffused (mean squared distance {measured.spread[0]:.3f} of at most "
+            "2): see whether the features differ from instance to instance, and whether they are scaled."
+        )
     smoothed = smoothed_layers(measured)
     if smoothed:
         advice = "try source_weight=1" if source_weight < 1 else f"source_weight is {source_weight:g} already"
@@ -43,7 +50,7 @@ def verdict(measured: LayerEnergies, source_weight: float) -> str:
             f"Depth changes little: {first:.0f} % of the variance of the states lies between classes after the input "
             f"layer, {end:.0f} % after the last one. Train longer, or compare with fewer layers."
         )
-    if top - end <= 100 * LOSS_OF_SEPARATION and best > 0:
+    if top - end <= 100 * LOSS_OF_SEPARATION and end > first:
         return (
             f"Deeper layers still separate classes: {first:.0f} % of the variance of the states lies between classes "
             f"after the input layer, {end:.0f} % after the last one."
