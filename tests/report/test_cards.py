@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import zlib
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from difformer.data import load
-from difformer.report.cards import SPRITE_COLUMNS, make_sprite, node_cards, png
+from difformer.report.cards import SPRITE_COLUMNS, make_sprite, node_cards, png, shortened
 from difformer.training.source import TaskSource
 
 
@@ -54,6 +55,12 @@ def test_digits_show_their_images():
     assert cards.side == 8
     assert read(cards.sprite).shape == (8, 8 * SPRITE_COLUMNS, 1)
     assert cards.titles == ["instance 0", "instance 5"]
+
+
+def test_long_names_are_cut():
+    task = dataclasses.replace(load("wine"), instance_names=tuple("x" * 5000 for _ in range(178)))
+    assert node_cards(task, None, torch.tensor([0])).titles == ["x" * 79 + "…"]
+    assert shortened("a\n  b " + "c" * 90, 6) == "a b c…"
 
 
 def test_images_that_are_not_there_are_missed_in_words(monkeypatch, tmp_path):

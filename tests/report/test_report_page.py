@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import re
 import sys
 
 import pytest
-from report_runs import EVIL, RUNS
+from report_runs import EVIL, RUNS, Page
 
 from difformer.report import write_report
 
@@ -145,6 +146,27 @@ def test_explained_instances_and_those_asked_for(workshop, tmp_path):
     text = out.read_text(encoding="utf-8")
     assert "<summary>p5: predicted" in text
     assert "observed effect" in text
+    assert text.count("<td>all others</td>") == 3 * text.count("<summary>p")  # one a layer of every explanation
+    assert "task=task" in text
+
+
+def test_folders_with_any_name_can_be_copied_into_a_shell(tmp_path):
+    import shlex
+
+    from difformer.training import TrainConfig, fit
+    from difformer.training.source import TaskSource
+
+    path = tmp_path / 'it\'s a "run" & more'
+    source = TaskSource("iris")
+    fit(source.load(), TrainConfig(options={"hidden_channels": 4}, epochs=1), seeds=1, out=path, source=source)
+    report = write_report(path)
+    page = Page(report)
+    shell = html.unescape(re.findall(r"<pre><code>(.*?)</code></pre>", page.section("use"), re.DOTALL)[1])
+    assert shlex.split(shell.splitlines()[1]) == ["difformer", "evaluate", str(path)]
+    python = html.unescape(re.findall(r"<pre><code>(.*?)</code></pre>", page.section("use"), re.DOTALL)[0])
+    space: dict[str, object] = {}
+    exec(python, space)
+    assert len(space["rows"]) == 150
 
 
 def test_without_plotly_the_extra_is_named(workshop, monkeypatch):

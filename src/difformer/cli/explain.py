@@ -61,7 +61,8 @@ def explain(
             [step.layer, one.name, one.through, f"{one.weight:.4g}", f"{one.length:.4g}", f"{one.effect:+.4g}"]
             for step in found.steps
             for one in step.influences
-        ],
+        ]
+        + [[step.layer, "all others", "", "", "", f"{step.others:+.4g}"] for step in found.steps if step.influences],
         right=["layer", "weight", "|given|", "effect"],
     )
     output.say(

@@ -24,6 +24,7 @@ from difformer.training.source import TaskSource
 SPRITE_BYTES = 1_750_000
 SPRITE_COLUMNS = 50
 TEXT_LENGTH = 160
+TITLE_LENGTH = 80
 TOP_COLUMNS = 4
 TOO_MANY_ROWS = 50_000_000  # entries of a dense matrix beyond which columns are not compared
 IMAGES = ("digits", "cifar10", "stl10")
@@ -50,9 +51,15 @@ class Cards:
 
 
 def instance_titles(task: Task, rows: Tensor, what: str) -> list[str]:
-    """Names where there are some, numbers otherwise."""
+    """Names where there are some, numbers otherwise; long names are cut, thousands of them would fill a page."""
     names = task.instance_names
-    return [names[i] if i < len(names) else f"{what} {i}" for i in rows.tolist()]
+    return [shortened(names[i], TITLE_LENGTH) if i < len(names) else f"{what} {i}" for i in rows.tolist()]
+
+
+def shortened(text: str, length: int) -> str:
+    """The beginning of a text, in one line."""
+    line = " ".join(text[: 4 * length].split())
+    return line if len(line) <= length else f"{line[: length - 1]}…"
 
 
 def node_cards(task: Task, source: TaskSource | None, rows: Tensor) -> Cards:
@@ -69,7 +76,7 @@ def node_cards(task: Task, source: TaskSource | None, rows: Tensor) -> Cards:
     if name == "20news":
         texts = _posts(root, task.num_instances)
         if texts is not None:
-            return Cards(titles, [" ".join(texts[i].split())[:TEXT_LENGTH] for i in rows.tolist()])
+            return Cards(titles, [shortened(texts[i], TEXT_LENGTH) for i in rows.tolist()])
     return Cards(titles, _strong_columns(task, rows))
 
 
@@ -114,7 +121,7 @@ def _strong_columns(task: Task, rows: Tensor) -> list[str]:
         score = dense
     top = score.abs().topk(min(TOP_COLUMNS, dense.shape[1]), dim=1).indices
     return [
-        ", ".join(f"{task.feature_names[c]} {dense[i, c]:.3g}" for c in columns)
+        ", ".join(f"{shortened(task.feature_names[c], TITLE_LENGTH)} {dense[i, c]:.3g}" for c in columns)
         for i, columns in enumerate(top.tolist())
     ]
 

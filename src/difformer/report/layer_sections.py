@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from difformer.nn import DIFFormerConv
+from difformer.report.cards import TEXT_LENGTH, TITLE_LENGTH, shortened
 from difformer.report.energy import LayerEnergies
-from difformer.report.explanation import PARTS, Explanation
+from difformer.report.explanation import PARTS, Explanation, Step
 from difformer.report.gathering import Material
 from difformer.report.html import escape, paragraph, plot, section, table
 from difformer.report.latent import chance, why_no_attention
@@ -177,6 +178,22 @@ def explanation_data(one: Explanation) -> dict[str, Any]:
     }
 
 
+def _influences(step: Step) -> list[list[object]]:
+    """Rows of what was given in a step, all that is not listed in the last."""
+    listed: list[list[object]] = [
+        [
+            step.layer,
+            shortened(i.name, TITLE_LENGTH),
+            i.through,
+            f"{i.weight:.4g}",
+            f"{i.length:.3g}",
+            f"{i.effect:+.3g}",
+        ]
+        for i in step.influences
+    ]
+    return [*listed, [step.layer, "all others", "", "", "", f"{step.others:+.3g}"]] if listed else []
+
+
 def explanation_section(material: Material, explanations: Sequence[Explanation]) -> str:
     title = "Predictions taken apart"
     if not explanations:
@@ -192,7 +209,7 @@ def explanation_section(material: Material, explanations: Sequence[Explanation])
             material.task.kind
         ]
         target = f", target {one.target}" if one.target else ""
-        head = f"{one.name}{where}: predicted {one.prediction}{target}"
+        head = f"{shortened(one.name, TEXT_LENGTH)}{where}: predicted {one.prediction}{target}"
         parts = [
             [
                 s.layer,
@@ -202,11 +219,7 @@ def explanation_section(material: Material, explanations: Sequence[Explanation])
             ]
             for s in one.steps
         ]
-        who = [
-            [s.layer, i.name, i.through, f"{i.weight:.4g}", f"{i.length:.3g}", f"{i.effect:+.3g}"]
-            for s in one.steps
-            for i in s.influences
-        ]
+        who = [row for s in one.steps for row in _influences(s)]
         headings = ["layer", *(f"‖{p}‖" for p in PARTS), *(f"{p} effect" for p in PARTS), "residue"]
         blocks.append(
             f"<details{' open' if number == 0 else ''}><summary>{escape(head)}</summary>"

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from difformer.data.sparse import take_rows
 from difformer.nn import GraphLevel, readout
-from difformer.report.cards import IMAGES, SPRITE_COLUMNS, Cards, instance_titles, node_cards
+from difformer.report.cards import (
+    IMAGES,
+    SPRITE_COLUMNS,
+    TITLE_LENGTH,
+    Cards,
+    instance_titles,
+    node_cards,
+    shortened,
+)
 from difformer.report.colourings import Colouring, by_part, by_value, of_predictions
 from difformer.report.latent import LatentLayer, asking, latent_layers, observed_pairs, why_no_attention
 from difformer.report.projection import project
@@ -71,7 +79,7 @@ def scene_map(
         cards = node_cards(task, source, shown)
     else:
         names = task.instance_names if len(task.instance_names) == scene.size else ()
-        titles = [names[i] if names else f"node {i}" for i in shown.tolist()]
+        titles = [shortened(names[i], TITLE_LENGTH) if names else f"node {i}" for i in shown.tolist()]
         cards = Cards(titles, [f"snapshot {number}"] * len(titles))
     if scene.states is None:
         features = task.x if number is None else task.x[number]

@@ -134,10 +134,11 @@ def _residuals(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str,
     some = draw(y.numel(), SCATTER_POINTS)
     heights, edges = np.histogram(flat.numpy(), bins=BINS)
     table = []
-    for name, take in _groups(task, targets[0]):
+    for name, column in _groups(task, targets[0]):
         scores: dict[str, list[float]] = {"mse": [], "mae": [], "r2": []}
-        for target, value in zip(targets, values, strict=True):
-            mask = take & ~target.isnan()
+        for every, claimed in zip(targets, values, strict=True):
+            target, value = (every, claimed) if column is None else (every[:, column], claimed[:, column])
+            mask = ~target.isnan()
             error = (value - target)[mask]
             if not error.numel():
                 continue
@@ -164,20 +165,16 @@ def _residuals(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str,
     }  # fmt: skip
 
 
-def _groups(task: Task, y: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """All together, then by target column, or by node of a series."""
-    groups = [("all", torch.ones_like(y, dtype=torch.bool))]
+def _groups(task: Task, y: torch.Tensor) -> list[tuple[str, int | None]]:
+    """All together, then by target column, or by node of a series: a name and the number of the column."""
+    groups: list[tuple[str, int | None]] = [("all", None)]
     axis = y.shape[1] if y.dim() > 1 else 1
     if axis == 1:
         return groups
     names = column_names(task)
     if task.kind == "series":
         names = list(task.instance_names) if len(task.instance_names) == axis else [f"node {i}" for i in range(axis)]
-    for c in range(axis):
-        mask = torch.zeros_like(y, dtype=torch.bool)
-        mask[:, c] = True
-        groups.append((names[c] if c < len(names) else str(c), mask))
-    return groups
+    return groups + [(names[c] if c < len(names) else str(c), c) for c in range(axis)]
 
 
 def _short(value: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from difformer.report.cost import costs
@@ -24,11 +25,12 @@ def header(material: Material) -> str:
     )
     if runs > 1 and splits == 1:
         over += ": ± is over initialisations alone"
-    value = f"{summary.mean('test'):.4f} ± {summary.std('test'):.4f}" if runs > 1 else f"{summary.mean('test'):.4f}"
+    part = material.part
+    value = f"{summary.mean(part):.4f} ± {summary.std(part):.4f}" if runs > 1 else f"{summary.mean(part):.4f}"
     links = "".join(f'<a href="#{name}">{escape(title)}</a>' for name, title in NAVIGATION)
     return (
         f"<header><h1>{escape(folder.config.model)} on {escape(about['task'])}</h1>"
-        f'<p class="headline">test {escape(summary.metric)} <strong>{value}</strong> ({escape(over)})</p>'
+        f'<p class="headline">{part} {escape(summary.metric)} <strong>{value}</strong> ({escape(over)})</p>'
         f'<nav>{links}<button id="theme" type="button">light / dark</button></nav></header>'
     )
 
@@ -122,24 +124,19 @@ def cost_section(material: Material) -> str:
 
 
 def use_section(material: Material) -> str:
-    path = material.folder.path
+    path, own = str(material.folder.path), material.folder.source is not None
+    task, word = "" if own else ", task=task", shlex.quote(path)
     python = (
         "from difformer.training import load_run, predict\n\n"
-        f"predictions = predict({str(path)!r})            # of the run's own instances\n"
+        f"predictions = predict({path!r}{task})  # of the run's own instances\n"
         "headings, rows = predictions.table()\n"
-        f"loaded = load_run({str(path)!r}, seed={material.seed})  # loaded.model, loaded.task, loaded.split"
+        f"loaded = load_run({path!r}{task}, seed={material.seed})  # loaded.model, loaded.task, loaded.split"
     )
-    if material.folder.source is None:
-        python = python.replace("')", "', task=task)").replace(", seed=", ", task=task, seed=")
-    shell = f"difformer predict {path} --out predictions.csv\ndifformer evaluate {path}"
+    shell = f"difformer predict {word} --out predictions.csv\ndifformer evaluate {word}"
     if material.task.kind == "nodes":
-        shell += f"\ndifformer predict {path} --features new.csv --out predictions.csv"
-    text = (
-        "The run was made from a task object, which Python has to be given again."
-        if material.folder.source is None
-        else ""
-    )
-    return section("use", "Load it and predict", paragraph(text), code(python), code(shell))
+        shell += f"\ndifformer predict {word} --features new.csv --out predictions.csv"
+    text = "" if own else "The run was made from a task object, which Python has to be given again."
+    return section("use", "Load it and predict", paragraph(text), code(python), code(shell) if own else "")
 
 
 def _number(value: float | None) -> str:

@@ -150,7 +150,7 @@
       const seen = on ? segments(p.source, p.target, (i) => above(i) && p.observed[i]) : { x: [], y: [] };
       const fresh = on ? segments(p.source, p.target, (i) => above(i) && !p.observed[i]) : { x: [], y: [] };
       const style = (name, xy, colour, width, dash) => ({ ...xy, name, mode: "lines", hoverinfo: "skip", line: { color: colour, width, dash }, opacity: 0.7, showlegend: xy.x.length > 0 });
-      return [style("observed edge", edges, css("--soft"), 0.7, "solid"), style("latent pair", fresh, "#D55E00", 1.3, "solid"), style("latent pair that is an observed edge", seen, "#009E73", 1.8, "solid")];
+      return [style("observed edge", edges, css("--soft"), 0.7, "solid"), style("latent pair", fresh, css("--ink"), 1, "solid"), style("latent pair that is an observed edge", seen, "#009E73", 2.4, "solid")];
     }
     function points() {
       const at = (rows, name, marker) => ({ x: rows.map((i) => found.x[layer][i]), y: rows.map((i) => found.y[layer][i]), customdata: rows, name: safe(short(name)), mode: "markers", hoverinfo: "none", marker: { size: 7, line: { width: 0.5, color: css("--back") }, ...marker } });
