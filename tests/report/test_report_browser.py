@@ -127,6 +127,26 @@ def test_colours_follow_the_choice(page):
     assert set(page.evaluate(names)) <= {"right", "wrong", "unknown"}
 
 
+def test_legends_cover_nothing_on_a_phone(browser, workshop):
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto(workshop.page("nodes").report.path.resolve().as_uri())
+    page.wait_for_selector("html[data-ready=yes]", timeout=30_000)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    for plot in ("curves", "within-plot", "energy-plot", "explanation-0"):
+        legend, *areas = page.evaluate(
+            """(id) => [`#${id} .legend .bg`, `#${id} .plotbg rect, #${id} .bglayer rect, #${id} .plot`].flatMap((at) =>
+            [...document.querySelectorAll(at)].map((one) => { const b = one.getBoundingClientRect();
+            return [b.top, b.bottom]; }))""",
+            plot,
+        )
+        assert areas, plot
+        for area in areas:
+            assert legend[0] >= area[1] - 1 or legend[1] <= area[0] + 1, plot
+    # Words of a table stay whole; what does not fit is scrolled to.
+    assert page.evaluate("() => document.querySelector('#run td').getClientRects()[0].height") < 40
+    page.close()
+
+
 def luminance(colour):
     parts = [int(v) / 255 for v in colour[colour.index("(") + 1 : -1].split(",")[:3]]
     linear = [v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]

@@ -17,11 +17,15 @@
     node.append(...children);
     return node;
   };
+  // On a phone plots stand below each other, and legends below plots, where they cover nothing.
+  const narrow = () => innerWidth < 640;
+  const two = () => (narrow() ? { height: 720, grid: { rows: 2, columns: 1, pattern: "independent", ygap: 0.3 } } : { height: 380, grid: { rows: 1, columns: 2, pattern: "independent" } });
+  const below = { orientation: "h", y: -0.12, yanchor: "top", x: 0 };
   const axis = (title, more = {}) => ({ title: { text: title }, gridcolor: css("--line"), zerolinecolor: css("--line"), linecolor: css("--line"), automargin: true, ...more });
   const frame = (more = {}) => ({
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: css("--ink"), family: "system-ui, sans-serif", size: 13 },
     margin: { l: 60, r: 20, t: 30, b: 50 }, hoverlabel: { bgcolor: css("--panel"), font: { color: css("--ink") }, bordercolor: css("--line") },
-    legend: { orientation: "h", y: 1.12, x: 0 }, modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") }, ...more,
+    legend: narrow() ? below : { orientation: "h", y: 1.12, x: 0 }, modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") }, ...more,
   });
   const config = { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
   // Every plot can be drawn again, for when light turns to dark.
@@ -48,7 +52,7 @@
         const at = one.epoch.indexOf(one.best);
         if (at >= 0) traces.push({ x: [one.best], y: [one.valid[at]], xaxis: "x2", yaxis: "y2", mode: "markers", marker: { color: PARTS.valid, size: 9, line: { color: css("--ink"), width: 1 } }, name: "kept epoch", legendgroup: "kept", showlegend: first, hovertemplate: `seed ${one.seed}: kept epoch %{x}, valid %{y:.4f}<extra></extra>` });
       }
-      return [traces, { height: 380, grid: { rows: 1, columns: 2, pattern: "independent" }, xaxis: axis("epoch"), yaxis: axis("loss"), xaxis2: axis("epoch"), yaxis2: axis(safe(metric)) }];
+      return [traces, { ...two(), xaxis: axis("epoch"), yaxis: axis("loss"), xaxis2: axis("epoch"), yaxis2: axis(safe(metric)) }];
     });
   }
 
@@ -73,7 +77,7 @@
         { x: [low, high], y: [low, high], mode: "lines", line: { color: css("--soft"), dash: "dash" }, showlegend: false, hoverinfo: "skip" },
         { type: "bar", x: found.histogram.left.map((v) => v + found.histogram.width / 2), y: found.histogram.height, width: found.histogram.width, xaxis: "x2", yaxis: "y2", marker: { color: COLOURS[1] }, showlegend: false, hovertemplate: "error %{x:.4g}: %{y}<extra></extra>" },
       ],
-      { height: 380, grid: { rows: 1, columns: 2, pattern: "independent" }, xaxis: axis("target"), yaxis: axis("prediction"), xaxis2: axis("prediction less target"), yaxis2: axis("how many") },
+      { ...two(), xaxis: axis("target"), yaxis: axis("prediction"), xaxis2: axis("prediction less target"), yaxis2: axis("how many") },
     ]);
     if (found.over_time) plot("over-time", () => [[{ x: found.over_time.time, y: found.over_time.mse, mode: "lines", line: { color: COLOURS[0] } }], { height: 300, xaxis: axis("snapshot"), yaxis: axis("mean squared error") }]);
   }
@@ -86,7 +90,8 @@
       if (found.theorem) traces.push(line("diffusion the theorem covers", found.theorem, { line: { color: COLOURS[3], dash: "dash" }, marker: { symbol: "diamond" } }));
       traces.push(line("effective rank", found.rank, { xaxis: "x2", yaxis: "y2", line: { color: COLOURS[4] }, marker: { symbol: "triangle-up" } }));
       if (found.separation) traces.push(line("between classes", found.separation, { xaxis: "x2", yaxis: "y3", line: { color: COLOURS[1], dash: "dot" }, marker: { symbol: "star" } }));
-      return [traces, { height: 400, margin: { l: 60, r: 60, t: 60, b: 50 }, xaxis: axis("", { domain: [0, 0.44] }), yaxis: axis("mean over pairs"), xaxis2: axis("", { domain: [0.55, 1], anchor: "y2" }), yaxis2: axis("effective rank", { anchor: "x2", rangemode: "tozero" }), yaxis3: axis("share of variance between classes", { overlaying: "y2", side: "right", anchor: "x2", range: [0, 1], tickformat: ".0%", tickmode: "linear", dtick: 0.25, showgrid: false }), legend: { orientation: "h", y: 1.2 } }];
+      const [left, right, upper, lower] = narrow() ? [[0, 1], [0, 1], [0.57, 1], [0, 0.43]] : [[0, 0.44], [0.55, 1], [0, 1], [0, 1]];
+      return [traces, { height: narrow() ? 780 : 400, margin: { l: 60, r: 60, t: 60, b: 50 }, xaxis: axis("", { domain: left }), yaxis: axis("mean over pairs", { domain: upper }), xaxis2: axis("", { domain: right, anchor: "y2" }), yaxis2: axis("effective rank", { anchor: "x2", rangemode: "tozero", domain: lower }), yaxis3: axis("share of variance between classes", { overlaying: "y2", side: "right", anchor: "x2", range: [0, 1], tickformat: ".0%", tickmode: "linear", dtick: 0.25, showgrid: false }), legend: narrow() ? below : { orientation: "h", y: 1.2 } }];
     });
   }
 
