@@ -1,4 +1,4 @@
-"""Every command of the guide is one that the command line understands."""
+"""Every command of the README and the guides is one that the command line understands."""
 
 from __future__ import annotations
 
@@ -8,19 +8,36 @@ from pathlib import Path
 
 import pytest
 
-GUIDE = Path(__file__).parents[2] / "docs" / "cli.md"
-BLOCKS = re.findall(r"```\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
-COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line.startswith("difformer ")]
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "cli.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^ *```(?:\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^ *(?:\$ )?(?:torchrun .* -m )?difformer (?P<words>\w.*)$", re.MULTILINE)
+
+
+def commands():
+    """Words after ``difformer``, of every page, each once; an ellipsis stands for words of the reader's own."""
+    found = {}
+    for page in PAGES:
+        for block in FENCE.findall(page.read_text(encoding="utf-8")):
+            for match in COMMAND.finditer(block.replace("\\\n", " ")):
+                if "…" not in match["words"]:
+                    found.setdefault(match["words"], page.name)
+    return found
+
+
+COMMANDS = commands()
 
 
 def test_there_are_commands():
-    assert len(COMMANDS) >= 8
+    assert len(COMMANDS) >= 20
+    assert {"cli.md", "scale.md", "start.md", "choosing.md"} <= set(COMMANDS.values())
 
 
-@pytest.mark.parametrize("line", COMMANDS)
-def test_words_are_understood(call, line):
+@pytest.mark.parametrize("words", COMMANDS)
+def test_words_are_understood(call, words):
     """An unknown verb or option is refused before help is shown."""
-    answer = call(*shlex.split(line)[1:], "--help")
+    answer = call(*shlex.split(words, comments=True), "--help")
     assert answer.code == 0, answer.err
     assert "Usage: difformer" in answer.out
 
