@@ -95,6 +95,21 @@ def test_models_settings_and_one_split(workshop):
     assert "one pair" in compare_runs([one, workshop.run("lp")[0]]).against_first[0].verdict
 
 
+def test_folders_whose_names_look_like_markup(workshop, tmp_path, capsys, monkeypatch):
+    from difformer.cli import main
+
+    monkeypatch.setenv("COLUMNS", "200")
+    path, _ = workshop.run("gcn")
+    runs = [with_values(path, tmp_path / name, [0.5, 0.6, 0.7]) for name in ("[b]a", "[red]x")]
+    config = runs[1] / "config.toml"
+    config.write_text(config.read_text().replace("epochs = 6", "epochs = 7"))  # so that settings differ
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *map(str, runs)])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert (out.count("[b]a"), out.count("[red]x")) == (2, 3)  # of the runs, of the tests, of the settings that differ
+
+
 def test_what_cannot_be_compared(workshop):
     nodes, series = workshop.run("nodes")[0], workshop.run("series")[0]
     with pytest.raises(ValueError, match="at least two runs"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from report_runs import RUNS, nodes_task
+from report_runs import RUNS, config, nodes_task
 
 from difformer import DIFFormer
 from difformer.nn.structure import as_structure
@@ -12,6 +14,7 @@ from difformer.report import explain_node
 from difformer.report.decomposition import PARTS, pass_through, take_apart
 from difformer.report.latent import attention_of
 from difformer.report.scene import Scene
+from difformer.training import fit
 from difformer.training.feeding import Inputs, graph_of
 
 CASES = {
@@ -114,6 +117,13 @@ def test_a_run_is_explained_by_name_and_number(workshop):
     top = outputs.topk(2)
     assert by_name.prediction == task.class_names[int(top.indices[0])]
     assert by_name.score == pytest.approx(float(top.values[0] - top.values[1]), abs=1e-4)
+
+
+def test_one_class_alone_has_no_runner_up(tmp_path):
+    task = replace(nodes_task(30), y=torch.zeros(30, dtype=torch.long), num_outputs=1, class_names=("all",))
+    fit(task, config(epochs=1), seeds=1, out=tmp_path / "run")
+    found = explain_node(tmp_path / "run", 3, task=task)
+    assert (found.meaning, found.prediction) == ("output of 'all', the only class", "all")
 
 
 def test_series_and_graphs(workshop):

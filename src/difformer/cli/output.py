@@ -74,7 +74,7 @@ def make_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, rig
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+        table.add_column(Text(heading), justify="right" if heading in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
     return table

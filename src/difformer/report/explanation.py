@@ -163,7 +163,9 @@ def _explain(loaded: Loaded, passage: Passage, place: int | None, top_k: int) ->
 def _score(task: Task, outputs: Tensor) -> tuple[Tensor, str]:
     names = column_names(task)
     if task.problem == "multiclass":
-        first, second = outputs.detach().topk(min(2, outputs.numel())).indices.tolist()
+        if outputs.numel() == 1:
+            return outputs[0], f"output of {names[0]!r}, the only class"
+        first, second = outputs.detach().topk(2).indices.tolist()
         return outputs[first] - outputs[second], f"output of {names[first]!r} less that of {names[second]!r}"
     column = int(outputs.detach().abs().argmax()) if task.problem == "multilabel" else 0
     return outputs[column], "the output" if outputs.numel() == 1 else f"output of {names[column]!r}"
