@@ -11,6 +11,7 @@ import torch
 
 from difformer.estimators import DIFFormerClassifier, fitting
 from difformer.estimators.threads import SMALL
+from difformer.training.stacked import FEWEST
 
 
 def test_nothing_is_printed_unless_asked_for(wine: Any, quick: dict[str, Any], capsys: Any) -> None:
@@ -97,12 +98,12 @@ def test_few_models_are_trained_one_after_the_other_and_many_as_one(
 
     monkeypatch.setattr(fitting, "train_stacked", watched)
     found = {}
-    for models in (3, fitting.STACK):
+    for models in (3, FEWEST["cpu"]):
         options = {**quick, "device": "cpu", "n_models": models}
         found[models] = DIFFormerClassifier(**options).fit(x, partly)
-    assert stacks == [fitting.STACK]
+    assert stacks == [FEWEST["cpu"]]
     # The first models are the same ones, however they were trained.
     rows = torch.from_numpy(found[3].fitted_.scaling(x))
-    for first, same in zip(found[3].fitted_.members, found[fitting.STACK].fitted_.members, strict=False):
+    for first, same in zip(found[3].fitted_.members, found[FEWEST["cpu"]].fitted_.members, strict=False):
         wanted, states = (member.model._encode(rows) for member in (first, same))  # type: ignore[operator,union-attr]
         torch.testing.assert_close(states, wanted, rtol=1e-3, atol=1e-4)

@@ -30,7 +30,6 @@ from difformer.estimators.mass import train_weighted
 from difformer.estimators.progress import LINES, Progress, say
 from difformer.nn import DIFFormer
 from difformer.training import RunRecord, TrainConfig, train_one
-from difformer.training.devices import resolve
 from difformer.training.randomness import isolated_rng
 from difformer.training.stacked import StackedSetting, faster, train_stacked
 
@@ -43,7 +42,6 @@ JUDGES = 20  # labelled rows that may choose the graph
 FEWEST, MOST = 32, 20_000
 WHOLE = 20_000  # rows that are trained on at once where pairs are looked at one by one
 BATCH = 4096
-STACK = 8  # runs from which a CPU is quicker with a stack of them than with one after the other
 
 
 @dataclass(frozen=True)
@@ -215,8 +213,7 @@ def train(
             train_weighted(task, splits[number], config, seed, recipe.device, problem.weight, mass, callbacks)
             for seed, number in runs
         ]
-    many = len(runs) >= STACK or resolve(recipe.device).type != "cpu"
-    if many and faster(task, config, len(runs), recipe.device):
+    if faster(task, config, len(runs), recipe.device):
         settings = [StackedSetting(seed, number) for seed, number in runs]
         return train_stacked(task, settings, config, recipe.device, callbacks=callbacks)
     return [train_one(task, number, config, seed, recipe.device, callbacks=callbacks) for seed, number in runs]

@@ -35,6 +35,7 @@ HYPER = ("dropout", "step_size", "graph_weight", "source_weight")
 RATES = ("learning_rate", "weight_decay")
 # Entries of one run's states, and of its pairs, from which on it keeps a device busy by itself.
 FULL = {"cpu": (2**16, 2**18), "cuda": (2**24, 2**24)}
+FEWEST = {"cpu": 8, "cuda": 2}  # runs from which a stack is quicker than one run after the other
 LINEAR = ("simple", "constant", "identity", None)
 
 
@@ -195,14 +196,15 @@ def unstackable(task: Task, config: TrainConfig, splits: Iterable[int] = (0,)) -
 
 def faster(task: Task, config: TrainConfig, runs: int, device: str | torch.device = "auto") -> bool:
     """Whether a stack of `runs` is likely to be faster than one run after the other; False where it is not possible."""
-    if runs < 2 or unstackable(task, config):
+    kind = "cuda" if resolve(device).type == "cuda" else "cpu"
+    if runs < FEWEST[kind] or unstackable(task, config):
         return False
     from difformer.zoo import find, options_of
 
     options = {**options_of(config.model), **find(config.model).fixed, **config.options}
     looks_at_pairs = "N²" in find(config.model).cost and options.get("diffusivity") not in LINEAR
     rows = task.num_nodes * (task.num_instances if task.kind == "series" else 1)
-    states, pairs = FULL["cuda" if resolve(device).type == "cuda" else "cpu"]
+    states, pairs = FULL[kind]
     return rows * int(options["hidden_channels"]) <= states and (not looks_at_pairs or rows * task.num_nodes <= pairs)
 
 
