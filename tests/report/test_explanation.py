@@ -10,7 +10,7 @@ from report_runs import RUNS, config, nodes_task
 
 from difformer import DIFFormer
 from difformer.nn.structure import as_structure
-from difformer.report import explain_node
+from difformer.report import explain_node, explanation
 from difformer.report.decomposition import PARTS, pass_through, take_apart
 from difformer.report.latent import attention_of
 from difformer.report.scene import Scene
@@ -158,3 +158,9 @@ def test_what_is_not_there_is_said(workshop, name, node, said):
     path, task = workshop.run(name)
     with pytest.raises(ValueError, match=said):
         explain_node(path, node, task=task)
+
+
+def test_a_name_that_several_have_is_refused_with_their_numbers():
+    with pytest.raises(ValueError, match=r"2 have the name 'Paris'; give the number of one of them: 0, 2"):
+        explanation.find("Paris", 3, ("Paris", "Rome", "Paris"), "instance")
+    assert explanation.find("Rome", 3, ("Paris", "Rome", "Paris"), "instance") == 1

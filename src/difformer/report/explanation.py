@@ -107,16 +107,16 @@ def locate(loaded: Loaded, node: Place) -> tuple[int | None, int | None]:
     if task.kind == "nodes":
         if isinstance(node, tuple):
             raise ValueError(f"node: {node} names a snapshot or graph; {task.name!r} has neither")
-        return None, _find(node, task.num_nodes, task.instance_names, "instance")
+        return None, find(node, task.num_nodes, task.instance_names, "instance")
     first, second = _pair(node, task.instance_names)
     if task.kind == "series":
-        number = usual_number(loaded) if first is None else _find(first, task.num_instances, (), "snapshot")
+        number = usual_number(loaded) if first is None else find(first, task.num_instances, (), "snapshot")
         names = task.instance_names if len(task.instance_names) == task.num_nodes else ()
-        return number, _find(second, task.num_nodes, names, "node")
-    number = _find(second if first is None else first, task.num_instances, task.instance_names, "graph")
+        return number, find(second, task.num_nodes, names, "node")
+    number = find(second if first is None else first, task.num_instances, task.instance_names, "graph")
     assert task.node_ptr is not None
     size = int(task.node_ptr[number + 1] - task.node_ptr[number])
-    return number, None if first is None else _find(second, size, (), "node")
+    return number, None if first is None else find(second, size, (), "node")
 
 
 def _pair(node: Place, names: Sequence[str]) -> tuple[int | str | None, int | str]:
@@ -129,10 +129,14 @@ def _pair(node: Place, names: Sequence[str]) -> tuple[int | str | None, int | st
     return None, node
 
 
-def _find(word: int | str, count: int, names: Sequence[str], what: str) -> int:
+def find(word: int | str, count: int, names: Sequence[str], what: str) -> int:
     """By name or number; a whole number from Python is a number, a text is a name first."""
     if isinstance(word, str) and word in names:
-        return list(names).index(word)
+        places = [place for place, name in enumerate(names) if name == word]
+        if len(places) > 1:
+            shown = ", ".join(map(str, places[:5])) + (" …" if len(places) > 5 else "")
+            raise ValueError(f"node: {len(places)} have the name {word!r}; give the number of one of them: {shown}")
+        return places[0]
     if str(word).isdecimal() and int(word) < count:
         return int(word)
     known = f"names such as {names[0]!r}, or " if names else ""
