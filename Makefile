@@ -33,6 +33,7 @@ install: $(VENV)/installed
 
 # The stamp is written last, so that an interrupted installation is taken up again.
 $(VENV)/installed: pyproject.toml constraints.txt
+	@echo "Installing into $(VENV): a few minutes the first time."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
