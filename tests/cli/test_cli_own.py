@@ -90,3 +90,17 @@ def test_a_pyg_file_by_its_path(call, tmp_path):
     assert answer.code == 0, answer.err
     assert "own: 40 nodes, 44 edges, 3 features, 2 classes" in answer.out
     assert call("predict", "run", "--out", "-").out.count("\n") == 41
+
+
+def test_new_rows_of_a_built_in_table_come_unscaled(call, tmp_path):
+    from difformer.data import load
+
+    raw = load("iris", standardize=False)
+    lines = [",".join(raw.feature_names), *(",".join(f"{value:.4f}" for value in row) for row in raw.x.tolist())]
+    (tmp_path / "raw.csv").write_text("\n".join(lines) + "\n")
+    words = ("--model", "mlp", "--seeds", "1", "--set", "epochs=40", "--set", "learning_rate=0.02")
+    assert call("fit", "iris", *words, "--out", "run").code == 0
+    own = list(csv.DictReader(io.StringIO(call("predict", "run", "--out", "-").out)))
+    new = list(csv.DictReader(io.StringIO(call("predict", "run", "--features", "raw.csv", "--out", "-").out)))
+    assert len({row["prediction"] for row in own}) == 3
+    assert [row["prediction"] for row in new] == [row["prediction"] for row in own]

@@ -35,7 +35,15 @@ def test_equal_seeds_give_equal_tasks():
 
 
 def test_tables_as_they_are():
-    assert load("digits", standardise=False).x.max() == 16
+    assert load("digits", standardize=False).x.max() == 16
+    assert load("digits", standardize=False).scaling is None
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_as_they_come_are_brought_to_the_scale_of_the_table(name):
+    task, raw = load(name), load(name, standardize=False).x
+    torch.testing.assert_close(task.scaled(raw), task.x, atol=2e-5, rtol=1e-5)
+    assert not torch.allclose(raw, task.x)
 
 
 def test_neighbours():

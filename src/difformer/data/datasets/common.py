@@ -10,6 +10,7 @@ from torch import Tensor
 
 from difformer.data.knn import knn_graph
 from difformer.data.preprocess import feature_tensor, sentence, symmetric_edges
+from difformer.data.scaling import Scaling
 from difformer.data.split import Split
 from difformer.data.task import Task
 
@@ -100,6 +101,7 @@ def table_task(
     notes: Sequence[str] = (),
     class_names: Sequence[str] = (),
     feature_names: Sequence[str] = (),
+    scaling: Scaling | None = None,
 ) -> Task:
     """Classification of instances without a graph, or with that of their k nearest neighbours.
 
@@ -114,6 +116,7 @@ def table_task(
         notes: As in `Task`.
         class_names: As in `Task`.
         feature_names: As in `Task`.
+        scaling: As in `Task`.
     """
     edge_index = None
     if knn is not None:
@@ -133,4 +136,5 @@ def table_task(
         class_names=tuple(class_names),
         feature_names=tuple(feature_names),
         notes=tuple(notes),
+        scaling=scaling,
     )

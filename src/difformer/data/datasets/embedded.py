@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from difformer.data.datasets.common import choice, class_task, seeded, seeds_of, table_task
+from difformer.data.scaling import Scaling
 from difformer.data.splitting import index_split, per_class_split, random_split
 from difformer.data.task import Task
 
@@ -53,7 +54,7 @@ def table(
     per_class: int = 5,
     num_splits: int = 10,
     seed: int = 0,
-    standardise: bool = True,
+    standardize: bool = True,
     knn: int | None = None,
 ) -> Task:
     """One of scikit-learn's tables: few labels a class, half of the rest for validation, half for test.
@@ -65,7 +66,8 @@ def table(
         per_class: Training labels a class.
         num_splits: How many splits.
         seed: Of the first; the others follow.
-        standardise: Columns of mean zero and variance one over all instances; features only, no label is used.
+        standardize: Columns of mean zero and variance one over all instances; features only, no label is used. New rows
+            for a trained model come unscaled and are brought to the same scale: `Task.scaled`.
         knn: Join every node to its nearest ones, itself counted; None for no graph.
     """
     choice("protocol", protocol, ("random",))
@@ -79,9 +81,11 @@ def table(
     }[name]
     bunch = loader()
     x, y = np.asarray(bunch.data, dtype=np.float64), torch.from_numpy(np.asarray(bunch.target, dtype=np.int64))
-    if standardise:
-        spread = x.std(axis=0)
-        x = (x - x.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    scaling = None
+    if standardize:
+        mean, spread = x.mean(axis=0), x.std(axis=0)
+        scale = np.where(spread > 0, spread, 1.0)
+        x, scaling = (x - mean) / scale, Scaling(torch.from_numpy(mean), torch.from_numpy(scale), len(x))
     num_valid = (len(y) - per_class * (int(y.max()) + 1)) // 2
     splits = seeded(
         lambda s: per_class_split(y, per_class=per_class, num_valid=max(num_valid, 0), num_test=None, seed=s),
@@ -94,10 +98,11 @@ def table(
         y=y,
         splits=splits,
         knn=knn,
-        steps="columns standardised over all instances" if standardise else "features as they are",
+        steps="columns standardised over all instances" if standardize else "features as they are",
         protocol=f"random: {per_class} labels a class, half of the rest for validation, {seeds_of(num_splits, seed)}",
         class_names=[str(label) for label in bunch.target_names],
         feature_names=[str(label) for label in bunch.feature_names],
+        scaling=scaling,
     )
 
 
