@@ -104,3 +104,17 @@ def test_new_rows_of_a_built_in_table_come_unscaled(call, tmp_path):
     new = list(csv.DictReader(io.StringIO(call("predict", "run", "--features", "raw.csv", "--out", "-").out)))
     assert len({row["prediction"] for row in own}) == 3
     assert [row["prediction"] for row in new] == [row["prediction"] for row in own]
+
+
+def test_notes_speak_of_what_can_be_typed(call, tmp_path):
+    rows = "".join(f"p{i},{i},{50_000 + 900 * i},{'ab'[i % 2]}\n" for i in range(24))
+    (tmp_path / "x.csv").write_text("name,age,pay,label\n" + rows)
+    (tmp_path / "e.csv").write_text("von,nach,jahr\np0,p1,1999\n")
+    words = ("fit", "--features", "x.csv", "--edges", "e.csv", "--model", "mlp", "--seeds", "1", *QUICK)
+    answer = call(*words)
+    assert "note: features differ in scale: 'pay' has deviation 6.23e+03, 'age' 6.92; " in answer.out
+    assert "--data standardize=true brings all columns to one scale" in answer.out
+    assert "weighted by column 'jahr' of e.csv; pass --data edge_columns=von,nach if it is no weight" in answer.out
+    better = call(*words, "--data", "standardize=true", "--data", "edge_columns=von,nach")
+    assert "differ in scale" not in better.out
+    assert "weighted" not in better.out

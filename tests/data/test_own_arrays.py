@@ -330,6 +330,28 @@ def test_no_label_at_all_is_never_a_class():
 
 
 class TestStandardize:
+    def test_columns_of_different_scale_are_pointed_out(self):
+        x = X * [1.0, 1000.0, 0.0] + [0.0, 5e4, 7.0]
+        note = next(n for n in from_arrays(x, Y, feature_names=["age", "pay", "same"]).notes if "scale" in n)
+        assert "'pay' has deviation 6.87e+03, 'age' 6.87" in note
+        assert "standardize=True" in note
+        assert "column 2 has deviation" in from_arrays(x, Y).notes[-1]
+        for quiet in (
+            from_arrays(x, Y, standardize=True),
+            from_arrays(X * [1.0, 50.0, 0.0], Y),
+            from_arrays(np.zeros((8, 3)), Y),
+            from_arrays(scipy.sparse.csr_array(x), Y),
+        ):
+            assert not any("differ in scale" in n for n in quiet.notes)
+
+    def test_a_rare_one_among_zeros_is_not_small(self):
+        x = np.zeros((60_000, 2), dtype=np.float32)
+        x[0, 0] = 1
+        x[:, 1] = np.arange(60_000) % 7
+        y = np.arange(60_000) % 2
+        assert not from_arrays(x, y).notes
+        assert from_arrays(x * [0.5, 1.0], y).notes
+
     def test_columns_have_mean_zero_and_deviation_one(self):
         x = X * [1.0, 1000.0, 0.0] + [0.0, 5e6, 7.0]  # the second far from the origin, the third without change
         task = from_arrays(x, Y, edge_index=EDGES, feature_names=["age", "income", "same"], standardize=True)

@@ -281,6 +281,37 @@ def test_edges_named_in_the_file_by_names_nobody_knows(write):
     assert "line 1 of e.csv was read as a header" in task.notes
 
 
+def test_a_third_column_of_edges_is_said_to_be_taken_for_weights(write):
+    features, labels = write("f.csv", people()), write("l.csv", LABELS)
+    rows = "ann,bob,1999\nbob,cat,2004\n"
+    task = from_files(features, labels, write("e.csv", "von,nach,jahr\n" + rows))
+    said = "edges are weighted by column 'jahr' of e.csv; pass edge_columns=('von', 'nach') if it is no weight"
+    assert said in task.notes
+    assert task.edge_weight.max() == 2004
+    task = from_files(features, labels, write("e.csv", "von,nach,jahr\n" + rows), edge_columns=("von", "nach"))
+    assert task.edge_weight is None
+    assert not any("weighted" in note for note in task.notes)
+    unnamed = from_files(features, labels, write("e.csv", rows))
+    assert any("by column 3 of e.csv; pass edge_columns=(1, 2)" in note for note in unnamed.notes)
+    for header in ("von,nach,weight\n", "von,w,nach\n"):
+        meant = rows if header.endswith("weight\n") else "ann,1,bob\nbob,2,cat\n"
+        columns = None if header.endswith("weight\n") else ("von", "nach", "w")
+        task = from_files(features, labels, write("e.csv", header + meant), edge_columns=columns)
+        assert task.edge_weight is not None
+        assert not any("weighted" in note for note in task.notes)
+
+
+def test_classes_that_are_never_trained_on_are_named(write):
+    rows = [(i, "abc"[i % 3], "train" if i % 3 < 2 and i < 8 else "valid" if i < 10 else "test") for i in range(12)]
+    text = "size,label,split\n" + "".join(f"{i},{label},{part}\n" for i, label, part in rows)
+    task = from_files(write("f.csv", text))
+    assert "class 'c' has no instance in the training part: no model can learn to predict that" in task.notes
+    task = from_files(write("f.csv", text.replace(",b,train", ",b,test")))
+    assert any(note.startswith("classes 'b', 'c' have no instance in the training part") for note in task.notes)
+    task = from_files(write("f.csv", text.replace("2,c,valid", "2,c,train")))
+    assert not any("training part" in note for note in task.notes)
+
+
 def test_labels_named_in_the_file_by_names_nobody_knows(write):
     features = write("f.csv", people())
     task = from_files(features, write("l.csv", LABELS.replace("name,group", "person,team")))

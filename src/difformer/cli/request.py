@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from difformer.cli.dataoptions import read_data_options
+from difformer.cli.wording import as_typed
 
 if TYPE_CHECKING:
     from difformer.data import Task
@@ -176,4 +177,4 @@ def describe_task(task: Task) -> list[str]:
     sizes = "/".join(str(size) for size in task.splits[0].sizes())
     lines = [f"{task.name}: {', '.join(shown)}", f"protocol: {task.protocol}"]
     lines.append(f"train/valid/test: {sizes}" + (f", {len(task.splits)} splits" if len(task.splits) > 1 else ""))
-    return lines + [f"note: {note}" for note in task.notes]
+    return lines + [f"note: {as_typed(note)}" for note in task.notes]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from difformer.data.edges import SelfLoops
 from difformer.data.errors import DataError
-from difformer.data.scaling import Scaling
+from difformer.data.scaling import Scaling, uneven
 from difformer.data.split import Split, load_splits
 from difformer.data.splitting import labelled, random_split, time_split
 from difformer.data.targets import METRICS, Targets
@@ -56,12 +56,15 @@ def assemble(
     scaling = Scaling.of(x) if standardize else None
     if scaling is not None:
         x, notes = scaling(x), (*notes, scaling.describe(feature_names))
+    else:
+        notes = (*notes, *uneven(x, feature_names))
     done = "" if scaling is None else "; columns standardised" if scaling.shift is not None else "; columns scaled"
     chosen = given_splits(splits)
     if not chosen and found_splits:
         chosen, left_out = _only_labelled(found_splits, targets.y)
         notes = (*notes, *left_out)
     chosen = chosen or drawn_splits(targets, targets.y.shape[0], fractions, seeds)
+    notes = (*notes, *_never_seen(chosen, targets))
     try:
         return Task(
             name=name,
@@ -159,6 +162,23 @@ def _only_labelled(splits: Sequence[Split], y: Tensor) -> tuple[tuple[Split, ...
         if gone:
             notes.append(f"split {split.name}: {gone} instance{'s' if gone > 1 else ''} without a label left out")
     return tuple(kept), tuple(notes)
+
+
+def _never_seen(splits: Sequence[Split], targets: Targets) -> tuple[str, ...]:
+    """A note on classes that a training part does not show, so that no model can predict them."""
+    if targets.problem != "multiclass":
+        return ()
+    for split in splits:
+        if not split.train.numel() or int(split.train.max()) >= targets.y.numel() or int(split.train.min()) < 0:
+            continue  # refused by the task, with better words
+        seen = set(targets.y[split.train].tolist())
+        absent = [name for code, name in enumerate(targets.class_names) if code not in seen]
+        if absent:
+            shown = f"{', '.join(map(repr, absent[:6]))}{', …' if len(absent) > 6 else ''}"
+            classes = f"class {shown} has" if len(absent) == 1 else f"classes {shown} have"
+            which = f" of split {split.name}" if len(splits) > 1 else ""
+            return (f"{classes} no instance in the training part{which}: no model can learn to predict that",)
+    return ()
 
 
 def split_from_words(words: Sequence[str], name: str) -> tuple[Split | None, int | None]:

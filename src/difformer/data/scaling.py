@@ -18,6 +18,7 @@ from torch import Tensor
 from difformer.data.sparse import csr
 
 SHOWN = 6  # columns whose numbers a note gives
+UNEVEN = 100.0  # columns that differ more than this in deviation are worth a note
 CONSTANT = 1e-7  # a deviation below this share of the column's size is rounding, in single precision
 
 
@@ -44,11 +45,8 @@ class Scaling:
             square.index_add_(0, x.col_indices().long(), x.values().double().square())
             mean = (square / rows).sqrt()
             return Scaling(None, torch.where(mean > 0, mean, 1.0), rows)
-        shift = x.mean(0, dtype=torch.double)
-        # One block of rows after the other: a large table is not copied in double precision as a whole.
-        square = torch.stack([(part.double() - shift).square().sum(0) for part in x.split(8192)]).sum(0)
-        deviation = (square / rows).sqrt()
-        return Scaling(shift, torch.where(deviation > CONSTANT * shift.abs(), deviation, 1.0), rows)
+        shift, deviation = _moments(x)
+        return Scaling(shift, torch.where(deviation > 0, deviation, 1.0), rows)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rows on this scale, of the same type and layout.
@@ -77,3 +75,33 @@ class Scaling:
         more = f" and {len(each) - SHOWN} more" if len(each) > SHOWN else ""
         how = "divided by their quadratic mean" if self.shift is None else "standardised"
         return f"columns {how} over all {self.rows} rows, no label used: {', '.join(each[:SHOWN])}{more}"
+
+
+def uneven(x: Tensor, names: Sequence[str] = ()) -> tuple[str, ...]:
+    """A note where the columns of a dense matrix differ so much in size that a model sees the largest alone.
+
+    Columns of 0 and 1 count as half, however rare their ones are; columns that do not change do not count.
+    """
+    if x.layout != torch.strided or x.shape[1] < 2:
+        return ()
+    _, deviation = _moments(x)
+    indicator = torch.stack([((part == 0) | (part == 1)).all(0) for part in x.split(8192)]).all(0)
+    changing = deviation > 0
+    size = torch.where(indicator, 0.5, deviation)
+    most, least = (int(i) for i in (size.where(changing, 0.0).argmax(), size.where(changing, torch.inf).argmin()))
+    if not bool(changing.any()) or float(size[most]) <= UNEVEN * float(size[least]):
+        return ()
+    large, small = (repr(names[i]) if names else f"column {i + 1}" for i in (most, least))
+    return (
+        f"features differ in scale: {large} has deviation {float(size[most]):.3g}, {small} {float(size[least]):.3g}; "
+        f"models may learn next to nothing from them as they are: standardize=True brings all columns to one scale",
+    )
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of every column in double precision; the deviation is 0 where it is rounding alone."""
+    shift = x.mean(0, dtype=torch.double)
+    # One block of rows after the other: a large table is not copied in double precision as a whole.
+    square = torch.stack([(part.double() - shift).square().sum(0) for part in x.split(8192)]).sum(0)
+    deviation = (square / x.shape[0]).sqrt()
+    return shift, torch.where(deviation > CONSTANT * shift.abs(), deviation, 0.0)
