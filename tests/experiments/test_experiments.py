@@ -10,6 +10,7 @@ import pytest
 from difformer.data.catalogue import ENTRIES
 from difformer.experiments.catalogue import MODULES, experiments, find
 from difformer.experiments.choosing import cells
+from difformer.experiments.drawing import QUICK
 from difformer.experiments.ledger import Ledger
 from difformer.experiments.presets import load_presets
 from difformer.experiments.running import Request, run
@@ -66,6 +67,8 @@ def test_the_quick_form(name, tmp_path, monkeypatch):
     write_files(read_summary(experiment, tmp_path), tmp_path)
     assert (tmp_path / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "</svg>" in (tmp_path / "figure.svg").read_text()[-20:]
+    if experiment.figure.partition(":")[0].rpartition(".")[2] in ("figures", "depth", "visualise"):
+        assert QUICK in (tmp_path / "figure.svg").read_text()
     table = (tmp_path / "table.md").read_text()
     assert "attention off" in table
     assert "not run yet" not in table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from difformer.experiments.citation import CUSTOMARY, NAMES
@@ -62,17 +63,17 @@ EXPERIMENT = Experiment(
 
 def draw(summary: Summary, folder: Path) -> Any:
     """Accuracy against depth: a line a step size, without source left, with source right, a row a data set."""
-    from difformer.experiments.drawing import empty, panels
+    from difformer.experiments.drawing import empty, head, legend_below, panels
 
     shown = [section for section in summary.sections if section.lines]
     if not shown:
         return empty(f"{summary.experiment.title}: nothing was run yet")
-    fig, axes = panels(2 * len(shown), width=3.6, height=2.6, across=2, sharey="row")
+    fig, axes = panels(2 * len(shown), width=3.6, height=2.8, across=2, sharey="row")
     for place, section in enumerate(shown):
         for ax, source in zip(axes[2 * place : 2 * place + 2], (False, True), strict=True):
             _panel(ax, section, source)
-    handles, labels = axes[0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    legend_below(fig, axes[0].get_legend_handles_labels()[0])
+    head(fig, summary)
     return fig
 
 
@@ -98,5 +99,7 @@ def _panel(ax: Any, section: Section, source: bool) -> None:
     ax.set_xticks(DEPTHS, [str(depth) for depth in DEPTHS])
     ax.set_xlabel("depth K")
     ax.set_xlim(DEPTHS[0] / 1.15, DEPTHS[-1] * 1.15)
-    ax.set_title(f"{section.data.label}\n{'with' if source else 'without'} source; {section.counted}", loc="left")
+    ax.set_title(
+        f"{fill(section.data.label, 42)}\n{'with' if source else 'without'} source; {section.counted}", loc="left"
+    )
     ax.set_ylabel("test accuracy in %" if factor == 100 else "test score")

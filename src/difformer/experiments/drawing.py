@@ -6,12 +6,16 @@ Colours are Okabe and Ito's, which the colour-blind can tell apart; shape says a
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
 from difformer.atomic import write_whole
 from difformer.data.errors import require
+
+if TYPE_CHECKING:
+    from difformer.experiments.summary import Summary
 
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
 SKY, YELLOW, BLACK, GREY = "#56B4E9", "#F0E442", "#000000", "#767676"
@@ -21,6 +25,8 @@ LINES = ("-", "--", "-.", ":", (0, (3, 1, 1, 1, 1, 1)), (0, (5, 1)), (0, (1, 1))
 # Roles in tables: ours, rivals, attention off, variants.
 ROLES = {"ours": (BLUE, "o"), "rival": (GREY, "s"), "off": (RED, "X"), "variant": (GREEN, "^")}
 FORMATS = ("svg", "png")
+QUICK = "quick form: no number here means anything"
+LETTERS_AN_INCH = 13  # of a heading; letters of a proportional font differ, and this many fit of most
 
 _STYLE: Mapping[str, Any] = {
     "font.size": 9,
@@ -75,12 +81,36 @@ def empty(said: str) -> Any:
     return fig
 
 
+def head(fig: Any, summary: Summary) -> None:
+    """What the experiment is, over all panels, and that its numbers mean nothing where they do not."""
+    lines = [summary.experiment.title, *([QUICK] if summary.quick else [])]
+    wide = int(LETTERS_AN_INCH * fig.get_figwidth())
+    fig.suptitle("\n".join(fill(line, wide) for line in lines), fontsize=10)
+
+
+def legend_below(fig: Any, handles: Sequence[Any]) -> None:
+    """One legend for all panels, in as many rows as the figure's width asks for."""
+    for rows in range(1, len(handles) + 1):
+        columns = -(-len(handles) // rows)
+        legend = fig.legend(handles=handles, loc="outside lower center", ncols=columns)
+        if columns == 1 or legend.get_window_extent(fig.canvas.get_renderer()).width <= fig.bbox.width:
+            return
+        legend.remove()
+
+
 def save(fig: Any, folder: Path, name: str = "figure") -> list[Path]:
     """Writes the figure in both formats, each whole or not at all, and forgets it."""
     written = []
     for kind in FORMATS:
         content = io.BytesIO()
-        fig.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        # Tight: a title that is longer than its panel widens the picture, where it would be cut off otherwise.
+        fig.savefig(
+            content,
+            format=kind,
+            bbox_inches="tight",
+            pad_inches=0.06,
+            metadata={"Date": None} if kind == "svg" else None,
+        )
         path = folder / f"{name}.{kind}"
         write_whole(path, content.getvalue())
         written.append(path)

@@ -7,11 +7,9 @@ from textwrap import fill
 from typing import Any
 
 from difformer.experiments.choosing import UNTUNED
-from difformer.experiments.drawing import BLACK, ROLES, empty, panels
+from difformer.experiments.drawing import BLACK, ROLES, empty, head, legend_below, panels, pyplot
 from difformer.experiments.measures import LABELS
 from difformer.experiments.summary import Row, Section, Summary, is_percent
-
-NEWLINE_QUICK = "\nquick form: no number here means anything"
 
 
 def dots(summary: Summary, folder: Path) -> Any:
@@ -26,7 +24,7 @@ def dots(summary: Summary, folder: Path) -> Any:
     for ax, section in zip(axes, shown, strict=True):
         _panel(ax, section)
     _legend(fig, shown)
-    fig.suptitle(f"{summary.experiment.title}{NEWLINE_QUICK if summary.quick else ''}", fontsize=10)
+    head(fig, summary)
     return fig
 
 
@@ -63,8 +61,6 @@ def _name(row: Row) -> str:
 
 
 def _legend(fig: Any, sections: list[Section]) -> None:
-    from difformer.experiments.drawing import pyplot
-
     line = pyplot().Line2D
     roles = {row.system.role for section in sections for row in _rows(section)}
     said = {"ours": "ours", "rival": "rival", "off": "attention off", "variant": "variant"}
@@ -78,4 +74,4 @@ def _legend(fig: Any, sections: list[Section]) -> None:
         marks.append(line([], [], ls="", marker="o", mfc="white", mec="#767676", label="hollow: not tuned"))
     if any(row.paper is not None for row in every):
         marks.append(line([], [], ls="", marker="D", mfc="none", mec=BLACK, label="the paper's figure"))
-    fig.legend(handles=marks, loc="outside lower center", ncols=len(marks))
+    legend_below(fig, marks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from difformer.experiments.plan import Data, Experiment
@@ -58,7 +59,7 @@ _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 def draw(summary: Summary, folder: Path) -> Any:
     """A row a data set and system, a panel a layer or snapshot."""
-    from difformer.experiments.drawing import empty, panels
+    from difformer.experiments.drawing import empty, head, panels
 
     pictures = [
         (f"{section.data.label}, {row.system.label}, seed {line['seed']}", picture)
@@ -78,9 +79,10 @@ def draw(summary: Summary, folder: Path) -> Any:
         drawn = None
         seen = [value for panel in picture for value in panel["values"] or ()]
         for ax, panel in zip(row, picture, strict=False):
-            drawn = _panel(ax, panel, f"{title}\n{panel['title']}", (min(seen), max(seen)) if seen else None)
+            drawn = _panel(ax, panel, f"{fill(title, 42)}\n{panel['title']}", (min(seen), max(seen)) if seen else None)
         if drawn is not None:
             fig.colorbar(drawn, ax=row[len(picture) - 1], label="target", shrink=0.8)
+    head(fig, summary)
     return fig
 
 
