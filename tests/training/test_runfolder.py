@@ -259,6 +259,24 @@ def test_a_run_on_own_files_needs_its_folder_and_the_files(tmp_path, monkeypatch
         resume(tmp_path / "run")
 
 
+def test_a_file_that_was_moved_is_found_again_where_the_run_folder_says(tmp_path):
+    rows = "".join(f"{i},{i % 5},{'ab'[i % 2]}\n" for i in range(40))
+    (tmp_path / "x.csv").write_text("u,v,label\n" + rows)
+    fit(TaskSource(files={"features": str(tmp_path / "x.csv")}), CONFIG, seeds=1, out=tmp_path / "run", device="cpu")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "x.csv").rename(tmp_path / "elsewhere" / "x.csv")
+    with pytest.raises(
+        DataError, match=r"no longer there; put it back or, if it was moved, .* \[data\.source\.files\]"
+    ):
+        RunFolder.open(tmp_path / "run").task()
+    config = tmp_path / "run" / "config.toml"
+    place = '[data.source.files]\nfeatures = "'  # as the message says
+    assert place in config.read_text()
+    moved = config.read_text().replace(str(tmp_path / "x.csv"), str(tmp_path / "elsewhere" / "x.csv"))
+    config.write_text(moved)
+    assert RunFolder.open(tmp_path / "run").task().num_nodes == 40
+
+
 def test_own_files_are_kept_as_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = TaskSource(files={"features": "x.csv"})

@@ -138,7 +138,7 @@ def read_edges(
     else:
         table = read_csv(path, text=choose, format=format, is_header=is_header)
     index = np.stack([_positions(_column(table, i), num_nodes, ids, _at(table, i)) for i in roles[:2]])
-    notes = (f"columns of {Path(path).name} not used: {', '.join(ignored)}",) if ignored else ()
+    notes: tuple[str, ...] = (f"columns of {Path(path).name} not used: {', '.join(ignored)}",) if ignored else ()
     if len(roles) == 3 and columns is None and table.names[roles[2]].strip().lower() not in WEIGHT_NAMES:
         third = repr(table.names[roles[2]]) if table.named else roles[2] + 1
         ends = tuple(table.names[i] if table.named else i + 1 for i in roles[:2])

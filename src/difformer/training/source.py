@@ -47,7 +47,12 @@ class TaskSource:
             return load(self.name, self.root, **self.options)
         for role, path in self.files.items():
             if not Path(path).exists():
-                raise DataError(f"the file with the {role} is no longer there", path=path)
+                raise DataError(
+                    f"the file with the {role} is no longer there; put it back or, if it was moved, correct its place "
+                    f"in the run folder's config.toml, [data.source.files], {role} = … (the name of the file must be "
+                    f"the same; that it holds what the run was trained on is checked)",
+                    path=path,
+                )
         arguments: dict[str, Any] = {**self.files, **self.options}
         return from_files(**arguments)
 
