@@ -33,6 +33,14 @@ def test_a_run_from_its_protocol_to_its_folder(installed, tmp_path):
     assert [(row["seed"], row["epoch"]) for row in rows] == [(s, e) for s in (0, 1) for e in (1, 2, 3)]
 
 
+def test_one_seed_has_no_deviation(call):
+    fitted = call("fit", "karate", "--seeds", "1", *QUICK, "--out", "run")
+    assert fitted.code == 0, fitted.err
+    said = [fitted.out, call("evaluate", "run").out, call("compare", "run", "run").out]
+    assert "(one seed)" in said[0]
+    assert all("accuracy" in one and "±" not in one for one in said), said
+
+
 def test_json_is_all_there_is_on_stdout(call, tmp_path):
     answer = call("fit", "karate", "--seeds", "1,4", *QUICK, "--model", "gcn", "--json", "--out", "run")
     document = json.loads(answer.out)

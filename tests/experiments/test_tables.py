@@ -49,6 +49,14 @@ def test_mean_deviation_count_and_differences_by_hand():
     assert (gcn["paper"], gcn["Δ paper"]) == ("81.5 ± 1.3", "+0.50")
 
 
+def test_one_run_has_no_deviation():
+    text = markdown(summarise(CORA, runs({"gcn": (0.8,)}), (), quick=False))
+    cells = cells_of(text, "GCN")
+    assert cells[2] == "80.00 (1 of 3) †"
+    assert cells[3] == "80.00 (1 of 3)"  # on validation
+    assert "Seeds: 0; one run a row, hence no ±" in text
+
+
 def test_what_was_not_run_is_a_cell_with_a_reason():
     failed = {"status": FAILED, "data": "cora-authors", "system": "mlp", "preset": "untuned", "reason": "out of memory"}
     text = markdown(summarise(CORA, [*runs({"gcn": (0.8, 0.9)}), failed], (), quick=False))

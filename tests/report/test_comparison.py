@@ -92,7 +92,9 @@ def test_models_settings_and_one_split(workshop):
     assert any("share one split" in note for note in single.notes)
     assert [side.name for side in single.sides] == [str(path)] * 2
     one = workshop.run("constant")[0]
-    assert "one pair" in compare_runs([one, workshop.run("lp")[0]]).against_first[0].verdict
+    alone = compare_runs([one, workshop.run("lp")[0]])
+    assert "one pair" in alone.against_first[0].verdict
+    assert not any("seeds share" in note for note in alone.notes)  # there is one seed
 
 
 def test_folders_whose_names_look_like_markup(workshop, tmp_path, capsys, monkeypatch):

@@ -12,6 +12,7 @@ from difformer.cli.errors import verb
 from difformer.cli.options import Json
 from difformer.cli.output import Output, shown
 from difformer.cli.progress import clock_time
+from difformer.cli.results import mean_and_deviation
 
 PARTS = ("train", "valid", "test")
 
@@ -34,9 +35,8 @@ def compare(
     found = compare_runs(runs)
     sides = [{**asdict(side), "values": [[*key, value] for key, value in side.values.items()]} for side in found.sides]
     output.json({**asdict(found), "sides": sides})
-    output.say(
-        f"{found.metric}, {'higher' if found.higher_is_better else 'lower'} is better; mean ± standard deviation"
-    )
+    spread = "; mean ± standard deviation" if any(len(side.values) > 1 for side in found.sides) else ""
+    output.say(f"{found.metric}, {'higher' if found.higher_is_better else 'lower'} is better{spread}")
     output.table(
         ["run", "model", "seeds", *PARTS, "time a seed"],
         [
@@ -44,7 +44,7 @@ def compare(
                 side.name,
                 side.model,
                 len(side.values),
-                *(f"{side.means[part][0]:.4f} ± {side.means[part][1]:.4f}" for part in PARTS),
+                *(mean_and_deviation(*side.means[part], len(side.values)) for part in PARTS),
                 clock_time(side.seconds),
             ]
             for side in found.sides
@@ -67,7 +67,7 @@ def compare(
             [
                 one.name,
                 one.pairs,
-                f"{one.difference:+.4f} ± {one.deviation:.4f}",
+                f"{one.difference:+.4f}" + (f" ± {one.deviation:.4f}" if one.pairs > 1 else ""),
                 "–" if one.interval is None else f"{one.interval[0]:+.4f} … {one.interval[1]:+.4f}",
                 f"{one.wins}/{one.pairs}",
                 *("–" if p is None else f"{p:.3g}" for p in (one.t_test, one.corrected, one.ranks)),

@@ -7,7 +7,7 @@ from typing import Any
 from difformer.cli.errors import verb
 from difformer.cli.options import Device, Json, Run
 from difformer.cli.output import Output
-from difformer.cli.results import score, variety
+from difformer.cli.results import mean_and_deviation, score, variety
 
 PARTS = ("train", "valid", "test")
 
@@ -47,5 +47,5 @@ def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
     if len(seeds) > 1:
         output.say(f"mean ± standard deviation over {len(seeds)} seeds{variety(seeds)}:")
     for metric in names:
-        shown = ", ".join(f"{p} {score(means[metric][p]['mean'])} ± {score(means[metric][p]['std'])}" for p in PARTS)
-        output.say(f"{metric}: {shown}")
+        shown = [f"{p} {mean_and_deviation(m['mean'], m['std'], len(seeds))}" for p, m in means[metric].items()]
+        output.say(f"{metric}: {', '.join(shown)}")

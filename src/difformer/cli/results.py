@@ -38,7 +38,12 @@ def headline(summary: Summary) -> str:
     """The result in one line."""
     runs = len(summary.results)
     over = f"mean ± standard deviation over {runs} seeds{variety(summary.results)}" if runs > 1 else "one seed"
-    return f"test {summary.metric}: {summary.mean('test'):.4f} ± {summary.std('test'):.4f} ({over})"
+    return f"test {summary.metric}: {mean_and_deviation(summary.mean('test'), summary.std('test'), runs)} ({over})"
+
+
+def mean_and_deviation(mean: float, deviation: float, count: int) -> str:
+    """Mean ± deviation; of one value there is no deviation, and a ± 0 would claim one."""
+    return f"{score(mean)} ± {score(deviation)}" if count > 1 else score(mean)
 
 
 def variety(results: Sequence[Mapping[str, Any]]) -> str:

@@ -26,7 +26,7 @@ _TEX |= {"Δ": r"$\Delta$", "σ": r"$\sigma$", "λ": r"$\lambda$", "μ": r"$\mu$
 
 
 def score(row: Row, what: str = "test") -> str:
-    """Mean ± deviation (n), with how many the protocol has where some are missing."""
+    """Mean ± deviation (n), of one value the value alone, with how many the protocol has where some are missing."""
     values = row.values(what)
     if not values:
         return row.reason or NONE
@@ -35,10 +35,9 @@ def score(row: Row, what: str = "test") -> str:
     mean = row.mean(what)
     assert mean is not None
     mark = " †" if row.preset == UNTUNED and what == "test" else ""
-    if percent:
-        return f"{100 * mean:.2f} ± {100 * row.deviation(what):.2f} ({count}){mark}"
-    digits = 3 if abs(mean) >= 0.01 or mean == 0 else 6
-    return f"{mean:.{digits}f} ± {row.deviation(what):.{digits}f} ({count}){mark}"
+    factor, digits = (100, 2) if percent else (1, 3 if abs(mean) >= 0.01 or mean == 0 else 6)
+    spread = f" ± {factor * row.deviation(what):.{digits}f}" if len(values) > 1 else ""
+    return f"{factor * mean:.{digits}f}{spread} ({count}){mark}"
 
 
 def published(found: Figure | None) -> str:
@@ -140,7 +139,12 @@ def protocol(section: Section) -> str:
     seeds = sorted({int(line["seed"]) for line in lines})
     named = ", ".join(splits) if len(splits) <= 3 else f"{splits[0]} … {splits[-1]}, {len(splits)} in all"
     chosen = "" if section.data.mode == "cost" else "The epoch is chosen on validation. "
-    over = "± is over splits and initialisations" if len(splits) > 1 else "one split: ± is over initialisations alone"
+    if len(seeds) == 1:
+        over = "one run a row, hence no ±" if len(splits) == 1 else "± is over splits"
+    elif len(splits) > 1:
+        over = "± is over splits and initialisations"
+    else:
+        over = "one split: ± is over initialisations alone"
     return (
         f"Protocol: {' | '.join(dict.fromkeys(str(line['protocol']) for line in lines))}. Splits: {named}. "
         f"Seeds: {_ranges(seeds)}; {over}. {chosen}"

@@ -138,7 +138,7 @@ def _notes(folders: Sequence[RunFolder], against: Sequence[Paired]) -> tuple[str
     if len({folder.about["data"]["protocol"] for folder in folders}) > 1:
         notes.append("the protocols differ: " + " | ".join(f.about["data"]["protocol"] for f in folders))
     splits = {str(r["split"]) for folder in folders for r in folder.results()}
-    if len(splits) == 1:
+    if len(splits) == 1 and any(len(folder.results()) > 1 for folder in folders):
         notes.append("all seeds share one split, so differences are over initialisations alone")
     if any(one.pairs < len(folders[0].results()) for one in against):
         notes.append("some seeds are in one run only and were left out of the tests")

@@ -91,7 +91,10 @@ def predictions(material: Material, found: dict[str, Any]) -> str:
     where = f"On the {material.part} part, {seeds}"
     if found["kind"] == "classes":
         columns = ["precision", "recall", "f1", *(["auc"] if found["table"] and "auc" in found["table"][0] else [])]
-        rows = [[r["name"], f"{r['number']:,.0f}", *(_spread(r[c]) for c in columns)] for r in found["table"]]
+        rows = [
+            [r["name"], f"{r['number']:,.0f}", *(_spread(r[c], found["seeds"]) for c in columns)]
+            for r in found["table"]
+        ]
         hidden = (
             f"The matrix shows the most frequent classes; {found['hidden']} are left out." if found["hidden"] else ""
         )
@@ -102,7 +105,7 @@ def predictions(material: Material, found: dict[str, Any]) -> str:
             plot("confusion"),
             table(["class", "number", *columns], rows, right=range(1, 2 + len(columns))),
         )  # fmt: skip
-    rows = [[r["name"], *(_spread(r[c]) for c in ("mse", "mae", "r2"))] for r in found["table"]]
+    rows = [[r["name"], *(_spread(r[c], found["seeds"]) for c in ("mse", "mae", "r2"))] for r in found["table"]]
     if found["scatter"] is None:
         return section(
             "predictions", "Residuals", paragraph(f"{where}: no target is known, so there are no residuals.")
@@ -143,5 +146,7 @@ def _number(value: float | None) -> str:
     return "–" if value is None or value != value else f"{value:.4f}"
 
 
-def _spread(value: tuple[float, float] | None) -> str:
-    return "–" if value is None else f"{value[0]:.3f} ± {value[1]:.3f}"
+def _spread(value: tuple[float, float] | None, seeds: int) -> str:
+    if value is None:
+        return "–"
+    return f"{value[0]:.3f} ± {value[1]:.3f}" if seeds > 1 else f"{value[0]:.3f}"
