@@ -80,6 +80,24 @@ def test_rows_with_known_ids_are_pointed_out(call, run, tmp_path):
     assert len(answer.out.splitlines()) == 4
 
 
+def test_ids_of_new_rows_are_found_by_the_name_they_had_in_training(call, run, tmp_path):
+    (tmp_path / "last.csv").write_text("height,weight,name\n0,0,n1\n3,-2,n2\n")
+    answer = call("predict", run, "--features", "last.csv", "--out", "-")
+    assert [row["instance"] for row in csv.DictReader(io.StringIO(answer.out))] == ["n1", "n2"]
+    (tmp_path / "none.csv").write_text("height,weight\n0,0\n3,-2\n")
+    assert len(call("predict", run, "--features", "none.csv", "--out", "-").out.splitlines()) == 3
+
+
+def test_ids_by_number_in_training_have_a_name_too(call, tmp_path):
+    rows = "".join(f"{i / 9},{100 + i},{i % 4},{'ab'[i % 2]}\n" for i in range(24))
+    (tmp_path / "x.csv").write_text("u,nr,v,label\n" + rows)
+    words = ("--features", "x.csv", "--data", "ids=2", "--model", "mlp", "--seeds", "1", *QUICK, "--out", "run")
+    assert call("fit", *words).code == 0
+    (tmp_path / "new.csv").write_text("nr,v,u\n7,1,2\n")
+    answer = call("predict", "run", "--features", "new.csv", "--out", "-")
+    assert [row["instance"] for row in csv.DictReader(io.StringIO(answer.out))] == ["7"], answer.err
+
+
 def test_a_pyg_file_by_its_path(call, tmp_path):
     import torch
     from torch_geometric import data

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from difformer.data import DataError, Task
 from difformer.data.edges import tidy_edges
-from difformer.data.feature_files import Features, read_features
+from difformer.data.feature_files import Features, id_column_name, read_features
 from difformer.data.structure import read_edges
 from difformer.data.text_files import TextFormat
 from difformer.training.runfolder import RunFolder
@@ -64,8 +64,13 @@ def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, togeth
             raise FileNotFoundError(f"--{role}: there is no file {path}")
     options = dict(folder.source.options) if folder.source is not None and folder.source.files else {}
     form = {key: _of(options[key], "features") for key in _FORMAT if key in options}
-    ids = {"ids": options["ids"]} if "ids" in options else {}
-    found = read_features(features, columns=task.feature_names, num_columns=task.num_features, **ids, **form)
+    ids = options.get("ids")
+    name = None
+    if task.instance_names and folder.source is not None and folder.source.files:
+        name = id_column_name(folder.source.files["features"], ids=ids, format=TextFormat(**form))
+    found = read_features(
+        features, columns=task.feature_names, num_columns=task.num_features, ids=ids, id_name=name, **form
+    )
     if edges is None:
         return NewRows(found.x, found.ids, notes=_familiar(task, found))
     start = task.num_instances if together else 0

@@ -29,11 +29,17 @@ def column_roles(
     split: Column | None,
     drop: Sequence[Column],
     wanted: tuple[str, ...],
+    id_name: str | None = None,
 ) -> dict[str, Any]:
-    """Which column is what: ``ids``, ``labels``, ``split``, ``unused``; and notes."""
+    """Which column is what: ``ids``, ``labels``, ``split``, ``unused``; and notes.
+
+    A column called `id_name` holds the ids, wherever it stands and whatever `ids` says, unless that is False.
+    """
     unused = [head.find(column) for column in drop]
     label_at = [head.find(column) for column in labels or ()]
     taken = {*unused, *label_at}
+    if id_name and ids is not False and head.named and id_name in head.names:
+        ids = id_name
     id_at = _id_column(head, ids, taken | {i for i, name in enumerate(head.names) if head.named and name in wanted})
     taken |= set() if id_at is None else {id_at}
     split_at = head.find(split) if split is not None else None

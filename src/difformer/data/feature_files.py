@@ -62,6 +62,7 @@ def read_features(
     columns: Sequence[str] = (),
     num_columns: int | None = None,
     ids: Column | bool | None = None,
+    id_name: str | None = None,
     drop: Sequence[Column] = (),
     header: bool | None = None,
     delimiter: str | None = None,
@@ -78,6 +79,7 @@ def read_features(
         num_columns: How many there must be: a task's ``num_features``.
         ids: The column with the rows' ids by name or number counted from one; True for the first, False for none; None
             finds it by its name, or takes a first column that holds no numbers.
+        id_name: How the column of ids was called in training, see `id_column_name`; it is found so wherever it stands.
         drop: Columns to leave out, by name or number counted from one.
         header: As for `TextFormat`, likewise the rest.
         delimiter: Between cells.
@@ -89,7 +91,7 @@ def read_features(
         DataError: If the file is broken, or columns are absent; with file, line and column.
     """
     format = TextFormat(delimiter, header, encoding, decimal, comment)
-    found = load_features(path, ids=ids, drop=drop, wanted=tuple(columns), format=format)
+    found = load_features(path, ids=ids, id_name=id_name, drop=drop, wanted=tuple(columns), format=format)
     expected = num_columns if num_columns is not None else len(columns) or None
     if expected is not None and found.x.shape[1] != expected:
         raise DataError(f"has {found.x.shape[1]} columns of features, expected {expected}", path=path)
@@ -105,6 +107,7 @@ def load_features(
     split: Column | None = None,
     drop: Sequence[Column] = (),
     wanted: tuple[str, ...] = (),
+    id_name: str | None = None,
     format: TextFormat,
 ) -> Features:
     """As `read_features`, and the columns of labels and of the split apart.
@@ -117,6 +120,7 @@ def load_features(
         split: The column of the split; None finds it by its name.
         drop: As above.
         wanted: As ``columns`` above.
+        id_name: As above.
         format: Of a text file.
     """
     suffix = Path(path).suffix.lower()
@@ -127,7 +131,7 @@ def load_features(
     roles: dict[str, Any] = {}
 
     def choose(head: Head) -> set[int]:
-        roles.update(column_roles(head, ids, labels, labels_here, split, drop, wanted))
+        roles.update(column_roles(head, ids, labels, labels_here, split, drop, wanted, id_name))
         apart = {i for i in (roles["ids"], roles["split"]) if i is not None}
         return apart | set(roles["labels"]) | set(roles["unused"])
 
@@ -162,6 +166,35 @@ def load_features(
         columns=roles,
         notes=(*table.notes, *roles["notes"]),
     )
+
+
+class _Known(Exception):
+    """Ends a reading at the head of a table."""
+
+
+def id_column_name(path: str | os.PathLike[str], *, ids: Column | bool | None = None, format: TextFormat) -> str | None:
+    """How the column of ids of a file of features is called; None where there is none or it has no name.
+
+    No more than the head of a text file is read.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix in (".npz", ".npy", ".pt", ".pth"):
+        return None
+    found: list[str] = []
+
+    def choose(head: Head) -> set[int]:
+        at = column_roles(head, ids, (), False, None, (), ())["ids"]
+        found.extend([head.names[at]] if head.named and at is not None else [])
+        raise _Known
+
+    try:
+        if suffix in (".parquet", ".pq"):
+            read_parquet(path, text=choose)
+        else:
+            read_csv(path, text=choose, format=format, is_header=_is_header)
+    except _Known:
+        pass
+    return found[0] if found and found[0] else None
 
 
 def _is_header(first: Sequence[str], second: Sequence[str] | None) -> bool:
