@@ -113,6 +113,9 @@ def test_sentences():
     one_channel = energies([1.0, 1.0], rank=[1.0, 1.0])
     assert verdict(one_channel, 0).startswith("States stay apart")
     assert verdict(energies([1.0, 0.5]), 0).startswith("States stay apart")
+    closer = verdict(energies([0.59, 0.12]), 0)
+    assert closer.startswith("States move closer together, but are not over-smoothed yet (that is below 0.02)")
+    assert "from 0.59 to 0.12 of at most 2" in closer
     assert "no diffusion layers" in verdict(energies([1.0]), 0)
 
 

@@ -68,6 +68,15 @@ def test_pages_load_without_errors_and_without_a_network(browser, workshop, name
     page.close()
 
 
+def test_names_of_facts_stand_on_one_line(page):
+    lines = page.evaluate(
+        "() => [...document.querySelectorAll('#run .label')].map(cell => { const range = document.createRange(); "
+        "range.selectNodeContents(cell); return [cell.textContent, range.getClientRects().length]; })"
+    )
+    assert ["train/valid/test", 1] in lines
+    assert {count for _, count in lines} == {1}
+
+
 def test_the_layer_slider_moves_points(page):
     where = "() => document.querySelector('#canvas-0').data.at(-1).x.slice()"
     move(page, "layer-0", 3)

@@ -22,8 +22,10 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> str:
-    """A table; columns in `right` hold numbers."""
+    """A table; columns in `right` hold numbers. Without headings its first column names the rows, unbroken."""
     side = [' class="number"' if c in right else "" for c in range(len(headings))]
+    if not any(headings):
+        side[0] = ' class="label"'
     head = "".join(f"<th{s}>{escape(h)}</th>" for s, h in zip(side, headings, strict=True))
     body = "".join(
         "<tr>"

@@ -7,6 +7,7 @@ from difformer.report.energy import LayerEnergies
 # Below these all states are as good as one: cosines above 0.99, or singular values of which one is left.
 ALIKE = 0.02
 ONE_DIRECTION = 1.2
+MUCH_CLOSER = 0.5  # of the distance before diffusion; less than that is not "apart" any more
 LOSS_OF_SEPARATION = 0.05
 LITTLE = 0.02
 
@@ -39,9 +40,13 @@ def verdict(measured: LayerEnergies, source_weight: float) -> str:
             f"{measured.rank[smoothed[-1]]:.1f}): {advice}{tail}."
         )
     if measured.separation is None:
+        apart, together = measured.spread[0], measured.spread[last]
+        begins = "States stay apart"
+        if together < MUCH_CLOSER * apart:
+            begins = f"States move closer together, but are not over-smoothed yet (that is below {ALIKE:g})"
         return (
-            f"States stay apart: the mean squared distance of unit states goes from {measured.spread[0]:.2f} to "
-            f"{measured.spread[last]:.2f}, the effective rank from {measured.rank[0]:.1f} to {measured.rank[last]:.1f}."
+            f"{begins}: the mean squared distance of unit states goes from {apart:.2f} to {together:.2f} of at most 2, "
+            f"the effective rank from {measured.rank[0]:.1f} to {measured.rank[last]:.1f}."
         )
     best = max(range(last + 1), key=lambda k: measured.separation[k])  # type: ignore[index]
     first, top, end = (100 * measured.separation[k] for k in (0, best, last))
