@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from report_runs import RUNS, config, nodes_task
+from report_runs import RUNS, config, graphs_task, nodes_task, series_task
 
 from difformer import DIFFormer
 from difformer.nn.structure import as_structure
@@ -129,7 +129,9 @@ def test_one_class_alone_has_no_runner_up(tmp_path):
 def test_series_and_graphs(workshop):
     path, task = workshop.run("series")
     last, named = explain_node(path, "3", task=task), explain_node(path, "15:3", task=task)
-    assert last == named
+    assert replace(last, title="") == replace(named, title="")
+    assert last.title == "node 3 of snapshot 15, the last of the test part"
+    assert named.title == "node 3 of snapshot 15"
     assert (last.number, last.node) == (15, 3)
     early = explain_node(path, (2, 3), task=task)
     assert early.target == f"{float(task.y[2, 3]):.4g}"
@@ -141,6 +143,19 @@ def test_series_and_graphs(workshop):
     assert whole.number == node.number == 4
     assert whole.score == pytest.approx(node.score)
     assert node.node == 1
+    chosen = f"node {whole.node} of graph 4, the node with the largest effect"
+    assert (whole.title, node.title) == (chosen, "node 1 of graph 4")
+
+
+def test_names_of_nodes_and_graphs_stand_beside_their_numbers(tmp_path):
+    towns = tuple(f"town {i}" for i in range(series_task().num_nodes))
+    fit(replace(series_task(), instance_names=towns), config(epochs=1), seeds=1, out=tmp_path / "series")
+    found = explain_node(tmp_path / "series", "2:town 3", task=replace(series_task(), instance_names=towns))
+    assert found.title == "town 3 (node 3 of snapshot 2)"
+    task = graphs_task()
+    task = replace(task, instance_names=tuple(f"ring {i}" for i in range(task.num_instances)))
+    fit(task, config(epochs=1), seeds=1, out=tmp_path / "graphs")
+    assert explain_node(tmp_path / "graphs", "ring 4:1", task=task).title == "node 1 of graph 4, ring 4"
 
 
 @pytest.mark.parametrize(

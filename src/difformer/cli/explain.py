@@ -39,7 +39,7 @@ def explain(
     found = explain_node(run, node, top_k=top, seed=seed, device=device)
     output.json({"run": run, **asdict(found)})
     target = f", target {found.target}" if found.target else ""
-    output.say(f"{found.name}: predicted {found.prediction}{target}")
+    output.say(f"{found.title}: predicted {found.prediction}{target}")
     output.say(f"score: {found.meaning} = {found.score:.4f}")
     headings = ["layer", *(f"|{part}|" for part in PARTS), *(f"{part} effect" for part in PARTS), "residue"]
     output.table(

@@ -6,7 +6,7 @@ The mathematics is in `difformer.report.decomposition`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -39,6 +39,7 @@ class Explanation:
         prediction: What was predicted.
         target: What it should be; empty where unknown.
         steps: One a layer.
+        title: The instance with its snapshot or graph, and how these were chosen where nobody named them.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Explanation:
     prediction: str
     target: str
     steps: tuple[Step, ...] = field(repr=False)
+    title: str = ""
 
 
 def explain_node(
@@ -93,8 +95,28 @@ def explain_nodes(loaded: Loaded, nodes: Sequence[Place], *, top_k: int = 8) -> 
         number, place = locate(loaded, node)
         if number not in passages:
             passages[number] = pass_through(make_scene(loaded, number, with_states=False))
-        found.append(_explain(loaded, passages[number], place, top_k))
+        one = _explain(loaded, passages[number], place, top_k)
+        found.append(replace(one, title=_title(loaded, one, usual=_pair(node, loaded.task.instance_names)[0] is None)))
     return found
+
+
+def _title(loaded: Loaded, one: Explanation, *, usual: bool) -> str:
+    """``GYOR (node 7 of snapshot 5)``; what was not named but chosen, `usual`, is said with how."""
+    task = loaded.task
+    if task.kind == "nodes":
+        return one.name
+    scene = "snapshot" if task.kind == "series" else "graph"
+    where = f"node {one.node} of {scene} {one.number}"
+    if task.kind == "graphs" and task.instance_names:
+        assert one.number is not None
+        where += f", {task.instance_names[one.number]}"
+    if usual and task.kind == "graphs":
+        where += ", the node with the largest effect"
+    elif usual:
+        named = {"test": loaded.split.test, "validation": loaded.split.valid, "training": loaded.split.train}
+        part = next((name for name, held in named.items() if held.numel()), None)
+        where += f", the last{f' of the {part} part' if part else ''}"
+    return where if one.name == f"node {one.node}" else f"{one.name} ({where})"
 
 
 def locate(loaded: Loaded, node: Place) -> tuple[int | None, int | None]:
