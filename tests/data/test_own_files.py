@@ -73,6 +73,47 @@ def test_labels_left_out_by_blank_lines(write):
         from_files(features, write("l.txt", "a\nb\nc\n"))
 
 
+def test_labels_that_do_not_fit_say_what_may_be_meant(write):
+    features = write("f.csv", people(ids=False))
+    blanks = write("l.txt", "gruppe\na\nb\n\na\nb\n\na\nb\n")
+    with pytest.raises(
+        DataError, match=r"has 7 rows beside 2 blank lines .*no label.*, the features have 8.* header=True"
+    ):
+        from_files(features, blanks)
+    assert from_files(features, blanks, header={"labels": True}).y.tolist() == [0, 1, -1, 0, 1, -1, 0, 1]
+    with pytest.raises(DataError, match=r"has 6 rows, .* write NA, since blank lines at the end do not count"):
+        from_files(features, write("l.txt", "label\na\nb\na\nb\na\nb\n\n\n"))
+
+
+def test_ids_of_labels_for_features_without_ids(write):
+    features = write("f.csv", people(ids=False))
+    for text in (LABELS, LABELS.replace("name,group", "wer,gruppe"), LABELS.partition("\n")[2]):
+        with pytest.raises(DataError, match=r"the features have no column of ids, their rows go from 0 to 7") as caught:
+            from_files(features, write("l.csv", text))
+        assert "header=True" not in str(caught.value)
+    whole = "name,group\n" + "".join(f"{p},{'ab'[i % 2]}\n" for i, p in enumerate(PEOPLE))
+    task = from_files(features, write("l.csv", whole), label_ids=False, label_columns="group")  # as the error says
+    assert task.y.tolist() == [0, 1] * 4
+    numbered = write("l.csv", "row,group\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(8)))
+    with pytest.raises(DataError, match=r"a label for 'row', but rows go from 0 to 7; pass header=True"):
+        from_files(features, numbered, header={"labels": False})
+
+
+def test_decimal_commas_are_named_at_once(write):
+    rows = [f"{i},5;{2 * i},25;{'ab'[i % 2]}\n" for i in range(8)]
+    features = write("f.csv", "\ufeffgroesse;gewicht;gruppe\n" + "".join(rows))
+    complaint = r"line 2, column 'groesse': expected a number, got '0,5'; pass decimal=',' if"
+    with pytest.raises(DataError, match=complaint):
+        from_files(features, label_columns="gruppe")
+    task = from_files(features, label_columns="gruppe", decimal=",")
+    assert (task.feature_names, task.x[1].tolist()) == (("groesse", "gewicht"), [1.5, 2.25])
+    with pytest.raises(DataError, match=r"line 1, column 1: expected a number, got '0,5'; pass decimal=',' if"):
+        from_files(write("f.csv", "".join(rows)))
+    alone = write("f.csv", "groesse;label\n" + "".join(f"{i},5;{'ab'[i % 2]}\n" for i in range(8)))
+    with pytest.raises(DataError, match=complaint):
+        from_files(alone)  # its only column of features is not taken for ids
+
+
 def test_several_columns_of_labels(write):
     features = write("people.csv", people())
     text = "name,sport,music\n" + "".join(f"{p},{i % 2},{(i // 2) % 2}\n" for i, p in enumerate(PEOPLE))

@@ -11,7 +11,7 @@ from difformer.data.arrays import label_columns
 from difformer.data.columnar import named_array, read_arrays, read_parquet
 from difformer.data.errors import DataError
 from difformer.data.readers import read_csv
-from difformer.data.tables import Head, Table, canonical_id, every_column, looks_like_header, names_ids
+from difformer.data.tables import Head, Table, canonical_id, every_column, looks_like_header, names_ids, number
 from difformer.data.targets import Where
 from difformer.data.text_files import TextFormat
 
@@ -159,10 +159,17 @@ def _rows_in_order(table: Table, size: int) -> list[int]:
     if len(rows) != size and len(table.names) == 1:
         rows = [row for row in rows if table.texts[0][row]]
     if len(rows) != size:
-        hint = "; pass header=True if the first row is a name" if len(rows) == size + 1 and not table.named else ""
-        hint = "; pass header=False if the first row is a label" if len(rows) == size - 1 and table.named else hint
+        blank = len(table) - len(rows)
+        beside = f" beside {blank} blank line{'s' * (blank > 1)} (which may stand for no label)" if blank else ""
+        hint = ""
+        if len(table) == size + 1 and not table.named:
+            hint = "; pass header=True if the first row is a name"
+        elif len(rows) == size - 1 and table.named:
+            hint = "; pass header=False if the first row is a label"
+        elif len(table) < size and len(table.names) == 1:
+            hint = "; where there is no label write NA, since blank lines at the end do not count"
         raise DataError(
-            f"has {len(rows)} rows, the features have {size}; give one label a row, or a column of ids{hint}",
+            f"has {len(rows)} rows{beside}, the features have {size}; give one label a row, or a column of ids{hint}",
             path=table.path,
         )
     return rows
@@ -171,17 +178,26 @@ def _rows_in_order(table: Table, size: int) -> list[int]:
 def _rows_by_id(table: Table, at: int, size: int, ids: Mapping[str, int] | None) -> list[int | None]:
     """For every row of the features the row of the table that labels it."""
     row_of: list[int | None] = [None] * size
-    for row, cell in enumerate(table.texts[at]):
+
+    def position_of(cell: str) -> int:
         name = canonical_id(cell)
         if ids is not None:
-            position = ids.get(name, -1)
-        else:
-            # A number of thousands of digits is one that Python will not even read.
-            position = int(name) if name.isdecimal() and len(name) < 19 and int(name) < size else -1
+            return ids.get(name, -1)
+        # A number of thousands of digits is one that Python will not even read.
+        return int(name) if name.isdecimal() and len(name) < 19 and int(name) < size else -1
+
+    for row, cell in enumerate(table.texts[at]):
+        position = position_of(cell)
         if position < 0:
-            hint = "; pass header=True if this row names the columns" if row == 0 and not table.named else ""
             there = "no row of the features has this id" if ids is not None else f"rows go from 0 to {size - 1}"
-            raise table.error(f"a label for {cell!r}, but {there}{hint}", row, at)
+            if row == 0 and not table.named and len(table) > 1 and position_of(table.texts[at][1]) >= 0:
+                there += "; pass header=True if this row names the columns"
+            elif ids is None and number(cell) is None:
+                there = (
+                    f"the features have no column of ids, their {there}; add one to them (ids= names it) or, if labels "
+                    f"are in the order of the rows, pass label_ids=False and label_columns= with that of the labels"
+                )
+            raise table.error(f"a label for {cell!r}, but {there}", row, at)
         earlier = row_of[position]
         if earlier is not None:
             line = f"line {int(table.lines[earlier])}" if table.lines is not None else f"row {earlier}"

@@ -40,6 +40,8 @@ NOT_TEXT = frozenset(
 
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?\Z")
 
+DECIMAL_COMMA = TextFormat(decimal=",")
+
 IsHeader = Callable[[Sequence[str], "Sequence[str] | None"], bool]
 
 
@@ -122,9 +124,10 @@ def _read(
         raise DataError(f"has {len(begin)} cell(s), but the header names {width} columns", path=path, line=at)
     cells = tuple(with_point(cell.strip(), format) for cell in begin[:width])
     numbered = tuple(str(i + 1) for i in range(width))
-    head = Head(
-        path, tuple(names[:width]) or numbered, bool(names), cells, tuple(c != "" and number(c) is None for c in cells)
-    )
+    textual = tuple(
+        c != "" and number(with_point(c, DECIMAL_COMMA)) is None for c in cells
+    )  # 1,5 is meant for a number
+    head = Head(path, tuple(names[:width]) or numbered, bool(names), cells, textual)
     if names:
         _check_names(head, header_line)
     return _fill(head, chain(start, rows), sorted(text(head)), trailing, format, keep_blank, notes)
@@ -136,7 +139,9 @@ def _names(
     """Names of the columns (none where the file has none), their line, the rows so far that are data, and notes."""
     full = [(line, [with_point(cell.strip(), format) for cell in row]) for line, row in start if row]
     line, first = full[0]
-    second = full[1][1] if len(full) > 1 else None
+    # 1,5 below a name shows that it is one, even where nobody has said decimal=",": the error comes with the number.
+    plain, *below = [[with_point(cell, DECIMAL_COMMA) for cell in row] for _, row in full[:2]]
+    second = below[0] if below else None
     hidden = _hidden_header(above, delimiter, format)
     if len(hidden) == len(first) > 1:
         # A header behind the comment sign, or a row whose id begins with that sign?
@@ -149,7 +154,7 @@ def _names(
                 path=path,
                 line=len(above),
             )
-    if format.header is False or (format.header is None and not is_header(first, second)):
+    if format.header is False or (format.header is None and not is_header(plain, second)):
         return [], 0, start, []
     names = ["", *first] if second is not None and len(second) == len(first) + 1 else first
     notes = [f"line {line} of {Path(path).name} was read as a header"] if format.header is None else []
