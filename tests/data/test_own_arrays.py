@@ -314,7 +314,7 @@ def test_a_series_and_many_graphs():
     changing = from_arrays(x, x[..., 0], [scipy.sparse.eye(3) * (1 + t) for t in range(10)], self_loops="keep")
     assert changing.edge_weight[4].tolist() == [5.0] * 3
     assert changing.edge_weight[0].tolist() == [1.0] * 3
-    with pytest.raises(DataError, match=r"needs y \[T, N\] = \[10, 3\], got \[10, 4\]"):
+    with pytest.raises(DataError, match=r"\[T, N\] = \[10, 3\] for .*, got shape \[10, 4\]"):
         from_arrays(x, np.ones((10, 4)))
     graphs = from_arrays(X, ["a", "b", "a"], EDGES[:, [0, 2]], node_ptr=[0, 2, 5, 8], fractions=(0.67, 0, 0.33))
     assert (graphs.kind, graphs.num_instances) == ("graphs", 3)
@@ -327,6 +327,15 @@ def test_no_label_at_all_is_never_a_class():
     task = from_arrays(np.eye(6), np.array(["a", "b", "", "?", "a", "b"]), missing=["?"], fractions=(0.5, 0.25, 0.25))
     assert task.class_names == ("a", "b")
     assert int((task.y >= 0).sum()) == 4
+
+
+@pytest.mark.parametrize("y", [np.zeros(10), [1.0] * 10, ["a"] * 10, np.zeros((4, 10)), np.zeros((10, 3)), None])
+def test_targets_of_a_series_have_its_shape(y):
+    with pytest.raises(
+        DataError, match=r"y: expected .*\[T, N\] = \[10, 4\] for a series x \[10, 4, 2\], got"
+    ) as caught:
+        from_arrays(np.zeros((10, 4, 2)), y)
+    assert "[N, F]" not in str(caught.value)
 
 
 class TestStandardize:

@@ -23,6 +23,12 @@ def test_a_file_is_what_the_object_is(made, tmp_path):
     found = from_files(tmp_path / "own.pt", seeds=(0, 1))
     expected = from_pyg(made(), name="own", directed=False, self_loops="add", seeds=(0, 1))
     assert found.fingerprint() == expected.fingerprint()
+    kept = from_files(tmp_path / "own.pt", directed=True, self_loops="keep")
+    assert (
+        kept.fingerprint()
+        == from_pyg(made(), name="own").fingerprint()
+        != from_files(tmp_path / "own.pt").fingerprint()
+    )
     assert found.kind == ("nodes" if made is one else "graphs")
     assert len(found.splits) == 2
 

@@ -15,13 +15,16 @@ from difformer.data.sparse import from_scipy
 from difformer.data.tables import canonical_id, number
 
 
-def features_from(x: Any, *, name: str = "x", finite: bool = True) -> tuple[Tensor, tuple[str, ...]]:
+def features_from(
+    x: Any, *, name: str = "x", finite: bool = True, shape: str = "[N, F]"
+) -> tuple[Tensor, tuple[str, ...]]:
     """Features as a tensor of float32, dense or CSR, and the names of their columns where they have names.
 
     Args:
         x: A matrix ``[N, F]``, or ``[T, N, F]``.
         name: Of the argument, for errors.
         finite: Refuse NaN and infinities.
+        shape: The one expected, for errors.
 
     Raises:
         DataError: If something is not a number, with row and column.
@@ -39,10 +42,10 @@ def features_from(x: Any, *, name: str = "x", finite: bool = True) -> tuple[Tens
         names = table.names
         tensor = torch.from_numpy(table.numbers.astype(np.float32))
     else:
-        tensor = torch.from_numpy(_numbers(x, name))
+        tensor = torch.from_numpy(_numbers(x, name, shape))
     if tensor.dim() not in (2, 3) or 0 in tensor.shape:
-        hint = "; a single column is x.reshape(-1, 1)" if tensor.dim() == 1 else ""
-        raise DataError(f"{name}: expected rows and columns, [N, F], got shape {list(tensor.shape)}{hint}")
+        hint = "; a single column is x.reshape(-1, 1)" if tensor.dim() == 1 and name == "x" else ""
+        raise DataError(f"{name}: expected rows and columns, {shape}, got shape {list(tensor.shape)}{hint}")
     values = tensor.values() if tensor.layout == torch.sparse_csr else tensor
     if finite and not bool(values.isfinite().all()):
         where = (~values.isfinite()).nonzero()[0].tolist()
@@ -106,7 +109,7 @@ def _matched(columns: list[Sequence[Any]], labels: list[str], rows: list[str]) -
     return [[column[place[row]] if row in place else None for row in rows] for column in columns]
 
 
-def _numbers(x: Any, name: str) -> Any:
+def _numbers(x: Any, name: str, shape: str) -> Any:
     """A numpy array of float32, from an array or nested lists."""
     try:
         array = np.asarray(x)
@@ -120,7 +123,7 @@ def _numbers(x: Any, name: str) -> Any:
         odd = next((i for i, length in enumerate(lengths) if length != lengths[0]), None)
         if odd is not None:
             raise DataError(f"{name}: has {lengths[odd]} columns, expected {lengths[0]} as in row 0", row=odd)
-        raise DataError(f"{name}: expected rows of numbers, [N, F], got {array.dtype} of shape {list(array.shape)}")
+        raise DataError(f"{name}: expected rows of numbers, {shape}, got {array.dtype} of shape {list(array.shape)}")
     result = np.empty(array.shape, dtype=np.float32)
     for row, cells in enumerate(array.tolist()):
         for column, cell in enumerate(cells):

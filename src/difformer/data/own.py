@@ -146,9 +146,10 @@ def _series(
     """Snapshots in time order: numbers to predict for every node at every time."""
     if problem not in (None, "regression"):
         raise DataError(f"problem: a series of snapshots is regression, got {problem!r}")
-    target, _ = features_from(y, name="y", finite=False)
+    wanted = f"[T, N] = {list(x.shape[:2])} for a series x {list(x.shape)}"
+    target, _ = features_from(y, name="y", finite=False, shape=wanted)
     if target.dim() not in (2, 3) or target.shape[:2] != x.shape[:2]:
-        raise DataError(f"y: a series x of shape {list(x.shape)} needs y [T, N] = {list(x.shape[:2])}, got {list(target.shape)}")  # fmt: skip  # noqa: E501
+        raise DataError(f"y: expected {wanted}, got shape {list(target.shape)}")
     several = (
         isinstance(edge_index, (list, tuple)) and len(edge_index) == x.shape[0] and hasattr(edge_index[0], "shape")
     )
