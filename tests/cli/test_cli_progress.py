@@ -46,6 +46,7 @@ def test_lines_of_a_log(clock):
             shown.on_epoch(event(0, epoch, 100))
     lines = text.getvalue().splitlines()
     assert len(lines) == 11  # the first, and every tenth
+    assert lines[0] == "seed 0 epoch 1/100 loss 0.5000 valid 0.8000 test 0.7000"  # no speed to tell yet
     assert lines[-1] == "seed 0 epoch 100/100 loss 0.5000 valid 0.8000 test 0.7000 | 10.0 epochs/s, 10s left"
 
 
@@ -59,18 +60,41 @@ def test_the_table_on_a_terminal(clock):
     assert "seed 3" in said
     assert "5/10" in said
     assert "best epoch" in said
-    assert "1.0 epochs/s, 5s gone, 15s left" in said
+    assert "5s gone, 1.0 epochs/s, 15s left" in said
 
 
 def test_a_run_that_stopped_early_counts_as_done(clock):
     shown, _ = progress(clock, terminal=False)
-    clock.now += 4
+    shown.on_epoch(event(0, 1))
+    clock.now += 3
     shown.on_epoch(event(0, 4))
     assert shown.done() == pytest.approx(0.2)
-    clock.now += 1
     shown.on_epoch(event(1, 1))
     assert shown.done() == pytest.approx(0.55)
     assert shown.time_left() == pytest.approx(9.0)
+
+
+def test_starting_up_is_no_speed(clock):
+    shown, _ = progress(clock, terminal=False)
+    clock.now += 30
+    shown.on_epoch(event(0, 1))
+    clock.now += 0.01
+    shown.on_epoch(event(1, 1))  # trained along with the first
+    assert (shown.speed(), shown.time_left()) == (None, None)
+    clock.now += 1.99
+    shown.on_epoch(event(0, 2))
+    shown.on_epoch(event(1, 2))
+    assert shown.speed() == pytest.approx(1.0)
+
+
+def test_runs_of_one_epoch_have_a_speed_from_the_second_on(clock):
+    shown, _ = progress(clock, terminal=False, runs=4, epochs=1)
+    clock.now += 30
+    shown.on_epoch(event(0, 1, 1))
+    assert shown.time_left() is None
+    clock.now += 2
+    shown.on_epoch(event(1, 1, 1))
+    assert shown.time_left() == pytest.approx(4.0)
 
 
 def test_a_resumed_run_does_not_look_faster_than_it_is(clock):

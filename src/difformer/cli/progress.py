@@ -86,7 +86,10 @@ class Progress:
         key = (event.seed, event.split)
         if not self.rows:
             self.first_event = self.clock()
-        row = self.rows.setdefault(key, _Row(self.seen, event.epoch, self.seen, event))
+        # A run that begins where all before it are whole has its first epoch made since; one trained along with others,
+        # or resumed, has not.
+        ended = bool(self.rows) and all(row.event.epoch >= row.event.epochs for row in self.rows.values())
+        row = self.rows.setdefault(key, _Row(self.seen, 0 if ended else event.epoch, self.seen, event))
         row.last_seen, row.event = self.seen, event
         if self._live is not None:
             if self.clock() >= self._next_drawing:
@@ -112,7 +115,8 @@ class Progress:
         """One evaluated epoch as a line of a log."""
         shown = f"{self.title}seed {event.seed} epoch {event.epoch}/{event.epochs} loss {event.loss:.4f}"
         shown += f" valid {_number(event.valid_metric)} test {_number(event.test_metric)}"
-        return f"{shown} | {self.speed():.1f} epochs/s, {clock_time(self.time_left())} left"
+        left = self._speed_and_time_left()
+        return f"{shown} | {left}" if left else shown
 
     def table(self) -> RenderableType:
         """The last runs, one row each, and where the whole stands."""
@@ -132,8 +136,9 @@ class Progress:
             ]
             for row in newest
         ]
-        state = f"{len(self.rows)}/{self.runs} runs, {self.metric}; {self.speed():.1f} epochs/s, "
-        state += f"{clock_time(self.clock() - self.started)} gone, {clock_time(self.time_left())} left"
+        state = f"{len(self.rows)}/{self.runs} runs, {self.metric}; {clock_time(self.clock() - self.started)} gone"
+        if left := self._speed_and_time_left():
+            state += f", {left}"
         return Group(make_table(HEADINGS, rows, right=HEADINGS[1:]), Text(f"{self.title}{state}"))
 
     def done(self) -> float:
@@ -144,19 +149,24 @@ class Progress:
             total += 1.0 if row.last_seen < newest else row.event.epoch / max(row.event.epochs, 1)
         return min(total / max(self.runs, 1), 1.0)
 
-    def speed(self) -> float:
-        """Epochs a second over all runs, since the first that was seen: a resumed run does not begin with epoch 1."""
+    def speed(self) -> float | None:
+        """Epochs a second over all runs, since the first that was seen; None before there is a second.
+
+        The first is left out because starting up takes longer than it does, and because a resumed run does not begin
+        with epoch 1.
+        """
         now = self.clock()
         made = sum(row.event.epoch - row.first_epoch for row in self.rows.values())
-        if made and now > self.first_event:
-            return made / (now - self.first_event)
-        gone = now - self.started
-        return sum(row.event.epoch for row in self.rows.values()) / gone if gone > 0 else 0.0
+        return made / (now - self.first_event) if made > 0 and now > self.first_event else None
 
     def time_left(self) -> float | None:
         """Seconds that the remaining epochs take at the present speed; None before there is one."""
         speed = self.speed()
-        return self.runs * self.epochs * (1 - self.done()) / speed if speed > 0 else None
+        return None if speed is None else self.runs * self.epochs * (1 - self.done()) / speed
+
+    def _speed_and_time_left(self) -> str:
+        speed = self.speed()
+        return "" if speed is None else f"{speed:.1f} epochs/s, {clock_time(self.time_left())} left"
 
 
 def clock_time(seconds: float | None) -> str:
