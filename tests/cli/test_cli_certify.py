@@ -42,6 +42,15 @@ def test_a_violated_claim_is_exit_code_1(call, monkeypatch):
     assert "violated: thm-x" in answer.err
 
 
+def test_a_run_folder_is_no_data_set(call, tmp_path):
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "ws" / "config.toml").write_text("")
+    answer = call("certify", "ws")
+    assert answer.code == 2
+    assert "ws is a run folder, but certify takes the name of a data set" in answer.err
+    assert "difformer energy ws" in answer.err
+
+
 def test_own_files(call, people):
     words = ["--features", people / "people.csv", "--labels", people / "groups.csv", "--edges", people / "friends.csv"]
     answer = call("certify", *words, "--steps", 2)

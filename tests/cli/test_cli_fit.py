@@ -112,6 +112,8 @@ def test_a_preset_of_the_package(call, monkeypatch):
         (["fit", "iris", "--preset", "absent.toml"], "there is no file absent.toml"),
         (["fit", "iris", "--seeds", "many"], "expected a number such as 5"),
         (["fit", "iris", "--seeds", "0"], "expected at least 1"),
+        (["fit", "iris", "--seeds", "2,1,1"], "--seeds: '2,1,1' names seed 1 more than once"),
+        (["fit", "iris", "--seeds", "0,-1"], "expected seeds of at least 0, got -1 in '0,-1'"),
         (["fit", "iris", "--device", "cuda:99"], "device 'cuda:99' is not here"),
         (["fit", "iris", "--features", "x.csv"], "not both"),
         (["fit", "--features", "x.csv", "--labels", "y.csv"], "--features: there is no file x.csv"),

@@ -45,6 +45,13 @@ def test_the_same_command_goes_on(call):
     assert found["valid"] == max(trial["value"] for trial in found["trials"])
 
 
+def test_a_long_list_says_that_it_is_not_whole(call, monkeypatch):
+    monkeypatch.setattr("difformer.cli.tune.SHOWN", 2)
+    words = ["tune", "iris", "--model", "mlp", *SMALL, *HELD, "--out", "study", "--no-prune"]
+    assert "the best" not in call(*words, "--trials", 2).out
+    assert "the best 2 of 3 trials that ran to their end" in call(*words, "--trials", 3).out
+
+
 def test_the_default_space_is_the_papers(call):
     answer = call("tune", "karate", "--model", "gcn", "--trials", 1, "--set", "epochs=1")
     assert answer.code == 0, answer.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,6 +50,11 @@ def certify(
     output = Output(as_json)
     if dataset is None and features is None:
         dataset = DEFAULT_DATASET
+    if dataset is not None and (Path(dataset) / "config.toml").is_file():
+        raise ValueError(
+            f"{dataset} is a run folder, but certify takes the name of a data set (`difformer datasets` lists them); "
+            f"for the energy of a run: difformer energy {dataset}"
+        )
     source = read_source(
         dataset, root=root, protocol=protocol, data=data, features=features, labels=labels, edges=edges
     )

@@ -251,6 +251,10 @@ def _seeds(text: str | None, request: Request) -> list[int]:
         if numbers[0] < 1:
             raise ValueError(f"--seeds: expected at least 1, got {numbers[0]}")
         return list(range(numbers[0]))
+    if negative := [number for number in numbers if number < 0]:
+        raise ValueError(f"--seeds: expected seeds of at least 0, got {negative[0]} in {text!r}")
+    if twice := [number for number in numbers if numbers.count(number) > 1]:
+        raise ValueError(f"--seeds: {text!r} names seed {twice[0]} more than once; every run needs a seed of its own")
     return numbers
 
 

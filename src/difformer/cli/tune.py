@@ -204,6 +204,8 @@ def _report(found: Tuned, preset: Preset, path: Path, output: Output) -> None:
         }
     )
     keys = list(found.best.settings)
+    if len(complete) > SHOWN:
+        output.say(f"the best {SHOWN} of {len(complete)} trials that ran to their end (--json gives them all):")
     output.table(
         ["rank", f"valid {found.metric}", *keys],
         [
