@@ -82,6 +82,21 @@ def test_what_cannot_descend_an_energy_is_refused(f, complaint):
         Diffusivity("mine", f=f, delta=lambda u: u)
 
 
+@pytest.mark.parametrize(
+    ("f", "complaint"),
+    [
+        (lambda u: math.exp(-u), r"given one it failed \(only one element.*use torch\.exp, not math\.exp"),
+        (lambda u: 1.0 if u < 1 else 0.5, r"ambiguous\); use .* torch\.where, not if"),
+        ("abc", "got 'abc'"),
+        (None, "got None"),
+    ],
+    ids=["math", "branch", "text", "none"],
+)
+def test_what_is_no_function_of_tensors_is_refused(f, complaint):
+    with pytest.raises(TypeError, match=f"diffusivity 'own': f must be a function of tensors.*{complaint}"):
+        Diffusivity("own", f)
+
+
 def test_a_delta_of_another_f_is_refused():
     with pytest.raises(
         ValueError, match=r"delta is not the penalty of f: near u = 0 it rises by 2 per unit, where f = 1"

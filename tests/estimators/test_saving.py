@@ -188,6 +188,15 @@ def test_programs_give_the_same_answers(
     np.testing.assert_allclose(program(features[:1]).numpy(), model.label_distributions_[:1], atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["est.onnx", "est", "est.pt"])
+def test_a_program_is_called_what_it_is(wine: Any, quick: dict[str, Any], tmp_path: Path, name: str) -> None:
+    x, _, partly = wine
+    model = DIFFormerClassifier(**quick).fit(x, partly)
+    with pytest.raises(ValueError, match=rf"ends in \.pt2; got '.*{name}'.*write for example est\.pt2"):
+        model.export(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
 def test_programs_of_given_graphs_take_edges(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     x, _, partly = wine
     graph = kneighbors_graph(x, 4, mode="distance")

@@ -43,6 +43,7 @@ class Diffusivity:
         score: g(x) = f(2 - 2x) written directly, where that is more accurate or cheaper. Left out, it comes from f.
 
     Raises:
+        TypeError: If f is no function of tensors, as one made with ``math.exp`` in place of ``torch.exp``.
         ValueError: If f is negative, increases or is not finite somewhere on [0, 4], or if delta or score belongs to
             another f.
 
@@ -59,7 +60,7 @@ class Diffusivity:
 
     def __post_init__(self) -> None:
         u = torch.linspace(0.0, LARGEST_SQUARED_DISTANCE, GRID_POINTS, dtype=torch.float64)
-        exchange = self.f(u)
+        exchange = self._exchange(u)
         self._check_exchange(u, exchange)
         if self.delta is None:
             object.__setattr__(self, "delta", antiderivative(self.f))
@@ -70,6 +71,18 @@ class Diffusivity:
             if not (gap <= 1e-6 * exchange.abs().max().clamp_min(1e-300)).all():
                 where = x[gap.argmax()].item()
                 raise ValueError(f"diffusivity {self.name!r}: score(x) is not f(2 - 2x) at x = {where:.3g}")
+
+    def _exchange(self, u: Tensor) -> Tensor:
+        """f on a grid, or an error that says what f has to be."""
+        wanted = f"diffusivity {self.name!r}: f must be a function of tensors, such as lambda u: torch.exp(-u)"
+        if not callable(self.f):
+            raise TypeError(f"{wanted}; got {self.f!r}")
+        try:
+            return self.f(u)
+        except (TypeError, ValueError, RuntimeError) as error:
+            # Functions of math and branches on u ask a whole tensor for one number, which torch refuses.
+            advice = "use torch.exp, not math.exp, and torch.where, not if"
+            raise TypeError(f"{wanted}, but given one it failed ({error}); {advice}") from error
 
     def _check_exchange(self, u: Tensor, exchange: Tensor) -> None:
         if not isinstance(exchange, Tensor) or exchange.shape != u.shape:

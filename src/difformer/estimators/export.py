@@ -26,6 +26,7 @@ from difformer.estimators.neighbours import SparseNeighbours
 
 LARGEST_DENSE = 1 << 28  # entries of fitted sparse rows that a program may hold densely
 EXTRA = "difformer.json"
+SUFFIX = ".pt2"
 
 
 class Program(nn.Module):
@@ -88,10 +89,18 @@ def export_program(fitted: Fitted, path: str | Path, *, states: bool, facts: dic
 
     Args:
         fitted: The context.
-        path: Usually ends in ``.pt2``.
+        path: Ends in ``.pt2``.
         states: Whether embeddings are given instead of outputs.
         facts: What ``difformer.json`` in the file holds.
+
+    Raises:
+        ValueError: If the name ends otherwise: whoever opens it would take it for a file of another kind.
     """
+    if Path(path).suffix != SUFFIX:
+        raise ValueError(
+            f"path: a program is written as a torch.export archive, whose name ends in {SUFFIX}; got {str(path)!r}. "
+            f"Other formats, ONNX among them, are not written; write for example {Path(path).stem or 'model'}{SUFFIX}"
+        )
     rows = torch.export.Dim("rows", min=1)
     x = torch.zeros(3, fitted.scale.numel())
     args: tuple[Tensor, ...] = (x,)
