@@ -78,7 +78,7 @@ def own(tmp_path):
         ("wine --data knn=x", "--data knn: expected a whole number or none, got 'x'"),
         ("wine --preset best", "Presets for difformer-s on wine: none"),
         ("digits --preset paper", "for that pair there is best"),
-        ("wine --seeds 1,1", "--seeds: expected a number of at least 1"),
+        ("wine --seeds 1,1", "--seeds: '1,1' names seed 1 more than once"),
     ],
 )  # fmt: skip
 def test_what_a_person_reads_when_something_is_wrong(call, own, words, complaint):

@@ -39,14 +39,8 @@ def models(
 def _one(name: str, output: Output) -> None:
     from difformer.experiments.presets import load_presets
     from difformer.training.config import TrainConfig
-    from difformer.zoo.catalogue import MODELS
     from difformer.zoo.registry import find, model_class, options_of
 
-    # A beginning is not near enough to a whole name to be taken for a slip of the keyboard.
-    begun = [known for known in MODELS if known.startswith(name.lower())] if name and name not in MODELS else []
-    if begun:
-        others = f" So begin also {', '.join(begun[1:])}." if len(begun) > 1 else ""
-        raise ValueError(f"unknown model {name!r}; did you mean {begun[0]!r}?{others}")
     info, options = find(name), options_of(name)
     training = {key: value for key, value in TrainConfig().to_dict().items() if key not in ("model", "options")}
     presets = [preset for preset in load_presets() if preset.model == name]

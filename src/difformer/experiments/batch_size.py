@@ -64,7 +64,7 @@ EXPERIMENT = Experiment(
 
 def draw(summary: Summary, folder: Path) -> Any:
     """Accuracy above, memory below; the whole graph at the right end."""
-    from difformer.experiments.drawing import BLUE, ORANGE, empty, panels
+    from difformer.experiments.drawing import BLUE, ORANGE, empty, head, panels
     from difformer.experiments.summary import is_percent
 
     shown = [section for section in summary.sections if any(row.system.role == "ours" for row in section.rows)]
@@ -85,4 +85,5 @@ def draw(summary: Summary, folder: Path) -> Any:
         memory.plot(names, [(row.mean("peak_memory") or 0.0) / 1e6 for row in rows], "s--", color=ORANGE)
         memory.set(xlabel="nodes a batch", ylabel="peak of memory in MB", ylim=(0, None))
         memory.set_title(section.lines[0]["device"], loc="left")
+    head(fig, summary)
     return fig

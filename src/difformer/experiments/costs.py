@@ -103,12 +103,13 @@ def _seconds(row: Row) -> str:
     if mean is None:
         return row.reason
     count = len(row.lines) if len(row.lines) >= row.data.seeds else f"{len(row.lines)} of {row.data.seeds}"
-    return f"{mean:.3g} ± {row.deviation('epoch_seconds'):.2g} ({count})"
+    spread = f" ± {row.deviation('epoch_seconds'):.2g}" if len(row.lines) > 1 else ""
+    return f"{mean:.3g}{spread} ({count})"
 
 
 def draw(summary: Summary, folder: Path) -> Any:
     """Bars of seconds and of megabytes, a panel each a data set."""
-    from difformer.experiments.drawing import ROLES, empty, panels
+    from difformer.experiments.drawing import ROLES, empty, head, panels
 
     shown = [section for section in summary.sections if section.lines and section.data.mode == "cost"]
     if not shown:
@@ -123,4 +124,5 @@ def draw(summary: Summary, folder: Path) -> Any:
         time.set_title(f"{section.data.label}\n{section.lines[0]['device']}; {section.counted}", loc="left", fontsize=8)
         memory.barh(names, [(row.mean("peak_memory") or 0) / 1e6 for row in rows], color=colours)
         memory.set_xlabel("peak of memory in MB")
+    head(fig, summary)
     return fig

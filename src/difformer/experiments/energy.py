@@ -49,7 +49,7 @@ EXPERIMENT = Experiment(
 
 def draw(summary: Summary, folder: Path) -> Any:
     """A row a form: curves, divergence field, energy field; below, energy and effective rank of trained models."""
-    from difformer.experiments.drawing import panels
+    from difformer.experiments.drawing import head, panels
 
     trained = [section for section in summary.sections if section.lines]
     fig, axes = panels(6 + 3 * len(trained), width=3.5, height=2.9, across=3)
@@ -57,6 +57,7 @@ def draw(summary: Summary, folder: Path) -> Any:
         _form(axes[3 * place : 3 * place + 3], name)
     for place, section in enumerate(trained):
         _measured(axes[6 + 3 * place : 9 + 3 * place], section)
+    head(fig, summary)
     return fig
 
 

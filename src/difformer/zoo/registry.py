@@ -17,9 +17,12 @@ DEFAULT_HIDDEN_CHANNELS = 64
 def find(name: str) -> ModelInfo:
     """The catalogue's entry of a name, or an error that names the nearest one."""
     if name not in MODELS:
-        near = difflib.get_close_matches(name, MODELS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise ValueError(f"unknown model {name!r}{hint} Known: {', '.join(MODELS)}")
+        near = difflib.get_close_matches(name.lower(), MODELS, n=1)
+        # A beginning is not near enough to a whole name to be taken for a slip of the keyboard.
+        begun = [known for known in MODELS if name and known.startswith(name.lower())]
+        hint = f"; did you mean {(near or begun)[0]!r}?" if near or begun else "."
+        others = f" So begin also {', '.join(begun[1:])}." if not near and len(begun) > 1 else ""
+        raise ValueError(f"unknown model {name!r}{hint}{others} Known: {', '.join(MODELS)}")
     return MODELS[name]
 
 
