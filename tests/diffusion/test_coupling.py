@@ -154,7 +154,7 @@ def test_a_graph_in_a_batch_gets_the_same_answer_as_alone(diffusivity, normalise
 def test_pairs_are_summed_the_same_in_tiles_of_any_size(seed, nodes, size, place):
     z = states(nodes, seed, where=place)
     u = ((z.unsqueeze(1) - z) ** 2).sum(-1)
-    # The root of a rounded zero is large: a hundred thousand times the rounding itself.
+    # A state's distance to itself is rounded to some 1e-16, whose root is 1e-8; what is smooth is held to all digits.
     torch.testing.assert_close(pair_sum(z, lambda u: u.sqrt(), block_size=size), u.sqrt().sum(), rtol=1e-7, atol=1e-6)
     close(pair_sum(z, lambda u: u / (1 + u), block_size=size), (u / (1 + u)).sum())
     assert largest_squared_distance(z, block_size=size) == pytest.approx(float(u.max()), abs=1e-12)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from difformer.experiments.citation import CUSTOMARY, NAMES
-from difformer.experiments.plan import Data, Experiment, System
+from difformer.experiments.plan import Experiment, System
+from difformer.experiments.sections import CUSTOMARY, citation_graphs, small_blocks
 from difformer.experiments.systems import DIFFORMER_A, DIFFORMER_S, OFF
 
 _FORMS = {"identity": "identity", "constant": "all one", "softmax": "softmax", "gaussian": "kernel (Gaussian)"}
@@ -13,10 +13,7 @@ EXPERIMENT = Experiment(
     title="Forms of attention",
     about="identity, all one, softmax, kernel, simple, sigmoid and off on the three citation graphs (figure)",
     source="The paper's Figure of attention functions (fig-abl)",
-    data=tuple(
-        Data(name, name, f"{label}, ten random splits", options={"protocol": "random"}, seeds=10)
-        for name, label in NAMES.items()
-    ),
+    data=citation_graphs("ten random splits", "random", 10),
     systems=(
         *(
             System(form, label, "difformer", "variant", base="difformer-s", settings={"diffusivity": form})
@@ -27,15 +24,7 @@ EXPERIMENT = Experiment(
         OFF,
     ),
     untuned=CUSTOMARY,
-    quick_data=(
-        Data(
-            "sbm-quick",
-            "sbm",
-            "a small block model",
-            options={"num_nodes": 100, "num_splits": 2, "fractions": (0.2, 0.2, 0.6)},
-            seeds=2,
-        ),
-    ),
+    quick_data=(small_blocks(),),
     quick_settings={"epochs": 4, "hidden_channels": 8},
     notes=(
         "All forms but sigmoid, which has presets of its own, run with the settings of DIFFormer-s.",

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from difformer.experiments.plan import Data, Experiment
+from difformer.experiments.sections import CITATION_GRAPHS, CUSTOMARY, small_blocks
 from difformer.experiments.systems import DIFFORMER_A, DIFFORMER_S, OFF, rivals
-
-# Kipf and Welling's values, which most of these systems' authors started from.
-CUSTOMARY = {"learning_rate": 0.01, "weight_decay": 5e-4, "dropout": 0.5, "hidden_channels": 64, "epochs": 500}
-NAMES = {"cora": "Cora", "citeseer": "Citeseer", "pubmed": "Pubmed"}
 
 EXPERIMENT = Experiment(
     name="citation",
@@ -23,7 +20,7 @@ EXPERIMENT = Experiment(
             seeds=seeds,
             published=name,
         )
-        for name, label in NAMES.items()
+        for name, label in CITATION_GRAPHS.items()
         for protocol, said, seeds in (("authors", "the authors' one split", 5), ("random", "ten random splits", 10))
     ),
     systems=(
@@ -34,15 +31,7 @@ EXPERIMENT = Experiment(
         OFF,
     ),
     untuned=CUSTOMARY,
-    quick_data=(
-        Data(
-            "sbm-quick",
-            "sbm",
-            "a small block model",
-            options={"num_nodes": 120, "num_splits": 2, "fractions": (0.2, 0.2, 0.6)},
-            seeds=2,
-        ),
-    ),
+    quick_data=(small_blocks(120),),
     quick_systems=("mlp", "lp", "gcn", "difformer-s", "difformer-a", "off"),
     quick_settings={"epochs": 6, "hidden_channels": 8},
     notes=(

@@ -6,8 +6,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from difformer.experiments.citation import CUSTOMARY, NAMES
-from difformer.experiments.plan import Data, Experiment, System
+from difformer.experiments.plan import Experiment, System
+from difformer.experiments.sections import CUSTOMARY, citation_graphs, small_blocks
 
 if TYPE_CHECKING:
     from difformer.experiments.summary import Section, Summary
@@ -32,24 +32,13 @@ EXPERIMENT = Experiment(
     title="Depth and step size, with and without source",
     about="K × τ, with and without the source term (figure): over-smoothing and its cure",
     source="The paper's Figure of hyper-parameters (fig-hyper)",
-    data=tuple(
-        Data(name, name, f"{label}, random splits", options={"protocol": "random"}, seeds=5)
-        for name, label in NAMES.items()
-    ),
+    data=citation_graphs("random splits", "random", 5),
     systems=(
         *(_system(depth, step, source) for source in (0.0, 1.0) for step in STEPS for depth in DEPTHS),
         *(_system(depth, OFF_STEP, source, attention=False) for source in (0.0, 1.0) for depth in DEPTHS),
     ),
     untuned=CUSTOMARY,
-    quick_data=(
-        Data(
-            "sbm-quick",
-            "sbm",
-            "a small block model",
-            options={"num_nodes": 100, "num_splits": 2, "fractions": (0.2, 0.2, 0.6)},
-            seeds=1,
-        ),
-    ),
+    quick_data=(small_blocks(seeds=1),),
     quick_systems=("K2-t0.5", "K8-t0.5", "K2-t0.5-source", "K8-t0.5-source", "off-K2-t0.5", "off-K2-t0.5-source"),
     quick_settings={"epochs": 4, "hidden_channels": 8},
     one_preset=True,

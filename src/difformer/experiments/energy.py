@@ -12,8 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difformer.experiments.citation import CUSTOMARY, NAMES
 from difformer.experiments.plan import Data, Experiment
+from difformer.experiments.sections import CUSTOMARY, citation_graphs
 from difformer.experiments.systems import DIFFORMER_A, DIFFORMER_S, OFF
 
 if TYPE_CHECKING:
@@ -26,11 +26,7 @@ EXPERIMENT = Experiment(
     title="Energy: forms, fields, and what trained models spend",
     about="δ and f curves, divergence field, energy field; measured energy per layer of trained models (figure)",
     source="The paper's Figure of energy forms (fig-endiff-vis, appendix)",
-    data=tuple(
-        Data(name, name, f"{label}, the authors' split", options={"protocol": "authors"}, seeds=3, mode="energy")
-        for name, label in NAMES.items()
-        if name != "pubmed"
-    ),
+    data=citation_graphs("the authors' split", "authors", 3, mode="energy")[:2],
     systems=(DIFFORMER_S, DIFFORMER_A, OFF),
     untuned=CUSTOMARY,
     quick_data=(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from difformer.experiments.citation import CUSTOMARY
 from difformer.experiments.plan import Data, Experiment
+from difformer.experiments.sections import CUSTOMARY
 from difformer.experiments.systems import DIFFORMER_A, DIFFORMER_S, OFF, rivals
 
 EXPERIMENT = Experiment(

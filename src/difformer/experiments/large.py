@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difformer.experiments.citation import CUSTOMARY
 from difformer.experiments.plan import Data, Experiment
+from difformer.experiments.sections import CUSTOMARY
 from difformer.experiments.systems import DIFFORMER_S, OFF, rivals
 
 if TYPE_CHECKING:
