@@ -19,7 +19,7 @@ from difformer.attention import reference, small
 from difformer.attention.layout import Piece, by_head, pack, pieces, split_runs, stack_runs, working_dtype
 from difformer.attention.once import once_differentiated
 from difformer.attention.reference import smallest_total
-from difformer.attention.scores import Score, diffusivity_of, find_score, score_key
+from difformer.attention.scores import Score, find_score, score_key
 from difformer.attention.segments import Segments
 from difformer.attention.tiles import Sums, add_gradients, add_keys, tile_budget
 from difformer.diffusion.diffusivity import Diffusivity
@@ -200,14 +200,14 @@ def propagate(
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]``, exact, in memory linear in N."""
     key = score_key(diffusivity, q.shape[-1])
     if torch.compiler.is_exporting():  # an exported program must run where this package is not installed
-        return _plain(q, k, v, diffusivity_of(key))
+        return _plain(q, k, v, key)
     out, _ = _Blockwise.apply(q, k, v, *pack(segments), key)
     return out.to(q.dtype)
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, diffusivity: Diffusivity) -> Tensor:
+def _plain(q: Tensor, k: Tensor, v: Tensor, key: str) -> Tensor:
     """One graph in plain tensor operations, rows in parts where N is known."""
     rows = q.shape[0]
     if not isinstance(rows, int) or rows <= EXPORTED_ROWS:
-        return reference.propagate(q, k, v, diffusivity)
-    return torch.cat([reference.propagate(part, k, v, diffusivity) for part in q.split(EXPORTED_ROWS)])
+        return reference.propagate(q, k, v, key)
+    return torch.cat([reference.propagate(part, k, v, key) for part in q.split(EXPORTED_ROWS)])

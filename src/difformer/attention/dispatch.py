@@ -7,7 +7,7 @@ from torch import Tensor
 
 from difformer.attention import blockwise, flex, fused, linear, polynomial, reference
 from difformer.attention.choice import BACKENDS, Situation, choose
-from difformer.attention.scores import diffusivity_of, form_of, score_key
+from difformer.attention.scores import form_of, score_key
 from difformer.attention.segments import Segments, as_segments
 from difformer.diffusion.diffusivity import Diffusivity
 
@@ -52,7 +52,7 @@ def propagate(
     q, k, v = _same_dtype(q, k, v)
     if torch.compiler.is_exporting() and batch is not None:
         # An exported program knows neither this package nor how the next batch is laid out.
-        return reference.propagate(q, k, v, diffusivity_of(key), batch if isinstance(batch, Tensor) else batch.batch)
+        return reference.propagate(q, k, v, key, batch if isinstance(batch, Tensor) else batch.batch)
     segments = as_segments(batch)
     if segments is not None and segments.batch.numel() != q.shape[0]:
         raise ValueError(f"batch names {segments.batch.numel()} rows, but q has {q.shape[0]}")
@@ -90,7 +90,7 @@ def _run(
         k = k.view_as(k) if k is q else k
         v = v.view_as(v) if v is q or v is k else v
     if backend == "reference":
-        return reference.propagate(q, k, v, diffusivity_of(key), None if segments is None else segments.batch)
+        return reference.propagate(q, k, v, key, None if segments is None else segments.batch)
     if backend == "linear":
         return linear.propagate(q, k, v, key, segments)
     if backend in ("fused", "flex") and torch.compiler.is_exporting():

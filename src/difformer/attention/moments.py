@@ -21,7 +21,7 @@ from difformer.attention import monomials
 from difformer.attention.layout import split_runs, stack_runs, working_dtype
 from difformer.attention.once import once_differentiated
 from difformer.attention.precision import precision_of
-from difformer.attention.scores import apart
+from difformer.attention.scores import apart, constant_result
 
 
 def degrees_of(coefficients: Sequence[float]) -> list[int]:
@@ -29,10 +29,15 @@ def degrees_of(coefficients: Sequence[float]) -> list[int]:
     return [degree for degree, a in enumerate(coefficients) if a != 0]
 
 
-@functools.lru_cache(maxsize=64)
+@constant_result
 def _weights(d: int, coefficients: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """ω_α of all degrees that have a coefficient, ``[monomials, 1]``."""
+    # A function of its own: compilers look through a cache, at the thread behind it.
+    return _kept_weights(d, coefficients, device, dtype)
 
+
+@functools.lru_cache(maxsize=64)
+def _kept_weights(d: int, coefficients: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     def work() -> Tensor:
         each = [coefficients[degree] * monomials.weights(d, degree) for degree in degrees_of(coefficients)]
         return torch.cat(each).unsqueeze(1).to(device=device, dtype=dtype)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE, form_of, least_of, slope_of
+from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE, diffusivity_of, form_of, least_of, slope_of
 from difformer.diffusion.diffusivity import Diffusivity
 
 
@@ -34,15 +34,18 @@ def scores(q: Tensor, k: Tensor) -> Tensor:
     return torch.einsum("nhd,mhd->hnm", q, k)
 
 
-def exchange(q: Tensor, k: Tensor, diffusivity: Diffusivity, batch: Tensor | None = None) -> Tensor:
+def exchange(q: Tensor, k: Tensor, diffusivity: str | Diffusivity, batch: Tensor | None = None) -> Tensor:
     """g(q_iᵀk_j) for all pairs, zero between graphs: ``[H, N, N]``."""
-    weights = diffusivity.g(scores(q, k))
+    weights = diffusivity_of(diffusivity).g(scores(q, k))
     return weights if batch is None else weights * (batch.unsqueeze(1) == batch)
 
 
-def attention_matrix(q: Tensor, k: Tensor, diffusivity: Diffusivity, batch: Tensor | None = None) -> Tensor:
-    """Row-normalised exchange, ``[H, N, N]``; the identity diffusivity gives the identity matrix."""
-    if diffusivity.name == "identity":
+def attention_matrix(q: Tensor, k: Tensor, diffusivity: str | Diffusivity, batch: Tensor | None = None) -> Tensor:
+    """Row-normalised exchange, ``[H, N, N]``; the identity diffusivity gives the identity matrix.
+
+    `diffusivity` may be the key that `score_key` gave: of the two, compilers can pass on strings alone.
+    """
+    if form_of(diffusivity) == "identity":
         return torch.eye(q.shape[0], dtype=q.dtype, device=q.device).expand(q.shape[1], -1, -1)
     if form_of(diffusivity) == "exponential":
         # e^(ax + b), row-normalised, is the softmax of ax, which stays finite where e^(ax + b) would not.
@@ -55,7 +58,7 @@ def attention_matrix(q: Tensor, k: Tensor, diffusivity: Diffusivity, batch: Tens
     return weights / safe_total(weights.sum(-1, keepdim=True), count, least_of(diffusivity))
 
 
-def propagate(q: Tensor, k: Tensor, v: Tensor, diffusivity: Diffusivity, batch: Tensor | None = None) -> Tensor:
+def propagate(q: Tensor, k: Tensor, v: Tensor, diffusivity: str | Diffusivity, batch: Tensor | None = None) -> Tensor:
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]``."""
     matrix = attention_matrix(q, k, diffusivity, batch)
     return torch.einsum("hnm,mhc->nhc", matrix, v.expand(-1, q.shape[1], -1))

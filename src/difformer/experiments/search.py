@@ -43,11 +43,11 @@ class Found:
     seconds: float
 
 
-def space_of(task: Task, model: str, fixed: Settings) -> Space:
-    """The paper's grid for the task, without what the model does not have, and with what is held fixed."""
+def space_of(task: Task, model: str, fixed: Settings, axes: dict[str, Sequence[Any]] | None = None) -> Space:
+    """The paper's grid for the task, without what the model does not have, with what is held fixed and other axes."""
     known = [*TrainConfig().to_dict(), *options_of(model)]
     space = default_space(task.kind, observed=task.edge_index is not None, model=model)
-    return space.with_fixed(fixed).only(known)
+    return space.with_fixed(fixed).with_axes(axes or {}).only(known)
 
 
 def search(task: Task, question: Question, points: Sequence[Settings], device: str) -> Iterable[Found]:
@@ -101,6 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--trials", type=int, default=16, help="settings of each model (16)")
     parser.add_argument("--runs", type=int, default=1, help="seeds and splits that a setting is averaged over (1)")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings held fixed, as JSON")
+    parser.add_argument(
+        "--over", nargs="*", default=[], metavar="KEY=[V,…]", help="values that compete in place of the paper's, as JSON"
+    )
     parser.add_argument("--data", nargs="*", default=[], metavar="KEY=VALUE", help="options of the data set, as JSON")
     parser.add_argument("--name", default="paper", help="what the presets are called (paper)")
     parser.add_argument("--variant", help="which question of the data set they are for, such as per_class=10")
@@ -109,6 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("found"))
     given = parser.parse_args(arguments)
     fixed, options = (dict(map(_pair, pairs)) for pairs in (given.set, given.data))
+    axes = dict(map(_pair, given.over))
+    for key, values in axes.items():
+        if not isinstance(values, list):
+            parser.error(f"--over {key} takes a list of values, as in {key}=[1,2], got {values!r}")
     task, began = load(given.dataset, **options), time.perf_counter()
     print(f"{task.name}: {task.protocol}\n{given.trials} settings a model, {given.runs} run(s) each", flush=True)
     given.out.mkdir(parents=True, exist_ok=True)
@@ -116,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for model in given.models:
         if task.kind not in MODELS[model].kinds:
             continue
-        question = Question(model, space_of(task, model, fixed), runs=given.runs)
+        question = Question(model, space_of(task, model, fixed, axes), runs=given.runs)
         asked = {"dataset": task.name, "model": model, "protocol": task.protocol, "question": question.written(task)}
         done = [line for line in _known(trials) if {key: line[key] for key in asked} == json.loads(json.dumps(asked))]
         points = list(question.space.points(given.trials, question.seed))
