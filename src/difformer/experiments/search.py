@@ -14,7 +14,6 @@ import argparse
 import json
 import math
 import shlex
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -102,7 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=1, help="seeds and splits that a setting is averaged over (1)")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings held fixed, as JSON")
     parser.add_argument(
-        "--over", nargs="*", default=[], metavar="KEY=[V,…]", help="values that compete in place of the paper's, as JSON"
+        "--over",
+        nargs="*",
+        default=[],
+        metavar="KEY=[V,…]",
+        help="values that compete, in place of the paper's; JSON",
     )
     parser.add_argument("--data", nargs="*", default=[], metavar="KEY=VALUE", help="options of the data set, as JSON")
     parser.add_argument("--name", default="paper", help="what the presets are called (paper)")
@@ -166,12 +169,21 @@ def _conclude(task: Task, question: Question, done: list[dict[str, Any]], given:
         metric=metric.name,
         validation=round(best["valid"], 6),
         trials=len(done),
-        command=shlex.join(["python", "-m", "difformer.experiments.search", *sys.argv[1:]]),
+        command=_command(question.model, given),
         note=f"mean over {question.runs} run(s); {task.protocol}",
         variant=given.variant,
     )
     variant = "" if given.variant is None else f"-{given.variant}"
     write_preset(preset, given.out / f"{task.name}{variant}-{question.model}.toml")
+
+
+def _command(model: str, given: argparse.Namespace) -> str:
+    """What has to be typed to find the same setting: of what was asked, all that decides on it."""
+    words = ["python", "-m", "difformer.experiments.search", given.dataset, "--models", model]
+    words += ["--trials", str(given.trials), "--runs", str(given.runs), "--name", given.name]
+    for option in ("set", "over", "data"):
+        words += [f"--{option}", *getattr(given, option)] if getattr(given, option) else []
+    return shlex.join(words + (["--variant", given.variant] if given.variant else []))
 
 
 def _pair(text: str) -> tuple[str, Any]:

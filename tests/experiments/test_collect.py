@@ -1,0 +1,71 @@
+"""Found presets become part of presets.toml without disturbing what is there."""
+
+import pytest
+
+from difformer.experiments.collect import collected, identity, main
+from difformer.experiments.presets import SHIPPED, Preset, load_presets, write_preset
+
+TEXT = """# Head.
+
+[base.some]
+step_size = 0.5
+
+[[preset]]
+name = "paper"
+model = "gcn"
+dataset = "cora"
+inherits = ["some"]
+[preset.settings]
+dropout = 0.2
+
+# Of the next one.
+
+[[preset]]
+name = "best"
+model = "mlp"
+dataset = "cora"
+[preset.settings]
+dropout = 0.5
+"""
+NEW = Preset("paper", "gcn", "cora", {"dropout": 0.7, "graph": "knn:5"}, source="here", validation=0.8, trials=16)
+
+
+def presets_of(text, tmp_path):
+    path = tmp_path / "presets.toml"
+    path.write_text(text, encoding="utf-8")
+    load_presets.cache_clear()
+    return {identity(preset): preset for preset in load_presets(path)}
+
+
+def test_a_preset_takes_the_place_of_its_predecessor(tmp_path):
+    text = collected(TEXT, [NEW])
+    found = presets_of(text, tmp_path)
+    assert found[identity(NEW)] == NEW
+    assert found["best", "mlp", "cora", None].settings == {"dropout": 0.5}
+    assert text.index("# Of the next one.") < text.index('"mlp"')
+    assert text.startswith("# Head.")
+
+
+def test_others_are_added_once_however_often(tmp_path):
+    other = Preset("best", "gat", "cora", {"dropout": 0.1}, variant="per_class=10")
+    text = collected(collected(TEXT, [other]), [other])
+    assert text == collected(TEXT, [other])
+    assert list(presets_of(text, tmp_path)) == [*presets_of(TEXT, tmp_path), identity(other)]
+
+
+def test_what_is_shipped_survives_it():
+    text = SHIPPED.read_text(encoding="utf-8")
+    assert collected(text, []) == text
+
+
+def test_command(tmp_path, capsys):
+    into, first, second = (tmp_path / name for name in ("presets.toml", "a.toml", "b.toml"))
+    into.write_text(TEXT, encoding="utf-8")
+    write_preset(NEW, first)
+    write_preset(NEW, second)
+    with pytest.raises(SystemExit):
+        main([str(first), str(second), "--into", str(into)])
+    assert "several files hold a preset for paper / gcn / cora" in capsys.readouterr().err
+    assert into.read_text(encoding="utf-8") == TEXT
+    main([str(first), "--into", str(into)])
+    assert into.read_text(encoding="utf-8") == collected(TEXT, [NEW])
