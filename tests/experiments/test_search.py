@@ -56,3 +56,20 @@ def test_a_setting_that_diverges_is_never_the_best(tmp_path, monkeypatch):
     search.main([*ARGUMENTS[:3], "--trials", "2", "--set", "epochs=2", "--out", str(tmp_path)])
     assert all(math.isnan(line["valid"]) for line in lines(tmp_path))
     assert not list(tmp_path.glob("*.toml"))
+
+
+def test_customary_values_may_be_the_first_of_the_trials(tmp_path):
+    ask = [*ARGUMENTS, "--out", str(tmp_path)]
+    search.main(ask)
+    search.main([*ask, "--first", "learning_rate=0.007", "num_heads=3", "dropout=0.3"])
+    tried = [line["settings"] for line in lines(tmp_path) if line["model"] == "gcn"]
+    assert len(tried) == 4  # three at first; then one more, with two of the three
+    assert tried[-1] == {"learning_rate": 0.007, "dropout": 0.3}  # a GCN has no heads
+    preset = read_preset(tmp_path / "karate-gcn.toml")
+    assert preset.trials == 3
+    assert "--first learning_rate=0.007" in preset.command
+    assert preset.validation == max(
+        line["valid"]
+        for line in lines(tmp_path)
+        if line["settings"] in [*tried[:2], tried[3]] and line["model"] == "gcn"
+    )

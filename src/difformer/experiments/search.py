@@ -49,6 +49,13 @@ def space_of(task: Task, model: str, fixed: Settings, axes: dict[str, Sequence[A
     return space.with_fixed(fixed).with_axes(axes or {}).only(known)
 
 
+def points_of(space: Space, model: str, count: int, seed: int, first: Settings) -> list[Settings]:
+    """`count` settings: `first`, as far as the model has them, then points of the space in the seed's order."""
+    known = {*TrainConfig().to_dict(), *options_of(model)}
+    begin = [chosen] if (chosen := {key: value for key, value in first.items() if key in known}) else []
+    return [*begin, *space.points(count - len(begin), seed)]
+
+
 def search(task: Task, question: Question, points: Sequence[Settings], device: str) -> Iterable[Found]:
     """Trains every point with all of the question's runs; results come group by group."""
     if why_not(task, question):
@@ -107,6 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="KEY=[V,…]",
         help="values that compete, in place of the paper's; JSON",
     )
+    parser.add_argument(
+        "--first", nargs="*", default=[], metavar="KEY=VALUE", help="settings that are one of the trials, as JSON"
+    )
     parser.add_argument("--data", nargs="*", default=[], metavar="KEY=VALUE", help="options of the data set, as JSON")
     parser.add_argument("--name", default="paper", help="what the presets are called (paper)")
     parser.add_argument("--variant", help="which question of the data set they are for, such as per_class=10")
@@ -114,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("found"))
     given = parser.parse_args(arguments)
-    fixed, options = (dict(map(_pair, pairs)) for pairs in (given.set, given.data))
+    fixed, options, first = (dict(map(_pair, pairs)) for pairs in (given.set, given.data, given.first))
     axes = dict(map(_pair, given.over))
     for key, values in axes.items():
         if not isinstance(values, list):
@@ -128,9 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         question = Question(model, space_of(task, model, fixed, axes), runs=given.runs)
         asked = {"dataset": task.name, "model": model, "protocol": task.protocol, "question": question.written(task)}
-        done = [line for line in _known(trials) if {key: line[key] for key in asked} == json.loads(json.dumps(asked))]
-        points = list(question.space.points(given.trials, question.seed))
-        left = [point for point in points if json.loads(json.dumps(point)) not in [line["settings"] for line in done]]
+        points = points_of(question.space, model, given.trials, question.seed, first)
+        done = [line for line in _known(trials) if _answers(line, asked) and line["settings"] in _as_json(points)]
+        left = [point for point in points if _as_json(point) not in [line["settings"] for line in done]]
         if left and time.perf_counter() - began < given.seconds:
             for found in search(task, question, left, given.device):
                 line = {**asked, "settings": found.settings, "valid": found.valid, "seconds": round(found.seconds, 3)}
@@ -139,15 +149,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 done.append(line)
                 if time.perf_counter() - began > given.seconds:
                     break
-        _conclude(task, question, done, given)
+        _conclude(task, question, done, len(points), given)
 
 
-def _conclude(task: Task, question: Question, done: list[dict[str, Any]], given: argparse.Namespace) -> None:
+def _as_json(value: Any) -> Any:
+    """As it is read back from a file."""
+    return json.loads(json.dumps(value))
+
+
+def _answers(line: dict[str, Any], asked: dict[str, Any]) -> bool:
+    return {key: line[key] for key in asked} == _as_json(asked)
+
+
+def _conclude(
+    task: Task, question: Question, done: list[dict[str, Any]], wanted: int, given: argparse.Namespace
+) -> None:
     """Says which setting is best, and writes it down once as many were tried as were to be."""
     metric = question.metric(task)
     sign = 1.0 if metric.better(1.0, 0.0) else -1.0
     complete = [line for line in done if not math.isnan(line["valid"])]
-    wanted = min(given.trials, question.space.size)
     seconds = sum(line["seconds"] for line in done)
     if not complete:
         print(f"{question.model}: {len(done)} of {wanted} settings, none finished", flush=True)
@@ -165,7 +185,7 @@ def _conclude(task: Task, question: Question, done: list[dict[str, Any]], given:
         question.model,
         task.name,
         settings={**question.space.fixed, **best["settings"]},
-        source=f"random search over {question.space.source}, chosen on validation",
+        source=f"random search over {question.space.source}{', customary values first' * bool(given.first)}, on validation",
         metric=metric.name,
         validation=round(best["valid"], 6),
         trials=len(done),
@@ -181,7 +201,7 @@ def _command(model: str, given: argparse.Namespace) -> str:
     """What has to be typed to find the same setting: of what was asked, all that decides on it."""
     words = ["python", "-m", "difformer.experiments.search", given.dataset, "--models", model]
     words += ["--trials", str(given.trials), "--runs", str(given.runs), "--name", given.name]
-    for option in ("set", "over", "data"):
+    for option in ("set", "first", "over", "data"):
         words += [f"--{option}", *getattr(given, option)] if getattr(given, option) else []
     return shlex.join(words + (["--variant", given.variant] if given.variant else []))
 
