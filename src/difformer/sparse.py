@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from difformer.eager import is_eager
+from difformer.native.passes import run, serves
 
 # The layout serves here as a container alone; torch's notices about it would greet every user at the first product.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
@@ -125,6 +126,21 @@ def add_product(matrix: CSR, x: Tensor, out: Tensor, *, beta: float = 1.0, alpha
     if matrix.value.numel() == 0 or x.numel() == 0:
         return out.zero_() if beta == 0 else out.mul_(beta)
     size = (matrix.crow.numel() - 1, x.shape[0])
+    narrow = matrix.crow.dtype == torch.int32 and out.is_contiguous()
+    if narrow and serves(size[0], x.shape[1], x, out, matrix.value):
+        edges: dict[str, Any] = {"crow": matrix.crow, "col": matrix.col, "entry": matrix.value}
+        run(
+            "multiply_rows",
+            size[0],
+            x.shape[1],
+            x.shape[1],
+            z=x.contiguous(),
+            out=out,
+            state=beta,
+            observed=alpha,
+            **edges,
+        )
+        return out
     # Mixed precision would cast one factor and not the other.
     with torch.autocast(x.device.type, enabled=False):
         csr = torch.sparse_csr_tensor(matrix.crow, matrix.col, matrix.value, size, check_invariants=False)

@@ -19,6 +19,8 @@ from difformer.nn.dropout import dropout
 from difformer.nn.inspection import EnergyProfile, StrongestPairs, energy_profile, strongest_pairs
 from difformer.nn.layer_norm import LayerNorm
 from difformer.nn.linear import linear
+from difformer.nn.native_input import native_input
+from difformer.nn.short_step import whole_layer
 from difformer.nn.structure import Structure, as_structure
 from difformer.sparse import SparseMatrix
 
@@ -107,11 +109,20 @@ class DIFFormer(nn.Module):
 
     def _encode(self, x: Tensor | SparseMatrix) -> Tensor:
         """Z⁰ of the features; a bag of words stays sparse."""
+        whole = native_input(self.input, self.input_norm, x, self.dropout, self.training)
+        if whole is not None:
+            return whole
         return dropout(functional.relu(self.input_norm(linear(self.input, x))), self.dropout, self.training)
 
     def _advance(self, k: int, z: Tensor, structure: Structure, source: Tensor) -> Tensor:
         """Z^(k+1) from Z^(k)."""
         layer: DIFFormerConv = self.layers[k]  # type: ignore[assignment]
+        if self.activation in (None, "relu"):
+            relu, rate, training = self.activation is not None, self.dropout, self.training
+            given = (layer, self.norms[k], z, structure, source)
+            whole = whole_layer(*given, relu=relu, rate=rate, training=training)
+            if whole is not None:
+                return whole
         z = self.norms[k](layer.step(z, structure, source))
         if self.activation is not None:
             z = ACTIVATIONS[self.activation](z)

@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -114,6 +115,36 @@ def dropout(x: Tensor, p: float | Tensor, training: bool) -> Tensor:
             raise RuntimeError("a model is compiled inside dropout_key: compile it (torch.compile) before entering")
         return _keyed(x, p)
     return _drawn(x, p)
+
+
+@dataclass(frozen=True)
+class MaskKey:
+    """All that a mask follows from, for kernels that work it out by themselves.
+
+    Args:
+        first: The first int16 that keeps an entry.
+        scale: 1 / (1 - p).
+        key, twin: The two halves of the key, the number of the dropout mixed in.
+        numbers: ``[N]`` int32 numbers of the rows, from 1; None for 1 … N.
+    """
+
+    first: int
+    scale: float
+    key: int
+    twin: int
+    numbers: Tensor | None
+
+
+def next_mask(p: float, training: bool) -> MaskKey | None:
+    """The key of the next mask, which is thereby used; None where nothing is dropped or there is no `dropout_key`."""
+    place = _current.place
+    if place is None or not training or p < 2**-17:
+        return None
+    first, scale = place.threshold(p)
+    key, twin = (_signed(half + _signed(place.site * _SECOND)) for half in place.key.tolist())
+    place.site += 1
+    numbers = None if place.rows is None else (place.rows + 1).to(torch.int32).contiguous()
+    return MaskKey(int(first), float(scale), key, twin, numbers)
 
 
 def _drawn(x: Tensor, p: float | Tensor) -> Tensor:

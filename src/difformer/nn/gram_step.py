@@ -44,7 +44,7 @@ def _gram(z: Tensor) -> Tensor:
     return gram
 
 
-def _maps(gram: Tensor, a_q: Tensor, a_k: Tensor, scaled: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+def maps_of_gram(gram: Tensor, a_q: Tensor, a_k: Tensor, scaled: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
     """[U, u], and what its gradient needs: A G of both maps, their squared norms and γ."""
     of_q, of_k = a_q @ gram, a_k @ gram
     squares = torch.stack([_inner(of_q, a_q), _inner(of_k, a_k)]).clamp_min_(SMALLEST_SQUARE)
@@ -54,7 +54,7 @@ def _maps(gram: Tensor, a_q: Tensor, a_k: Tensor, scaled: bool) -> tuple[Tensor,
     return maps, (of_q, of_k, squares, gamma)
 
 
-def _maps_gradients(
+def maps_gradients(
     grad: Tensor, maps: Tensor, gram: Tensor, a_q: Tensor, a_k: Tensor, kept: tuple[Tensor, ...], scaled: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of A_q and A_k, and Ḡ + Ḡᵀ."""
@@ -93,7 +93,7 @@ class _GramStep(torch.autograd.Function):
     ) -> Tensor:
         n, d = z.shape
         gram = _gram(z)
-        maps, kept = _maps(gram, a_q, a_k, scaled)
+        maps, kept = maps_of_gram(gram, a_q, a_k, scaled)
         total, out = z.new_empty(n, 1), z.new_empty(n, d)
         upper, bias, under = maps[:d, :d].contiguous(), maps[d, :d], maps[:d, d].contiguous()
         for i in row_blocks(z):
@@ -137,7 +137,7 @@ def _gradients(
         last.add_(inner.sum())
     maps_grad = torch.empty_like(maps)
     maps_grad[:d, :d], maps_grad[d, :d], maps_grad[:d, d], maps_grad[d, d] = upper_grad, bias_grad, under_grad, last
-    q_grad, k_grad, both = _maps_gradients(maps_grad, maps, gram, a_q, a_k, tuple(kept), ctx.scaled)
+    q_grad, k_grad, both = maps_gradients(maps_grad, maps, gram, a_q, a_k, tuple(kept), ctx.scaled)
     square, level = both[:d, :d].contiguous(), both[d, :d].contiguous()
     for i in row_blocks(z):
         z_grad[i].addmm_(z[i], square).add_(level)

@@ -1,7 +1,8 @@
-"""Which short way a step of diffusion can take; there are three, and none where tensors are not plain ones.
+"""Which short way a step of diffusion can take; there are four, and none where tensors are not plain ones.
 
 `gram_step` serves simple attention that is linear in the states, `row_step` simple attention of unit rows on a CPU, and
-`mix` adds the terms of every other step in place. All of them differentiate once.
+`mix` adds the terms of every other step in place. Where there are kernels in C, `native_step` serves the first two on a
+CPU, the norm and all that follows it included. All of them differentiate once.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from difformer.attention.segments import Segments
 from difformer.eager import is_eager
+from difformer.native.passes import serves
+from difformer.nn.dropout import dropout, next_mask
 from difformer.nn.gram_step import gram_step
+from difformer.nn.layer_norm import LayerNorm
 from difformer.nn.mixing import Weights, mix
+from difformer.nn.native_step import Plan, Tail, native_step
 from difformer.nn.row_step import row_step
 from difformer.nn.structure import Structure
+from difformer.sparse import SparseMatrix
 
 if TYPE_CHECKING:
     from difformer.nn.conv import DIFFormerConv
@@ -30,6 +36,8 @@ def short_step(conv: DIFFormerConv, z: Tensor, structure: Structure, source: Ten
     if structure.graph is not None:
         matrix = structure.graph.matrix(conv.graph_norm, z.dtype)
     given = source if conv.source_weight else None
+    if _by_kernels(conv, z, structure, given, matrix, weights):
+        return native_step(z, given, None, _plan(conv, matrix, weights, Tail()), _parameters(conv))
     if conv.query is not None and conv.num_heads == 1 and weights.latent > 0:
         if conv.value is None and conv.is_linear_in_states(structure.segments):
             return gram_step(z, conv.query, conv.key, given, matrix, weights, scaled=conv.qk_norm == "global")
@@ -38,6 +46,80 @@ def short_step(conv: DIFFormerConv, z: Tensor, structure: Structure, source: Ten
     v = z.unsqueeze(1) if conv.value is None else conv.value(z).view(z.shape[0], conv.num_heads, conv.out_channels)
     latent = conv.latent(z, v, structure.segments)
     return mix(z, latent, None if conv.value is None else over_heads(v), given, matrix, weights)
+
+
+def whole_layer(
+    conv: nn.Module,
+    norm: nn.Module,
+    z: Tensor,
+    structure: Structure,
+    source: Tensor | None,
+    *,
+    relu: bool,
+    rate: float | Tensor,
+    training: bool,
+) -> Tensor | None:
+    """Z⁺ with norm, activation and dropout at once; None where they have to go one after the other.
+
+    Args:
+        conv, norm: Of the layer.
+        z, structure, source: As in `DIFFormerConv.step`.
+        relu: Whether the activation is ReLU; otherwise there must be none.
+        rate: Of dropout.
+        training: Whether there is dropout.
+    """
+    from difformer.nn.conv import DIFFormerConv
+
+    if type(conv) is not DIFFormerConv or isinstance(rate, Tensor) or not _serves(conv, z, structure):
+        return None
+    weights, matrix = _weights(conv, structure), None
+    if structure.graph is not None:
+        matrix = structure.graph.matrix(conv.graph_norm, z.dtype)
+    given = source if conv.source_weight else None
+    if not is_plain(norm) or not _by_kernels(conv, z, structure, given, matrix, weights, *norm.parameters()):
+        return None
+    mask = next_mask(rate, training)
+    found = norm if isinstance(norm, LayerNorm) else None
+    tail = Tail(None if found is None else found.eps, relu, mask)
+    out = native_step(z, given, found, _plan(conv, matrix, weights, tail), _parameters(conv))
+    return out if mask is not None else dropout(out, rate, training)
+
+
+def is_plain(norm: nn.Module) -> bool:
+    """No norm, or a LayerNorm with weight and bias; somebody who listens to a module wants it to be called."""
+    if norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks:
+        return False
+    return type(norm) is nn.Identity or (type(norm) is LayerNorm and norm.weight is not None and norm.bias is not None)
+
+
+def _by_kernels(
+    conv: DIFFormerConv,
+    z: Tensor,
+    structure: Structure,
+    source: Tensor | None,
+    matrix: SparseMatrix | None,
+    weights: Weights,
+    *parameters: Tensor,
+) -> bool:
+    """Simple attention of one head, whole rows of plain tensors on a CPU."""
+    linear = conv.value is None and conv.is_linear_in_states(structure.segments)
+    simple = conv.query is not None and conv.num_heads == 1 and weights.latent > 0
+    if not simple or not (linear or _by_blocks(conv, z, structure.segments)):
+        return False
+    if matrix is not None and matrix.rows.crow.dtype != torch.int32:
+        return False
+    given = (z, *parameters, *_parameters(conv), *(() if source is None else (source,)))
+    return serves(z.shape[0], max(conv.in_channels, conv.out_channels), *given)
+
+
+def _plan(conv: DIFFormerConv, matrix: SparseMatrix | None, weights: Weights, tail: Tail) -> Plan:
+    linear = conv.qk_norm != "row"
+    return Plan(weights, matrix, tail, linear, scaled=conv.qk_norm == "global", tied=conv.key is None)
+
+
+def _parameters(conv: DIFFormerConv) -> tuple[Tensor, ...]:
+    maps = (conv.query, conv.key, conv.value)
+    return tuple(x for layer in maps if layer is not None for x in (layer.weight, layer.bias))
 
 
 def _serves(conv: DIFFormerConv, z: Tensor, structure: Structure) -> bool:

@@ -1,0 +1,173 @@
+"""From the C sources of this package to functions that can be called, once for each machine.
+
+They are compiled at the first pass that is long enough to profit, with the C compiler that is there, into the user's
+cache folder, under a name that is a hash of sources, flags, compiler and processor: nothing is ever compiled twice, and
+nothing stale is ever loaded. Whatever is missing (a compiler, a folder to write to), the answer is None, remembered for
+the process together with the reason, and torch's operations are used.
+
+Threads are torch's own: its OpenMP runtime is in the process already, so the library is linked with none and finds its
+functions there. Where torch has another runtime than the compiler expects, one thread is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from difformer.atomic import write_whole
+
+SOURCES = ("steps.c", "product.h", "pass.h", "tail.h")
+PASSES = ("sum_rows", "answer_rows", "pull_answers", "pull_keys", "finish_rows", "pull_finish", "multiply_rows")
+# NaN and infinity mean what they say: none of the flags of fast mathematics, but errno and traps are nobody's business.
+COMMON = ("-O3", "-std=gnu11", "-fPIC", "-w", "-fno-math-errno", "-fno-trapping-math")
+# From the best to what every compiler takes.
+FLAGS = (("-march=native", "-fopenmp"), ("-march=native", "-fopenmp-simd"), ("-fopenmp-simd",), ())
+LONGEST_COMPILATION = 60.0  # seconds; two are usual
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of the attempt: a library, or None, and the story in words."""
+
+    library: ctypes.CDLL | None
+    threads: bool
+    story: str
+
+
+_lock = threading.Lock()
+_found: Found | None = None
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels; None where there are none, and torch's operations have to do."""
+    found = _found
+    if os.environ.get("DIFFORMER_NATIVE", "") == "0":
+        return None
+    return (_find() if found is None else found).library
+
+
+def has_threads() -> bool:
+    """Whether the kernels share the work among torch's threads."""
+    return _found is not None and _found.threads
+
+
+def explain() -> str:
+    """One sentence: whether the kernels are used on this machine, and if not, why.
+
+    Example:
+        >>> "torch" in explain() or "kernels" in explain()
+        True
+    """
+    if os.environ.get("DIFFORMER_NATIVE", "") == "0":
+        return "torch's operations are used: DIFFORMER_NATIVE=0 switches the kernels in C off"
+    return _find().story
+
+
+def _find() -> Found:
+    global _found
+    with _lock:
+        if _found is None:
+            _found = _look()
+        return _found
+
+
+def _look() -> Found:
+    if sys.platform == "win32":
+        return _none("they are built on Linux and macOS alone")
+    if sys.byteorder != "little":
+        return _none("they are for machines whose numbers begin with the low byte")
+    compiler = _compiler()
+    if compiler is None:
+        return _none("there is no C compiler (cc, gcc or clang on the PATH, or the variable CC)")
+    said = "nothing was tried"
+    for flags in FLAGS:
+        path = _folder() / f"{_name(compiler, flags)}.so"
+        try:
+            if not path.exists():
+                _compile(compiler, flags, path)
+            loaded = _load(path)
+        except subprocess.CalledProcessError as error:
+            said = f"{compiler} failed: {error.stderr.strip()[-200:]}"
+        except subprocess.TimeoutExpired:
+            return _none(f"{compiler} took longer than {LONGEST_COMPILATION:.0f} s")
+        except OSError as error:  # no such folder, no right to write, or a library that does not load
+            said = str(error)
+        else:
+            threads = "-fopenmp" in flags
+            return Found(loaded, threads, f"kernels in C are used, {'in threads, ' if threads else ''}from {path}")
+    return _none(said)
+
+
+def _none(reason: str) -> Found:
+    return Found(None, False, f"torch's operations are used, not kernels in C: {reason}")
+
+
+def _compiler() -> str | None:
+    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
+        if name and (path := shutil.which(name)):
+            return path
+    return None
+
+
+def _folder() -> Path:
+    """Of compiled kernels: in $DIFFORMER_CACHE, or where this system keeps caches."""
+    if chosen := os.environ.get("DIFFORMER_CACHE"):
+        return Path(chosen).expanduser() / "native"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "difformer" / "native"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "difformer" / "native"
+
+
+def _name(compiler: str, flags: tuple[str, ...]) -> str:
+    """A hash of all that the compiled code depends on."""
+    built = os.stat(compiler)
+    parts = [compiler, str(built.st_size), str(built.st_mtime_ns), *COMMON, *flags, platform.machine(), _processor()]
+    digest = hashlib.sha256("\0".join(parts).encode())
+    for name in SOURCES:
+        digest.update((Path(__file__).parent / name).read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _processor() -> str:
+    """Model and abilities of the processor: a home folder may be shared by machines that differ."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(line for line in lines if line.startswith(("model", "flags", "Features", "CPU ")))
+
+
+def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
+    """Into a folder of its own first, then whole or not at all into its place: other processes may do the same."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    source = Path(__file__).parent / SOURCES[0]
+    with tempfile.TemporaryDirectory() as folder:
+        objects, linked = Path(folder) / "steps.o", Path(folder) / "steps.so"
+        _run(compiler, *COMMON, *flags, "-c", str(source), "-o", str(objects))
+        # Without -fopenmp: the functions of the runtime are those that torch has brought along.
+        undefined = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
+        _run(compiler, "-shared", str(objects), "-o", str(linked), *undefined, "-lm")
+        write_whole(path, linked.read_bytes())
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=LONGEST_COMPILATION)
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    import torch  # noqa: F401  (brings the runtime of its threads into the process)
+
+    loaded = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    for name in PASSES:
+        function = getattr(loaded, f"difformer_{name}")
+        function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int
+    return loaded

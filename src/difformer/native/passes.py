@@ -1,0 +1,105 @@
+"""Calling the kernels: a pass over the rows of tensors, its sums over all of them, and room for what it writes.
+
+Everything is float32 on the CPU and contiguous; `serves` says whether it may be. Rows of small matrices are padded with
+zeros to a multiple of `LANES` (`packed`), so that the kernels have no odd widths to look at.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from difformer.eager import is_eager
+from difformer.native.build import has_threads, library
+
+LANES = 16  # as in product.h
+BLOCK = 64  # as in product.h
+LONGEST = 512  # channels, as in tail.h
+FEWEST_ELEMENTS = 1 << 14  # of all rows; below it nothing takes long enough to compile for
+FEWEST_ROWS, MOST_CHUNKS = 256, 128  # of a chunk; of all rows
+ELEMENTS_A_THREAD = 1 << 16  # it takes microseconds to call one
+
+_COUNTS = ("rows", "before", "after", "chunk", "part", "threads", "relu", "drop", "first", "key", "twin")
+_ARRAYS = (
+    "z", "source", "grad", "out", "kept", "inverse", "total", "x_grad", "z_grad", "parts", "norm", "norm_bias",
+    "shift", "query", "query_bias", "query_back", "key_map", "key_bias", "key_back", "value", "value_bias",
+    "value_back", "outer", "outer_back", "keys", "values", "crow", "col", "numbers", "entry",
+)  # fmt: skip
+_NUMBERS = ("state", "latent", "observed", "from_source", "count", "floor", "eps", "scale")
+
+
+class _Pass(ctypes.Structure):
+    """The structure `pass` of pass.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in _COUNTS),
+        *((name, ctypes.c_void_p) for name in _ARRAYS),
+        *((name, ctypes.c_double) for name in _NUMBERS),
+    ]
+
+
+def serves(rows: int, channels: int, *tensors: Tensor) -> bool:
+    """Whether `rows` of at most so many `channels` go through the kernels; `tensors` are all that they are made of.
+
+    The answer depends on sizes and on the machine alone, so that one input has one result. It is no while a model is
+    compiled, exported, traced or looked at by `torch.func`: a kernel sees memory, not operations.
+    """
+    return (
+        is_eager(*tensors)  # first: a compiler would take the sizes for its own
+        and channels <= LONGEST
+        and rows * channels >= FEWEST_ELEMENTS
+        and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
+        and not torch.is_autocast_enabled("cpu")
+        and torch._C._get_tracing_state() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and forward_ad._current_level < 0
+        and library() is not None
+    )
+
+
+def run(name: str, rows: int, before: int, after: int, *, sums: Sequence[int] = (), **given: Any) -> list[Tensor]:
+    """One pass by name, see steps.c; the sums that it makes, flat, each of the size that `sums` says.
+
+    Args:
+        name: Of the pass.
+        rows, before, after: N, and the channels before and after the maps.
+        sums: Sizes of the sums over all rows, in the order in which the pass makes them.
+        given: Fields of the structure: tensors, None for those that are absent, and numbers.
+    """
+    kernels = library()
+    assert kernels is not None
+    chunk = max(FEWEST_ROWS, BLOCK * -(-rows // (BLOCK * MOST_CHUNKS)))
+    chunks, part = -(-rows // chunk), sum(sums)
+    parts = torch.zeros(max(chunks, 1), part) if rows == 0 else torch.empty(chunks, part)
+    enough = 1 + rows * max(before, after) // ELEMENTS_A_THREAD
+    threads = min(torch.get_num_threads(), chunks, enough) if has_threads() else 1
+    fields = _Pass(rows=rows, before=before, after=after, chunk=chunk, part=part, threads=max(threads, 1))
+    for field, value in given.items():
+        if value is not None:
+            setattr(fields, field, value.data_ptr() if isinstance(value, Tensor) else value)
+    if part:
+        fields.parts = parts.data_ptr()
+    if getattr(kernels, f"difformer_{name}")(ctypes.byref(fields)):
+        raise MemoryError(f"no memory for {threads} times {10 * BLOCK} rows of {max(before, after)} channels")
+    return list(parts[0].clone().split(list(sums))) if part else []  # parts of chunks need not be kept
+
+
+def padded(channels: int) -> int:
+    return -(-channels // LANES) * LANES
+
+
+def packed(matrix: Tensor) -> Tensor:
+    """``[k, n]`` or ``[n]`` as the kernels read it: contiguous, rows padded with zeros."""
+    missing = -matrix.shape[-1] % LANES
+    return torch.nn.functional.pad(matrix, (0, missing)) if missing else matrix.contiguous()
+
+
+def shaped(flat: Tensor, rows: int) -> Tensor:
+    """A sum of `run` as a matrix, its padding still there."""
+    return flat.view(rows, math.prod(flat.shape) // rows)

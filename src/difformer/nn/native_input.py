@@ -1,0 +1,142 @@
+r"""The input layer by the kernels of `difformer.native`: a product, then bias, norm, ReLU and dropout in one pass.
+
+.. math::
+    Z^{(0)} = m ⊙ \mathrm{ReLU}(\mathrm{LayerNorm}(X W^\top + b)).
+
+The product is torch's, or that of a sparse matrix; its rows are overwritten with the normalised ones, which is all that
+is kept. `reference` says the same in torch's operations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from difformer.attention.once import once_differentiated
+from difformer.native.passes import padded, run, serves
+from difformer.nn.dropout import dropout, next_mask
+from difformer.nn.layer_norm import LayerNorm
+from difformer.nn.linear import linear
+from difformer.nn.native_step import Tail
+from difformer.sparse import SparseMatrix, add_product
+
+
+def reference(layer: nn.Linear, norm: nn.Module, x: Tensor | SparseMatrix, rate: float, training: bool) -> Tensor:
+    """The equation, one after the other."""
+    return dropout(functional.relu(norm(linear(layer, x))), rate, training)
+
+
+def _forward(
+    x: Tensor | SparseMatrix,
+    layer: tuple[Tensor, Tensor],
+    norm: tuple[Tensor | None, Tensor | None],
+    tail: Tail,
+    keep: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Z⁰; the rows before the activation and one over their deviations, where they are to be kept."""
+    weight, bias = layer
+    n, c = x.shape[0], weight.shape[0]
+    rows, out = torch.empty(n, c), torch.empty(n, c) if keep else None
+    if isinstance(x, SparseMatrix):
+        add_product(x.rows, weight.T.contiguous(), rows, beta=0)
+    else:
+        torch.mm(x, weight.T, out=rows)
+    inverse = torch.empty(n) if keep else None
+    # Where nothing is kept, rows are overwritten with what comes out.
+    given: dict[str, Any] = {
+        "z": rows,
+        "shift": bias,
+        "out": rows if out is None else out,
+        "kept": rows if keep else None,
+    }
+    run("finish_rows", n, c, c, **given, inverse=inverse, **tail.fields(*norm))
+    return (rows, None, None) if out is None else (out, rows, inverse)
+
+
+class _Input(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor | None,
+        matrix: SparseMatrix | None,
+        weight: Tensor,
+        bias: Tensor,
+        norm: Tensor | None,
+        norm_bias: Tensor | None,
+        tail: Tail,
+    ) -> Tensor:
+        given = x if matrix is None else matrix
+        assert given is not None
+        out, rows, inverse = _forward(given, (weight, bias), (norm, norm_bias), tail, keep=True)
+        ctx.save_for_backward(x, weight, norm, norm_bias, rows, inverse)
+        ctx.matrix, ctx.tail, ctx.needed = matrix, tail, ctx.needs_input_grad[0]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x_grad, weight, bias, norm, norm_bias = _differentiate(grad, *ctx.saved_tensors, ctx)
+        return x_grad, None, weight, bias, norm, norm_bias, None
+
+
+def _gradients(
+    grad: Tensor,
+    x: Tensor | None,
+    weight: Tensor,
+    norm: Tensor | None,
+    norm_bias: Tensor | None,
+    rows: Tensor,
+    inverse: Tensor,
+    ctx: Any,
+) -> tuple[Tensor | None, ...]:
+    """Of the features, weight and bias of the map, weight and bias of the norm."""
+    n, c = rows.shape
+    out, sums = torch.empty(n, c), (padded(c),) * 3
+    fields = ctx.tail.fields(norm, norm_bias)
+    given = {"grad": grad.contiguous(), "kept": rows, "inverse": inverse, "x_grad": out}
+    w_grad, b_grad, shift = (found[:c] for found in run("pull_finish", n, c, c, sums=sums, **given, **fields))
+    x_grad = out @ weight if ctx.needed else None
+    if x is None:
+        columns = add_product(ctx.matrix.columns, out, out.new_empty(weight.shape[1], c), beta=0)
+        weight_grad = columns.T
+    else:
+        weight_grad = out.T @ x
+    return x_grad, weight_grad, shift, None if norm is None else w_grad, None if norm is None else b_grad
+
+
+_differentiate = once_differentiated(_gradients)
+
+
+def native_input(
+    layer: nn.Linear, norm: nn.Module, x: Tensor | SparseMatrix, rate: float | Tensor, training: bool
+) -> Tensor | None:
+    """Z⁰ ``[N, c]`` from features ``[N, d]``; None where the kernels do not serve.
+
+    Args:
+        layer: The map.
+        norm: A LayerNorm, or an Identity where there is none.
+        x: Features, dense or sparse.
+        rate: Of dropout.
+        training: Whether there is dropout.
+    """
+    from difformer.nn.short_step import is_plain
+
+    if torch.compiler.is_compiling() or isinstance(rate, Tensor) or not is_plain(norm) or layer.bias is None:
+        return None
+    values = x.rows.value if isinstance(x, SparseMatrix) else x
+    if isinstance(x, SparseMatrix) and values.requires_grad:
+        return None
+    if not serves(x.shape[0], layer.out_features, values, layer.weight, layer.bias, *norm.parameters()):
+        return None
+    mask = next_mask(rate, training)
+    found = norm if isinstance(norm, LayerNorm) else None
+    tail = Tail(None if found is None else found.eps, True, mask)
+    scale = (None, None) if found is None else (found.weight, found.bias)
+    if torch.is_grad_enabled():
+        given = (None, x) if isinstance(x, SparseMatrix) else (x, None)
+        out: Tensor = _Input.apply(*given, layer.weight, layer.bias, *scale, tail)
+    else:
+        out = _forward(x, (layer.weight, layer.bias), scale, tail, keep=False)[0]
+    return out if mask is not None else dropout(out, rate, training)
