@@ -51,6 +51,13 @@ def test_each_kind_of_task_has_its_grid(kind, observed, model, expected):
     assert default_space(kind, observed=observed, model=model).name == expected
 
 
+def test_the_papers_heads_and_step_size_are_for_its_own_encoders():
+    ours = default_space("nodes", observed=True, model="difformer-s").fixed
+    theirs = default_space("nodes", observed=True, model="grand").fixed
+    assert ours == {"epochs": 1000, "num_heads": 1, "step_size": 0.5, "transform": False}
+    assert theirs == {"epochs": 1000}
+
+
 def test_points_are_different_and_a_longer_list_continues_a_shorter_one():
     space = load_spaces()["observed"]
     first, more = list(space.points(10, seed=3)), list(space.points(40, seed=3))

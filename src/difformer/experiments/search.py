@@ -185,7 +185,7 @@ def _conclude(
         question.model,
         task.name,
         settings={**question.space.fixed, **best["settings"]},
-        source=f"random search over {question.space.source}{', customary values first' * bool(given.first)}, on validation",
+        source=f"random search over {question.space.source}, chosen on validation",
         metric=metric.name,
         validation=round(best["valid"], 6),
         trials=len(done),

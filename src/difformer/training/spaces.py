@@ -28,12 +28,14 @@ class Space:
         axes: Values of each setting that competes.
         fixed: Settings that stay the same.
         source: Where it comes from.
+        difformer: Settings that stay the same for the paper's encoders, and are left to themselves for other systems.
     """
 
     name: str
     axes: Mapping[str, tuple[Any, ...]]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
+    difformer: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key, values in self.axes.items():
@@ -99,6 +101,7 @@ def load_spaces(path: Path = SPACES) -> dict[str, Space]:
             axes={key: tuple(values) for key, values in entry["axes"].items()},
             fixed=dict(entry.get("fixed", {})),
             source=entry.get("source", ""),
+            difformer=dict(entry.get("difformer", {})),
         )
         for name, entry in content.items()
     }
@@ -112,9 +115,13 @@ def default_space(kind: str, *, observed: bool, model: str) -> Space:
         observed: Whether the task has a graph.
         model: Name of the model.
     """
+    from difformer.zoo import find
+
     spaces = load_spaces()
     if model in spaces:
         return spaces[model]
     if kind == "series":
-        return spaces["series"]
-    return spaces["observed" if kind == "nodes" and observed else "unobserved"]
+        space = spaces["series"]
+    else:
+        space = spaces["observed" if kind == "nodes" and observed else "unobserved"]
+    return space.with_fixed(space.difformer) if find(model).group == "difformer" else space
