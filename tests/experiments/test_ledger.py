@@ -68,6 +68,15 @@ def test_runs_with_settings_that_were_changed_no_longer_count():
     assert len(current([*old, line("mlp", 0, 0.5)])) == 4
 
 
+def test_settings_that_are_changed_back_find_their_runs_again():
+    old = [line("gcn", seed, 0.1, settings_id="old") for seed in range(3)]
+    new = [line("gcn", seed, 0.9, settings_id="new") for seed in range(3)]
+    cell = ("blocks", "gcn", "untuned")
+    assert [one["test"] for one in current([*old, *new], {cell: "old"})] == [0.1, 0.1, 0.1]
+    assert [one["test"] for one in current([*new, *old], {cell: "new"})] == [0.9, 0.9, 0.9]  # files joined in any order
+    assert [one["test"] for one in current([*old, *new], {cell: "never run"})] == [0.9, 0.9, 0.9]
+
+
 def test_a_run_takes_the_reason_away():
     failed = {"status": FAILED, "data": "blocks", "system": "gcn", "preset": "untuned", "reason": "out of memory"}
     absent = {"status": FAILED, "data": "blocks", "reason": "data not here"}

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 from small_experiment import BLOCKS, SMALL, line
 
+from difformer.experiments.catalogue import find
 from difformer.experiments.ledger import FAILED
 from difformer.experiments.summary import summarise
 from difformer.experiments.tables import latex, markdown, tex
@@ -68,6 +69,37 @@ def test_what_was_not_run_is_a_cell_with_a_reason():
     assert "† untuned" in text
 
 
+def test_a_row_of_which_some_runs_failed_says_why():
+    failed = {"status": FAILED, "data": "cora-authors", "system": "gcn", "preset": "untuned", "reason": "diverged: NaN"}
+    text = markdown(summarise(CORA, [*runs({"gcn": (0.8, 0.9)}), failed], (), quick=False))
+    assert cells_of(text, "GCN")[2] == "85.00 ± 7.07 (2 of 3; diverged: NaN) †"
+    assert cells_of(text, "GCN")[3].endswith("(2 of 3)")  # said once, not in every column
+    cost = dataclasses.replace(CORA, data=(dataclasses.replace(CORA.data[0], mode="cost"),))
+    lines = [{**one, "measures": {"epoch_seconds": 0.5}} for one in runs({"gcn": (None, None)})]
+    text = markdown(summarise(cost, [*lines, failed], (), quick=False))
+    assert cells_of(text, "GCN")[2] == "0.5 ± 0 (2 of 3; diverged: NaN)"
+
+
+def test_significance_on_one_split_is_said_to_be_of_that_split():
+    same = [{**one, "split": "only"} for one in runs()]
+    (section,) = summarise(CORA, same, (), quick=False).sections
+    assert all("significant at 5 % for this one split." in said for said in verdict(section))
+    (section,) = summarise(CORA, runs(), (), quick=False).sections
+    assert not any("this one split" in said for said in verdict(section))
+
+
+def test_memory_that_the_paper_gives_stands_beside_ours():
+    experiment = find("batch-size")
+    lines = [{**line("batch-5000", 0, 0.65, data="pokec"), "peak_memory": 1_300_000_000}]
+    text = markdown(summarise(experiment, lines, (), quick=False))
+    row = dict(zip(cells_of(text, "system"), cells_of(text, "batches of 5,000"), strict=True))
+    assert (row["peak MB"], row["paper, MB"], row["paper"]) == ("1,300", "1244", "65.24 ± 0.34")
+    cora = [{**line(one, 0, None, data="cora"), "measures": {"epoch_seconds": 0.1}} for one in ("gcn", "gat")]
+    text = markdown(summarise(find("cost"), cora, (), quick=False))
+    row = dict(zip(cells_of(text, "system"), cells_of(text, "GAT"), strict=True))
+    assert (row["paper, MB"], row["paper, × GCN"], row["× GCN"]) == ("1380", f"{0.0807 / 0.0584:.2f}", "1.00")
+
+
 def test_the_verdict_is_scipys_test_over_pairs():
     (section,) = summarise(CORA, runs(), (), quick=False).sections
     rival, off = verdict(section)
@@ -81,7 +113,7 @@ def test_the_verdict_is_scipys_test_over_pairs():
     assert "Ours is ahead by 4 points over 3 pairs (better in 3)" in rival
     assert "not significant" in rival
     assert "Not the same budget" in rival
-    assert "the same without attention: attention off" in off
+    assert "; attention off: attention off (untuned)." in off
     assert "significant at 5 %" in off
 
 
@@ -138,4 +170,8 @@ def test_latex_has_the_same_numbers_and_is_escaped():
     body = text.split(r"\midrule")[1].split(r"\bottomrule")[0]
     columns = text.split(r"\toprule")[1].split(r"\midrule")[0].count("&")
     assert {row.count("&") for row in body.strip().splitlines()} == {columns}
+    assert tex("a | b < c") == r"a \textbar{} b \textless{} c"
+    # As wide as the page, whatever the columns hold; every brace that is opened is closed.
+    assert r"\resizebox{\textwidth}{!}{%" in text
+    assert text.replace(r"\{", "").count("{") == text.replace(r"\}", "").count("}")
     assert tex("a_b & 50 % ± 1 {x} `y`") == r"a\_b \& 50 \% $\pm$ 1 \{x\} 'y'"

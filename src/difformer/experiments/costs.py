@@ -17,7 +17,6 @@ import torch
 
 from difformer.experiments.ledger import Line
 from difformer.experiments.measuring import peak_memory
-from difformer.experiments.published import MEMORY, figure
 from difformer.experiments.summary import Row, Section, Summary
 from difformer.training.loop import train_one
 
@@ -68,7 +67,6 @@ def cost_columns(section: Section) -> list[tuple[str, Callable[[Row], str]]]:
     """Columns of a section on cost."""
     from difformer.experiments.tables import NONE, difference, megabytes, published
 
-    experiment = "cost"
     base = next((row for row in section.rows if row.system.key == "gcn" and row.lines), None)
 
     def relative(row: Row) -> str:
@@ -76,7 +74,7 @@ def cost_columns(section: Section) -> list[tuple[str, Callable[[Row], str]]]:
         return NONE if mine is None or not theirs else f"{mine / theirs:.2f}"
 
     def relative_paper(row: Row) -> str:
-        theirs = figure(experiment, "paper", section.data, "gcn")
+        theirs = next((one.paper for one in section.rows if one.system.key == "gcn"), None)
         if row.paper is None or row.paper.mean is None or theirs is None or not theirs.mean:
             return NONE
         return f"{row.paper.mean / theirs.mean:.2f}"
@@ -91,7 +89,7 @@ def cost_columns(section: Section) -> list[tuple[str, Callable[[Row], str]]]:
     if any(row.paper is not None for row in section.rows):
         found.append(("paper, seconds", lambda row: published(row.paper)))
         found.append(("paper, × GCN", relative_paper))
-        found.append(("paper, MB", lambda row: published(figure(experiment, MEMORY, section.data, row.system.key))))
+        found.append(("paper, MB", lambda row: published(row.memory)))
     if any(row.authors is not None for row in section.rows):
         found.append(("authors' code, seconds", lambda row: published(row.authors)))
         found.append(("Δ code", lambda row: difference(row, row.authors)))
@@ -104,7 +102,7 @@ def _seconds(row: Row) -> str:
         return row.reason
     count = len(row.lines) if len(row.lines) >= row.data.seeds else f"{len(row.lines)} of {row.data.seeds}"
     spread = f" ± {row.deviation('epoch_seconds'):.2g}" if len(row.lines) > 1 else ""
-    return f"{mean:.3g}{spread} ({count})"
+    return f"{mean:.3g}{spread} ({count}{row.missing})"
 
 
 def draw(summary: Summary, folder: Path) -> Any:

@@ -79,14 +79,21 @@ def identity(**parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def current(lines: Sequence[Line]) -> list[Line]:
-    """Finished runs that count: of every cell those with the settings it was last run with, each seed once, the last.
+def current(lines: Sequence[Line], planned: Mapping[tuple[str, str, str], str] | None = None) -> list[Line]:
+    """Finished runs that count: of every cell those with one and the same settings, each seed once, the last.
 
-    A preset that changes makes its earlier runs those of another system.
+    A preset that changes makes its earlier runs those of another system; one that is changed back finds them again.
+
+    Args:
+        lines: Of the file.
+        planned: Identity of the settings that a cell has now, by (data, system, preset). Where none of its runs has
+            them, or nothing is planned for it, those of its last run are meant.
     """
     done = [line for line in lines if line["status"] == DONE]
-    newest = {_cell(line): line["settings_id"] for line in done}
-    kept = {(*_cell(line), line["seed"]): line for line in done if line["settings_id"] == newest[_cell(line)]}
+    meant = {_cell(line): line["settings_id"] for line in done}
+    there = {(_cell(line), line["settings_id"]) for line in done}
+    meant |= {cell: id_ for cell, id_ in (planned or {}).items() if (cell, id_) in there}
+    kept = {(*_cell(line), line["seed"]): line for line in done if line["settings_id"] == meant[_cell(line)]}
     return list(kept.values())
 
 

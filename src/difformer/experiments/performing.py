@@ -59,11 +59,23 @@ def ready(cell: Cell, task: Task) -> Ready:
     Raises:
         ValueError: If the settings are not those of the model.
     """
-    data, system = cell.data, cell.system
-    config = None if system.baseline else make_config(system.model, cell.choice.settings)
-    settings: dict[str, Any] = {"baseline": system.baseline} if config is None else complete(config)
+    config, settings = _configured(cell)
+    return Ready(cell, task, config, settings, settings_id(cell))
+
+
+def settings_id(cell: Cell) -> str:
+    """The name of all that decides a cell's results but seed and split; equal where that is equal."""
+    data, (_, settings) = cell.data, _configured(cell)
     about = {"dataset": data.dataset, "options": dict(data.options), "loader": data.loader, "mode": data.mode}
-    return Ready(cell, task, config, settings, identity(settings=settings, measures=data.measures, **about))
+    return identity(settings=settings, measures=data.measures, **about)
+
+
+def _configured(cell: Cell) -> tuple[TrainConfig | None, dict[str, Any]]:
+    """Configuration and every setting; of a baseline its name alone."""
+    if cell.system.baseline:
+        return None, {"baseline": cell.system.baseline}
+    config = make_config(cell.system.model, cell.choice.settings)
+    return config, complete(config)
 
 
 def complete(config: TrainConfig) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from typing import Any
 from difformer.experiments.choosing import Cell, cells
 from difformer.experiments.ledger import Line, current, reasons
 from difformer.experiments.measures import PERCENT
+from difformer.experiments.performing import settings_id
 from difformer.experiments.plan import Data, Experiment, System
 from difformer.experiments.presets import Preset
-from difformer.experiments.published import AUTHORS, PAPER, Figure, figure
+from difformer.experiments.published import AUTHORS, MEMORY, PAPER, Figure, figure
 from difformer.training.record import spread
 
 NOT_YET = "not run yet"
@@ -34,6 +35,7 @@ class Row:
         reason: Why there are none, or why some are missing.
         paper: The paper's figure.
         authors: That of the authors' code.
+        memory: The paper's figure of memory, in megabytes.
     """
 
     data: Data
@@ -43,6 +45,7 @@ class Row:
     reason: str = ""
     paper: Figure | None = None
     authors: Figure | None = None
+    memory: Figure | None = None
 
     @property
     def metric(self) -> str:
@@ -55,6 +58,11 @@ class Row:
     @property
     def trials(self) -> int | None:
         return self.lines[0]["trials"] if self.lines else None
+
+    @property
+    def missing(self) -> str:
+        """Why some runs are missing where others are there, as it stands in a cell; empty where none was refused."""
+        return f"; {self.reason}" if self.lines and self.reason not in ("", NOT_YET) else ""
 
     @property
     def label(self) -> str:
@@ -71,9 +79,10 @@ class Row:
     def deviation(self, what: str = "test") -> float:
         return spread(self.values(what))
 
-    def by_pair(self) -> dict[tuple[int, str], float]:
-        """Test scores by seed and split."""
-        return {(line["seed"], line["split"]): line["test"] for line in self.lines if line["test"] is not None}
+    def by_pair(self, what: str = "test") -> dict[tuple[int, str], float]:
+        """Test scores, or another number of each run, by seed and split."""
+        found = {(line["seed"], line["split"]): value_of(line, what) for line in self.lines}
+        return {pair: value for pair, value in found.items() if value is not None}
 
     def test_to_train(self) -> float | None:
         train, _, test = self.lines[0]["sizes"]
@@ -140,9 +149,9 @@ def is_percent(name: str) -> bool:
 
 def summarise(experiment: Experiment, lines: Sequence[Line], presets: Sequence[Preset], *, quick: bool) -> Summary:
     """Rows of what is planned, and of what was run under presets that are no longer there."""
-    runs = current(lines)
-    why = reasons(lines)
     planned = cells(experiment, presets, quick=quick)
+    runs = current(lines, {cell.key: settings_id(cell) for cell in planned} if lines else None)
+    why = reasons(lines)
     sections = []
     for data in experiment.sections(quick):
         here = [line for line in runs if line["data"] == data.key]
@@ -186,4 +195,5 @@ def _row(
         reason,
         figure(experiment.name, PAPER, data, system.key),
         figure(experiment.name, AUTHORS, data, system.key),
+        figure(experiment.name, MEMORY, data, system.key),
     )

@@ -22,11 +22,12 @@ _TEX |= {
     "†": r"$\dagger$",
 }
 _TEX |= {"±": r"$\pm$", "×": r"$\times$", "→": r"$\to$", "²": "$^2$", "τ": r"$\tau$", "β": r"$\beta$", "δ": r"$\delta$"}
+_TEX |= {"|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
 _TEX |= {"Δ": r"$\Delta$", "σ": r"$\sigma$", "λ": r"$\lambda$", "μ": r"$\mu$"}
 
 
 def score(row: Row, what: str = "test") -> str:
-    """Mean ± deviation (n), of one value the value alone, with how many the protocol has where some are missing."""
+    """Mean ± deviation (n), of one value the value alone; where some are missing, of how many, and why."""
     values = row.values(what)
     if not values:
         return row.reason or NONE
@@ -37,7 +38,8 @@ def score(row: Row, what: str = "test") -> str:
     mark = " †" if row.preset == UNTUNED and what == "test" else ""
     factor, digits = (100, 2) if percent else (1, 3 if abs(mean) >= 0.01 or mean == 0 else 6)
     spread = f" ± {factor * row.deviation(what):.{digits}f}" if len(values) > 1 else ""
-    return f"{factor * mean:.{digits}f}{spread} ({count}){mark}"
+    missing = row.missing if what == "test" else ""
+    return f"{factor * mean:.{digits}f}{spread} ({count}{missing}){mark}"
 
 
 def published(found: Figure | None) -> str:
@@ -85,7 +87,9 @@ def columns(section: Section) -> list[Column]:
         found.append(("authors' code", lambda row: published(row.authors)))
         found.append(("Δ code", lambda row: difference(row, row.authors)))
     found.append(("seconds a run", lambda row: NONE if not row.lines else f"{row.mean('seconds') or 0:.1f}"))
-    found.append(("peak MB", lambda row: megabytes(row)))
+    found.append(("peak MB", megabytes))
+    if any(row.memory is not None for row in section.rows):
+        found.append(("paper, MB", lambda row: published(row.memory)))
     return found
 
 
@@ -201,7 +205,7 @@ def _md(cells: Sequence[str]) -> str:
 
 
 def latex(summary: Summary) -> str:
-    """The same rows as LaTeX (needs booktabs), one tabular a section."""
+    """The same rows as LaTeX, one table a section; needs booktabs, and graphicx to bring all columns onto a page."""
     blocks = [f"% {summary.experiment.title}: written by `difformer reproduce {summary.experiment.name}`"]
     for section in summary.sections:
         shown = columns(section)
@@ -212,13 +216,14 @@ def latex(summary: Summary) -> str:
                 [
                     r"\begin{table}[t]\centering\small",
                     rf"\caption{{{tex(summary.experiment.title)}: {tex(section.data.label)}. {tex(' '.join(said))}}}",
+                    r"\resizebox{\textwidth}{!}{%",
                     rf"\begin{{tabular}}{{ll{'r' * (len(shown) - 2)}}}",
                     r"\toprule",
                     " & ".join(tex(heading) for heading, _ in shown) + r" \\",
                     r"\midrule",
                     *rows,
                     r"\bottomrule",
-                    r"\end{tabular}",
+                    r"\end{tabular}}",
                     r"\end{table}",
                 ]
             )
