@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from scipy import stats
 from small_experiment import BLOCKS, SMALL, line
 
 from difformer.experiments import goals
@@ -52,6 +53,27 @@ def test_goals_by_hand(monkeypatch, goal, reached):
     said = sentence(monkeypatch, goal, {"difformer-s": (0.8, 0.8, 0.8), "gcn": (0.7, 0.7, 0.7)})
     assert ("**not reached**" in said) is not reached
     assert "80.00" in said
+
+
+def test_rows_are_compared_over_the_runs_that_both_have(monkeypatch):
+    goal = Goal("blocks", over={"system": "gcn"}, at_least=5.0)
+    said = sentence(monkeypatch, goal, {"difformer-s": (0.7, 0.9, 0.9), "gcn": (0.69,)})
+    assert "**not reached** with 70.00" in said  # 83.3 over all three would have been 14 above
+    assert "over 1 of 3 seeds only" in said
+
+
+def test_a_lead_that_may_be_chance_does_not_reach_a_tested_goal(monkeypatch):
+    goal = Goal("blocks", over={"system": "gcn"}, at_least=1.0, tested=True, tried="Wider layers did not help.")
+    scores = {"difformer-s": (0.80, 0.82, 0.70), "gcn": (0.70, 0.70, 0.71)}
+    p = stats.ttest_rel(scores["difformer-s"], scores["gcn"]).pvalue
+    said = sentence(monkeypatch, goal, scores)
+    assert f"paired t-test p = {p:.2g}" in said
+    assert "**not reached** with 77.33" in said
+    assert said.endswith("Wider layers did not help.")
+    said = sentence(monkeypatch, goal, {"difformer-s": (0.80, 0.81, 0.82), "gcn": (0.70, 0.71, 0.715)})
+    assert ": reached with 81.00" in said
+    assert "Wider" not in said
+    assert "no test is possible" in sentence(monkeypatch, goal, {"difformer-s": (0.8,), "gcn": (0.7,)})
 
 
 def test_a_goal_whose_row_is_missing_is_not_judged_and_few_seeds_are_said(monkeypatch):

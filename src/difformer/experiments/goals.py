@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from difformer.experiments.summary import Row, Section, is_percent
+from difformer.experiments.verdicts import best
+from difformer.report.paired import ALPHA, paired
 from difformer.training import toml
 
 GOALS = Path(__file__).with_name("goals.toml")
@@ -32,6 +35,8 @@ class Goal:
         tolerance: Of `near`.
         at_least: Figure to be reached, or the lead over the other row.
         below: Figure to stay below, or what to add to the other row's.
+        tested: Whether a paired t-test has to tell the two rows apart as well.
+        tried: What was tried and what limits it, in sentences that are printed where the goal is not reached.
     """
 
     data: str
@@ -43,6 +48,8 @@ class Goal:
     tolerance: float = 0.0
     at_least: float | None = None
     below: float | None = None
+    tested: bool = False
+    tried: str = ""
 
 
 @cache
@@ -61,29 +68,40 @@ def judged(experiment: str, section: Section) -> list[str]:
 def _judge(goal: Goal, section: Section) -> str:
     row = _best(section, goal.system, goal.preset, "ours")
     other = None if goal.over is None else _best(section, **{"system": "", "preset": "", "role": "", **goal.over})
-    what = _said(goal, row)
+    what = _said(goal)
     if row is None or (goal.over is not None and other is None):
         return f"Goal, {what}: cannot be judged, not run yet."
     percent = is_percent(row.metric if goal.measure == "test" else goal.measure)
-    mean = _mean(row, goal.measure, percent)
-    base = 0.0 if other is None else _mean(other, goal.measure, percent)
+    scale, digits = (100, 2) if percent else (1, 3)
+    mine, theirs = row.by_pair(goal.measure), {} if other is None else other.by_pair(goal.measure)
+    # Two rows are compared where both were run: a mean over other splits says nothing of the difference.
+    pairs = [pair for pair in mine if other is None or pair in theirs]
+    if not pairs:
+        return f"Goal, {what}: cannot be judged, the rows share no seed on the same split."
+    mean = scale * fmean(mine[pair] for pair in pairs)
+    base = 0.0 if other is None else scale * fmean(theirs[pair] for pair in pairs)
     if goal.near is not None:
         held = abs(mean - goal.near) <= goal.tolerance
     elif goal.at_least is not None:
         held = mean - base >= goal.at_least
     else:
         held = mean - base < (goal.below or 0.0)
-    digits = 2 if percent else 3
     against = "" if other is None else f" against {base:.{digits}f} of {other.label}"
-    few = "" if len(row.lines) >= row.data.seeds else f", over {len(row.lines)} of {row.data.seeds} seeds only"
+    tested = ""
+    if goal.tested and other is not None:
+        found = paired(theirs, mine, name=row.label, test_to_train=row.test_to_train(), higher=row.higher_is_better)
+        held = held and found.t_test is not None and found.t_test < ALPHA
+        tested = ", no test is possible" if found.t_test is None else f", paired t-test p = {found.t_test:.2g}"
+        if found.corrected is not None:
+            tested += f" (corrected for overlapping splits: {found.corrected:.2g})"
+    few = "" if len(pairs) >= row.data.seeds else f", over {len(pairs)} of {row.data.seeds} seeds only"
     state = "reached" if held else "**not reached**"
-    return f"Goal, {what}: {state} with {mean:.{digits}f} ({row.label}){against}{few}."
+    tried = f" {goal.tried}" if goal.tried and not held else ""
+    return f"Goal, {what}: {state} with {mean:.{digits}f} ({row.label}){against}{tested}{few}.{tried}"
 
 
 def _best(section: Section, system: str, preset: str, role: str) -> Row | None:
     """The row that is best on validation among those that are meant."""
-    from difformer.experiments.verdicts import best
-
     meant = [
         row
         for row in section.rows
@@ -92,19 +110,15 @@ def _best(section: Section, system: str, preset: str, role: str) -> Row | None:
     return best(meant, meant[0].system.role) if meant else None
 
 
-def _mean(row: Row, measure: str, percent: bool) -> float:
-    mean = row.mean(measure)
-    assert mean is not None, f"{row.label} has no {measure}"
-    return 100 * mean if percent else mean
-
-
-def _said(goal: Goal, row: Row | None) -> str:
+def _said(goal: Goal) -> str:
     """The goal in words."""
     who = " ".join(filter(None, [goal.preset, goal.system or "ours"]))
     measure = "" if goal.measure == "test" else f" in {goal.measure}"
     other = "" if goal.over is None else " ".join(filter(None, [goal.over.get("preset"), goal.over.get("system")]))
+    tested = f", paired t-test at {100 * ALPHA:g} %" if goal.tested else ""
     if goal.near is not None:
-        return f"{who} within {goal.tolerance:g} of {goal.near:g}"
+        return f"{who}{measure} within {goal.tolerance:g} of {goal.near:g}"
     if goal.at_least is not None:
-        return f"{who} {goal.at_least:g} above {other}" if other else f"{who} at least {goal.at_least:g}"
-    return f"{who}{measure} below {other or format(goal.below or 0.0, 'g')}"
+        least = f"{goal.at_least:g} above {other}" if other else f"at least {goal.at_least:g}"
+        return f"{who}{measure} {least}{tested}"
+    return f"{who}{measure} below {other or format(goal.below or 0.0, 'g')}{tested}"
