@@ -83,3 +83,6 @@ def test_presets_of_a_folder_go_before_those_of_the_package(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"holds no \.toml"):
         read_presets(tmp_path / "empty")
+    write_preset(preset("mine", "difformer-s"), tmp_path / "mine.toml")
+    with pytest.raises(ValueError, match=r"mine\.toml calls itself 'mine', and no row runs with that"):
+        read_presets(tmp_path)

@@ -16,6 +16,7 @@ from difformer.experiments.presets import Preset, write_preset
 from difformer.experiments.running import Request, run
 from difformer.experiments.summary import summarise
 from difformer.experiments.systems import rivals
+from difformer.experiments.writing import read_summary
 from difformer.training import NonFiniteLossError
 from difformer.training.config import TrainConfig
 
@@ -69,6 +70,38 @@ def test_a_changed_preset_is_run_anew(tmp_path, said):
     row = summarise(SMALL, Ledger(tmp_path / "out").read(), (), quick=False).section("blocks").rows
     (gcn,) = [one for one in row if one.lines]
     assert [one["settings"]["epochs"] for one in gcn.lines] == [3, 3, 3]
+
+
+def test_a_preset_that_is_changed_back_is_shown_without_being_run_again(tmp_path, said):
+    request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), preset_folder=tmp_path)
+    for epochs, made in ((1, 3), (3, 3), (1, 0)):
+        write_preset(Preset("best", "gcn", "sbm", settings={"epochs": epochs}), tmp_path / "gcn.toml")
+        assert run(SMALL, tmp_path / "out", request, said.append).made == made
+    (gcn,) = [row for row in read_summary(SMALL, tmp_path / "out", tmp_path).section("blocks").rows if row.lines]
+    assert [one["settings"]["epochs"] for one in gcn.lines] == [1, 1, 1]
+
+
+def test_what_tune_found_is_run_as_best(tmp_path, said):
+    write_preset(Preset("tuned", "gcn", "sbm", settings={"epochs": 1}, trials=7), tmp_path / "best.toml")
+    request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), preset_folder=tmp_path)
+    run(SMALL, tmp_path / "out", request, said.append)
+    assert {(one["preset"], one["trials"], one["settings"]["epochs"]) for one in Ledger(tmp_path / "out").read()} == {
+        ("best", 7, 1)
+    }
+
+
+def test_runs_of_other_data_are_told(tmp_path, said):
+    request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",))
+    run(SMALL, tmp_path, request, said.append)
+    run(SMALL, tmp_path, request, said.append)
+    assert not any("other data" in text for text in said)
+    path = tmp_path / "runs.jsonl"
+    (now,) = {one["fingerprint"] for one in Ledger(tmp_path).read()}
+    path.write_text(path.read_text().replace(now, "f" * 64))
+    assert run(SMALL, tmp_path, request, said.append).made == 0
+    (told,) = [text for text in said if "other data" in text]
+    assert "f" * 64 in told
+    assert now in told
 
 
 def test_a_line_says_all_that_its_result_depends_on(tmp_path, said):
@@ -181,6 +214,7 @@ def test_one_system_that_fails_takes_no_other_with_it(tmp_path, said, monkeypatc
     again = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
     assert again.made == 0
     assert len(again.failed) == 3
+    assert again.errors == 1  # a mistake is one whenever it is looked at
     retried = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, retry=True), said.append)
     assert (retried.made, retried.failed) == (9, {})
 
@@ -219,12 +253,25 @@ def test_systems_that_cannot_be_asked():
         (Request(models=("gatt",)), "--models: citation has no 'gatt'"),
         (Request(presets=("bestt",)), "--preset: expected one of"),
         (Request(seeds=0), "--seeds: expected at least 1"),
+        (Request(presets=("best",)), "--preset best: nothing .* has such a preset; there are rows of untuned"),
+        (Request(quick=True, models=("gcn",)), "--models: the quick form of citation has no 'gcn', only .*mlp"),
+        (Request(quick=True, datasets=("absent",)), "--datasets: the quick form of citation has no 'absent'"),
     ],
-    ids=["data", "model", "preset", "seeds"],
+    ids=["data", "model", "preset", "seeds", "preset without a row", "model without a quick row", "data not quick"],
 )
 def test_what_there_is_not_is_refused(tmp_path, said, request_, complaint):
     with pytest.raises(ValueError, match=complaint):
         run(SMALL, tmp_path, dataclasses.replace(request_, device="cpu"), said.append)
+
+
+def test_a_mistake_of_a_loader_is_no_absent_file(tmp_path, said, monkeypatch):
+    def mistaken(data):
+        raise TypeError("no such option")
+
+    monkeypatch.setattr(running, "load_data", mistaken)
+    outcome = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert outcome.failed == {("blocks", "", ""): "TypeError: no such option"}
+    assert (outcome.errors, outcome.left) == (1, 12)
 
 
 def test_broken_data_are_an_error_of_the_data(tmp_path, said, monkeypatch):

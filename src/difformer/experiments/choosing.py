@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ from difformer.experiments.plan import Data, Experiment, System
 from difformer.experiments.presets import NAMES, Preset, load_presets, read_preset
 
 UNTUNED = "untuned"
+NO_TRAINING = "no training"
+TUNED = "tuned"  # what `difformer tune` calls its file, whose settings are the best that it found
 OURS = ("public-code", "paper", "best")
 RIVALS = ("best", "paper")
+SUFFIXES = ("", "-no-graph")
 
 
 @dataclass(frozen=True)
@@ -54,18 +57,29 @@ class Cell:
 def read_presets(folder: str | Path | None) -> tuple[Preset, ...]:
     """The package's presets, after those of a folder of files as `difformer tune` and the search write them.
 
+    What `difformer tune` found stands for ``best``.
+
     Raises:
         FileNotFoundError: If there is no such folder.
-        ValueError: If it holds no preset.
+        ValueError: If it holds no preset, or one of a name that no row has and that would be passed over.
     """
     if folder is None:
         return load_presets()
     place = Path(folder)
     if not place.is_dir():
         raise FileNotFoundError(f"--presets: there is no folder {place}")
-    found = tuple(read_preset(path) for path in sorted(place.glob("*.toml")))
+    paths = sorted(place.glob("*.toml"))
+    found = tuple(read_preset(path) for path in paths)
     if not found:
         raise ValueError(f"--presets: {place} holds no .toml file; give a folder as the search writes it")
+    known = [name + suffix for name in OURS for suffix in SUFFIXES]
+    for path, preset in zip(paths, found, strict=True):
+        if preset.name not in (*known, TUNED):
+            raise ValueError(
+                f"--presets: {path} calls itself {preset.name!r}, and no row runs with that; expected name = one of "
+                f"{', '.join((*known, TUNED))}"
+            )
+    found = tuple(replace(one, name="best") if one.name == TUNED else one for one in found)
     return (*found, *load_presets())
 
 
@@ -74,7 +88,7 @@ def choices(
 ) -> tuple[Choice, ...]:
     """Everything a system is to be run with on a section, a row each."""
     if system.baseline:
-        return (Choice("no training", {}, "nothing is trained"),)
+        return (Choice(NO_TRAINING, {}, "nothing is trained"),)
     last = {**system.settings, **_known(system.model, data.settings)}
     if quick:
         last = {**_known(system.model, experiment.quick_settings), **last}

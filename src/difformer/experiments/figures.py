@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from difformer.experiments.choosing import UNTUNED
+from difformer.experiments.choosing import NO_TRAINING, UNTUNED
 from difformer.experiments.drawing import BLACK, ROLES, empty, head, legend_below, panels, pyplot
 from difformer.experiments.measures import LABELS
 from difformer.experiments.summary import Row, Section, Summary, is_percent
@@ -14,7 +14,7 @@ from difformer.experiments.summary import Row, Section, Summary, is_percent
 
 def dots(summary: Summary, folder: Path) -> Any:
     """One panel a data set that was run."""
-    shown = [section for section in summary.sections if section.lines and section.data.mode != "cost"]
+    shown = [section for section in summary.sections if section.data.mode != "cost" and _rows(section)]
     if not shown:
         return empty(f"{summary.experiment.title}: nothing was run yet")
     tallest = max(len(_rows(section)) for section in shown)
@@ -57,7 +57,7 @@ def _panel(ax: Any, section: Section) -> None:
 
 
 def _name(row: Row) -> str:
-    return row.system.label if row.preset in (UNTUNED, "no training") else f"{row.system.label} ({row.preset})"
+    return row.system.label if row.preset in (UNTUNED, NO_TRAINING) else f"{row.system.label} ({row.preset})"
 
 
 def _legend(fig: Any, sections: list[Section]) -> None:

@@ -138,22 +138,32 @@ def selected_data(experiment: Experiment, names: Sequence[str], quick: bool) -> 
         ValueError: If a name is none of them.
     """
     sections = experiment.sections(quick)
-    _check("--datasets", names, {name for one in sections for name in (one.key, one.dataset)}, experiment.name)
+    every = {name for one in experiment.data for name in (one.key, one.dataset)}
+    _check("--datasets", names, {n for one in sections for n in (one.key, one.dataset)}, experiment, every, quick)
     return tuple(one for one in sections if not names or one.key in names or one.dataset in names)
 
 
-def selected_systems(experiment: Experiment, names: Sequence[str]) -> frozenset[str]:
+def selected_systems(experiment: Experiment, names: Sequence[str], quick: bool = False) -> frozenset[str]:
     """Keys of the systems of these names, by key or by model; all where nothing is named.
 
     Raises:
         ValueError: If a name is none of them.
     """
-    known = {name for one in experiment.systems for name in (one.key, one.model) if name}
-    _check("--models", names, known, experiment.name)
-    return frozenset(one.key for one in experiment.systems if not names or one.key in names or one.model in names)
+    rows = {one.key: one for data in experiment.sections(quick) for one in experiment.rows(data, quick)}
+    every = {name for one in experiment.systems for name in (one.key, one.model) if name}
+    _check("--models", names, {n for one in rows.values() for n in (one.key, one.model) if n}, experiment, every, quick)
+    return frozenset(one.key for one in rows.values() if not names or one.key in names or one.model in names)
 
 
-def _check(option: str, names: Iterable[str], known: set[str], experiment: str) -> None:
+def _check(
+    option: str, names: Iterable[str], known: set[str], experiment: Experiment, every: set[str], quick: bool
+) -> None:
     for name in names:
-        if name not in known:
-            raise ValueError(f"{option}: {experiment} has no {name!r}; it has {', '.join(sorted(known))}")
+        if name in known:
+            continue
+        if quick and name in every:
+            raise ValueError(
+                f"{option}: the quick form of {experiment.name} has no {name!r}, only {', '.join(sorted(known))}; "
+                f"leave --quick out, or {option}"
+            )
+        raise ValueError(f"{option}: {experiment.name} has no {name!r}; it has {', '.join(sorted(known))}")

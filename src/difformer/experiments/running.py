@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from difformer.attention.memory import free_bytes
-from difformer.data import Task, load
-from difformer.experiments.choosing import Cell, cells, check_names, read_presets
+from difformer.data import DataError, Task, load
+from difformer.experiments.choosing import NO_TRAINING, Cell, cells, check_names, read_presets
 from difformer.experiments.ledger import DONE, FAILED, Ledger, Line
 from difformer.experiments.measuring import surroundings
 from difformer.experiments.performing import Interrupted, Ready, perform, ready, why_not
@@ -92,12 +92,11 @@ def run(experiment: Experiment, folder: Path, request: Request, say: Say) -> Out
         raise ValueError(f"--seeds: expected at least 1, got {request.seeds}")
     check_names(request.presets)
     sections = selected_data(experiment, request.datasets, request.quick)
-    systems = selected_systems(experiment, request.models)
-    wanted = [
-        cell
-        for cell in cells(experiment, read_presets(request.preset_folder), quick=request.quick, only=sections)
-        if cell.system.key in systems and (not request.presets or cell.choice.name in (*request.presets, "no training"))
-    ]
+    systems = selected_systems(experiment, request.models, request.quick)
+    found = cells(experiment, read_presets(request.preset_folder), quick=request.quick, only=sections)
+    chosen = [cell for cell in found if cell.system.key in systems]
+    wanted = [c for c in chosen if not request.presets or c.choice.name in (*request.presets, NO_TRAINING)]
+    _check_some(experiment, request, chosen, wanted)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(folder)
@@ -123,6 +122,21 @@ def check_form(folder: Path, lines: Sequence[Line], quick: bool) -> None:
                 f"{folder} holds {there} runs, and {asked} ones were asked for; they are never mixed: "
                 f"choose another folder with --out, or remove it"
             )
+
+
+def _check_some(experiment: Experiment, request: Request, chosen: Sequence[Cell], wanted: Sequence[Cell]) -> None:
+    """Refuses a call that asks for no row: it would look as if all were done."""
+    if not chosen:
+        raise ValueError(
+            f"--models {','.join(request.models)}: {experiment.name} does not run them on {','.join(request.datasets)}"
+        )
+    if all(cell.system.baseline for cell in wanted) and not all(cell.system.baseline for cell in chosen):
+        there = ", ".join(dict.fromkeys(cell.choice.name for cell in chosen))
+        raise ValueError(
+            f"--preset {','.join(request.presets)}: nothing that was chosen has such a preset; there are rows "
+            f"of {there}. `difformer tune` and `python -m difformer.experiments.search` find presets, "
+            f"--presets FOLDER reads them"
+        )
 
 
 def load_data(data: Data) -> Task:
@@ -153,6 +167,11 @@ class _Work:
         self.outcome = Outcome()
         self.done = {_run(line, line["id"]) for line in known if line["status"] == DONE}
         self.refused = {(line["id"], line["reason"]) for line in known if line["status"] == FAILED}
+        self.faults = {line["id"] for line in known if line.get("fault")}
+        self.fingerprints: dict[str, set[str]] = {}
+        for line in known:
+            if line["status"] == DONE and "fingerprint" in line:
+                self.fingerprints.setdefault(line["data"], set()).add(line["fingerprint"])
 
     def over(self) -> bool:
         """Whether nothing new is begun."""
@@ -179,13 +198,24 @@ class _Work:
             return
         try:
             task = load_data(data)
-        except (ValueError, OSError, ImportError) as error:
-            # Absent files, refused downloads and absent extras all say themselves what to do.
-            self.say(f"{self.experiment.name} {data.key}: {error}")
-            self._refuse({"data": data.key, "id": f"data:{data.key}"}, f"data not here: {_first_sentence(error)}")
+        except Exception as error:  # one data set that fails must not take the others with it
+            about = {"data": data.key, "id": f"data:{data.key}"}
+            if isinstance(error, (DataError, OSError, ImportError)):
+                # Absent files, refused downloads and absent extras all say themselves what to do.
+                self.say(f"{self.experiment.name} {data.key}: {error}")
+                self._refuse(about, f"data not here: {_first_sentence(error)}")
+            else:
+                self._refuse(about, _reason(error, torch.device("cpu")))
+                self.outcome.errors += not _expected(error)
             self.outcome.left += count * len(wanted)
             return
         shared = {"experiment": self.experiment.name, "quick": self.request.quick, "fingerprint": task.fingerprint()}
+        if others := self.fingerprints.get(data.key, set()) - {shared["fingerprint"]}:
+            self.say(
+                f"{self.experiment.name} {data.key}: runs that are there were made of other data (fingerprint "
+                f"{', '.join(sorted(others))}, now {shared['fingerprint']}); they still count. To make them again, "
+                f"remove their lines from {self.ledger.path}"
+            )
         for cell in wanted:
             self._cell(ready(cell, task), count, {**shared, **surroundings(self.device)})
 
@@ -204,6 +234,7 @@ class _Work:
         earlier = next((reason for id_, reason in self.refused if id_ == attempt), "")
         if earlier and not self.request.retry:
             self.outcome.failed[cell.key] = earlier
+            self.outcome.errors += attempt in self.faults
             return
         if reason := why_not(cell, what.task):
             self._refuse(failed, reason)
@@ -219,9 +250,9 @@ class _Work:
         except Interrupted:
             self.outcome.stopped = "interrupted"
         except Exception as error:  # one system that fails must not take the others with it; the table says why
-            self._refuse(failed, _reason(error, self.device))
-            if not _expected(error):
-                self.outcome.errors += 1
+            fault = not _expected(error)
+            self._refuse({**failed, "fault": True} if fault else failed, _reason(error, self.device))
+            self.outcome.errors += fault
         self.outcome.made += made
         self.outcome.left += len(seeds) - made
 
