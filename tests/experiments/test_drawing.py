@@ -7,6 +7,8 @@ import io
 import pytest
 from small_experiment import SMALL, line
 
+from difformer.experiments.catalogue import find
+from difformer.experiments.depth import draw as draw_depth
 from difformer.experiments.drawing import QUICK, head, legend_below, panels, pyplot, save
 from difformer.experiments.figures import dots
 from difformer.experiments.summary import summarise
@@ -48,6 +50,21 @@ def test_dots_of_one_small_panel():
     assert {text.get_text() for text in fig.legends[0].get_texts()} == {
         "ours", "rival", "attention off", "hollow: not tuned",
     }  # fmt: skip
+    pyplot().close(fig)
+
+
+def test_what_has_no_score_is_no_panel():
+    lines = [line("mlp", 0, None, valid=None)]
+    fig = dots(summarise(SMALL, lines, (), quick=False), None)
+    assert "nothing was run yet" in fig.axes[0].texts[0].get_text()
+    pyplot().close(fig)
+
+
+def test_a_legend_names_lines_that_the_first_panel_lacks():
+    depth = find("depth")
+    lines = [line(system, 0, 0.5, data="cora") for system in ("K2-t0.1", "K2-t0.5-source")]
+    fig = draw_depth(summarise(depth, lines, (), quick=False), None)
+    assert [text.get_text() for text in fig.legends[0].get_texts()] == ["τ = 0.1", "τ = 0.5"]
     pyplot().close(fig)
 
 

@@ -56,6 +56,14 @@ def test_every_cell_has_settings_that_its_model_takes(name):
     assert len({cell.key for cell in found}) == len(found)
 
 
+def test_networks_that_need_a_graph_get_neighbours_where_cost_is_measured_without_one():
+    chosen = {cell.key[:2]: cell.choice.settings for cell in cells(find("cost"), load_presets())}
+    for data in ("stl10", "cifar10"):
+        assert chosen[data, "gcn"]["graph"] == chosen[data, "gat"]["graph"] == "knn:5"
+        assert chosen[data, "difformer-s"].get("graph", "none") == "none"
+    assert "graph" not in chosen["cora", "gcn"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_quick_form(name, tmp_path, monkeypatch):
     monkeypatch.delenv("DIFFORMER_DATA", raising=False)

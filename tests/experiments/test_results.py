@@ -35,6 +35,15 @@ def test_the_page_says_what_was_run_and_what_was_not(tmp_path):
     assert "K = 2" not in text  # of a quick form no number is shown
 
 
+def test_many_seeds_of_one_row_do_not_make_a_table_complete(tmp_path):
+    ledger = Ledger(tmp_path / "energy")
+    for seed in range(20):  # the whole table has 18 runs
+        ledger.append(line("difformer-s", seed, 0.85, data="cora", quick=False, preset="public-code"))
+    (row,) = [text for text in page(tmp_path).splitlines() if text.startswith("| energy |")]
+    assert "20 of 18" in row
+    assert "**partial**" in row
+
+
 def test_it_is_written_by_the_module_and_by_the_function(tmp_path, capsys):
     filled(tmp_path / "results")
     write_results(tmp_path / "results", tmp_path / "docs" / "RESULTS.md")

@@ -61,7 +61,9 @@ def draw(summary: Summary, folder: Path) -> Any:
     for place, section in enumerate(shown):
         for ax, source in zip(axes[2 * place : 2 * place + 2], (False, True), strict=True):
             _panel(ax, section, source)
-    legend_below(fig, axes[0].get_legend_handles_labels()[0])
+    # Of every panel: the first one may lack a line that another has.
+    marks = {label: mark for ax in axes for mark, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    legend_below(fig, list(marks.values()))
     head(fig, summary)
     return fig
 
