@@ -94,16 +94,20 @@ def _look() -> Found:
         try:
             if not path.exists():
                 _compile(compiler, flags, path)
-            loaded = _load(path)
-        except subprocess.CalledProcessError as error:
+        except subprocess.CalledProcessError as error:  # flags that this compiler does not know
             said = f"{compiler} failed: {error.stderr.strip()[-200:]}"
+            continue
         except subprocess.TimeoutExpired:
             return _none(f"{compiler} took longer than {LONGEST_COMPILATION:.0f} s")
-        except OSError as error:  # no such folder, no right to write, or a library that does not load
+        except OSError as error:
+            return _none(f"there is no place to keep them ({error})")
+        try:
+            loaded = _load(path)
+        except OSError as error:  # functions of threads that torch does not have
             said = str(error)
-        else:
-            threads = "-fopenmp" in flags
-            return Found(loaded, threads, f"kernels in C are used, {'in threads, ' if threads else ''}from {path}")
+            continue
+        threads = "-fopenmp" in flags
+        return Found(loaded, threads, f"kernels in C are used, {'in threads, ' if threads else ''}from {path}")
     return _none(said)
 
 
@@ -166,6 +170,9 @@ def _run(*command: str) -> None:
 def _load(path: Path) -> ctypes.CDLL:
     import torch  # noqa: F401  (brings the runtime of its threads into the process)
 
+    owner = path.stat().st_uid
+    if owner not in (os.getuid(), 0):  # whoever can write to a shared cache must not run code as somebody else
+        raise PermissionError(f"{path} belongs to user {owner}")
     loaded = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
     for name in PASSES:
         function = getattr(loaded, f"difformer_{name}")
