@@ -219,6 +219,39 @@ def test_one_system_that_fails_takes_no_other_with_it(tmp_path, said, monkeypatc
     assert (retried.made, retried.failed) == (9, {})
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["one after the other", "as one"])
+def test_a_seed_that_diverges_takes_no_other_with_it(tmp_path, said, monkeypatch, together):
+    error = NonFiniteLossError(3, float("nan"), TrainConfig("gcn"))
+    train, stack = performing.train_one, performing.train_stacked
+    monkeypatch.setattr(performing, "faster", lambda *_: together)
+
+    def failing(task, split, config, seed, *rest, **options):
+        if seed == 0:
+            raise error
+        return train(task, split, config, seed, *rest, **options)
+
+    def failing_stack(*args, **options):
+        assert options["keep_errors"]
+        return [error if record.seed == 0 else record for record in stack(*args, **options)]
+
+    monkeypatch.setattr(performing, "train_one", failing)
+    monkeypatch.setattr(performing, "train_stacked", failing_stack)
+    outcome = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, models=("gcn",)), said.append)
+    assert (outcome.made, outcome.left, outcome.errors) == (2, 1, 0)
+    assert [one.get("seed") for one in Ledger(tmp_path).read()] == [1, 2, None]
+    (gcn,) = [row for row in read_summary(SMALL, tmp_path).section("blocks").rows if row.lines]
+    assert gcn.missing == "; diverged: the training loss is nan at epoch 3"
+
+
+def test_runs_of_a_stack_that_were_at_their_end_are_kept(tmp_path, said, monkeypatch):
+    stack = performing.train_stacked
+    monkeypatch.setattr(performing, "faster", lambda *_: True)
+    monkeypatch.setattr(performing, "train_stacked", lambda *args, **options: stack(*args, **options)[:2])
+    outcome = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, models=("gcn",)), said.append)
+    assert (outcome.made, outcome.left, outcome.stopped) == (2, 1, "interrupted")
+    assert [one["seed"] for one in Ledger(tmp_path).read()] == [0, 1]
+
+
 def test_quick_and_full_runs_are_never_mixed(tmp_path, said):
     run(SMALL, tmp_path, Request(quick=True, device="cpu"), said.append)
     assert {one["quick"] for one in Ledger(tmp_path).read()} == {True}

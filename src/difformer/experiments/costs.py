@@ -4,7 +4,8 @@ With T(e) the seconds that e epochs take, evaluated once at the end, an epoch co
 
     (T(w + n) - T(w)) / n,
 
-in which starting up, warming up and the evaluation cancel.
+in which starting up, warming up and the evaluation cancel. What a process does but once, as loading kernels, would not:
+a run that is not counted goes before.
 """
 
 from __future__ import annotations
@@ -32,17 +33,20 @@ def cost_lines(
     """One line a repeat."""
     from difformer.experiments.performing import Interrupted, described
 
-    assert what.config is not None
     epochs = QUICK_EPOCHS if shared["quick"] else EPOCHS
+
+    def seconds(length: int, seed: int) -> float:
+        assert what.config is not None
+        config = what.config.replace(epochs=length, eval_every=length, patience=None)
+        record = train_one(what.task, seed % len(what.task.splits), config, seed, device, stop=stop)
+        if record.status == "interrupted":
+            raise Interrupted
+        return record.seconds
+
+    seconds(WARM_UP, seeds[0])
     for seed in seeds:
-        taken = {}
         with peak_memory(device) as peak:
-            for length in (WARM_UP, WARM_UP + epochs):
-                config = what.config.replace(epochs=length, eval_every=length, patience=None)
-                record = train_one(what.task, seed % len(what.task.splits), config, seed, device, stop=stop)
-                if record.status == "interrupted":
-                    raise Interrupted
-                taken[length] = record.seconds
+            taken = {length: seconds(length, seed) for length in (WARM_UP, WARM_UP + epochs)}
         gained = taken[WARM_UP + epochs] - taken[WARM_UP]
         # Where an epoch takes less than the clock's noise, the longer run says it well enough.
         each = gained / epochs if gained > 0 else taken[WARM_UP + epochs] / (WARM_UP + epochs)

@@ -20,6 +20,7 @@ from difformer.experiments.ledger import DONE, Line, identity
 from difformer.experiments.measures import measure
 from difformer.experiments.measuring import Peak, peak_memory
 from difformer.training.config import TrainConfig
+from difformer.training.journal import NonFiniteLossError
 from difformer.training.loop import train_one
 from difformer.training.metrics import find_metric
 from difformer.training.record import RunRecord
@@ -104,6 +105,7 @@ def perform(what: Ready, seeds: Sequence[int], device: torch.device, stop: Stop,
 
     Raises:
         Interrupted: If `stop` said so before a run was at its end.
+        NonFiniteLossError: If a seed diverged, after all others were trained.
     """
     mode = what.cell.data.mode
     if mode == "cost":
@@ -131,20 +133,29 @@ def _records(
     if not what.cell.data.alone and faster(task, config, len(seeds), device):
         with peak_memory(device) as peak:
             settings = [StackedSetting(seed, seed % len(task.splits)) for seed in seeds]
-            records = train_stacked(task, settings, config, device, stop=stop)
-        if len(records) < len(seeds) or any(record.status == "interrupted" for record in records):
+            results = train_stacked(task, settings, config, device, stop=stop, keep_errors=True)
+        diverged = [one for one in results if isinstance(one, NonFiniteLossError)]
+        whole = [one for one in results if isinstance(one, RunRecord) and one.status != "interrupted"]
+        for record in whole:
+            yield record, peak, len(results)
+        if len(whole) + len(diverged) < len(seeds):
             raise Interrupted
-        for record in records:
-            yield record, peak, len(records)
-        return
-    for seed in seeds:
-        if stop():
-            raise Interrupted
-        with peak_memory(device) as peak:
-            record = train_one(task, seed % len(task.splits), config, seed, device, stop=stop)
-        if record.status == "interrupted":
-            raise Interrupted
-        yield record, peak, 1
+    else:
+        diverged = []
+        for seed in seeds:
+            if stop():
+                raise Interrupted
+            try:
+                with peak_memory(device) as peak:
+                    record = train_one(task, seed % len(task.splits), config, seed, device, stop=stop)
+            except NonFiniteLossError as error:  # one seed must not take those after it with it
+                diverged.append(error)
+                continue
+            if record.status == "interrupted":
+                raise Interrupted
+            yield record, peak, 1
+    if diverged:
+        raise diverged[0]
 
 
 def _untrained(what: Ready, seed: int) -> RunRecord:

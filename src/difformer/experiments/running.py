@@ -302,7 +302,7 @@ def _reason(error: Exception, device: torch.device) -> str:
     if _out_of_memory(error):
         return f"out of memory on {device}"
     if isinstance(error, NonFiniteLossError):
-        return f"diverged: {error}"
+        return f"diverged: {str(error).partition(';')[0]}"  # what to do about it is for whoever tunes
     return f"{type(error).__name__}: {error}"
 
 
