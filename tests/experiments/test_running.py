@@ -243,6 +243,20 @@ def test_a_seed_that_diverges_takes_no_other_with_it(tmp_path, said, monkeypatch
     assert gcn.missing == "; diverged: the training loss is nan at epoch 3"
 
 
+def test_memory_of_single_runs_is_measured_after_one_that_does_not_count(tmp_path, said, monkeypatch):
+    train, lengths = performing.train_one, []
+
+    def counted(task, split, config, *rest, **options):
+        lengths.append(config.epochs)
+        return train(task, split, config, *rest, **options)
+
+    monkeypatch.setattr(performing, "train_one", counted)
+    alone = dataclasses.replace(SMALL, data=(dataclasses.replace(BLOCKS, alone=True),))
+    outcome = run(alone, tmp_path, Request(device="cpu", models=("gcn",)), said.append)
+    assert outcome.made == 3
+    assert lengths == [1, 2, 2, 2]
+
+
 def test_runs_of_a_stack_that_were_at_their_end_are_kept(tmp_path, said, monkeypatch):
     stack = performing.train_stacked
     monkeypatch.setattr(performing, "faster", lambda *_: True)

@@ -11,6 +11,7 @@ from small_experiment import BLOCKS, SMALL, line
 
 from difformer.experiments.catalogue import find
 from difformer.experiments.ledger import FAILED
+from difformer.experiments.presets import Preset
 from difformer.experiments.summary import summarise
 from difformer.experiments.tables import latex, markdown, tex
 from difformer.experiments.verdicts import best, verdict
@@ -149,6 +150,18 @@ def test_budgets_are_said(trials, said):
     assert said in verdict(section)[0]
 
 
+def test_attention_off_with_the_settings_of_another_was_not_tuned():
+    def rows(model):
+        origin = Preset("best", model, "sbm", source="a search", validation=0.9, trials=16).describe()
+        rest = {"preset": "best", "trials": 16, "origin": origin}
+        return [{**one, **rest} for one in runs({"difformer-s": (0.9, 0.9, 0.8), "off": (0.8, 0.7, 0.8)})]
+
+    (section,) = summarise(CORA, rows("difformer-s"), (), quick=False).sections
+    assert "attention off (best) has the settings that were chosen for difformer-s." in verdict(section)[0]
+    (section,) = summarise(CORA, rows("difformer"), (), quick=False).sections
+    assert "Both tuned with 16 settings." in verdict(section)[0]
+
+
 def test_our_best_settings_are_compared_with_the_authors():
     best_rows = [{**one, "preset": "best"} for one in runs({"difformer-s": (0.9, 0.92, 0.91)})]
     code = [{**one, "preset": "public-code"} for one in runs({"difformer-s": (0.8, 0.83, 0.81)})]
@@ -161,6 +174,14 @@ def test_our_best_settings_are_compared_with_the_authors():
 def test_memory_of_runs_that_were_trained_as_one_is_shared_out():
     text = markdown(summarise(CORA, runs(stacked=5), (), quick=False))
     assert dict(zip(cells_of(text, "system"), cells_of(text, "GCN"), strict=True))["peak MB"] == "~1"
+
+
+def test_columns_in_which_nothing_stands_are_left_out():
+    visualise = dataclasses.replace(CORA, data=(dataclasses.replace(CORA.data[0], mode="visualise"),))
+    lines = [{**one, "measures": {"within": [0.2, 0.4]}} for one in runs()]
+    heading = cells_of(markdown(summarise(visualise, lines, (), quick=False)), "system")
+    assert "attention within classes by layer" in heading
+    assert "uniform attention" not in heading
 
 
 def test_latex_has_the_same_numbers_and_is_escaped():

@@ -142,6 +142,8 @@ def _records(
             raise Interrupted
     else:
         diverged = []
+        if what.cell.data.alone:  # what a process loads but once would count as the memory of its first run
+            train_one(task, seeds[0] % len(task.splits), config.replace(epochs=1), seeds[0], device, stop=stop)
         for seed in seeds:
             if stop():
                 raise Interrupted

@@ -60,6 +60,11 @@ class Row:
         return self.lines[0]["trials"] if self.lines else None
 
     @property
+    def borrowed(self) -> bool:
+        """Whether its settings were chosen for the model that it is a variant of, as the origin of a preset tells."""
+        return bool(self.lines and self.system.base) and f"({self.system.base} on " in self.lines[0].get("origin", "")
+
+    @property
     def missing(self) -> str:
         """Why some runs are missing where others are there, as it stands in a cell; empty where none was refused."""
         return f"; {self.reason}" if self.lines and self.reason not in ("", NOT_YET) else ""

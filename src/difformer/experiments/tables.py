@@ -80,7 +80,8 @@ def columns(section: Section) -> list[Column]:
     ]
     found += [(LABELS.get(name, name), _measure(name)) for name in section.data.measures if name != metric]
     found.append(("validation", lambda row: score(row, "valid") if row.lines else NONE))
-    found += [(said, _by_layer(name)) for name, said in _BY_LAYER.get(section.data.mode, {}).items()]
+    by_layer = [(said, _by_layer(name)) for name, said in _BY_LAYER.get(section.data.mode, {}).items()]
+    found += [(said, text) for said, text in by_layer if any(text(row) != NONE for row in section.rows)]
     if any(row.paper is not None for row in section.rows):
         found += [("paper", lambda row: published(row.paper)), ("Δ paper", lambda row: difference(row, row.paper))]
     if any(row.authors is not None for row in section.rows):

@@ -80,6 +80,8 @@ def _budgets(ours: Row, other: Row) -> str:
     untuned = [row.label for row in (ours, other) if row.preset == UNTUNED]
     if untuned:
         return f"Not the same budget: {' and '.join(untuned)} {'was' if len(untuned) == 1 else 'were'} not tuned."
+    if other.borrowed:
+        return f"Not the same budget: {other.label} has the settings that were chosen for {other.system.base}."
     if other.system.baseline:
         return f"{other.system.label.capitalize()} has nothing to tune."
     trials = (ours.trials, other.trials)
