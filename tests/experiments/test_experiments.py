@@ -8,12 +8,13 @@ from statistics import fmean, stdev
 import pytest
 
 from difformer.data.catalogue import ENTRIES
+from difformer.experiments.asking import Request
 from difformer.experiments.catalogue import MODULES, experiments, find
 from difformer.experiments.choosing import cells
 from difformer.experiments.drawing import QUICK
 from difformer.experiments.ledger import Ledger
 from difformer.experiments.presets import load_presets
-from difformer.experiments.running import Request, run
+from difformer.experiments.running import run
 from difformer.experiments.writing import read_summary, write_files
 from difformer.training.tuning import make_config
 from difformer.zoo import MODELS

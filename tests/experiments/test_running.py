@@ -10,10 +10,11 @@ from small_experiment import ABSENT, BLOCKS, SMALL
 
 from difformer.data import DataError, load
 from difformer.experiments import performing, running
+from difformer.experiments.asking import Request
 from difformer.experiments.choosing import UNTUNED, Cell, Choice
 from difformer.experiments.ledger import FAILED, Ledger
 from difformer.experiments.presets import Preset, write_preset
-from difformer.experiments.running import Request, run
+from difformer.experiments.running import run
 from difformer.experiments.summary import summarise
 from difformer.experiments.systems import rivals
 from difformer.experiments.writing import read_summary
@@ -300,11 +301,23 @@ def test_systems_that_cannot_be_asked():
         (Request(models=("gatt",)), "--models: citation has no 'gatt'"),
         (Request(presets=("bestt",)), "--preset: expected one of"),
         (Request(seeds=0), "--seeds: expected at least 1"),
+        (Request(seconds=-5), "--seconds: expected .* 0 or more, got -5"),
+        (Request(seconds=float("nan")), "--seconds: expected .* got nan"),
         (Request(presets=("best",)), "--preset best: nothing .* has such a preset; there are rows of untuned"),
         (Request(quick=True, models=("gcn",)), "--models: the quick form of citation has no 'gcn', only .*mlp"),
         (Request(quick=True, datasets=("absent",)), "--datasets: the quick form of citation has no 'absent'"),
     ],
-    ids=["data", "model", "preset", "seeds", "preset without a row", "model without a quick row", "data not quick"],
+    ids=[
+        "data",
+        "model",
+        "preset",
+        "seeds",
+        "seconds",
+        "nan",
+        "preset without a row",
+        "model without a quick row",
+        "data not quick",
+    ],
 )
 def test_what_there_is_not_is_refused(tmp_path, said, request_, complaint):
     with pytest.raises(ValueError, match=complaint):

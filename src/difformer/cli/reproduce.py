@@ -15,7 +15,7 @@ from difformer.cli.options import Device, Json
 from difformer.cli.output import Output
 
 if TYPE_CHECKING:
-    from difformer.experiments.running import Outcome
+    from difformer.experiments.asking import Outcome
 
 
 @verb
@@ -82,8 +82,9 @@ def reproduce(
     if name is None:
         raise ValueError(f"NAME is missing: one of {', '.join(MODULES)}; `difformer reproduce --list` explains them")
     experiment = find(name)
+    from difformer.experiments.asking import Outcome, Request, as_dict
     from difformer.experiments.drawing import pyplot
-    from difformer.experiments.running import Outcome, Request, as_dict, run
+    from difformer.experiments.running import run
     from difformer.experiments.writing import read_summary, write_files
 
     pyplot()  # what is not installed is said before hours of training, not after

@@ -7,78 +7,28 @@ two are taken up by the next call.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from difformer.attention.memory import free_bytes
 from difformer.data import DataError, Task, load
-from difformer.experiments.choosing import NO_TRAINING, Cell, cells, check_names, read_presets
+from difformer.experiments.asking import Outcome, Request, wanted_cells
+from difformer.experiments.choosing import Cell
+from difformer.experiments.failures import expected, first_sentence, reason_of
 from difformer.experiments.ledger import DONE, FAILED, Ledger, Line
 from difformer.experiments.measuring import surroundings
 from difformer.experiments.performing import Interrupted, Ready, perform, ready, why_not
-from difformer.experiments.plan import Data, Experiment, selected_data, selected_systems
+from difformer.experiments.plan import Data, Experiment
 from difformer.training.devices import resolve
 from difformer.training.interrupt import stop_requests
-from difformer.training.journal import NonFiniteLossError
 from difformer.training.runfiles import only_one, writing
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a call asks for.
-
-    Args:
-        quick: The small form, to see that everything works.
-        seeds: How many a cell gets; what the protocol says where left out.
-        device: As everywhere.
-        models: Systems or models; all where empty.
-        datasets: Sections or data sets; all where empty.
-        presets: Names of presets; all where empty.
-        preset_folder: Folder with preset files that go before the package's.
-        seconds: Begin nothing new after that.
-        retry: Whether runs that failed are tried again.
-    """
-
-    quick: bool = False
-    seeds: int | None = None
-    device: str = "auto"
-    models: tuple[str, ...] = ()
-    datasets: tuple[str, ...] = ()
-    presets: tuple[str, ...] = ()
-    preset_folder: Path | None = None
-    seconds: float = math.inf
-    retry: bool = False
-
-
-@dataclass
-class Outcome:
-    """What a call did.
-
-    Args:
-        made: Runs that were made.
-        there: Runs that were there before.
-        failed: Cells that could not be run, with the reason.
-        errors: How many of these are errors of the program, not of data, memory or divergence.
-        left: Runs that remain.
-        stopped: ``"interrupted"``, ``"out of time"``, or empty.
-    """
-
-    made: int = 0
-    there: int = 0
-    failed: dict[tuple[str, str, str], str] = field(default_factory=dict)
-    errors: int = 0
-    left: int = 0
-    stopped: str = ""
 
 
 def run(experiment: Experiment, folder: Path, request: Request, say: Say) -> Outcome:
@@ -88,15 +38,7 @@ def run(experiment: Experiment, folder: Path, request: Request, say: Say) -> Out
         ValueError: If the request names what there is not, or the folder holds runs of the other form.
     """
     device = resolve(request.device)
-    if request.seeds is not None and request.seeds < 1:
-        raise ValueError(f"--seeds: expected at least 1, got {request.seeds}")
-    check_names(request.presets)
-    sections = selected_data(experiment, request.datasets, request.quick)
-    systems = selected_systems(experiment, request.models, request.quick)
-    found = cells(experiment, read_presets(request.preset_folder), quick=request.quick, only=sections)
-    chosen = [cell for cell in found if cell.system.key in systems]
-    wanted = [c for c in chosen if not request.presets or c.choice.name in (*request.presets, NO_TRAINING)]
-    _check_some(experiment, request, chosen, wanted)
+    wanted = wanted_cells(experiment, request)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(folder)
@@ -104,7 +46,7 @@ def run(experiment: Experiment, folder: Path, request: Request, say: Say) -> Out
         known = ledger.read()
         check_form(folder, known, request.quick)
         work = _Work(experiment, ledger, known, request, device, stop, say)
-        for data in sections:
+        for data in experiment.sections(request.quick):
             work.section(data, [cell for cell in wanted if cell.data.key == data.key])
         return work.outcome
 
@@ -122,21 +64,6 @@ def check_form(folder: Path, lines: Sequence[Line], quick: bool) -> None:
                 f"{folder} holds {there} runs, and {asked} ones were asked for; they are never mixed: "
                 f"choose another folder with --out, or remove it"
             )
-
-
-def _check_some(experiment: Experiment, request: Request, chosen: Sequence[Cell], wanted: Sequence[Cell]) -> None:
-    """Refuses a call that asks for no row: it would look as if all were done."""
-    if not chosen:
-        raise ValueError(
-            f"--models {','.join(request.models)}: {experiment.name} does not run them on {','.join(request.datasets)}"
-        )
-    if all(cell.system.baseline for cell in wanted) and not all(cell.system.baseline for cell in chosen):
-        there = ", ".join(dict.fromkeys(cell.choice.name for cell in chosen))
-        raise ValueError(
-            f"--preset {','.join(request.presets)}: nothing that was chosen has such a preset; there are rows "
-            f"of {there}. `difformer tune` and `python -m difformer.experiments.search` find presets, "
-            f"--presets FOLDER reads them"
-        )
 
 
 def load_data(data: Data) -> Task:
@@ -203,10 +130,10 @@ class _Work:
             if isinstance(error, (DataError, OSError, ImportError)):
                 # Absent files, refused downloads and absent extras all say themselves what to do.
                 self.say(f"{self.experiment.name} {data.key}: {error}")
-                self._refuse(about, f"data not here: {_first_sentence(error)}")
+                self._refuse(about, f"data not here: {first_sentence(error)}")
             else:
-                self._refuse(about, _reason(error, torch.device("cpu")))
-                self.outcome.errors += not _expected(error)
+                self._refuse(about, reason_of(error, torch.device("cpu")))
+                self.outcome.errors += not expected(error)
             self.outcome.left += count * len(wanted)
             return
         shared = {"experiment": self.experiment.name, "quick": self.request.quick, "fingerprint": task.fingerprint()}
@@ -250,8 +177,8 @@ class _Work:
         except Interrupted:
             self.outcome.stopped = "interrupted"
         except Exception as error:  # one system that fails must not take the others with it; the table says why
-            fault = not _expected(error)
-            self._refuse({**failed, "fault": True} if fault else failed, _reason(error, self.device))
+            fault = not expected(error)
+            self._refuse({**failed, "fault": True} if fault else failed, reason_of(error, self.device))
             self.outcome.errors += fault
         self.outcome.made += made
         self.outcome.left += len(seeds) - made
@@ -277,43 +204,5 @@ def _run(row: Line, id_: str) -> tuple[str, str, str, str]:
     return row["data"], row["system"], row["preset"], id_
 
 
-def _first_sentence(error: Exception) -> str:
-    """What is missing, without what to do about it on this machine."""
-    return str(error).split(". ")[0].replace(str(Path.home()), "~")
-
-
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    )
-
-
-def _expected(error: Exception) -> bool:
-    return isinstance(error, (NonFiniteLossError, ImportError)) or _out_of_memory(error)
-
-
-def _reason(error: Exception, device: torch.device) -> str:
-    if type(error) is MemoryError and "GiB" in str(error):  # refused by the model before it was begun
-        return f"not enough memory: {str(error).partition(';')[0]}"
-    if _out_of_memory(error):
-        return f"out of memory on {device}"
-    if isinstance(error, NonFiniteLossError):
-        return f"diverged: {str(error).partition(';')[0]}"  # what to do about it is for whoever tunes
-    return f"{type(error).__name__}: {error}"
-
-
-def as_dict(outcome: Outcome) -> dict[str, Any]:
-    """For ``--json``."""
-    failed = [{"data": d, "system": s, "preset": p, "reason": reason} for (d, s, p), reason in outcome.failed.items()]
-    return {
-        "made": outcome.made,
-        "there": outcome.there,
-        "left": outcome.left,
-        "failed": failed,
-        "errors": outcome.errors,
-        "stopped": outcome.stopped,
-    }

@@ -1,0 +1,108 @@
+"""What a call of `difformer reproduce` asks for, which cells that means, and what came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from difformer.experiments.choosing import NO_TRAINING, Cell, cells, check_names, read_presets
+from difformer.experiments.plan import Experiment, selected_data, selected_systems
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a call asks for.
+
+    Args:
+        quick: The small form, to see that everything works.
+        seeds: How many a cell gets; what the protocol says where left out.
+        device: As everywhere.
+        models: Systems or models; all where empty.
+        datasets: Sections or data sets; all where empty.
+        presets: Names of presets; all where empty.
+        preset_folder: Folder with preset files that go before the package's.
+        seconds: Begin nothing new after that.
+        retry: Whether runs that failed are tried again.
+    """
+
+    quick: bool = False
+    seeds: int | None = None
+    device: str = "auto"
+    models: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    presets: tuple[str, ...] = ()
+    preset_folder: Path | None = None
+    seconds: float = math.inf
+    retry: bool = False
+
+
+@dataclass
+class Outcome:
+    """What a call did.
+
+    Args:
+        made: Runs that were made.
+        there: Runs that were there before.
+        failed: Cells that could not be run, with the reason.
+        errors: How many of these are errors of the program, not of data, memory or divergence.
+        left: Runs that remain.
+        stopped: ``"interrupted"``, ``"out of time"``, or empty.
+    """
+
+    made: int = 0
+    there: int = 0
+    failed: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    errors: int = 0
+    left: int = 0
+    stopped: str = ""
+
+
+def wanted_cells(experiment: Experiment, request: Request) -> list[Cell]:
+    """Every cell that is asked for, in the order of the tables.
+
+    Raises:
+        ValueError: If the request names what there is not, or nothing at all.
+    """
+    if request.seeds is not None and request.seeds < 1:
+        raise ValueError(f"--seeds: expected at least 1, got {request.seeds}")
+    if not request.seconds >= 0:
+        raise ValueError(f"--seconds: expected how long new runs may be begun, 0 or more, got {request.seconds:g}")
+    check_names(request.presets)
+    sections = selected_data(experiment, request.datasets, request.quick)
+    systems = selected_systems(experiment, request.models, request.quick)
+    found = cells(experiment, read_presets(request.preset_folder), quick=request.quick, only=sections)
+    chosen = [cell for cell in found if cell.system.key in systems]
+    wanted = [c for c in chosen if not request.presets or c.choice.name in (*request.presets, NO_TRAINING)]
+    _check_some(experiment, request, chosen, wanted)
+    return wanted
+
+
+def _check_some(experiment: Experiment, request: Request, chosen: Sequence[Cell], wanted: Sequence[Cell]) -> None:
+    """Refuses a call that asks for no row: it would look as if all were done."""
+    if not chosen:
+        raise ValueError(
+            f"--models {','.join(request.models)}: {experiment.name} does not run them on {','.join(request.datasets)}"
+        )
+    if all(cell.system.baseline for cell in wanted) and not all(cell.system.baseline for cell in chosen):
+        there = ", ".join(dict.fromkeys(cell.choice.name for cell in chosen))
+        raise ValueError(
+            f"--preset {','.join(request.presets)}: nothing that was chosen has such a preset; there are rows "
+            f"of {there}. `difformer tune` and `python -m difformer.experiments.search` find presets, "
+            f"--presets FOLDER reads them"
+        )
+
+
+def as_dict(outcome: Outcome) -> dict[str, Any]:
+    """For ``--json``."""
+    failed = [{"data": d, "system": s, "preset": p, "reason": reason} for (d, s, p), reason in outcome.failed.items()]
+    return {
+        "made": outcome.made,
+        "there": outcome.there,
+        "left": outcome.left,
+        "failed": failed,
+        "errors": outcome.errors,
+        "stopped": outcome.stopped,
+    }
