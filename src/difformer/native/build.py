@@ -25,12 +25,20 @@ from pathlib import Path
 
 from difformer.atomic import write_whole
 
-SOURCES = ("steps.c", "product.h", "pass.h", "tail.h")
+SOURCES = ("steps.c", "product.h", "pass.h", "tail.h", "gram.h")
 PASSES = ("sum_rows", "answer_rows", "pull_answers", "pull_keys", "finish_rows", "pull_finish", "multiply_rows")
+SMALL = ("gram_forward", "gram_backward")
 # NaN and infinity mean what they say: none of the flags of fast mathematics, but errno and traps are nobody's business.
 COMMON = ("-O3", "-std=gnu11", "-fPIC", "-w", "-fno-math-errno", "-fno-trapping-math")
 # From the best to what every compiler takes.
-FLAGS = (("-march=native", "-fopenmp"), ("-march=native", "-fopenmp-simd"), ("-fopenmp-simd",), ())
+_WIDE = ("-march=native", "-mprefer-vector-width=512")
+FLAGS = (
+    (*_WIDE, "-fopenmp"),
+    ("-march=native", "-fopenmp"),
+    ("-march=native", "-fopenmp-simd"),
+    ("-fopenmp-simd",),
+    (),
+)
 LONGEST_COMPILATION = 60.0  # seconds; two are usual
 
 
@@ -174,7 +182,7 @@ def _load(path: Path) -> ctypes.CDLL:
     if owner not in (os.getuid(), 0):  # whoever can write to a shared cache must not run code as somebody else
         raise PermissionError(f"{path} belongs to user {owner}")
     loaded = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
-    for name in PASSES:
+    for name in (*PASSES, *SMALL):
         function = getattr(loaded, f"difformer_{name}")
         function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int
     return loaded

@@ -18,6 +18,8 @@ from torch.autograd import forward_ad
 from difformer.eager import is_eager
 from difformer.native.build import has_threads, library
 
+Pair = tuple[Tensor, Tensor]  # weight and bias of a map
+
 LANES = 16  # as in product.h
 BLOCK = 64  # as in product.h
 LONGEST = 512  # channels, as in tail.h
@@ -31,6 +33,11 @@ _ARRAYS = (
     "shift", "query", "query_bias", "query_back", "key_map", "key_bias", "key_back", "value", "value_bias",
     "value_back", "outer", "outer_back", "keys", "values", "crow", "col", "numbers", "entry",
 )  # fmt: skip
+_MATRICES = (
+    "outer", "states", "query", "query_bias", "key", "key_bias", "kept", "to_outer", "to_keys", "to_values",
+    "to_count", "outer_grad", "keys_grad", "values_grad", "count_grad", "square", "level", "query_grad",
+    "query_bias_grad", "key_grad", "key_bias_grad",
+)  # fmt: skip
 _NUMBERS = ("state", "latent", "observed", "from_source", "count", "floor", "eps", "scale")
 
 
@@ -41,6 +48,16 @@ class _Pass(ctypes.Structure):
         *((name, ctypes.c_int64) for name in _COUNTS),
         *((name, ctypes.c_void_p) for name in _ARRAYS),
         *((name, ctypes.c_double) for name in _NUMBERS),
+    ]
+
+
+class _Gram(ctypes.Structure):
+    """The structure `gram` of gram.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("channels", "scaled")),
+        *((name, ctypes.c_void_p) for name in _MATRICES),
+        ("count", ctypes.c_double),
     ]
 
 
@@ -88,6 +105,64 @@ def run(name: str, rows: int, before: int, after: int, *, sums: Sequence[int] = 
     if getattr(kernels, f"difformer_{name}")(ctypes.byref(fields)):
         raise MemoryError(f"no memory for {threads} times {10 * BLOCK} rows of {max(before, after)} channels")
     return list(parts[0].clone().split(list(sums))) if part else []  # parts of chunks need not be kept
+
+
+def gram_forward(
+    outer: Tensor, states: Tensor, count: int, query: Pair, key: Pair, *, scaled: bool
+) -> tuple[list[Tensor], Tensor]:
+    """U, u but for its last entry, the last row of U, and the last entry of u, padded; and what the way back needs.
+
+    Args:
+        outer, states: Σ z zᵀ and Σ z, as `run` gives them.
+        count: N.
+        query, key: Weight and bias of the maps.
+        scaled: Whether queries and keys are divided by their norms over all rows.
+    """
+    d = query[0].shape[0]
+    kept = torch.empty(6 * (d + 1) * padded(d + 1) + LANES)
+    found = torch.empty((d + 2) * padded(d) + LANES).split([d * padded(d), padded(d), padded(d), LANES])
+    given = zip(("to_outer", "to_keys", "to_values", "to_count"), found, strict=True)
+    maps = _maps(query, key)
+    _call(
+        "gram_forward",
+        _Gram(channels=d, scaled=scaled, count=count),
+        outer=outer,
+        states=states,
+        kept=kept,
+        **maps,
+        **dict(given),
+    )
+    return list(found), kept
+
+
+def gram_backward(
+    grads: Sequence[Tensor], kept: Tensor, query: Pair, key: Pair, *, scaled: bool
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Ḡ + Ḡᵀ but for its last row, that row, and the gradients of weight and bias of query and key.
+
+    Args:
+        grads: Of the four that `gram_forward` gives.
+        kept, query, key, scaled: As there.
+    """
+    d = query[0].shape[0]
+    square, level = torch.empty(d, padded(d)), torch.empty(padded(d))
+    trained = [torch.empty(shape) for shape in ((d, d), (d,), (d, d), (d,))]
+    given = dict(zip(("outer_grad", "keys_grad", "values_grad", "count_grad"), grads, strict=True))
+    given |= dict(zip(("query_grad", "query_bias_grad", "key_grad", "key_bias_grad"), trained, strict=True))
+    _call("gram_backward", _Gram(channels=d, scaled=scaled), kept=kept, square=square, level=level, **given)
+    return square, level, trained
+
+
+def _maps(query: Pair, key: Pair) -> dict[str, Tensor]:
+    names = ("query", "query_bias", "key", "key_bias")
+    return {name: x.contiguous() for name, x in zip(names, (*query, *key), strict=True)}
+
+
+def _call(name: str, fields: ctypes.Structure, **tensors: Tensor) -> None:
+    for field, value in tensors.items():
+        setattr(fields, field, value.data_ptr())
+    if getattr(library(), f"difformer_{name}")(ctypes.byref(fields)):
+        raise MemoryError(f"no memory for {name}")
 
 
 def padded(channels: int) -> int:

@@ -33,6 +33,47 @@ typedef int64_t size;
 INLINE size padded(size c) { return (c + LANES - 1) / LANES * LANES; }
 INLINE size least(size a, size b) { return a < b ? a : b; }
 
+INLINE float *taken(float **from, size count) {
+    float *here = *from;
+    *from += count;
+    return here;
+}
+
+/* The sum of a register, halves upon halves: a chain of additions, one after the other, takes several times as long. */
+INLINE float across(vector v) {
+#if VECTOR == 16
+    typedef float half __attribute__((vector_size(32), may_alias));
+    const half folded = ((const half *)&v)[0] + ((const half *)&v)[1];
+#else
+    const vector folded = v;
+#endif
+#if VECTOR >= 8
+    typedef float quarter __attribute__((vector_size(16), may_alias));
+    const quarter four = ((const quarter *)&folded)[0] + ((const quarter *)&folded)[1];
+#else
+    const vector four = folded;
+#endif
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+INLINE float inner_of(size c, const float *a, const float *b) {
+    vector sum = {0};
+    float rest = 0;
+    size j = 0;
+    for (; j + VECTOR <= c; j += VECTOR) sum += *(const vector *)(a + j) * *(const vector *)(b + j);
+    for (; j < c; j++) rest += a[j] * b[j];
+    return across(sum) + rest;
+}
+
+INLINE float sum_of(size c, const float *a) {
+    vector sum = {0};
+    float rest = 0;
+    size j = 0;
+    for (; j + VECTOR <= c; j += VECTOR) sum += *(const vector *)(a + j);
+    for (; j < c; j++) rest += a[j];
+    return across(sum) + rest;
+}
+
 /* out = start + A B for `rows` × `strips` registers; A is read at a[i row + p column]. */
 INLINE void tile(const int rows, const int strips, size depth, const float *a, size row, size column, const float *b,
                  size b_row, const float *start, size start_row, float *out, size out_row) {

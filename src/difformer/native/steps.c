@@ -11,6 +11,8 @@
 
 #include "tail.h"
 
+#include "gram.h"
+
 #define SMALLEST_NORM 1e-12f
 
 /* ---------------------------------------------------------------------------------------------------- rows of a block */
@@ -24,13 +26,6 @@ INLINE const float *block_of(const float *x, size first, size rows, size c, floa
         memset(room + r * width + c, 0, (width - c) * sizeof(float));
     }
     return room;
-}
-
-INLINE float inner_of(size c, const float *a, const float *b) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (size j = 0; j < c; j++) sum += a[j] * b[j];
-    return sum;
 }
 
 /* Unit rows q = q̂ / ‖q̂‖, q̂ = W z + b, of a block; rows shorter than SMALLEST_NORM are divided by that. */
@@ -60,11 +55,8 @@ INLINE void pull_unit(size rows, size c, const float *q, const float *norm, floa
 
 /* sum += Σ_r weight_r x_r; weight 1 where there is none. */
 INLINE void add_rows(size rows, size width, const float *x, const float *weight, float *sum) {
-    for (size r = 0; r < rows; r++) {
-        const float w = weight ? weight[r] : 1.0f;
-#pragma omp simd
-        for (size j = 0; j < width; j++) sum[j] += w * x[r * width + j];
-    }
+    static const float one = 1;
+    product(1, width, rows, weight ? weight : &one, 0, weight ? 1 : 0, x, width, sum, width, sum, width);
 }
 
 /* Gradient ∂ of a map's output: ∂W += ∂ᵀz, ∂b += Σ∂, ∂z += ∂ W. */
@@ -74,12 +66,6 @@ INLINE void pull_map(size rows, size c, size d, const float *grad, const float *
     product(c, room, rows, grad, 1, width, z, room, w_grad, room, w_grad, room);
     add_rows(rows, width, grad, 0, b_grad);
     product(rows, room, c, grad, width, 1, back, room, z_grad, room, z_grad, room);
-}
-
-INLINE float *taken(float **from, size count) {
-    float *here = *from;
-    *from += count;
-    return here;
 }
 
 /* ------------------------------------------------------------------------------------------------------------- passes */
@@ -261,7 +247,7 @@ INLINE void pull_finish(const pass *p, size first, size last, float *part, float
     float *w_grad = taken(&part, width), *b_grad = taken(&part, width), *shift = taken(&part, width);
     for (size i = first; i < last; i++) {
         tail_backward(p, i, c, p->x_grad + i * c, w_grad, b_grad);
-        add_rows(1, c, p->x_grad + i * c, 0, shift);
+        for (size j = 0; j < c; j++) shift[j] += p->x_grad[i * c + j];
     }
 }
 

@@ -39,16 +39,13 @@ INLINE void mask_of_row(const pass *p, size i, size c, float *mask) {
 INLINE void tail_forward(const pass *p, size i, size c, float *x) {
     float *y = p->out + i * c, *kept = p->kept ? p->kept + i * c : 0;
     if (p->norm) {
-        float sum = 0, squares = 0;
-#pragma omp simd reduction(+ : sum)
-        for (size j = 0; j < c; j++) sum += x[j];
-        const float mean = sum / (float)c;
-#pragma omp simd reduction(+ : squares)
-        for (size j = 0; j < c; j++) squares += (x[j] - mean) * (x[j] - mean);
-        const float inverse = 1.0f / sqrtf(squares / (float)c + (float)p->eps);
+        const float mean = sum_of(c, x) / (float)c;
+#pragma omp simd
+        for (size j = 0; j < c; j++) x[j] -= mean;
+        const float inverse = 1.0f / sqrtf(inner_of(c, x, x) / (float)c + (float)p->eps);
         if (p->inverse) p->inverse[i] = inverse;
 #pragma omp simd
-        for (size j = 0; j < c; j++) x[j] = (x[j] - mean) * inverse;
+        for (size j = 0; j < c; j++) x[j] *= inverse;
     }
     if (kept) memcpy(kept, x, c * sizeof(float));
     if (p->norm) {
@@ -92,17 +89,13 @@ INLINE void tail_backward(const pass *p, size i, size c, float *x_grad, float *w
         memcpy(x_grad, g, c * sizeof(float));
         return;
     }
-    float sum = 0, inner = 0;
-#pragma omp simd reduction(+ : sum, inner)
+#pragma omp simd
     for (size j = 0; j < c; j++) {
         w_grad[j] += g[j] * kept[j];
         b_grad[j] += g[j];
-        const float weighted = g[j] * p->norm[j];
-        sum += weighted;
-        inner += weighted * kept[j];
-        x_grad[j] = weighted;
+        g[j] *= p->norm[j];
     }
-    const float mean = sum / (float)c, slope = inner / (float)c, inverse = p->inverse[i];
+    const float mean = sum_of(c, g) / (float)c, slope = inner_of(c, g, kept) / (float)c, inverse = p->inverse[i];
 #pragma omp simd
-    for (size j = 0; j < c; j++) x_grad[j] = (x_grad[j] - mean - kept[j] * slope) * inverse;
+    for (size j = 0; j < c; j++) x_grad[j] = (g[j] - mean - kept[j] * slope) * inverse;
 }

@@ -20,10 +20,8 @@ from torch import Tensor, nn
 
 from difformer.attention.once import once_differentiated
 from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE
-from difformer.native.passes import packed, padded, run, shaped
+from difformer.native.passes import Pair, gram_backward, gram_forward, packed, padded, run, shaped
 from difformer.nn.dropout import MaskKey
-from difformer.nn.gram import augmented
-from difformer.nn.gram_step import maps_gradients, maps_of_gram
 from difformer.nn.mixing import Weights
 from difformer.sparse import CSR, SparseMatrix
 
@@ -89,7 +87,7 @@ class Plan:
         return found if edges is None else found | {"crow": edges.crow, "col": edges.col, "entry": edges.value}
 
 
-Maps = dict[str, tuple[Tensor, Tensor]]
+Maps = dict[str, Pair]
 
 
 def _maps(parameters: tuple[Tensor, ...], plan: Plan) -> Maps:
@@ -123,13 +121,9 @@ def _forward(
     kept: list[Tensor] = []
     fields: dict[str, Any]
     if plan.linear:
-        gram = z.new_empty(d + 1, d + 1)
-        gram[:d, :d], gram[d, :d], gram[:d, d], gram[d, d] = shaped(outer, c)[:, :d], states[:d], states[:d], n
-        a_q, a_k = _augmented(maps, plan)
-        through, small = maps_of_gram(gram, a_q, a_k, plan.scaled)
-        fields = {"outer": packed(through[:d, :d]), "keys": packed(through[:d, d]), "values": packed(through[d, :d])}
-        fields["count"] = through[d, d].item()
-        kept = [gram, through, *small]
+        found, small = gram_forward(outer, states, n, *_queries_and_keys(maps, plan), scaled=plan.scaled)
+        fields = {"outer": found[0], "keys": found[1], "values": found[2], "count": found[3][0].item()}
+        kept = [*found[:3], small]
     else:
         outer, values = shaped(outer, c), states
         if "value" in maps:  # v = W z + b: Σ k vᵀ and Σ v from Σ k zᵀ, Σ k and Σ z
@@ -149,9 +143,8 @@ def _forward(
     return out, [total, inverse, normal, *kept] if keep else []  # type: ignore[list-item]
 
 
-def _augmented(maps: Maps, plan: Plan) -> tuple[Tensor, Tensor]:
-    a_q = augmented(*maps["query"])
-    return a_q, a_q if plan.tied else augmented(*maps["key"])
+def _queries_and_keys(maps: Maps, plan: Plan) -> tuple[Pair, Pair]:
+    return maps["query"], maps["query" if plan.tied else "key"]
 
 
 class _Layer(torch.autograd.Function):
@@ -187,13 +180,9 @@ def _gradients(
     width, wide = padded(c), padded(d)
     x_grad, z_grad = torch.empty(n, c), torch.empty(n, d)
     sums = (width, width, c * width, width, width, 16, c * wide, width)
-    if plan.linear:
-        through = kept[1]
-        fields = {"outer_back": packed(through[:d, :d].T), "keys": packed(through[:d, d])}
-        fields["values"] = packed(through[d, :d])
-    else:
-        outer, keys, values = kept
-        fields = {"outer_back": packed(outer[:, :c].T), "keys": keys, "values": values}
+    outer, keys, values, *small = kept
+    fields = {"outer_back": packed(shaped(outer, c)[:, :c].T), "keys": keys, "values": values}
+    if not plan.linear:
         fields |= _field(maps, "query", "query", back=True)
     fields |= plan.fields(n, None) | plan.tail.fields(weight, bias)
     given = {"z": z, "grad": grad.contiguous(), "total": total, "inverse": inverse, "kept": normal}
@@ -206,16 +195,12 @@ def _gradients(
     edges = None if plan.matrix is None else plan.matrix.columns
     fields = plan.fields(n, edges)
     if plan.linear:
-        found = z.new_empty(d + 1, d + 1)
-        found[:d, :d], found[d, :d], found[:d, d], found[d, d] = shaped(outer, c)[:, :d], values[:d], keys[:d], count[0]
-        gram, through, *small = kept
-        a_q, a_k = _augmented(maps, plan)
-        q_grad, k_grad, both = maps_gradients(found, through, gram, a_q, a_k, tuple(small), plan.scaled)
-        fields |= {"outer": packed(both[:d, :d]), "values": packed(both[d, :d])}
-        run("pull_keys", n, d, c, sums=(c * wide, width) * 2, z=z, **rows, **fields)
+        both, grads = _queries_and_keys(maps, plan), (outer, keys, values, count)
+        square, level, trained = gram_backward(grads, small[0], *both, scaled=plan.scaled)
+        run("pull_keys", n, d, c, sums=(c * wide, width) * 2, z=z, outer=square, values=level, **rows, **fields)
         if plan.tied:
-            return z_grad, source, *norm_grads, *_split(q_grad + k_grad)
-        return z_grad, source, *norm_grads, *_split(q_grad), *_split(k_grad)
+            trained = [trained[0] + trained[2], trained[1] + trained[3]]
+        return z_grad, source, *norm_grads, *trained
     fields |= {"outer": outer, "values": values, **_field(maps, "query" if plan.tied else "key", "key_map", back=True)}
     back, level = shaped(outer, c)[:, :c], keys
     if "value" in maps:  # ∂M v + ∂κ as a map of z
@@ -231,12 +216,8 @@ def _gradients(
         pairs = [(map_grad + key_grad, map_bias + key_bias)]
     if "value" in maps:
         pairs.append((value_grad, value_bias))
-    trained = (x for each, level in pairs for x in (shaped(each, c)[:, :d], level[:c]))
-    return z_grad, source, *norm_grads, *trained
-
-
-def _split(augmented_grad: Tensor) -> tuple[Tensor, Tensor]:
-    return augmented_grad[:, :-1], augmented_grad[:, -1]
+    spread = (x for each, level in pairs for x in (shaped(each, c)[:, :d], level[:c]))
+    return z_grad, source, *norm_grads, *spread
 
 
 _differentiate = once_differentiated(_gradients)
