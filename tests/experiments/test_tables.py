@@ -46,7 +46,7 @@ def test_mean_deviation_count_and_differences_by_hand():
     assert row["Δ paper"] == f"{100 * mean - 85.9:+.2f}" == "+0.10"
     assert row["authors' code"] == "85.38 ± 0.70"
     assert row["Δ code"] == "+0.62"
-    assert row["peak MB"] == "5"
+    assert row["peak MB (median)"] == "5"
     gcn = dict(zip(heading, cells_of(text, "GCN"), strict=True))
     assert (gcn["paper"], gcn["Δ paper"]) == ("81.5 ± 1.3", "+0.50")
 
@@ -94,7 +94,7 @@ def test_memory_that_the_paper_gives_stands_beside_ours():
     lines = [{**line("batch-5000", 0, 0.65, data="pokec"), "peak_memory": 1_300_000_000}]
     text = markdown(summarise(experiment, lines, (), quick=False))
     row = dict(zip(cells_of(text, "system"), cells_of(text, "batches of 5,000"), strict=True))
-    assert (row["peak MB"], row["paper, MB"], row["paper"]) == ("1,300", "1244", "65.24 ± 0.34")
+    assert (row["peak MB (median)"], row["paper, MB"], row["paper"]) == ("1,300", "1244", "65.24 ± 0.34")
     cora = [{**line(one, 0, None, data="cora"), "measures": {"epoch_seconds": 0.1}} for one in ("gcn", "gat")]
     text = markdown(summarise(find("cost"), cora, (), quick=False))
     row = dict(zip(cells_of(text, "system"), cells_of(text, "GAT"), strict=True))
@@ -173,7 +173,7 @@ def test_our_best_settings_are_compared_with_the_authors():
 
 def test_memory_of_runs_that_were_trained_as_one_is_shared_out():
     text = markdown(summarise(CORA, runs(stacked=5), (), quick=False))
-    assert dict(zip(cells_of(text, "system"), cells_of(text, "GCN"), strict=True))["peak MB"] == "~1"
+    assert dict(zip(cells_of(text, "system"), cells_of(text, "GCN"), strict=True))["peak MB (median)"] == "~1"
 
 
 def test_columns_in_which_nothing_stands_are_left_out():
@@ -182,6 +182,15 @@ def test_columns_in_which_nothing_stands_are_left_out():
     heading = cells_of(markdown(summarise(visualise, lines, (), quick=False)), "system")
     assert "attention within classes by layer" in heading
     assert "uniform attention" not in heading
+
+
+def test_one_slow_run_does_not_decide_what_runs_take():
+    lines = [{**one, "seconds": s, "peak_memory": b} for one, s, b in zip(
+        runs({"gcn": (0.8, 0.8, 0.8)}), (2.8, 80.0, 3.5), (94e6, 13e6, 14e6), strict=True
+    )]  # fmt: skip
+    text = markdown(summarise(CORA, lines, (), quick=False))
+    row = dict(zip(cells_of(text, "system"), cells_of(text, "GCN"), strict=True))
+    assert (row["seconds a run (median)"], row["peak MB (median)"]) == ("3.5", "14")
 
 
 def test_latex_has_the_same_numbers_and_is_escaped():

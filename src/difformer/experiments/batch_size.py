@@ -82,7 +82,7 @@ def draw(summary: Summary, folder: Path) -> Any:
         accuracy.errorbar(names, means, yerr=spread, fmt="o-", color=BLUE, capsize=2)
         accuracy.set(xlabel="nodes a batch", ylabel="test accuracy in %")
         accuracy.set_title(f"{section.data.label}; {section.counted}", loc="left")
-        memory.plot(names, [(row.mean("peak_memory") or 0.0) / 1e6 for row in rows], "s--", color=ORANGE)
+        memory.plot(names, [(row.median("peak_memory") or 0.0) / 1e6 for row in rows], "s--", color=ORANGE)
         memory.set(xlabel="nodes a batch", ylabel="peak of memory in MB", ylim=(0, None))
         memory.set_title(section.lines[0]["device"], loc="left")
     head(fig, summary)

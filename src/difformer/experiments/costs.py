@@ -88,7 +88,7 @@ def cost_columns(section: Section) -> list[tuple[str, Callable[[Row], str]]]:
         ("settings", lambda row: row.preset),
         ("seconds an epoch, mean ± std (n)", _seconds),
         ("× GCN", relative),
-        ("peak MB", megabytes),
+        ("peak MB (median)", megabytes),
     ]
     if any(row.paper is not None for row in section.rows):
         found.append(("paper, seconds", lambda row: published(row.paper)))
@@ -124,7 +124,7 @@ def draw(summary: Summary, folder: Path) -> Any:
         time.barh(names, [1000 * (row.mean("epoch_seconds") or 0) for row in rows], color=colours)
         time.set_xlabel("milliseconds an epoch")
         time.set_title(f"{section.data.label}\n{section.lines[0]['device']}; {section.counted}", loc="left", fontsize=8)
-        memory.barh(names, [(row.mean("peak_memory") or 0) / 1e6 for row in rows], color=colours)
+        memory.barh(names, [(row.median("peak_memory") or 0) / 1e6 for row in rows], color=colours)
         memory.set_xlabel("peak of memory in MB")
     head(fig, summary)
     return fig

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from difformer.experiments.choosing import Cell, cells
@@ -80,6 +80,11 @@ class Row:
     def mean(self, what: str = "test") -> float | None:
         values = self.values(what)
         return fmean(values) if values else None
+
+    def median(self, what: str) -> float | None:
+        """For times and memory: one run beside which the machine had other things to do must not decide."""
+        values = self.values(what)
+        return median(values) if values else None
 
     def deviation(self, what: str = "test") -> float:
         return spread(self.values(what))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from difformer.experiments.choosing import UNTUNED
 from difformer.experiments.goals import judged
@@ -87,20 +88,20 @@ def columns(section: Section) -> list[Column]:
     if any(row.authors is not None for row in section.rows):
         found.append(("authors' code", lambda row: published(row.authors)))
         found.append(("Δ code", lambda row: difference(row, row.authors)))
-    found.append(("seconds a run", lambda row: NONE if not row.lines else f"{row.mean('seconds') or 0:.1f}"))
-    found.append(("peak MB", megabytes))
+    found.append(("seconds a run (median)", lambda row: NONE if not row.lines else f"{row.median('seconds') or 0:.1f}"))
+    found.append(("peak MB (median)", megabytes))
     if any(row.memory is not None for row in section.rows):
         found.append(("paper, MB", lambda row: published(row.memory)))
     return found
 
 
 def megabytes(row: Row) -> str:
-    """Mean peak of memory; of runs that were trained as one, an equal share each, which is said."""
+    """Median of the peaks of memory; of runs that were trained as one, an equal share each, which is said."""
     known = [line for line in row.lines if line["peak_memory"] is not None]
     if not known:
         return NONE
-    mean = sum(line["peak_memory"] / line.get("stacked", 1) for line in known) / len(known)
-    return f"{'~' if any(line.get('stacked', 1) > 1 for line in known) else ''}{mean / 1e6:,.0f}"
+    usual = median(line["peak_memory"] / line.get("stacked", 1) for line in known)
+    return f"{'~' if any(line.get('stacked', 1) > 1 for line in known) else ''}{usual / 1e6:,.0f}"
 
 
 _BY_LAYER = {
