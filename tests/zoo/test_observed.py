@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from difformer import Graph, zoo
 from difformer.diffusion import diffuse, models
-from difformer.zoo.edges import edge_scores, edge_softmax, edge_sum
+from difformer.zoo.edges import edge_scores, edge_softmax, edge_sum, from_sources, from_targets
 
 
 def problem(nodes=20, features=6, edges=50, seed=0):
@@ -172,11 +172,12 @@ def test_edge_attention_is_a_masked_dense_one(keep):
     torch.testing.assert_close(edge_sum(found, v, graph), torch.einsum("hij,jhc->ihc", masked, v), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("keep", [False, True], ids=["gathered", "sorted"])
-def test_edge_products_have_right_derivatives(keep, monkeypatch):
+@pytest.mark.parametrize(("keep", "entries"), [(False, 1), (True, 2**22), (True, 1)], ids=["gathered", "all", "each"])
+def test_edge_products_have_right_derivatives(keep, entries, monkeypatch):
     from difformer.zoo import edges
 
     monkeypatch.setattr(edges, "EDGE_ENTRIES", 64)  # several slices
+    monkeypatch.setattr(edges, "HEAD_ENTRIES", entries)  # all heads by one product, or one after the other
     _, edge_index, _ = problem(nodes=6, edges=12)
     graph = Graph(torch.cat([edge_index, edge_index[:, :3]], 1), 6, keep=keep)  # some edges stand twice
     g = torch.Generator().manual_seed(0)
@@ -189,6 +190,58 @@ def test_edge_products_have_right_derivatives(keep, monkeypatch):
     assert torch.autograd.gradgradcheck(lambda q, k: edge_scores(q, k, graph), (q, k))
     stacked = torch.vmap(attended, in_dims=(1, None, 0))(torch.stack([q, k], 1), k, torch.stack([v, q]))
     torch.testing.assert_close(stacked, torch.stack([attended(q, k, v), attended(k, k, q)]))
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["gathered", "sorted"])
+def test_numbers_of_nodes_go_to_edges_and_back(keep):
+    edge_index = problem(nodes=6, edges=12)[1]
+    graph = Graph(torch.cat([edge_index, edge_index[:, :3]], 1), 7, keep=keep)  # the last node has no edges
+    x, y = (torch.randn(7, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    source, target = graph.edge_index
+    torch.testing.assert_close(from_targets(x, graph), x[target])
+    torch.testing.assert_close(from_sources(y, graph), y[source])
+
+    def softmax(x, y):
+        return edge_softmax(from_targets(x, graph) * from_sources(y, graph), graph)
+
+    assert torch.autograd.gradcheck(softmax, (x, y))
+    assert torch.autograd.gradgradcheck(softmax, (x, y))
+
+
+def test_weights_of_edges_do_not_depend_on_what_scores_are_relative_to():
+    edge_index = problem()[1]
+    graph, g = Graph(edge_index, 20), torch.Generator().manual_seed(0)
+    scores = torch.randn(edge_index.shape[1], 2, generator=g)
+    # Scores that are added to all edges of a node cancel, however far apart those of nodes are.
+    far = scores + 300.0 * torch.arange(20.0)[edge_index[1]].unsqueeze(1)
+    torch.testing.assert_close(edge_softmax(far, graph), edge_softmax(scores, graph), rtol=1e-3, atol=1e-5)
+    assert edge_softmax(1e4 * scores, graph).isfinite().all()
+
+
+def test_dropped_sparse_features_are_multiplied_as_dense_ones():
+    from difformer.nn.dropout import dropout_key
+    from difformer.sparse import SparseMatrix
+    from difformer.zoo import inputs
+
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 12, generator=g) * (torch.rand(30, 12, generator=g) < 0.3)
+    row, col = x.nonzero().T[:, torch.randperm(int((x != 0).sum()), generator=g)]  # in any order
+    sparse, weight = SparseMatrix.from_entries(row, col, x[row, col], (30, 12)), torch.randn(5, 12, generator=g)
+    for step in (0, 1):  # the second one finds the order of columns again
+        with dropout_key(0, step):
+            kept = inputs.dropout(sparse.rows.value, 0.4, True)
+        dropped = torch.zeros(30, 12).index_put((sparse_rows(sparse), sparse.rows.col.long()), kept)
+        leaf = weight.clone().requires_grad_()
+        with dropout_key(0, step):
+            found = inputs.mapped(leaf, sparse, 0.4, True)
+        close(found, dropped @ weight.T)
+        found.square().sum().backward()
+        close(leaf.grad, 2 * (dropped @ weight.T).T @ dropped)
+
+
+def sparse_rows(matrix):
+    crow = matrix.rows.crow.long()
+    return torch.arange(crow.numel() - 1).repeat_interleave(crow[1:] - crow[:-1])
 
 
 def test_attention_keeps_little_for_the_backward_pass():

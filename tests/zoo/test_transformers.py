@@ -100,12 +100,61 @@ def test_gumbel_noise_averages_draws_of_single_nodes():
     k = torch.tensor([0.0, 1.0, 2.0]).view(3, 1, 1)
     omega, q = torch.zeros(5, 1), torch.ones(3, 1, 5)  # features that do not look at queries
     noise = -torch.empty(3, 1, 4000).exponential_().log()
-    drawn = key_features(torch.zeros(3, 1, 1), omega, None, (noise + k) / 0.01)
-    values = torch.eye(3).unsqueeze(1)
-    found = attend_drawn(None, q.unsqueeze(0), drawn.unsqueeze(0), values.unsqueeze(0)).squeeze(0)
-    torch.testing.assert_close(found.squeeze(1), torch.softmax(k.flatten(), 0).expand(3, 3), rtol=0, atol=0.03)
-    one = attend_drawn(None, q.unsqueeze(0), drawn[:, :, :1].unsqueeze(0), values.unsqueeze(0))
+    drawn = (noise + k) / 0.01
+    drawn = (drawn - drawn.amax(0)).exp().transpose(1, 2).unsqueeze(0)
+    keys, values, maps = key_features(torch.zeros(3, 1, 1), omega, None).unsqueeze(0), torch.eye(3), torch.eye(3)
+    found = attend_drawn(maps.unsqueeze(0), None, q.unsqueeze(0), keys, values.unsqueeze(0), drawn).squeeze(0)
+    torch.testing.assert_close(found, torch.softmax(k.flatten(), 0).expand(3, 3), rtol=0, atol=0.03)
+    one = attend_drawn(maps.unsqueeze(0), None, q.unsqueeze(0), keys, values.unsqueeze(0), drawn[:, :, :1])
     assert (one.amax(-1) > 0.99).all()
+
+
+def test_nodeformers_draws_are_gumbel_softmax_of_the_kernel_estimate():
+    # Against the definition: one softmax a draw over the kernel's estimate and noise, values and heads one by one.
+    model = made("nodeformer", num_layers=1, samples=3, norm=False, residual=False, redraw=False, temperature=1.0)
+    x, edges = points(), some_edges()
+    layer = model.layers[0]
+    with torch.no_grad():
+        for part in (layer.query, layer.key, layer.value, layer.join):
+            part.bias.normal_(std=0.3)
+    torch.manual_seed(5)
+    found = model.train().embed(x, edges)
+    torch.manual_seed(5)
+    noise = -torch.empty(24, 4, 3).exponential_().log()
+    z = functional.elu(model.input(x))
+    q, k, v = (part(z).unflatten(1, (4, 8)) for part in (layer.query, layer.key, layer.value))
+    scale = model.layers[0].temperature ** -0.5 * 8**-0.25
+    logs = [scale * y @ layer.projection.T - (scale * y).square().sum(-1, keepdim=True) / 2 for y in (q, k)]
+    kernel = torch.einsum("nhm,lhm->hnl", *(y.exp() for y in logs))
+    weights = kernel.unsqueeze(-1) * (noise / layer.temperature).exp().permute(1, 0, 2).unsqueeze(1)
+    p = torch.einsum("hnls,lhc->nhc", weights / weights.sum(2, keepdim=True), v) / 3
+    graph = Graph(edges, 24).with_self_loops()
+    hop = graph.propagate(v)
+    first, second = torch.sigmoid(layer.bias).unsqueeze(-1)
+    p = p + first * hop + second * graph.propagate(hop)
+    torch.testing.assert_close(found, layer.join(p.flatten(1)), rtol=1e-3, atol=1e-4)
+    likely = (kernel / kernel.sum(2, keepdim=True))[:, graph.edge_index[1], graph.edge_index[0]].log()
+    degree = torch.bincount(graph.edge_index[1], minlength=24)[graph.edge_index[1]]
+    torch.testing.assert_close(model.penalty(), -(likely / degree).sum() / (24 * 4), rtol=1e-4, atol=1e-4)
+
+
+def test_nodeformers_penalty_is_that_of_a_pass_with_gradients():
+    model, x, edges = made("nodeformer"), points(), some_edges()
+    with torch.no_grad():
+        model(x, edges)  # nothing is worked out that nobody can train on
+    with pytest.raises(ValueError, match="pass with gradients"):
+        model.penalty()
+    model(x, edges)
+    assert float(model.penalty().detach()) > 0
+
+
+@pytest.mark.parametrize("heads", [2, 12], ids=["few", "many"])
+def test_linear_attention_is_its_dense_form(heads):
+    q, k = (points(features=heads * 3, seed=s).unflatten(1, (heads, 3)).exp() for s in (0, 1))
+    v = points(features=heads * 5, seed=2).unflatten(1, (heads, 5))
+    weights = torch.einsum("nhm,lhm->hnl", q, k)
+    expected = torch.einsum("hnl,lhc->nhc", weights / weights.sum(2, keepdim=True), v)
+    torch.testing.assert_close(linear_attention(q, k, v, None), expected)
 
 
 def test_nodeformer_trains_on_many_small_graphs():

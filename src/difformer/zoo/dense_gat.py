@@ -120,7 +120,7 @@ class DenseGAT(Encoder):
             graph = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
 
         def spread(layer: GATLayer, values: Tensor, v: Tensor) -> Tensor:
-            u, w = (values * layer.to_target).sum(-1), (values * layer.to_source).sum(-1)
+            u, w = layer.scores(values)
             latent = by_graph(attend_all, structure.segments, u, w, v)
             return latent if graph is None else torch.lerp(latent, graph.propagate(v), self.graph_weight)
 

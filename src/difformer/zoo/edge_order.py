@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from difformer.graph import Graph
+from difformer.sparse import CSR
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +25,8 @@ class Order:
     crow: Tensor
     col: Tensor
     order: Tensor
+    _by_heads: dict[int, Order] = field(default_factory=dict)
+    _collecting: dict[torch.dtype, CSR] = field(default_factory=dict)
 
     @staticmethod
     def of(row: Tensor, col: Tensor, num_nodes: int) -> Order:
@@ -31,6 +34,31 @@ class Order:
         crow = torch.zeros(num_nodes + 1, dtype=torch.int32, device=row.device)
         crow[1:] = torch.bincount(row, minlength=num_nodes).cumsum(0)
         return Order(crow, col[order].int(), order)
+
+    def collecting(self, dtype: torch.dtype) -> CSR:
+        """A matrix ``[N, E]`` of ones: at row i where edges of row i stand among all edges as they were given; kept."""
+        if dtype not in self._collecting:
+            self._collecting[dtype] = CSR(self.crow, self.order.int(), torch.ones_like(self.order, dtype=dtype))
+        return self._collecting[dtype]
+
+    def heads(self, count: int) -> Order:
+        """The order of a graph of ``N × count`` nodes in which each head has the edges to itself; kept.
+
+        States ``[N, H, C]`` are states of its nodes as they stand in memory, so that one product serves all heads.
+        Its `order` says which of the ``[E, H]`` numbers of edges stands at each place.
+        """
+        if count == 1:
+            return self
+        if count not in self._by_heads:
+            size = (self.crow[1:] - self.crow[:-1]).long().repeat_interleave(count)
+            crow = torch.zeros(size.numel() + 1, dtype=torch.int32, device=size.device)
+            crow[1:] = size.cumsum(0)
+            row = torch.arange(size.numel(), device=size.device).repeat_interleave(size)
+            head = row % count
+            place = torch.arange(row.numel(), device=row.device) - crow[row] + self.crow[row // count]
+            col = self.col[place] * count + head.int()
+            self._by_heads[count] = Order(crow, col, self.order[place] * count + head)
+        return self._by_heads[count]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,23 +74,26 @@ class Ends:
         """The edges the other way round."""
         return Ends(self.out_of, self.into, self.other, self.order)
 
-    def matrix(self, sorted_values: Tensor) -> Tensor:
-        """A sparse matrix ``[N, N]`` that receives at `into`."""
+    def matrix(self, sorted_values: Tensor, heads: int = 1) -> CSR:
+        """A sparse matrix ``[N × heads, N × heads]`` that receives at `into`."""
         assert self.order is not None
-        size = self.order.crow.numel() - 1
-        return torch.sparse_csr_tensor(
-            self.order.crow, self.order.col, sorted_values, (size, size), check_invariants=False
-        )
+        order = self.order.heads(heads)
+        return CSR(order.crow, order.col, sorted_values)
+
+    def collecting(self, like: Tensor) -> CSR:
+        """A sparse matrix ``[N, E]`` of ones that sums numbers of edges into what they end in."""
+        assert self.order is not None
+        return self.order.collecting(like.dtype)
 
     def to_sorted(self, values: Tensor) -> Tensor:
-        """Values ``[E, …]`` in the order of `matrix`."""
+        """Values ``[E, H]`` as ``[E × H]`` in the order of `matrix`."""
         assert self.order is not None
-        return values.index_select(0, self.order.order)
+        return values.reshape(-1).index_select(0, self.order.heads(values.shape[1]).order)
 
-    def from_sorted(self, values: Tensor) -> Tensor:
+    def from_sorted(self, values: Tensor, heads: int = 1) -> Tensor:
         """The reverse of `to_sorted`."""
         assert self.order is not None
-        return torch.empty_like(values).index_copy(0, self.order.order, values)
+        return torch.empty_like(values).scatter_(0, self.order.heads(heads).order, values).view(-1, heads)
 
 
 _known: WeakKeyDictionary[Graph, Ends] = WeakKeyDictionary()

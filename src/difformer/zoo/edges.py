@@ -7,8 +7,9 @@ For edges e = (j → i), heads h and channels c there are two products, each the
     \mathrm{sum}(w, v)_{ihc} = \sum_{e = (j → i)} w_{eh} v_{jhc},
 
 so a backward pass needs the states alone. Automatic differentiation would keep every gathered row, once an edge, for
-every layer. On a CPU edges that are used again are sorted once, and each head is a sparse product that gathers nothing;
-elsewhere rows are gathered in slices of bounded size.
+every layer. Likewise what a node gives to all edges that end in it, and the sum of what edges bring to a node, are each
+the other's derivative. On a CPU edges that are used again are sorted once, and all heads together are one sparse
+product that gathers nothing; elsewhere rows are gathered in slices of bounded size.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ import torch
 from torch import Tensor
 
 from difformer.diffusion.coupling.base import EDGE_ENTRIES
+from difformer.eager import is_eager
 from difformer.graph import Graph
+from difformer.sparse import CSR
 from difformer.zoo.edge_order import Ends, ends_of
 
-MOST_HEADS = 8  # that are worked out one after the other; more are gathered together
+HEAD_ENTRIES = 2**22  # numbers of edges times heads in one sparse product: its index is kept, 12 bytes a number
+SPREAD = 30.0  # of scores that share one largest: e^-30 is far above the smallest number there is
 
 
 def _slices(edges: int, columns: int) -> list[slice]:
@@ -30,9 +34,23 @@ def _slices(edges: int, columns: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, max(1, edges), size)]
 
 
-def _by_head(states: Tensor, ends: Ends) -> bool:
-    known = ends.order is not None and states.device.type == "cpu" and states.shape[1] <= MOST_HEADS
+def _sorted(states: Tensor, ends: Ends) -> bool:
+    known = ends.order is not None and states.device.type == "cpu"
     return known and states.dtype in (torch.float32, torch.float64) and states.numel() > 0
+
+
+def _head_slices(heads: int, edges: int) -> list[slice]:
+    size = min(heads, max(1, HEAD_ENTRIES // max(1, edges)))
+    return [slice(start, min(heads, start + size)) for start in range(0, heads, size)]
+
+
+def _product(matrix: CSR, x: Tensor) -> Tensor:
+    out = x.new_empty(matrix.crow.numel() - 1, x.shape[1])
+    # The vendor's product: rows of single heads are too short for kernels that are made for whole states.
+    with torch.autocast("cpu", enabled=False):
+        size = (out.shape[0], x.shape[0])
+        csr = torch.sparse_csr_tensor(matrix.crow, matrix.col, matrix.value, size, check_invariants=False)
+        return torch.addmm(out, csr, x.contiguous(), beta=0, out=out)
 
 
 class _Scores(torch.autograd.Function):
@@ -40,13 +58,19 @@ class _Scores(torch.autograd.Function):
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, ends: Ends) -> Tensor:
-        if _by_head(q, ends):
-            pattern = ends.matrix(q.new_zeros(ends.into.numel()))
-            each = [
-                torch.sparse.sampled_addmm(pattern, q[:, h].contiguous(), k[:, h].contiguous().T, beta=0.0).values()
-                for h in range(q.shape[1])
-            ]
-            return ends.from_sorted(torch.stack(each, 1))
+        if _sorted(q, ends):
+            edges = ends.into.numel()
+            each = []
+            for at in _head_slices(q.shape[1], edges):
+                left, right = q[:, at].flatten(0, 1), k[:, at].flatten(0, 1)
+                heads, nodes = at.stop - at.start, left.shape[0]
+                pattern = ends.matrix(q.new_zeros(edges * heads), heads)
+                pairs = torch.sparse_csr_tensor(
+                    pattern.crow, pattern.col, pattern.value, (nodes, nodes), check_invariants=False
+                )
+                products = torch.sparse.sampled_addmm(pairs, left, right.T, beta=0.0).values()
+                each.append(ends.from_sorted(products, heads))
+            return each[0] if len(each) == 1 else torch.cat(each, 1)
         parts = _slices(ends.into.numel(), q.shape[1] * q.shape[2])
         left, right = ends.into, ends.out_of
         return torch.cat([(q.index_select(0, left[at]) * k.index_select(0, right[at])).sum(-1) for at in parts])
@@ -71,11 +95,13 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(w: Tensor, v: Tensor, ends: Ends) -> Tensor:
-        if _by_head(v, ends):
-            total = v.new_empty(v.shape[1], v.shape[0], v.shape[2])
-            for out, values, states in zip(total, ends.to_sorted(w).T, v.unbind(1), strict=True):
-                torch.addmm(out, ends.matrix(values.contiguous()), states.contiguous(), beta=0, out=out)
-            return total.transpose(0, 1)
+        if _sorted(v, ends):
+            each = [
+                _product(ends.matrix(ends.to_sorted(w[:, at]), at.stop - at.start), v[:, at].flatten(0, 1))
+                for at in _head_slices(v.shape[1], ends.into.numel())
+            ]
+            parts = [states.view(v.shape[0], -1, v.shape[2]) for states in each]
+            return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         total = torch.zeros_like(v)
         for at in _slices(ends.into.numel(), v.shape[1] * v.shape[2]):
             total = total.index_add(0, ends.into[at], w[at].unsqueeze(-1) * v.index_select(0, ends.out_of[at]))
@@ -96,13 +122,58 @@ class _Sum(torch.autograd.Function):
         return _over_runs(_Sum, info.batch_size, in_dims, inputs), 1
 
 
+class _Spread(torch.autograd.Function):
+    """``x [N, H]`` → ``[E, H]``: at every edge the number of what it ends in."""
+
+    @staticmethod
+    def forward(x: Tensor, ends: Ends) -> Tensor:
+        return x.index_select(0, ends.into)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.ends = inputs[1]
+        ctx.nodes = inputs[0].shape[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _Collect.apply(grad, ctx.ends, ctx.nodes), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+        return _over_runs(_Spread, info.batch_size, in_dims, inputs), 1
+
+
+class _Collect(torch.autograd.Function):
+    """``y [E, H]`` → ``[N, H]``: at every node the sum over the edges that end in it."""
+
+    @staticmethod
+    def forward(y: Tensor, ends: Ends, nodes: int) -> Tensor:
+        if _sorted(y, ends):
+            return _product(ends.collecting(y), y)
+        return y.new_zeros(nodes, y.shape[1]).index_add(0, ends.into, y)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.ends = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _Spread.apply(grad, ctx.ends), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+        return _over_runs(_Collect, info.batch_size, in_dims, inputs), 1
+
+
 def _over_runs(function: Any, runs: int, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -> Tensor:
     """Runs of a stack stand beside each other like heads: all pass through one call, in slices that count them."""
-    first, second = (
+    beside = (
         (x.unsqueeze(1).expand(-1, runs, *x.shape[1:]) if dim is None else x.movedim(dim, 1)).flatten(1, 2)
-        for x, dim in zip(inputs[:2], in_dims[:2], strict=True)
+        if isinstance(x, Tensor)
+        else x
+        for x, dim in zip(inputs, in_dims, strict=True)
     )
-    return function.apply(first, second, inputs[2]).unflatten(1, (runs, -1))
+    return function.apply(*beside).unflatten(1, (runs, -1))
 
 
 def edge_scores(q: Tensor, k: Tensor, graph: Graph) -> Tensor:
@@ -115,21 +186,39 @@ def edge_sum(weight: Tensor, v: Tensor, graph: Graph) -> Tensor:
     return _Sum.apply(weight.to(v.dtype), v, ends_of(graph))
 
 
+def from_targets(x: Tensor, graph: Graph) -> Tensor:
+    """``[E, H]``: at each edge the numbers ``[N, H]`` of its target."""
+    return _Spread.apply(x, ends_of(graph))
+
+
+def from_sources(x: Tensor, graph: Graph) -> Tensor:
+    """``[E, H]``: at each edge the numbers ``[N, H]`` of its source."""
+    return _Spread.apply(x, ends_of(graph).turned())
+
+
 def edge_softmax(scores: Tensor, graph: Graph) -> Tensor:
     r"""Weights ``[E, H]`` of the edges into a node, :math:`a_{ij} e^{s_{ij}} / \sum_l a_{il} e^{s_{il}}`.
 
     An edge's own weight a_ij multiplies its exponential; an edge of weight zero is as good as none.
     """
-    target = graph.edge_index[1]
-    shape = (graph.num_nodes, scores.shape[1])
-    # Relative to each node's largest, so that no exponential overflows; the factor cancels.
-    index = target.unsqueeze(1).expand(-1, scores.shape[1])
-    largest = scores.new_full(shape, -torch.inf).scatter_reduce(0, index, scores.detach(), "amax")
-    each = torch.exp(scores - largest.index_select(0, target))
+    # The factor that keeps exponentials from overflowing cancels.
+    each = torch.exp(scores - _largest(scores.detach(), graph))
     if graph.edge_weight is not None:
         each = each * graph.weights(each.dtype).unsqueeze(1)
-    total = each.new_zeros(shape).index_add(0, target, each)
-    return each / torch.where(total > 0, total, 1.0).index_select(0, target)
+    total = _Collect.apply(each, ends_of(graph), graph.num_nodes)
+    return each * from_targets(torch.where(total > 0, total, 1.0).reciprocal(), graph)
+
+
+def _largest(scores: Tensor, graph: Graph) -> Tensor:
+    """What scores are taken relative to: the largest of all where none is far below, else that of each target."""
+    if scores.device.type == "cpu" and scores.numel() and is_eager(scores):
+        low, high = scores.aminmax()
+        if float(high - low) < SPREAD:
+            return high
+    target = graph.edge_index[1]
+    index = target.unsqueeze(1).expand(-1, scores.shape[1])
+    largest = scores.new_full((graph.num_nodes, scores.shape[1]), -torch.inf)
+    return largest.scatter_reduce(0, index, scores, "amax").index_select(0, target)
 
 
 def attention_bytes(graph: Graph, heads: int, channels: int, layers: int) -> float:

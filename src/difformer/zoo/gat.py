@@ -13,7 +13,7 @@ from difformer.graph import Graph
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Edges, Features
 from difformer.zoo.base import Encoder, check_layers, check_rate
-from difformer.zoo.edges import attention_bytes, edge_softmax, edge_sum
+from difformer.zoo.edges import attention_bytes, edge_softmax, edge_sum, from_sources, from_targets
 from difformer.zoo.inputs import dense, linear, observed_graph, refuse_beyond_memory
 
 SLOPE = 0.2  # of the LeakyReLU below zero
@@ -43,11 +43,19 @@ class GATLayer(nn.Module):
         """``[N, H, C]``, after a dropout of what comes in."""
         return linear(self.linear, z, self.dropout, self.training and drop).unflatten(1, self.shape)
 
+    def scores(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """``[N, H]`` each: what a node adds to a score as its target, and as its source."""
+        both = torch.stack([self.to_target, self.to_source], 1)  # [H, 2, C]
+        heads = torch.eye(self.shape[0], dtype=both.dtype, device=both.device)
+        # One product with a map that is zero between heads: quicker than sums over short last axes.
+        maps = torch.einsum("htc,hk->hctk", both, heads).flatten(2).flatten(0, 1)
+        target, source = (values.flatten(1) @ maps).unflatten(1, (2, -1)).unbind(1)
+        return target, source
+
     def weights(self, values: Tensor, graph: Graph) -> Tensor:
         """Attention ``[E, H]``."""
-        source, target = graph.edge_index
-        scores = (values * self.to_target).sum(-1).index_select(0, target)
-        scores = scores + (values * self.to_source).sum(-1).index_select(0, source)
+        to_target, to_source = self.scores(values)
+        scores = from_targets(to_target, graph) + from_sources(to_source, graph)
         attention = edge_softmax(functional.leaky_relu(scores, SLOPE), graph)
         return dropout(attention, self.dropout, self.training)
 

@@ -80,26 +80,27 @@ class GRAND(Encoder):
 
     def attention(self, z: Tensor, graph: Graph) -> Tensor:
         """S(Z) on the edges of `graph`, ``[E, 1]``: the mean over heads."""
-        shape = (self.heads, -1)
-        q, k = self.query(z).unflatten(1, shape), self.key(z).unflatten(1, shape)
-        scores = edge_scores(q / math.sqrt(q.shape[-1]), k, graph)
-        return edge_softmax(scores, graph).mean(1, keepdim=True)
+        shape = (self.heads, self.query.out_features // self.heads)
+        scale = shape[1] ** -0.5  # on the map, which is small, not on the queries
+        q = functional.linear(z, scale * self.query.weight, scale * self.query.bias).unflatten(1, shape)
+        each = edge_softmax(edge_scores(q, self.key(z).unflatten(1, shape), graph), graph)
+        return each @ each.new_full((self.heads, 1), 1 / self.heads)
 
     def source(self, initial: Tensor) -> Tensor | None:
         """What is added to the flow at every time; nothing here."""
         return None
 
-    def flow(self, initial: Tensor, graph: Graph) -> Callable[[Tensor], Tensor]:
-        """∂Z/∂t as a function of Z."""
+    def towards(self, initial: Tensor, graph: Graph) -> Callable[[Tensor], Tensor]:
+        """S(Z) Z and the source, as a function of Z: ∂Z/∂t is this less Z."""
         source = self.source(initial)
         fixed = self.attention(initial, graph) if self.linear else None
 
-        def rate(z: Tensor) -> Tensor:
+        def reached(z: Tensor) -> Tensor:
             weights = self.attention(z, graph) if fixed is None else fixed
-            change = edge_sum(weights, z.unsqueeze(1), graph).squeeze(1) - z
-            return change if source is None else change + source
+            spread = edge_sum(weights, z.unsqueeze(1), graph).squeeze(1)
+            return spread if source is None else spread + source
 
-        return rate
+        return reached
 
     def embed(
         self,
@@ -118,6 +119,12 @@ class GRAND(Encoder):
             refuse_beyond_memory(needed, graph.device, what, "train with batch_size=…, or fewer layers")
         z = linear(self.input, x, self.dropout, self.training)
         step = self.step_size if self.time is None else self.time / self.num_layers
-        rate = self.flow(z, graph)
-        z = integrate(rate, z, self.num_layers, step, method=self.method, tolerance=self.tolerance)
+        reached = self.towards(z, graph)
+        if self.method == "euler":  # one operation a step, and none where the step is a whole one
+            for _ in range(self.num_layers):
+                z = reached(z) if isinstance(step, (int, float)) and step == 1 else torch.lerp(z, reached(z), step)
+        else:
+            z = integrate(
+                lambda z: reached(z) - z, z, self.num_layers, step, method=self.method, tolerance=self.tolerance
+            )
         return dropout(functional.relu(z), self.dropout, self.training)

@@ -7,10 +7,12 @@ from torch import Tensor, nn
 
 from difformer.attention.memory import free_bytes
 from difformer.attention.segments import Segments
+from difformer.eager import is_eager
 from difformer.graph import Graph
 from difformer.nn.dropout import dropout
 from difformer.nn.structure import as_structure
-from difformer.sparse import SparseMatrix
+from difformer.sparse import CSR, SparseMatrix
+from difformer.zoo.kept import Kept
 
 WORTH_A_LOOK = 2**28  # bytes: what is smaller is not worth asking the system for
 
@@ -33,8 +35,30 @@ def mapped(weight: Tensor, x: Tensor | SparseMatrix, rate: float | Tensor = 0.0,
             return dropout(x, rate, training) @ weight.T
         x = SparseMatrix.from_tensor(x)
     if training and (isinstance(rate, Tensor) or rate > 0):
-        return _product(x, dropout(x.rows.value, rate, training), weight.T.contiguous())
+        values = dropout(x.rows.value, rate, training)
+        if x.device.type == "cpu" and is_eager(values, weight) and not values.requires_grad:
+            return _with_values(x, values) @ weight.T
+        return _product(x, values, weight.T.contiguous())
     return x @ weight.T
+
+
+_columns: Kept[tuple[Tensor, Tensor]] = Kept()
+
+
+def _with_values(x: SparseMatrix, values: Tensor) -> SparseMatrix:
+    """`x` with other values in the order of its rows; where they stand by columns is worked out once."""
+    order, row = _columns.of(x, (), lambda: _by_columns(x))
+    rows, columns = x.rows, x.columns
+    return SparseMatrix(
+        x.shape, CSR(rows.crow, rows.col, values), CSR(columns.crow, row, values.index_select(0, order))
+    )
+
+
+def _by_columns(x: SparseMatrix) -> tuple[Tensor, Tensor]:
+    order = torch.argsort(x.rows.col, stable=True)
+    count = (x.rows.crow[1:] - x.rows.crow[:-1]).long()
+    row = torch.arange(count.numel(), device=count.device).repeat_interleave(count)
+    return order, row[order].to(x.columns.col.dtype)
 
 
 def _product(x: SparseMatrix, values: Tensor, columns: Tensor) -> Tensor:

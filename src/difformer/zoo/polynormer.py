@@ -3,6 +3,7 @@ r"""Polynormer of Deng, Yue and Zhang (ICLR 2024): attention whose output is a p
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,12 @@ from difformer.zoo.inputs import linear, observed_graph, refuse_beyond_memory
 from difformer.zoo.random_features import linear_attention
 
 FIRST_BETA = 0.9
+
+
+def maps(z: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Linear maps of the same states by one product."""
+    joined = functional.linear(z, torch.cat(list(weights)), torch.cat(list(biases)))
+    return joined.split([weight.shape[0] for weight in weights], 1)
 
 
 class LocalLayer(nn.Module):
@@ -44,12 +51,22 @@ class LocalLayer(nn.Module):
         self.dropout = dropout
 
     def forward(self, z: Tensor, graph: Graph) -> Tensor:
-        z = self.before(z)
-        values = self.attention.values(z)
-        attended = edge_sum(self.attention.weights(values, graph), values, graph).flatten(1) + self.bias
-        messages = dropout(functional.relu(attended + self.direct(z)), self.dropout, self.training)
+        none = torch.zeros_like(self.bias)
+        values, direct, gate = maps(
+            self.before(z),
+            (self.attention.linear.weight, self.direct.weight, self.gate.weight),
+            (none, self.direct.bias + self.bias, self.gate.bias),
+        )
+        values = values.unflatten(1, self.attention.shape)
+        attended = edge_sum(self.attention.weights(values, graph), values, graph).flatten(1)
+        messages = dropout(functional.relu(attended + direct), self.dropout, self.training)
         beta = torch.sigmoid(self.beta)
-        return (1 - beta) * self.norm(functional.relu(self.gate(z)) * messages) + beta * messages
+        # 1 - β on the norm's own scale and shift, which are short.
+        scale, shift = (1 - beta) * self.norm.weight, (1 - beta) * self.norm.bias
+        gated = functional.relu(gate) * messages
+        return torch.addcmul(
+            functional.layer_norm(gated, self.norm.normalized_shape, scale, shift, self.norm.eps), messages, beta
+        )
 
 
 class GlobalLayer(nn.Module):
@@ -68,9 +85,14 @@ class GlobalLayer(nn.Module):
         self.heads, self.dropout = heads, dropout
 
     def forward(self, z: Tensor, segments: Segments | None) -> Tensor:
-        q, k, v = (layer(z).unflatten(1, (self.heads, -1)) for layer in (self.query, self.key, self.value))
+        layers = (self.query, self.key, self.value, self.gate)
+        shift = self.gate.bias + torch.sigmoid(self.beta)
+        *qkv, gate = maps(
+            z, [layer.weight for layer in layers], (self.query.bias, self.key.bias, self.value.bias, shift)
+        )
+        q, k, v = (part.unflatten(1, (self.heads, z.shape[1] // self.heads)) for part in qkv)
         attended = linear_attention(torch.sigmoid(q), torch.sigmoid(k), v, segments).flatten(1)
-        z = functional.relu(self.norm(attended) * (self.gate(z) + torch.sigmoid(self.beta)))
+        z = functional.relu(self.norm(attended) * gate)
         return dropout(z, self.dropout, self.training)
 
 

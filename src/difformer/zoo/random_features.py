@@ -20,6 +20,7 @@ from difformer.attention.segments import Segments
 from difformer.zoo.per_graph import by_graph, graph_max
 
 FLOOR = 1e-6  # of a feature, whose largest is 1: a query and keys that share none still have a sum to divide by
+FEW_HEADS = 8  # for which products between heads are cheap
 SMALLEST = 1e-30  # a sum over keys is far above, but for queries of padding, which are zero
 
 
@@ -40,19 +41,18 @@ def log_features(x: Tensor, projection: Tensor) -> Tensor:
 
 
 def query_features(q: Tensor, projection: Tensor) -> Tensor:
-    """φ(q) up to a factor of each query."""
-    logs = log_features(q, projection)
-    return (logs - logs.amax(-1, keepdim=True).detach()).exp() + FLOOR
+    """φ(q) up to a factor of each query, so that ‖q‖² does not matter."""
+    return relative_features(q @ projection.T)
 
 
-def key_features(k: Tensor, projection: Tensor, segments: Segments | None, noise: Tensor | None = None) -> Tensor:
-    """φ(k) up to a factor of each graph and head; ``k [N, H, d]`` → ``[N, H, m]``.
+def relative_features(products: Tensor) -> Tensor:
+    """Features of queries from products ωᵀq ``[…, m]``."""
+    return (products - products.detach().amax(-1, keepdim=True)).exp() + FLOOR
 
-    With ``noise [N, H, S]`` it is S times as many, ``[N, H, S, m]``, each times the exponential of its noise.
-    """
+
+def key_features(k: Tensor, projection: Tensor, segments: Segments | None) -> Tensor:
+    """φ(k) up to a factor of each graph and head; ``k [N, H, d]`` → ``[N, H, m]``."""
     logs = log_features(k, projection)
-    if noise is not None:
-        logs = logs.unsqueeze(2) + noise.unsqueeze(-1)
     return (logs - graph_max(logs.amax(-1), segments).unsqueeze(-1)).exp() + FLOOR
 
 
@@ -68,7 +68,15 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments | None)
     Returns:
         ``[N, H, c]``.
     """
-    return by_graph(_attend, segments, q, k, v)
+    heads = q.shape[1]
+    if segments is not None or heads > FEW_HEADS:
+        return by_graph(_attend, segments, q, k, v)
+    # Products of all heads with all others, and zeros but for their own: cheaper than bringing heads to the front.
+    own = torch.eye(heads, dtype=q.dtype, device=q.device)
+    outer = (k.flatten(1).T @ v.flatten(1)).view(heads, k.shape[2], heads, v.shape[2]) * own.view(heads, 1, heads, 1)
+    total = q.flatten(1) @ (k.sum(0).unsqueeze(-1) * own.unsqueeze(1)).flatten(0, 1)
+    found = q.flatten(1) @ outer.flatten(2).flatten(0, 1)
+    return found.view_as(v) * total.clamp_min(SMALLEST).reciprocal().unsqueeze(-1)
 
 
 def _attend(mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
