@@ -367,8 +367,26 @@ def test_polynormers_global_attention_is_its_dense_form():
     q, k, v = (part(z).unflatten(1, (2, 4)) for part in (layer.query, layer.key, layer.value))
     weights = torch.einsum("nhd,mhd->hnm", torch.sigmoid(q), torch.sigmoid(k))
     attended = torch.einsum("hnm,mhc->nhc", weights / weights.sum(-1, keepdim=True), v).flatten(1)
-    expected = torch.relu(layer.norm(attended) * (layer.gate(z) + torch.sigmoid(layer.beta)))
-    torch.testing.assert_close(layer(z, None), expected, rtol=1e-4, atol=1e-5)
+    joining = torch.nn.Linear(8, 8)
+    expected = torch.relu(joining(layer.norm(attended) * (layer.gate(z) + torch.sigmoid(layer.beta))))
+    torch.testing.assert_close(layer(z, None, joining), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_polynormer_drops_where_its_authors_do(monkeypatch):
+    from difformer.zoo import inputs, polynormer
+
+    calls = []
+
+    def counted(x, rate, training):
+        calls.append(rate)
+        return x
+
+    monkeypatch.setattr(polynormer, "dropout", counted)
+    monkeypatch.setattr(inputs, "dropout", counted)
+    model = made("polynormer", num_layers=3, global_layers=2, local_passes=0, dropout=0.4, input_dropout=0.1).train()
+    model(points(), some_edges())
+    # The features, what they are mapped to, once in each local layer and once after each global one.
+    assert calls == [0.1, *[0.4] * (1 + 3 + 2)]
 
 
 def test_polynormer_goes_from_local_to_global():

@@ -37,7 +37,7 @@ class LocalLayer(nn.Module):
         M = \mathrm{ReLU}(\mathrm{GAT}(Z) + Z W), \quad H = \mathrm{ReLU}(Z U), \quad
         Z^+ = (1 - β) \, \mathrm{norm}(H ⊙ M) + β M, \qquad β = σ(b)
 
-    β has one value for each channel, 0.9 at first.
+    β has one value for each channel, 0.9 at first (the authors begin near ½, or with a constant of their choice).
     """
 
     def __init__(self, channels: int, heads: int, dropout: float, pre_norm: bool = False) -> None:
@@ -74,7 +74,10 @@ class GlobalLayer(nn.Module):
 
     .. math::
         P_i = \frac{σ(q_i)^\top \sum_j σ(k_j) v_j^\top}{σ(q_i)^\top \sum_j σ(k_j)}, \qquad
-        Z^+ = \mathrm{ReLU}(\mathrm{norm}(P) ⊙ (Z U + σ(b)))
+        Z^+ = \mathrm{ReLU}((\mathrm{norm}(P) ⊙ (Z U + σ(b))) W_O)
+
+    W_O is shared by all global layers. The authors' code lets queries be keys; here each has a map of its own, as in
+    the paper's equation.
     """
 
     def __init__(self, channels: int, heads: int, dropout: float) -> None:
@@ -84,7 +87,7 @@ class GlobalLayer(nn.Module):
         self.beta = nn.Parameter(torch.zeros(channels))
         self.heads, self.dropout = heads, dropout
 
-    def forward(self, z: Tensor, segments: Segments | None) -> Tensor:
+    def forward(self, z: Tensor, segments: Segments | None, joining: nn.Module) -> Tensor:
         layers = (self.query, self.key, self.value, self.gate)
         shift = self.gate.bias + torch.sigmoid(self.beta)
         *qkv, gate = maps(
@@ -92,7 +95,7 @@ class GlobalLayer(nn.Module):
         )
         q, k, v = (part.unflatten(1, (self.heads, z.shape[1] // self.heads)) for part in qkv)
         attended = linear_attention(torch.sigmoid(q), torch.sigmoid(k), v, segments).flatten(1)
-        z = functional.relu(self.norm(attended) * gate)
+        z = functional.relu(joining(self.norm(attended) * gate))
         return dropout(z, self.dropout, self.training)
 
 
@@ -110,7 +113,7 @@ class Polynormer(Encoder):
         num_layers: Local layers.
         global_layers: Global layers; 0 for none.
         num_heads: Heads; None takes 8, or the largest part of it that divides `hidden_channels`.
-        dropout: Before each local layer and after all.
+        dropout: After the input's map, of a local layer's messages, and after a global layer.
         input_dropout: Of the features.
         local_passes: Passes of training without the global layers.
         pre_norm: Whether a LayerNorm comes before each local layer: small features get lost in a deep stack without.
@@ -141,6 +144,7 @@ class Polynormer(Encoder):
             raise ValueError(f"num_heads must divide hidden_channels = {hidden_channels}, got {num_heads!r}")
         self.input = nn.Linear(in_channels, hidden_channels)
         self.local = nn.ModuleList(LocalLayer(hidden_channels, heads, dropout, pre_norm) for _ in range(num_layers))
+        self.joining = nn.Linear(hidden_channels, hidden_channels) if global_layers else nn.Identity()
         self.everywhere = nn.ModuleList(GlobalLayer(hidden_channels, heads, dropout) for _ in range(global_layers))
         self.norm = nn.LayerNorm(hidden_channels)
         self.local_output = nn.Linear(hidden_channels, out_channels) if local_passes and global_layers else None
@@ -170,14 +174,14 @@ class Polynormer(Encoder):
             self.passes += 1
         z = dropout(linear(self.input, x, self.input_dropout, self.training), self.dropout, self.training)
         total = torch.zeros_like(z)
-        for k, layer in enumerate(self.local):
-            z = layer(z if k == 0 else dropout(z, self.dropout, self.training), graph)
+        for layer in self.local:
+            z = layer(z, graph)
             total = total + z
         if self._begins() or not len(self.everywhere):
             return total
         z = self.norm(total)
         for layer in self.everywhere:
-            z = layer(z, structure.segments)
+            z = layer(z, structure.segments, self.joining)
         return z
 
     def decode(self, states: Tensor) -> Tensor:
