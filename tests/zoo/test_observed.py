@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from difformer import Graph, zoo
 from difformer.diffusion import diffuse, models
-from difformer.zoo.edges import edge_scores, edge_softmax, edge_sum, from_sources, from_targets
+from difformer.zoo.edges import attention_bytes, edge_scores, edge_softmax, edge_sum, from_sources, from_targets
 
 
 def problem(nodes=20, features=6, edges=50, seed=0):
@@ -253,6 +253,20 @@ def test_attention_keeps_little_for_the_backward_pass():
     weight, v = torch.rand(5000, 1, requires_grad=True), torch.randn(100, 1, 64, requires_grad=True)
     kept = saved_bytes(lambda: edge_sum(weight, v, graph))
     assert kept < 4 * 5000 * 64 / 8  # gathered rows alone would be eight times as much
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "more"),
+    [("gat", {}, (8, 64, 2)), ("grand", {}, (4, 64, 8)), ("polynormer", {"local_passes": 0}, (8, 5 * 64, 5))],
+    ids=["gat", "grand", "polynormer"],
+)
+def test_memory_of_attention_is_neither_forgotten_nor_invented(name, options, more):
+    from difformer.training.stacked_memory import saved_bytes
+
+    x, edge_index, _ = problem(nodes=1000, edges=10_000)
+    graph, model = Graph(edge_index, 1000), zoo.build(name, 6, 3, **options).train()
+    expected = attention_bytes(graph.with_self_loops(), *more)
+    assert expected / 2 < saved_bytes(lambda: model(x, graph)) < expected
 
 
 def test_what_does_not_fit_is_refused_beforehand(monkeypatch):

@@ -157,6 +157,24 @@ def test_linear_attention_is_its_dense_form(heads):
     torch.testing.assert_close(linear_attention(q, k, v, None), expected)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"samples": 0}, {"num_heads": 2, "num_layers": 1}, {"random_features": 64, "samples": 10}], ids=str
+)
+def test_nodeformers_memory_is_known_beforehand(options, monkeypatch):
+    from difformer.training.stacked_memory import saved_bytes
+    from difformer.zoo import inputs
+
+    torch.manual_seed(0)
+    model, x, edges = zoo.build("nodeformer", 6, 3, **options).train(), points(500), some_edges(500, 1000)
+    assert saved_bytes(lambda: model(x, edges)) == pytest.approx(model._bytes(500), rel=0.35)
+    monkeypatch.setattr(inputs, "WORTH_A_LOOK", 0)
+    monkeypatch.setattr(inputs, "free_bytes", lambda device: 1000)
+    with pytest.raises(MemoryError, match=r"nodeformer on 500 nodes needs about .* GiB are free on cpu; train with"):
+        model(x, edges)
+    with torch.no_grad():
+        model(x, edges)
+
+
 def test_nodeformer_trains_on_many_small_graphs():
     # The largest noise of a large batch lies far above that of a small graph, which must not vanish beside it.
     torch.manual_seed(0)

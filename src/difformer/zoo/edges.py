@@ -222,5 +222,5 @@ def _largest(scores: Tensor, graph: Graph) -> Tensor:
 
 
 def attention_bytes(graph: Graph, heads: int, channels: int, layers: int) -> float:
-    """Bytes that training keeps for attention along edges: a few numbers an edge and head, a few a state."""
-    return 4.0 * layers * (6 * graph.num_edges * heads + 8 * graph.num_nodes * channels)
+    """Bytes that training keeps for attention along edges: four numbers an edge and head, four a state."""
+    return 16.0 * layers * (graph.num_edges * heads + graph.num_nodes * channels)

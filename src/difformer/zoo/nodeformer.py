@@ -16,7 +16,7 @@ from difformer.nn.protocol import Edges, Features
 from difformer.nn.structure import Structure, as_structure
 from difformer.zoo.base import Encoder, check_layers, check_positive, check_rate
 from difformer.zoo.edges import edge_scores
-from difformer.zoo.inputs import linear, observed_graph
+from difformer.zoo.inputs import linear, observed_graph, refuse_beyond_memory
 from difformer.zoo.per_graph import by_graph, graph_max, graph_sum
 from difformer.zoo.random_features import SMALLEST, draw_projection, key_features, relative_features
 
@@ -233,6 +233,13 @@ class NodeFormer(Encoder):
         graph = None
         if edge_index is not None:
             graph = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
+        if torch.is_grad_enabled():
+            refuse_beyond_memory(
+                self._bytes(x.shape[0]),
+                x.device,
+                f"nodeformer on {x.shape[0]:,} nodes",
+                "train with batch_size=…, or fewer samples, random_features or num_heads",
+            )
         z = dropout(functional.elu(self.norms[0](linear(self.input, x))), self.dropout, self.training)
         losses = []
         for layer, norm in zip(self.layers, self.norms[1:], strict=True):
@@ -243,6 +250,14 @@ class NodeFormer(Encoder):
         nothing = z.new_zeros(()) if graph is None else None
         self._penalty = torch.stack(losses).mean() if losses else nothing
         return z
+
+    def _bytes(self, rows: int) -> float:
+        """What training keeps: features of queries and keys, four times those of each draw, and a few states."""
+        first = self.layers[0]
+        assert isinstance(first, NodeFormerLayer)
+        (heads, channels), features = first.shape, first.projection.shape[0]
+        draws = max(1, first.samples)
+        return 4.0 * rows * len(self.layers) * (heads * (features * (4 * draws + 8) + 4 * channels) + 12 * channels)
 
     def penalty(self) -> Tensor:
         """λ times the edge loss of the last pass, a mean over layers; zero where nothing is observed."""

@@ -166,7 +166,7 @@ class Polynormer(Encoder):
         graph = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
         assert graph is not None  # there always are self-loops
         if torch.is_grad_enabled():
-            needed = attention_bytes(graph, self.heads, 2 * self.channels, len(self.local))
+            needed = attention_bytes(graph, self.heads, 5 * self.channels, len(self.local))
             refuse_beyond_memory(
                 needed, graph.device, f"polynormer on {graph.num_edges:,} edges", "train with batch_size=…"
             )
