@@ -68,6 +68,18 @@ def test_without_a_place_to_write_to(fresh, monkeypatch):
 
 
 @needs_compiler
+def test_without_a_home(fresh, monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("DIFFORMER_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(build.Path, "home", homeless)
+    assert library() is None
+    assert "DIFFORMER_CACHE names one" in explain()
+
+
+@needs_compiler
 def test_in_a_folder_that_is_read_only(fresh, monkeypatch):
     def refused(*_):
         raise PermissionError(13, "Permission denied", "cache")

@@ -188,3 +188,18 @@ def test_backward_twice_and_no_second_derivative():
     (grad,) = torch.autograd.grad(loss, x, create_graph=True)
     with pytest.raises(RuntimeError, match="backend='reference'"):
         grad.sum().backward()
+
+
+def test_a_frozen_model_keeps_nothing_and_frozen_parts_get_no_gradient(passes_made):
+    torch.manual_seed(0)
+    model, x = DIFFormer(5, 33, 3), torch.randn(100, 5)
+    whole = model(x)
+    model.requires_grad_(False)
+    frozen = model(x)
+    assert not frozen.requires_grad
+    assert torch.equal(whole, frozen)
+    model.norms[0].weight.requires_grad_(True)
+    (grad,) = torch.autograd.grad(model(x).square().sum(), model.norms[0].weight)
+    model.requires_grad_(True)
+    assert torch.equal(grad, torch.autograd.grad(model(x).square().sum(), model.norms[0].weight)[0])
+    assert "pull_answers" in passes_made

@@ -96,9 +96,13 @@ def _look() -> Found:
     compiler = _compiler()
     if compiler is None:
         return _none("there is no C compiler (cc, gcc or clang on the PATH, or the variable CC)")
+    try:
+        folder = _folder()
+    except RuntimeError as error:  # a user without a home
+        return _none(f"there is no place to keep them ({error}); DIFFORMER_CACHE names one")
     said = "nothing was tried"
     for flags in FLAGS:
-        path = _folder() / f"{_name(compiler, flags)}.so"
+        path = folder / f"{_name(compiler, flags)}.so"
         try:
             if not path.exists():
                 _compile(compiler, flags, path)
@@ -108,7 +112,7 @@ def _look() -> Found:
         except subprocess.TimeoutExpired:
             return _none(f"{compiler} took longer than {LONGEST_COMPILATION:.0f} s")
         except OSError as error:
-            return _none(f"there is no place to keep them ({error})")
+            return _none(f"there is no place to keep them ({error}); DIFFORMER_CACHE names another")
         try:
             loaded = _load(path)
         except OSError as error:  # functions of threads that torch does not have

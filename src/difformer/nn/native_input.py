@@ -20,7 +20,7 @@ from difformer.native.passes import padded, run, serves
 from difformer.nn.dropout import dropout, next_mask
 from difformer.nn.layer_norm import LayerNorm
 from difformer.nn.linear import linear
-from difformer.nn.native_step import Tail
+from difformer.nn.native_step import Tail, tracks
 from difformer.sparse import SparseMatrix, add_product
 
 
@@ -134,8 +134,8 @@ def native_input(
     found = norm if isinstance(norm, LayerNorm) else None
     tail = Tail(None if found is None else found.eps, True, mask)
     scale = (None, None) if found is None else (found.weight, found.bias)
-    if torch.is_grad_enabled():
-        given = (None, x) if isinstance(x, SparseMatrix) else (x, None)
+    given = (None, x) if isinstance(x, SparseMatrix) else (x, None)
+    if tracks(given[0], layer.weight, layer.bias, *scale):
         out: Tensor = _Input.apply(*given, layer.weight, layer.bias, *scale, tail)
     else:
         out = _forward(x, (layer.weight, layer.bias), scale, tail, keep=False)[0]

@@ -223,6 +223,11 @@ def _gradients(
 _differentiate = once_differentiated(_gradients)
 
 
+def tracks(*tensors: Tensor | None) -> bool:
+    """Whether somebody may ask for a gradient; otherwise nothing is kept."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
 def native_step(
     z: Tensor, source: Tensor | None, norm: nn.LayerNorm | None, plan: Plan, parameters: tuple[Tensor, ...]
 ) -> Tensor:
@@ -237,6 +242,6 @@ def native_step(
     """
     z, source = z.contiguous(), None if source is None else source.contiguous()
     weight, bias = (None, None) if norm is None else (norm.weight, norm.bias)
-    if torch.is_grad_enabled():
+    if tracks(z, source, weight, bias, *parameters):
         return _Layer.apply(z, source, weight, bias, plan, *parameters)
     return _forward(z, source, (weight, bias), plan, parameters, keep=False)[0]
