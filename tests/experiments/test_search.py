@@ -6,6 +6,7 @@ import pytest
 from difformer.experiments import search
 from difformer.experiments.presets import read_preset
 from difformer.training import NonFiniteLossError
+from difformer.training.spaces import Space
 
 ARGUMENTS = ["karate", "--models", "gcn", "mlp", "--trials", "3", "--set", "epochs=4", "--device", "cpu"]
 
@@ -73,3 +74,11 @@ def test_customary_values_may_be_the_first_of_the_trials(tmp_path):
         for line in lines(tmp_path)
         if line["settings"] in [*tried[:2], tried[3]] and line["model"] == "gcn"
     )
+
+
+def test_customary_values_that_are_drawn_too_are_one_trial():
+    space = Space("small", {"dropout": (0.1, 0.2, 0.3)})
+    for rate in (0.1, 0.2, 0.3):
+        points = search.points_of(space, "gcn", 3, 0, {"dropout": rate})
+        assert points[0] == {"dropout": rate}
+        assert sorted(point["dropout"] for point in points) == [0.1, 0.2, 0.3]

@@ -52,8 +52,9 @@ def space_of(task: Task, model: str, fixed: Settings, axes: dict[str, Sequence[A
 def points_of(space: Space, model: str, count: int, seed: int, first: Settings) -> list[Settings]:
     """`count` settings: `first`, as far as the model has them, then points of the space in the seed's order."""
     known = {*TrainConfig().to_dict(), *options_of(model)}
-    begin = [chosen] if (chosen := {key: value for key, value in first.items() if key in known}) else []
-    return [*begin, *space.points(count - len(begin), seed)]
+    chosen = {key: value for key, value in first.items() if key in known}
+    others = [point for point in space.points(count, seed) if point != chosen]
+    return [chosen, *others[: count - 1]] if chosen else others
 
 
 def search(task: Task, question: Question, points: Sequence[Settings], device: str) -> Iterable[Found]:
