@@ -44,7 +44,9 @@ def normalised(a):
 def test_rings_are_exact(directed):
     edges = some_edges()
     edges = torch.cat([edges[:, ::2] if directed else edges, torch.tensor([[0, 3], [0, 3]]), edges[:, :4]], 1)
+    edges = torch.cat([edges, torch.tensor([[0, 1, 0], [1, 2, 2]])], 1)  # who is near by two ways is near
     near = (adjacency(edges) > 0) & ~torch.eye(24, dtype=torch.bool)
+    assert ((near.float() @ near.float() > 0) & near).any()
     two = (near.float() @ near.float() > 0) & ~near & ~torch.eye(24, dtype=torch.bool)
     one, second = (adjacency(ring.edge_index) for ring in rings(Graph(edges, 24)))
     assert torch.equal(one > 0, near)
@@ -181,6 +183,24 @@ def test_cpgnn_propagates_beliefs_as_defined():
     now = start + a @ now @ model.compatibility
     torch.testing.assert_close(model(x, edges), now, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(model.penalty(), model.compatibility.sum(1).abs().sum())
+
+
+def test_cpgnn_trains_its_perceptron_along():
+    torch.manual_seed(0)
+    options = {"pretraining": 1, "prior_loss": 0.7, "centring": 0.3, "dropout": 0.0}
+    model, x, edges = zoo.build("cpgnn", 6, 3, **options).train(), points(), some_edges()
+    labels, index = torch.arange(24) % 3, torch.arange(12)
+    model.observe(labels, index)
+    alone = model(x, edges)
+    torch.testing.assert_close(alone, model.prior[1](torch.relu(model.prior[0](x))))  # nothing else at first
+    assert float(model.penalty()) == 0
+    assert not model.compatibility.any()
+    model(x, edges)
+    graph, beliefs = Graph(edges[:, edges[0] != edges[1]], 24), torch.softmax(alone.detach(), 1)
+    found = estimated_compatibility(graph, beliefs, labels[index], index) - 1 / 3
+    torch.testing.assert_close(model.compatibility.detach(), found)
+    own = functional.cross_entropy(alone[index], labels[index])
+    torch.testing.assert_close(model.penalty(), 0.7 * own + 0.3 * found.sum(1).abs().sum())
 
 
 def test_cpgnn_says_what_it_needs():
