@@ -190,6 +190,14 @@ def test_a_model_can_be_sent_to_another_process(name):
     torch.testing.assert_close(again(x, edge_index), expected)
 
 
+@pytest.mark.parametrize("name", ["gat", "glcn", "nodeformer"])
+def test_attention_along_edges_can_be_exported(name):
+    model, (x, edge_index) = made(name), problem()
+    with torch.no_grad():
+        program = torch.export.export(model, (x, edge_index)).module()
+        torch.testing.assert_close(program(x, edge_index), model(x, edge_index))
+
+
 @pytest.mark.parametrize(
     ("name", "options", "complaint"),
     [

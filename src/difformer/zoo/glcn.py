@@ -109,8 +109,9 @@ class GLCN(Encoder):
 
     def _on_edges(self, p: Tensor, graph: Graph) -> _OnEdges:
         source, target = graph.edge_index
-        needed = 16.0 * graph.num_edges * p.shape[1]
-        refuse_beyond_memory(needed, p.device, f"glcn on {graph.num_edges:,} edges", "take fewer graph_channels")
+        if not torch.compiler.is_compiling():
+            needed = 16.0 * graph.num_edges * p.shape[1]
+            refuse_beyond_memory(needed, p.device, f"glcn on {graph.num_edges:,} edges", "take fewer graph_channels")
         distance = (p.index_select(0, target) - p.index_select(0, source)).abs() @ self.metric
         return _OnEdges(edge_softmax(functional.relu(distance), graph), graph)
 
