@@ -336,3 +336,15 @@ def test_a_request_that_cannot_be_met_leaves_no_folder(settings, complaint, tmp_
     with pytest.raises(ValueError, match=complaint):
         fit(blocks(), CONFIG.replace(**settings), seeds=1, out=tmp_path / "run", device="cpu")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_knows_its_kernels_and_says_where_they_change(tmp_path, monkeypatch):
+    config = CONFIG.replace(options={"hidden_channels": 32}, epochs=2)
+    monkeypatch.setattr("difformer.training.rundescription.library", lambda: object())
+    fit(blocks(n=600), config, seeds=1, out=tmp_path / "long", device="cpu")
+    fit(blocks(), config, seeds=1, out=tmp_path / "short", device="cpu")
+    assert RunFolder.open(tmp_path / "long").about["run"]["kernels"] == "C"
+    assert "kernels" not in RunFolder.open(tmp_path / "short").about["run"]  # nothing is compiled for it
+    monkeypatch.setattr("difformer.training.rundescription.library", lambda: None)
+    with pytest.warns(UserWarning, match="was begun with kernels in C, now torch: results may differ"):
+        resume(tmp_path / "long", task=blocks(n=600), device="cpu")

@@ -8,7 +8,7 @@ import torch
 
 from difformer.data import Task
 from difformer.training.config import TrainConfig
-from difformer.training.rundescription import description
+from difformer.training.rundescription import description, kernels
 from difformer.training.runfiles import RunFolderError
 from difformer.training.runfolder import RunFolder
 
@@ -42,6 +42,8 @@ def warn_of_changes(folder: RunFolder) -> None:
     """Numbers are the same to the bit only where they are added in the same order."""
     here = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     there = {"torch": folder.about["versions"]["torch"], "threads": folder.about["run"]["threads"]}
+    if "kernels" in folder.about["run"]:
+        here["kernels in"], there["kernels in"] = kernels(), folder.about["run"]["kernels"]
     changed = [f"{name} {there[name]}, now {here[name]}" for name in here if here[name] != there[name]]
     if changed:
         warnings.warn(

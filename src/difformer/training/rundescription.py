@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from difformer.data import Task
+from difformer.native import library
+from difformer.native.passes import FEWEST_ELEMENTS
 from difformer.training.config import TrainConfig
 from difformer.training.devices import describe
 from difformer.training.source import TaskSource
@@ -53,6 +55,7 @@ def description(
             "device": str(device),
             "device_name": describe(device),
             "threads": torch.get_num_threads(),
+            **({"kernels": kernels()} if _profits_from_kernels(task, config, device) else {}),
         },
         "versions": {
             "difformer": __version__,
@@ -64,6 +67,17 @@ def description(
         "model": {"name": config.model, "options": {**options_of(config.model), **config.options}},
         "training": training,
     }
+
+
+def kernels() -> str:
+    """Which passes over rows this process has: ``"C"`` or ``"torch"``, which agree to rounding."""
+    return "torch" if library() is None else "C"
+
+
+def _profits_from_kernels(task: Task, config: TrainConfig, device: torch.device) -> bool:
+    """Whether a pass is long enough for kernels in C; for others nothing is compiled."""
+    rows = task.num_nodes * (task.num_instances if task.kind == "series" else 1)
+    return device.type == "cpu" and rows * int(config.options.get("hidden_channels", 64)) >= FEWEST_ELEMENTS
 
 
 def default_path(task_name: str, model: str, parent: str | Path = "runs") -> Path:
