@@ -27,6 +27,10 @@ from difformer.native.passes import run, serves
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
 warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
 
+LONG_ROWS = (
+    64  # channels from which the kernel in C is as quick as the vendor's product; at 8 it takes six times as long
+)
+
 
 @dataclass(frozen=True)
 class CSR:
@@ -127,7 +131,7 @@ def add_product(matrix: CSR, x: Tensor, out: Tensor, *, beta: float = 1.0, alpha
         return out.zero_() if beta == 0 else out.mul_(beta)
     size = (matrix.crow.numel() - 1, x.shape[0])
     narrow = matrix.crow.dtype == torch.int32 and out.is_contiguous()
-    if narrow and serves(size[0], x.shape[1], x, out, matrix.value):
+    if narrow and x.shape[1] >= LONG_ROWS and serves(size[0], x.shape[1], x, out, matrix.value):
         edges: dict[str, Any] = {"crow": matrix.crow, "col": matrix.col, "entry": matrix.value}
         run(
             "multiply_rows",

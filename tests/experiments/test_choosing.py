@@ -54,12 +54,14 @@ def test_series_without_graph_have_presets_of_their_own():
     temporal = find("temporal")
     data = next(one for one in temporal.data if one.key == "covid-published")
     system = next(one for one in temporal.systems if one.key == "difformer-s-no-graph")
-    (only,) = choices(temporal, data, system, load_presets())
+    only, *tuned = choices(temporal, data, system, load_presets())
     assert only.name == "public-code"
+    assert [choice.name for choice in tuned] == ["paper", "best"]
+    assert {choice.settings["graph"] for choice in tuned} == {"none"}
     assert (only.settings["weight_decay"], only.settings["graph"]) == (0.005, "none")
     assert (only.settings["loss"], only.settings["metric"]) == ("broadcast-mse", "broadcast-mse")
     true = next(one for one in temporal.data if one.key == "covid")
-    (only,) = choices(temporal, true, system, load_presets())
+    only, *_ = choices(temporal, true, system, load_presets())
     assert (only.settings["loss"], only.settings["metric"]) == ("auto", "mse")
 
 

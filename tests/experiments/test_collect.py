@@ -27,7 +27,15 @@ dataset = "cora"
 [preset.settings]
 dropout = 0.5
 """
-NEW = Preset("paper", "gcn", "cora", {"dropout": 0.7, "graph": "knn:5"}, source="here", validation=0.8, trials=16)
+NEW = Preset(
+    "paper",
+    "gcn",
+    "cora",
+    {"dropout": 0.7, "graph": "knn:5", "patience": None},
+    source="here",
+    validation=0.8,
+    trials=16,
+)
 
 
 def presets_of(text, tmp_path):

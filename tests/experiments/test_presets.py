@@ -110,8 +110,8 @@ def test_the_settings_of_a_preset_go_before_those_it_inherits():
     ("name", "model", "dataset", "complaint"),
     [
         ("public_code", "difformer-s", "cora", "did you mean 'public-code'"),
-        ("paper", "difformer-s", "cora", "for that pair there is public-code"),
-        ("public-code", "mlp", "cora", "on cora it exists for difformer-a, difformer-s"),
+        ("best", "difformer-a", "actor", "for that pair there is public-code"),
+        ("public-code", "sgformer", "cora", "on cora it exists for difformer-a, difformer-s"),
         ("public-code", "difformer-s", "wine", "it exists for 20news, actor"),
     ],
 )

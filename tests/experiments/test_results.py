@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from small_experiment import line
 
@@ -37,10 +39,10 @@ def test_the_page_says_what_was_run_and_what_was_not(tmp_path):
 
 def test_many_seeds_of_one_row_do_not_make_a_table_complete(tmp_path):
     ledger = Ledger(tmp_path / "energy")
-    for seed in range(20):  # the whole table has 18 runs
+    for seed in range(40):  # more than the whole table has runs
         ledger.append(line("difformer-s", seed, 0.85, data="cora", quick=False, preset="public-code"))
     (row,) = [text for text in page(tmp_path).splitlines() if text.startswith("| energy |")]
-    assert "20 of 18" in row
+    assert re.search(r"40 of [123]\d ", row)
     assert "**partial**" in row
 
 

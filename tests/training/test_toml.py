@@ -47,3 +47,7 @@ def test_what_a_file_cannot_hold_is_named():
         toml.dumps({"model": {"options": {"f": _kinds}}})
     with pytest.raises(TypeError, match="the name is taken"):
         toml.dumps({"unset": 1})
+
+
+def test_none_in_a_list_of_tables():
+    assert toml.loads('[[a]]\nb = 1\n[a.c]\nunset = ["d"]\n') == {"a": [{"b": 1, "c": {"d": None}}]}

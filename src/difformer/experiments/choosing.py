@@ -21,6 +21,8 @@ NO_TRAINING = "no training"
 TUNED = "tuned"  # what `difformer tune` calls its file, whose settings are the best that it found
 OURS = ("public-code", "paper", "best")
 RIVALS = ("best", "paper")
+# Where one row has to do: our own grid, else the authors' values, else the paper's grid, which stays behind those.
+ONE_OF_OURS = ("best", "public-code", "paper")
 SUFFIXES = ("", "-no-graph")
 
 
@@ -92,7 +94,9 @@ def choices(
     last = {**system.settings, **_known(system.model, data.settings)}
     if quick:
         last = {**_known(system.model, experiment.quick_settings), **last}
-    order = OURS if system.role != "rival" else RIVALS
+    order: tuple[str, ...] = OURS if system.role != "rival" else RIVALS
+    if experiment.only_preset:
+        order = (experiment.only_preset,)
     found = [
         Choice(name, {**preset.settings, **last}, preset.describe(), preset.trials)
         for name in order
@@ -101,7 +105,7 @@ def choices(
     if system.role == "rival":
         found = found[:1]
     elif experiment.one_preset:
-        found = found[-1:]
+        found = sorted(found, key=lambda choice: ONE_OF_OURS.index(choice.name))[:1]
     if not found:
         settings = {**_known(system.model, {**experiment.untuned, **data.untuned}), **last}
         found = [Choice(UNTUNED, settings, "not tuned: one set of customary values for every such system")]

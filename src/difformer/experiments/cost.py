@@ -61,7 +61,7 @@ EXPERIMENT = Experiment(
             seeds=1,
         ),
     ),
-    one_preset=True,
+    only_preset="public-code",
     figure="difformer.experiments.costs:draw",
     notes=(
         "An epoch of training without evaluation: the time of a longer run less that of a shorter one, over the "

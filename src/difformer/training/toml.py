@@ -38,7 +38,8 @@ def loads(text: str) -> dict[str, Any]:
     Raises:
         ValueError: If it is not TOML; the message says where.
     """
-    return _with_none(_reader.loads(text))
+    found: dict[str, Any] = _with_none(_reader.loads(text))
+    return found
 
 
 def _write_table(lines: list[str], path: tuple[str, ...], table: Mapping[str, Any]) -> None:
@@ -84,7 +85,11 @@ def _text(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _with_none(table: dict[str, Any]) -> dict[str, Any]:
-    found = {key: _with_none(value) if isinstance(value, dict) else value for key, value in table.items()}
+def _with_none(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_none(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _with_none(item) for key, item in value.items()}
     unset = found.pop(UNSET, [])
     return found | dict.fromkeys(unset)
