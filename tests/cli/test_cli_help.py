@@ -93,7 +93,9 @@ def test_one_dataset_shows_its_options(call):
 
 
 def test_models_are_listed_and_explained(call):
-    assert "difformer-s" in call("models").out
+    listed = call("models").out
+    assert "difformer-s" in listed
+    assert "None of them predicts links" in listed
     assert {"mlp", "gcn"} <= {entry["name"] for entry in json.loads(call("models", "--json").out)}
     one = call("models", "difformer-s")
     assert "graph_weight" in one.out

@@ -34,6 +34,7 @@ def models(
         [[info.name, info.group, ", ".join(info.kinds), info.cost, info.about] for info in MODELS.values()],
     )
     output.say("`difformer models NAME` shows its settings; `difformer fit DATASET --model NAME` trains it.")
+    output.say("None of them predicts links or reads features of edges (weights of edges are read).")
 
 
 def _one(name: str, output: Output) -> None:
