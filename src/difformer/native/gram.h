@@ -76,8 +76,8 @@ int difformer_gram_forward(const gram *p) {
     return 0;
 }
 
-/* ∂A_q = γ A_k G ∂Uᵀ, with B = γ A_q ∂U: ∂A_k = B G, ∂G = A_kᵀB + e (∂Uᵀe)ᵀ; and through γ, with x = ⟨∂U, U - e (G e)ᵀ⟩:
-   ∂‖Q‖² = -x / 2‖Q‖², whose gradients are 2 A_q G and A_qᵀA_q. */
+/* ∂A_q = γ A_k G ∂Uᵀ, with B = γ A_q ∂U: ∂A_k = B G, ∂G = A_kᵀB + e (∂Uᵀe)ᵀ; and through γ, with x = ⟨∂U, γ A_qᵀ A_k G⟩
+   = ⟨B, A_k G⟩: ∂‖Q‖² = -x / 2‖Q‖², whose gradients are 2 A_q G and A_qᵀA_q. */
 int difformer_gram_backward(const gram *p) {
     const size d = p->channels, e = d + 1, width = padded(e), step = e * width;
     const known k = parts_of(p->kept, d);
@@ -97,7 +97,7 @@ int difformer_gram_backward(const gram *p) {
     product(d, width, e, b, width, 1, k.g, width, 0, 0, k_grad, width);
     for (size j = 0; j < width; j++) g_grad[d * width + j] += grad[d * width + j];
     if (p->scaled) {
-        const float x = inner_of(step, grad, k.maps) - inner_of(width, grad + d * width, k.g + d * width);
+        const float x = inner_of(d * width, b, k.of_k); /* without U, in which e (G e)ᵀ is by far the largest term */
         const float *maps[2] = {k.a_q, k.a_k}, *of[2] = {k.of_q, k.of_k};
         float *to[2] = {q_grad, k_grad};
         for (int i = 0; i < 2; i++) {
