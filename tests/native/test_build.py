@@ -23,6 +23,10 @@ def fresh(monkeypatch, tmp_path):
     return tmp_path
 
 
+def path_in(story, folder):
+    return "torch's operations are used" in story and str(folder / "cache" / "native") in story
+
+
 def outputs():
     torch.manual_seed(0)
     return DIFFormer(5, 64, 3)(torch.randn(600, 5))
@@ -98,11 +102,82 @@ def test_with_a_compiler_that_fails(fresh, monkeypatch):
     assert "it does not work" in explain()
 
 
+def test_with_a_compiler_of_another_encoding(fresh, monkeypatch):
+    broken = fresh / "broken"
+    broken.write_bytes(b"#!/bin/sh\nprintf 'erreur: \\351\\377' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+    assert library() is None
+    assert "erreur" in explain()
+
+
+def test_with_a_compiler_that_hangs(fresh, monkeypatch):
+    slow = fresh / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("CC", str(slow))
+    monkeypatch.setattr(build, "LONGEST_COMPILATION", 0.2)
+    assert library() is None
+    assert "took longer" in explain()
+
+
+def test_without_the_sources(fresh, monkeypatch):
+    """As in a bundle that somebody made of the modules alone."""
+    monkeypatch.setattr(build, "SOURCES", ("absent.c",))
+    monkeypatch.setattr(build, "_compiler", lambda: sys.executable)
+    assert library() is None
+    assert "absent.c" in explain()
+
+
+def of_somebody_else(target):
+    """`Path.stat`, with another owner of one path."""
+    real, found = build.Path.stat, target.stat()
+    foreign = os.stat_result((*found[:4], 54321, *found[5:10]))
+    return lambda self, **given: foreign if self == target else real(self, **given)
+
+
+@needs_compiler
+def test_what_others_can_change_is_not_loaded(fresh, monkeypatch):
+    assert library() is not None
+    folder = fresh / "cache" / "native"
+    (path,) = folder.iterdir()
+    monkeypatch.setattr(build, "_load", lambda _: pytest.fail("loaded"))
+    for target in (folder, path):
+        before = target.stat()
+        assert before.st_mode & 0o077 == 0
+        target.chmod(0o777)
+        monkeypatch.setattr(build, "_found", None)
+        assert library() is None
+        assert f"others may write to {target}" in explain()
+        target.chmod(before.st_mode)
+        with monkeypatch.context() as patch:
+            patch.setattr(build.Path, "stat", of_somebody_else(target))
+            patch.setattr(build, "_found", None)
+            assert library() is None
+            assert f"{target} belongs to user 54321" in explain()
+
+
+@needs_compiler
+def test_with_another_library_in_its_place(fresh, monkeypatch):
+    def another(compiler, flags, path):
+        (fresh / "other.c").write_text("int difformer_other(void) { return 0; }\n")
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        build._run(compiler, "-shared", "-fPIC", str(fresh / "other.c"), "-o", str(path))
+
+    monkeypatch.setattr(build, "_compile", another)
+    assert library() is None
+    assert "difformer_sum_rows" in explain()
+
+
 @needs_compiler
 def test_with_a_library_that_does_not_load(fresh, monkeypatch):
-    monkeypatch.setattr(build, "_compile", lambda compiler, flags, path: build.write_whole(path, b"no library"))
+    def no_library(compiler, flags, path):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        build.write_whole(path, b"no library")
+
+    monkeypatch.setattr(build, "_compile", no_library)
     assert library() is None
-    assert "torch's operations are used" in explain()
+    assert path_in(explain(), fresh)
 
 
 @needs_compiler

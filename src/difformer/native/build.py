@@ -16,6 +16,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,14 @@ def library() -> ctypes.CDLL | None:
     return (_find() if found is None else found).library
 
 
+def loaded() -> ctypes.CDLL:
+    """The kernels that a pass has begun with; switched off since, they still have to finish its gradients."""
+    found = _find().library
+    if found is None:
+        raise RuntimeError(f"a kernel is called, but {_find().story}")
+    return found
+
+
 def has_threads() -> bool:
     """Whether the kernels share the work among torch's threads."""
     return _found is not None and _found.threads
@@ -72,7 +81,7 @@ def explain() -> str:
     """One sentence: whether the kernels are used on this machine, and if not, why.
 
     Example:
-        >>> "torch" in explain() or "kernels" in explain()
+        >>> explain().startswith(("kernels in C are used", "torch's operations are used"))
         True
     """
     if os.environ.get("DIFFORMER_NATIVE", "") == "0":
@@ -102,24 +111,26 @@ def _look() -> Found:
         return _none(f"there is no place to keep them ({error}); DIFFORMER_CACHE names one")
     said = "nothing was tried"
     for flags in FLAGS:
-        path = folder / f"{_name(compiler, flags)}.so"
         try:
+            path = folder / f"{_name(compiler, flags)}.so"
             if not path.exists():
                 _compile(compiler, flags, path)
+            _trust(folder)
+            _trust(path)
         except subprocess.CalledProcessError as error:  # flags that this compiler does not know
             said = f"{compiler} failed: {error.stderr.strip()[-200:]}"
             continue
         except subprocess.TimeoutExpired:
             return _none(f"{compiler} took longer than {LONGEST_COMPILATION:.0f} s")
         except OSError as error:
-            return _none(f"there is no place to keep them ({error}); DIFFORMER_CACHE names another")
+            return _none(f"they cannot be built or kept ({error}); DIFFORMER_CACHE names another folder")
         try:
-            loaded = _load(path)
-        except OSError as error:  # functions of threads that torch does not have
+            kernels = _load(path)
+        except (OSError, AttributeError) as error:  # functions of threads that torch does not have, or another file
             said = str(error)
             continue
         threads = "-fopenmp" in flags
-        return Found(loaded, threads, f"kernels in C are used, {'in threads, ' if threads else ''}from {path}")
+        return Found(kernels, threads, f"kernels in C are used, {'in threads, ' if threads else ''}from {path}")
     return _none(said)
 
 
@@ -173,20 +184,29 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
         undefined = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
         _run(compiler, "-shared", str(objects), "-o", str(linked), *undefined, "-lm")
         write_whole(path, linked.read_bytes())
+        path.chmod(0o600)
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=LONGEST_COMPILATION)
+    # Compilers speak many languages, not all of them in the encoding that Python expects.
+    given = {"stdin": subprocess.DEVNULL, "text": True, "errors": "replace", "timeout": LONGEST_COMPILATION}
+    subprocess.run(command, check=True, capture_output=True, **given)  # type: ignore[call-overload]
+
+
+def _trust(path: Path) -> None:
+    """Refuses what others can write to: whoever can change a cache must not run code as somebody else."""
+    found = path.stat()
+    if found.st_uid not in (os.getuid(), 0):
+        raise PermissionError(f"{path} belongs to user {found.st_uid}")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"others may write to {path}")
 
 
 def _load(path: Path) -> ctypes.CDLL:
     import torch  # noqa: F401  (brings the runtime of its threads into the process)
 
-    owner = path.stat().st_uid
-    if owner not in (os.getuid(), 0):  # whoever can write to a shared cache must not run code as somebody else
-        raise PermissionError(f"{path} belongs to user {owner}")
-    loaded = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    kernels = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
     for name in (*PASSES, *SMALL):
-        function = getattr(loaded, f"difformer_{name}")
+        function = getattr(kernels, f"difformer_{name}")
         function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int
-    return loaded
+    return kernels
