@@ -190,6 +190,37 @@ def test_backward_twice_and_no_second_derivative():
         grad.sum().backward()
 
 
+@pytest.mark.parametrize("options", [{"backend": "reference"}, {"diffusivity": None, "norm": False, "dropout": 0.4}])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_second_derivatives_of_the_input_layer(options, sparse, passes_made):
+    """Where the layers differentiate twice, the input layer does not stand in the way."""
+    features = torch.randn(90, 5, generator=torch.Generator().manual_seed(5))
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        model = DIFFormer(5, 33, 3, **options).to(dtype).train()
+        x = features.to(dtype).requires_grad_(not sparse)
+        with dropout_key(1):
+            out = model(x.relu().to_sparse_csr() if sparse else x * model.input.weight.sum(), observed("plain", 90))
+        wanted = [*model.parameters(), *([] if sparse else [x])]
+        first = torch.autograd.grad(out.square().sum(), wanted, create_graph=True)
+        second = torch.autograd.grad(sum(grad.square().sum() for grad in first), wanted)
+        results.append({str(i): grad for i, grad in enumerate((*first, *second))})
+        assert ("finish_rows" in passes_made) == (dtype == torch.float32)
+        passes_made.clear()
+    check(*results)
+
+
+@pytest.mark.parametrize("nodes", [200, 20_000])
+def test_gradients_through_the_norms_over_all_rows_are_no_rounding(nodes, monkeypatch):
+    """U is small beside the sums that it is added to; its gradient must not be the difference of two such sums."""
+    options = WAYS["gram, scaled"] | {"dropout": 0.0}
+    found, wanted, _ = all_ways(monkeypatch, 24, nodes, "none", options, loss="sum", layers=1)
+    for name in ("query.weight", "query.bias", "key.weight", "key.bias"):
+        exact = wanted[f"layers.0.{name}"]
+        assert (found[f"layers.0.{name}"].double() - exact).abs().max() <= 1e-4 * exact.abs().max(), name
+
+
 def test_a_frozen_model_keeps_nothing_and_frozen_parts_get_no_gradient(passes_made):
     torch.manual_seed(0)
     model, x = DIFFormer(5, 33, 3), torch.randn(100, 5)

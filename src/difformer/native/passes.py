@@ -1,7 +1,8 @@
 """Calling the kernels: a pass over the rows of tensors, its sums over all of them, and room for what it writes.
 
-Everything is float32 on the CPU and contiguous; `serves` says whether it may be. Rows of small matrices are padded with
-zeros to a multiple of `LANES` (`packed`), so that the kernels have no odd widths to look at.
+Everything is float32 on the CPU and contiguous; `serves` says whether it may be, and `run` looks at the memory that it
+hands over, since the kernels cannot. Rows of small matrices are padded with zeros to a multiple of `LANES` (`packed`),
+so that the kernels have no odd widths to look at.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
 
 from difformer.eager import is_eager
-from difformer.native.build import has_threads, library
+from difformer.native.build import has_threads, library, loaded
 
 Pair = tuple[Tensor, Tensor]  # weight and bias of a map
 
@@ -38,6 +40,7 @@ _MATRICES = (
     "to_count", "outer_grad", "keys_grad", "values_grad", "count_grad", "square", "level", "query_grad",
     "query_bias_grad", "key_grad", "key_bias_grad",
 )  # fmt: skip
+_INTEGERS = ("crow", "col", "numbers")
 _NUMBERS = ("state", "latent", "observed", "from_source", "count", "floor", "eps", "scale")
 
 
@@ -65,7 +68,8 @@ def serves(rows: int, channels: int, *tensors: Tensor) -> bool:
     """Whether `rows` of at most so many `channels` go through the kernels; `tensors` are all that they are made of.
 
     The answer depends on sizes and on the machine alone, so that one input has one result. It is no while a model is
-    compiled, exported, traced or looked at by `torch.func`: a kernel sees memory, not operations.
+    compiled, exported, traced or looked at by `torch.func`: a kernel sees memory, not operations. Nor does it call
+    modules, so it is no as well where somebody listens to all of them.
     """
     return (
         is_eager(*tensors)  # first: a compiler would take the sizes for its own
@@ -76,6 +80,7 @@ def serves(rows: int, channels: int, *tensors: Tensor) -> bool:
         and torch._C._get_tracing_state() is None
         and torch._C._len_torch_dispatch_stack() == 0
         and forward_ad._current_level < 0
+        and not _has_any_global_hook()
         and library() is not None
     )
 
@@ -89,22 +94,57 @@ def run(name: str, rows: int, before: int, after: int, *, sums: Sequence[int] = 
         sums: Sizes of the sums over all rows, in the order in which the pass makes them.
         given: Fields of the structure: tensors, None for those that are absent, and numbers.
     """
-    kernels = library()
-    assert kernels is not None
-    chunk = max(FEWEST_ROWS, BLOCK * -(-rows // (BLOCK * MOST_CHUNKS)))
+    chunk = chunk_of(rows, max(before, after))
     chunks, part = -(-rows // chunk), sum(sums)
-    parts = torch.zeros(max(chunks, 1), part) if rows == 0 else torch.empty(chunks, part)
+    parts = space(max(chunks, 1), part)
+    if rows == 0:
+        parts.zero_()
     enough = 1 + rows * max(before, after) // ELEMENTS_A_THREAD
     threads = min(torch.get_num_threads(), chunks, enough) if has_threads() else 1
     fields = _Pass(rows=rows, before=before, after=after, chunk=chunk, part=part, threads=max(threads, 1))
+    sizes = _sizes(name, rows, before, after)
+    held = {}  # until the kernel is done: it works while other threads of Python do
     for field, value in given.items():
-        if value is not None:
-            setattr(fields, field, value.data_ptr() if isinstance(value, Tensor) else value)
+        if isinstance(value, Tensor):
+            value = held[field] = _memory(field, value, sizes.get(field))
+            setattr(fields, field, value.data_ptr())
+        elif value is not None:
+            setattr(fields, field, value)
     if part:
         fields.parts = parts.data_ptr()
-    if getattr(kernels, f"difformer_{name}")(ctypes.byref(fields)):
+    if getattr(loaded(), f"difformer_{name}")(ctypes.byref(fields)):
         raise MemoryError(f"no memory for {threads} times {10 * BLOCK} rows of {max(before, after)} channels")
     return list(parts[0].clone().split(list(sums))) if part else []  # parts of chunks need not be kept
+
+
+def chunk_of(rows: int, channels: int) -> int:
+    """Rows of a chunk, by sizes alone; the sums of all chunks, 2c² numbers each, take no more room than the rows."""
+    least = max(FEWEST_ROWS, 2 * channels, -(-rows // MOST_CHUNKS))
+    return BLOCK * -(-least // BLOCK)
+
+
+def space(*shape: int) -> Tensor:
+    """Room for a kernel to write to, whatever torch's defaults for types and devices are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
+def _sizes(name: str, rows: int, before: int, after: int) -> dict[str, int]:
+    """Elements of what comes from elsewhere: of tensors that this package makes itself, tests have looked at sizes."""
+    states = {} if name == "multiply_rows" else {"z": rows * before}
+    wide = dict.fromkeys(("source", "grad", "out"), rows * after)
+    return states | wide | dict.fromkeys(("norm", "norm_bias", "shift"), after) | {"numbers": rows, "crow": rows + 1}
+
+
+def _memory(field: str, value: Tensor, size: int | None) -> Tensor:
+    """`value` as a kernel may read it; what is written to is contiguous from the beginning."""
+    dtype = torch.int32 if field in _INTEGERS else torch.float32
+    if value.dtype != dtype or value.device.type != "cpu" or (size is not None and value.numel() != size):
+        raise ValueError(
+            f"{field} has {value.numel()} elements of {value.dtype} on {value.device}, but a kernel expects "
+            f"{'' if size is None else f'{size} of '}{dtype} on the CPU; give states, source, graph and the rows of "
+            f"dropout_key for as many nodes, on one device"
+        )
+    return value.resolve_neg().contiguous()
 
 
 def gram_forward(
@@ -119,8 +159,8 @@ def gram_forward(
         scaled: Whether queries and keys are divided by their norms over all rows.
     """
     d = query[0].shape[0]
-    kept = torch.empty(6 * (d + 1) * padded(d + 1) + LANES)
-    found = torch.empty((d + 2) * padded(d) + LANES).split([d * padded(d), padded(d), padded(d), LANES])
+    kept = space(6 * (d + 1) * padded(d + 1) + LANES)
+    found = space((d + 2) * padded(d) + LANES).split([d * padded(d), padded(d), padded(d), LANES])
     given = zip(("to_outer", "to_keys", "to_values", "to_count"), found, strict=True)
     maps = _maps(query, key)
     _call(
@@ -145,8 +185,8 @@ def gram_backward(
         kept, query, key, scaled: As there.
     """
     d = query[0].shape[0]
-    square, level = torch.empty(d, padded(d)), torch.empty(padded(d))
-    trained = [torch.empty(shape) for shape in ((d, d), (d,), (d, d), (d,))]
+    square, level = space(d, padded(d)), space(padded(d))
+    trained = [space(*shape) for shape in ((d, d), (d,), (d, d), (d,))]
     given = dict(zip(("outer_grad", "keys_grad", "values_grad", "count_grad"), grads, strict=True))
     given |= dict(zip(("query_grad", "query_bias_grad", "key_grad", "key_bias_grad"), trained, strict=True))
     _call("gram_backward", _Gram(channels=d, scaled=scaled), kept=kept, square=square, level=level, **given)
@@ -161,7 +201,7 @@ def _maps(query: Pair, key: Pair) -> dict[str, Tensor]:
 def _call(name: str, fields: ctypes.Structure, **tensors: Tensor) -> None:
     for field, value in tensors.items():
         setattr(fields, field, value.data_ptr())
-    if getattr(library(), f"difformer_{name}")(ctypes.byref(fields)):
+    if getattr(loaded(), f"difformer_{name}")(ctypes.byref(fields)):
         raise MemoryError(f"no memory for {name}")
 
 

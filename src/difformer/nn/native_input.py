@@ -4,7 +4,8 @@ r"""The input layer by the kernels of `difformer.native`: a product, then bias, 
     Z^{(0)} = m ⊙ \mathrm{ReLU}(\mathrm{LayerNorm}(X W^\top + b)).
 
 The product is torch's, or that of a sparse matrix; its rows are overwritten with the normalised ones, which is all that
-is kept. `reference` says the same in torch's operations.
+is kept beside what came in. `reference` says the same in torch's operations. Whoever differentiates twice gets torch's
+operations in the backward pass: what comes after this layer may well be able to.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.attention.once import once_differentiated
-from difformer.native.passes import padded, run, serves
+from difformer.native.passes import padded, run, serves, space
 from difformer.nn.dropout import dropout, next_mask
 from difformer.nn.layer_norm import LayerNorm
 from difformer.nn.linear import linear
@@ -39,12 +39,12 @@ def _forward(
     """Z⁰; the rows before the activation and one over their deviations, where they are to be kept."""
     weight, bias = layer
     n, c = x.shape[0], weight.shape[0]
-    rows, out = torch.empty(n, c), torch.empty(n, c) if keep else None
+    rows, out = space(n, c), space(n, c) if keep else None
     if isinstance(x, SparseMatrix):
         add_product(x.rows, weight.T.contiguous(), rows, beta=0)
     else:
         torch.mm(x, weight.T, out=rows)
-    inverse = torch.empty(n) if keep else None
+    inverse = space(n) if keep else None
     # Where nothing is kept, rows are overwritten with what comes out.
     given: dict[str, Any] = {
         "z": rows,
@@ -71,42 +71,59 @@ class _Input(torch.autograd.Function):
         given = x if matrix is None else matrix
         assert given is not None
         out, rows, inverse = _forward(given, (weight, bias), (norm, norm_bias), tail, keep=True)
-        ctx.save_for_backward(x, weight, norm, norm_bias, rows, inverse)
-        ctx.matrix, ctx.tail, ctx.needed = matrix, tail, ctx.needs_input_grad[0]
+        ctx.save_for_backward(x, weight, bias, norm, norm_bias, rows, inverse)
+        ctx.matrix, ctx.tail = matrix, tail
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x_grad, weight, bias, norm, norm_bias = _differentiate(grad, *ctx.saved_tensors, ctx)
-        return x_grad, None, weight, bias, norm, norm_bias, None
+        *inputs, rows, inverse = ctx.saved_tensors
+        # The type is that of the kernels, also where a backward pass is run under autocast.
+        with torch.autocast("cpu", enabled=False):
+            again = torch.is_grad_enabled()
+            x_grad, *others = _graph(grad, inputs, ctx) if again else _gradients(grad, inputs, rows, inverse, ctx)
+        return x_grad, None, *others, None
 
 
-def _gradients(
-    grad: Tensor,
-    x: Tensor | None,
-    weight: Tensor,
-    norm: Tensor | None,
-    norm_bias: Tensor | None,
-    rows: Tensor,
-    inverse: Tensor,
-    ctx: Any,
-) -> tuple[Tensor | None, ...]:
+def _gradients(grad: Tensor, inputs: list[Any], rows: Tensor, inverse: Tensor, ctx: Any) -> list[Tensor | None]:
     """Of the features, weight and bias of the map, weight and bias of the norm."""
+    x, weight, _, norm, norm_bias = inputs
     n, c = rows.shape
-    out, sums = torch.empty(n, c), (padded(c),) * 3
+    out, sums = space(n, c), (padded(c),) * 3
     fields = ctx.tail.fields(norm, norm_bias)
     given = {"grad": grad.contiguous(), "kept": rows, "inverse": inverse, "x_grad": out}
     w_grad, b_grad, shift = (found[:c] for found in run("pull_finish", n, c, c, sums=sums, **given, **fields))
-    x_grad = out @ weight if ctx.needed else None
+    x_grad = out @ weight if ctx.needs_input_grad[0] else None
     if x is None:
         columns = add_product(ctx.matrix.columns, out, out.new_empty(weight.shape[1], c), beta=0)
         weight_grad = columns.T
     else:
         weight_grad = out.T @ x
-    return x_grad, weight_grad, shift, None if norm is None else w_grad, None if norm is None else b_grad
+    return [x_grad, weight_grad, shift, *((None, None) if norm is None else (w_grad, b_grad))]
 
 
-_differentiate = once_differentiated(_gradients)
+def _graph(grad: Tensor, inputs: list[Any], ctx: Any) -> list[Tensor | None]:
+    """The same as a graph of torch's operations, to be differentiated once more."""
+    # Of their own: features that were made with the weights themselves must not be followed back to these.
+    own: list[Any] = [None if given is None else given.view_as(given) for given in inputs]
+    x, weight, bias, norm, norm_bias = own
+    out = (ctx.matrix if x is None else x) @ weight.T + bias
+    if norm is not None:
+        out = functional.layer_norm(out, norm.shape, norm, norm_bias, ctx.tail.eps)
+    out = functional.relu(out)
+    if ctx.tail.mask is not None:
+        mask, (n, c) = space(*out.shape), out.shape
+        run("finish_rows", n, c, c, z=torch.ones_like(mask), out=mask, **Tail(mask=ctx.tail.mask).fields(None, None))
+        out = out * mask
+    asked = [given for given in own if given is not None and given.requires_grad]
+    found = iter(torch.autograd.grad(out, asked, grad, create_graph=True))
+    return [next(found) if given is not None and given.requires_grad else None for given in own]
+
+
+def _is_heard(layer: nn.Module) -> bool:
+    """Whether somebody listens to a call of the layer, or changes its weights before one, as pruning does."""
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return any(hooks)
 
 
 def native_input(
@@ -123,7 +140,9 @@ def native_input(
     """
     from difformer.nn.short_step import is_plain
 
-    if torch.compiler.is_compiling() or isinstance(rate, Tensor) or not is_plain(norm) or layer.bias is None:
+    if torch.compiler.is_compiling() or isinstance(rate, Tensor) or not is_plain(norm):
+        return None
+    if type(layer) is not nn.Linear or layer.bias is None or _is_heard(layer):  # a subclass may do anything
         return None
     values = x.rows.value if isinstance(x, SparseMatrix) else x
     if isinstance(x, SparseMatrix) and values.requires_grad:

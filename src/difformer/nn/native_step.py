@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from difformer.attention.once import once_differentiated
 from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE
-from difformer.native.passes import Pair, gram_backward, gram_forward, packed, padded, run, shaped
+from difformer.native.passes import Pair, gram_backward, gram_forward, packed, padded, run, shaped, space
 from difformer.nn.dropout import MaskKey
 from difformer.nn.mixing import Weights
 from difformer.sparse import CSR, SparseMatrix
@@ -133,9 +133,9 @@ def _forward(
         fields = {"outer": outer, "keys": keys_sum, "values": values, "count": n}
         fields |= _field(maps, "query", "query") | _field(maps, "value", "value")
         kept = [outer, keys_sum, values]
-    out = torch.empty(n, c)
+    out = space(n, c)
     total, inverse, normal = (
-        (torch.empty(n), torch.empty(n), torch.empty(n, c) if plan.tail.keeps else None) if keep else (None, None, None)
+        (space(n), space(n), space(n, c) if plan.tail.keeps else None) if keep else (None, None, None)
     )
     edges = None if plan.matrix is None else plan.matrix.rows
     fields |= plan.fields(n, edges) | plan.tail.fields(*norm)
@@ -178,7 +178,7 @@ def _gradients(
     total, inverse, normal, *kept = kept
     maps, (n, d), c = _maps(parameters, plan), z.shape, parameters[0].shape[0]
     width, wide = padded(c), padded(d)
-    x_grad, z_grad = torch.empty(n, c), torch.empty(n, d)
+    x_grad, z_grad = space(n, c), space(n, d)
     sums = (width, width, c * width, width, width, 16, c * wide, width)
     outer, keys, values, *small = kept
     fields = {"outer_back": packed(shaped(outer, c)[:, :c].T), "keys": keys, "values": values}
