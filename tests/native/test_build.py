@@ -212,3 +212,8 @@ def test_processes_do_not_disturb_each_other(tmp_path):
     running = [subprocess.Popen([sys.executable, "-c", code], **given) for _ in range(2)]
     assert all("kernels in C are used" in process.communicate(timeout=120)[0] for process in running)
     assert len(list((tmp_path / "native").iterdir())) == 1
+
+
+def test_every_source_is_part_of_the_name():
+    folder = build.Path(build.__file__).parent
+    assert sorted(build.SOURCES) == sorted(path.name for path in folder.iterdir() if path.suffix in (".c", ".h"))

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from difformer.atomic import write_whole
 
-SOURCES = ("steps.c", "product.h", "pass.h", "tail.h", "gram.h")
+SOURCES = ("steps.c", "product.h", "pass.h", "tail.h", "gram.h", "rows.h")  # all of them: they name the library
 PASSES = ("sum_rows", "answer_rows", "pull_answers", "pull_keys", "finish_rows", "pull_finish", "multiply_rows")
 SMALL = ("gram_forward", "gram_backward")
 # NaN and infinity mean what they say: none of the flags of fast mathematics, but errno and traps are nobody's business.
