@@ -93,7 +93,13 @@ class SparseMatrix:
         return reference_matmul(self.rows, eye)
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        """``S X`` for dense ``X [columns, …]``; low precision is summed in the matrix's own."""
+        """``S X`` for dense ``X [columns, …]``; low precision is summed in the matrix's own.
+
+        Raises:
+            ValueError: If X has another number of rows than the matrix has columns.
+        """
+        if x.shape[0] != self.shape[1]:
+            raise ValueError(f"a matrix of shape {self.shape} takes {self.shape[1]} rows, got {tuple(x.shape)}")
         # No -1: of a matrix without rows, as a rank may hold one, it could be any number.
         flat = (x.unsqueeze(1) if x.dim() == 1 else x.flatten(1)).to(self.dtype)
         if torch.compiler.is_exporting():  # an exported program must run where this package is not installed

@@ -195,3 +195,9 @@ def test_features_that_are_not_finite_are_found():
 def test_an_array_of_numpy_is_refused_in_words():
     with pytest.raises(TypeError, match=r"x must be a torch tensor \[N, 4\], got ndarray"):
         DIFFormer(4, 8, 2)(np.zeros((3, 4)))
+
+
+def test_a_sparse_product_of_the_wrong_size_is_refused():
+    matrix = SparseMatrix.from_entries(torch.tensor([0, 1]), torch.tensor([5, 2]), torch.ones(2), (2, 6))
+    with pytest.raises(ValueError, match=r"of shape \(2, 6\) takes 6 rows, got \(4, 3\)"):
+        matrix @ torch.ones(4, 3)

@@ -47,7 +47,7 @@ class Labels:
         return Labels(partition.about, tuple(Split(name, none, none, none) for name in partition.about["splits"]), none)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("name", "problem", "metric", "protocol", "num_outputs"):
+        if name in ("name", "problem", "metric", "protocol", "num_outputs", "num_nodes"):
             return self.about[name]
         raise AttributeError(name)
 

@@ -55,7 +55,7 @@ def maps_of_gram(gram: Tensor, a_q: Tensor, a_k: Tensor, scaled: bool) -> tuple[
 
 
 def maps_gradients(
-    grad: Tensor, maps: Tensor, gram: Tensor, a_q: Tensor, a_k: Tensor, kept: tuple[Tensor, ...], scaled: bool
+    grad: Tensor, gram: Tensor, a_q: Tensor, a_k: Tensor, kept: tuple[Tensor, ...], scaled: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of A_q and A_k, and Ḡ + Ḡᵀ."""
     of_q, of_k, squares, gamma = kept
@@ -67,7 +67,7 @@ def maps_gradients(
     gram_grad[-1] += grad[-1]
     if scaled:
         # γ = (|Q|² |K|²)^(-½), |Q|² = tr(A_q G A_qᵀ): its gradient is 2 A_q G, that of G A_qᵀA_q.
-        through_gamma = _inner(grad, maps) - grad[-1] @ gram[-1]
+        through_gamma = _inner(of_k_grad, of_k)  # of maps without its largest term, which is not scaled by γ
         slopes = (-0.5 * through_gamma / squares).masked_fill_(squares <= SMALLEST_SQUARE, 0)
         for a, of, to, slope in ((a_q, of_q, q_grad, slopes[0]), (a_k, of_k, k_grad, slopes[1])):
             to += (2 * slope) * of
@@ -137,7 +137,7 @@ def _gradients(
         last.add_(inner.sum())
     maps_grad = torch.empty_like(maps)
     maps_grad[:d, :d], maps_grad[d, :d], maps_grad[:d, d], maps_grad[d, d] = upper_grad, bias_grad, under_grad, last
-    q_grad, k_grad, both = maps_gradients(maps_grad, maps, gram, a_q, a_k, tuple(kept), ctx.scaled)
+    q_grad, k_grad, both = maps_gradients(maps_grad, gram, a_q, a_k, tuple(kept), ctx.scaled)
     square, level = both[:d, :d].contiguous(), both[d, :d].contiguous()
     for i in row_blocks(z):
         z_grad[i].addmm_(z[i], square).add_(level)
