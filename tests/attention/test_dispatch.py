@@ -115,3 +115,11 @@ def test_every_backend_has_an_operator():
     wanted = propagate(q, k, v, "simple", backend="reference")
     for backend in set(BACKENDS) - {"flex", "fused"}:  # which need a GPU
         torch.testing.assert_close(propagate(q, k, v, "simple", backend=backend), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_whole_numbers_are_refused(name):
+    given = {key: torch.ones(3, 2) for key in ("q", "k", "v")}
+    given[name] = given[name].long()
+    with pytest.raises(ValueError, match=rf"{name} must hold real numbers.*torch.int64; convert it: {name}.float\(\)"):
+        propagate(**given, diffusivity="sigmoid")

@@ -220,3 +220,11 @@ def test_every_built_in_diffusivity_is_a_polynomial_somewhere():
     for name in DIFFUSIVITIES:
         if name != "identity":
             assert degree_for(as_diffusivity(name, channels=64), 0.02) <= 4
+
+
+def test_what_costs_much_more_than_pairs_says_so(recwarn):
+    q = torch.zeros(2000, 1, 16)
+    polynomial._warn_of_cost(q, q, polynomial.expand("sigmoid", 1e-3))
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="times as much as backend='blockwise' here: of degree"):
+        polynomial._warn_of_cost(q, q, polynomial.expand("gaussian:0.5", 1e-3))

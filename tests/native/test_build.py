@@ -37,6 +37,8 @@ def without_kernels(monkeypatch):
         patch.setenv("DIFFORMER_NATIVE", "0")
         assert library() is None
         assert "DIFFORMER_NATIVE=0" in explain()
+        patch.setenv("DIFFORMER_NATIVE", "Off")
+        assert library() is None
         return outputs()
 
 

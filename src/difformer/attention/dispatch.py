@@ -34,7 +34,8 @@ def propagate(
         backend: ``"auto"`` (`explain` tells what it takes), or one of ``"reference"`` (dense), ``"linear"`` (simple and
             constant), ``"blockwise"`` (any diffusivity), ``"fused"`` (simple and sigmoid, CUDA), ``"flex"`` (any
             diffusivity, CUDA) and ``"polynomial"`` (any, within `tol`, for rows of norm at most one).
-        tol: Relative error allowed in g; None asks for the exact sums.
+        tol: Relative error allowed in g. None asks ``"auto"`` for the exact sums, and stands for 1e-3 where the backend
+            is ``"polynomial"``.
 
     Returns:
         ``[N, H, c]``, or ``[N, c]`` where `q` has no heads.
@@ -115,6 +116,11 @@ def _same_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor
 def _check(q: Tensor, k: Tensor, v: Tensor, backend: str) -> None:
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not x.dtype.is_floating_point:
+            raise ValueError(
+                f"{name} must hold real numbers of floating point, got {x.dtype}; convert it: {name}.float()"
+            )
     if q.dim() not in (2, 3) or q.shape != k.shape:
         raise ValueError(f"q and k must both be [N, d] or [N, heads, d], got {tuple(q.shape)} and {tuple(k.shape)}")
     if v.dim() != q.dim() or v.shape[0] != q.shape[0] or (v.dim() == 3 and v.shape[1] not in (1, q.shape[1])):

@@ -14,6 +14,7 @@ Graphs of a batch with so few rows that their pairs cost less than the monomials
 from __future__ import annotations
 
 import functools
+import warnings
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ from difformer.eager import is_eager
 __all__ = ["DEFAULT_TOL", "Bounds", "answer", "bounds", "propagate", "summarise"]
 
 DEFAULT_TOL = 1e-3
+# Times the cost of pairs, and additions: beyond both a user is told. Tens of seconds for what takes less than one.
+MUCH_DEARER, MANY_SUMS = 100, 2e10
 
 # What rounding may add to a norm of one.
 NORM_SLACK = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -124,8 +127,25 @@ def propagate(
     if check:
         check_norms(q=q, k=k)
     if segments is None:
+        _warn_of_cost(q, v, expand(diffusivity, tol))
         return answer(q, summarise(k, v, diffusivity, tol=tol), diffusivity, tol=tol)
     return _by_graph(q, k, v, diffusivity, segments, tol)
+
+
+def _warn_of_cost(q: Tensor, v: Tensor, polynomial: tuple[float, ...]) -> None:
+    """Monomials grow quickly with degree and channels: minutes where pairs take a second are not silent."""
+    if torch.compiler.is_compiling():
+        return
+    pay = pairs_that_pay(q.shape[-1], v.shape[-1], polynomial)
+    sums = q.shape[0] * q.shape[1] * total_count(q.shape[-1], degrees_of(polynomial)) * (v.shape[-1] + 1)
+    if pay > MUCH_DEARER * q.shape[0] and sums > MANY_SUMS:
+        warnings.warn(
+            f"backend='polynomial' costs about {pay / q.shape[0]:,.0f} times as much as backend='blockwise' here: of "
+            f"degree {len(polynomial) - 1} in {q.shape[-1]} channels it pays from {pay:,} rows on, and there are "
+            f"{q.shape[0]:,}; raise tol, or leave the choice to backend='auto'",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _by_graph(

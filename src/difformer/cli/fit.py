@@ -61,8 +61,9 @@ def fit(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="Settings to start from: public-code (those of the authors' code), best (tuned here), where there are "
-            "such (`difformer models NAME` lists them), or a file that `difformer tune` wrote.",
+            help="Settings to start from: public-code (those of the authors' code), paper (tuned here over the paper's "
+            "grid), best (tuned here over one of ours), where there are such (`difformer models NAME` lists them), or "
+            "a file that `difformer tune` wrote.",
             rich_help_panel=MODEL,
             show_default=False,
         ),
@@ -265,6 +266,8 @@ def _describe_request(request: Request, options: Any) -> list[str]:
     if preset is not None:
         lines.append(f"preset: {preset.describe()}")
         lines += [f"note: {preset.note}"] if preset.note else []
+        if request.dataset is not None and preset.dataset != request.dataset:
+            lines.append(f"note: these settings were chosen on {preset.dataset}, not on {request.dataset}")
         if preset.protocol is not None and options.get("protocol") != preset.protocol:
             lines.append(
                 f"note: these settings belong to protocol {preset.protocol!r}; add --protocol {preset.protocol} for it"

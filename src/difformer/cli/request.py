@@ -27,11 +27,13 @@ class Request:
         settings: Settings that differ from the defaults, a preset's and the command line's in one mapping.
         config: The complete configuration.
         preset: The preset, where one was named.
+        dataset: The data set by its name; None for own files.
     """
 
     settings: dict[str, Any]
     config: TrainConfig
     preset: Preset | None = None
+    dataset: str | None = None
 
 
 def read_source(
@@ -108,7 +110,7 @@ def read_request(
     chosen = model or (found.model if found is not None else DEFAULT_MODEL)
     words = [*(settings or ()), *([] if batch_size is None else [f"batch_size={batch_size}"])]
     merged = {**(found.settings if found is not None else {}), **read_settings(words, chosen)}
-    return Request(merged, make_config(chosen, merged), found)
+    return Request(merged, make_config(chosen, merged), found, dataset)
 
 
 def read_settings(words: list[str], model: str) -> dict[str, Any]:

@@ -127,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     fixed, options, first = (dict(map(_pair, pairs)) for pairs in (given.set, given.data, given.first))
     axes = dict(map(_pair, given.over))
+    given.protocol = options.get("protocol")
     for key, values in axes.items():
         if not isinstance(values, list):
             parser.error(f"--over {key} takes a list of values, as in {key}=[1,2], got {values!r}")
@@ -191,7 +192,8 @@ def _conclude(
         validation=round(best["valid"], 6),
         trials=len(done),
         command=_command(question.model, given),
-        note=f"mean over {question.runs} run(s); {task.protocol}",
+        protocol=given.protocol,
+        note=f"validation: mean over {question.runs} run{'s' * (question.runs > 1)}",
         variant=given.variant,
     )
     variant = "" if given.variant is None else f"-{given.variant}"

@@ -59,7 +59,7 @@ _found: Found | None = None
 def library() -> ctypes.CDLL | None:
     """The compiled kernels; None where there are none, and torch's operations have to do."""
     found = _found
-    if os.environ.get("DIFFORMER_NATIVE", "") == "0":
+    if _switched_off():
         return None
     return (_find() if found is None else found).library
 
@@ -70,6 +70,10 @@ def loaded() -> ctypes.CDLL:
     if found is None:
         raise RuntimeError(f"a kernel is called, but {_find().story}")
     return found
+
+
+def _switched_off() -> bool:
+    return os.environ.get("DIFFORMER_NATIVE", "").strip().lower() in ("0", "off", "no", "false")
 
 
 def has_threads() -> bool:
@@ -84,8 +88,9 @@ def explain() -> str:
         >>> explain().startswith(("kernels in C are used", "torch's operations are used"))
         True
     """
-    if os.environ.get("DIFFORMER_NATIVE", "") == "0":
-        return "torch's operations are used: DIFFORMER_NATIVE=0 switches the kernels in C off"
+    if _switched_off():
+        chosen = os.environ["DIFFORMER_NATIVE"]
+        return f"torch's operations are used: DIFFORMER_NATIVE={chosen} switches the kernels in C off"
     return _find().story
 
 

@@ -233,7 +233,7 @@ class RunFolder:
         """Over all seeds that have a result."""
         results = self.results()
         if not results:
-            raise RunFolderError(f"{self.path} has no results yet; continue the run with resume")
+            raise RunFolderError(f"{self.path} has no results yet; continue the run with resume: {self.path}")
         metric = find_metric(results[0]["metric"])
         return Summary(results, metric.name, metric.higher_is_better, self.path, tuple(records))
 

@@ -92,7 +92,7 @@ def load_run(
 def _open(run: RunFolder | str | Path) -> RunFolder:
     """The run, with a warning where it has not come to its end: what is there may not be what it ends with."""
     folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
-    if left := folder.unfinished:
+    if (left := folder.unfinished) and folder.results():  # without any there is nothing to use: that is an error
         warnings.warn(
             f"{folder.path} is not finished ({len(left)} of {len(folder.seeds)} seeds are not trained to their end), "
             f"the best there is until now is used; continue with resume: {folder.path}",
