@@ -95,29 +95,28 @@ def test_in_a_folder_that_is_read_only(fresh, monkeypatch):
     assert "Permission denied" in explain()
 
 
-def test_with_a_compiler_that_fails(fresh, monkeypatch):
-    broken = fresh / "broken"
-    broken.write_text("#!/bin/sh\necho it does not work >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("CC", str(broken))
-    assert library() is None
-    assert "it does not work" in explain()
+def pretend_compiler(fresh, monkeypatch, script):
+    place = fresh / "pretended"
+    place.write_bytes(b"#!/bin/sh\n" + script)
+    place.chmod(0o755)
+    monkeypatch.setenv("CC", str(place))
 
 
-def test_with_a_compiler_of_another_encoding(fresh, monkeypatch):
-    broken = fresh / "broken"
-    broken.write_bytes(b"#!/bin/sh\nprintf 'erreur: \\351\\377' >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("CC", str(broken))
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (b"echo it does not work >&2; exit 1", "it does not work"),
+        (b"printf 'erreur: \\351\\377' >&2; exit 1", "erreur"),  # not in the encoding that Python expects
+    ],
+)
+def test_with_a_compiler_that_fails(fresh, monkeypatch, script, said):
+    pretend_compiler(fresh, monkeypatch, script)
     assert library() is None
-    assert "erreur" in explain()
+    assert said in explain()
 
 
 def test_with_a_compiler_that_hangs(fresh, monkeypatch):
-    slow = fresh / "slow"
-    slow.write_text("#!/bin/sh\nexec sleep 60\n")
-    slow.chmod(0o755)
-    monkeypatch.setenv("CC", str(slow))
+    pretend_compiler(fresh, monkeypatch, b"exec sleep 60")
     monkeypatch.setattr(build, "LONGEST_COMPILATION", 0.2)
     assert library() is None
     assert "took longer" in explain()

@@ -7,12 +7,12 @@ The three folders have one layout (see `sources`). The first two may be read-onl
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from difformer.cache import cache_folder as cache_folder
 from difformer.data.download import DownloadError, check_record, fetch, has_checksum
 from difformer.data.errors import DataError
 from difformer.data.sources import FORMS, Form
@@ -38,18 +38,6 @@ class Found:
 
     def __getitem__(self, file_name: str) -> Path:
         return next(path for path in self.paths if path.name == file_name)
-
-
-def cache_folder() -> Path:
-    """Where downloads and processed forms are kept: `$DIFFORMER_CACHE`, or the platform's place for such things."""
-    if chosen := os.environ.get("DIFFORMER_CACHE"):
-        return Path(chosen).expanduser()
-    home = Path.home()
-    if sys.platform == "darwin":
-        return home / "Library" / "Caches" / "difformer"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "difformer" / "Cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "difformer"
 
 
 def folders(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from difformer.atomic import write_whole
+from difformer.cache import cache_folder
 
 SOURCES = ("steps.c", "product.h", "pass.h", "tail.h", "gram.h", "rows.h")  # all of them: they name the library
 PASSES = ("sum_rows", "answer_rows", "pull_answers", "pull_keys", "finish_rows", "pull_finish", "multiply_rows")
@@ -111,7 +112,7 @@ def _look() -> Found:
     if compiler is None:
         return _none("there is no C compiler (cc, gcc or clang on the PATH, or the variable CC)")
     try:
-        folder = _folder()
+        folder = cache_folder() / "native"
     except RuntimeError as error:  # a user without a home
         return _none(f"there is no place to keep them ({error}); DIFFORMER_CACHE names one")
     said = "nothing was tried"
@@ -148,15 +149,6 @@ def _compiler() -> str | None:
         if name and (path := shutil.which(name)):
             return path
     return None
-
-
-def _folder() -> Path:
-    """Of compiled kernels: in $DIFFORMER_CACHE, or where this system keeps caches."""
-    if chosen := os.environ.get("DIFFORMER_CACHE"):
-        return Path(chosen).expanduser() / "native"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "difformer" / "native"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "difformer" / "native"
 
 
 def _name(compiler: str, flags: tuple[str, ...]) -> str:

@@ -12,7 +12,7 @@ typedef struct {
     size channels, scaled;
     const float *outer, *states;                          /* Σ z zᵀ, Σ z, padded */
     const float *query, *query_bias, *key, *key_bias;     /* W [d, d] and b */
-    float *kept;                                          /* for the way back: 5 (d + 1) rows and 2 numbers */
+    float *kept;                                          /* for the way back: what `parts_of` says */
     float *to_outer, *to_keys, *to_values, *to_count;     /* parts of [U, u], padded */
     const float *outer_grad, *keys_grad, *values_grad, *count_grad;
     float *square, *level;                                /* what G passes on to z: its gradient and the transpose */

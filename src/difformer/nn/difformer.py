@@ -18,8 +18,8 @@ from difformer.nn.conv import DIFFormerConv, check_count
 from difformer.nn.dropout import dropout
 from difformer.nn.inspection import EnergyProfile, StrongestPairs, energy_profile, strongest_pairs
 from difformer.nn.layer_norm import LayerNorm
-from difformer.nn.linear import linear
 from difformer.nn.native_input import native_input
+from difformer.nn.native_input import reference as reference_input
 from difformer.nn.short_step import whole_layer
 from difformer.nn.structure import Structure, as_structure
 from difformer.sparse import SparseMatrix
@@ -109,10 +109,9 @@ class DIFFormer(nn.Module):
 
     def _encode(self, x: Tensor | SparseMatrix) -> Tensor:
         """Z⁰ of the features; a bag of words stays sparse."""
-        whole = native_input(self.input, self.input_norm, x, self.dropout, self.training)
-        if whole is not None:
-            return whole
-        return dropout(functional.relu(self.input_norm(linear(self.input, x))), self.dropout, self.training)
+        given = (self.input, self.input_norm, x, self.dropout, self.training)
+        whole = native_input(*given)
+        return reference_input(*given) if whole is None else whole
 
     def _advance(self, k: int, z: Tensor, structure: Structure, source: Tensor) -> Tensor:
         """Z^(k+1) from Z^(k)."""

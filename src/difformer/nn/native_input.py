@@ -21,10 +21,13 @@ from difformer.nn.dropout import dropout, next_mask
 from difformer.nn.layer_norm import LayerNorm
 from difformer.nn.linear import linear
 from difformer.nn.native_step import Tail, tracks
+from difformer.nn.plain_modules import is_plain_map, is_plain_norm
 from difformer.sparse import SparseMatrix, add_product
 
 
-def reference(layer: nn.Linear, norm: nn.Module, x: Tensor | SparseMatrix, rate: float, training: bool) -> Tensor:
+def reference(
+    layer: nn.Linear, norm: nn.Module, x: Tensor | SparseMatrix, rate: float | Tensor, training: bool
+) -> Tensor:
     """The equation, one after the other."""
     return dropout(functional.relu(norm(linear(layer, x))), rate, training)
 
@@ -120,12 +123,6 @@ def _graph(grad: Tensor, inputs: list[Any], ctx: Any) -> list[Tensor | None]:
     return [next(found) if given is not None and given.requires_grad else None for given in own]
 
 
-def _is_heard(layer: nn.Module) -> bool:
-    """Whether somebody listens to a call of the layer, or changes its weights before one, as pruning does."""
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return any(hooks)
-
-
 def native_input(
     layer: nn.Linear, norm: nn.Module, x: Tensor | SparseMatrix, rate: float | Tensor, training: bool
 ) -> Tensor | None:
@@ -138,11 +135,9 @@ def native_input(
         rate: Of dropout.
         training: Whether there is dropout.
     """
-    from difformer.nn.short_step import is_plain
-
-    if torch.compiler.is_compiling() or isinstance(rate, Tensor) or not is_plain(norm):
+    if torch.compiler.is_compiling() or isinstance(rate, Tensor):
         return None
-    if type(layer) is not nn.Linear or layer.bias is None or _is_heard(layer):  # a subclass may do anything
+    if not is_plain_map(layer) or not is_plain_norm(norm):
         return None
     values = x.rows.value if isinstance(x, SparseMatrix) else x
     if isinstance(x, SparseMatrix) and values.requires_grad:

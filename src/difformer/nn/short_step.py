@@ -20,6 +20,7 @@ from difformer.nn.gram_step import gram_step
 from difformer.nn.layer_norm import LayerNorm
 from difformer.nn.mixing import Weights, mix
 from difformer.nn.native_step import Plan, Tail, native_step
+from difformer.nn.plain_modules import is_plain_norm
 from difformer.nn.row_step import row_step
 from difformer.nn.structure import Structure
 from difformer.sparse import SparseMatrix
@@ -32,10 +33,7 @@ def short_step(conv: DIFFormerConv, z: Tensor, structure: Structure, source: Ten
     """Z⁺ of a layer; None where it has to go term by term."""
     if not _serves(conv, z, structure):
         return None
-    weights, matrix = _weights(conv, structure), None
-    if structure.graph is not None:
-        matrix = structure.graph.matrix(conv.graph_norm, z.dtype)
-    given = source if conv.source_weight else None
+    weights, matrix, given = _terms(conv, z, structure, source)
     if _by_kernels(conv, z, structure, given, matrix, weights):
         return native_step(z, given, None, _plan(conv, matrix, weights, Tail()), _parameters(conv))
     if conv.query is not None and conv.num_heads == 1 and weights.latent > 0:
@@ -72,11 +70,8 @@ def whole_layer(
 
     if type(conv) is not DIFFormerConv or isinstance(rate, Tensor) or not _serves(conv, z, structure):
         return None
-    weights, matrix = _weights(conv, structure), None
-    if structure.graph is not None:
-        matrix = structure.graph.matrix(conv.graph_norm, z.dtype)
-    given = source if conv.source_weight else None
-    if not is_plain(norm) or not _by_kernels(conv, z, structure, given, matrix, weights, *norm.parameters()):
+    weights, matrix, given = _terms(conv, z, structure, source)
+    if not is_plain_norm(norm) or not _by_kernels(conv, z, structure, given, matrix, weights, *norm.parameters()):
         return None
     mask = next_mask(rate, training)
     found = norm if isinstance(norm, LayerNorm) else None
@@ -85,11 +80,12 @@ def whole_layer(
     return out if mask is not None else dropout(out, rate, training)
 
 
-def is_plain(norm: nn.Module) -> bool:
-    """No norm, or a LayerNorm with weight and bias; somebody who listens to a module wants it to be called."""
-    if norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks:
-        return False
-    return type(norm) is nn.Identity or (type(norm) is LayerNorm and norm.weight is not None and norm.bias is not None)
+def _terms(
+    conv: DIFFormerConv, z: Tensor, structure: Structure, source: Tensor | None
+) -> tuple[Weights, SparseMatrix | None, Tensor | None]:
+    """Weights of the four terms, the graph's matrix and the source, where there are such."""
+    matrix = None if structure.graph is None else structure.graph.matrix(conv.graph_norm, z.dtype)
+    return _weights(conv, structure), matrix, source if conv.source_weight else None
 
 
 def _by_kernels(
