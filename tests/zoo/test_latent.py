@@ -1,7 +1,9 @@
 """Systems on latent graphs: each against the layer it is made of, a formula of its own, or what it must find."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -11,9 +13,12 @@ from torch_geometric.nn import GATConv, GCNConv
 from difformer import Graph, zoo
 from difformer.attention import Segments
 from difformer.data import knn_graph, load
+from difformer.nn.dropout import dropout_key
 from difformer.sparse import SparseMatrix
 from difformer.training import TrainConfig, train_one
+from difformer.zoo import feature_pairs
 from difformer.zoo.dense_gat import attend_all
+from difformer.zoo.feature_pairs import Points
 from difformer.zoo.lds import draw
 from difformer.zoo.lds_network import network_states
 from difformer.zoo.lds_outer import OuterStep
@@ -248,6 +253,96 @@ def test_idgl_stops_once_its_graph_stays_and_weighs_its_graphs():
     torch.testing.assert_close(once.penalty(), expected, rtol=1e-4, atol=1e-5)
 
 
+def counts(nodes=30, features=6, seed=0):
+    """Features that are nowhere negative, one row of them empty."""
+    x = points(nodes, features, seed).double()
+    x = torch.where(x > 0.3, x, 0.0)
+    x[4] = 0.0
+    return x
+
+
+def in_both_ways(model, x, edges):
+    """Outputs, penalty, iterations and every gradient: without pairs, and with all of them."""
+    found = []
+    for _ in range(2):
+        model.zero_grad()
+        with dropout_key(seed=5):
+            out = model(x, edges)
+        (out.square().sum() + 100 * model.penalty()).backward()
+        grads = [parameter.grad.clone() for parameter in model.parameters()]
+        found.append(([out.detach(), model.penalty().detach(), *grads], model.iterations))
+        model._linear = lambda *arguments: None
+    return found
+
+
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 3, "connectivity": 0.3, "tolerance": 0.0}, {"update_weight": 0}]
+)
+def test_idgl_without_pairs_is_idgl_with_all_of_them(layout, options):
+    model, x, edges = made("idgl", **options).double().train(), counts(), some_edges()
+    if layout == "sparse":
+        x = SparseMatrix.from_tensor(x.to_sparse())
+    assert model._linear(x, None) is not None
+    (linear, steps), (pairs, more) = in_both_ways(model, x, edges)
+    assert steps == more == 4
+    for a, b in zip(linear, pairs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-11)
+    assert all(float(b.abs().max()) > 0 for b in pairs[: 2 if "update_weight" in options else None])
+
+
+@pytest.mark.parametrize("tolerance", [1.0, 1e-2, 1e-4, 1e-6])
+def test_idgl_stops_without_pairs_where_it_stops_with_them(tolerance):
+    for x in (counts(), SparseMatrix.from_tensor(counts().to_sparse())):
+        model = made("idgl", max_iterations=60, tolerance=tolerance).double()
+        (_, steps), (_, more) = in_both_ways(model, x, some_edges())
+        assert steps == more < 60
+
+
+def test_a_gram_matrix_knows_what_its_entries_would_say():
+    torch.manual_seed(0)
+    x, z = counts(), counts(30, 5, seed=3)
+    of_features, of_states = WeightedCosine(6, 3, 0.0).double(), WeightedCosine(5, 2, 0.0).double()
+    second = of_states.factored(z)
+    b = similarity(of_states.weight, z).detach()
+    distances = (x[:, None] - x[None]).square().sum(-1)
+    sparse = SparseMatrix.from_tensor(x.to_sparse())
+    for first, known in ((of_features.factored(x), Points(x)), (of_features.factored(Points(sparse)), Points(sparse))):
+        if isinstance(known.x, SparseMatrix):
+            known = first.points
+        a = similarity(of_features.weight, x).detach()
+        assert (a == 0).any()
+        torch.testing.assert_close(first @ z, a @ z)
+        torch.testing.assert_close(first.row_sums(), a.sum(1))
+        torch.testing.assert_close(first.squared, a.square().sum())
+        torch.testing.assert_close(first.inner(second), (a * b).sum())
+        torch.testing.assert_close(first.spread(known), (a * distances).sum())
+        torch.testing.assert_close(second.spread(known), (b * distances).sum())
+
+
+def test_idgl_looks_at_pairs_where_it_must(monkeypatch):
+    x = counts().float()
+    assert made("idgl")._linear(x, None) is not None
+    assert made("idgl")._linear(points(), None) is None  # a similarity may be negative
+    assert made("idgl", epsilon=0.1)._linear(x, None) is None
+    assert made("idgl", sparsity=0.1)._linear(x, None) is None
+    assert made("idgl")._linear(x.clone().requires_grad_(), None) is None
+    assert made("idgl")._linear(x, Segments(torch.arange(2).repeat_interleave(15))) is None
+    monkeypatch.setattr(feature_pairs, "MOST_MEETINGS", 10)
+    assert made("idgl")._linear(x.to_sparse(), None) is None
+
+
+def test_what_idgl_knows_of_features_goes_with_them():
+    model = made("idgl")
+    x = SparseMatrix.from_tensor(counts().float().to_sparse())
+    with torch.no_grad():  # a graph of operations holds its operands
+        model(x, some_edges())
+    gone = weakref.ref(x)
+    del x
+    gc.collect()
+    assert gone() is None
+
+
 # ---- LDS
 
 
@@ -352,6 +447,6 @@ def test_graphs_that_do_not_fit_are_refused_beforehand(name, what, monkeypatch):
     from difformer.zoo import inputs
 
     monkeypatch.setattr(inputs, "free_bytes", lambda device: 2**30)
-    x = torch.zeros(20_000, 3)
+    x = -torch.ones(20_000, 3)
     with pytest.raises(MemoryError, match=rf"{what}.* needs about [\d,.]+ GiB, and 1.0 GiB are free on cpu"):
         zoo.build(name, 3, 2, hidden_channels=4).train()(x)

@@ -2,6 +2,9 @@ r"""Iterative deep graph learning of Chen, Wu and Zaki (NeurIPS 2020): better gr
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -12,7 +15,10 @@ from difformer.nn.conv import check_count
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Edges, Features
 from difformer.nn.structure import as_structure
+from difformer.sparse import SparseMatrix
 from difformer.zoo.base import Encoder, check_layers, check_rate, check_share
+from difformer.zoo.feature_pairs import Points
+from difformer.zoo.gram_matrix import GramMatrix
 from difformer.zoo.inputs import dense, linear, observed_graph, refuse_beyond_memory
 from difformer.zoo.kept import Kept
 from difformer.zoo.neighbour_graph import NeighbourGraph
@@ -21,6 +27,9 @@ from difformer.zoo.per_graph import pairs
 from difformer.zoo.similarity import WeightedCosine, squared_distances
 
 COPIES_A_STEP = 5  # of N² numbers that an iteration leaves behind for the backward pass
+
+Matrix: TypeAlias = PairMatrix | GramMatrix
+Mixed: TypeAlias = Callable[..., Tensor]  # z → Ã z
 
 
 class IDGL(Encoder):
@@ -37,6 +46,9 @@ class IDGL(Encoder):
     It stops, each graph of a batch for itself, once :math:`‖A^{(t)} - A^{(t-1)}‖_F^2 \le δ ‖A^{(1)}‖_F^2`. `embed`
     gives Ã Z of the last iteration. The paper's loss is the mean over iterations; here outputs are those of the last
     one, and the graph's own loss (`penalty`) is the mean over all.
+
+    Where features are nowhere negative, as bags of words are, ε is 0 and there is one graph, no pair is looked at by
+    itself (`difformer.zoo.gram_matrix`), and time and memory are linear in the nodes.
 
     Args:
         in_channels: Features of an instance.
@@ -95,6 +107,7 @@ class IDGL(Encoder):
         self.neighbours = NeighbourGraph(k)
         self.iterations = 0  # of the last pass
         self._distances: Kept[PairMatrix] = Kept()
+        self._points: Kept[Points] = Kept()
         self._penalty: Tensor | None = None
 
     def embed(
@@ -107,35 +120,40 @@ class IDGL(Encoder):
         """Propagated states of the last iteration, before the last linear map."""
         structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
         segments = structure.segments
-        self._refuse(x.shape[0], segments, x.device)
+        points = self._linear(x, segments)
+        if points is None:
+            self._refuse(x.shape[0], segments, x.device)
         if edge_index is None:
             graph = self.neighbours(x, segments)
         else:
             found = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
             assert found is not None  # there always are self-loops
             graph = found
-        first = self.of_features(x, segments)
-        penalties = [self._loss(first, x)]
+        first = self._similar(x, segments, points)
+        penalties = [self._loss(first, x, points)]
         mapped = linear(self.hidden[0], x)  # type: ignore[arg-type]
-        mixed = Mixture(graph, first, first, self.graph_weight, self.update_weight)
-        z = self._states(mixed, mapped)
-        now, size, going = first, _squares(first), None
+        mixture = Mixture(graph, first, self.graph_weight, self.update_weight)
+        always = mixture.settled(mapped)
+        mixed = mixture.at(first)
+        z = self._states(mixed, mapped, always)
+        now, going = first, None
         self.iterations = 1
         while self.iterations < self.max_iterations:
-            new = self.of_states(z, segments)
+            new: Matrix = self.of_states(z, segments) if points is None else self.of_states.factored(z)
             if going is not None and not all(bool(flag.all()) for flag in going):  # what has settled stays
+                assert isinstance(new, PairMatrix)  # one graph alone ends below
+                assert isinstance(now, PairMatrix)
                 new = PairMatrix(tuple(map(torch.where, going, new.parts, now.parts)), segments)
             with torch.no_grad():
-                moved = _squares(new.map(torch.sub, now))
-            going = [(m > self.tolerance * s).view(-1, 1, 1) for m, s in zip(moved, size, strict=True)]
+                going = _moving(new, now, first, self.tolerance)
             now, self.iterations = new, self.iterations + 1
-            mixed = Mixture(graph, first, now, self.graph_weight, self.update_weight)
-            penalties.append(self._loss(now, x))
-            z = self._states(mixed, mapped)
+            mixed = mixture.at(now)
+            penalties.append(self._loss(now, x, points))
+            z = self._states(mixed, mapped, always)
             if not any(bool(flag.any()) for flag in going):
                 break
         self._penalty = torch.stack(penalties).mean()
-        return mixed @ z
+        return mixed(z)
 
     def penalty(self) -> Tensor:
         """The loss of the graphs of the last pass, a mean over them."""
@@ -143,22 +161,45 @@ class IDGL(Encoder):
             raise ValueError("idgl has no graph yet: its penalty is that of the last forward pass")
         return self._penalty
 
-    def _states(self, mixed: Mixture, mapped: Tensor) -> Tensor:
-        z = dropout(functional.relu(mixed @ mapped), self.dropout, self.training)
+    def _linear(self, x: Features, segments: Segments | None) -> Points | None:
+        """The features as points, where no pair need be looked at by itself: the system is then linear in the nodes.
+
+        That is for one graph whose features are nowhere negative, with ε = 0 and no loss of ‖A‖².
+        """
+        plain = x.rows.value if isinstance(x, SparseMatrix) else x
+        if segments is not None or self.sparsity or self.of_states.epsilon or plain.requires_grad:
+            return None
+        points = self._points.of(x, (), lambda: Points(x))
+        return points if points.serves else None
+
+    def _similar(self, x: Features, segments: Segments | None, points: Points | None) -> Matrix:
+        if points is None:
+            return self.of_features(x, segments)
+        is_sparse = isinstance(points.x, SparseMatrix)
+        return self.of_features.factored(points if is_sparse else dense(x))
+
+    def _states(self, mixed: Mixed, mapped: Tensor, always: Tensor) -> Tensor:
+        z = dropout(functional.relu(mixed(mapped, always)), self.dropout, self.training)
         for layer in self.hidden[1:]:
-            z = dropout(functional.relu(mixed @ layer(z)), self.dropout, self.training)
+            z = dropout(functional.relu(mixed(layer(z))), self.dropout, self.training)
         return z
 
-    def _loss(self, matrix: PairMatrix, x: Features) -> Tensor:
+    def _loss(self, matrix: Matrix, x: Features, points: Points | None) -> Tensor:
         rows = x.shape[0]
-        loss = matrix.parts[0].new_zeros(())
+        loss = matrix.row_sums().new_zeros(())
         if self.smoothness:
-            key = () if matrix.segments is None else (matrix.segments.batch,)
-            distances = self._distances.of(x, key, lambda: squared_distances(dense(x), matrix.segments))
-            loss = loss + self.smoothness / (2 * rows**2) * matrix.map(torch.mul, distances).total()
+            if isinstance(matrix, PairMatrix):
+                key = () if matrix.segments is None else (matrix.segments.batch,)
+                distances = self._distances.of(x, key, lambda: squared_distances(dense(x), matrix.segments))
+                spread = matrix.map(torch.mul, distances).total()
+            else:
+                assert points is not None
+                spread = matrix.spread(points)
+            loss = loss + self.smoothness / (2 * rows**2) * spread
         if self.connectivity:
             loss = loss - self.connectivity / rows * matrix.row_sums().clamp_min(1e-12).log().sum()
         if self.sparsity:
+            assert isinstance(matrix, PairMatrix)
             loss = loss + self.sparsity / rows**2 * matrix.map(torch.square).total()
         return loss
 
@@ -174,18 +215,57 @@ class IDGL(Encoder):
 
 
 class Mixture:
-    """Ã: an observed graph and two learned ones."""
+    """Ã: an observed graph, the learned graph of features, and one that is learned anew.
 
-    def __init__(self, graph: Graph, first: PairMatrix, now: PairMatrix, observed: float, update: float) -> None:
-        self.graph, self.first, self.now, self.observed, self.update = graph, first, now, observed, update
-        # f(A) z = A z over row sums: the rows themselves need not be divided.
-        self.of_first, self.of_now = (1 / m.row_sums().clamp_min(1e-12).unsqueeze(1) for m in (first, now))
+    Args:
+        graph: L.
+        first: A^(1).
+        observed: λ.
+        update: η.
+    """
 
-    def __matmul__(self, z: Tensor) -> Tensor:
+    def __init__(self, graph: Graph, first: Matrix, observed: float, update: float) -> None:
+        self.graph, self.first, self.observed, self.update = graph, first, observed, update
+        self.of_first = _inverse_sums(first)
+
+    def settled(self, z: Tensor) -> Tensor:
+        """What of Ã z no iteration changes: (λ L + (1 - λ) (1 - η) f(A^(1))) z."""
         learned = (1 - self.update) * self.of_first * (self.first @ z)
-        if self.update:
-            learned = learned + self.update * self.of_now * (self.now @ z)
         return self.observed * self.graph.propagate(z) + (1 - self.observed) * learned
+
+    def at(self, now: Matrix) -> Mixed:
+        """Ã of an iteration."""
+        of_now = self.of_first if now is self.first else _inverse_sums(now)
+
+        def mixed(z: Tensor, always: Tensor | None = None) -> Tensor:
+            """Ã z; `always` is `settled` of z where that is known."""
+            if always is None:
+                always = self.settled(z)
+            return always + (1 - self.observed) * self.update * of_now * (now @ z) if self.update else always
+
+        return mixed
+
+
+def _inverse_sums(matrix: Matrix) -> Tensor:
+    """f(A) z = A z over row sums: the rows themselves need not be divided."""
+    return 1 / matrix.row_sums().clamp_min(1e-12).unsqueeze(1)
+
+
+def _moving(new: Matrix, now: Matrix, first: Matrix, tolerance: float) -> list[Tensor]:
+    """Whether ‖A^(t) - A^(t-1)‖_F² > δ ‖A^(1)‖_F², for every graph, a block at a time."""
+    if isinstance(new, PairMatrix):
+        assert isinstance(now, PairMatrix)
+        assert isinstance(first, PairMatrix)
+        pairs = zip(_squares(new.map(torch.sub, now)), _squares(first), strict=True)
+        return [(moved > tolerance * size).view(-1, 1, 1) for moved, size in pairs]
+    assert not isinstance(now, PairMatrix)
+    assert not isinstance(first, PairMatrix)
+    # ‖B‖_F ≥ ‖B 1‖ / ‖1‖, and entries of A are at most 1, so that Σ A_ij² ≤ Σ A_ij: mostly, sums of rows decide.
+    least = (new.row_sums() - now.row_sums()).square().mean()
+    if bool(least > tolerance * first.row_sums().sum()):
+        return [torch.ones(1, 1, 1, dtype=torch.bool)]
+    moved = new.squared - 2 * now.inner(new) + now.squared
+    return [(moved > tolerance * first.squared).view(-1, 1, 1)]
 
 
 def _squares(matrix: PairMatrix) -> list[Tensor]:

@@ -14,7 +14,9 @@ from difformer.attention.segments import Segments
 from difformer.nn.conv import check_count
 from difformer.nn.protocol import Features
 from difformer.nn.unit import unit_rows
-from difformer.sparse import CSR, SparseMatrix
+from difformer.sparse import SparseMatrix
+from difformer.zoo.feature_pairs import Points
+from difformer.zoo.gram_matrix import GramMatrix, SparseGramMatrix, squared_entries
 from difformer.zoo.inputs import dense
 from difformer.zoo.pair_matrix import PairMatrix
 
@@ -42,30 +44,30 @@ class WeightedCosine(nn.Module):
         if isinstance(v, SparseMatrix) and segments is None:
             similarity = PairMatrix((self._sparse(v).unsqueeze(0),), None)
         else:
-            # One product for all heads: their cosines are inner products of neighbouring columns.
-            heads = unit_rows(dense(v).unsqueeze(1) * self.weight).flatten(1) / self.weight.shape[0] ** 0.5
-            similarity = PairMatrix.make(lambda block: block @ block.mT, segments, heads)
+            similarity = PairMatrix.make(lambda block: block @ block.mT, segments, self._heads(dense(v)))
         return similarity.map(lambda part: functional.threshold(part, self.epsilon, 0.0))
+
+    def factored(self, v: Tensor | Points) -> GramMatrix:
+        """The same of one graph without all pairs; right where v is nowhere negative and ε is 0.
+
+        Args:
+            v: Rows ``[N, c]``; sparse ones as `Points`.
+        """
+        return SparseGramMatrix(v, self.weight.square()) if isinstance(v, Points) else GramMatrix(self._heads(v))
+
+    def _heads(self, v: Tensor) -> Tensor:
+        """One product for all heads: their cosines are inner products of neighbouring columns."""
+        return unit_rows(v.unsqueeze(1) * self.weight).flatten(1) / self.weight.shape[0] ** 0.5
 
     def _sparse(self, v: SparseMatrix) -> Tensor:
         """Σ_h D_h V diag(w_h²) Vᵀ D_h / H, with D_h the inverse norms: one sparse product a head."""
         columns = v.to_dense().T
         squares = self.weight.square()
-        inverse = (_squared(v) @ squares.T).clamp_min(1e-24).rsqrt()  # [N, H]
+        inverse = (squared_entries(v) @ squares.T).clamp_min(1e-24).rsqrt()  # [N, H]
         total = v.rows.value.new_zeros(v.shape[0], v.shape[0])
         for h in range(squares.shape[0]):
             total = total + inverse[:, h, None] * (v @ (squares[h, :, None] * columns * inverse[:, h]))
         return total / squares.shape[0]
-
-
-def _squared(v: SparseMatrix) -> SparseMatrix:
-    """Every entry squared."""
-    rows, columns = v.rows, v.columns
-    return SparseMatrix(
-        v.shape,
-        CSR(rows.crow, rows.col, rows.value.square()),
-        CSR(columns.crow, columns.col, columns.value.square()),
-    )
 
 
 def squared_distances(x: Tensor, segments: Segments | None) -> PairMatrix:
