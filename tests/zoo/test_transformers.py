@@ -11,7 +11,9 @@ from torch.nn import functional
 
 from difformer import Graph, zoo
 from difformer.attention import Segments
-from difformer.zoo.graphormer import attend
+from difformer.zoo import biased_blocks
+from difformer.zoo.biased_attention import attend
+from difformer.zoo.biased_blocks import Places, attend_blocks
 from difformer.zoo.nodeformer import attend_drawn, edge_loss
 from difformer.zoo.polynormer import GlobalLayer, LocalLayer
 from difformer.zoo.random_features import draw_projection, key_features, linear_attention, query_features
@@ -289,6 +291,59 @@ def test_graphormers_attention_has_the_gradients_of_the_plain_formula():
     model, x, edges = made("graphormer", dropout=0.0), points(), some_edges()
     model(x, edges).square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def some_heads(nodes=9, channels=3, distances=4, scale=1.0):
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(nodes, 2, channels, generator=g, dtype=torch.float64) for _ in range(3))
+    table = torch.randn(distances, 2, generator=g, dtype=torch.float64)
+    hops = torch.randint(0, distances, (nodes, nodes), generator=g).to(torch.uint8)
+    return [x.requires_grad_() for x in (scale * q, k, v, table)], hops
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0])  # scores whose exponentials overflow
+@pytest.mark.parametrize(("nodes", "distances"), [(9, 4), (10, 4), (1, 2), (9, 252)])
+def test_attention_by_blocks_of_rows_is_the_formula_with_every_gradient(nodes, distances, scale, monkeypatch):
+    monkeypatch.setattr(biased_blocks, "CACHED", 1)  # blocks of 8 rows: the last one is shorter
+    (q, k, v, table), hops = some_heads(nodes, distances=distances, scale=scale)
+    inputs = (q, k, v, table)
+    heads = ((x[None, :, h] for x in (q, k, v)) for h in range(2))
+    plain = torch.stack([attend(None, hops[None], *parts, table[:, h])[0] for h, parts in enumerate(heads)], 1)
+    found = attend_blocks(*inputs, Places.of(hops, distances))
+    torch.testing.assert_close(found, plain)
+    probe = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for a, b in zip(*(torch.autograd.grad((y * probe).sum(), inputs) for y in (found, plain)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_graphormer_takes_blocks_on_a_cpu_and_says_the_same_without(monkeypatch):
+    from difformer.zoo import graphormer
+
+    model, x, edges = made("graphormer", dropout=0.0).double(), points().double(), some_edges()
+    calls = []
+    monkeypatch.setattr(graphormer, "attend_blocks", lambda *given: calls.append(1) or attend_blocks(*given))
+    found = []
+    for quick in (True, False):
+        model.zero_grad()
+        out = model(x, edges)
+        out.square().sum().backward()
+        found.append([out.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
+        assert len(calls) == len(model.layers), quick
+        monkeypatch.setattr(graphormer, "serves", lambda *given: False)
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+def test_attention_by_blocks_is_for_plain_tensors_of_one_type():
+    inputs, hops = some_heads()
+    assert biased_blocks.serves(*inputs)
+    assert not biased_blocks.serves(*(x.detach().bfloat16() for x in inputs))
+    assert not biased_blocks.serves(*inputs[:3], inputs[3].float())
+    assert not biased_blocks.serves(*(x.to("meta") for x in inputs))
+    out = attend_blocks(*inputs, Places.of(hops, 4))
+    (grad,) = torch.autograd.grad(out.square().sum(), inputs[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
 
 
 def test_graphs_too_large_for_pairs_are_refused(monkeypatch):

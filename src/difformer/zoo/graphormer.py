@@ -2,8 +2,6 @@ r"""Graphormer of Ying et al. (NeurIPS 2021): full attention that knows degrees 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -16,6 +14,8 @@ from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Edges, Features
 from difformer.nn.structure import as_structure
 from difformer.zoo.base import Encoder, check_layers, check_rate
+from difformer.zoo.biased_attention import attend
+from difformer.zoo.biased_blocks import Places, attend_blocks, serves
 from difformer.zoo.inputs import linear, refuse_beyond_memory
 from difformer.zoo.kept import Kept
 from difformer.zoo.per_graph import pairs
@@ -50,7 +50,8 @@ class Graphormer(Encoder):
     φ(i, j) being the number of hops from j to i, all above `max_distance` counted as that, with a bias of its own where
     there is no way. The biases, one for each head, are shared by all layers. Edge features and the virtual node of the
     paper are left out: a graph's state is the readout of its nodes. Heads are worked out one after the other and again
-    in the backward pass: memory is that of one N × N matrix and a byte a pair, and refused where that does not fit.
+    in the backward pass: memory is that of one N × N matrix and a byte a pair, and refused where that does not fit. One
+    graph on a CPU takes three bytes a pair and goes through its rows in blocks (`difformer.zoo.biased_blocks`).
 
     Args:
         in_channels: Features of an instance.
@@ -100,6 +101,7 @@ class Graphormer(Encoder):
         self.output = nn.Linear(hidden_channels, out_channels)
         self.num_heads, self.dropout, self.max_distance, self.max_degree = num_heads, dropout, max_distance, max_degree
         self._distances: Kept[Tensor] = Kept()
+        self._places: Kept[Places] = Kept()
 
     def embed(
         self,
@@ -152,6 +154,10 @@ class Graphormer(Encoder):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, hops: Tensor, segments: Segments | None) -> Tensor:
         """``[N, H, c]`` from queries, keys and values of the same shape."""
+        table = self.distance.weight
+        if segments is None and serves(q, k, v, table):
+            places = self._places.of(hops, (), lambda: Places.of(hops, self.max_distance + 2))
+            return attend_blocks(q, k, v, table, places)
         if segments is None:
             return self._heads(None, hops.unsqueeze(0), *(x.unsqueeze(0) for x in (q, k, v))).squeeze(0)
         parts = []
@@ -169,31 +175,3 @@ class Graphormer(Encoder):
             again = torch.is_grad_enabled() and q.requires_grad
             found.append(checkpoint(attend, *inputs, use_reentrant=False) if again else attend(*inputs))
         return torch.stack(found, 2)
-
-
-def attend(mask: Tensor | None, hops: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
-    """One head of graphs side by side: ``q, k, v [G, n, c]``, ``hops [G, n, n]``, ``table [distances]``."""
-    scores = torch.baddbmm(biases(table, hops), q, k.mT, alpha=q.shape[-1] ** -0.5)
-    if mask is not None:
-        scores = scores.masked_fill(~mask.unsqueeze(1), -torch.inf)
-    return torch.softmax(scores, -1) @ v
-
-
-class _Biases(torch.autograd.Function):
-    """Entries of a small table; the gradient adds up what belongs to an entry in one pass, without an index a pair."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, hops: Tensor) -> Tensor:
-        ctx.save_for_backward(hops)
-        ctx.size = table.numel()
-        return table.index_select(0, hops.reshape(-1).int()).view(hops.shape)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (hops,) = ctx.saved_tensors
-        return torch.bincount(hops.reshape(-1), grad.reshape(-1), minlength=ctx.size).to(grad.dtype), None
-
-
-def biases(table: Tensor, hops: Tensor) -> Tensor:
-    """``table[hops]``."""
-    return _Biases.apply(table, hops)
