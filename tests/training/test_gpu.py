@@ -5,6 +5,9 @@ import torch
 from small_tasks import blocks, many_labels, point_sets, series
 
 from difformer.training import TrainConfig, evaluate, fit, loop, predict, resume, train_one
+from difformer.training.stacked import StackedSetting, train_stacked
+from difformer.training.stacked_loop import StackedTrainer
+from difformer.zoo import MODELS, options_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -68,3 +71,34 @@ def test_recorded_epochs_are_launched_epochs(model, dropout, monkeypatch):
     for mine, theirs in zip(recorded.history, launched.history, strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
     torch.testing.assert_close(recorded.outputs, launched.outputs, atol=1e-3, rtol=1e-3)
+
+
+STACKABLE = [name for name, info in MODELS.items() if info.stackable and "nodes" in info.kinds]
+
+
+@pytest.mark.parametrize("model", STACKABLE)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("eval_every", [1, 3])
+def test_recorded_stacks_are_launched_stacks(model, dropout, eval_every, monkeypatch):
+    """A replayed epoch counts, learns, judges and stops as one that is launched kernel by kernel."""
+    options = {"hidden_channels": 8} | ({"dropout": dropout} if "dropout" in options_of(model) else {})
+    config = CONFIG.replace(model=model, options=options, epochs=30, patience=6, eval_every=eval_every)
+    settings = [StackedSetting(seed, learning_rate=rate) for seed, rate in enumerate((0.02, 0.01, 0.05))]
+    graphs, turn = [], StackedTrainer._turn
+
+    def watched(self, due):
+        turn(self, due)
+        graphs[:] = [self._can_record, *self._recorded]
+
+    monkeypatch.setattr(StackedTrainer, "_turn", watched)
+    recorded = train_stacked(blocks(), settings, config, "cuda")
+    assert graphs[0]
+    assert len(graphs) > 1
+    monkeypatch.setattr(StackedTrainer, "_turn", StackedTrainer._turn_by_kernels)
+    launched = train_stacked(blocks(), settings, config, "cuda")
+    for mine, theirs in zip(recorded, launched, strict=True):
+        assert (mine.best_epoch, mine.status, mine.epochs) == (theirs.best_epoch, theirs.status, theirs.epochs)
+        assert (mine.train, mine.valid, mine.test) == pytest.approx((theirs.train, theirs.valid, theirs.test), abs=0.05)
+        for row, other in zip(mine.history, theirs.history, strict=True):
+            assert row["loss"] == pytest.approx(other["loss"], rel=1e-2, abs=1e-4)
+        torch.testing.assert_close(mine.outputs, theirs.outputs, atol=2e-2, rtol=2e-2)

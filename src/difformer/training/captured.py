@@ -98,3 +98,19 @@ def capture(
     finally:
         model.load_state_dict(kept)
     return Captured(seed, key, training, evaluation, outputs, found, evaluated)
+
+
+def record(work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+    """Record work that reads and writes in place alone; None where it does something that cannot be recorded.
+
+    Nothing is worked off while it is recorded. The work must have been done before, for caches to be filled.
+    """
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            work()
+    except RuntimeError as error:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
+        return None
+    return graph

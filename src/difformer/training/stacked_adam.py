@@ -12,8 +12,6 @@ which is `torch.optim.Adam`, or `torch.optim.AdamW`, on every row.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -39,7 +37,8 @@ class StackedAdam:
         self.weight_decay = weight_decay.unsqueeze(1) if columns is None else weight_decay.unsqueeze(1) * columns
         self.decays = bool(weight_decay.any())
         self.mean, self.square = torch.zeros_like(parameters), torch.zeros_like(parameters)
-        self.steps = 0
+        # On the device, like all that changes from step to step: a step can then be recorded and replayed.
+        self.steps = torch.zeros(1, dtype=torch.float64, device=parameters.device)
 
     @torch.no_grad()
     def step(self, gradient: Tensor, learning_rate: Tensor) -> None:
@@ -53,10 +52,10 @@ class StackedAdam:
             gradient.addcmul_(self.parameters, self.weight_decay)
         self.mean.lerp_(gradient, 1 - first)
         self.square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        root = math.sqrt(1 - second**self.steps)
+        root = (1 - second**self.steps).sqrt().to(gradient.dtype)
         denominator = torch.sqrt(self.square, out=gradient).div_(root).add_(EPS)
         direction = torch.div(self.mean, denominator, out=denominator)
-        self.parameters.addcmul_(direction, rate / (first**self.steps - 1))
+        self.parameters.addcmul_(direction, rate / (first**self.steps - 1).to(rate.dtype))
 
 
 def clip_gradients(gradient: Tensor, largest: float) -> None:

@@ -1,7 +1,10 @@
 """The loop of `difformer.training.loop` for runs trained as one: same epochs, same evaluations, same best epoch.
 
-Nothing is asked of the device while it works: losses, metrics and the best parameters of every run stay there until the
-end (early stopping and callbacks have to look, at every evaluation).
+Nothing is asked of the device while it works: losses, metrics, the best parameters of every run and the count of epochs
+stay there until the end; callbacks have to look at every evaluation, early stopping looks now and then, and a run that
+had stopped by then is not touched by what came after. So an epoch is a list of kernels that never changes, and a GPU
+gets it recorded, as one (`difformer.training.captured`): `vmap` takes longer to write that list than a GPU to work it
+off.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from difformer.data import Split, Task
 from difformer.nn.dropout import dropout_keys
 from difformer.training.building import build_model, hook, learning_rate
 from difformer.training.callbacks import Callback, EpochEvent
+from difformer.training.captured import LARGEST, record
 from difformer.training.config import TrainConfig
-from difformer.training.feeding import Step, make_feed
+from difformer.training.feeding import NodesFeed, Step, make_feed
 from difformer.training.journal import PARTS, NonFiniteLossError
 from difformer.training.losses import Loss, make_loss
 from difformer.training.metrics import find_metric
@@ -31,6 +35,8 @@ from difformer.training.stacked_model import StackedModel
 
 # Metrics without shapes that depend on data, which `vmap` could not take; others go run by run.
 AT_ONCE = ("accuracy", "broadcast-mse")
+LOOK_EVERY = {"cpu": 1, "cuda": 16}  # epochs between two looks at whether all runs have stopped
+LAUNCHED = 2  # epochs that a GPU gets kernel by kernel: they fill caches and make the optimiser
 
 
 @dataclass(frozen=True)
@@ -78,22 +84,22 @@ class StackedTrainer:
         factors = [learning_rate(config, e) / config.learning_rate for e in range(1, config.epochs + 1)]
         rates = torch.tensor([run.config.learning_rate for run in runs], dtype=torch.float64)
         self.rates = (torch.tensor(factors, dtype=torch.float64).unsqueeze(1) * rates).float().to(device)
-        decay = torch.tensor([run.config.weight_decay for run in runs], dtype=torch.float32, device=device)
-        self._make_optimizer = lambda columns: StackedAdam(
-            self.model.flat, decay, decoupled=config.decoupled, columns=columns
-        )
+        self.decays = torch.tensor([run.config.weight_decay for run in runs], dtype=torch.float32, device=device)
         self.optimizer: StackedAdam | None = None  # made at the first gradient, which says what is trained
-        self.epoch = 0
-        self.losses: list[Tensor] = []
-        self.measured: dict[int, Tensor] = {}
         count = len(runs)
+        self.epoch = 0
+        self.clock = torch.zeros(1, dtype=torch.long, device=device)  # the same number, for the device
+        self.losses = torch.full((config.epochs, count), math.nan, device=device)
+        self.measured = torch.full((config.epochs, 3, count), math.nan, dtype=torch.float64, device=device)
+        self.measured_at: list[int] = []
         self.best = torch.full((3, count), math.nan, dtype=torch.float64, device=device)
         self.best_epoch = torch.zeros(count, dtype=torch.long, device=device)
         self.best_flat = self.model.flat.clone()
         self.best_buffers = {name: value.clone() for name, value in self.model.buffers.items()}
-        self.ended = [0] * count  # epoch after which a run stopped early; 0 while it goes on
-        self.going = torch.ones(count, dtype=torch.bool, device=device)
+        self.ended = torch.zeros_like(self.best_epoch)  # epoch after which a run stopped early; 0 while it goes on
         self._one_pass = self.feed.whole and self._modes_agree()
+        self._recorded: dict[bool, torch.cuda.CUDAGraph] = {}
+        self._can_record = device.type == "cuda" and isinstance(self.feed, NodesFeed) and task.num_nodes <= LARGEST
 
     def _groups(self) -> list[_Group]:
         groups, start = [], 0
@@ -112,43 +118,64 @@ class StackedTrainer:
         """Bytes of one run, from a pass of this stack in training mode."""
         step = next(iter(self.feed.steps(1)))
         leaves = self.model.leaves()
-        saved = saved_bytes(lambda: self._forward(step, 1, leaves))
+        saved = saved_bytes(lambda: self._forward(step, leaves))
         return saved // len(self.runs) + PARAMETER_COPIES * self.model.flat[0].nbytes
 
     def run(self, callbacks: Sequence[Callback] = (), stop: Callable[[], bool] | None = None) -> Status:
         """Train to the end, or until stopped."""
         started = time.perf_counter()
         while True:
+            # Here the model holds θ_epoch, and every epoch before has been evaluated where that was due.
             last = self.epoch >= self.config.epochs
-            leaves = self.model.leaves()
-            passed = self._first_pass(leaves) if self._one_pass and not last else None
-            due = self.epoch % self.config.eval_every == 0
-            if self.losses and (last or due):
-                self._measure(self._evaluate() if passed is None else passed[0].detach())
+            due = self.epoch > 0 and (last or self.epoch % self.config.eval_every == 0)
+            if not last:
+                self._turn(due)
+            elif due:
+                self._measure(self._evaluate())
+            if due:
+                self.measured_at.append(self.epoch)
                 if callbacks:
                     self._tell(callbacks, time.perf_counter() - started)
-            if last or (self.losses and due and self._all_out_of_patience()):
+            if last or (due and self._all_stopped()):
                 return "finished"
             if stop is not None and stop():
                 return "interrupted"
-            self._train(leaves, passed)
             self.epoch += 1
 
-    def _forward(self, step: Step, epoch: int, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        keys = self.keys[epoch - 1]
+    def _turn(self, due: bool) -> None:
+        """Epoch `self.epoch` + 1, after an evaluation of the last one where that is due; a replay where possible."""
+        if self._can_record and self.epoch >= LAUNCHED:
+            graph = self._recorded.get(due) or record(lambda: self._turn_by_kernels(due))
+            if graph is not None:
+                self._recorded[due] = graph
+                graph.replay()
+                return
+            self._can_record = False
+        self._turn_by_kernels(due)
+
+    def _turn_by_kernels(self, due: bool) -> None:
+        leaves = self.model.leaves()
+        passed = self._first_pass(leaves) if self._one_pass else None
+        if due:
+            self._measure(self._evaluate() if passed is None else passed[0].detach())
+        self._train(leaves, passed)
+        self.clock += 1
+
+    def _forward(self, step: Step, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        keys = self.keys.index_select(0, self.clock)[0]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
             return self.model.outputs(step.inputs.outputs, leaves, keys=keys)
 
     def _first_pass(self, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         self.model.site = 0
-        return self._forward(next(iter(self.feed.steps(self.epoch + 1))), self.epoch + 1, leaves)
+        return self._forward(next(iter(self.feed.steps(self.epoch + 1))), leaves)
 
     def _train(self, leaves: dict[str, Tensor], passed: tuple[Tensor, Tensor] | None) -> None:
         recorded = torch.zeros(len(self.runs), device=self.device)
         gradient: Tensor | None = None
         self.model.site = 0
         for step in self.feed.steps(self.epoch + 1):
-            outputs, penalty = self._forward(step, self.epoch + 1, leaves) if passed is None else passed
+            outputs, penalty = self._forward(step, leaves) if passed is None else passed
             losses = torch.cat([self._loss(group, step, outputs[group.runs]) for group in self.groups])
             recorded += step.part * losses.detach()
             total = ((losses + penalty) * step.share).sum()  # runs share nothing: its gradient is that of each
@@ -159,9 +186,9 @@ class StackedTrainer:
                 if self.config.gradient_clip is not None:
                     clip_gradients(gradient, self.config.gradient_clip)
                 assert self.optimizer is not None
-                self.optimizer.step(gradient, self.rates[self.epoch])
+                self.optimizer.step(gradient, self.rates.index_select(0, self.clock)[0])
                 gradient = None
-        self.losses.append(recorded)
+        self.losses.index_copy_(0, self.clock, recorded.unsqueeze(0))
 
     def _loss(self, group: _Group, step: Step, outputs: Tensor) -> Tensor:
         if len(self.groups) > 1:  # whole graphs alone, see `train_stacked`: each split has its own rows
@@ -176,7 +203,8 @@ class StackedTrainer:
             if any(part is None for part in parts):
                 pairs = zip(leaves.values(), parts, strict=True)
                 columns = torch.cat([torch.full_like(leaf[0].reshape(-1), part is not None) for leaf, part in pairs])
-            self.optimizer = self._make_optimizer(columns)
+            decoupled = self.config.decoupled
+            self.optimizer = StackedAdam(self.model.flat, self.decays, decoupled=decoupled, columns=columns)
         pairs = zip(leaves.values(), parts, strict=True)
         return torch.cat(
             [(torch.zeros_like(leaf) if part is None else part).reshape(len(self.runs), -1) for leaf, part in pairs], 1
@@ -201,14 +229,19 @@ class StackedTrainer:
         for group in self.groups:
             if not group.split.valid.numel():  # nothing to choose by: the last epoch is kept
                 better[group.runs] = True
-        better &= self.going
-        self.measured[self.epoch] = measured
-        self.best = torch.where(better, measured, self.best)
-        self.best_epoch = torch.where(better, self.epoch, self.best_epoch)
+        better &= self.ended == 0
+        self.measured.index_copy_(0, self.clock - 1, measured.unsqueeze(0))
+        # In place, all of it: a recorded epoch reads and writes where it did when it was recorded.
+        self.best.copy_(torch.where(better, measured, self.best))
+        self.best_epoch.copy_(torch.where(better, self.clock, self.best_epoch))
         torch.where(better.unsqueeze(1), self.model.flat, self.best_flat, out=self.best_flat)
         for name, value in self.model.buffers.items():
             keep = better.view(-1, *[1] * (value.dim() - 1))
-            self.best_buffers[name] = torch.where(keep, value, self.best_buffers[name])
+            self.best_buffers[name].copy_(torch.where(keep, value, self.best_buffers[name]))
+        if self.config.patience is not None:
+            # A run whose validation metric was never a number has no best epoch to count from.
+            out = (self.clock - self.best_epoch >= self.config.patience) & (self.best_epoch > 0) & (self.ended == 0)
+            self.ended.copy_(torch.where(out, self.clock, self.ended))
 
     def _metric(self, index: Tensor, targets: Tensor, outputs: Tensor) -> Tensor:
         if not index.numel():
@@ -218,16 +251,11 @@ class StackedTrainer:
             return torch.vmap(lambda run: self.metric(run, targets))(chosen).double()
         return torch.stack([self.metric(run, targets).double() for run in chosen])
 
-    def _all_out_of_patience(self) -> bool:
-        patience = self.config.patience
-        if patience is None:
+    def _all_stopped(self) -> bool:
+        """Whether no run goes on; to ask means to wait for the device."""
+        if self.config.patience is None or len(self.measured_at) % LOOK_EVERY[self.device.type]:
             return False
-        # A run whose validation metric was never a number has no best epoch to count from.
-        out = (self.epoch - self.best_epoch >= patience) & (self.best_epoch > 0)
-        self.going &= ~out
-        going = self.going.tolist()
-        self.ended = [end or (0 if goes else self.epoch) for end, goes in zip(self.ended, going, strict=True)]
-        return not any(going)
+        return bool((self.ended > 0).all())
 
     def _modes_agree(self) -> bool:
         """Whether a pass in training mode is one in evaluation mode: the same numbers, and nothing kept."""
@@ -241,10 +269,10 @@ class StackedTrainer:
             return not changed and bool(torch.allclose(training, self._evaluate(), rtol=1e-4, atol=1e-5))
 
     def _tell(self, callbacks: Sequence[Callback], seconds: float) -> None:
-        measured, best = self.measured[self.epoch].tolist(), self.best.tolist()
-        epochs, losses, going = self.best_epoch.tolist(), self.losses[-1].tolist(), self.going.tolist()
+        measured, best = self.measured[self.epoch - 1].tolist(), self.best.tolist()
+        epochs, losses, ended = self.best_epoch.tolist(), self.losses[self.epoch - 1].tolist(), self.ended.tolist()
         for i, run in enumerate(self.runs):
-            if not going[i]:
+            if 0 < ended[i] < self.epoch:
                 continue
             event = EpochEvent(
                 run.seed, self.task.splits[run.split].name, self.epoch, self.config.epochs, losses[i],
@@ -256,13 +284,14 @@ class StackedTrainer:
     def records(self, status: Status, seconds: float) -> list[RunRecord | NonFiniteLossError]:
         """One a run, in their order; an error in place of a run whose loss did not stay finite."""
         outputs = self._evaluate(self.best_flat, self.best_buffers).cpu()
-        losses = torch.stack(self.losses).tolist() if self.losses else []
-        measured = {epoch: values.tolist() for epoch, values in self.measured.items()}
+        losses, ended = self.losses[: self.epoch].tolist(), self.ended.tolist()
+        values = self.measured.tolist()
+        measured = {epoch: values[epoch - 1] for epoch in self.measured_at}
         best, best_epoch, flat = self.best.tolist(), self.best_epoch.tolist(), self.best_flat.cpu()
         buffers = {name: value.cpu() for name, value in self.best_buffers.items()}
         found: list[RunRecord | NonFiniteLossError] = []
         for i, run in enumerate(self.runs):
-            rows: list[Row] = [{"epoch": e, "loss": row[i]} for e, row in enumerate(losses[: self.ended[i] or None], 1)]
+            rows: list[Row] = [{"epoch": e, "loss": row[i]} for e, row in enumerate(losses[: ended[i] or None], 1)]
             bad = next((row for row in rows if not math.isfinite(row["loss"])), None)
             if bad is not None:
                 found.append(NonFiniteLossError(bad["epoch"], bad["loss"], run.config))
@@ -284,7 +313,7 @@ class StackedTrainer:
                     seconds=seconds / len(self.runs),
                     state=self.model.state_of(i, flat, buffers),
                     outputs=outputs[i].clone(),
-                    status="stopped early" if self.ended[i] else status,
+                    status="stopped early" if ended[i] else status,
                 )
             )
         return found
