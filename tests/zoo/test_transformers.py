@@ -1,6 +1,7 @@
 """Graph transformers: each against the dense formula it stands for."""
 
 import math
+import threading
 from itertools import pairwise
 
 import pytest
@@ -17,6 +18,7 @@ from difformer.zoo.biased_blocks import Places, attend_blocks
 from difformer.zoo.nodeformer import attend_drawn, edge_loss
 from difformer.zoo.polynormer import GlobalLayer, LocalLayer
 from difformer.zoo.random_features import draw_projection, key_features, linear_attention, query_features
+from difformer.zoo.row_threads import share_out
 from difformer.zoo.sgformer import simple_attention
 from difformer.zoo.structure_encodings import hop_distances, laplacian_eigenvectors, return_probabilities
 
@@ -314,6 +316,44 @@ def test_attention_by_blocks_of_rows_is_the_formula_with_every_gradient(nodes, d
     probe = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for a, b in zip(*(torch.autograd.grad((y * probe).sum(), inputs) for y in (found, plain)), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_blocks_are_shared_out_among_threads(three_threads, monkeypatch):
+    monkeypatch.setattr(biased_blocks, "CACHED", 1)
+    inputs, hops = some_heads(40, scale=300.0)  # five blocks; shifts are worked out by blocks, too
+    places = Places.of(hops, 4)
+    seen = []
+    found = []
+    for threads in (3, 1):
+        torch.set_num_threads(threads)
+        share_out(lambda blocks: seen.append((threading.get_ident(), torch.get_num_threads())), places.rows())
+        assert torch.get_num_threads() == threads
+        out = attend_blocks(*inputs, places)
+        found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+        with torch.inference_mode():
+            torch.testing.assert_close(attend_blocks(*inputs, places), out.detach())
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+    assert len(seen) == 4
+    assert len({thread for thread, _ in seen[:3]}) > 1
+    assert all(threads == 1 for _, threads in seen)
+
+
+def test_a_share_that_fails_is_heard_of_and_threads_are_as_before(three_threads):
+    def fail(blocks):
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        share_out(fail, [slice(k, k + 1) for k in range(5)])
+    assert torch.get_num_threads() == 3
 
 
 def test_graphormer_takes_blocks_on_a_cpu_and_says_the_same_without(monkeypatch):

@@ -12,6 +12,7 @@ of two neighbouring columns are one entry of a table of pairs, so that half as m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +23,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from difformer.eager import is_eager
+from difformer.zoo.row_threads import share_out
 
-CACHED = 1 << 17  # scores of a block for each thread
+CACHED = 1 << 17  # scores of a block: a thread works on two arrays of them
 LANES = 8
 SPREAD = 60.0  # of scores of a row, up to which a bound of its largest one serves as well as that itself
 PAIRED = {torch.float32: torch.complex64, torch.float64: torch.complex128}  # two numbers as one
@@ -75,42 +77,51 @@ class Places:
     def rows(self) -> list[slice]:
         """Blocks."""
         n, width = self.single.shape
-        step = max(CACHED * torch.get_num_threads() // max(width, 1), 8)
+        step = max(CACHED // max(width, 1), 8)
         return [slice(start, start + step) for start in range(0, n, step)]
 
 
 class _Scores:
-    """Blocks of s_ij - shift_i of one head after the other, all in the same memory."""
+    """Blocks of s_ij - shift_i of one head after the other."""
 
     def __init__(self, places: Places, k: Tensor, table: Tensor) -> None:
-        heads, n, _ = k.shape
-        width = places.single.shape[1]
-        self.places, self.space = places, k.new_empty(places.rows()[0].stop, width)
+        heads = k.shape[0]
+        self.width = places.single.shape[1]
+        self.places = places
         # Keys with a column of ones, by which a row is shifted.
-        self.keys = functional.pad(torch.cat([k, k.new_ones(heads, n, 1)], 2), (0, 0, 0, width - n)).mT.contiguous()
+        self.keys = _with_ones(k, places).mT.contiguous()
         values = functional.pad(table.T, (0, 1), value=-torch.inf)  # [H, distances + never]
         size = values.shape[1]
         pairs = torch.stack([values.unsqueeze(2).expand(-1, -1, size), values.unsqueeze(1).expand(-1, size, -1)], -1)
         self.table = pairs.reshape(heads, -1).view(PAIRED[k.dtype])
 
-    def block(self, head: int, rows: slice, q: Tensor) -> Tensor:
+    def space(self) -> Tensor:
+        """Memory for a block, to be used again for the next one."""
+        return self.keys.new_empty(self.places.rows()[0].stop, self.width)
+
+    def block(self, head: int, rows: slice, q: Tensor, space: Tensor) -> Tensor:
         """``[rows, W]``; `q` holds 1/√c of queries and minus the shift, ``[rows, c + 1]``."""
         index = self.places.double[rows]
-        found = self.space[: index.shape[0]]
+        found = space[: index.shape[0]]
         torch.index_select(self.table[head], 0, index.view(-1), out=found.view(-1).view(self.table.dtype))
         return found.addmm_(q, self.keys[head])
 
 
-def _shifts(q: Tensor, k: Tensor, table: Tensor, places: Places, scores: _Scores) -> Tensor:
+def _shifts(q: Tensor, k: Tensor, table: Tensor, scores: _Scores) -> Tensor:
     """``[H, N]``: at least as large as the scores of a row, and not much larger than the largest."""
     reach = q.norm(dim=2) * k.norm(dim=2).amax(1, keepdim=True)
     if bool((2 * reach.amax(1) + table.amax(0) - table.amin(0)).amax() <= SPREAD):
         return reach + table.amax(0).unsqueeze(1)
     found = torch.empty_like(reach)
     still = functional.pad(q, (0, 1))
-    for rows in places.rows():
-        for h in range(q.shape[0]):
-            found[h, rows] = scores.block(h, rows, still[h, rows]).amax(1)
+
+    def work(blocks: Sequence[slice]) -> None:
+        space = scores.space()
+        for rows in blocks:
+            for h in range(q.shape[0]):
+                found[h, rows] = scores.block(h, rows, still[h, rows], space).amax(1)
+
+    share_out(work, scores.places.rows())
     return found
 
 
@@ -122,13 +133,17 @@ class _Attend(torch.autograd.Function):
         heads, n, channels = v.shape
         scores = _Scores(places, k, table)
         q = q * q.shape[2] ** -0.5
-        shift = _shifts(q, k, table, places, scores)
-        queries = torch.cat([q, -shift.unsqueeze(2)], 2)
+        queries = torch.cat([q, -_shifts(q, k, table, scores).unsqueeze(2)], 2)
         values = _with_ones(v, places)
         sums = v.new_empty(heads, n, channels + 1)
-        for rows in places.rows():
-            for h in range(heads):
-                torch.mm(scores.block(h, rows, queries[h, rows]).exp_(), values[h], out=sums[h, rows])
+
+        def work(blocks: Sequence[slice]) -> None:
+            space = scores.space()
+            for rows in blocks:
+                for h in range(heads):
+                    torch.mm(scores.block(h, rows, queries[h, rows], space).exp_(), values[h], out=sums[h, rows])
+
+        share_out(work, places.rows())
         total = sums[..., -1:]
         out = sums[..., :-1] / total
         # Backward needs queries with what makes a row's weights sum to one.
@@ -148,27 +163,31 @@ class _Attend(torch.autograd.Function):
         # ∂P_iᵀ v_j - ∂P_iᵀ P_i is one product: values with a column of ones.
         outer = torch.cat([grad, -(grad * out).sum(2, keepdim=True)], 2)
         values = _with_ones(v, places).mT.contiguous()
-        width = places.single.shape[1]
-        keys = functional.pad(k, (0, 0, 0, width - n))
+        keys = functional.pad(k, (0, 0, 0, scores.width - n))
         to_q = torch.empty_like(k)
-        to_k, to_v = k.new_zeros(heads, k.shape[2], width), v.new_zeros(heads, channels, width)
-        to_table = table.new_zeros(table.shape[1], places.never + 1)
-        space = torch.empty_like(scores.space)
-        for rows in places.rows():
-            for h in range(heads):
-                weights = scores.block(h, rows, queries[h, rows]).exp_()
-                to_v[h].addmm_(grad[h, rows].T, weights)
-                slopes = torch.mm(outer[h, rows], values[h], out=space[: weights.shape[0]]).mul_(weights)
-                torch.mm(slopes, keys[h], out=to_q[h, rows])
-                to_k[h].addmm_(queries[h, rows, :-1].T, slopes)
-                if ctx.needs_input_grad[3]:
+
+        def work(blocks: Sequence[slice]) -> tuple[Tensor, Tensor, Tensor]:
+            to_k, to_v = k.new_zeros(heads, k.shape[2], scores.width), v.new_zeros(heads, channels, scores.width)
+            to_table = table.new_zeros(heads, places.never + 1)
+            space, second = scores.space(), scores.space()
+            for rows in blocks:
+                for h in range(heads):
+                    weights = scores.block(h, rows, queries[h, rows], space).exp_()
+                    to_v[h].addmm_(grad[h, rows].T, weights)
+                    slopes = torch.mm(outer[h, rows], values[h], out=second[: weights.shape[0]]).mul_(weights)
+                    torch.mm(slopes, keys[h], out=to_q[h, rows])
+                    to_k[h].addmm_(queries[h, rows, :-1].T, slopes)
                     to_table[h] += places.sums(slopes, rows)
+            return to_k, to_v, to_table
+
+        shares = share_out(work, places.rows())
+        to_k, to_v, to_table = (torch.stack(parts).sum(0) for parts in zip(*shares, strict=True))
         to_q *= k.shape[2] ** -0.5
         return to_q, to_k[..., :n].mT, to_v[..., :n].mT, to_table[:, :-1].T, None
 
 
 def _with_ones(v: Tensor, places: Places) -> Tensor:
-    """``[H, W, c + 1]``: values and a column of ones."""
+    """``[H, W, c + 1]``: keys or values with a column of ones; zero where there is no node."""
     heads, n, _ = v.shape
     return functional.pad(torch.cat([v, v.new_ones(heads, n, 1)], 2), (0, 0, 0, places.single.shape[1] - n))
 

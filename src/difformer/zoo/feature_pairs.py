@@ -19,7 +19,7 @@ from torch import Tensor
 from difformer.nn.protocol import Features
 from difformer.sparse import SparseMatrix
 
-MOST_MEETINGS = 1 << 26  # of channels in rows: beyond, they take more room than they save time
+MOST_MEETINGS = 1 << 25  # of channels in rows: beyond, they take more room than they save time
 
 
 @dataclass(frozen=True)

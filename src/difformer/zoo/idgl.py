@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.attention.segments import Segments
+from difformer.eager import is_eager
 from difformer.graph import Graph
 from difformer.nn.conv import check_count
 from difformer.nn.dropout import dropout
@@ -167,7 +168,13 @@ class IDGL(Encoder):
         That is for one graph whose features are nowhere negative, with ε = 0 and no loss of ‖A‖².
         """
         plain = x.rows.value if isinstance(x, SparseMatrix) else x
-        if segments is not None or self.sparsity or self.of_states.epsilon or plain.requires_grad:
+        if (
+            segments is not None
+            or self.sparsity
+            or self.of_states.epsilon
+            or plain.requires_grad
+            or not is_eager(plain)
+        ):
             return None
         points = self._points.of(x, (), lambda: Points(x))
         return points if points.serves else None
