@@ -382,6 +382,22 @@ def test_lds_goes_along_the_gradient_through_the_inner_training():
     torch.testing.assert_close(theta, (before - 0.01 * expected).clamp(0, 1), rtol=1e-4, atol=1e-7)
 
 
+def test_lds_moves_along_the_same_gradient_for_sparse_features():
+    y, index = torch.arange(20) % 2, torch.arange(12)
+    x = points(20, 4).double()
+    x = x * (x > 0)
+    start = (torch.rand(20, 20, generator=torch.Generator().manual_seed(3)) * 0.6).double().triu(1)
+    moved = []
+    for features in (x, x.to_sparse(), SparseMatrix.from_tensor(x.to_sparse())):
+        torch.manual_seed(0)
+        outer = OuterStep(4, 5, 2, 2, rate=5.0, inner_steps=3, inner_rate=0.5, restart_every=100).double()
+        moved.append(start + start.T)
+        outer.step(moved[-1], features, index, y[index])
+    assert not torch.allclose(moved[0], start + start.T, atol=1e-3)
+    for theta in moved[1:]:
+        torch.testing.assert_close(theta, moved[0])
+
+
 def test_lds_draws_symmetric_graphs_with_their_probabilities():
     theta = torch.rand(6, 6, generator=torch.Generator().manual_seed(0)).triu(1)
     theta = theta + theta.T

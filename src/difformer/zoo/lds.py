@@ -204,7 +204,7 @@ class LDS(Encoder):
 def draw(theta: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """A symmetric graph ``[N, N]`` of zeros and ones, each pair joined with its probability."""
     upper = (torch.rand(theta.shape, generator=generator, device=theta.device) < theta).to(theta.dtype).triu_(1)
-    return upper + upper.T
+    return upper.T.contiguous().add_(upper)  # a transposed operand would be read across rows
 
 
 def _sums(x: Features, rows: int) -> Tensor:

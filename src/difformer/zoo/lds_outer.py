@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.nn.protocol import Features
-from difformer.zoo.inputs import dense
+from difformer.sparse import SparseMatrix
 from difformer.zoo.lds_network import Network, Weights, network_states
 
 
@@ -70,21 +70,25 @@ class OuterStep(nn.Module):
             self._restart()
         self.steps += 1
         inner, outer = self.halves(labels)
-        features = dense(x)
+        if isinstance(x, Tensor) and x.layout != torch.strided:
+            x = SparseMatrix.from_tensor(x)
         flat: list[Tensor] = [getattr(self, name) for name in self.names]
         with torch.inference_mode(False), torch.enable_grad():
             flat = [tensor.detach().requires_grad_() for tensor in flat]
             graphs = []
             for _ in range(self.inner_steps):
                 graphs.append(_drawn(theta))
-                loss = self._loss(flat, features, graphs[-1], index[inner], labels[inner])
+                loss = self._loss(flat, x, graphs[-1], index[inner], labels[inner])
                 slopes = torch.autograd.grad(loss, flat, create_graph=True)
                 flat = [w - self.inner_rate * slope for w, slope in zip(flat, slopes, strict=True)]
             graphs.append(_drawn(theta))
-            reached = self._loss(flat, features, graphs[-1], index[outer], labels[outer])
+            reached = self._loss(flat, x, graphs[-1], index[outer], labels[outer])
             slopes = torch.autograd.grad(reached, graphs)
-        total = torch.stack([slope + slope.T for slope in slopes]).sum(0)
-        theta.sub_(self.rate * total.fill_diagonal_(0.0)).clamp_(0.0, 1.0)
+        total = torch.zeros_like(theta)
+        for slope in slopes:
+            total.add_(slope)
+        total = total.T.contiguous().add_(total).fill_diagonal_(0.0)
+        theta.sub_(total, alpha=self.rate).clamp_(0.0, 1.0)
         for name, w in zip(self.names, flat, strict=True):
             getattr(self, name).copy_(w.detach())
 
@@ -100,7 +104,7 @@ class OuterStep(nn.Module):
         for name, tensor in zip(self.names, self._fresh(), strict=True):
             getattr(self, name).copy_(tensor)
 
-    def _loss(self, flat: list[Tensor], x: Tensor, adjacency: Tensor, index: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, flat: list[Tensor], x: Features, adjacency: Tensor, index: Tensor, labels: Tensor) -> Tensor:
         weights: Weights = list(zip(flat[::2], flat[1::2], strict=True))
         states = network_states(weights[:-1], x, adjacency)
         last, bias = weights[-1]
