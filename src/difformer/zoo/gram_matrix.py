@@ -44,12 +44,13 @@ class GramMatrix:
 
     @cached_property
     def squared(self) -> Tensor:
-        """‖A‖_F², in float64: differences of such numbers are asked for. No gradients."""
+        """‖A‖_F², in float64 where there is that: differences of such numbers are asked for. No gradients."""
         return self.inner(self)
 
     def inner(self, other: GramMatrix) -> Tensor:
         """Σ A_ij B_ij; no gradients."""
-        return (self.factor.detach().double().T @ other.factor.detach().double()).square().sum()
+        one, two = (matrix.factor.detach().to(_wide(matrix.factor)) for matrix in (self, other))
+        return (one.T @ two).square().sum()
 
     def spread(self, points: Points) -> Tensor:
         """Σ A_ij ‖x_i - x_j‖²."""
@@ -81,20 +82,20 @@ class SparseGramMatrix(GramMatrix):
         with torch.no_grad():
             if other is self:
                 return self._own()
-            total = torch.zeros((), dtype=torch.float64, device=self.inverse.device)
+            total = torch.zeros((), dtype=_wide(self.inverse), device=self.inverse.device)
             for h in range(self.heads):  # Fᵀ G, head by head
                 product = self.v.T @ (self.inverse[:, h, None] * other.factor)
-                total += self.squares[:, h].double() @ product.double().square().sum(1)
+                total += self.squares[:, h].to(total.dtype) @ product.to(total.dtype).square().sum(1)
             return total
 
     def _own(self) -> Tensor:
         """Σ_{hg} Σ_{cd} w²_hc w²_gd (Σ_i D_hi D_gi v_ic v_id)²."""
         pairs = self.points.pairs
         one, two = (self.squares.index_select(0, index) for index in pairs.channels)
-        total = torch.zeros((), dtype=torch.float64, device=self.inverse.device)
+        total = torch.zeros((), dtype=_wide(self.inverse), device=self.inverse.device)
         for h in range(self.heads):
             products = (pairs.products @ (self.inverse[:, h, None] * self.inverse)).square()
-            total += ((two * products).sum(1) * one[:, h] * pairs.times).double().sum()
+            total += ((two * products).sum(1) * one[:, h] * pairs.times).sum(dtype=total.dtype)
         return total
 
     def spread(self, points: Points) -> Tensor:
@@ -113,3 +114,8 @@ def squared_entries(v: SparseMatrix) -> SparseMatrix:
         CSR(rows.crow, rows.col, rows.value.square()),
         CSR(columns.crow, columns.col, columns.value.square()),
     )
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """float64, where the device has it."""
+    return x.dtype if x.device.type == "mps" else torch.float64

@@ -22,6 +22,7 @@ from difformer.zoo.per_graph import pairs
 from difformer.zoo.structure_encodings import hop_distances
 
 PAIR_BYTES = 32  # held for a pair at a time: one head's scores, weights and their gradients; and its distance
+BLOCK_BYTES = 5  # the same where rows are gone through in blocks: distances, and what they are looked up by
 
 
 class Layer(nn.Module):
@@ -115,8 +116,11 @@ class Graphormer(Encoder):
         graph, segments = structure.graph, structure.segments
         count = pairs(x.shape[0], segments)
         largest = x.shape[0] if segments is None else segments.largest
+        table = self.distance.weight
+        in_blocks = segments is None and serves(table, table, table, table) and not torch.is_autocast_enabled("cpu")
+        held = float(BLOCK_BYTES if in_blocks else PAIR_BYTES)
         refuse_beyond_memory(
-            x.shape[0] * largest + float(PAIR_BYTES) * (count if segments is None else min(count, largest**2 + 2**26)),
+            x.shape[0] * largest + held * (count if segments is None else min(count, largest**2 + 2**26)),
             x.device,
             f"graphormer, which looks at {count:,} pairs,",
             "take a system that is linear in the nodes, such as sgformer, or batch_size=…",
