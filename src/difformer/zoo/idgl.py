@@ -186,7 +186,7 @@ class IDGL(Encoder):
 
     def _loss(self, matrix: Matrix, x: Features, points: Points | None) -> Tensor:
         rows = x.shape[0]
-        loss = matrix.row_sums().new_zeros(())
+        loss = self.output.weight.new_zeros(())
         if self.smoothness:
             if isinstance(matrix, PairMatrix):
                 key = () if matrix.segments is None else (matrix.segments.batch,)

@@ -1,4 +1,4 @@
-"""The graphs of `difformer.zoo.idgl`: how observed and learned ones are mixed, and whether a learned one still moves."""
+"""The graphs of `difformer.zoo.idgl`: how observed and learned ones are mixed, and whether a learned one moves."""
 
 from __future__ import annotations
 
