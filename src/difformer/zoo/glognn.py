@@ -72,7 +72,10 @@ def rebuilt(
 def _shrunk(h: Tensor, scale: float, ridge: float) -> Tensor:
     """T = H C⁻¹ of graphs side by side; padding is zero and stays so."""
     eye = torch.eye(h.shape[-1], dtype=h.dtype, device=h.device)
-    return torch.linalg.solve(scale * (h.mT @ h) + ridge * eye, h.mT).mT
+    # Positive definite by its ridge. `solve` would make a GPU wait, to raise where a matrix is singular; here states
+    # that are no numbers stay so, and the loss says it. In double precision, for the ridge may be small against HᵀH.
+    factor, _ = torch.linalg.cholesky_ex((scale * (h.mT @ h) + ridge * eye).double())
+    return h @ torch.cholesky_inverse(factor).to(h.dtype)
 
 
 class GloGNN(Encoder):
