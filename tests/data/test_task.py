@@ -157,3 +157,13 @@ def test_features_that_are_not_finite_are_found():
         nodes(x=torch.diag(torch.tensor([0.0, float("inf"), 0, 0])).nan_to_num(0, float("inf"))).check_finite()
     with pytest.raises(ValueError, match="edge_weight is nan at edge 2"):
         nodes(edge_weight=torch.tensor([1.0, 1, NAN, 1])).check_finite()
+
+
+def test_what_is_shown_of_a_task_and_its_splits_fits_a_line():
+    """No tensor is printed: a notebook that ends a cell with a task would drown in indices."""
+    task = nodes()
+    assert repr(task) == (
+        "Task('four', nodes, multiclass: 4 nodes, 4 edges, 4 features, 2 classes, 4 labelled; accuracy; "
+        "1 split of 2/1/1)"
+    )
+    assert repr(SPLIT) == "Split('mine', 2 train, 1 valid, 1 test)"

@@ -75,6 +75,10 @@ class Split:
                     f"for example {int(both[0])}; the parts must be disjoint"
                 )
 
+    def __repr__(self) -> str:
+        train, valid, test = self.sizes()
+        return f"Split({self.name!r}, {train:,} train, {valid:,} valid, {test:,} test)"
+
     def sizes(self) -> tuple[int, int, int]:
         """How many instances each part holds: train, valid, test."""
         return self.train.numel(), self.valid.numel(), self.test.numel()

@@ -78,6 +78,14 @@ class Task:
     def __post_init__(self) -> None:
         check_task(self)
 
+    def __repr__(self) -> str:
+        """Sizes in one line; `describe` says more, and tensors say themselves what they hold."""
+        facts = self.facts()
+        words = [f"{value:,} {name}" for name, value in facts.items() if isinstance(value, int) and name != "splits"]
+        count = len(self.splits)
+        split = f"{count} split{'s' * (count != 1)} of {facts['train/valid/test']}"
+        return f"Task({self.name!r}, {self.kind}, {self.problem}: {', '.join(words)}; {self.metric}; {split})"
+
     @property
     def num_features(self) -> int:
         return self.x.shape[-1]

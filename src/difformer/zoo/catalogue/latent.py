@@ -64,6 +64,6 @@ SYSTEMS: tuple[ModelInfo, ...] = (
         "Graph convolution over observed edges mixed with a similarity of states, learned in turns.",
         coupling="λ/√(dᵢdⱼ) on edges + (1 - λ) of weighted cosines",
         energy=LATENT,
-        cost="T N² d",
+        cost="T N d², or T N² d",
     ),
 )
