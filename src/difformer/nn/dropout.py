@@ -9,6 +9,8 @@ Nothing is drawn from a stream, so a mask does not depend on which device works 
 one, or on which machine holds row i. It is also quick: a row's hash is worked out once, its channels are mixed in with
 five integer operations for two channels each, all of them vectorised (torch's own generator is sequential on a CPU).
 
+Other numbers that a model draws while it trains come from the same hash (`keyed_uniform`).
+
 Outside `dropout_key` there is no key and torch's global generator is used, as everywhere in torch.
 """
 
@@ -28,9 +30,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from difformer.nn.halves import halves
+
 
 class _Place:
-    """Where in the stream of masks a forward pass stands: `site` counts the dropouts that were."""
+    """Where in the stream of masks a forward pass stands: `site` counts the dropouts that were, and draws (`_DRAW`)."""
 
     def __init__(self, key: Tensor, rows: Tensor | None, site: int) -> None:
         self.key, self.rows, self.site = key, rows, site
@@ -64,6 +68,7 @@ def _signed(value: int) -> int:
 
 # Odd numbers with irregular bits: 2^32 over the golden ratio, and multipliers that mix high bits into low ones.
 _GOLDEN, _FIRST, _SECOND = _signed(0x9E3779B1), _signed(0x7FEB352D), _signed(0x846CA68B)
+_DRAW = 2**32  # what a draw that is no dropout adds to a site: masks know the site modulo 2^32
 
 
 def dropout_keys(seeds: Sequence[int], steps: Sequence[int]) -> Tensor:
@@ -110,11 +115,26 @@ def dropout(x: Tensor, p: float | Tensor, training: bool) -> Tensor:
     """Dropout whose rate may be a tensor, as it is when runs of different rates are trained as one."""
     if not training or (not isinstance(p, Tensor) and p < 2**-17):  # a hash of 16 bits drops nothing then
         return x
-    if _open:
-        if _keyed is _hashed and torch.compiler.is_compiling():
-            raise RuntimeError("a model is compiled inside dropout_key: compile it (torch.compile) before entering")
-        return _keyed(x, p)
-    return _drawn(x, p)
+    return _keyed(_hashed, x, p) if _open else _drawn(x, p)
+
+
+def keyed_uniform(
+    shape: Sequence[int], device: torch.device, *, dtype: torch.dtype = torch.float32, nodes: bool = True
+) -> Tensor | None:
+    """Numbers that are uniform on (0, 1) and follow from the key as masks do: 31 bits, finest near 0.
+
+    Dropouts do not count these draws, nor draws dropouts, so that a rate of zero leaves no trace in them.
+
+    Args:
+        shape: ``(rows, …)``.
+        device: Where they are made: the same on all.
+        dtype: float32 or float64.
+        nodes: Whether rows are nodes, of which this process may hold a part.
+
+    Returns:
+        The numbers; None outside `dropout_key`, where torch's generator is to be used.
+    """
+    return _keyed(_uniform, shape, device, dtype, nodes) if _open else None
 
 
 @dataclass(frozen=True)
@@ -158,14 +178,31 @@ def _hashed(x: Tensor, p: float | Tensor) -> Tensor:
     return _drawn(x, p) if place is None else x * keep_mask(x, p, place)
 
 
+def _uniform(shape: Sequence[int], device: torch.device, dtype: torch.dtype, nodes: bool) -> Tensor | None:
+    place = _current.place
+    if place is None:
+        return None
+    rows = place.rows if nodes else None
+    words = _words(place, rows, shape[0], math.prod(shape[1:]), -1 - place.site // _DRAW, device)
+    place.site += _DRAW
+    u = ((words >> 1) & 0x7FFFFFFF).to(dtype).add_(0.5).mul_(2.0**-31)
+    return u.clamp_(max=1 - torch.finfo(dtype).eps / 2).reshape(shape)
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    if torch.compiler.is_compiling():
+        raise RuntimeError("a model is compiled inside dropout_key: compile it (torch.compile) before entering")
+    return function(*arguments)
+
+
 # The key of one step must not become a constant of a compiled model: once there is a compiler, it is kept out.
-_keyed: Callable[[Tensor, float | Tensor], Tensor] = _hashed
+_keyed: Callable[..., Any] = _call
 
 
 def _keep_out_compilers() -> None:
     global _keyed
-    if _keyed is _hashed and "torch._dynamo" in sys.modules:  # loading it takes seconds, and few ask for it
-        _keyed = torch.compiler.disable(_hashed)
+    if _keyed is _call and "torch._dynamo" in sys.modules:  # loading it takes seconds, and few ask for it
+        _keyed = torch.compiler.disable(_call)
 
 
 def keep_mask(x: Tensor, p: float | Tensor, place: _Place) -> Tensor:
@@ -195,48 +232,19 @@ def _hash(x: Tensor, place: _Place) -> Tensor:
     if x.numel() == 0:
         return torch.empty(x.shape, dtype=torch.int16, device=x.device)
     columns = math.prod(x.shape[1:])
-    rows = _ramp(x.shape[0], x.device) if place.rows is None else (place.rows + 1).to(torch.int32) * _GOLDEN
-    # Two 32-bit states a row, so that rows with equal masks are as rare as equal 64-bit numbers.
-    state = rows ^ (place.key.to(x.device) + _signed(place.site * _SECOND)).unsqueeze(-1)
-    state = state.bitwise_xor_(state >> 16).mul_(_FIRST)
-    state = state.bitwise_xor_(state >> 15).mul_(_SECOND).unsqueeze(-1)
-    h = (state[0] ^ _ramp((columns + 1) // 2, x.device)).mul_(_FIRST)
-    h = h.bitwise_xor_(h >> 15).mul_(state[1] | 1)
-    bits = _halves(h)
+    bits = halves(_words(place, place.rows, x.shape[0], (columns + 1) // 2, place.site, x.device))
     return (bits if columns % 2 == 0 else bits[:, :columns]).reshape(x.shape)
 
 
-def _halves(h: Tensor) -> Tensor:
-    """``[…, c]`` int32 as ``[…, 2c]`` int16, low half first."""
-    if _views_are_stacked():
-        return h.view(torch.int16)
-    return _AsInt16.apply(h)
-
-
-class _AsInt16(torch.autograd.Function):
-    """The view, with the rule for vmap that older versions of torch lack."""
-
-    @staticmethod
-    def forward(h: Tensor) -> Tensor:
-        return h.view(torch.int16)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int], h: Tensor) -> tuple[Tensor, int]:
-        return h.movedim(in_dims[0], 0).contiguous().view(torch.int16), 0
-
-
-@lru_cache(maxsize=1)
-def _views_are_stacked() -> bool:
-    """Whether this torch can look at a tensor as another type inside vmap; older ones cannot."""
-    try:
-        torch.vmap(lambda x: x.view(torch.int16))(torch.zeros(1, 2, dtype=torch.int32))
-    except RuntimeError:
-        return False
-    return True
+def _words(place: _Place, held: Tensor | None, count: int, columns: int, site: int, device: torch.device) -> Tensor:
+    """``[count, columns]`` int32: the hashes of rows, of those in `held` where that is not None."""
+    rows = _ramp(count, device) if held is None else (held + 1).to(torch.int32) * _GOLDEN
+    # Two 32-bit states a row, so that rows with equal masks are as rare as equal 64-bit numbers.
+    state = rows ^ (place.key.to(device) + _signed(site * _SECOND)).unsqueeze(-1)
+    state = state.bitwise_xor_(state >> 16).mul_(_FIRST)
+    state = state.bitwise_xor_(state >> 15).mul_(_SECOND).unsqueeze(-1)
+    h = (state[0] ^ _ramp(columns, device)).mul_(_FIRST)
+    return h.bitwise_xor_(h >> 15).mul_(state[1] | 1)
 
 
 @lru_cache(maxsize=32)
