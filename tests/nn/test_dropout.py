@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from difformer.nn import halves as halves_module
-from difformer.nn.dropout import _clamp, _select, dropout, dropout_key, dropout_keys
+from difformer.nn.dropout import _clamp, _select, dropout, dropout_key, dropout_keys, keyed_uniform
 
 
 def mask(shape=(300, 64), p=0.2, seed=0, step=0, site=0, rows=None):
@@ -168,3 +168,100 @@ def test_a_compiled_model_follows_the_key():
         with dropout_key(1, step):
             answer = compiled(x)
         assert torch.equal(answer > 0, mask((20, 6), 0.4, seed=1, step=step))
+
+
+CPU = torch.device("cpu")
+
+
+def uniform(shape=(400, 50), seed=0, step=0, site=0, rows=None, **options):
+    with dropout_key(seed, step, site=site, rows=rows):
+        return keyed_uniform(shape, CPU, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_uniform_numbers_are_uniform(dtype):
+    u = uniform((2000, 100), dtype=dtype)
+    assert u.dtype == dtype
+    assert 0 < float(u.min()) < float(u.max()) < 1
+    # Kolmogorov's distance of fair draws exceeds 2.3 / √n once in 20,000 times.
+    ordered, n = u.double().flatten().sort().values, u.numel()
+    assert float((ordered - torch.arange(1, n + 1) / n).abs().max()) < 2.3 / n**0.5
+    torch.testing.assert_close(u.float(), uniform((2000, 100)))
+
+
+def test_uniform_numbers_look_independent():
+    u = uniform((2000, 100), seed=3)
+    n = u.numel()
+    others = {
+        "column": (u[:, 1:], u[:, :-1]),
+        "row": (u[1:], u[:-1]),
+        "row and column": (u[1:, 1:], u[:-1, :-1]),
+        "step": (u, uniform((2000, 100), seed=3, step=1)),
+        "seed": (u, uniform((2000, 100), seed=4)),
+    }
+    for name, (a, b) in others.items():
+        correlation = torch.corrcoef(torch.stack([a.reshape(-1), b.reshape(-1)]))[0, 1]
+        assert abs(float(correlation)) < 5 / n**0.5, name
+    # Three neighbours together: all 512 boxes are equally frequent (χ² with 511 degrees, 5 deviations).
+    boxes = ((u[:, :99].reshape(-1, 3) * 8).long() * torch.tensor([1, 8, 64])).sum(1)
+    seen = torch.bincount(boxes, minlength=512).double()
+    assert abs(float((seen - seen.mean()).square().sum() / seen.mean()) - 511) < 5 * (2 * 511) ** 0.5
+
+
+def test_draws_and_dropouts_do_not_count_each_other():
+    x = torch.ones(50, 10)
+    with dropout_key(2, 5):
+        expected = [keyed_uniform((50, 10), CPU) for _ in range(2)]
+    with dropout_key(2, 5) as place:
+        found = [keyed_uniform((50, 10), CPU)]
+        masks = [dropout(x, 0.5, True), dropout(x, 0.5, True)]
+    with dropout_key(2, 5, site=place.site) as place:  # taken up again, as the passes of an epoch do
+        found.append(keyed_uniform((50, 10), CPU))
+        masks.append(dropout(x, 0.5, True))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert not torch.equal(*found)
+    with dropout_key(2, 5):
+        assert all(torch.equal(dropout(x, 0.5, True), mask) for mask in masks)
+
+
+def test_parts_of_the_rows_have_the_draws_of_the_whole():
+    whole, order = uniform((30, 7, 2)), torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    parts = [uniform((10, 7, 2), rows=rows) for rows in order.split(10)]
+    assert torch.equal(torch.cat(parts), whole[order])
+    # What does not belong to nodes is the same wherever some of them are held.
+    assert torch.equal(uniform((4, 6), rows=order[:10], nodes=False), uniform((4, 6)))
+
+
+def test_runs_trained_as_one_have_their_own_draws():
+    def one(key):
+        with dropout_key(key):
+            return keyed_uniform((20, 9), CPU)
+
+    together = torch.vmap(one)(dropout_keys([4, 5, 6], [2])[0])
+    assert all(torch.equal(together[run], uniform((20, 9), seed=4 + run, step=2)) for run in range(3))
+
+
+def test_without_a_key_nothing_is_drawn():
+    state = torch.get_rng_state()
+    assert keyed_uniform((3, 4), CPU) is None
+    assert uniform((0, 4)).shape == (0, 4)
+    found = []
+    with dropout_key(0):
+        thread = threading.Thread(target=lambda: found.append(keyed_uniform((3, 4), CPU)))
+        thread.start()
+        thread.join()
+        assert keyed_uniform((3, 4), CPU) is not None
+    assert found == [None], "another thread's key was used"
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_compiled_model_draws_by_the_key():
+    def noisy(x):
+        u = keyed_uniform(x.shape, CPU)
+        return x if u is None else x + u
+
+    x, compiled = torch.ones(20, 6), torch.compile(noisy, backend="eager")
+    assert torch.equal(compiled(x), x)
+    for step in range(3):
+        with dropout_key(1, step):
+            assert torch.equal(compiled(x), x + uniform((20, 6), seed=1, step=step))

@@ -121,9 +121,7 @@ def dropout(x: Tensor, p: float | Tensor, training: bool) -> Tensor:
 def keyed_uniform(
     shape: Sequence[int], device: torch.device, *, dtype: torch.dtype = torch.float32, nodes: bool = True
 ) -> Tensor | None:
-    """Numbers that are uniform on (0, 1) and follow from the key as masks do: 31 bits, finest near 0.
-
-    Dropouts do not count these draws, nor draws dropouts, so that a rate of zero leaves no trace in them.
+    """Numbers uniform on (0, 1) that follow from the key as masks do; dropouts and draws do not count each other.
 
     Args:
         shape: ``(rows, …)``.
@@ -132,7 +130,7 @@ def keyed_uniform(
         nodes: Whether rows are nodes, of which this process may hold a part.
 
     Returns:
-        The numbers; None outside `dropout_key`, where torch's generator is to be used.
+        None outside `dropout_key`: torch's generator is to be used.
     """
     return _keyed(_uniform, shape, device, dtype, nodes) if _open else None
 
@@ -182,11 +180,10 @@ def _uniform(shape: Sequence[int], device: torch.device, dtype: torch.dtype, nod
     place = _current.place
     if place is None:
         return None
-    rows = place.rows if nodes else None
-    words = _words(place, rows, shape[0], math.prod(shape[1:]), -1 - place.site // _DRAW, device)
+    held, site = place.rows if nodes else None, -1 - place.site // _DRAW
     place.site += _DRAW
-    u = ((words >> 1) & 0x7FFFFFFF).to(dtype).add_(0.5).mul_(2.0**-31)
-    return u.clamp_(max=1 - torch.finfo(dtype).eps / 2).reshape(shape)
+    u = ((_words(place, held, shape[0], math.prod(shape[1:]), site, device) >> 1) & 0x7FFFFFFF).to(dtype)
+    return u.add_(0.5).mul_(2.0**-31).clamp(max=1 - torch.finfo(dtype).eps / 2).reshape(shape)
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
