@@ -2,6 +2,7 @@
 
 import math
 import threading
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
@@ -12,12 +13,19 @@ from torch.nn import functional
 
 from difformer import Graph, zoo
 from difformer.attention import Segments
+from difformer.nn.dropout import dropout_key, dropout_keys
 from difformer.zoo import biased_blocks
 from difformer.zoo.biased_attention import attend
 from difformer.zoo.biased_blocks import Places, attend_blocks
-from difformer.zoo.nodeformer import attend_drawn, edge_loss
+from difformer.zoo.nodeformer_layer import attend_drawn, edge_loss
 from difformer.zoo.polynormer import GlobalLayer, LocalLayer
-from difformer.zoo.random_features import draw_projection, key_features, linear_attention, query_features
+from difformer.zoo.random_features import (
+    draw_projection,
+    key_features,
+    linear_attention,
+    orthonormal,
+    query_features,
+)
 from difformer.zoo.row_threads import share_out
 from difformer.zoo.sgformer import simple_attention
 from difformer.zoo.structure_encodings import hop_distances, laplacian_eigenvectors, return_probabilities
@@ -63,6 +71,77 @@ def test_random_features_estimate_the_exponential_without_bias():
         log_q, log_k = (x @ omega.T - x.square().sum(-1, keepdim=True) / 2 for x in (q, k))
         found += torch.einsum("nhm,lhm->hnl", log_q.exp(), log_k.exp()) / 64 / 200
     torch.testing.assert_close(found, exact, rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["torch", "key"])
+@pytest.mark.parametrize(("features", "channels"), [(30, 64), (64, 64), (100, 16), (1, 5)])
+def test_projections_are_orthogonal_in_blocks(features, channels, keyed):
+    torch.manual_seed(0)
+    with dropout_key(4, 2) if keyed else nullcontext():
+        omega = draw_projection(features, channels)
+    assert omega.shape == (features, channels)
+    assert omega.dtype == torch.float32
+    for block in functional.normalize(omega.double()).split(channels):
+        torch.testing.assert_close(block @ block.T, torch.eye(len(block)).double(), rtol=0, atol=1e-6)
+
+
+def test_projections_are_gaussian_by_direction_and_length():
+    drawn = []
+    for step in range(400):
+        with dropout_key(0, step):
+            drawn.append(draw_projection(12, 8).double())
+    omega = torch.stack(drawn)
+    directions = functional.normalize(omega, dim=-1)
+    # Every entry of every row: mean 0 and variance 1/8, five deviations of 400 draws; so no sign is preferred.
+    assert float(directions.mean(0).abs().max()) < 5 * (1 / 8 / 400) ** 0.5
+    assert float(directions.square().mean((0, 1)).sub(1 / 8).abs().max()) < 0.01
+    assert float(omega.square().sum(-1).mean()) == pytest.approx(8, abs=5 * (16 / 4800) ** 0.5)  # χ² of 8 degrees
+    assert float(omega.mean()) == pytest.approx(0, abs=5 / omega.numel() ** 0.5)
+
+
+def test_orthonormal_rows_are_those_of_gram_and_schmidt():
+    a = torch.randn(3, 6, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    q, r = torch.linalg.qr(a.mT)
+    expected = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).mT
+    torch.testing.assert_close(orthonormal(a), expected)
+    torch.testing.assert_close(torch.vmap(orthonormal)(a), expected)
+    a[:, 5] = a[:, 0] + 1e-9 * a[:, 5]  # as good as dependent
+    q = orthonormal(a)
+    torch.testing.assert_close(q @ q.mT, torch.eye(6).double().expand(3, 6, 6), rtol=0, atol=1e-6)
+
+
+def test_nodeformer_follows_its_key_and_leaves_torchs_generator_alone():
+    model, x, edges = made("nodeformer").train(), points(), some_edges()
+    outputs = {}
+    for seed, step, generator in ((1, 1, 0), (1, 1, 9), (1, 2, 0), (2, 1, 0)):
+        torch.manual_seed(generator)
+        before = torch.get_rng_state()
+        with dropout_key(seed, step):
+            outputs[seed, step, generator] = model(x, edges)
+        assert torch.equal(torch.get_rng_state(), before)
+    first, again, *others = outputs.values()
+    assert torch.equal(first, again)
+    assert not any(torch.allclose(first, other, atol=1e-4) for other in others)
+    torch.manual_seed(0)
+    alone = model(x, edges)  # without a key, by torch's generator
+    torch.manual_seed(0)
+    assert torch.equal(model(x, edges), alone)
+    assert not torch.equal(model(x, edges), alone)
+
+
+def test_nodeformers_draws_do_not_depend_on_who_drops_out():
+    # A run without dropout draws as it does in a stack whose other runs have some.
+    model, x = made("nodeformer").train(), points()
+    keys = dropout_keys([3, 4], [1])[0]
+
+    def one(rate, key):
+        model.dropout = rate
+        with dropout_key(key):
+            return model(x)
+
+    together = torch.vmap(one)(torch.tensor([0.0, 0.5]), keys)
+    for run, rate in enumerate((0.0, 0.5)):
+        torch.testing.assert_close(together[run], one(rate, keys[run]), rtol=1e-4, atol=1e-5)
 
 
 def test_kernelised_attention_converges_to_softmax_attention():

@@ -13,10 +13,13 @@ features, of keys over those of the graph. Both factors cancel in the division.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from difformer.attention.segments import Segments
+from difformer.nn.dropout import keyed_uniform
 from difformer.zoo.per_graph import by_graph, graph_max
 
 FLOOR = 1e-6  # of a feature, whose largest is 1: a query and keys that share none still have a sum to divide by
@@ -24,15 +27,47 @@ FEW_HEADS = 8  # for which products between heads are cheap
 SMALLEST = 1e-30  # a sum over keys is far above, but for queries of padding, which are zero
 
 
-def draw_projection(features: int, channels: int) -> Tensor:
-    """ω ``[features, channels]`` from torch's generator: rows as long as Gaussian ones, orthogonal in blocks."""
-    blocks = []
-    for start in range(0, features, channels):
-        directions, triangle = torch.linalg.qr(torch.randn(channels, channels))
-        # The factorisation prefers one sign of its first entries; with R's signs all directions are equally likely.
-        blocks.append((directions * triangle.diagonal().sign()).T[: features - start])
-    lengths = torch.randn(features, channels).norm(dim=1, keepdim=True)
-    return lengths * torch.cat(blocks)
+def draw_projection(features: int, channels: int, device: torch.device | None = None) -> Tensor:
+    """ω ``[features, channels]``: rows as long as Gaussian ones, orthogonal in blocks of `channels`.
+
+    Drawn by the key of `difformer.nn.dropout.dropout_key`, the same on every device; from torch's generator without.
+    """
+    blocks = -(-features // channels)
+    normal = _normal((blocks * channels + features, channels), torch.device("cpu") if device is None else device)
+    squares, others = normal.split([blocks * channels, features])
+    # Orthogonal rows are the better conditioned the fewer they are: no more than are needed.
+    rows = squares.unflatten(0, (blocks, channels)).mT[:, : min(features, channels)]
+    directions = orthonormal(rows).flatten(0, 1)[:features]
+    return (others.norm(dim=1, keepdim=True) * directions).to(torch.get_default_dtype())
+
+
+def _normal(shape: tuple[int, int], device: torch.device) -> Tensor:
+    u = keyed_uniform(shape, device, dtype=_wide(device), nodes=False)
+    return torch.randn(shape, device=device) if u is None else math.sqrt(2) * torch.erfinv(2 * u - 1)
+
+
+def orthonormal(rows: Tensor) -> Tensor:
+    r"""Orthonormal rows that span what the first 1, 2, … rows of ``[…, m, d]`` span, m ≤ d, by products alone.
+
+    With :math:`A A^\top = L L^\top`, L lower triangular with a diagonal above zero, the rows of :math:`L^{-1} A` are
+    those of Gram and Schmidt: of Gaussian rows all directions and signs are equally likely. Nothing has to be looked
+    at on the way, so that it can be recorded on a GPU and stacked.
+    """
+    a = rows.to(_wide(rows.device))
+    # Rounding grows with the square of A's condition. A shift keeps the first factor real however bad that is, and
+    # leaves rows near to orthogonal; since L⁻¹A has the same answer for every L, two more rounds are exact.
+    tiny = 8 * rows.shape[-1] * torch.finfo(a.dtype).eps
+    for shift in (tiny, 0.0, 0.0):
+        products = a @ a.mT
+        diagonal = products.diagonal(dim1=-2, dim2=-1)
+        shifted = products + torch.diag_embed(shift * diagonal.sum(-1, keepdim=True).expand_as(diagonal))
+        a = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(shifted).L, a, upper=False)
+    return a
+
+
+def _wide(device: torch.device) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def log_features(x: Tensor, projection: Tensor) -> Tensor:

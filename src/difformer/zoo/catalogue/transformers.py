@@ -15,6 +15,7 @@ SYSTEMS: tuple[ModelInfo, ...] = (
         coupling="φ(qᵢ)ᵀφ(kⱼ) / Σₗφ(qᵢ)ᵀφ(kₗ) + σ(b)/√(dᵢdⱼ) on edges",
         energy=LATENT,
         cost="N m d + E d",
+        stackable=True,
     ),
     ModelInfo(
         "graphormer",
