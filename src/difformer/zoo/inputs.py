@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor, nn
 
@@ -88,9 +90,18 @@ def observed_graph(
     graph = as_structure(num_nodes, edge_index, edge_weight, batch).graph
     if not self_loops:
         return graph
-    if graph is None:
-        graph = Graph(torch.empty(2, 0, dtype=torch.long, device=device), num_nodes)
-    return graph.with_self_loops()
+    if graph is not None:
+        return graph.with_self_loops()
+    # What a compiler traces with must not outlive it.
+    loops = _loops.__wrapped__ if torch.compiler.is_compiling() else _loops
+    return loops(num_nodes, torch.device("cpu") if device is None else device)
+
+
+@lru_cache(maxsize=1)
+def _loops(num_nodes: int, device: torch.device) -> Graph:
+    """Self-loops and nothing else; kept for the next pass, which then asks nothing of the device."""
+    with torch.inference_mode(False):
+        return Graph(torch.arange(num_nodes, device=device).expand(2, -1), num_nodes)
 
 
 def refuse_beyond_memory(needed: float, device: torch.device, what: str, remedy: str) -> None:

@@ -1,0 +1,103 @@
+"""Models whose runs can be stacked never wait for a value: on a GPU their epochs are recorded, and replayed."""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+import torch
+from test_zoo import STACKABLE, nodes_task
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from difformer import zoo
+from difformer.training import TrainConfig
+from difformer.training.stacked_loop import Run, StackedTrainer
+from difformer.zoo.inputs import observed_graph
+
+# Operators that bring a number to the host, or whose result is as large as values say.
+WAITING = {
+    "_local_scalar_dense",
+    "bincount",
+    "equal",
+    "is_nonzero",
+    "lift_fresh",  # a tensor made of Python's numbers
+    "masked_select",
+    "nonzero",
+    "unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "linalg_qr",
+    "_linalg_check_errors",
+}
+
+
+class Watch(TorchDispatchMode):
+    """Counts operators that wait."""
+
+    def __init__(self):
+        super().__init__()
+        self.waited = Counter()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = operator.overloadpacket.__name__
+        by_mask = name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
+        counts = name == "repeat_interleave" and isinstance(args[-1], torch.Tensor)
+        counted = counts and kwargs.get("output_size") is None
+        if name in WAITING or by_mask or counted:
+            self.waited[name] += 1
+        return operator(*args, **kwargs)
+
+
+def with_sparse_features(task):
+    return dataclasses.replace(task, x=task.x.relu().to_sparse_csr())
+
+
+def without_edges(task):
+    return dataclasses.replace(task, edge_index=None)
+
+
+CASES = [(name, change) for name in STACKABLE for change in (with_sparse_features, without_edges)]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [case for case in CASES if case[1] is with_sparse_features or not zoo.MODELS[case[0]].needs_graph],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_an_epoch_of_a_stack_waits_for_nothing(name, change):
+    options = {"dropout": 0.2} if "dropout" in zoo.options_of(name) else {}
+    config = TrainConfig(model=name, epochs=4, options=options)
+    runs = [Run(seed, 0, config) for seed in range(2)]
+    trainer = StackedTrainer(change(nodes_task()), runs, (), torch.device("cpu"))
+    for due in (False, True):  # these fill caches
+        trainer._turn_by_kernels(due)
+        trainer.epoch += 1
+    with Watch() as watch:
+        trainer._turn_by_kernels(True)
+    assert not watch.waited
+
+
+def test_the_watch_sees_what_waits():
+    x = torch.arange(4.0)
+    with Watch() as watch:
+        float(x.sum()), x.nonzero(), x[x > 1], torch.tensor([1.0]), x.long().bincount()
+        x.repeat_interleave(torch.ones(4, dtype=torch.long))
+    assert set(watch.waited) == {
+        "_local_scalar_dense", "nonzero", "index", "lift_fresh", "bincount", "repeat_interleave"
+    }  # fmt: skip
+
+
+def test_self_loops_alone_are_made_once():
+    first, second = (observed_graph(7, None, self_loops=True) for _ in range(2))
+    assert first is second
+    assert torch.equal(first.edge_index, torch.arange(7).expand(2, 7))
+    assert observed_graph(8, None, self_loops=True).num_nodes == 8
+    with torch.inference_mode():
+        made = observed_graph(9, None, self_loops=True)
+    assert not made.edge_index.is_inference()
+    states = torch.ones(9, 2, requires_grad=True)
+    made.propagate(states).sum().backward()
+    assert torch.equal(states.grad, torch.ones(9, 2))
