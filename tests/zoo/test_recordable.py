@@ -1,6 +1,7 @@
 """Models whose runs can be stacked never wait for a value: on a GPU their epochs are recorded, and replayed."""
 
 import dataclasses
+import pickle
 from collections import Counter
 
 import pytest
@@ -12,6 +13,7 @@ from difformer import zoo
 from difformer.training import TrainConfig
 from difformer.training.stacked_loop import Run, StackedTrainer
 from difformer.zoo.inputs import observed_graph
+from difformer.zoo.passes import Passes
 
 # Operators that bring a number to the host, or whose result is as large as values say.
 WAITING = {
@@ -88,6 +90,45 @@ def test_the_watch_sees_what_waits():
     assert set(watch.waited) == {
         "_local_scalar_dense", "nonzero", "index", "lift_fresh", "bincount", "repeat_interleave"
     }  # fmt: skip
+
+
+def test_a_count_is_known_without_asking_the_device():
+    passes, count = Passes(), torch.zeros((), dtype=torch.long)
+    assert passes.of(count) == 0
+    with Watch() as watch:
+        for expected in (1, 2, 3):
+            passes.add(count)
+            assert passes.of(count) == expected
+    assert not watch.waited
+    count.fill_(7)  # by others, as when a state is loaded
+    assert passes.of(count) == 7
+    passes.add(count)
+    assert int(count) == passes.of(count) == 8
+    assert passes.of(torch.tensor(2)) == 2
+    runs = torch.tensor([3, 5])
+    torch.vmap(passes.add, out_dims=None)(runs)
+    assert runs.tolist() == [4, 6]
+    with torch.inference_mode():
+        other = torch.tensor(1)
+        passes.add(other)
+        assert passes.of(other) == 2
+
+
+@pytest.mark.parametrize(("name", "option"), [("polynormer", "local_passes"), ("cpgnn", "pretraining")])
+def test_phases_follow_what_is_loaded(name, option):
+    task = nodes_task()
+    torch.manual_seed(0)
+    model = zoo.build(name, 6, 3, hidden_channels=8, dropout=0.0, **{option: 3}).train()
+    if name == "cpgnn":
+        model.observe(task.y, task.splits[0].train)
+    for _ in range(4):
+        model(task.x, task.edge_index)
+    later = model.eval()(task.x, task.edge_index)
+    model.load_state_dict({**model.state_dict(), "passes": torch.tensor(1)})
+    assert not torch.allclose(model(task.x, task.edge_index), later)
+    model.load_state_dict({**model.state_dict(), "passes": torch.tensor(4)})
+    for copy in (model, pickle.loads(pickle.dumps(model)), model.double().float()):
+        torch.testing.assert_close(copy(task.x, task.edge_index), later, rtol=1e-4, atol=1e-5)
 
 
 def test_self_loops_alone_are_made_once():

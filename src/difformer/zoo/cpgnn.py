@@ -16,6 +16,7 @@ from difformer.nn.structure import as_structure
 from difformer.zoo.base import Encoder, check_choice, check_layers, check_rate
 from difformer.zoo.inputs import linear
 from difformer.zoo.loopless import Loopless
+from difformer.zoo.passes import Passes
 
 SINKHORN_STEPS = 1000
 SINKHORN_ERROR = 1e-6
@@ -100,6 +101,7 @@ class CPGNN(Encoder):
         self.prior_loss, self.centring, self.graph_norm = prior_loss, centring, graph_norm
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
         self.passes: Tensor
+        self._passes = Passes()
         self._bare = Loopless()
         self._labels: tuple[Tensor, Tensor] | None = None
         self._penalty: Tensor | None = None
@@ -124,13 +126,13 @@ class CPGNN(Encoder):
             raise ValueError("cpgnn knows labels of one graph's nodes; it serves neither batches of graphs nor series")
         logits = self._logits(x)
         if self.training:
-            self.passes += 1
+            self._passes.add(self.passes)
         self._penalty = logits.new_zeros(())
-        graph = self._bare(structure.graph)
-        if graph is None or int(self.passes) <= self.pretraining:
+        graph, passes = self._bare(structure.graph), self._passes.of(self.passes)
+        if graph is None or passes <= self.pretraining:
             return logits
         beliefs = torch.softmax(logits, 1)
-        if self.training and int(self.passes) == self.pretraining + 1:
+        if self.training and passes == self.pretraining + 1:
             self._estimate(graph, beliefs.detach())
         if self.training and self._labels is not None:
             index, labels = self._labels

@@ -56,22 +56,24 @@ class GRANDPlusPlus(GRAND):
             dropout=dropout,
         )
         self.source_weight = source_weight
-        self._labelled: Tensor | None = None
+        # Not saved: what is labelled belongs to the graph, and each run of a stack may have labels of its own.
+        self.register_buffer("labelled", None, persistent=False)
+        self.labelled: Tensor | None
 
     def observe(self, y: Tensor, train_index: Tensor) -> None:
         """Takes which nodes are labelled; the labels themselves are not looked at."""
-        self._labelled = torch.zeros(y.shape[0], dtype=torch.bool, device=y.device)
-        self._labelled[train_index] = True
+        labelled = torch.zeros(y.shape[0], dtype=torch.bool, device=y.device)
+        self.labelled = labelled.index_fill(0, train_index, True)
 
     def source(self, initial: Tensor) -> Tensor | None:
         """β (z_i(0) - z̄) at labelled nodes, zero elsewhere."""
-        if self._labelled is None:
+        if self.labelled is None:
             return None
-        if self._labelled.numel() != initial.shape[0]:
+        if self.labelled.numel() != initial.shape[0]:
             raise ValueError(
-                f"grand++ has observed {self._labelled.numel()} nodes, but there are {initial.shape[0]}: it takes the "
+                f"grand++ has observed {self.labelled.numel()} nodes, but there are {initial.shape[0]}: it takes the "
                 f"whole graph; leave batch_size out, or call observe(y, train_index) for this graph"
             )
-        here = self._labelled.unsqueeze(1).to(initial.dtype)
+        here = self.labelled.unsqueeze(1).to(initial.dtype)
         mean = (here * initial).sum(0) / here.sum().clamp_min(1)
         return self.source_weight * here * (initial - mean)

@@ -19,6 +19,7 @@ from difformer.zoo.base import Encoder, check_layers, check_rate
 from difformer.zoo.edges import attention_bytes, edge_sum
 from difformer.zoo.gat import HEADS, GATLayer
 from difformer.zoo.inputs import linear, observed_graph, refuse_beyond_memory
+from difformer.zoo.passes import Passes
 from difformer.zoo.random_features import linear_attention
 
 FIRST_BETA = 0.9
@@ -153,6 +154,7 @@ class Polynormer(Encoder):
         self.dropout, self.input_dropout, self.local_passes = dropout, input_dropout, local_passes
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
         self.passes: Tensor
+        self._passes = Passes()
 
     def embed(
         self,
@@ -171,7 +173,7 @@ class Polynormer(Encoder):
                 needed, graph.device, f"polynormer on {graph.num_edges:,} edges", "train with batch_size=…"
             )
         if self.training:
-            self.passes += 1
+            self._passes.add(self.passes)
         z = dropout(linear(self.input, x, self.input_dropout, self.training), self.dropout, self.training)
         total = torch.zeros_like(z)
         for layer in self.local:
@@ -190,4 +192,4 @@ class Polynormer(Encoder):
 
     def _begins(self) -> bool:
         """Whether this is a pass of the local layers alone."""
-        return self.local_output is not None and int(self.passes) <= self.local_passes
+        return self.local_output is not None and self._passes.of(self.passes) <= self.local_passes
