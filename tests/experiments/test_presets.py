@@ -112,12 +112,21 @@ def test_the_settings_of_a_preset_go_before_those_it_inherits():
         ("public_code", "difformer-s", "cora", "did you mean 'public-code'"),
         ("best", "difformer-a", "actor", "for that pair there is public-code"),
         ("public-code", "sgformer", "cora", "on cora it exists for difformer-a, difformer-s"),
-        ("public-code", "difformer-s", "wine", "it exists for 20news, actor"),
+        ("public-code", "difformer-s", "wine", "difformer-s has it for 20news, actor"),
+        ("public-code", "gcn", "wine", "for gcn on wine; gcn has it for no data set"),
     ],
 )
 def test_an_absent_preset_says_what_there_is(name, model, dataset, complaint):
     with pytest.raises(ValueError, match=complaint):
         find_preset(name, model=model, dataset=dataset)
+
+
+def test_an_absent_preset_names_data_sets_of_its_own_model_alone():
+    with pytest.raises(ValueError, match="gat has it for ") as caught:
+        find_preset("paper", model="gat", dataset="wine")
+    named = str(caught.value).partition("gat has it for ")[2].partition(". ")[0].split(", ")
+    assert set(named) == {p.dataset for p in SHIPPED if (p.name, p.model, p.variant) == ("paper", "gat", None)}
+    assert "cifar10" not in named
 
 
 def test_a_written_preset_reads_back(tmp_path):

@@ -122,17 +122,18 @@ def find_preset(name: str, *, model: str, dataset: str) -> Preset:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"preset: there is no preset {name!r}; {hint}known are {', '.join(names)}, or a .toml file")
-    here = ", ".join(p.name for p in shipped if (p.model, p.dataset) == (model, dataset))
-    models = ", ".join(sorted({p.model for p in shipped if (p.name, p.dataset) == (name, dataset)}))
-    datasets = ", ".join(sorted({p.dataset for p in shipped if p.name == name}))
-    if here:
-        exists = f"for that pair there is {here}"
-    elif models:
-        exists = f"on {dataset} it exists for {models}"
-    else:
-        exists = f"it exists for {datasets}" if datasets else "nothing was tuned under that name yet"
+    plain = [preset for preset in shipped if preset.variant is None]
+    here = ", ".join(p.name for p in plain if (p.model, p.dataset) == (model, dataset))
+    models = ", ".join(sorted({p.model for p in plain if (p.name, p.dataset) == (name, dataset)}))
+    datasets = ", ".join(sorted({p.dataset for p in plain if (p.name, p.model) == (name, model)}))
+    exists = [f"for that pair there is {here}"] if here else []
+    if not here:
+        exists += [f"on {dataset} it exists for {models}"] if models else []
+        exists += [f"{model} has it for {datasets}"] if datasets else []
+    if not exists:
+        exists = [f"{model} has it for no data set"]
     raise ValueError(
-        f"preset: there is no preset {name!r} for {model} on {dataset}; {exists}. "
+        f"preset: there is no preset {name!r} for {model} on {dataset}; {'; '.join(exists)}. "
         f"Leave --preset out to use the defaults, or find values of your own with `difformer tune`"
     )
 
