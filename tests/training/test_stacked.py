@@ -65,6 +65,16 @@ def test_other_models_stack_too(model):
     assert_each_equals_its_own(blocks(), settings, TrainConfig(model=model, epochs=8, options={"num_layers": 2}))
 
 
+def test_every_run_has_the_labels_of_its_split():
+    settings = [StackedSetting(seed=s, split=s % 2, source_weight=0.5 + s, dropout=0.2 * s) for s in range(4)]
+    config = TrainConfig(model="grand++", epochs=6, options={"num_layers": 3})
+    for setting, record in zip(settings, train_stacked(blocks(), settings, config, "cpu"), strict=True):
+        alone = train_one(blocks(), setting.split, setting.config(config), setting.seed, "cpu")
+        assert record.best_epoch == alone.best_epoch
+        # Not its state: attention does not see the bias of its keys, whose gradient is rounding alone.
+        torch.testing.assert_close(record.outputs, alone.outputs, rtol=1e-3, atol=1e-4)
+
+
 def test_graph_and_source_weights_differ_from_run_to_run():
     settings = [StackedSetting(seed=1, graph_weight=0.1 * w, source_weight=0.5 * w) for w in range(4)]
     assert_each_equals_its_own(blocks(), settings, TrainConfig(epochs=8, learning_rate=0.01, options=OPTIONS))
@@ -225,6 +235,8 @@ def test_what_cannot_be_stacked_says_why():
     assert "graphs" in unstackable(point_sets(), config)
     assert "mini-batches" in unstackable(blocks(), config.replace(batch_size=20))
     assert "model" in unstackable(blocks(), TrainConfig(model="label-spreading"))
+    assert "adaptive" in unstackable(blocks(), TrainConfig(model="grand", options={"method": "dopri5"}))
+    assert not unstackable(blocks(), TrainConfig(model="grand", options={"method": "rk4"}))
     with pytest.raises(ValueError, match="cannot be trained as one: mini-batches"):
         train_stacked(blocks(), DIFFERENT, config.replace(batch_size=20), "cpu")
     with pytest.raises(ValueError, match="graph_weight is a number in some settings and none in others"):

@@ -185,6 +185,8 @@ def unstackable(task: Task, config: TrainConfig, splits: Iterable[int] = (0,)) -
 
     if not find(config.model).stackable:
         return "the model is not one that can be stacked"
+    if config.options.get("method") == "dopri5":
+        return "an adaptive solver takes as many steps as one run needs"
     if task.kind == "graphs":
         return "batches of graphs differ from seed to seed"
     if task.kind == "nodes" and config.batch_size is not None and config.batch_size < task.num_nodes:

@@ -76,6 +76,8 @@ class StackedTrainer:
         for run in runs:
             torch.manual_seed(run.seed)
             models.append(build_model(task, run.config))
+            if (observe := hook(models[-1], "observe")) is not None:
+                observe(task.y, task.splits[run.split].train)
         values = {name: [float(run.config.options[name]) for run in runs] for name in hyper}
         self.model = StackedModel(models, values, device, hook(models[0], "penalty"))
         self.feed = make_feed(task, task.splits[runs[0].split], config, runs[0].seed, device, models[0])

@@ -27,7 +27,10 @@ class _WithPenalty(nn.Module):
 
     def forward(self, inputs: Callable[[nn.Module], Tensor]) -> tuple[Tensor, Tensor]:
         outputs = inputs(self.model)
-        return outputs, outputs.new_zeros(()) if self.penalty is None else self.penalty()
+        # Nobody reads the penalty of an evaluation.
+        if self.penalty is None or not torch.is_grad_enabled():
+            return outputs, outputs.new_zeros(())
+        return outputs, self.penalty()
 
 
 class StackedModel:
@@ -60,6 +63,11 @@ class StackedModel:
             for name in states[0]
             if name not in trained
         }
+        # Not saved and not trained, such as which nodes are labelled: every run has its own, and none is changed.
+        own = [dict(model.named_buffers()) for model in models]
+        self.fixed = {
+            name: torch.stack([found[name].to(device) for found in own]) for name in own[0] if name not in states[0]
+        }
         self.hyper = {name: torch.tensor(values, device=device) for name, values in hyper.items()}
         self._module = _WithPenalty(models[0].to(device), penalty)
         self.site = 0  # dropouts of the present keys that were; the passes of an epoch share their keys
@@ -91,7 +99,7 @@ class StackedModel:
             keys: ``[runs, 2]`` of `dropout_keys`: the pass is one of training; None for evaluation.
         """
         self._module.train(keys is not None)
-        whole = {**parameters, **(self.buffers if buffers is None else buffers)}
+        whole = {**parameters, **(self.buffers if buffers is None else buffers), **self.fixed}
         state = {f"model.{name}": value for name, value in whole.items()}
 
         def one(state: dict[str, Tensor], hyper: dict[str, Tensor], key: Tensor | None) -> tuple[Tensor, Tensor]:

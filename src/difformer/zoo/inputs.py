@@ -118,6 +118,9 @@ def refuse_beyond_memory(needed: float, device: torch.device, what: str, remedy:
     free = free_bytes(device)
     if needed > free:
         gib = 2**30
+        # Advice that is of use here: the machine's own memory only where it is another one, and suffices.
+        if device.type != "cpu" and needed <= (of_machine := free_bytes(torch.device("cpu"))):
+            remedy += f", or take device='cpu', where {of_machine / gib:,.1f} GiB are free"
         raise MemoryError(
             f"{what} needs about {needed / gib:,.1f} GiB, and {free / gib:,.1f} GiB are free on {device}; {remedy}"
         )

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.attention.segments import Segments
-from difformer.eager import is_eager
 from difformer.nn.conv import check_count
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Edges, Features
@@ -117,9 +116,7 @@ class NodeFormer(Encoder):
             if loss is not None:
                 losses.append(loss)
             z = dropout(norm(p + z if self.residual else p), self.dropout, self.training)
-        # A stack asks after passes without gradients too, and makes nothing of the answer.
-        stacked = not is_eager(z) and not torch.compiler.is_compiling()
-        nothing = z.new_zeros(()) if graph is None or stacked else None
+        nothing = z.new_zeros(()) if graph is None else None
         self._penalty = torch.stack(losses).mean() if losses else nothing
         return z
 

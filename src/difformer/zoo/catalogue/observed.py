@@ -122,6 +122,7 @@ SYSTEMS: tuple[ModelInfo, ...] = (
         coupling=ATTENTION,
         energy="||Z - Z_k - η H||² + λ Σ_E δ(||z_i - z_j||²)",
         cost="E d + N d²",
+        stackable=True,
     ),
     ModelInfo(
         "gdc",
