@@ -35,12 +35,14 @@ class Choice:
         settings: As `--set` takes them.
         origin: Where they come from, in a sentence.
         trials: How many settings competed; None where nothing is known.
+        runs: Over how many runs each of them was averaged; None where nothing is known.
     """
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     origin: str = ""
     trials: int | None = None
+    runs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,9 @@ def choices(
     if experiment.only_preset:
         order = (experiment.only_preset,)
     found = [
-        Choice(name, {**preset.settings, **last}, preset.describe(), preset.trials)
+        Choice(name, {**preset.settings, **last}, preset.describe(), preset.trials, preset.runs)
         for name in order
-        if (preset := _preset(name + system.suffix, system, data, presets)) is not None
+        if (preset := preset_of(name + system.suffix, system, data, presets)) is not None
     ]
     if system.role == "rival":
         found = found[:1]
@@ -135,7 +137,7 @@ def check_names(names: Sequence[str]) -> None:
             raise ValueError(f"--preset: expected one of {', '.join((*NAMES, UNTUNED))}, got {name!r}")
 
 
-def _preset(name: str, system: System, data: Data, presets: Sequence[Preset]) -> Preset | None:
+def preset_of(name: str, system: System, data: Data, presets: Sequence[Preset]) -> Preset | None:
     """The system's own, or that of the model it is a variant of; of a section's variant before the general one."""
     for model in dict.fromkeys((system.model, system.base or system.model)):
         for variant in dict.fromkeys((data.variant, None)):

@@ -220,6 +220,7 @@ def described(what: Ready, seed: int) -> Line:
         "preset": cell.choice.name,
         "origin": cell.choice.origin,
         "trials": cell.choice.trials,
+        "tuning_runs": cell.choice.runs,
         "settings": what.settings,
         "settings_id": what.settings_id,
         "seed": seed,

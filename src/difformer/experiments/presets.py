@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -36,10 +37,13 @@ _FIELDS = (
     "metric",
     "validation",
     "trials",
+    "runs",
     "command",
     "note",
     "variant",
 )
+# How the search and `difformer tune` are told, and how presets that are older than the field say it.
+_RUNS = (re.compile(r"--(?:runs|seeds)[ =](\d+)"), re.compile(r"mean over (\d+) (?:run|split)"))
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Preset:
         metric: What `validation` measures.
         validation: Validation score that selected them, where they were tuned here.
         trials: How many settings competed.
+        runs: Over how many runs each of them was averaged; read from `command` or `note` where it is left out.
         command: The command that found them.
         note: What a reader should know.
         variant: Which question of the data set they are for, where it is asked several (``"per_class=10"``); such a
@@ -73,9 +78,19 @@ class Preset:
     metric: str | None = None
     validation: float | None = None
     trials: int | None = None
+    runs: int | None = None
     command: str | None = None
     note: str | None = None
     variant: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.runs is None and self.trials is not None:
+            said = [
+                found
+                for form, text in zip(_RUNS, (self.command, self.note), strict=True)
+                if (found := form.search(text or ""))
+            ]
+            object.__setattr__(self, "runs", int(said[0][1]) if said else None)
 
     def describe(self) -> str:
         """Origin in one line."""

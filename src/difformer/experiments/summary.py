@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from difformer.experiments.choosing import Cell, cells
+from difformer.experiments.choosing import Cell, cells, preset_of
 from difformer.experiments.ledger import Line, current, reasons
 from difformer.experiments.measures import PERCENT
 from difformer.experiments.performing import settings_id
@@ -33,6 +33,7 @@ class Row:
         preset: Name of its settings.
         lines: Its runs.
         reason: Why there are none, or why some are missing.
+        tuning_runs: Over how many runs each setting that competed was averaged; None where that is not known.
         paper: The paper's figure.
         authors: That of the authors' code.
         memory: The paper's figure of memory, in megabytes.
@@ -43,6 +44,7 @@ class Row:
     preset: str
     lines: tuple[Line, ...] = ()
     reason: str = ""
+    tuning_runs: int | None = None
     paper: Figure | None = None
     authors: Figure | None = None
     memory: Figure | None = None
@@ -58,6 +60,12 @@ class Row:
     @property
     def trials(self) -> int | None:
         return self.lines[0]["trials"] if self.lines else None
+
+    @property
+    def length(self) -> tuple[int | None, int | None]:
+        """Epochs at most, and the patience, of a run; in tuning they were the same."""
+        settings = self.lines[0].get("settings", {}) if self.lines else {}
+        return settings.get("epochs"), settings.get("patience")
 
     @property
     def borrowed(self) -> bool:
@@ -167,7 +175,7 @@ def summarise(experiment: Experiment, lines: Sequence[Line], presets: Sequence[P
         here = [line for line in runs if line["data"] == data.key]
         absent = why.get((data.key, "", ""), "") if not here else ""
         rows = [
-            _row(experiment, data, system, preset, here, why, absent)
+            _row(experiment, data, system, preset, here, why, absent, presets)
             for system in experiment.rows(data, quick)
             for preset in _presets(planned, data, system, here)
         ]
@@ -189,6 +197,7 @@ def _row(
     lines: Sequence[Line],
     why: dict[tuple[str, str, str], str],
     absent: str,
+    presets: Sequence[Preset],
 ) -> Row:
     own = tuple(
         sorted(
@@ -203,7 +212,23 @@ def _row(
         preset,
         own,
         reason,
+        _tuning_runs(own, data, system, preset, presets),
         figure(experiment.name, PAPER, data, system.key),
         figure(experiment.name, AUTHORS, data, system.key),
         figure(experiment.name, MEMORY, data, system.key),
     )
+
+
+def _tuning_runs(lines: Sequence[Line], data: Data, system: System, name: str, presets: Sequence[Preset]) -> int | None:
+    """What the lines say, or, where they are older than that, the preset that they ran with."""
+    if not lines:
+        return None
+    if "tuning_runs" in lines[0]:
+        return lines[0]["tuning_runs"]
+    preset = preset_of(name + system.suffix, system, data, presets)
+    if preset is None or preset.trials != lines[0]["trials"]:
+        return None
+    # A preset that was tuned anew says nothing of runs with its former settings.
+    ran, other = lines[0].get("settings", {}), {**data.settings, **system.settings}
+    same = all(ran.get(key) == value for key, value in preset.settings.items() if key not in other)
+    return preset.runs if same else None

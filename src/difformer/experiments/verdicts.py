@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from difformer.experiments.choosing import UNTUNED
+from difformer.experiments.budgets import budgets
 from difformer.experiments.summary import Row, Section, is_percent
 from difformer.report.paired import ALPHA, judge, paired
 
@@ -65,28 +65,14 @@ def _compared(ours: Row, other: Row, what: str) -> str:
         winner = other.label if same else other.system.label
         who = f"**{winner} wins** by {abs(one.difference) * scale:.3g}{unit}"
     count = "one pair" if one.pairs == 1 else f"{one.pairs} pairs"
+    equal = sum(ours.by_pair()[pair] == other.by_pair()[pair] for pair in shared)
+    names = (ours.label, other.label) if same else ("ours", other.system.label)
+    wins = f"{names[0]} better in {one.wins}, {names[1]} in {one.pairs - one.wins - equal}"
+    wins += f", equal in {equal}" if equal else ""
     tests = [f"paired t-test p = {one.t_test:.2g}"] if one.t_test is not None else ["no test is possible"]
     if one.corrected is not None:
         tests.append(f"corrected for overlapping splits p = {one.corrected:.2g}")
     if one.adjusted is not None:
         only = "" if len({split for _, split in shared}) > 1 else " for this one split"
         tests.append(f"{'' if one.adjusted < ALPHA else 'not '}significant at 5 %{only}")
-    return f"{opening}{who} over {count} (better in {one.wins}): {', '.join(tests)}. {_budgets(ours, other)}".strip()
-
-
-def _budgets(ours: Row, other: Row) -> str:
-    if ours.data.mode != "score":
-        return ""
-    untuned = [row.label for row in (ours, other) if row.preset == UNTUNED]
-    if untuned:
-        return f"Not the same budget: {' and '.join(untuned)} {'was' if len(untuned) == 1 else 'were'} not tuned."
-    if other.borrowed:
-        return f"Not the same budget: {other.label} has the settings that were chosen for {other.system.base}."
-    if other.system.baseline:
-        return f"{other.system.label.capitalize()} has nothing to tune."
-    trials = (ours.trials, other.trials)
-    if None in trials:
-        return "How many settings competed for each is not known for both."
-    if trials[0] == trials[1]:
-        return f"Both tuned with {trials[0]} settings."
-    return f"Not the same budget: {trials[0]} settings against {trials[1]}."
+    return f"{opening}{who} over {count} ({wins}): {', '.join(tests)}. {budgets(ours, other)}".strip()
