@@ -135,6 +135,27 @@ def test_what_is_wrong_is_one_message_and_exit_code_2(call, tmp_path, words, com
     assert "Traceback" not in answer.err
 
 
+@pytest.mark.parametrize(
+    ("model", "advice"),
+    [
+        ("lds", "take another system for as many nodes, or fewer inner_steps"),
+        ("gat", "train with --set batch_size=…, or fewer heads"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_advice_for_the_model(call, monkeypatch, tmp_path, model, advice):
+    from difformer.zoo import inputs
+
+    monkeypatch.setattr(inputs, "WORTH_A_LOOK", 0)
+    monkeypatch.setattr(inputs, "free_bytes", lambda device: 1000)
+    answer = call("fit", "karate", "--model", model, "--device", "cpu", "--out", "run")
+    assert answer.code == 2
+    said = answer.err.splitlines()[-1]
+    assert said.startswith("error: refused for lack of memory: ")
+    assert said.endswith(f"GiB are free on cpu; {advice}")
+    assert "out of memory" not in answer.err
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_existing_folder_is_left_alone(call, tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/thesis.txt").write_text("years")

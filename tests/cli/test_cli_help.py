@@ -132,6 +132,18 @@ def test_out_of_memory_says_what_to_try(call, monkeypatch):
     assert "error: out of memory (CUDA out of memory); try --batch-size" in answer.err
 
 
+def test_out_of_memory_on_a_cpu_does_not_advise_the_cpu(call, monkeypatch):
+    import difformer.data.catalogue as catalogue
+
+    def fail(*_, **__):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 8 bytes")
+
+    monkeypatch.setattr(catalogue, "list_datasets", fail)
+    answer = call("datasets")
+    assert answer.code == 2
+    assert "try --batch-size, fewer hidden_channels or --set precision=bf16\n" in answer.err
+
+
 def test_every_setting_of_every_model_is_explained(call):
     """The meanings come from docstrings: one that lacks an argument leaves a hole in the table."""
     from difformer.zoo.catalogue import MODELS

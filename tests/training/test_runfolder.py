@@ -338,6 +338,35 @@ def test_a_request_that_cannot_be_met_leaves_no_folder(settings, complaint, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_does_not_fit_leaves_no_folder(tmp_path, monkeypatch):
+    from difformer.zoo import inputs
+
+    monkeypatch.setattr(inputs, "WORTH_A_LOOK", 0)
+    monkeypatch.setattr(inputs, "free_bytes", lambda device: 1000)
+    with pytest.raises(MemoryError, match="lds, which .* GiB are free on cpu; take another system"):
+        fit(blocks(), TrainConfig(model="lds", epochs=2), seeds=1, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_holds_anything_is_not_taken_back(run):
+    folder = RunFolder.open(run[0])
+    folder.discard()
+    assert len(folder.results()) == 3
+
+
+def test_the_preset_is_written_down_and_older_folders_have_none(tmp_path):
+    config = TrainConfig(model="mlp", epochs=2)
+    fit(blocks(), config, seeds=1, out=tmp_path / "run", device="cpu", preset="tune/best.toml")
+    assert RunFolder.open(tmp_path / "run").preset == "tune/best.toml"
+    written = tmp_path / "run/config.toml"
+    lines = written.read_text().splitlines(keepends=True)
+    written.write_text("".join(line for line in lines if not line.startswith("preset = ")))
+    old = RunFolder.open(tmp_path / "run")
+    assert old.preset is None
+    assert "preset" not in old.about["run"]
+    assert resume(tmp_path / "run", task=blocks()).complete
+
+
 def test_a_run_knows_its_kernels_and_says_where_they_change(tmp_path, monkeypatch):
     config = CONFIG.replace(options={"hidden_channels": 32}, epochs=2)
     monkeypatch.setattr("difformer.training.rundescription.library", lambda: object())

@@ -466,3 +466,14 @@ def test_graphs_that_do_not_fit_are_refused_beforehand(name, what, monkeypatch):
     x = -torch.ones(20_000, 3)
     with pytest.raises(MemoryError, match=rf"{what}.* needs about [\d,.]+ GiB, and 1.0 GiB are free on cpu"):
         zoo.build(name, 3, 2, hidden_channels=4).train()(x)
+
+
+@pytest.mark.parametrize(
+    ("machine", "said"), [(8, "; do less, or take device='cpu', where 8.0 GiB"), (3, "; do less$")]
+)
+def test_the_cpu_is_advised_where_it_is_elsewhere_and_suffices(machine, said, monkeypatch):
+    from difformer.zoo import inputs
+
+    monkeypatch.setattr(inputs, "free_bytes", lambda device: 2**30 * (machine if device.type == "cpu" else 1))
+    with pytest.raises(MemoryError, match=f"needs about 4.0 GiB, and 1.0 GiB are free on cuda{said}"):
+        inputs.refuse_beyond_memory(4 * 2**30, torch.device("cuda"), "it", "do less")

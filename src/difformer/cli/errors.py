@@ -84,15 +84,26 @@ def _kept(error: KeyboardInterrupt) -> str:
     return ""
 
 
+def _refused(error: Exception) -> bool:
+    """Whether a model said beforehand that it does not fit; what it says holds the advice that fits it."""
+    return type(error) is MemoryError and "GiB are free" in str(error)
+
+
 def _out_of_memory(error: Exception) -> bool:
-    """By its name: torch, whose error it is on a GPU, may not be loaded."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    """By its name: torch, whose error it is on a GPU, may not be loaded. On a CPU torch has no name for it."""
+    on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or on_cpu
 
 
 def _said(error: Exception) -> str:
+    if _refused(error):
+        return f"refused for lack of memory: {as_typed(str(error))}"
     if _out_of_memory(error):
-        first = str(error).split(". ")[0]
-        return f"out of memory ({first}); try --batch-size, fewer hidden_channels, --set precision=bf16 or --device cpu"
+        first = str(error).split(". ")[0] or type(error).__name__
+        elsewhere = " or --device cpu" if type(error).__name__ == "OutOfMemoryError" else ""
+        smaller = "--batch-size, fewer hidden_channels"
+        smaller += ", --set precision=bf16" if elsewhere else " or --set precision=bf16"
+        return f"out of memory ({first}); try {smaller}{elsewhere}"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     return as_typed(str(error)) or type(error).__name__

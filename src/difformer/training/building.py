@@ -19,11 +19,15 @@ def build_model(task: Task, config: TrainConfig) -> nn.Module:
     Raises:
         ValueError: If the model is unknown, does not serve this kind of task, or lacks an option.
     """
-    from difformer.zoo import build, find
+    from difformer.zoo import MODELS, build, find
 
     info = find(config.model)
     if task.kind not in info.kinds:
-        raise ValueError(f"model {config.model!r} serves {', '.join(info.kinds)}; task {task.name!r} is {task.kind!r}")
+        others = [one.name for one in MODELS.values() if one.group == info.group and task.kind in one.kinds]
+        instead = f", which {', '.join(others)} of the same group ({info.group}) would serve" if others else ""
+        raise ValueError(
+            f"model {config.model!r} serves {', '.join(info.kinds)}; task {task.name!r} is {task.kind!r}{instead}"
+        )
     model = build(config.model, task.num_features, task.num_outputs, **config.options)
     return GraphLevel(model, config.readout) if task.kind == "graphs" else model  # type: ignore[arg-type]
 

@@ -39,6 +39,7 @@ def fit(
     callbacks: Iterable[Callback] = (),
     source: TaskSource | None = None,
     stacked: bool | None = None,
+    preset: str | None = None,
 ) -> Summary:
     """Train a configuration from several seeds; seed s uses split s modulo the number of splits.
 
@@ -53,6 +54,7 @@ def fit(
         source: Where `task` comes from, if it is a task: kept in the folder, so that the folder suffices to use it.
         stacked: Whether to train all seeds as one, see `difformer.training.stacked`; None does so where that is likely
             to be faster. Such runs are short and have no checkpoints: an interrupted one is trained again.
+        preset: Name or file of the preset that `config` comes from, to be written down in the folder.
 
     Returns:
         Mean and spread over seeds, and one record a seed that was trained in this call.
@@ -60,6 +62,7 @@ def fit(
     Raises:
         TrainingInterrupted: After Ctrl-C, when everything is saved.
         RunFolderError: If the folder is there already, holds another run, or cannot be written.
+        MemoryError: If the model says beforehand that it does not fit; no folder is left then.
         NonFiniteLossError: If a loss becomes NaN or infinite.
     """
     config = config or TrainConfig()
@@ -75,11 +78,16 @@ def fit(
     if resume and Path(out).exists():
         folder = RunFolder.open(out)
         check_same_run(folder, task, config, chosen)
-    else:
-        together = _stack(task, config, chosen, place, stacked)
-        check_together(task, config, chosen)
-        folder = RunFolder.create(out, task, config, seeds=chosen, device=place, source=source, stacked=together)
-    return _in_folder(folder, task, place, tuple(callbacks))
+        return _in_folder(folder, task, place, tuple(callbacks))
+    together = _stack(task, config, chosen, place, stacked)
+    check_together(task, config, chosen)
+    about: dict[str, Any] = {"source": source, "stacked": together, "preset": preset}
+    folder = RunFolder.create(out, task, config, seeds=chosen, device=place, **about)
+    try:
+        return _in_folder(folder, task, place, tuple(callbacks))
+    except MemoryError:
+        folder.discard()
+        raise
 
 
 def resume(

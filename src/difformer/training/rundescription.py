@@ -29,8 +29,13 @@ def description(
     device: torch.device,
     source: TaskSource | None,
     stacked: bool,
+    preset: str | None = None,
 ) -> dict[str, Any]:
-    """Everything that a result depends on, defaults included."""
+    """Everything that a result depends on, defaults included.
+
+    `preset` is where the settings come from: a preset's name or the path of its file. It says nothing of its own, since
+    the settings stand there in full, and is left out where there is none.
+    """
     from difformer import __version__
     from difformer.zoo import options_of
 
@@ -52,6 +57,7 @@ def description(
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "seeds": list(seeds),
             "stacked": stacked,
+            **({} if preset is None else {"preset": preset}),
             "device": str(device),
             "device_name": describe(device),
             "threads": torch.get_num_threads(),

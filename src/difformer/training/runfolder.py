@@ -84,8 +84,9 @@ class RunFolder:
         device: torch.device,
         source: TaskSource | None = None,
         stacked: bool = False,
+        preset: str | None = None,
     ) -> RunFolder:
-        """A new run folder, which appears at once with its configuration in it.
+        """A new run folder, which appears at once with its configuration in it; see `description`.
 
         Raises:
             RunFolderError: If the folder is there already and not empty, or cannot be made.
@@ -98,7 +99,7 @@ class RunFolder:
             raise RunFolderError(
                 f"{path} {what}; nothing was changed. Choose another folder, or continue the run with resume"
             )
-        about = description(task, config, seeds=seeds, device=device, source=source, stacked=stacked)
+        about = description(task, config, seeds=seeds, device=device, source=source, stacked=stacked, preset=preset)
         try:
             text = toml.dumps(about)
         except TypeError as error:
@@ -154,9 +155,21 @@ class RunFolder:
         """Where it was trained."""
         return str(self.about["run"]["device"])
 
+    @property
+    def preset(self) -> str | None:
+        """Name or file of the preset that its settings began with; None without one, or where nothing is known."""
+        return self.about["run"].get("preset")
+
     def of_seed(self, seed: int) -> Path:
         """The folder of one seed."""
         return self.path / f"seed-{seed}"
+
+    def discard(self) -> None:
+        """Takes a folder back in which nothing has come of a run; one with anything else in it stays as it is."""
+        files = tuple(self.path.iterdir())
+        own = {path.name for path in files} <= {CONFIG, METRICS, ".lock"}
+        if own and not any(path.name == METRICS and path.stat().st_size for path in files):
+            shutil.rmtree(self.path)
 
     def task(self, given: Task | None = None) -> Task:
         """The task of the run: made again, or as given, and in both cases the very same.
