@@ -61,13 +61,13 @@ def rows(ours, theirs, presets=(), *, name=("best", "paper")):
         (
             (None, None, 500, None),
             (16, 1, 300, 50),
-            "GCN (paper) was tuned with 16 settings, each over 1 run of up to 300 epochs (patience 50); how many "
-            "settings competed for DIFFormer-s (best) is not known.",
+            "GCN (paper's grid) was tuned with 16 settings, each over 1 run of up to 300 epochs (patience 50); how "
+            "many settings competed for DIFFormer-s (best) is not known.",
         ),
         (
             (None, None, 500, None),
             (None, None, 500, None),
-            "How many settings competed is known neither for DIFFormer-s (best) nor for GCN (paper).",
+            "How many settings competed is known neither for DIFFormer-s (best) nor for GCN (paper's grid).",
         ),
     ],
 )

@@ -24,6 +24,8 @@ RIVALS = ("best", "paper")
 # Where one row has to do: our own grid, else the authors' values, else the paper's grid, which stays behind those.
 ONE_OF_OURS = ("best", "public-code", "paper")
 SUFFIXES = ("", "-no-graph")
+# The preset `paper` was tuned here; called that beside the paper's own figures, its rows would pass for them.
+SAID = {"paper": "paper's grid"}
 
 
 @dataclass(frozen=True)

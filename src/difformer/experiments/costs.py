@@ -69,13 +69,18 @@ def cost_lines(
 
 def cost_columns(section: Section) -> list[tuple[str, Callable[[Row], str]]]:
     """Columns of a section on cost."""
-    from difformer.experiments.tables import NONE, difference, megabytes, published
+    from difformer.experiments.devices import letters, megabytes, of_row
+    from difformer.experiments.tables import NONE, difference
+    from difformer.experiments.under import published
 
+    devices = letters(section)
     base = next((row for row in section.rows if row.system.key == "gcn" and row.lines), None)
 
     def relative(row: Row) -> str:
         mine, theirs = row.mean("epoch_seconds"), None if base is None else base.mean("epoch_seconds")
-        return NONE if mine is None or not theirs else f"{mine / theirs:.2f}"
+        if base is None or mine is None or not theirs or of_row(row, devices) != of_row(base, devices):
+            return NONE
+        return f"{mine / theirs:.2f}"
 
     def relative_paper(row: Row) -> str:
         theirs = next((one.paper for one in section.rows if one.system.key == "gcn"), None)
@@ -85,10 +90,10 @@ def cost_columns(section: Section) -> list[tuple[str, Callable[[Row], str]]]:
 
     found: list[tuple[str, Callable[[Row], str]]] = [
         ("system", lambda row: row.system.label),
-        ("settings", lambda row: row.preset),
-        ("seconds an epoch, mean ± std (n)", _seconds),
+        ("settings", lambda row: row.settings),
+        ("seconds an epoch, mean ± std (n)", lambda row: f"{_seconds(row)} {of_row(row, devices)}".rstrip()),
         ("× GCN", relative),
-        ("peak MB (median)", megabytes),
+        ("peak MB (median)", lambda row: megabytes(row, devices)),
     ]
     if any(row.paper is not None for row in section.rows):
         found.append(("paper, seconds", lambda row: published(row.paper)))

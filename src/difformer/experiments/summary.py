@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from difformer.experiments.choosing import Cell, cells, preset_of
+from difformer.experiments.choosing import SAID, Cell, cells, preset_of
 from difformer.experiments.ledger import Line, current, reasons
 from difformer.experiments.measures import PERCENT
 from difformer.experiments.performing import settings_id
@@ -78,8 +78,13 @@ class Row:
         return f"; {self.reason}" if self.lines and self.reason not in ("", NOT_YET) else ""
 
     @property
+    def settings(self) -> str:
+        """What tables and figures call its preset."""
+        return SAID.get(self.preset, self.preset)
+
+    @property
     def label(self) -> str:
-        return f"{self.system.label} ({self.preset})"
+        return f"{self.system.label} ({self.settings})"
 
     def values(self, what: str = "test") -> list[float]:
         """One number a run: ``"test"``, ``"valid"``, ``"seconds"``, …, or a measure; what is no number is left out."""

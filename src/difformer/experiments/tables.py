@@ -1,30 +1,17 @@
-"""``table.md`` and ``table.tex``: the same rows, for reading and for a paper."""
+"""``table.md``: every section with its rows, and under them what has to be said of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import median
 
-from difformer.experiments.choosing import UNTUNED
-from difformer.experiments.goals import judged
+from difformer.experiments.choosing import SAID, UNTUNED
+from difformer.experiments.devices import letters, megabytes, seconds
 from difformer.experiments.measures import LABELS
 from difformer.experiments.published import AUTHORS, PAPER, Figure, source_of
 from difformer.experiments.summary import Row, Section, Summary, is_percent
-from difformer.experiments.verdicts import verdict
+from difformer.experiments.under import published, shown, under
 
 NONE = "–"
-_TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}"}
-_TEX |= {
-    "\\": r"\textbackslash{}",
-    "^": r"\textasciicircum{}",
-    "–": "--",
-    "…": r"\dots{}",
-    "Å": r"\AA{}",
-    "†": r"$\dagger$",
-}
-_TEX |= {"±": r"$\pm$", "×": r"$\times$", "→": r"$\to$", "²": "$^2$", "τ": r"$\tau$", "β": r"$\beta$", "δ": r"$\delta$"}
-_TEX |= {"|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
-_TEX |= {"Δ": r"$\Delta$", "σ": r"$\sigma$", "λ": r"$\lambda$", "μ": r"$\mu$"}
 
 
 def score(row: Row, what: str = "test") -> str:
@@ -41,16 +28,6 @@ def score(row: Row, what: str = "test") -> str:
     spread = f" ± {factor * row.deviation(what):.{digits}f}" if len(values) > 1 else ""
     missing = row.missing if what == "test" else ""
     return f"{factor * mean:.{digits}f}{spread} ({count}{missing}){mark}"
-
-
-def published(found: Figure | None) -> str:
-    """A published figure as its source prints it."""
-    if found is None:
-        return NONE
-    if found.mean is None:
-        return found.text
-    given = [value for value in (found.mean, found.deviation) if value is not None]
-    return " ± ".join(f"{value:.{found.digits}f}" for value in given)
 
 
 def difference(row: Row, found: Figure | None) -> str:
@@ -76,7 +53,7 @@ def columns(section: Section) -> list[Column]:
     unit = f"{LABELS.get(metric, metric)} in %" if is_percent(metric) else LABELS.get(metric, metric)
     found: list[Column] = [
         ("system", lambda row: row.system.label),
-        ("settings", lambda row: row.preset),
+        ("settings", lambda row: row.settings),
         (f"test {unit}, mean ± std (n)", score),
     ]
     found += [(LABELS.get(name, name), _measure(name)) for name in section.data.measures if name != metric]
@@ -88,20 +65,12 @@ def columns(section: Section) -> list[Column]:
     if any(row.authors is not None for row in section.rows):
         found.append(("authors' code", lambda row: published(row.authors)))
         found.append(("Δ code", lambda row: difference(row, row.authors)))
-    found.append(("seconds a run (median)", lambda row: NONE if not row.lines else f"{row.median('seconds') or 0:.1f}"))
-    found.append(("peak MB (median)", megabytes))
+    devices = letters(section)
+    found.append(("seconds a run (median)", lambda row: seconds(row, devices)))
+    found.append(("peak MB (median)", lambda row: megabytes(row, devices)))
     if any(row.memory is not None for row in section.rows):
         found.append(("paper, MB", lambda row: published(row.memory)))
     return found
-
-
-def megabytes(row: Row) -> str:
-    """Median of the peaks of memory; of runs that were trained as one, an equal share each, which is said."""
-    known = [line for line in row.lines if line["peak_memory"] is not None]
-    if not known:
-        return NONE
-    usual = median(line["peak_memory"] / line.get("stacked", 1) for line in known)
-    return f"{'~' if any(line.get('stacked', 1) > 1 for line in known) else ''}{usual / 1e6:,.0f}"
 
 
 _BY_LAYER = {
@@ -137,25 +106,31 @@ def _measure(name: str) -> Callable[[Row], str]:
 
 
 def protocol(section: Section) -> str:
-    """Protocol, splits, seeds and devices of what was run."""
+    """The protocol of what was run; why nothing was, where it was not."""
     lines = section.lines
     if not lines:
         return section.reason or "Nothing was run yet."
+    return f"Protocol: {' | '.join(dict.fromkeys(str(line['protocol']) for line in lines))}."
+
+
+def circumstances(section: Section) -> str:
+    """Splits, seeds and the device of what was run; empty where nothing was."""
+    lines = section.lines
+    if not lines:
+        return ""
     splits = list(dict.fromkeys(str(line["split"]) for line in lines))
     seeds = sorted({int(line["seed"]) for line in lines})
     named = ", ".join(splits) if len(splits) <= 3 else f"{splits[0]} … {splits[-1]}, {len(splits)} in all"
-    chosen = "" if section.data.mode == "cost" else "The epoch is chosen on validation. "
+    chosen = "" if section.data.mode == "cost" else " The epoch is chosen on validation."
     if len(seeds) == 1:
         over = "one run a row, hence no ±" if len(splits) == 1 else "± is over splits"
     elif len(splits) > 1:
         over = "± is over splits and initialisations"
     else:
         over = "one split: ± is over initialisations alone"
-    return (
-        f"Protocol: {' | '.join(dict.fromkeys(str(line['protocol']) for line in lines))}. Splits: {named}. "
-        f"Seeds: {_ranges(seeds)}; {over}. {chosen}"
-        f"Device: {' | '.join(dict.fromkeys(str(line['device']) for line in lines))}."
-    )
+    # Where there are several, they are named under the table, each with its letter.
+    device = "" if letters(section) else f" Device: {lines[0]['device']}."
+    return f"Splits: {named}. Seeds: {_ranges(seeds)}; {over}.{chosen}{device}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -169,10 +144,10 @@ def remarks(summary: Summary) -> list[str]:
     if summary.quick:
         return ["**Quick form**: small data, few epochs, to see that everything works; no figure here means anything."]
     said = [f"Published figures: {text}." for kind in (PAPER, AUTHORS) if (text := source_of(name, kind))]
-    if any(row.preset == UNTUNED for section in summary.sections for row in section.rows):
+    if any(row.preset in SAID and row.lines for section in summary.sections for row in section.rows):
         said.append(
-            "† untuned: no preset was tuned for this system here; it ran with one set of customary values, so its "
-            "figure says little about the system."
+            "Settings called paper's grid (the preset `paper`) were tuned here, over the grid of the paper's "
+            "Appendix E; the paper's own figures stand under paper."
         )
     return [*said, *summary.experiment.notes]
 
@@ -193,47 +168,15 @@ def markdown(summary: Summary, *, level: int = 1, brief: bool = False) -> str:
         if brief and not section.lines:
             parts.append(f"**Not run** ({len(section.rows)} rows): {section.reason or 'not begun yet'}.")
             continue
-        parts.append(" ".join(filter(None, [protocol(section), section.data.note])))
-        shown = columns(section)
-        lines = [_md([heading for heading, _ in shown]), _md(["---"] * len(shown))]
-        lines += [_md([text(row) for _, text in shown]) for row in section.rows]
-        parts.append("\n".join(lines))
-        parts += [*verdict(section), *judged(summary.experiment.name, section)]
+        parts.append(" ".join(filter(None, [protocol(section), circumstances(section), section.data.note])))
+        if (visible := shown(section)).rows:
+            columned = columns(visible)
+            lines = [_md([heading for heading, _ in columned]), _md(["---"] * len(columned))]
+            lines += [_md([text(row) for _, text in columned]) for row in visible.rows]
+            parts.append("\n".join(lines))
+        parts += under(experiment.name, section)
     return "\n\n".join(parts) + "\n"
 
 
 def _md(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-
-def latex(summary: Summary) -> str:
-    """The same rows as LaTeX, one table a section; needs booktabs, and graphicx to bring all columns onto a page."""
-    blocks = [f"% {summary.experiment.title}: written by `difformer reproduce {summary.experiment.name}`"]
-    for section in summary.sections:
-        shown = columns(section)
-        rows = [" & ".join(tex(text(row)) for _, text in shown) + r" \\" for row in section.rows]
-        said = [protocol(section), *verdict(section), *judged(summary.experiment.name, section)]
-        blocks.append(
-            "\n".join(
-                [
-                    r"\begin{table}[t]\centering\small",
-                    rf"\caption{{{tex(summary.experiment.title)}: {tex(section.data.label)}. {tex(' '.join(said))}}}",
-                    r"\resizebox{\textwidth}{!}{%",
-                    rf"\begin{{tabular}}{{ll{'r' * (len(shown) - 2)}}}",
-                    r"\toprule",
-                    " & ".join(tex(heading) for heading, _ in shown) + r" \\",
-                    r"\midrule",
-                    *rows,
-                    r"\bottomrule",
-                    r"\end{tabular}}",
-                    r"\end{table}",
-                ]
-            )
-        )
-    return "\n\n".join(blocks) + "\n"
-
-
-def tex(text: str) -> str:
-    """Text as LaTeX takes it."""
-    plain = text.replace("**", "").replace("`", "'")
-    return "".join(_TEX.get(letter, letter) for letter in plain)

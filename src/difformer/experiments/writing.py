@@ -8,10 +8,11 @@ from pathlib import Path
 from difformer.atomic import write_whole
 from difformer.experiments.choosing import read_presets
 from difformer.experiments.drawing import save
+from difformer.experiments.latex import latex
 from difformer.experiments.ledger import Ledger
 from difformer.experiments.plan import Experiment
 from difformer.experiments.summary import Summary, summarise
-from difformer.experiments.tables import latex, markdown
+from difformer.experiments.tables import markdown
 
 
 def read_summary(experiment: Experiment, folder: Path, preset_folder: Path | None = None) -> Summary:

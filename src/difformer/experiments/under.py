@@ -1,0 +1,62 @@
+"""Which rows a table shows, and what stands under them: marks, devices, and what was not run.
+
+A system has its rows as soon as one of its runs was made or refused; the others are one sentence, with what is
+published of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from difformer.experiments.choosing import UNTUNED
+from difformer.experiments.devices import explained
+from difformer.experiments.goals import judged
+from difformer.experiments.published import Figure
+from difformer.experiments.shortfalls import behind
+from difformer.experiments.summary import NOT_YET, Section
+from difformer.experiments.verdicts import verdict
+
+DAGGER = (
+    "† untuned: it ran with one set of customary values, the same for all such rows, and nothing was chosen for it, so "
+    "its figure says little about what the system can do."
+)
+
+
+def shown(section: Section) -> Section:
+    """The section with the rows of systems that were run, or that could not be."""
+    if not section.lines and section.reason:
+        return replace(section, rows=())
+    there = {row.system.key for row in section.rows if row.lines or row.reason not in ("", NOT_YET)}
+    return replace(section, rows=tuple(row for row in section.rows if row.system.key in there))
+
+
+def not_run(section: Section) -> str:
+    """The systems without a row, each with its settings and what is published of it; empty where all have one."""
+    there = {row.system.key for row in shown(section).rows}
+    left = [row for row in section.rows if row.system.key not in there]
+    said = []
+    for key in dict.fromkeys(row.system.key for row in left):
+        own = [row for row in left if row.system.key == key]
+        figure = published(own[0].paper) if own[0].paper is not None else ""
+        about = [", ".join(row.settings for row in own), *([f"published {figure}"] if figure else [])]
+        said.append(f"{own[0].system.label} ({'; '.join(about)})")
+    return f"Not run yet: {', '.join(said)}." if said else ""
+
+
+def published(found: Figure | None) -> str:
+    """A published figure as its source prints it."""
+    if found is None:
+        return "–"
+    if found.mean is None:
+        return found.text
+    given = [value for value in (found.mean, found.deviation) if value is not None]
+    return " ± ".join(f"{value:.{found.digits}f}" for value in given)
+
+
+def under(experiment: str, section: Section) -> list[str]:
+    """Every sentence under a table, in order."""
+    rows = shown(section).rows
+    marks = [DAGGER] if any(row.preset == UNTUNED and row.values() for row in rows) else []
+    left = not_run(section)
+    said = [*marks, *explained(section), *([left] if left else [])]
+    return [*said, *verdict(section), *behind(experiment, section), *judged(experiment, section)]
