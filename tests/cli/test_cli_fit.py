@@ -41,6 +41,75 @@ def test_one_seed_has_no_deviation(call):
     assert all("accuracy" in one and "±" not in one for one in said), said
 
 
+def lend(monkeypatch, *presets):
+    """Real presets belong to data that are not here: these take their place."""
+    import difformer.experiments.presets as module
+
+    monkeypatch.setattr(module, "load_presets", lambda: presets)
+
+
+@pytest.mark.parametrize(
+    ("protocols", "words", "said"),
+    [
+        ((), (), "untuned: defaults of gcn, no preset for karate"),
+        ((None,), (), "untuned: defaults of gcn; presets tuned for karate: paper (add --preset paper)"),
+        (
+            ("random", "one-a-side"),
+            (),
+            "untuned: defaults of gcn; presets tuned for karate: best under protocol random, paper "
+            "(add --preset best --protocol random)",
+        ),
+        (("random",), ("--protocol", "random"), "untuned: defaults of gcn; presets tuned for karate: paper (add --pre"),
+    ],
+)
+def test_defaults_are_called_untuned_and_presets_named(call, monkeypatch, protocols, words, said):
+    from difformer.experiments.presets import Preset
+
+    names = ("best", "paper")[-len(protocols) :]
+    of_others = Preset("paper", "gat", "karate"), Preset("best", "gcn", "karate", variant="per_class=9")
+    lend(
+        monkeypatch,
+        *of_others,
+        *(Preset(n, "gcn", "karate", protocol=p) for n, p in zip(names, protocols, strict=False)),
+    )
+    monkeypatch.setattr("difformer.training.run.fit", lambda *_, **__: (_ for _ in ()).throw(ValueError("begun")))
+    answer = call("fit", "karate", "--model", "gcn", "--seeds", "1", *words)
+    assert next(line for line in answer.out.splitlines() if line.startswith("untuned")).startswith(said)
+    assert "untuned" not in call("fit", "karate", "--model", "gcn", *words, *QUICK).out
+    assert "untuned" not in call("fit", "karate", "--model", "gcn", *words, "--batch-size", "8").out
+    assert call("fit", "karate", "--model", "gcn", "--json", *words).out == ""
+
+
+def test_a_preset_is_said_with_its_command_and_kept(call, monkeypatch, tmp_path):
+    from difformer.experiments.presets import Preset, write_preset
+    from difformer.training import RunFolder
+
+    tuned = {"metric": "accuracy", "validation": 0.9, "trials": 16, "command": "difformer tune iris --model mlp"}
+    settings = {"epochs": 2, "hidden_channels": 4}
+    found = Preset("paper", "mlp", "iris", settings, source="a grid", seeds=1, **tuned)
+    lend(monkeypatch, found)
+    answer = call("fit", "iris", "--model", "mlp", "--preset", "paper", "--out", "run")
+    assert answer.code == 0, answer.err
+    assert "preset: paper (mlp on iris): a grid (validation accuracy 0.9, 16 trials)\n" in answer.out
+    assert "found by: difformer tune iris --model mlp\n" in answer.out
+    assert answer.out.endswith("settings: preset paper\nrun folder: run\n")
+    assert "untuned" not in answer.out
+    assert RunFolder.open("run").preset == "paper"
+    write_preset(found, "own.toml")
+    document = json.loads(call("fit", "iris", "--preset", "own.toml", "--out", "own", "--json").out)
+    assert document["preset"] == RunFolder.open("own").preset == "own.toml"
+    assert json.loads(call("fit", "iris", "--model", "mlp", *QUICK, "--seeds", "1", "--json").out)["preset"] is None
+    assert call("fit", "--resume", "own").out.endswith("settings: preset own.toml\nrun folder: own\n")
+
+
+def test_what_trains_nothing_says_so_where_a_training_is_set(call):
+    words = ("fit", "karate", "--model", "lp", "--seeds", "1", "--set", "alpha=0.5")
+    said = call(*words, "--set", "epochs=5", "--set", "learning_rate=0.1").out
+    assert "note: lp trains nothing, so epochs=5, learning_rate=0.1 changes nothing\n" in said
+    assert "trains nothing" not in call(*words).out
+    assert "trains nothing" not in call("fit", "karate", "--seeds", "1", *QUICK).out
+
+
 def test_json_is_all_there_is_on_stdout(call, tmp_path):
     answer = call("fit", "karate", "--seeds", "1,4", *QUICK, "--model", "gcn", "--json", "--out", "run")
     document = json.loads(answer.out)
@@ -107,6 +176,10 @@ def test_a_preset_of_the_package(call, monkeypatch):
         (["fit", "iris", "--set", "learning_rate=-1"], "learning_rate must be a number above 0"),
         (["fit", "iris", "--set", "epochs"], "NAME=VALUE"),
         (["fit", "iris", "--data", "per_clas=4"], "has no option 'per_clas'"),
+        (["fit", "iris", "--set", "edge_dim=4"], "unknown setting 'edge_dim'.* are outside of this package for now"),
+        (["fit", "iris", "--data", "edge-attr=x"], "no option 'edge_attr'.* are outside of this package for now"),
+        (["fit", "iris", "--protocol", "link-prediction"], "it has random; link prediction and edge features are out"),
+        (["fit", "iris", "--protocol", "linear"], "'linear'(?!.*outside)"),
         (["fit", "iris", "--data", "per_class"], "expected KEY=VALUE"),
         (["fit", "iris", "--preset", "best"], "there is no preset 'best' for difformer-s on iris"),
         (["fit", "iris", "--preset", "absent.toml"], "there is no file absent.toml"),

@@ -47,6 +47,15 @@ def test_every_verb_explains_itself_and_speaks_json(call, verb):
     assert "--json" in answer.out
 
 
+def test_fit_says_what_is_outside(call):
+    from difformer.cli.scope import OUTSIDE, outside
+
+    assert OUTSIDE in " ".join(call("fit", "--help").out.replace("│", " ").split()).replace("Link", "link")
+    asked = ("edge_dim=3", "edge-features", "edge_attr", "edge_attrs", "link", "link-prediction", "Link Prediction")
+    assert all(outside([word]) for word in asked)
+    assert not any(outside([word]) for word in ("edge_weight=1", "edges", "edge", "linear", "edge_columns"))
+
+
 def test_no_word_shows_help_and_a_wrong_one_says_so(call):
     assert "Usage: difformer" in call().out + call().err
     wrong = call("fitt")

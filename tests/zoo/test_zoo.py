@@ -214,6 +214,7 @@ def test_unknown_names_are_explained(name, options, complaint):
 def test_the_catalogue_is_complete():
     for info in zoo.MODELS.values():
         assert info.about.endswith((".", "…"))
+        assert info.trained == (info.name in TRAINED)
         assert set(info.kinds) <= set(ALL_KINDS)
         options = zoo.options_of(info.name)
         assert options["hidden_channels"] == 64

@@ -12,6 +12,7 @@ from typing import Any
 
 from difformer.cli.options import key_values
 from difformer.cli.output import shown
+from difformer.cli.scope import outside
 
 _TRUTH = {"true": True, "yes": True, "false": False, "no": False}
 _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "None": "none"}
@@ -30,7 +31,7 @@ def read_data_options(words: list[str] | None, dataset: str | None) -> dict[str,
     found: dict[str, Any] = {}
     for key, text in given.items():
         if key not in kinds:
-            raise ValueError(_unknown(key, dataset, defaults))
+            raise ValueError(_unknown(key, dataset, defaults) + outside([key]))
         found[key] = _value(key, text, kinds[key])
     return found
 

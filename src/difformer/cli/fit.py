@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from difformer.cli.describing import describe_request
 from difformer.cli.errors import resumable, verb
 from difformer.cli.options import (
     MODEL,
@@ -115,7 +116,8 @@ def fit(
     """Train a model, and report its metric as mean ± standard deviation over seeds.
 
     A data set by name, or your own files: `difformer fit --features x.csv --labels y.csv --edges e.csv`. The epoch that
-    is best on validation counts. Ctrl-C saves what is there; `difformer fit --resume RUN` goes on with it.
+    is best on validation counts. Ctrl-C saves what is there; `difformer fit --resume RUN` goes on with it. Link
+    prediction and edge features are outside of this package for now.
     """
     output = Output(as_json)
     if resume is not None:
@@ -149,7 +151,7 @@ def fit(
             _seeds(seeds, request),
             out=out,
             device=device,
-            described=_describe_request(request, {}),
+            described=describe_request(request, None),
             output=output,
             callbacks=[] if out is None else _tensorboard(out, tensorboard),
         )
@@ -172,7 +174,7 @@ def fit(
 
     task = source.load()
     task.check_finite()
-    said = [*describe_task(task), *_describe_request(request, source.options), *without_edges(task, request.config)]
+    said = [*describe_task(task), *describe_request(request, source), *without_edges(task, request.config)]
     if under_torchrun():
         if stacked or tensorboard:
             raise ValueError("--stacked and --tensorboard are for one process; leave them out under torchrun")
@@ -195,8 +197,9 @@ def fit(
             callbacks=callbacks,
             source=source,
             stacked=stacked,
+            preset=request.origin,
         )
-    report(summary, output, {"task": task.facts(), "config": request.config.to_dict()})
+    report(summary, output, {"task": task.facts(), "config": request.config.to_dict(), "preset": request.origin})
 
 
 def _resume(path: Path, device: str, tensorboard: bool, output: Output, parts: Path | None) -> None:
@@ -223,7 +226,7 @@ def _resume(path: Path, device: str, tensorboard: bool, output: Output, parts: P
     with resumable(path), _progress(output, folder.config, metric, max(1, len(waiting))) as shown:
         callbacks = [shown, *_tensorboard(path, tensorboard)]
         summary = resume(path, device=None if device == "auto" else device, callbacks=callbacks)
-    report(summary, output, {"config": folder.config.to_dict()})
+    report(summary, output, {"config": folder.config.to_dict(), "preset": folder.preset})
 
 
 def _progress(output: Output, config: TrainConfig, metric: str, runs: int) -> Progress:
@@ -257,19 +260,3 @@ def _seeds(text: str | None, request: Request) -> list[int]:
     if twice := [number for number in numbers if numbers.count(number) > 1]:
         raise ValueError(f"--seeds: {text!r} names seed {twice[0]} more than once; every run needs a seed of its own")
     return numbers
-
-
-def _describe_request(request: Request, options: Any) -> list[str]:
-    settings = ", ".join(f"{key}={value}" for key, value in request.settings.items()) or "defaults"
-    lines = [f"model: {request.config.model} ({settings})"]
-    preset = request.preset
-    if preset is not None:
-        lines.append(f"preset: {preset.describe()}")
-        lines += [f"note: {preset.note}"] if preset.note else []
-        if request.dataset is not None and preset.dataset != request.dataset:
-            lines.append(f"note: these settings were chosen on {preset.dataset}, not on {request.dataset}")
-        if preset.protocol is not None and options.get("protocol") != preset.protocol:
-            lines.append(
-                f"note: these settings belong to protocol {preset.protocol!r}; add --protocol {preset.protocol} for it"
-            )
-    return lines

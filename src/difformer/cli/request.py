@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from difformer.cli.dataoptions import read_data_options
+from difformer.cli.scope import outside
 from difformer.cli.wording import as_typed
 
 if TYPE_CHECKING:
@@ -28,12 +29,14 @@ class Request:
         config: The complete configuration.
         preset: The preset, where one was named.
         dataset: The data set by its name; None for own files.
+        origin: The preset as it was named: its name, or the path of its file.
     """
 
     settings: dict[str, Any]
     config: TrainConfig
     preset: Preset | None = None
     dataset: str | None = None
+    origin: str | None = None
 
 
 def read_source(
@@ -68,7 +71,9 @@ def read_source(
     if dataset is not None:
         from difformer.data.catalogue import entry
 
-        name = entry(dataset).name
+        name, known = entry(dataset).name, entry(dataset).protocols
+        if protocol is not None and protocol not in known and (beyond := outside([protocol])):
+            raise ValueError(f"--protocol: {name} has no protocol {protocol!r}; it has {', '.join(known)}{beyond}")
         options = read_data_options(data, name)
         if protocol is not None and options.setdefault("protocol", protocol) != protocol:
             raise ValueError(f"--protocol says {protocol!r}, but --data says protocol={options['protocol']}")
@@ -110,7 +115,7 @@ def read_request(
     chosen = model or (found.model if found is not None else DEFAULT_MODEL)
     words = [*(settings or ()), *([] if batch_size is None else [f"batch_size={batch_size}"])]
     merged = {**(found.settings if found is not None else {}), **read_settings(words, chosen)}
-    return Request(merged, make_config(chosen, merged), found, dataset)
+    return Request(merged, make_config(chosen, merged), found, dataset, preset)
 
 
 def read_settings(words: list[str], model: str) -> dict[str, Any]:
@@ -121,7 +126,10 @@ def read_settings(words: list[str], model: str) -> dict[str, Any]:
     """
     from difformer.training.config import parse_settings
 
-    fields, options = parse_settings(words, model)
+    try:
+        fields, options = parse_settings(words, model)
+    except ValueError as error:
+        raise ValueError(f"{error}{outside(words)}") from error
     return {**fields, **options}
 
 

@@ -30,6 +30,8 @@ def report(summary: Summary, output: Output, about: Mapping[str, Any]) -> None:
         right=["seed", "best epoch", "train", "valid", "test", "time"],
     )
     output.say(headline(summary))
+    if about.get("preset"):
+        output.say(f"settings: preset {about['preset']}")
     if summary.folder is not None:
         output.say(f"run folder: {summary.folder}")
 

@@ -25,6 +25,7 @@ SYSTEMS: tuple[ModelInfo, ...] = (
         coupling="1/√(dᵢdⱼ) on edges",
         energy="||Y - Y_k - η Y_0||² + λ Σ_E s_ij ||y_i - y_j||²",
         cost="E C",
+        trained=False,
     ),
     ModelInfo(
         "manireg",
@@ -47,5 +48,6 @@ SYSTEMS: tuple[ModelInfo, ...] = (
         coupling="D^-½ W D^-½ of neighbours",
         energy=QUADRATIC,
         cost="N k",
+        trained=False,
     ),
 )

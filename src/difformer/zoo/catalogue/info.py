@@ -25,6 +25,7 @@ class ModelInfo:
         cost: Operations of one layer, with N nodes, E edges and d channels.
         fixed: Options that make the model what it is and cannot be set.
         stackable: Whether runs of it can be trained as one with a leading axis.
+        trained: Whether it has parameters; one that has none is computed once and heeds no setting of a training.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ModelInfo:
     cost: str = ""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     stackable: bool = False
+    trained: bool = True
 
 
 # Energies that several systems descend, as the paper writes them.
