@@ -13,6 +13,8 @@ from difformer.experiments.drawing import QUICK, head, legend_below, panels, pyp
 from difformer.experiments.figures import dots
 from difformer.experiments.summary import summarise
 
+BARS = "bars: ± standard deviation over seeds and splits"
+
 
 def inside(fig, artist):
     fig.canvas.draw()
@@ -48,7 +50,7 @@ def test_dots_of_one_small_panel():
     fig = dots(summarise(SMALL, lines, (), quick=False), None)
     assert inside(fig, fig.legends[0])
     assert {text.get_text() for text in fig.legends[0].get_texts()} == {
-        "ours", "rival", "attention off", "hollow: not tuned",
+        "ours", "rival", "attention off", "hollow: not tuned", BARS,
     }  # fmt: skip
     pyplot().close(fig)
 
@@ -64,7 +66,7 @@ def test_a_legend_names_lines_that_the_first_panel_lacks():
     depth = find("depth")
     lines = [line(system, 0, 0.5, data="cora") for system in ("K2-t0.1", "K2-t0.5-source")]
     fig = draw_depth(summarise(depth, lines, (), quick=False), None)
-    assert [text.get_text() for text in fig.legends[0].get_texts()] == ["τ = 0.1", "τ = 0.5"]
+    assert [text.get_text() for text in fig.legends[0].get_texts()] == ["τ = 0.1", "τ = 0.5", BARS]
     pyplot().close(fig)
 
 

@@ -9,7 +9,7 @@ from difformer.experiments.plan import Data, Experiment, System
 from difformer.experiments.systems import OFF
 
 if TYPE_CHECKING:
-    from difformer.experiments.summary import Summary
+    from difformer.experiments.summary import Row, Summary
 
 PAPER = (5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
 SMALLER = (500, 1_000, 2_000, 5_000, 10_000)
@@ -63,27 +63,45 @@ EXPERIMENT = Experiment(
 
 
 def draw(summary: Summary, folder: Path) -> Any:
-    """Accuracy above, memory below; the whole graph at the right end."""
-    from difformer.experiments.drawing import BLUE, ORANGE, empty, head, panels
+    """Accuracy on the left, memory on the right, over the size of batches; the whole graph at the right end."""
+    from difformer.experiments.drawing import BLUE, ORANGE, ROLES, bars, empty, few, head, legend_below, panels, pyplot
     from difformer.experiments.summary import is_percent
 
-    shown = [section for section in summary.sections if any(row.system.role == "ours" for row in section.rows)]
-    shown = [section for section in shown if section.lines]
+    shown = [section for section in summary.sections if any(row.values() for row in section.rows)]
     if not shown:
         return empty(f"{summary.experiment.title}: nothing was run yet")
-    fig, axes = panels(2 * len(shown), width=4.2, height=2.4, across=2)
+    fig, axes = panels(2 * len(shown), width=4.2, height=2.8, across=2)
+    colour, shape = ROLES["off"]
     for place, section in enumerate(shown):
-        rows = [row for row in section.rows if row.system.role == "ours" and row.values()]
-        names = [f"{row.system.settings['batch_size'] or 'whole'}" for row in rows]
         accuracy, memory = axes[2 * place : 2 * place + 2]
-        factor = 100 if rows and is_percent(rows[0].metric) else 1
-        means = [factor * (row.mean() or 0.0) for row in rows]
-        spread = [factor * row.deviation() for row in rows]
-        accuracy.errorbar(names, means, yerr=spread, fmt="o-", color=BLUE, capsize=2)
+        for role, line, point, dashed in (("ours", BLUE, "o-", "s--"), ("off", colour, shape, shape)):
+            rows = [row for row in section.rows if row.system.role == role and row.values()]
+            sizes = [_size(row) for row in rows]
+            factor = 100 if rows and is_percent(rows[0].metric) else 1
+            means, spread = [factor * (row.mean() or 0.0) for row in rows], [factor * row.deviation() for row in rows]
+            accuracy.errorbar(sizes, means, yerr=spread, fmt=point, color=line, capsize=2)
+            for row, size, mean in zip(rows, sizes, means, strict=True):
+                said = few(row).removeprefix(", ")
+                accuracy.annotate(said, (size, mean), (4, 4), textcoords="offset points", fontsize=7)
+            peaks = [(row.median("peak_memory") or 0.0) / 1e6 for row in rows]
+            memory.plot(sizes, peaks, dashed, color=ORANGE if role == "ours" else colour)
         accuracy.set(xlabel="nodes a batch", ylabel="test accuracy in %")
         accuracy.set_title(f"{section.data.label}; {section.counted}", loc="left")
-        memory.plot(names, [(row.median("peak_memory") or 0.0) / 1e6 for row in rows], "s--", color=ORANGE)
         memory.set(xlabel="nodes a batch", ylabel="peak of memory in MB", ylim=(0, None))
-        memory.set_title(section.lines[0]["device"], loc="left")
+        memory.set_title(" / ".join(dict.fromkeys(str(one["device"]) for one in section.lines)), loc="left")
+    mark = pyplot().Line2D
+    marks = [mark([], [], color=BLUE, marker="o", label="DIFFormer-s, score")]
+    marks.append(mark([], [], color=ORANGE, marker="s", ls="--", label="DIFFormer-s, memory"))
+    if any(row.system.role == "off" and row.values() for section in shown for row in section.rows):
+        marks.append(mark([], [], color=colour, marker=shape, ls="", label="attention off"))
+    if any(len(row.values()) > 1 for section in shown for row in section.rows):
+        marks.append(bars())
+    legend_below(fig, marks)
     head(fig, summary)
     return fig
+
+
+def _size(row: Row) -> str:
+    """Nodes of a batch, as a row's system says or as its settings did."""
+    ran = row.lines[0].get("settings", {})
+    return str({**ran, **row.system.settings}.get("batch_size") or "whole")

@@ -116,20 +116,35 @@ def _seconds(row: Row) -> str:
 
 def draw(summary: Summary, folder: Path) -> Any:
     """Bars of seconds and of megabytes, a panel each a data set."""
-    from difformer.experiments.drawing import ROLES, empty, head, panels
+    from difformer.experiments.drawing import empty, head, panels
 
-    shown = [section for section in summary.sections if section.lines and section.data.mode == "cost"]
+    shown = measured(summary)
     if not shown:
         return empty(f"{summary.experiment.title}: nothing was run yet")
     fig, axes = panels(2 * len(shown), width=3.8, height=2.2, across=2)
-    for place, section in enumerate(shown):
-        rows = [row for row in section.rows if row.lines][::-1]
-        names, colours = [row.system.label for row in rows], [ROLES[row.system.role][0] for row in rows]
+    cost_panels(axes, shown)
+    head(fig, summary)
+    return fig
+
+
+def measured(summary: Summary) -> list[Section]:
+    """Sections with a cost to draw."""
+    return [section for section in summary.sections if section.lines and section.data.mode == "cost"]
+
+
+def cost_panels(axes: Sequence[Any], sections: Sequence[Section]) -> None:
+    """Two panels a section, time and memory; devices have letters where there are several."""
+    from difformer.experiments.devices import letters, of_row
+    from difformer.experiments.drawing import ROLES, few
+
+    for place, section in enumerate(sections):
+        rows, known = [row for row in section.rows if row.lines][::-1], letters(section)
+        names = [f"{row.system.label}{few(row, 'epoch_seconds')} {of_row(row, known)}".rstrip() for row in rows]
+        colours = [ROLES[row.system.role][0] for row in rows]
+        where = "; ".join(f"{letter} {device}" for device, letter in known.items()) or section.lines[0]["device"]
         time, memory = axes[2 * place : 2 * place + 2]
         time.barh(names, [1000 * (row.mean("epoch_seconds") or 0) for row in rows], color=colours)
         time.set_xlabel("milliseconds an epoch")
-        time.set_title(f"{section.data.label}\n{section.lines[0]['device']}; {section.counted}", loc="left", fontsize=8)
+        time.set_title(f"{section.data.label}\n{where}; {section.counted}", loc="left", fontsize=8)
         memory.barh(names, [(row.median("peak_memory") or 0) / 1e6 for row in rows], color=colours)
         memory.set_xlabel("peak of memory in MB")
-    head(fig, summary)
-    return fig

@@ -52,7 +52,7 @@ EXPERIMENT = Experiment(
 
 def draw(summary: Summary, folder: Path) -> Any:
     """Accuracy against depth: a line a step size, without source left, with source right, a row a data set."""
-    from difformer.experiments.drawing import empty, head, legend_below, panels
+    from difformer.experiments.drawing import bars, empty, head, legend_below, panels
 
     shown = [section for section in summary.sections if section.lines]
     if not shown:
@@ -63,7 +63,7 @@ def draw(summary: Summary, folder: Path) -> Any:
             _panel(ax, section, source)
     # Of every panel: the first one may lack a line that another has.
     marks = {label: mark for ax in axes for mark, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    legend_below(fig, list(marks.values()))
+    legend_below(fig, [*marks.values(), bars()])
     head(fig, summary)
     return fig
 

@@ -65,7 +65,7 @@ def explained(section: Section) -> list[str]:
         said.append(f"Seconds and megabytes of different devices cannot be compared with each other: {named}.")
     if any(line.get("stacked", 1) > 1 for line in section.lines):
         said.append(
-            f"{SHARE} runs that were trained as one stack: an equal share of its time and memory each, not what one run "
-            f"takes alone."
+            f"{SHARE} runs that were trained as one stack: an equal share of its time and memory each, not what one "
+            f"run takes alone."
         )
     return said

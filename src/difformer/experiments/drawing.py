@@ -15,7 +15,7 @@ from difformer.atomic import write_whole
 from difformer.data.errors import require
 
 if TYPE_CHECKING:
-    from difformer.experiments.summary import Summary
+    from difformer.experiments.summary import Row, Summary
 
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
 SKY, YELLOW, BLACK, GREY = "#56B4E9", "#F0E442", "#000000", "#767676"
@@ -96,6 +96,18 @@ def legend_below(fig: Any, handles: Sequence[Any]) -> None:
         if columns == 1 or legend.get_window_extent(fig.canvas.get_renderer()).width <= fig.bbox.width:
             return
         legend.remove()
+
+
+def bars() -> Any:
+    """What error bars are, for a legend."""
+    said = "bars: ± standard deviation over seeds and splits"
+    return pyplot().Line2D([], [], color=GREY, marker="|", ms=6, lw=1.1, label=said)
+
+
+def few(row: Row, what: str = "test") -> str:
+    """How many runs a row has where the protocol asks for more, as it stands behind a name."""
+    count = len(row.values(what))
+    return "" if count >= row.data.seeds else f", {count} of {row.data.seeds} runs"
 
 
 def save(fig: Any, folder: Path, name: str = "figure") -> list[Path]:

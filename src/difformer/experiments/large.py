@@ -104,9 +104,23 @@ EXPERIMENT = Experiment(
 
 
 def draw(summary: Summary, folder: Path) -> Any:
-    """Scores where there are any, else cost."""
+    """Scores, and under them cost, two panels a section."""
+    from difformer.experiments.costs import cost_panels, measured
     from difformer.experiments.costs import draw as draw_cost
-    from difformer.experiments.figures import dots
+    from difformer.experiments.drawing import head, panels
+    from difformer.experiments.figures import dots, score_panels, scored, size
 
-    scored = any(section.lines and section.data.mode == "score" for section in summary.sections)
-    return dots(summary, folder) if scored else draw_cost(summary, folder)
+    scores, costs = scored(summary), measured(summary)
+    if not costs:
+        return dots(summary, folder)
+    if not scores:
+        return draw_cost(summary, folder)
+    width, height = size(scores)
+    begun = len(scores) + len(scores) % 2  # cost begins with a row of its own
+    fig, axes = panels(begun + 2 * len(costs), width=width, height=height, across=2)
+    for spare in axes[len(scores) : begun]:
+        spare.set_axis_off()
+    score_panels(fig, axes[: len(scores)], scores, summary)
+    cost_panels(axes[begun:], costs)
+    head(fig, summary)
+    return fig

@@ -59,7 +59,7 @@ _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 def draw(summary: Summary, folder: Path) -> Any:
     """A row a data set and system, a panel a layer or snapshot."""
-    from difformer.experiments.drawing import empty, head, panels
+    from difformer.experiments.drawing import empty, head, legend_below, panels
 
     pictures = [
         (f"{section.data.label}, {row.system.label}, seed {line['seed']}", picture)
@@ -82,13 +82,36 @@ def draw(summary: Summary, folder: Path) -> Any:
             drawn = _panel(ax, panel, f"{fill(title, 42)}\n{panel['title']}", (min(seen), max(seen)) if seen else None)
         if drawn is not None:
             fig.colorbar(drawn, ax=row[len(picture) - 1], label="target", shrink=0.8)
+    legend_below(fig, _marks([panel for _, picture in pictures for panel in picture]))
     head(fig, summary)
     return fig
 
 
+def _marks(shown: list[Any]) -> list[Any]:
+    """What points and lines of these panels are, for a legend."""
+    from difformer.experiments.drawing import GREY, pyplot
+
+    line = pyplot().Line2D
+    classes = sorted({number for panel in shown if panel["values"] is None for number in panel["classes"] or ()})
+    marks = [line([], [], ls="", label=f"class {number}", **_look(number)) for number in classes]
+    if any(panel["values"] is not None for panel in shown):
+        marks.append(line([], [], ls="", marker="o", mec="black", mfc="white", label="a node, coloured by its target"))
+    if any(panel["pairs"] for panel in shown):
+        said = "a pair with the largest attention, the darker the larger"
+        marks.append(line([], [], color=GREY, lw=1.0, label=said))
+    return marks
+
+
+def _look(number: int) -> dict[str, str]:
+    """Colour and marker of a class."""
+    from difformer.experiments.drawing import CYCLE
+
+    return {"color": CYCLE[number % len(CYCLE)], "marker": _MARKS[number % len(_MARKS)]}
+
+
 def _panel(ax: Any, panel: Any, title: str, values: tuple[float, float] | None) -> Any:
     """States as points, pairs as lines; gives the points where their colour is a number."""
-    from difformer.experiments.drawing import CYCLE, GREY
+    from difformer.experiments.drawing import GREY
     from difformer.report.projection import GRID
 
     x, y = panel["x"], panel["y"]
@@ -100,8 +123,7 @@ def _panel(ax: Any, panel: Any, title: str, values: tuple[float, float] | None) 
     if values is None:
         for number in sorted(set(panel["classes"])):
             chosen = [i for i, one in enumerate(panel["classes"]) if one == number]
-            colour, mark = CYCLE[number % len(CYCLE)], _MARKS[number % len(_MARKS)]
-            ax.scatter([x[i] for i in chosen], [y[i] for i in chosen], s=11, c=colour, marker=mark, lw=0, zorder=2)
+            ax.scatter([x[i] for i in chosen], [y[i] for i in chosen], s=11, lw=0, zorder=2, **_look(number))
     else:
         low, high = values
         drawn = ax.scatter(
