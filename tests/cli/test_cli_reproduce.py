@@ -37,7 +37,7 @@ def test_a_quick_run_its_files_and_its_second_call(call, tmp_path):
     first = call("reproduce", "unobserved", "--quick", "--seeds", "1", "--models", "mlp,difformer-s", "--device", "cpu")
     assert first.code == 0, first.err
     assert "2 runs made, 0 were there, 0 left" in first.out
-    folder = tmp_path / "results" / "unobserved"
+    folder = tmp_path / "results-quick" / "unobserved"
     assert {path.name for path in folder.iterdir()} >= {
         "runs.jsonl",
         "table.md",
@@ -49,8 +49,19 @@ def test_a_quick_run_its_files_and_its_second_call(call, tmp_path):
     said = json.loads(again.out)
     assert (said["made"], said["there"]) == (0, 1)
     (folder / "table.md").unlink()
-    assert call("reproduce", "unobserved", "--table-only").code == 0
+    assert "there are no runs in results/unobserved" in call("reproduce", "unobserved", "--table-only").err
+    table = call("reproduce", "unobserved", "--quick", "--seeds", "2", "--models", "mlp,difformer-s", "--table-only")
+    assert table.code == 0
+    assert "0 runs made, 2 were there, 2 left" in table.out
     assert "DIFFormer-s" in (folder / "table.md").read_text()
+
+
+def test_tables_of_no_runs_are_refused(call, tmp_path):
+    answer = call("reproduce", "citation", "--table-only", "--out", "elsewhere")
+    assert answer.code == 2
+    assert "--table-only: there are no runs in elsewhere/citation" in answer.err
+    assert not (tmp_path / "elsewhere").exists()
+    assert "--models: citation has no 'gatt'" in call("reproduce", "citation", "--quick", "--models", "gatt").err
 
 
 def test_absent_data_are_said_and_no_error(call, tmp_path, monkeypatch):
@@ -60,6 +71,11 @@ def test_absent_data_are_said_and_no_error(call, tmp_path, monkeypatch):
     assert answer.code == 0
     assert "data not here" in answer.err
     assert "data not here" in (tmp_path / "results" / "particles" / "table.md").read_text()
+    words = ("--datasets", "actstrack", "--models", "mlp", "--seeds", "3", "--table-only", "--json")
+    said = json.loads(call("reproduce", "particles", *words).out)
+    sections = {one["data"] for one in said["failed"] if one["reason"].startswith("data not here")}
+    assert "actstrack" in sections
+    assert (said["there"], said["left"]) == (0, 3 * len(sections))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +98,7 @@ def test_what_is_wrong_is_said(call, words, complaint):
 
 def test_the_page_of_results(call, tmp_path):
     call("reproduce", "depth", "--quick", "--models", "K2-t0.5", "--device", "cpu")
-    assert call("reproduce", "--results", "RESULTS.md").code == 0
+    assert call("reproduce", "--quick", "--results", "RESULTS.md").code == 0
     assert "only the quick form" in (tmp_path / "RESULTS.md").read_text()
 
 
@@ -93,7 +109,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(environment, tmp_path):
         [sys.executable, "-m", "difformer", *words], cwd=tmp_path, env={**environment, "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    path = tmp_path / "results" / "citation" / "runs.jsonl"
+    path = tmp_path / "results-quick" / "citation" / "runs.jsonl"
     deadline = time.monotonic() + 120
     while (
         time.monotonic() < deadline and process.poll() is None and not (path.is_file() and path.stat().st_size > 5000)

@@ -28,7 +28,13 @@ def reproduce(
     seeds: Annotated[
         int | None, typer.Option(help="Seeds of every cell; what the protocol says by default.", show_default=False)
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of results; those of NAME go into OUT/NAME.")] = Path("results"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of results; those of NAME go into OUT/NAME. results by default, results-quick with --quick.",
+            show_default=False,
+        ),
+    ] = None,
     device: Device = "auto",
     models: Annotated[
         list[str] | None,
@@ -67,6 +73,7 @@ def reproduce(
     from difformer.experiments.catalogue import MODULES, experiments, find
 
     output = Output(as_json)
+    out = out or Path("results-quick" if quick else "results")
     if show_list:
         found = experiments()
         output.json([{"name": one.name, "about": one.about, "source": one.source} for one in found])
@@ -82,8 +89,9 @@ def reproduce(
     if name is None:
         raise ValueError(f"NAME is missing: one of {', '.join(MODULES)}; `difformer reproduce --list` explains them")
     experiment = find(name)
-    from difformer.experiments.asking import Outcome, Request, as_dict
+    from difformer.experiments.asking import Request, as_dict, seen
     from difformer.experiments.drawing import pyplot
+    from difformer.experiments.ledger import Ledger
     from difformer.experiments.running import run
     from difformer.experiments.writing import read_summary, write_files
 
@@ -100,8 +108,15 @@ def reproduce(
         retry=retry,
     )
     folder = out / experiment.name
-    outcome = Outcome() if table_only else run(experiment, folder, request, output.remark)
-    files = write_files(read_summary(experiment, folder, presets), folder)
+    if table_only and not Ledger(folder).read():
+        raise ValueError(
+            f"--table-only: there are no runs in {folder}, so there is nothing to write; make some with `difformer "
+            f"reproduce {name}`, or name their folder with --out (results-quick is that of --quick)"
+        )
+    outcome = None if table_only else run(experiment, folder, request, output.remark)
+    summary = read_summary(experiment, folder, presets)
+    outcome = outcome or seen(summary, request)
+    files = write_files(summary, folder)
     output.json({"experiment": name, **as_dict(outcome), "files": [str(path) for path in files]})
     output.say(_said(outcome))
     for path in files:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from difformer.experiments.choosing import NO_TRAINING, Cell, cells, check_names, read_presets
 from difformer.experiments.plan import Experiment, selected_data, selected_systems
+
+if TYPE_CHECKING:
+    from difformer.experiments.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,32 @@ def wanted_cells(experiment: Experiment, request: Request) -> list[Cell]:
     wanted = [c for c in chosen if not request.presets or c.choice.name in (*request.presets, NO_TRAINING)]
     _check_some(experiment, request, chosen, wanted)
     return wanted
+
+
+def seen(summary: Summary, request: Request) -> Outcome:
+    """What there is where nothing is run: runs that the tables show, and what a call without --table-only would make.
+
+    Raises:
+        ValueError: As `wanted_cells` does.
+    """
+    from difformer.experiments.performing import settings_id
+    from difformer.experiments.summary import NOT_YET
+
+    outcome = Outcome(there=summary.made)
+    rows = {(row.data.key, row.system.key, row.preset): row for section in summary.sections for row in section.rows}
+    absent = {section.data.key: section.reason for section in summary.sections if section.reason}
+    for cell in wanted_cells(summary.experiment, replace(request, quick=summary.quick)):
+        row, count = rows[cell.key], request.seeds or cell.data.seeds
+        # Runs of a preset that has changed since are shown until those of the new one are made.
+        done = {line["seed"] for line in row.lines if line["settings_id"] == settings_id(cell) and line["seed"] < count}
+        missing = count - len(done)
+        if cell.data.key in absent:
+            outcome.failed[(cell.data.key, "", "")] = absent[cell.data.key]
+        elif missing and row.reason not in ("", NOT_YET):
+            outcome.failed[cell.key] = row.reason
+            continue
+        outcome.left += missing
+    return outcome
 
 
 def _check_some(experiment: Experiment, request: Request, chosen: Sequence[Cell], wanted: Sequence[Cell]) -> None:
