@@ -72,17 +72,44 @@ def test_module_and_version(tmp_path):
     assert said.stdout == f"difformer {difformer.__version__}\n"
 
 
-def test_datasets_are_listed_without_torch(environment, tmp_path):
+@pytest.mark.parametrize(("verb", "words"), [("datasets", ("cora", "1,797")), ("models", ("difformer-s", "E₂ pairs"))])
+def test_lists_need_no_torch(environment, tmp_path, verb, words):
     code = (
         "import sys; from difformer.cli import main\n"
-        "try: main(['datasets'])\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
+        f"try: main(['{verb}'])\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
     )
     said = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, env=environment
     ).stdout
     assert said.strip().endswith("False")
-    assert "cora" in said
-    assert "1,797" in said
+    assert all(word in said for word in words)
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160, 220])
+def test_systems_are_listed_with_coupling_energy_and_cost_at_any_width(width):
+    from io import StringIO
+
+    from rich.cells import cell_len
+    from rich.console import Console
+
+    from difformer.cli.systems import listing
+    from difformer.zoo.catalogue import MODELS
+
+    console = Console(width=width, file=StringIO())
+    console.print(listing(MODELS.values(), width))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(cell_len, lines)) <= width
+    names = [line.split()[0] for line in lines if line.split() and line[1] != " "]
+    assert [name for name in names if name in MODELS] == list(MODELS)  # no name is broken
+    text = "\n".join(lines)
+    assert MODELS["gcn"].energy in text  # in one piece
+    assert ("Graph convolution: neighbours averaged" in " ".join(text.split())) == (width >= 200)
+    for info in (MODELS[name] for name in ("gcn", "sgc", "difformer-a", "graphheat")):
+        start = next(place for place, line in enumerate(lines) if line.split()[:1] == [info.name])
+        shown = " ".join(" ".join(lines[start : start + 3]).split())
+        assert all(part in shown for part in (info.coupling, info.energy.split(" + ")[0], info.cost))
+    start = next(place for place, line in enumerate(lines) if line.split()[:1] == ["h2gcn"])
+    assert "–" in "".join(lines[start : start + 3])
 
 
 def test_datasets_as_json(call):
@@ -107,6 +134,7 @@ def test_models_are_listed_and_explained(call):
     assert "None of them predicts links" in listed
     assert {"mlp", "gcn"} <= {entry["name"] for entry in json.loads(call("models", "--json").out)}
     one = call("models", "difformer-s")
+    assert "N nodes, E edges, E₂ pairs at two hops, d channels, C classes" in listed
     assert "graph_weight" in one.out
     assert "learning_rate" in one.out
     assert "public-code" in one.out
@@ -114,6 +142,25 @@ def test_models_are_listed_and_explained(call):
     assert "did you mean 'mlp'" in call("models", "mpl").err
     assert "unknown model 'dif'; did you mean 'difformer-s'? So begin also difformer-a, " in call("models", "dif").err
     assert "did you mean 'gcn'" in call("models", "GCN").err
+
+
+def test_presets_are_listed_with_their_score_and_shown_in_full(call):
+    from difformer.experiments.presets import find_preset
+
+    preset = find_preset("paper", model="gat", dataset="cora")
+    listed = call("models", "gat").out
+    row = next(line.split() for line in listed.splitlines() if line.split()[:2] == ["cora", "paper"])
+    assert row[2:6] == [preset.protocol, preset.metric, f"{preset.validation:.4g}", str(preset.trials)]
+    assert "`difformer models gat --presets` shows their values" in listed
+    full = call("models", "gat", "--presets").out
+    assert f"  found by: {preset.command}\n" in full
+    assert f"  validation: {preset.metric} {preset.validation:.4g}, {preset.trials} trials\n" in full
+    assert f"learning_rate={preset.settings['learning_rate']}" in full
+    assert "There is no preset for it" in call("models", "diffusion-gaussian").out
+    assert "There is no preset for diffusion-gaussian" in call("models", "diffusion-gaussian", "--presets").out
+    refused = call("models", "--presets")
+    assert refused.code == 2
+    assert "difformer models NAME --presets" in refused.err
 
 
 def test_a_reader_that_goes_away_is_no_error(environment, tmp_path):

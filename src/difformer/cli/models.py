@@ -11,6 +11,8 @@ from difformer.cli.docstrings import meanings
 from difformer.cli.errors import verb
 from difformer.cli.options import Json
 from difformer.cli.output import Output, shown
+from difformer.cli.presets import describe_presets, list_presets
+from difformer.cli.systems import KEY, listing
 
 
 @verb
@@ -19,25 +21,32 @@ def models(
         str | None,
         typer.Argument(help="One model, to see its settings and presets.", show_default=False),
     ] = None,
+    presets: Annotated[
+        bool, typer.Option("--presets", help="Of one model: every preset with its values and the command it is from.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the models: what each does, what it diffuses over, what a layer costs; of one its settings and presets."""
+    """List the models: what each diffuses over, the energy it descends, what a layer costs; of one all there is.
+
+    `difformer models NAME` shows settings with their meaning and defaults, and presets.
+    """
     from difformer.zoo.catalogue import MODELS
 
     output = Output(as_json)
+    if presets and name is None:
+        raise ValueError("--presets: name the model whose presets are meant: difformer models NAME --presets")
     if name is not None:
-        _one(name, output)
+        _one(name, output, in_full=presets)
         return
     output.json([{**asdict(info), "fixed": dict(info.fixed)} for info in MODELS.values()])
-    output.table(
-        ["name", "group", "tasks", "cost a layer", "about"],
-        [[info.name, info.group, ", ".join(info.kinds), info.cost, info.about] for info in MODELS.values()],
-    )
-    output.say("`difformer models NAME` shows its settings; `difformer fit DATASET --model NAME` trains it.")
+    output.show(listing(MODELS.values(), output.out.width))
+    output.show(KEY)
+    output.say("`difformer models NAME` says what it does and shows its settings and presets;")
+    output.say("`difformer fit DATASET --model NAME` trains it.")
     output.say("None of them predicts links or reads features of edges (weights of edges are read).")
 
 
-def _one(name: str, output: Output) -> None:
+def _one(name: str, output: Output, *, in_full: bool) -> None:
     from difformer.experiments.presets import load_presets
     from difformer.training.config import TrainConfig
     from difformer.zoo.registry import find, model_class, options_of
@@ -59,6 +68,9 @@ def _one(name: str, output: Output) -> None:
             "presets": [preset.to_dict() for preset in presets],
         }
     )
+    if in_full:
+        describe_presets(name, presets, output)
+        return
     facts = {
         "name": info.name,
         "about": info.about,
@@ -80,8 +92,4 @@ def _one(name: str, output: Output) -> None:
             ["setting", "default", "meaning"],
             [[key, shown(value), explained.get(key, "")] for key, value in values.items()],
         )
-    if presets:
-        output.say("presets (`--preset NAME`):")
-        output.table(["data set", "preset", "source"], [[p.dataset, p.name, p.source] for p in presets])
-    else:
-        output.say("There is no preset for it; `difformer tune` finds settings and writes one.")
+    list_presets(name, presets, output)

@@ -50,6 +50,11 @@ class Output:
         if not self.as_json:
             self.out.print(make_table(headings, rows, right=right))
 
+    def show(self, what: Table | str) -> None:
+        """A table that was made elsewhere, or a paragraph, in lines that fit; nothing with ``--json``."""
+        if not self.as_json:
+            self.out.print(what, markup=False)
+
     def json(self, document: Any) -> None:
         """The document; nothing without ``--json``."""
         if self.as_json:
