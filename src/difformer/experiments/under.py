@@ -17,8 +17,8 @@ from difformer.experiments.summary import NOT_YET, Section
 from difformer.experiments.verdicts import verdict
 
 DAGGER = (
-    "† untuned: it ran with one set of customary values, the same for all such rows, and nothing was chosen for it, so "
-    "its figure says little about what the system can do."
+    "† untuned: it ran with one set of customary values, the same for all such rows, and nothing was chosen for it; "
+    "tuned, it may do better."
 )
 
 
