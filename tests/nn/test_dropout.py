@@ -94,9 +94,24 @@ def test_runs_trained_as_one_have_their_own_masks(rates, views, monkeypatch):
         with dropout_key(seed, 2) as place:
             alone = x[run]
             for _ in range(2):
-                alone = dropout(alone, p, True) if p else alone
-        assert place.site == (2 if p else 0)
+                alone = dropout(alone, p, True)
+        assert place.site == 2
         torch.testing.assert_close(together[run], alone)
+
+
+def test_a_rate_of_zero_leaves_the_next_mask_as_it_is_beside_other_rates():
+    x = torch.ones(20, 9)
+    key = dropout_keys([4], [2])[0, 0]
+
+    def both(p):
+        with dropout_key(key):
+            return dropout(dropout(x, p, True), 0.5, True)
+
+    together = torch.vmap(both)(torch.tensor([0.0, 0.3]))
+    assert torch.equal(together[0], both(0.0))
+    with dropout_key(key) as place:
+        assert dropout(x, 0.0, False) is x
+        assert place.site == 0  # in evaluation there is none
 
 
 def test_both_ways_to_a_mask_agree():

@@ -113,7 +113,11 @@ def dropout_key(seed: int | Tensor, step: int = 0, *, rows: Tensor | None = None
 
 def dropout(x: Tensor, p: float | Tensor, training: bool) -> Tensor:
     """Dropout whose rate may be a tensor, as it is when runs of different rates are trained as one."""
-    if not training or (not isinstance(p, Tensor) and p < 2**-17):  # a hash of 16 bits drops nothing then
+    if not training:
+        return x
+    if not isinstance(p, Tensor) and p < 2**-17:  # a hash of 16 bits drops nothing then
+        if _open:
+            _keyed(_count)
         return x
     return _keyed(_hashed, x, p) if _open else _drawn(x, p)
 
@@ -169,6 +173,12 @@ def _drawn(x: Tensor, p: float | Tensor) -> Tensor:
     if isinstance(p, Tensor):
         return x * (torch.rand_like(x) >= p) / (1 - p)
     return functional.dropout(x, p)
+
+
+def _count() -> None:
+    """A dropout that drops nothing is one too: the next has the mask that it has beside runs of another rate."""
+    if _current.place is not None:
+        _current.place.site += 1
 
 
 def _hashed(x: Tensor, p: float | Tensor) -> Tensor:
