@@ -75,6 +75,12 @@ def test_every_run_has_the_labels_of_its_split():
         torch.testing.assert_close(record.outputs, alone.outputs, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_run_without_dropout_beside_others_keeps_the_masks_of_a_second_rate(sparse):
+    settings = [StackedSetting(seed=s, dropout=0.25 * s, learning_rate=0.01) for s in range(3)]
+    assert_each_equals_its_own(blocks(sparse=sparse), settings, TrainConfig(model="sgformer", epochs=4))
+
+
 def test_graph_and_source_weights_differ_from_run_to_run():
     settings = [StackedSetting(seed=1, graph_weight=0.1 * w, source_weight=0.5 * w) for w in range(4)]
     assert_each_equals_its_own(blocks(), settings, TrainConfig(epochs=8, learning_rate=0.01, options=OPTIONS))
@@ -98,6 +104,14 @@ def test_runs_stop_early_by_themselves():
     records = assert_each_equals_its_own(blocks(), settings, config)
     assert len({record.epochs for record in records}) > 1, "all runs ended at one epoch: nothing was tested"
     assert {record.status for record in records} >= {"stopped early"}
+
+
+def test_patience_that_ends_with_the_last_epoch_stops_nothing():
+    config = TrainConfig(epochs=40, patience=5, learning_rate=0.05, options=OPTIONS)
+    early = train_one(blocks(), 0, config, 0, "cpu")
+    assert early.status == "stopped early"
+    record = assert_each_equals_its_own(blocks(), [StackedSetting()] * 2, config.replace(epochs=early.epochs))[0]
+    assert record.status == "finished"
 
 
 def test_without_dropout_a_pass_serves_training_and_evaluation(monkeypatch):

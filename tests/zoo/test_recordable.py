@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from difformer import zoo
 from difformer.training import TrainConfig
-from difformer.training.stacked_loop import Run, StackedTrainer
+from difformer.training.metrics import METRICS
+from difformer.training.stacked_loop import RECORDABLE, Run, StackedTrainer
 from difformer.zoo.inputs import observed_graph
 from difformer.zoo.passes import Passes
 
@@ -79,6 +80,24 @@ def test_an_epoch_of_a_stack_waits_for_nothing(name, change):
         trainer.epoch += 1
     with Watch() as watch:
         trainer._turn_by_kernels(True)
+    assert not watch.waited
+
+
+@pytest.mark.parametrize("name", RECORDABLE)
+@pytest.mark.parametrize("kind", ["classes", "columns", "numbers"])
+def test_metrics_of_recorded_evaluations_wait_for_nothing(name, kind):
+    problem = {"classes": "multiclass", "columns": "multilabel", "numbers": "regression"}[kind]
+    if problem not in METRICS[name].problems:
+        pytest.skip("not for this problem")
+    g = torch.Generator().manual_seed(0)
+    outputs = torch.randn(6, 8, 1 if kind == "numbers" else 3, generator=g)
+    targets = {
+        "classes": torch.randint(-1, 3, (6, 8), generator=g),
+        "columns": torch.rand(6, 8, 3, generator=g).round(),
+        "numbers": torch.randn(6, 8, generator=g),
+    }[kind]
+    with Watch() as watch:
+        METRICS[name](outputs, targets)
     assert not watch.waited
 
 

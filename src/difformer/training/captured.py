@@ -7,8 +7,10 @@ is copied into its place. What is recorded is what would have been launched, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,9 +87,9 @@ def capture(
                 evaluate()
         torch.cuda.current_stream(device).wait_stream(side)
         training, evaluation = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(training):
+        with _recording(training, side):
             outputs, found = train()
-        with torch.cuda.graph(evaluation, pool=training.pool()):
+        with _recording(evaluation, side, training.pool()):
             evaluated = evaluate()
     except RuntimeError as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):
@@ -100,17 +102,44 @@ def capture(
     return Captured(seed, key, training, evaluation, outputs, found, evaluated)
 
 
-def record(work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-    """Record work that reads and writes in place alone; None where it does something that cannot be recorded.
+@contextmanager
+def _recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
+    """What is done within goes into `graph`, on a stream of the device that does it.
 
-    Nothing is worked off while it is recorded. The work must have been done before, for caches to be filled.
+    The stream that torch would take by itself is one of the first device that anything was recorded on; work on others
+    would be done at once, and be missing from the graph.
     """
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            work()
-    except RuntimeError as error:
-        if isinstance(error, torch.cuda.OutOfMemoryError):
-            raise
-        return None
-    return graph
+    # Where recording fails torch stays on its stream, unless somebody leads it back.
+    with torch.cuda.stream(torch.cuda.current_stream(stream.device)), torch.cuda.graph(graph, pool, stream):
+        yield
+
+
+class Recorder:
+    """Records work that is replayed again and again, one piece after the other, in memory that all pieces share.
+
+    Work reads and writes in place alone: no piece reads what another has left in that memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None  # memory is shared on one stream alone
+        self._pool: Any = None
+
+    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        """The work, recorded; None where it does something that cannot be.
+
+        Nothing is worked off while it is recorded. The work must have been done before, for caches to be filled: what
+        is made meanwhile has no values before the first replay, and never any where recording fails.
+        """
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with _recording(graph, self._stream, self._pool):
+                work()
+        except RuntimeError as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            return None
+        self._pool = graph.pool()
+        return graph

@@ -22,7 +22,7 @@ from difformer.data import Split, Task
 from difformer.nn.dropout import dropout_keys
 from difformer.training.building import build_model, hook, learning_rate
 from difformer.training.callbacks import Callback, EpochEvent
-from difformer.training.captured import LARGEST, record
+from difformer.training.captured import LARGEST, Recorder
 from difformer.training.config import TrainConfig
 from difformer.training.feeding import NodesFeed, Step, make_feed
 from difformer.training.journal import PARTS, NonFiniteLossError
@@ -35,7 +35,9 @@ from difformer.training.stacked_model import StackedModel
 
 # Metrics without shapes that depend on data, which `vmap` could not take; others go run by run.
 AT_ONCE = ("accuracy", "broadcast-mse")
-LOOK_EVERY = {"cpu": 1, "cuda": 16}  # epochs between two looks at whether all runs have stopped
+# Metrics that never wait for a value; with the others an evaluation cannot be recorded, and spoils what tries to.
+RECORDABLE = (*AT_ONCE, "rocauc")
+LOOK_EVERY = {"cpu": 1, "cuda": 16}  # evaluations between two looks at whether all runs have stopped
 LAUNCHED = 2  # epochs that a GPU gets kernel by kernel: they fill caches and make the optimiser
 
 
@@ -100,7 +102,9 @@ class StackedTrainer:
         self.best_buffers = {name: value.clone() for name, value in self.model.buffers.items()}
         self.ended = torch.zeros_like(self.best_epoch)  # epoch after which a run stopped early; 0 while it goes on
         self._one_pass = self.feed.whole and self._modes_agree()
+        self._recorder = Recorder(device)
         self._recorded: dict[bool, torch.cuda.CUDAGraph] = {}
+        self._launched: set[bool] = set()  # kinds of turns that a device has had kernel by kernel
         self._can_record = device.type == "cuda" and isinstance(self.feed, NodesFeed) and task.num_nodes <= LARGEST
 
     def _groups(self) -> list[_Group]:
@@ -146,14 +150,21 @@ class StackedTrainer:
 
     def _turn(self, due: bool) -> None:
         """Epoch `self.epoch` + 1, after an evaluation of the last one where that is due; a replay where possible."""
-        if self._can_record and self.epoch >= LAUNCHED:
-            graph = self._recorded.get(due) or record(lambda: self._turn_by_kernels(due))
-            if graph is not None:
-                self._recorded[due] = graph
-                graph.replay()
-                return
-            self._can_record = False
-        self._turn_by_kernels(due)
+        graph = self._recorded.get(due)
+        if graph is None and self._may_record(due):
+            graph = self._recorder.record(lambda: self._turn_by_kernels(due))
+            self._can_record = graph is not None
+        if graph is not None:
+            self._recorded[due] = graph
+            graph.replay()
+        else:
+            self._turn_by_kernels(due)
+            self._launched.add(due)
+
+    def _may_record(self, due: bool) -> bool:
+        """Whether a turn of this kind can be recorded now: what it keeps for later must be there already."""
+        waits = due and self.metric.name not in RECORDABLE
+        return self._can_record and self.epoch >= LAUNCHED and due in self._launched and not waits
 
     def _turn_by_kernels(self, due: bool) -> None:
         leaves = self.model.leaves()
@@ -255,7 +266,7 @@ class StackedTrainer:
 
     def _all_stopped(self) -> bool:
         """Whether no run goes on; to ask means to wait for the device."""
-        if self.config.patience is None or len(self.measured_at) % LOOK_EVERY[self.device.type]:
+        if self.config.patience is None or len(self.measured_at) % LOOK_EVERY.get(self.device.type, 1):
             return False
         return bool((self.ended > 0).all())
 
@@ -315,7 +326,7 @@ class StackedTrainer:
                     seconds=seconds / len(self.runs),
                     state=self.model.state_of(i, flat, buffers),
                     outputs=outputs[i].clone(),
-                    status="stopped early" if ended[i] else status,
+                    status="stopped early" if 0 < ended[i] < self.config.epochs else status,
                 )
             )
         return found

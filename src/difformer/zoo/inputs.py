@@ -36,8 +36,10 @@ def mapped(weight: Tensor, x: Tensor | SparseMatrix, rate: float | Tensor = 0.0,
         if x.layout == torch.strided:
             return dropout(x, rate, training) @ weight.T
         x = SparseMatrix.from_tensor(x)
-    if training and (isinstance(rate, Tensor) or rate > 0):
+    if training:
         values = dropout(x.rows.value, rate, training)
+        if values is x.rows.value:  # nothing was dropped
+            return x @ weight.T
         if x.device.type == "cpu" and is_eager(values, weight) and not values.requires_grad:
             return _with_values(x, values) @ weight.T
         return _product(x, values, weight.T.contiguous())
@@ -114,6 +116,9 @@ def refuse_beyond_memory(needed: float, device: torch.device, what: str, remedy:
         remedy: What to do instead.
     """
     if needed < WORTH_A_LOOK or torch.compiler.is_compiling():
+        return
+    # Whoever records work has done it before; to ask the device meanwhile may spoil the recording.
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return
     free = free_bytes(device)
     if needed > free:

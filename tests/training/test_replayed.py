@@ -1,0 +1,138 @@
+"""A GPU replays recordings of epochs; here a CPU does, of operators: they find all that changes where it was."""
+
+import pytest
+import torch
+from small_tasks import blocks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from difformer.training import TrainConfig
+from difformer.training.stacked import StackedSetting, train_stacked
+from difformer.training.stacked_loop import StackedTrainer
+from difformer.zoo import MODELS, options_of
+
+STACKABLE = [name for name, info in MODELS.items() if info.stackable and "nodes" in info.kinds]
+SETTINGS = [StackedSetting(seed, split=seed % 2, learning_rate=rate) for seed, rate in enumerate((0.02, 0.01, 0.05))]
+
+
+class Tape(TorchDispatchMode):
+    """Operators with the tensors they read and wrote; a replay does them again, into the same tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        found = operator(*args, **kwargs)
+        schema = operator._schema
+        # A view is there already, and what is written in place is written by doing it again.
+        is_view = any(value.alias_info is not None and not value.alias_info.is_write for value in schema.returns)
+        if not is_view:
+            self.calls.append((operator, args, kwargs, found))
+        return found
+
+    def replay(self):
+        with torch.no_grad():
+            for operator, args, kwargs, written in self.calls:
+                again = operator(*args, **kwargs)
+                for old, new in zip(tree_leaves(written), tree_leaves(again), strict=True):
+                    if isinstance(old, torch.Tensor):
+                        put(new, old)
+
+
+def put(new, old):
+    """The values of one tensor into the memory of another, which may be that of an expanded one."""
+    if old.layout != torch.strided:  # of sparse matrices, where entries are never changes
+        old, new = old.values(), new.values()
+    into, values = old.untyped_storage(), new.untyped_storage()
+    if into.data_ptr() == values.data_ptr():
+        return
+    if old.stride() == new.stride() and into.nbytes() == values.nbytes():
+        into.copy_(values)
+    else:
+        old.copy_(new)
+
+
+class Recorder:
+    """As `captured.Recorder`; but a CPU cannot record without doing, so that the first replay does nothing."""
+
+    def __init__(self):
+        self.kinds = 0
+
+    def record(self, work):
+        tape = Tape()
+        with tape:
+            work()
+        done = [True]
+        replay = tape.replay
+        tape.replay = lambda: done.pop() if done else replay()
+        self.kinds += 1
+        return tape
+
+
+def recorded(monkeypatch):
+    """Makes all stacks record on this CPU; the recorders that they got."""
+    recorders, make = [], StackedTrainer.__init__
+
+    def init(self, *args):
+        make(self, *args)
+        self._recorder, self._can_record = Recorder(), True
+        recorders.append(self._recorder)
+
+    monkeypatch.setattr(StackedTrainer, "__init__", init)
+    return recorders
+
+
+@pytest.mark.parametrize(
+    ("model", "dropout", "eval_every"),
+    [*((name, 0.3, 2) for name in STACKABLE), *((name, 0.0, 1) for name in ("difformer-s", "gin", "nodeformer"))],
+)
+def test_replayed_turns_are_turns(model, dropout, eval_every, monkeypatch):
+    options = {"hidden_channels": 8} | ({"dropout": dropout} if "dropout" in options_of(model) else {})
+    config = TrainConfig(
+        model=model, options=options, epochs=9, patience=4, eval_every=eval_every, gradient_clip=1.0, warmup=3,
+        schedule="cosine", weight_decay=0.01,
+    )  # fmt: skip
+    launched = train_stacked(blocks(), SETTINGS, config, "cpu")
+    recorders = recorded(monkeypatch)
+    replayed = train_stacked(blocks(), SETTINGS, config, "cpu")
+    assert recorders[-1].kinds == eval_every
+    for mine, theirs in zip(replayed, launched, strict=True):
+        assert (mine.best_epoch, mine.status, mine.epochs) == (theirs.best_epoch, theirs.status, theirs.epochs)
+        assert mine.history == theirs.history
+        assert torch.equal(mine.outputs, theirs.outputs)
+        for name, value in theirs.state.items():
+            assert torch.equal(mine.state[name], value), name
+
+
+def test_a_turn_is_done_before_it_is_recorded(monkeypatch):
+    """What is kept for later must not be made while recording: it would have no values until the first replay."""
+    kinds, turn = [], StackedTrainer._turn_by_kernels
+
+    def watched(self, due):
+        kinds.append((due, torch.utils._python_dispatch._get_current_dispatch_mode() is not None))
+        turn(self, due)
+
+    monkeypatch.setattr(StackedTrainer, "_turn_by_kernels", watched)
+    recorded(monkeypatch)
+    train_stacked(blocks(), SETTINGS[:1], TrainConfig(epochs=12, eval_every=4), "cpu")
+    assert kinds == [(False, False), (False, False), (False, True), (True, False), (True, True)]
+
+
+def test_a_metric_that_waits_is_never_recorded(monkeypatch):
+    config = TrainConfig(epochs=8, eval_every=2, metric="f1")
+    launched = train_stacked(blocks(), SETTINGS, config, "cpu")
+    recorders = recorded(monkeypatch)
+    replayed = train_stacked(blocks(), SETTINGS, config, "cpu")
+    assert recorders[-1].kinds == 1
+    assert [record.history for record in replayed] == [record.history for record in launched]
+
+
+def test_what_cannot_be_recorded_is_launched(monkeypatch):
+    config = TrainConfig(epochs=6)
+    launched = train_stacked(blocks(), SETTINGS, config, "cpu")
+    recorded(monkeypatch)
+    monkeypatch.setattr(Recorder, "record", lambda self, work: None)
+    found = train_stacked(blocks(), SETTINGS, config, "cpu")
+    assert [record.history for record in found] == [record.history for record in launched]
