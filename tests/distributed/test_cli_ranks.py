@@ -12,6 +12,7 @@ from group_of_ranks import free_port
 from difformer.cli import main
 from difformer.cli.ranks import describe_sent
 from difformer.distributed.run import Sent
+from difformer.training.runfolder import RunFolder
 
 
 @pytest.fixture
@@ -58,6 +59,15 @@ def test_json(call):
     code, out, _ = call("fit", "parts", "--out", "run", "--json", *SETTINGS)
     assert code == 0
     assert json.loads(out)["sent"]["ranks"] == 1
+
+
+def test_a_run_on_parts_knows_its_preset(call, tmp_path):
+    call("partition", "iris", "--data", "knn=5", "--parts", 2, "--out", "parts")
+    (tmp_path / "mine.toml").write_text(
+        'name = "best"\nmodel = "difformer-s"\ndataset = "iris"\nsource = "by hand"\n[settings]\nnum_layers = 1\n'
+    )
+    assert call("fit", "parts", "--out", "run", "--preset", "mine.toml", *SETTINGS)[0] == 0
+    assert RunFolder.open("run").preset == "mine.toml"
 
 
 def test_refused(call):

@@ -154,6 +154,7 @@ def fit(
             described=describe_request(request, None),
             output=output,
             callbacks=[] if out is None else _tensorboard(out, tensorboard),
+            preset=request.origin,
         )
         return
     source = read_source(
@@ -180,7 +181,7 @@ def fit(
             raise ValueError("--stacked and --tensorboard are for one process; leave them out under torchrun")
         from difformer.cli.ranks import fit_runs
 
-        where = {"out": out, "device": device, "described": said, "output": output}
+        where = {"out": out, "device": device, "described": said, "output": output, "preset": request.origin}
         fit_runs(task, request.config, chosen, source=source, **where)  # type: ignore[arg-type]
         return
     folder = out or default_path(task.name, request.config.model)

@@ -62,6 +62,7 @@ def fit_partition(
     described: Sequence[str],
     output: Output,
     callbacks: Sequence[Any] = (),
+    preset: str | None = None,
 ) -> None:
     """Train on a partitioned task, over as many ranks as there are."""
     from difformer.distributed.folder import Partition
@@ -76,9 +77,9 @@ def fit_partition(
         metric = partition.about["metric"] if config.metric == "auto" else config.metric
         shown = Progress(output, metric=metric, runs=len(seeds), epochs=config.epochs)
         with resumable(folder), shown:
-            told = [shown, *callbacks]
-            summary, sent = fit_sharded(partition, config, ranks=ranks, seeds=seeds, out=folder, callbacks=told)
-        report(summary, output, {"config": config.to_dict(), "sent": vars(sent)})
+            given = {"seeds": seeds, "out": folder, "callbacks": [shown, *callbacks], "preset": preset}
+            summary, sent = fit_sharded(partition, config, ranks=ranks, **given)
+        report(summary, output, {"config": config.to_dict(), "sent": vars(sent), "preset": preset})
         output.say(describe_sent(sent))
 
 
@@ -111,6 +112,7 @@ def fit_runs(
     device: str,
     described: Sequence[str],
     output: Output,
+    preset: str | None = None,
 ) -> None:
     """Train on a task that every rank holds: seeds spread over ranks, or batches of graphs shared among them."""
     from difformer.distributed.seeds import fit_seeds
@@ -123,8 +125,8 @@ def fit_runs(
         metric = task.metric if config.metric == "auto" else config.metric
         with resumable(folder), Progress(output, metric=metric, runs=len(seeds), epochs=config.epochs) as shown:
             given = {"ranks": ranks, "seeds": seeds, "out": folder, "callbacks": [shown], "source": source}
-            summary = fit_seeds(task, config, **given)
-        report(summary, output, {"task": task.facts(), "config": config.to_dict()})
+            summary = fit_seeds(task, config, preset=preset, **given)
+        report(summary, output, {"task": task.facts(), "config": config.to_dict(), "preset": preset})
 
 
 def resume_runs(run: Path, *, device: str, output: Output) -> None:

@@ -74,6 +74,7 @@ def fit_sharded(
     out: str | Path,
     resume: bool = False,
     callbacks: Iterable[Callback] = (),
+    preset: str | None = None,
 ) -> tuple[Summary, Sent]:
     """Train a configuration on a partitioned task from several seeds; all ranks call it together.
 
@@ -85,13 +86,14 @@ def fit_sharded(
         out: The run folder, which rank 0 makes and writes.
         resume: Whether `out` may hold the same run, unfinished.
         callbacks: Told of every evaluated epoch, on rank 0.
+        preset: Where the settings came from, for the record.
 
     Raises:
         TrainingInterrupted: After Ctrl-C on any rank, when everything is saved.
         RunFolderError: If the folder is there already, holds another run, or cannot be written.
     """
     facts = facts_of(partition)
-    folder = ranks.first_does(lambda: _folder(partition, facts, config, ranks, seeds, Path(out), resume))
+    folder = ranks.first_does(lambda: _folder(partition, facts, config, ranks, seeds, Path(out), resume, preset))
     return _train(folder, partition, facts, ranks, tuple(callbacks) if ranks.first else ())
 
 
@@ -114,7 +116,14 @@ def resume_sharded(
 
 
 def _folder(
-    partition: Partition, facts: Facts, config: TrainConfig, ranks: Ranks, seeds: Sequence[int], out: Path, resume: bool
+    partition: Partition,
+    facts: Facts,
+    config: TrainConfig,
+    ranks: Ranks,
+    seeds: Sequence[int],
+    out: Path,
+    resume: bool,
+    preset: str | None,
 ) -> RunFolder:
     """The folder on disk, made or opened; what can be wrong with a request is said before."""
     check_config(facts, config, partition.num_nodes)
@@ -126,7 +135,7 @@ def _folder(
         return folder
     given = partition.about["source"]
     source = None if given is None else TaskSource.from_dict(given)
-    return RunFolder.create(out, labels, config, seeds=tuple(seeds), device=ranks.device, source=source)
+    return RunFolder.create(out, labels, config, seeds=tuple(seeds), device=ranks.device, source=source, preset=preset)
 
 
 def _train(

@@ -41,11 +41,12 @@ def fit_seeds(
     resume: bool = False,
     callbacks: Iterable[Callback] = (),
     source: TaskSource | None = None,
+    preset: str | None = None,
 ) -> Summary:
     """`difformer.training.fit` with its seeds spread over ranks; all ranks call it together, with the same arguments.
 
     Args:
-        task, config, seeds, out, resume, source: As there.
+        task, config, seeds, out, resume, source, preset: As there.
         ranks: The group.
         callbacks: Told of every evaluated epoch of rank 0's seeds.
 
@@ -60,7 +61,9 @@ def fit_seeds(
             check_same_run(folder, task, config, tuple(seeds))
             return folder
         check_together(task, config, tuple(seeds))
-        return RunFolder.create(out, task, config, seeds=tuple(seeds), device=ranks.device, source=source)
+        return RunFolder.create(
+            out, task, config, seeds=tuple(seeds), device=ranks.device, source=source, preset=preset
+        )
 
     return go_on(ranks.first_does(make), task, ranks=ranks, callbacks=callbacks)
 
