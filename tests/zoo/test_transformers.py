@@ -14,7 +14,7 @@ from torch.nn import functional
 from difformer import Graph, zoo
 from difformer.attention import Segments
 from difformer.nn.dropout import dropout_key, dropout_keys
-from difformer.zoo import biased_blocks
+from difformer.zoo import biased_blocks, row_threads
 from difformer.zoo.biased_attention import attend
 from difformer.zoo.biased_blocks import Places, attend_blocks
 from difformer.zoo.nodeformer_layer import attend_drawn, edge_loss
@@ -413,7 +413,13 @@ def test_blocks_are_shared_out_among_threads(three_threads, monkeypatch):
     found = []
     for threads in (3, 1):
         torch.set_num_threads(threads)
-        share_out(lambda blocks: seen.append((threading.get_ident(), torch.get_num_threads())), places.rows())
+        together = threading.Barrier(threads)
+
+        def look(blocks, together=together):
+            seen.append((threading.get_ident(), torch.get_num_threads()))
+            together.wait(timeout=60)
+
+        share_out(look, places.rows())
         assert torch.get_num_threads() == threads
         out = attend_blocks(*inputs, places)
         found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
@@ -422,7 +428,7 @@ def test_blocks_are_shared_out_among_threads(three_threads, monkeypatch):
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
     assert len(seen) == 4
-    assert len({thread for thread, _ in seen[:3]}) > 1
+    assert len({thread for thread, _ in seen[:3]}) == 3
     assert all(threads == 1 for _, threads in seen)
 
 
@@ -432,6 +438,30 @@ def test_a_share_that_fails_is_heard_of_and_threads_are_as_before(three_threads)
 
     with pytest.raises(ValueError, match="no"):
         share_out(fail, [slice(k, k + 1) for k in range(5)])
+    assert torch.get_num_threads() == 3
+
+
+def test_a_thread_that_begins_meanwhile_keeps_all_of_torchs_threads(three_threads):
+    """torch has one number of threads for whoever comes next: nobody must come while it is one."""
+    five, seen = [slice(k, k + 1) for k in range(5)], []
+    share_out(len, five)
+
+    def look(blocks):
+        other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+
+    share_out(look, five)
+    assert seen == [3, 3, 3]
+
+
+def test_more_threads_and_a_forked_process_get_workers_of_their_own(three_threads):
+    five = [slice(k, k + 1) for k in range(5)]
+    for threads in (2, 5, 3):
+        torch.set_num_threads(threads)
+        assert sorted(share_out(len, five)) == sorted(len(five[k::threads]) for k in range(threads))
+    row_threads._begin_anew()
+    assert sorted(share_out(len, five)) == [1, 2, 2]
     assert torch.get_num_threads() == 3
 
 
