@@ -43,6 +43,7 @@ def _started(count: int) -> ThreadPoolExecutor:
 
     def begin() -> None:
         torch.set_num_threads(1)
+        torch.get_num_threads()  # the first time that a thread asks it takes the number which is then set
         ready.wait()
 
     try:
