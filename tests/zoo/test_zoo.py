@@ -1,6 +1,8 @@
 """What holds for every system of the catalogue; what makes each of them itself is tested in its group's own file."""
 
+import dataclasses
 import inspect
+import math
 import pickle
 
 import pytest
@@ -9,11 +11,13 @@ import torch
 from difformer import Graph, zoo
 from difformer.data import Split, Task
 from difformer.nn import Model
+from difformer.nn.dropout import dropout_key
 from difformer.sparse import SparseMatrix
 from difformer.training import TrainConfig, embed, fit, predict, train_one
 from difformer.training.building import build_model, hook
 from difformer.training.stacked import StackedSetting, train_stacked
 from difformer.zoo.catalogue import ALL_KINDS
+from difformer.zoo.inputs import linear
 from difformer.zoo.registry import model_class
 
 TRAINED = [name for name in zoo.MODELS if list(zoo.build(name, 6, 3, hidden_channels=8).parameters())]
@@ -221,3 +225,26 @@ def test_the_catalogue_is_complete():
         assert set(info.fixed) <= set(inspect.signature(model_class(info)).parameters)
         documented = inspect.getdoc(model_class(info))
         assert all(f"{option}" in documented for option in options), info.name
+
+
+@pytest.mark.parametrize("name", [name for name in zoo.MODELS if "nodes" in zoo.MODELS[name].kinds])
+def test_every_system_trains_in_reduced_precision(name):
+    config = TrainConfig(model=name, epochs=2, precision="bf16")
+    for x in (nodes_task().x, nodes_task().x.relu().to_sparse_csr()):
+        task = dataclasses.replace(nodes_task(), x=x)
+        alone = train_one(task, 0, config, 0, "cpu")
+        assert math.isfinite(alone.loss)
+        if zoo.MODELS[name].stackable:
+            stacked = train_stacked(task, [StackedSetting()], config, "cpu")[0]
+            assert stacked.loss == pytest.approx(alone.loss, rel=0.05)
+
+
+def test_dropouts_of_features_count_whatever_their_rate_and_layout():
+    layer = torch.nn.Linear(6, 2)
+    for x in (nodes_task().x, nodes_task().x.relu().to_sparse_csr()):
+        for rate in (0.0, 0.5):
+            with dropout_key(0) as place:
+                linear(layer, x, rate, True)
+                assert place.site == 1
+                linear(layer, x, rate, False)
+                assert place.site == 1

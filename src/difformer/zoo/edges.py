@@ -180,7 +180,8 @@ def _over_runs(function: Any, runs: int, in_dims: tuple[int | None, ...], inputs
 
 def edge_scores(q: Tensor, k: Tensor, graph: Graph) -> Tensor:
     """``[E, H]``: the inner product of each edge's target in `q` with its source in `k`, both ``[N, H, C]``."""
-    return _Scores.apply(q, k, ends_of(graph))
+    dtype = torch.promote_types(q.dtype, k.dtype)  # under autocast they may differ
+    return _Scores.apply(q.to(dtype), k.to(dtype), ends_of(graph))
 
 
 def edge_sum(weight: Tensor, v: Tensor, graph: Graph) -> Tensor:

@@ -138,7 +138,7 @@ class _OnEdges:
         return edge_sum(self.weight, z.unsqueeze(1), self.graph).squeeze(1)
 
     def loss(self, p: Tensor, sparsity: float) -> Tensor:
-        given = p.new_zeros(p.shape[0]).index_add(0, self.graph.edge_index[0], self.weight.squeeze(1))
+        given = p.new_zeros(p.shape[0]).index_add(0, self.graph.edge_index[0], self.weight.squeeze(1).to(p.dtype))
         return _loss(p, given, self.propagate(p), self.weight.square().sum(), sparsity)
 
 

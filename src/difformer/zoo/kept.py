@@ -28,14 +28,14 @@ class Kept(Generic[T]):
         Args:
             owner: A tensor, sparse matrix or graph.
             key: What else the result depends on; tensors are compared by value.
-            work: Works it out; never under automatic differentiation or inference mode.
+            work: Works it out; never under automatic differentiation, inference mode or reduced precision.
         """
         # A tensor that was written to is another one.
         key = (*key, owner._version if isinstance(owner, Tensor) and not owner.is_inference() else 0)
         known = self._found.get(owner)
         if known is not None and _same(known[0], key):
             return known[1]
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(owner.device.type, enabled=False):
             result = work()
         self._found[owner] = (key, result)
         return result

@@ -211,9 +211,10 @@ def _sums(x: Features, rows: int) -> Tensor:
     """``[F]``: sums of the first rows, by which they are known again."""
     first = torch.zeros(x.shape[0], 1, dtype=x.dtype, device=x.device)
     first[:rows] = 1.0
-    if isinstance(x, Tensor):
-        return (x.T.to_dense() @ first if x.layout == torch.strided else x.to_sparse_coo().T @ first).squeeze(1)
-    return (x.T @ first).squeeze(1)
+    with torch.autocast(x.device.type, enabled=False):  # the same in training of any precision
+        if isinstance(x, Tensor):
+            return (x.T.to_dense() @ first if x.layout == torch.strided else x.to_sparse_coo().T @ first).squeeze(1)
+        return (x.T @ first).squeeze(1)
 
 
 __all__ = ["LDS", "Weights", "draw"]

@@ -133,7 +133,8 @@ class SGFormer(Encoder):
             spread = graph.propagate(mapped(layer.weight, local)) + layer.bias
             local = dropout(functional.relu(spread), self.dropout, self.training)
         assert isinstance(local, Tensor)
-        return torch.lerp(self._everywhere(x, structure.segments), local, self.graph_weight)
+        everywhere = self._everywhere(x, structure.segments)
+        return torch.lerp(everywhere.to(local.dtype), local, self.graph_weight)  # under autocast types may differ
 
     def _everywhere(self, x: Features, segments: Segments | None) -> Tensor:
         z = functional.relu(self.norms[0](linear(self.input, x)))
