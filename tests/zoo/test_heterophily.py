@@ -8,7 +8,7 @@ from difformer import Graph, zoo
 from difformer.data import Split, Task
 from difformer.training import TrainConfig, train_one
 from difformer.zoo.cpgnn import estimated_compatibility, sinkhorn
-from difformer.zoo.glognn import rebuilt
+from difformer.zoo.glognn import _shrunk, rebuilt
 from difformer.zoo.h2gcn import rings
 
 
@@ -211,3 +211,15 @@ def test_cpgnn_says_what_it_needs():
         model.observe(torch.zeros(24, 2), torch.arange(3))
     with pytest.raises(ValueError, match="neither batches of graphs nor series"):
         model(x, batch=torch.arange(2).repeat_interleave(12))
+
+
+@pytest.mark.parametrize(("nodes", "rank"), [(500, 3), (10, 10)])
+def test_glognn_solves_its_system_where_channels_depend_on_each_other(nodes, rank):
+    g = torch.Generator().manual_seed(0)
+    h = 100 * (torch.randn(nodes, rank, generator=g) @ torch.randn(rank, 32, generator=g)).unsqueeze(0)
+    wide = h.double()
+    expected = torch.linalg.solve(0.25 * wide.mT @ wide + torch.eye(32).double(), wide.mT).mT
+    torch.testing.assert_close(
+        _shrunk(h, 0.25, 1.0).double(), expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max())
+    )
+    assert bool(_shrunk(h, 0.25, -1e12).isnan().all()), "what has no answer gets none"

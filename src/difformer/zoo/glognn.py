@@ -71,11 +71,14 @@ def rebuilt(
 
 def _shrunk(h: Tensor, scale: float, ridge: float) -> Tensor:
     """T = H C⁻¹ of graphs side by side; padding is zero and stays so."""
-    eye = torch.eye(h.shape[-1], dtype=h.dtype, device=h.device)
-    # Positive definite by its ridge. `solve` would make a GPU wait, to raise where a matrix is singular; here states
-    # that are no numbers stay so, and the loss says it. In double precision, for the ridge may be small against HᵀH.
-    factor, _ = torch.linalg.cholesky_ex((scale * (h.mT @ h) + ridge * eye).double())
-    return h @ torch.cholesky_inverse(factor).to(h.dtype)
+    # Positive definite by its ridge, which rounding of HᵀH must not outweigh where channels depend on each other, so in
+    # double precision from the start. `solve` would make a GPU wait, to raise where a matrix is singular; here what is
+    # not solved is no number, and the loss says it.
+    wide = h if h.device.type == "mps" else h.double()
+    eye = torch.eye(h.shape[-1], dtype=wide.dtype, device=h.device)
+    factor, failed = torch.linalg.cholesky_ex(scale * (wide.mT @ wide) + ridge * eye)
+    inverse = torch.cholesky_inverse(factor).masked_fill((failed > 0)[..., None, None], torch.nan)
+    return (wide @ inverse).to(h.dtype)
 
 
 class GloGNN(Encoder):
