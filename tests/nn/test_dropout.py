@@ -1,3 +1,4 @@
+import importlib
 import threading
 
 import pytest
@@ -280,3 +281,12 @@ def test_a_compiled_model_draws_by_the_key():
     for step in range(3):
         with dropout_key(1, step):
             assert torch.equal(compiled(x), x + uniform((20, 6), seed=1, step=step))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("word", [-1, 0])
+def test_uniform_numbers_never_reach_their_ends(dtype, word, monkeypatch):
+    words = torch.full((3, 2), word, dtype=torch.int32)
+    monkeypatch.setattr(importlib.import_module("difformer.nn.dropout"), "_words", lambda *given: words)
+    u = uniform((3, 2), dtype=dtype)
+    assert bool(((u > 0) & (u < 1)).all())

@@ -320,6 +320,18 @@ def test_a_gram_matrix_knows_what_its_entries_would_say():
         torch.testing.assert_close(second.spread(known), (b * distances).sum())
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_idgl_can_be_trained_after_it_was_asked(sparse):
+    model, x = zoo.build("idgl", 6, 3, hidden_channels=8), counts().float()
+    x = SparseMatrix.from_tensor(x.to_sparse()) if sparse else x
+    edges = torch.arange(30).view(2, 15)
+    with torch.inference_mode():
+        model.eval()(x, edges)
+    out = model.train()(x, edges)
+    (out.sum() + model.penalty()).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
 def test_idgl_looks_at_pairs_where_it_must(monkeypatch):
     x = counts().float()
     assert made("idgl")._linear(x, None) is not None

@@ -17,7 +17,7 @@ from difformer.nn.dropout import dropout_key, dropout_keys
 from difformer.zoo import biased_blocks, row_threads
 from difformer.zoo.biased_attention import attend
 from difformer.zoo.biased_blocks import Places, attend_blocks
-from difformer.zoo.nodeformer_layer import attend_drawn, edge_loss
+from difformer.zoo.nodeformer_layer import attend_drawn, edge_loss, gumbel
 from difformer.zoo.polynormer import GlobalLayer, LocalLayer
 from difformer.zoo.random_features import (
     draw_projection,
@@ -175,6 +175,22 @@ def test_nodeformer_without_noise_is_softmax_attention_and_its_bias():
     degree = torch.bincount(target, minlength=24)[target]
     likely = weights[:, target, source].log() / degree
     torch.testing.assert_close(model.penalty(), -likely.sum() / (24 * 4), rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["torch", "key"])
+def test_gumbel_noise_has_the_distribution_of_gumbel(keyed):
+    torch.manual_seed(0)
+    with dropout_key(4, 2) if keyed else nullcontext():
+        g = gumbel((20_000, 4), torch.empty(0)).double()
+    for at in (-1.0, 0.0, 1.0, 3.0):  # five deviations of a share of 80,000
+        assert float((g <= at).double().mean()) == pytest.approx(math.exp(-math.exp(-at)), abs=0.009)
+
+
+def test_random_features_are_the_same_whatever_nodes_a_process_holds():
+    with dropout_key(4, 2):
+        whole = draw_projection(12, 8)
+    with dropout_key(4, 2, rows=torch.tensor([3, 5])):
+        assert torch.equal(draw_projection(12, 8), whole)
 
 
 def test_gumbel_noise_averages_draws_of_single_nodes():

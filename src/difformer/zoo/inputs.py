@@ -118,7 +118,7 @@ def refuse_beyond_memory(needed: float, device: torch.device, what: str, remedy:
     if needed < WORTH_A_LOOK or torch.compiler.is_compiling():
         return
     # Whoever records work has done it before; to ask the device meanwhile may spoil the recording.
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return
     free = free_bytes(device)
     if needed > free:
