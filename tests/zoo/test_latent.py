@@ -489,3 +489,15 @@ def test_the_cpu_is_advised_where_it_is_elsewhere_and_suffices(machine, said, mo
     monkeypatch.setattr(inputs, "free_bytes", lambda device: 2**30 * (machine if device.type == "cpu" else 1))
     with pytest.raises(MemoryError, match=f"needs about 4.0 GiB, and 1.0 GiB are free on cuda{said}"):
         inputs.refuse_beyond_memory(4 * 2**30, torch.device("cuda"), "it", "do less")
+
+
+def test_nobody_asks_a_device_for_its_memory_while_work_is_recorded(monkeypatch):
+    from difformer.zoo import inputs
+
+    asked = []
+    monkeypatch.setattr(inputs, "free_bytes", lambda device: asked.append(device) or 2**40)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for recording in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=recording: now)
+        inputs.refuse_beyond_memory(2.0**32, torch.device("cuda"), "it", "do less")
+        assert len(asked) == (0 if recording else 1)
