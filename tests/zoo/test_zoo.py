@@ -1,5 +1,6 @@
 """What holds for every system of the catalogue; what makes each of them itself is tested in its group's own file."""
 
+import copy
 import dataclasses
 import inspect
 import math
@@ -248,3 +249,17 @@ def test_dropouts_of_features_count_whatever_their_rate_and_layout():
                 assert place.site == 1
                 linear(layer, x, rate, False)
                 assert place.site == 1
+
+
+@pytest.mark.parametrize("name", ["glcn", "idgl", "nodeformer", "cpgnn"])
+def test_a_model_can_be_copied_after_a_pass_with_gradients(name):
+    """Averages of weights and callbacks copy models between passes; the last pass's penalty is not part of one."""
+    model = zoo.build(name, 6, 3, hidden_channels=4)
+    x, edges = torch.rand(8, 6), torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [1, 0, 3, 2, 5, 4, 7, 6]])
+    if hasattr(model, "observe"):
+        model.observe(torch.arange(8) % 3, torch.arange(4))
+    model(x, edges).sum().backward()
+    other = copy.deepcopy(model)
+    for value, again in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(value, again)
+    torch.testing.assert_close(other.eval()(x, edges), model.eval()(x, edges))

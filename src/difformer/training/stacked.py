@@ -198,7 +198,9 @@ def unstackable(task: Task, config: TrainConfig, splits: Iterable[int] = (0,)) -
 
 def faster(task: Task, config: TrainConfig, runs: int, device: str | torch.device = "auto") -> bool:
     """Whether a stack of `runs` is likely to be faster than one run after the other; False where it is not possible."""
-    kind = "cuda" if resolve(device).type == "cuda" else "cpu"
+    kind = resolve(device).type
+    if kind not in FULL:  # such as mps, which has no float64 to keep scores in
+        return False
     if runs < FEWEST[kind] or unstackable(task, config):
         return False
     from difformer.zoo import find, options_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,6 +16,10 @@ class Encoder(nn.Module):
     """A model of `difformer.nn.Model`'s form: a subclass gives `embed`, and `output` where its decoder is linear."""
 
     output: nn.Linear
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: the penalty of the last pass hangs on to that pass and is left out."""
+        return {**vars(self), "_penalty": None} if "_penalty" in vars(self) else vars(self)
 
     def embed(
         self,
