@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from difformer import zoo
 from difformer.training import TrainConfig
 from difformer.training.metrics import METRICS
-from difformer.training.stacked_loop import RECORDABLE, Run, StackedTrainer
+from difformer.training.stacked_journal import RECORDABLE, Run
+from difformer.training.stacked_loop import StackedTrainer
 from difformer.zoo.inputs import observed_graph
 from difformer.zoo.passes import Passes
 
