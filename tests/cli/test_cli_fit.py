@@ -52,14 +52,14 @@ def lend(monkeypatch, *presets):
     ("protocols", "words", "said"),
     [
         ((), (), "untuned: defaults of gcn, no preset for karate"),
-        ((None,), (), "untuned: defaults of gcn; presets tuned for karate: paper (add --preset paper)"),
+        ((None,), (), "untuned: defaults of gcn; presets for karate: paper (add --preset paper)"),
         (
             ("random", "one-a-side"),
             (),
-            "untuned: defaults of gcn; presets tuned for karate: best under protocol random, paper "
+            "untuned: defaults of gcn; presets for karate: best under protocol random, paper "
             "(add --preset best --protocol random)",
         ),
-        (("random",), ("--protocol", "random"), "untuned: defaults of gcn; presets tuned for karate: paper (add --pre"),
+        (("random",), ("--protocol", "random"), "untuned: defaults of gcn; presets for karate: paper (add --pre"),
     ],
 )
 def test_defaults_are_called_untuned_and_presets_named(call, monkeypatch, protocols, words, said):

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 # Settings of a training that also a model without parameters heeds; all others are about steps of an optimiser.
 HEEDED = ("batch_size", "metric", "graph", "precision")
-# Which preset is advised where there are several: our own grid, else the authors' values, else the paper's grid.
-ADVISED = ("best", "public-code", "paper")
 
 
 def describe_request(request: Request, source: TaskSource | None) -> list[str]:
@@ -35,6 +33,7 @@ def describe_request(request: Request, source: TaskSource | None) -> list[str]:
 
 def untuned(request: Request, source: TaskSource | None) -> str:
     """That settings are defaults, and which presets there are instead."""
+    from difformer.experiments.choosing import ONE_OF_OURS
     from difformer.experiments.presets import load_presets
 
     model, dataset = request.config.model, request.dataset
@@ -44,12 +43,12 @@ def untuned(request: Request, source: TaskSource | None) -> str:
     known = [p for p in load_presets() if (p.model, p.dataset, p.variant) == (model, dataset, None)]
     if not known:
         return f"untuned: defaults of {model}, no preset for {dataset}"
-    known.sort(key=lambda preset: ADVISED.index(preset.name) if preset.name in ADVISED else len(ADVISED))
+    known.sort(key=lambda preset: ONE_OF_OURS.index(preset.name) if preset.name in ONE_OF_OURS else len(ONE_OF_OURS))
     here = _protocol(source)
     names = [p.name if p.protocol in (None, here) else f"{p.name} under protocol {p.protocol}" for p in known]
     first = known[0]
     words = f"--preset {first.name}" + ("" if first.protocol in (None, here) else f" --protocol {first.protocol}")
-    return f"untuned: defaults of {model}; presets tuned for {dataset}: {', '.join(names)} (add {words})"
+    return f"untuned: defaults of {model}; presets for {dataset}: {', '.join(names)} (add {words})"
 
 
 def untrained(request: Request) -> list[str]:
