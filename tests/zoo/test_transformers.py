@@ -354,7 +354,8 @@ def test_graphormer_reads_its_tables_as_defined():
     x, edges = points(), some_edges(directed=True, count=40)
     others = edges[:, edges[0] != edges[1]]
     degrees = [torch.bincount(others[end], minlength=24).clamp(max=4) for end in (1, 0)]
-    z = model.input(x) + model.in_degree.weight[degrees[0]] + model.out_degree.weight[degrees[1]]
+    z = model.input_norm(x @ model.input.weight.T)
+    z = z + model.in_degree.weight[degrees[0]] + model.out_degree.weight[degrees[1]]
     layer = model.layers[0]
     q, k, v = layer.qkv(layer.norm(z)).unflatten(1, (3, 2, 4)).unbind(1)
     hops = hop_distances(Graph(edges, 24), 24, None, 3, CPU).long()

@@ -41,10 +41,10 @@ EXPERIMENT = Experiment(
     quick_data=(small_blocks(seeds=1),),
     quick_systems=("K2-t0.5", "K8-t0.5", "K2-t0.5-source", "K8-t0.5-source", "off-K2-t0.5", "off-K2-t0.5-source"),
     quick_settings={"epochs": 4, "hidden_channels": 8},
-    one_preset=True,
+    only_preset="public-code",
     figure="difformer.experiments.depth:draw",
     notes=(
-        "Everything but K, τ and the source (β = 1, the initial states) is the best preset of DIFFormer-s. Under each "
+        "Everything but K, τ and the source (β = 1, the initial states) is as in the authors' code. Under each "
         "section the best row with source is compared with the best one without.",
     ),
 )

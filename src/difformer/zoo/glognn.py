@@ -77,7 +77,9 @@ def _shrunk(h: Tensor, scale: float, ridge: float) -> Tensor:
     wide = h if h.device.type == "mps" else h.double()
     eye = torch.eye(h.shape[-1], dtype=wide.dtype, device=h.device)
     factor, failed = torch.linalg.cholesky_ex(scale * (wide.mT @ wide) + ridge * eye)
-    inverse = torch.cholesky_inverse(factor).masked_fill((failed > 0)[..., None, None], torch.nan)
+    # By triangular solves, which a CUDA graph can hold; those behind `cholesky_inverse` of many matrices it cannot.
+    root = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
+    inverse = (root.mT @ root).masked_fill((failed > 0)[..., None, None], torch.nan)
     return (wide @ inverse).to(h.dtype)
 
 

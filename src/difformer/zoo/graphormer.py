@@ -45,14 +45,16 @@ class Graphormer(Encoder):
     r"""Centrality of nodes in their states, distances of pairs in their attention.
 
     .. math::
-        z_i^{(0)} = x_i W + c^-_{\deg^-(i)} + c^+_{\deg^+(i)}, \qquad
+        z_i^{(0)} = \mathrm{norm}(x_i W) + c^-_{\deg^-(i)} + c^+_{\deg^+(i)}, \qquad
         \mathrm{score}_{ij} = \frac{q_i^\top k_j}{\sqrt d} + b_{φ(i, j)},
 
     φ(i, j) being the number of hops from j to i, all above `max_distance` counted as that, with a bias of its own where
-    there is no way. The biases, one for each head, are shared by all layers. Edge features and the virtual node of the
-    paper are left out: a graph's state is the readout of its nodes. Heads are worked out one after the other and again
-    in the backward pass: memory is that of one N × N matrix and a byte a pair, and refused where that does not fit. One
-    graph on a CPU takes three bytes a pair and goes through its rows in blocks (`difformer.zoo.biased_blocks`).
+    there is no way. The norm gives features of any scale the say that embeddings of atoms have in the paper: rows that
+    sum to one would drown in the centralities. The biases, one for each head, are shared by all layers. Edge features
+    and the virtual node of the paper are left out: a graph's state is the readout of its nodes. Heads are worked out
+    one after the other and again in the backward pass: memory is that of one N × N matrix and a byte a pair, and
+    refused where that does not fit. One graph on a CPU takes three bytes a pair and goes through its rows in blocks
+    (`difformer.zoo.biased_blocks`).
 
     Args:
         in_channels: Features of an instance.
@@ -90,7 +92,7 @@ class Graphormer(Encoder):
             raise ValueError(f"num_heads must divide hidden_channels = {hidden_channels}, got {num_heads!r}")
         if max_distance > 250:
             raise ValueError(f"max_distance must be at most 250, as distances are kept in a byte; got {max_distance!r}")
-        self.input = nn.Linear(in_channels, hidden_channels)
+        self.input, self.input_norm = nn.Linear(in_channels, hidden_channels, bias=False), nn.LayerNorm(hidden_channels)
         self.in_degree, self.out_degree = (nn.Embedding(max_degree + 1, hidden_channels) for _ in range(2))
         self.distance = nn.Embedding(max_distance + 2, num_heads)
         for table in (self.in_degree, self.out_degree, self.distance):
@@ -125,7 +127,7 @@ class Graphormer(Encoder):
             f"graphormer, which looks at {count:,} pairs,",
             "take a system that is linear in the nodes, such as sgformer, or batch_size=…",
         )
-        z = linear(self.input, x) + self._centrality(graph, x.shape[0], x.device)
+        z = self.input_norm(linear(self.input, x)) + self._centrality(graph, x.shape[0], x.device)
         hops = self.hops(graph, x.shape[0], segments, x.device)
         z = dropout(z, self.dropout, self.training)
         for layer in self.layers:

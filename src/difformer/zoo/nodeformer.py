@@ -87,6 +87,7 @@ class NodeFormer(Encoder):
             nn.LayerNorm(hidden_channels) if norm else nn.Identity() for _ in range(num_layers + 1)
         )
         self.output = nn.Linear(hidden_channels, out_channels)
+        nn.init.zeros_(self.input.bias)  # beside features whose rows sum to one it would be all that the norm sees
         self.dropout, self.edge_loss, self.residual = dropout, edge_loss, residual
         self._penalty: Tensor | None = None
 
