@@ -60,7 +60,7 @@ def test_two_names_of_the_same_settings_are_two_rows(tmp_path, said):
         (name, seed) for name in ("paper", "best") for seed in range(3)
     }
     some = dataclasses.replace(request, presets=("best",))
-    assert run(SMALL, tmp_path / "some", some, said.append).made == 3
+    assert run(SMALL, tmp_path / "elsewhere" / "some", some, said.append).made == 3
 
 
 def test_a_changed_preset_is_run_anew(tmp_path, said):

@@ -49,6 +49,7 @@ class Outcome:
     Args:
         made: Runs that were made.
         there: Runs that were there before.
+        taken: Runs that another table had made already.
         failed: Cells that could not be run, with the reason.
         errors: How many of these are errors of the program, not of data, memory or divergence.
         left: Runs that remain.
@@ -57,6 +58,7 @@ class Outcome:
 
     made: int = 0
     there: int = 0
+    taken: int = 0
     failed: dict[tuple[str, str, str], str] = field(default_factory=dict)
     errors: int = 0
     left: int = 0
@@ -130,6 +132,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
     return {
         "made": outcome.made,
         "there": outcome.there,
+        "taken": outcome.taken,
         "left": outcome.left,
         "failed": failed,
         "errors": outcome.errors,

@@ -24,6 +24,7 @@ from difformer.experiments.ledger import DONE, FAILED, Ledger, Line
 from difformer.experiments.measuring import surroundings
 from difformer.experiments.performing import Interrupted, Ready, perform, ready, why_not
 from difformer.experiments.plan import Data, Experiment
+from difformer.experiments.sharing import TAKEN_FROM, Others
 from difformer.training.devices import resolve
 from difformer.training.interrupt import stop_requests
 from difformer.training.runfiles import only_one, writing
@@ -93,6 +94,7 @@ class _Work:
         self.began = time.monotonic()
         self.outcome = Outcome()
         self.done = {_run(line, line["id"]) for line in known if line["status"] == DONE}
+        self.others = Others(ledger.folder, known, request.quick)
         self.refused = {(line["id"], line["reason"]) for line in known if line["status"] == FAILED}
         self.faults = {line["id"] for line in known if line.get("fault")}
         self.fingerprints: dict[str, set[str]] = {}
@@ -151,6 +153,7 @@ class _Work:
         row = {"data": cell.data.key, "system": cell.system.key, "preset": cell.choice.name}
         seeds = [seed for seed in range(count) if _run(row, what.run_id(seed)) not in self.done]
         self.outcome.there += count - len(seeds)
+        seeds = [seed for seed in seeds if not self._taken_over(what, seed, shared)]
         if not seeds:
             return
         if self.over():
@@ -182,6 +185,18 @@ class _Work:
             self.outcome.errors += fault
         self.outcome.made += made
         self.outcome.left += len(seeds) - made
+
+    def _taken_over(self, what: Ready, seed: int, shared: Line) -> bool:
+        line = self.others.line(what, seed, shared["fingerprint"])
+        if line is None:
+            return False
+        self.ledger.append({**line, "experiment": self.experiment.name})
+        self.outcome.taken += 1
+        self.say(
+            f"{self.experiment.name} {line['data']} {line['system']} ({line['preset']}) seed {seed}: "
+            f"the same run as in {line[TAKEN_FROM]}"
+        )
+        return True
 
     def _refuse(self, about: Line, reason: str) -> None:
         self.outcome.failed[(about["data"], about.get("system", ""), about.get("preset", ""))] = reason

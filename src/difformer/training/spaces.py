@@ -74,7 +74,7 @@ class Space:
         fixed = {key: value for key, value in self.fixed.items() if key not in axes}
         chosen = {**self.axes, **{key: tuple(values) for key, values in axes.items()}}
         return replace(
-            self, axes=chosen, fixed=fixed, source=f"{self.source}, with values of your own for {', '.join(axes)}"
+            self, axes=chosen, fixed=fixed, source=f"{self.source}, with other values for {', '.join(axes)}"
         )
 
     def with_fixed(self, settings: Mapping[str, Any]) -> Space:
