@@ -14,6 +14,7 @@ from typing import TypeVar
 import typer
 
 from difformer.cli.wording import as_typed
+from difformer.refused import WouldNotFitError
 
 CHECK_FAILED = 1
 USER_ERROR = 2
@@ -84,11 +85,6 @@ def _kept(error: KeyboardInterrupt) -> str:
     return ""
 
 
-def _refused(error: Exception) -> bool:
-    """Whether a model said beforehand that it does not fit; what it says holds the advice that fits it."""
-    return type(error) is MemoryError and "GiB are free" in str(error)
-
-
 def _out_of_memory(error: Exception) -> bool:
     """By its name: torch, whose error it is on a GPU, may not be loaded. On a CPU torch has no name for it."""
     on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
@@ -96,7 +92,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def _said(error: Exception) -> str:
-    if _refused(error):
+    if isinstance(error, WouldNotFitError):
         return f"refused for lack of memory: {as_typed(str(error))}"
     if _out_of_memory(error):
         first = str(error).split(". ")[0] or type(error).__name__

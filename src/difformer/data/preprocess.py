@@ -80,9 +80,12 @@ def edges_of(matrix: Any) -> Tensor:
 def row_normalised(x: Any) -> Any:
     """Rows that sum to one, x_ij / Σ_k x_ik; rows of zeros stay as they are. Takes and gives scipy CSR, float32."""
     matrix = sparse.csr_matrix(x, dtype=np.float32, copy=True)
-    total = np.asarray(matrix.sum(axis=1, dtype=np.float64)).ravel()
-    scale = np.divide(1.0, total, out=np.ones_like(total), where=total != 0)
-    matrix.data *= np.repeat(scale, np.diff(matrix.indptr)).astype(np.float32)
+    # Summed one by one in double precision: scipy's own sum adds in an order and a precision that depend on its
+    # version, and the last bit of a feature would tell one machine from another.
+    wide = matrix.data.astype(np.float64)
+    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+    total = np.bincount(rows, weights=wide, minlength=matrix.shape[0])
+    matrix.data[:] = wide / np.where(total == 0, 1.0, total)[rows]
     return matrix
 
 

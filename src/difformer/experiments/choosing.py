@@ -99,8 +99,8 @@ def choices(
     if quick:
         last = {**_known(system.model, experiment.quick_settings), **last}
     order: tuple[str, ...] = OURS if system.role != "rival" else RIVALS
-    if experiment.only_preset:
-        order = (experiment.only_preset,)
+    if experiment.only_presets:
+        order = experiment.only_presets
     found = [
         Choice(name, {**preset.settings, **last}, preset.describe(), preset.trials, preset.runs)
         for name in order

@@ -61,7 +61,7 @@ EXPERIMENT = Experiment(
             seeds=1,
         ),
     ),
-    only_preset="public-code",
+    only_presets=("public-code",),
     figure="difformer.experiments.costs:draw",
     notes=(
         "An epoch of training without evaluation: the time of a longer run less that of a shorter one, over the "

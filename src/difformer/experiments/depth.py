@@ -41,7 +41,7 @@ EXPERIMENT = Experiment(
     quick_data=(small_blocks(seeds=1),),
     quick_systems=("K2-t0.5", "K8-t0.5", "K2-t0.5-source", "K8-t0.5-source", "off-K2-t0.5", "off-K2-t0.5-source"),
     quick_settings={"epochs": 4, "hidden_channels": 8},
-    only_preset="public-code",
+    only_presets=("public-code",),
     figure="difformer.experiments.depth:draw",
     notes=(
         "Everything but K, τ and the source (β = 1, the initial states) is as in the authors' code. Under each "

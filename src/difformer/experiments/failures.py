@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from difformer.refused import WouldNotFitError
 from difformer.training.journal import NonFiniteLossError
 
 
@@ -22,7 +23,7 @@ def expected(error: Exception) -> bool:
 
 def reason_of(error: Exception, device: torch.device) -> str:
     """What a table says in place of a score."""
-    if type(error) is MemoryError and "GiB" in str(error):  # refused by the model before it was begun
+    if isinstance(error, WouldNotFitError):
         return f"not enough memory: {str(error).partition(';')[0]}"
     if _out_of_memory(error):
         return f"out of memory on {device}"

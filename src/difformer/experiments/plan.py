@@ -99,7 +99,7 @@ class Experiment:
         quick_systems: Keys of the systems of ``--quick``; all where left out.
         quick_settings: What ``--quick`` sets for every run.
         one_preset: Whether a system of ours is run with one preset only, the best that there is.
-        only_preset: The one name of presets that are used, where it is not asked what tuning gives.
+        only_presets: The names of presets that are used, where it is not asked what each gives; all where left out.
         figure: ``"module:function"`` that draws it from the runs.
         notes: What a reader of the table has to know, one sentence each.
     """
@@ -115,7 +115,7 @@ class Experiment:
     quick_systems: tuple[str, ...] | None = None
     quick_settings: Mapping[str, Any] = field(default_factory=dict)
     one_preset: bool = False
-    only_preset: str = ""
+    only_presets: tuple[str, ...] = ()
     figure: str = "difformer.experiments.figures:dots"
     notes: tuple[str, ...] = ()
 

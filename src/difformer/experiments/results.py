@@ -21,7 +21,9 @@ _OPENING = """# Results
 Written by `difformer reproduce --results` from the runs in `results/`; nothing here was typed. Every run is a line of
 `results/NAME/runs.jsonl` with its settings, split, seed, scores, cost and device, and every table can be made again
 with `difformer reproduce NAME`. The epoch of every run and the settings of every tuned row were chosen on validation
-data; test data only judge."""
+data; test data only judge. Seconds and megabytes beside scores are those of a machine that may have done other work at
+the same time: what things cost is compared where it is measured for itself, under cost and in the last sections of
+large. A run that belongs into several tables was made once."""
 
 
 def page(folder: Path, figures: str = "../results") -> str:

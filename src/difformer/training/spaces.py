@@ -73,9 +73,7 @@ class Space:
             return self
         fixed = {key: value for key, value in self.fixed.items() if key not in axes}
         chosen = {**self.axes, **{key: tuple(values) for key, values in axes.items()}}
-        return replace(
-            self, axes=chosen, fixed=fixed, source=f"{self.source}, with other values for {', '.join(axes)}"
-        )
+        return replace(self, axes=chosen, fixed=fixed, source=f"{self.source}, with other values for {', '.join(axes)}")
 
     def with_fixed(self, settings: Mapping[str, Any]) -> Space:
         """The same space with some settings held; what is fixed no longer competes."""

@@ -13,6 +13,7 @@ from difformer.eager import is_eager
 from difformer.graph import Graph
 from difformer.nn.dropout import dropout
 from difformer.nn.structure import as_structure
+from difformer.refused import WouldNotFitError
 from difformer.sparse import CSR, SparseMatrix
 from difformer.zoo.kept import Kept
 
@@ -107,7 +108,7 @@ def _loops(num_nodes: int, device: torch.device) -> Graph:
 
 
 def refuse_beyond_memory(needed: float, device: torch.device, what: str, remedy: str) -> None:
-    """Raises a MemoryError before a pass that cannot fit, with what it needs and what is free.
+    """Raises a `WouldNotFitError` before a pass that cannot fit, with what it needs and what is free.
 
     Args:
         needed: Bytes.
@@ -126,6 +127,6 @@ def refuse_beyond_memory(needed: float, device: torch.device, what: str, remedy:
         # Advice that is of use here: the machine's own memory only where it is another one, and suffices.
         if device.type != "cpu" and needed <= (of_machine := free_bytes(torch.device("cpu"))):
             remedy += f", or take device='cpu', where {of_machine / gib:,.1f} GiB are free"
-        raise MemoryError(
+        raise WouldNotFitError(
             f"{what} needs about {needed / gib:,.1f} GiB, and {free / gib:,.1f} GiB are free on {device}; {remedy}"
         )
