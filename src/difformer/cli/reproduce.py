@@ -136,7 +136,7 @@ def _split(words: list[str] | None) -> tuple[str, ...]:
 def _said(outcome: Outcome) -> str:
     parts = [f"{outcome.made} runs made", f"{outcome.there} were there", f"{outcome.left} left"]
     if outcome.taken:
-        parts.insert(1, f"{outcome.taken} taken over from other tables")
+        parts.insert(1, f"{outcome.taken} taken over from other tables or rows")
     if outcome.failed:
         parts.append(f"{len(outcome.failed)} cells could not be run: the table says why")
     return ", ".join(parts)

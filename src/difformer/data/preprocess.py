@@ -83,9 +83,10 @@ def row_normalised(x: Any) -> Any:
     # Summed one by one in double precision: scipy's own sum adds in an order and a precision that depend on its
     # version, and the last bit of a feature would tell one machine from another.
     wide = matrix.data.astype(np.float64)
-    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-    total = np.bincount(rows, weights=wide, minlength=matrix.shape[0])
-    matrix.data[:] = wide / np.where(total == 0, 1.0, total)[rows]
+    count = np.diff(matrix.indptr)
+    total = np.bincount(np.repeat(np.arange(matrix.shape[0]), count), weights=wide, minlength=matrix.shape[0])
+    wide /= np.repeat(np.where(total == 0, 1.0, total), count)
+    matrix.data[:] = wide
     return matrix
 
 

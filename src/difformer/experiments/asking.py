@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difformer.experiments.choosing import NO_TRAINING, Cell, cells, check_names, read_presets
+from difformer.experiments.choosing import NO_TRAINING, UNTUNED, Cell, cells, check_names, read_presets
 from difformer.experiments.plan import Experiment, selected_data, selected_systems
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Outcome:
     Args:
         made: Runs that were made.
         there: Runs that were there before.
-        taken: Runs that another table had made already.
+        taken: Runs that were there for another table or row, and are taken over.
         failed: Cells that could not be run, with the reason.
         errors: How many of these are errors of the program, not of data, memory or divergence.
         left: Runs that remain.
@@ -119,6 +119,11 @@ def _check_some(experiment: Experiment, request: Request, chosen: Sequence[Cell]
         )
     if all(cell.system.baseline for cell in wanted) and not all(cell.system.baseline for cell in chosen):
         there = ", ".join(dict.fromkeys(cell.choice.name for cell in chosen))
+        if experiment.only_presets and not set(request.presets) & {*experiment.only_presets, UNTUNED}:
+            raise ValueError(
+                f"--preset {','.join(request.presets)}: {experiment.name} uses presets of no other name than "
+                f"{', '.join(experiment.only_presets)}; there are rows of {there}"
+            )
         raise ValueError(
             f"--preset {','.join(request.presets)}: nothing that was chosen has such a preset; there are rows "
             f"of {there}. `difformer tune` and `python -m difformer.experiments.search` find presets, "

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from difformer.atomic import write_whole
 from difformer.experiments.catalogue import experiments
+from difformer.experiments.sharing import TAKEN_FROM
 from difformer.experiments.summary import NOT_YET, Summary
 from difformer.experiments.tables import markdown
 from difformer.experiments.writing import read_summary
@@ -49,7 +50,9 @@ def _overview(found: list[Summary]) -> str:
     for summary in found:
         runs = [] if summary.quick else list(summary.lines)
         devices = " / ".join(dict.fromkeys(str(line["device"]) for line in runs))
-        hours = f"{sum(float(line['seconds']) for line in runs) / 3600:.2f}" if runs else "–"
+        # What was made for another table is counted there.
+        own = [float(line["seconds"]) for line in runs if TAKEN_FROM not in line]
+        hours = f"{sum(own) / 3600:.2f}" if runs else "–"
         lines.append(
             f"| {summary.experiment.name} | {summary.experiment.about} | {len(runs)} of {_full(summary)} | "
             f"{_state(summary)} | {hours} | {devices or '–'} |"

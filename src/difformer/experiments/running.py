@@ -94,7 +94,7 @@ class _Work:
         self.began = time.monotonic()
         self.outcome = Outcome()
         self.done = {_run(line, line["id"]) for line in known if line["status"] == DONE}
-        self.others = Others(ledger.folder, known, request.quick)
+        self.others = Others(ledger.folder, known, request.quick, say)
         self.refused = {(line["id"], line["reason"]) for line in known if line["status"] == FAILED}
         self.faults = {line["id"] for line in known if line.get("fault")}
         self.fingerprints: dict[str, set[str]] = {}
@@ -172,7 +172,9 @@ class _Work:
         made = 0
         try:
             for line in perform(what, seeds, self.device, self.stop, shared):
-                self.ledger.append({**line, "time": _now()})
+                line["time"] = _now()
+                self.ledger.append(line)
+                self.others.add([line])
                 made += 1
                 self._tell(line, made, len(seeds))
                 if made < len(seeds) and self.over():
@@ -190,11 +192,12 @@ class _Work:
         line = self.others.line(what, seed, shared["fingerprint"])
         if line is None:
             return False
-        self.ledger.append({**line, "experiment": self.experiment.name})
+        own = self.experiment.name
+        self.ledger.append({**line, "experiment": own})
         self.outcome.taken += 1
         self.say(
-            f"{self.experiment.name} {line['data']} {line['system']} ({line['preset']}) seed {seed}: "
-            f"the same run as in {line[TAKEN_FROM]}"
+            f"{own} {line['data']} {line['system']} ({line['preset']}) seed {seed}: the same run as in "
+            f"{'another row' if line[TAKEN_FROM] == own else line[TAKEN_FROM]}"
         )
         return True
 

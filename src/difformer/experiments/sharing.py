@@ -1,20 +1,20 @@
 """One run, many tables: what another experiment has trained already is taken over, not trained again.
 
 A run's identity holds its data, settings, seed, split and measures. DIFFormer-s with the authors' settings on ten
-random splits of Cora stands in the main table, among the forms of attention and, five splits of it, in the study of
-depth: it is trained once. A line that was taken over says from where.
+random splits of Cora stands in the main table and, five splits of it, in the study of depth: it is trained once. A line
+that was taken over says from where, and is not taken over in turn: whoever removes a run and makes it anew does not get
+it back from a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from difformer.experiments.catalogue import MODULES
+from difformer.experiments.choosing import Cell
 from difformer.experiments.ledger import DONE, Ledger, Line
 from difformer.experiments.performing import Ready, described
-from difformer.experiments.plan import Data
 
 TAKEN_FROM = "taken_from"
 
@@ -23,14 +23,24 @@ class Others:
     """Finished runs of other rows, of this experiment and of those beside it.
 
     Args:
-        folder: Of this experiment; those of other experiments beside it are looked into when they are first needed.
+        folder: Of this experiment; those of other experiments beside it are looked into once, when they are needed.
         own: Lines of this experiment.
         quick: Whether quick runs are wanted, which are never mixed with full ones.
+        say: Takes what cannot be read beside it.
     """
 
-    def __init__(self, folder: Path, own: Iterable[Line], quick: bool) -> None:
-        self.folder, self.own, self.quick = folder, own, quick
-        self._known: Mapping[str, Line] | None = None
+    def __init__(self, folder: Path, own: Iterable[Line], quick: bool, say: Callable[[str], None]) -> None:
+        self.folder, self.quick, self.say = folder, quick, say
+        self._known: dict[tuple[str, str], Line] = {}
+        self._looked = False
+        self.add(own)
+
+    def add(self, lines: Iterable[Line]) -> None:
+        """Lines that others may take over from now on; what is no finished run, or a copy of one, is left out."""
+        for line in lines:
+            whole = line["status"] == DONE and line.keys() >= {"id", "fingerprint", "experiment"}
+            if whole and TAKEN_FROM not in line and bool(line.get("quick")) == self.quick:
+                self._known.setdefault((line["id"], line["fingerprint"]), line)
 
     def line(self, what: Ready, seed: int, fingerprint: str) -> Line | None:
         """A finished run with the identity of this one, as a line of its cell; None where there is none.
@@ -40,27 +50,27 @@ class Others:
             seed: Which of its runs.
             fingerprint: Of the data; runs of other data are left where they are.
         """
-        if not serves(what.cell.data):
+        if not serves(what.cell):
             return None
-        if self._known is None:
-            self._known = self._read()
-        found = self._known.get(what.run_id(seed))
-        if found is None or found.get("fingerprint") != fingerprint:
-            return None
-        origin = found.get(TAKEN_FROM, found["experiment"])
-        return {**found, **described(what, seed), TAKEN_FROM: origin}
+        if not self._looked:
+            self._look()
+        found = self._known.get((what.run_id(seed), fingerprint))
+        return None if found is None else {**found, **described(what, seed), TAKEN_FROM: found["experiment"]}
 
-    def _read(self) -> dict[str, Line]:
-        lines = list(self.own)
+    def _look(self) -> None:
+        self._looked = True
         beside = [self.folder.parent / name for name in MODULES] if self.folder.name in MODULES else []
         for folder in beside:
             if folder != self.folder:
-                with suppress(OSError, ValueError):  # what cannot be read there is said where it is asked for
-                    lines += Ledger(folder).read()
-        done = (line for line in lines if line["status"] == DONE and bool(line.get("quick")) == self.quick)
-        return {line["id"]: line for line in done}
+                try:
+                    self.add(Ledger(folder).read())
+                except (OSError, ValueError) as error:
+                    self.say(f"{self.folder.name}: no run is taken over from {folder}: {error}")
 
 
-def serves(data: Data) -> bool:
-    """Whether runs of a section may come from elsewhere: scores may; cost is measured side by side."""
-    return data.mode == "score" and not data.alone
+def serves(cell: Cell) -> bool:
+    """Whether runs of a cell may come from elsewhere.
+
+    Scores may; cost is measured side by side. A baseline is worked out at once, and its identity leaves its metric out.
+    """
+    return cell.data.mode == "score" and not cell.data.alone and not cell.system.baseline

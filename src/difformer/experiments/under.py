@@ -1,4 +1,4 @@
-"""Which rows a table shows, and what stands under them: marks, devices, and what was not run.
+"""Which rows a table shows, and what stands under them: marks, devices, runs of other tables, and what was not run.
 
 A system has its rows as soon as one of its runs was made or refused; the others are one sentence, with what is
 published of them.
@@ -12,6 +12,7 @@ from difformer.experiments.choosing import UNTUNED
 from difformer.experiments.devices import explained
 from difformer.experiments.goals import judged
 from difformer.experiments.published import Figure
+from difformer.experiments.sharing import TAKEN_FROM
 from difformer.experiments.shortfalls import behind
 from difformer.experiments.summary import NOT_YET, Section
 from difformer.experiments.verdicts import verdict
@@ -43,6 +44,13 @@ def not_run(section: Section) -> str:
     return f"Not run yet: {', '.join(said)}." if said else ""
 
 
+def taken_over(experiment: str, section: Section) -> str:
+    """How many runs were trained for which other table or row; empty where all were trained for this one."""
+    origins = [line[TAKEN_FROM] for line in section.lines if TAKEN_FROM in line]
+    named = ["another row" if origin == experiment else origin for origin in dict.fromkeys(origins)]
+    return f"Trained for {', '.join(named)} and shown here too: {len(origins)} of these runs." if origins else ""
+
+
 def published(found: Figure | None) -> str:
     """A published figure as its source prints it."""
     if found is None:
@@ -57,6 +65,5 @@ def under(experiment: str, section: Section) -> list[str]:
     """Every sentence under a table, in order."""
     rows = shown(section).rows
     marks = [DAGGER] if any(row.preset == UNTUNED and row.values() for row in rows) else []
-    left = not_run(section)
-    said = [*marks, *explained(section), *([left] if left else [])]
+    said = [*marks, *explained(section), *filter(None, [taken_over(experiment, section), not_run(section)])]
     return [*said, *verdict(section), *behind(experiment, section), *judged(experiment, section)]

@@ -62,7 +62,7 @@ def fit(
     Raises:
         TrainingInterrupted: After Ctrl-C, when everything is saved.
         RunFolderError: If the folder is there already, holds another run, or cannot be written.
-        MemoryError: If the model says beforehand that it does not fit; no folder is left then.
+        WouldNotFitError: If the model says beforehand that it does not fit, a MemoryError; no folder is left then.
         NonFiniteLossError: If a loss becomes NaN or infinite.
     """
     config = config or TrainConfig()
