@@ -62,6 +62,17 @@ def test_normalised_rows_are_the_same_to_the_bit_on_every_machine():
         assert found.data[part].tolist() == [float(np.float32(value / total)) for value in values]
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0)], ids=["rows", "columns", "both"])
+def test_there_may_be_no_rows_or_no_columns_to_normalise(shape):
+    assert row_normalised(np.zeros(shape)).shape == shape
+
+
+def test_rows_whose_sum_is_zero_stay_whatever_stands_in_them():
+    stored = sparse.csr_matrix(([0.0, 0.0, 3, 1], [0, 1, 0, 1], [0, 2, 4]), shape=(2, 2))  # zeros that are stored
+    assert row_normalised(stored).toarray().tolist() == [[0, 0], [0.75, 0.25]]
+    assert row_normalised(np.array([[2, -2], [3, -1]])).toarray().tolist() == [[2, -2], [1.5, -0.5]]
+
+
 def test_features_are_sparse_where_it_pays():
     thin, thick = sparse.random(50, 40, 0.05, random_state=0), sparse.random(50, 40, 0.4, random_state=0)
     assert feature_tensor(thin).layout == torch.sparse_csr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from difformer.experiments.asking import Request, wanted_cells
 from difformer.experiments.catalogue import find
 from difformer.experiments.choosing import UNTUNED, choices, read_presets
 from difformer.experiments.plan import Data
@@ -73,6 +74,16 @@ def test_a_variant_is_taken_where_it_is_asked_for_and_nowhere_else():
     assert dict(choices(CITATION, CORA, GCN, found)[0].settings) == {"learning_rate": 0.5}
     assert dict(choices(CITATION, few, GCN, [general])[0].settings) == {"learning_rate": 0.5}
     assert names(GCN, [special]) == [UNTUNED]
+
+
+def test_a_table_that_uses_some_presets_has_rows_of_no_others():
+    depth = find("depth")
+    system = depth.systems[0]
+    found = [preset(name, "difformer-s") for name in ("public-code", "paper", "best")]
+    assert [one.name for one in choices(depth, CORA, system, found)] == ["public-code"]
+    assert [one.name for one in choices(depth, CORA, system, found[1:])] == [UNTUNED]
+    with pytest.raises(ValueError, match="depth uses presets of no other name than public-code"):
+        wanted_cells(depth, Request(presets=("best",)))
 
 
 def test_presets_of_a_folder_go_before_those_of_the_package(tmp_path):

@@ -49,8 +49,8 @@ class Graphormer(Encoder):
         \mathrm{score}_{ij} = \frac{q_i^\top k_j}{\sqrt d} + b_{φ(i, j)},
 
     φ(i, j) being the number of hops from j to i, all above `max_distance` counted as that, with a bias of its own where
-    there is no way. The norm gives features of any scale the say that embeddings of atoms have in the paper: rows that
-    sum to one would drown in the centralities. The biases, one for each head, are shared by all layers. Edge features
+    there is no way. The norm gives features the say that embeddings of atoms have in the paper: rows that sum to one
+    would drown in the centralities. The biases, one for each head, are shared by all layers. Edge features
     and the virtual node of the paper are left out: a graph's state is the readout of its nodes. Heads are worked out
     one after the other and again in the backward pass: memory is that of one N × N matrix and a byte a pair, and
     refused where that does not fit. One graph on a CPU takes three bytes a pair and goes through its rows in blocks
