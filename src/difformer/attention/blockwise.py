@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from difformer.attention import reference, small
-from difformer.attention.layout import Piece, by_head, pack, pieces, split_runs, stack_runs, working_dtype
+from difformer.attention.layout import Piece, by_head, pack, pieces, serve_runs, working_dtype
 from difformer.attention.once import once_differentiated
 from difformer.attention.reference import smallest_total
 from difformer.attention.scores import Score, find_score, score_key
@@ -114,16 +114,8 @@ def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *rest: Any) ->
     return tuple(x.new_empty(x.shape, dtype=out.dtype) for x in (q, k, v))
 
 
-@_forward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    results = _forward(*stack_runs(info, in_dims[:3], args[:3]), *args[3:])
-    return tuple(split_runs(info, x) for x in results), (0, 0)
-
-
-@_backward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    results = _backward(*stack_runs(info, in_dims[:6], args[:6]), *args[6:])
-    return tuple(split_runs(info, x) for x in results), (0, 0, 0)
+serve_runs(_forward, 3)
+serve_runs(_backward, 6)
 
 
 _run_forward = direct(_tiles_forward, _forward)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.attention.layout import split_runs, stack_runs
+from difformer.attention.layout import serve_runs
 from difformer.attention.once import once_differentiated
 from difformer.attention.scores import diffusivity_of, form_of, least_of
 from difformer.attention.segments import Segments
@@ -112,16 +112,8 @@ def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor
     return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
-@_forward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    results = _forward(*stack_runs(info, in_dims[:3], args[:3]), *args[3:])
-    return tuple(split_runs(info, x) for x in results), (0, 0)
-
-
-@_backward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    results = _backward(*stack_runs(info, in_dims[:6], args[:6]), *args[6:])
-    return tuple(split_runs(info, x) for x in results), (0, 0, 0)
+serve_runs(_forward, 3)
+serve_runs(_backward, 6)
 
 
 _differentiate = once_differentiated(_backward)

@@ -125,6 +125,21 @@ def split_runs(info: Any, x: Tensor) -> Tensor:
     return x.unflatten(0, (info.batch_size, x.shape[0] // info.batch_size))
 
 
+def serve_runs(operator: Any, tensors: int) -> None:
+    """Teaches a custom operator `torch.vmap`: stacked runs join the axis of runs of its first `tensors` inputs.
+
+    What follows them, such as a layout or the key of a score, is the same for all runs.
+    """
+
+    def stacked(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        results = operator(*stack_runs(info, in_dims[:tensors], args[:tensors]), *args[tensors:])
+        if isinstance(results, Tensor):
+            return split_runs(info, results), 0
+        return tuple(split_runs(info, x) for x in results), (0,) * len(results)
+
+    operator.register_vmap(stacked)
+
+
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """What sums are kept in: float64 for float64, float32 for all else."""
     return torch.float64 if dtype == torch.float64 else torch.float32

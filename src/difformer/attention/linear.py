@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from difformer.attention import blockwise
-from difformer.attention.layout import Piece, by_head, pack, pieces, split_runs, stack_runs, working_dtype
+from difformer.attention.layout import Piece, by_head, pack, pieces, serve_runs, working_dtype
 from difformer.attention.once import once_differentiated
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import diffusivity_of, form_of
@@ -149,16 +149,8 @@ def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, total: Tensor, *rest: Any) 
     return tuple(x.new_empty(x.shape, dtype=total.dtype) for x in (q, k, v))
 
 
-@_forward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    results = _forward(*stack_runs(info, in_dims[:3], args[:3]), *args[3:])
-    return tuple(split_runs(info, x) for x in results), (0,) * 5
-
-
-@_backward.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    results = _backward(*stack_runs(info, in_dims[:8], args[:8]), *args[8:])
-    return tuple(split_runs(info, x) for x in results), (0, 0, 0)
+serve_runs(_forward, 3)
+serve_runs(_backward, 8)
 
 
 _run_forward = direct(_rows_forward, _forward)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from difformer.attention import monomials
-from difformer.attention.layout import split_runs, stack_runs, working_dtype
+from difformer.attention.layout import serve_runs, working_dtype
 from difformer.attention.once import once_differentiated
 from difformer.attention.precision import precision_of
 from difformer.attention.scores import apart, constant_result
@@ -110,20 +110,9 @@ def _(x: Tensor, state: Tensor, u: Tensor, coefficients: Sequence[float], weight
     return state.new_empty((*x.shape[:3], state.shape[-1])), state.new_empty(x.shape)
 
 
-@_moments.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-    return split_runs(info, _moments(*stack_runs(info, in_dims[:2], args[:2]), *args[2:])), 0
-
-
-@_evaluate.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-    return split_runs(info, _evaluate(*stack_runs(info, in_dims[:2], args[:2]), *args[2:])), 0
-
-
-@_evaluate_and_pull.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
-    results = _evaluate_and_pull(*stack_runs(info, in_dims[:3], args[:3]), *args[3:])
-    return tuple(split_runs(info, x) for x in results), (0, 0)
+serve_runs(_moments, 2)
+serve_runs(_evaluate, 2)
+serve_runs(_evaluate_and_pull, 3)
 
 
 def _moments_gradients(grad: Tensor, x: Tensor, y: Tensor, coefficients: Sequence[float]) -> tuple[Tensor, Tensor]:
