@@ -22,7 +22,7 @@ FIRST = Request(device="cpu", datasets=("blocks",))
 
 @pytest.fixture
 def made(tmp_path):
-    """A first experiment that is done, and how many runs are trained after it."""
+    """A folder of results in which a first experiment is done."""
     run(SMALL, tmp_path / "citation", FIRST, lambda text: None)
     return tmp_path
 

@@ -365,6 +365,24 @@ def test_graphormer_reads_its_tables_as_defined():
     torch.testing.assert_close(model.embed(x, edges), model.norm(z), rtol=1e-4, atol=1e-5)
 
 
+def words_of_few(nodes=200, words=1433, each=18):
+    """A bag of words whose rows sum to one, as the citation graphs have it: entries of 1/18 among zeros."""
+    g = torch.Generator().manual_seed(0)
+    chosen = torch.rand(nodes, words, generator=g).topk(each).indices
+    return torch.zeros(nodes, words).scatter_(1, chosen, 1 / each)
+
+
+def test_features_that_sum_to_one_are_not_drowned_by_what_is_beside_them():
+    """What tells nodes apart before the first layer is their features, not a bias or a degree that they share."""
+    x = words_of_few()
+    torch.manual_seed(0)
+    node, graph = (zoo.build(name, x.shape[1], 7, hidden_channels=64) for name in ("nodeformer", "graphormer"))
+    seen = node.norms[0](node.input(x))
+    assert seen.std(0).mean() > 4 * seen.mean(0).abs().mean()
+    features, degrees = graph.input_norm(graph.input(x)), graph.in_degree.weight + graph.out_degree.weight
+    assert features.std(0).mean() > 10 * degrees.std(0).mean()
+
+
 def test_graphormer_follows_a_change_of_order():
     model, x, edges = made("graphormer"), points(), some_edges()
     order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
