@@ -27,6 +27,8 @@ class Played:
             assert all(isinstance(size, int) and size > 0 for size in grid)
             return self.work
 
+    SPLITS_BFLOAT16 = True
+
     def __init__(self):
         for name in ("_forward", "_backward_keys", "_backward_queries"):
             setattr(self, name, self.Kernel(getattr(self, name[1:])))
@@ -113,7 +115,10 @@ def test_says_what_it_serves():
 @needs_gpu
 @pytest.mark.parametrize("diffusivity", [SIMPLE, SIGMOID], ids=lambda d: d.name)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize(("n", "heads", "d", "c"), [(1, 1, 4, 4), (130, 2, 16, 8), (1000, 1, 64, 64), (515, 3, 33, 20)])
+@pytest.mark.parametrize(
+    ("n", "heads", "d", "c"),
+    [(1, 1, 4, 4), (130, 2, 16, 8), (1000, 1, 64, 64), (515, 3, 33, 20), (400, 1, 128, 128), (90, 2, 20, 100)],
+)
 @pytest.mark.parametrize("batched", [False, True])
 def test_kernels(diffusivity, dtype, tolerance, n, heads, d, c, batched):
     generator = torch.Generator().manual_seed(0)
