@@ -74,8 +74,10 @@ def test_memory_that_is_free(monkeypatch):
     [
         ("sigmoid", torch.bfloat16, 64, False, "fused"),
         ("sigmoid", torch.float64, 64, False, "blockwise"),
-        ("sigmoid", torch.float32, 200, False, "flex"),
-        ("sigmoid", torch.float32, 200, True, "blockwise"),
+        ("sigmoid", torch.float32, 64, False, "blockwise"),
+        ("sigmoid", torch.float32, 200, False, "blockwise"),
+        ("sigmoid", torch.bfloat16, 200, False, "flex"),
+        ("sigmoid", torch.bfloat16, 200, True, "blockwise"),
         ("softmax", torch.float32, 64, False, "flex"),
         ("gaussian", torch.bfloat16, 300, False, "blockwise"),
     ],
@@ -84,6 +86,12 @@ def test_on_a_gpu(monkeypatch, form, dtype, width, transformed, backend):
     monkeypatch.setattr(fused, "kernels", object())
     situation = choice.Situation(10_000, width, width, 1, torch.device("cuda"), dtype, transformed=transformed)
     assert choice.choose(situation, choice.score_key(form, width), None).backend == backend
+
+
+def test_a_batch_of_float32_takes_the_fused_kernels_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(fused, "kernels", object())
+    situation = choice.Situation(20, 64, 64, 1, torch.device("cuda"), torch.float32, batched_rows=10_000)
+    assert choice.choose(situation, choice.score_key("sigmoid", 64), None).backend == "fused"
 
 
 def test_auto_takes_what_is_explained(monkeypatch):

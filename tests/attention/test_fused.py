@@ -27,8 +27,6 @@ class Played:
             assert all(isinstance(size, int) and size > 0 for size in grid)
             return self.work
 
-    SPLITS_BFLOAT16 = True
-
     def __init__(self):
         for name in ("_forward", "_backward_keys", "_backward_queries"):
             setattr(self, name, self.Kernel(getattr(self, name[1:])))

@@ -13,7 +13,6 @@ batch are sorted by graph, and a block of queries visits only the keys of its ow
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -38,20 +37,13 @@ LARGEST_WIDTH = 128  # channels of a row that a block can hold in shared memory
 TILES: dict[torch.dtype, tuple[tuple[int, int, int, int], ...]] = {
     torch.bfloat16: ((128, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3)),
     torch.float16: ((128, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3)),
-    torch.float32: ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),
+    torch.float32: ((64, 64, 4, 2), (32, 64, 4, 2), (64, 32, 4, 2)),
 }
-WIDE = 64  # channels beyond which a block of float32, held in three parts, has to be smaller
-WIDE_TILES = ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1))
 
 
 def _looked_up(ranges: Tensor | None, like: Tensor) -> tuple[Tensor, ...]:
     """What the kernels look up of each row's graph; of one graph they look nothing up."""
     return (like,) * 3 if ranges is None else ranges.unbind()
-
-
-def _tiles(q: Tensor, v: Tensor) -> tuple[tuple[int, int, int, int], ...]:
-    wide = q.dtype == torch.float32 and max(q.shape[-1], v.shape[-1]) > WIDE
-    return WIDE_TILES if wide else TILES[q.dtype]
 
 
 def _width(channels: int) -> int:
@@ -67,11 +59,11 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor | None, form: int, 
     (problems, n, d), c = q.shape, v.shape[-1]
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     out, total = torch.empty_like(v), torch.empty(problems, n, dtype=torch.float32, device=q.device)
-    bm, bn, warps, stages = _tiles(q, v)[0]
+    bm, bn, warps, stages = TILES[q.dtype][0]
     kernels._forward[(-(-n // bm), problems)](
         q, k, v, out, total, *_looked_up(ranges, q), n, d, c, least, n * d, n * c,
         FORM=form, BATCHED=ranges is not None, BM=bm, BN=bn, BD=_width(d), BC=_width(c), num_warps=warps,
-        num_stages=stages, **_precision(q),
+        num_stages=stages, **_precision(q.dtype),
     )  # fmt: skip
     return out, total
 
@@ -98,13 +90,12 @@ def _backward(
     a = scaled.to(v.dtype).contiguous()
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     shared = (*_looked_up(ranges, q), n, d, c, n * d, n * c)
-    options = {"FORM": form, "BATCHED": ranges is not None, "BD": _width(d), "BC": _width(c), **_precision(q)}
-    tiles = _tiles(q, v)
-    bm, bn, warps, stages = tiles[1]
+    options = {"FORM": form, "BATCHED": ranges is not None, "BD": _width(d), "BC": _width(c), **_precision(q.dtype)}
+    bm, bn, warps, stages = TILES[q.dtype][1]
     kernels._backward_keys[(-(-n // bn), problems)](
         q, k, v, a, const, dk, dv, *shared, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options
     )
-    bm, bn, warps, stages = tiles[2]
+    bm, bn, warps, stages = TILES[q.dtype][2]
     kernels._backward_queries[(-(-n // bm), problems)](
         q, k, v, a, const, dq, *shared, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options
     )
@@ -150,20 +141,9 @@ class _Fused(torch.autograd.Function):
         return (*_differentiate(grad, *ctx.saved_tensors, ctx.form, ctx.least), None, None, None)
 
 
-@cache
-def _single(device: torch.device) -> str:
-    """How float32 is multiplied: by the matrix units, in as many parts as keep all 24 bits.
-
-    Their own float32 mode, of one part, would round q and k to ten bits; without them a product takes five times longer.
-    """
-    if device.type == "cuda" and (torch.version.hip or torch.cuda.get_device_capability(device)[0] < 8):
-        return "ieee"  # no matrix units for these types, or none that this was tried on
-    return "bf16x6" if kernels.SPLITS_BFLOAT16 else "tf32x3"
-
-
-def _precision(q: Tensor) -> dict[str, Any]:
-    single = q.dtype == torch.float32
-    return {"FAST": not single, "PRECISION": _single(q.device) if single else "tf32"}
+def _precision(dtype: torch.dtype) -> dict[str, Any]:
+    # Single precision is kept: the matrix units' own float32 mode would round q and k to ten bits.
+    return {"FAST": dtype != torch.float32, "PRECISION": "ieee" if dtype == torch.float32 else "tf32"}
 
 
 def _aligned(x: Tensor) -> Tensor:
@@ -176,6 +156,16 @@ def serves(form: str, device: torch.device, dtype: torch.dtype, width: int) -> b
     """Whether the kernels can answer: a CUDA device, a form, a type and channels that they were written for."""
     known = form in FORMS and dtype in TILES and width <= LARGEST_WIDTH
     return kernels is not None and device.type == "cuda" and known
+
+
+def pays(dtype: torch.dtype, batched: bool) -> bool:
+    """Whether the kernels are quicker than the tiles of `difformer.attention.blockwise`, where they serve.
+
+    In low precision they are, and for batches, whose tiles are small. One graph of float32 is not theirs: Triton's
+    products by the rules of IEEE are slower than torch's. On an H200, 19,717 rows of 64, an answer and its gradients
+    take 76 ms, by tiles 16; multiplied in three parts of TF32, to 24 bits, it would be 17.
+    """
+    return dtype != torch.float32 or batched
 
 
 def propagate(

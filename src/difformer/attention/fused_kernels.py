@@ -10,9 +10,6 @@ Programs run over blocks of BM queries or BN keys (first axis of the grid) and h
 import triton
 import triton.language as tl
 
-# Products of float32 as six of bfloat16 came with Triton 3.6.
-SPLITS_BFLOAT16 = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 6)
-
 
 @triton.jit
 def _exchange(s, FORM: tl.constexpr, FAST: tl.constexpr):
