@@ -57,12 +57,24 @@ def test_a_run_folder_made_on_a_gpu(tmp_path):
         assert predict(tmp_path / "run", blocks().x[:3], task=blocks(), device=device).outputs.shape == (3, 3)
 
 
-@pytest.mark.parametrize("model", ["difformer-s", "difformer-a", "gcn", "mlp"])
+GLOBAL = {"qk_norm": "global", "transform": False}  # of difformer-s a step by the Gram matrix of its states
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("difformer-s", {}),
+        ("difformer-s", GLOBAL),
+        ("difformer-a", {}),
+        ("difformer-a", GLOBAL),
+        ("gcn", {}),
+        ("mlp", {}),
+    ],
+)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_recorded_epochs_are_launched_epochs(model, dropout, monkeypatch):
-    config = CONFIG.replace(
-        model=model, options={"hidden_channels": 8, "dropout": dropout}, epochs=20, gradient_clip=1.0
-    )
+def test_recorded_epochs_are_launched_epochs(model, more, dropout, monkeypatch):
+    options = {"hidden_channels": 8, "dropout": dropout, **more}
+    config = CONFIG.replace(model=model, options=options, epochs=20, gradient_clip=1.0)
     recorded = train_one(blocks(), 0, config, 0, "cuda")
     trainer = loop.Trainer(blocks(), blocks().splits[0], config, 0, torch.device("cuda"))
     assert trainer.captured is not None

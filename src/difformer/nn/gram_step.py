@@ -40,7 +40,8 @@ def _gram(z: Tensor) -> Tensor:
         products.addmm_(z[i].T, z[i])
         sums.add_(z[i].sum(0))
     gram = z.new_empty(d + 1, d + 1)
-    gram[:d, :d], gram[d, :d], gram[:d, d], gram[d, d] = products, sums, sums, n
+    gram[:d, :d], gram[d, :d], gram[:d, d] = products, sums, sums
+    gram[d, d].fill_(n)  # a number that is assigned to one element is copied from the host: a GPU would be waited for
     return gram
 
 
