@@ -21,7 +21,7 @@ class ModelInfo:
         kinds: Kinds of task it can serve.
         needs_graph: Whether it is pointless without observed edges.
         coupling: S of the diffusion it performs, where it has one.
-        energy: Energy that one layer descends, where it has one.
+        energy: Energy of such a coupling as the paper writes it, where it has one; not a claim that layers descend it.
         cost: Operations of one layer, with N nodes, E edges and d channels.
         fixed: Options that make the model what it is and cannot be set.
         stackable: Whether runs of it can be trained as one with a leading axis.
@@ -42,6 +42,6 @@ class ModelInfo:
     trained: bool = True
 
 
-# Energies that several systems descend, as the paper writes them.
+# Energies that several systems have, as the paper writes them.
 QUADRATIC = "||Z - Z_k||² + λ Σ_E s_ij ||z_i - z_j||²"
 LATENT = "||Z - Z_k||² + λ Σ_ij δ(||z_i - z_j||²)"
