@@ -1,5 +1,6 @@
 """Which operator answers: by form, rows, tolerance, device and memory; and that the choice is the one explained."""
 
+import dataclasses
 import re
 
 import pytest
@@ -92,6 +93,8 @@ def test_a_batch_of_float32_takes_the_fused_kernels_on_a_gpu(monkeypatch):
     monkeypatch.setattr(fused, "kernels", object())
     situation = choice.Situation(20, 64, 64, 1, torch.device("cuda"), torch.float32, batched_rows=10_000)
     assert choice.choose(situation, choice.score_key("sigmoid", 64), None).backend == "fused"
+    wide = dataclasses.replace(situation, d=200, c=200)  # beyond what the kernels hold
+    assert choice.choose(wide, choice.score_key("sigmoid", 200), None).backend == "flex"
 
 
 def test_auto_takes_what_is_explained(monkeypatch):

@@ -48,6 +48,26 @@ def test_what_is_there_is_not_trained_again(tmp_path, monkeypatch):
     assert len(trained) == 1
 
 
+def test_a_setting_that_was_written_twice_counts_once(tmp_path, capsys):
+    search.main([*ARGUMENTS, "--out", str(tmp_path)])
+    path = tmp_path / "trials.jsonl"
+    written = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*written, written[0]]))
+    capsys.readouterr()
+    search.main([*ARGUMENTS, "--out", str(tmp_path)])
+    assert "3 of 3 settings" in capsys.readouterr().out
+    path.write_text("".join([*written[:2], written[0]]))  # three lines of gcn, two settings
+    (tmp_path / "karate-gcn.toml").unlink()
+    search.main([*ARGUMENTS, "--seconds", "-1", "--out", str(tmp_path)])
+    assert "gcn: 2 of 3 settings" in capsys.readouterr().out
+    assert not (tmp_path / "karate-gcn.toml").exists()
+
+
+def test_a_setting_that_was_given_is_said_in_the_source(tmp_path):
+    search.main([*ARGUMENTS, "--first", "learning_rate=0.02", "--out", str(tmp_path)])
+    assert "and one setting that was given" in read_preset(tmp_path / "karate-gcn.toml").source
+
+
 def test_a_setting_that_diverges_is_never_the_best(tmp_path, monkeypatch):
     def explode(*args, **options):
         raise NonFiniteLossError(1, math.nan, args[2])

@@ -142,7 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         question = Question(model, space_of(task, model, fixed, axes), runs=given.runs)
         asked = {"dataset": task.name, "model": model, "protocol": task.protocol, "question": question.written(task)}
         points = points_of(question.space, model, given.trials, question.seed, first)
-        done = [line for line in _known(trials) if _answers(line, asked) and line["settings"] in _as_json(points)]
+        # A line a setting: one that two searches wrote at the same time counts once.
+        known = {json.dumps(line["settings"]): line for line in _known(trials) if _answers(line, asked)}
+        done = [line for line in known.values() if line["settings"] in _as_json(points)]
         left = [point for point in points if _as_json(point) not in [line["settings"] for line in done]]
         if left and time.perf_counter() - began < given.seconds:
             for found in search(for_search(task, given.runs), question, left, given.device):
@@ -183,12 +185,13 @@ def _conclude(
     )
     if len(done) < wanted:
         return
+    beside = ", and one setting that was given" if given.first else ""
     preset = Preset(
         given.name,
         question.model,
         task.name,
         settings={**question.space.fixed, **best["settings"]},
-        source=f"random search over {question.space.source}, chosen on validation",
+        source=f"random search over {question.space.source}{beside}, chosen on validation",
         metric=metric.name,
         validation=round(best["valid"], 6),
         trials=len(done),

@@ -147,7 +147,8 @@ def remarks(summary: Summary) -> list[str]:
     if any(row.preset in SAID and row.lines for section in summary.sections for row in section.rows):
         said.append(
             "Settings called paper's grid (the preset `paper`) were tuned here, over the grid of the paper's "
-            "Appendix E; the paper's own figures stand under paper."
+            "Appendix E, in most searches with one customary setting beside it; the paper's own figures stand under "
+            "paper."
         )
     return [*said, *summary.experiment.notes]
 
