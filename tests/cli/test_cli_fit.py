@@ -75,9 +75,23 @@ def test_defaults_are_called_untuned_and_presets_named(call, monkeypatch, protoc
     monkeypatch.setattr("difformer.training.run.fit", lambda *_, **__: (_ for _ in ()).throw(ValueError("begun")))
     answer = call("fit", "karate", "--model", "gcn", "--seeds", "1", *words)
     assert next(line for line in answer.out.splitlines() if line.startswith("untuned")).startswith(said)
+    assert said in call("fit", "karate", "--model", "gcn", *words, "--set", "epochs=3").out  # chooses no model
     assert "untuned" not in call("fit", "karate", "--model", "gcn", *words, *QUICK).out
     assert "untuned" not in call("fit", "karate", "--model", "gcn", *words, "--batch-size", "8").out
     assert call("fit", "karate", "--model", "gcn", "--json", *words).out == ""
+
+
+def test_a_preset_that_was_found_with_other_labels_says_so(call, monkeypatch):
+    from difformer.experiments.presets import Preset
+
+    words = ("fit", "iris", "--model", "mlp", "--preset", "paper", "--seeds", "1", "--data", "per_class=4", "--out")
+    command = (
+        "python -m difformer.experiments.search iris --models mlp --first dropout=0.2 --data per_class=5 num_splits=3"
+    )
+    lend(monkeypatch, Preset("paper", "mlp", "iris", {"epochs": 1}, trials=16, command=command))
+    said = "note: these settings were found with per_class=5 --data num_splits=3; add --data per_class=5 --data num_sp"
+    assert said in call(*words, "one").out
+    assert "were found with" not in call(*words, "two", "--data", "per_class=5", "--data", "num_splits=3").out
 
 
 def test_a_preset_is_said_with_its_command_and_kept(call, monkeypatch, tmp_path):

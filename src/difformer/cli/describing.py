@@ -9,10 +9,13 @@ from difformer.cli.output import shown
 
 if TYPE_CHECKING:
     from difformer.cli.request import Request
+    from difformer.experiments.presets import Preset
     from difformer.training.source import TaskSource
 
 # Settings of a training that also a model without parameters heeds; all others are about steps of an optimiser.
 HEEDED = ("batch_size", "metric", "graph", "precision")
+# Settings that say how long a training is and how often one looks, and so choose no model.
+LENGTH = frozenset({"epochs", "patience", "eval_every"})
 
 
 def describe_request(request: Request, source: TaskSource | None) -> list[str]:
@@ -26,7 +29,7 @@ def describe_request(request: Request, source: TaskSource | None) -> list[str]:
     lines = [f"model: {request.config.model} ({settings})"]
     if request.preset is not None:
         lines += _origin(request, source)
-    elif not request.settings:
+    elif not set(request.settings) - LENGTH:
         lines.append(untuned(request, source))
     return lines + untrained(request)
 
@@ -77,7 +80,19 @@ def _origin(request: Request, source: TaskSource | None) -> list[str]:
         lines.append(
             f"note: these settings belong to protocol {preset.protocol!r}; add --protocol {preset.protocol} for it"
         )
-    return lines
+    other = _other_data(preset, source)
+    return lines + ([f"note: these settings were found with {other}; add --data {other} for it"] if other else [])
+
+
+def _other_data(preset: Preset, source: TaskSource | None) -> str:
+    """Options of the data set that a preset was found with, where others are asked for: ``"per_class=200"``."""
+    if source is None or source.name != preset.dataset:
+        return ""
+    from difformer.data.registry import dataset_options
+
+    here = {**dataset_options(preset.dataset), **source.options}
+    found = {key: value for key, value in preset.data_options.items() if key != "protocol"}
+    return " --data ".join(f"{key}={value}" for key, value in found.items() if shown(here.get(key)) != value)
 
 
 def _protocol(source: TaskSource | None) -> str | None:

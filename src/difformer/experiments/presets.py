@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -98,6 +99,18 @@ class Preset:
         if self.validation is not None:
             tuned = f" (validation {self.metric or 'score'} {self.validation:.4g}, {self.trials} trials)"
         return f"{self.name} ({self.model} on {self.dataset}): {self.source}{tuned}"
+
+    @property
+    def data_options(self) -> dict[str, str]:
+        """Options of the data set that they were found with, as its command has them: ``--data KEY=VALUE …``."""
+        found: dict[str, str] = {}
+        within = False
+        for word in shlex.split(self.command or ""):
+            within = word == "--data" if word.startswith("--") else within
+            if within and "=" in word:
+                key, _, value = word.partition("=")
+                found[key] = value
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Fields that are set, with `settings` last, as they stand in a file."""

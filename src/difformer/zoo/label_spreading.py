@@ -62,7 +62,7 @@ class LabelSpreading(nn.Module):
         if self._labels is None or self._labels.numel() != x.shape[0]:
             seen = "none" if self._labels is None else f"{self._labels.numel()}"
             raise ValueError(
-                f"label spreading has observed {seen} labels for {x.shape[0]} rows; call observe(y, train)"
+                f"label spreading has observed {seen} labels for {x.shape[0]} rows; call observe(y, train_index)"
             )
         features: Any = x.to_dense() if isinstance(x, SparseMatrix) or x.layout != torch.strided else x
         estimator = Estimator(kernel="knn", n_neighbors=self.neighbours, alpha=self.alpha, max_iter=self.max_iter)
