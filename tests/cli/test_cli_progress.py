@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -48,6 +49,25 @@ def test_lines_of_a_log(clock):
     assert len(lines) == 11  # the first, and every tenth
     assert lines[0] == "seed 0 epoch 1/100 loss 0.5000 valid 0.8000 test 0.7000"  # no speed to tell yet
     assert lines[-1] == "seed 0 epoch 100/100 loss 0.5000 valid 0.8000 test 0.7000 | 10.0 epochs/s, 10s left"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_whoever_waits_for_the_first_epoch_is_told(clock, monkeypatch, terminal):
+    monkeypatch.setattr("difformer.cli.progress.WAITS", (0.01, 0.05))
+    shown, text = progress(clock, terminal=terminal)
+    with shown:
+        for _ in range(500):
+            if text.getvalue().count("the first is under way") == 2:
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail(f"nothing was said: {text.getvalue()!r}")
+    monkeypatch.setattr("difformer.cli.progress.WAITS", (0.2,))
+    quick, text = progress(clock, terminal=terminal)
+    with quick:
+        quick.on_epoch(event(0, 1))
+        time.sleep(0.3)
+    assert "under way" not in text.getvalue()
 
 
 def test_the_table_on_a_terminal(clock):

@@ -6,6 +6,7 @@ go to standard error, so that standard output holds results alone.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ REDRAWS_A_SECOND = 8
 DRAWING_SHARE = 0.05  # of the time at most: a slow terminal must not slow the training down
 LINES_A_RUN = 10
 ROWS_SHOWN = 12
+WAITS = (30.0, 120.0, 600.0)  # seconds without a first epoch after which that is said
 
 
 @dataclass
@@ -63,8 +65,10 @@ class Progress:
         self.started = self.first_event = clock()
         self._live: Any = None
         self._next_drawing = self.started
+        self._begun = threading.Event()
 
     def __enter__(self) -> Progress:
+        threading.Thread(target=self._while_nothing_is_seen, daemon=True).start()
         if self.output.err.is_terminal:
             from rich.live import Live
 
@@ -75,12 +79,26 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._begun.set()
         if self._live is not None:
             self._draw()
             self._live.stop()
 
+    def _while_nothing_is_seen(self) -> None:
+        """All pairs of a large graph take minutes: whoever waits for the first epoch is told that it is under way."""
+        before = 0.0
+        for seconds in WAITS:
+            if self._begun.wait(seconds - before):
+                return
+            before = seconds
+            self.output.remark(
+                f"{self.title}no epoch is evaluated after {clock_time(seconds)}: the first is under way, and says how "
+                "long the others take"
+            )
+
     def on_epoch(self, event: EpochEvent) -> None:
         """Takes note of an evaluated epoch, and redraws if that is due."""
+        self._begun.set()
         self.seen += 1
         self.epochs = event.epochs  # fewer than were asked for where a model has nothing to train
         key = (event.seed, event.split)
