@@ -1,5 +1,7 @@
 """Training on a GPU; needs one."""
 
+import gc
+
 import pytest
 import torch
 from small_tasks import blocks, many_labels, point_sets, series
@@ -83,6 +85,16 @@ def test_recorded_epochs_are_launched_epochs(model, more, dropout, monkeypatch):
     for mine, theirs in zip(recorded.history, launched.history, strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
     torch.testing.assert_close(recorded.outputs, launched.outputs, atol=1e-3, rtol=1e-3)
+
+
+def test_recorded_models_leave_no_memory_behind():
+    config = CONFIG.replace(model="difformer-s", options={"hidden_channels": 8}, epochs=5)
+    held = []
+    for _ in range(6):
+        train_one(blocks(), 0, config, 0, "cuda")
+        gc.collect()
+        held.append(torch.cuda.memory_allocated())
+    assert held[-1] - held[1] < 2**20  # the first may load libraries
 
 
 STACKABLE = [name for name, info in MODELS.items() if info.stackable and "nodes" in info.kinds]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ def capture(
             return feed.outputs(model)
 
     try:
-        side = torch.cuda.Stream(device)
+        side = side_stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
@@ -100,6 +101,20 @@ def capture(
     finally:
         model.load_state_dict(kept)
     return Captured(seed, key, training, evaluation, outputs, found, evaluated)
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a device that everything is recorded on.
+
+    A new one for every model would cost memory that nobody gives back: libraries of linear algebra keep a workspace for
+    each stream that they have met.
+    """
+    return _side_stream(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _side_stream(index: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(index)
 
 
 @contextmanager
@@ -132,7 +147,7 @@ class Recorder:
         is made meanwhile has no values before the first replay, and never any where recording fails.
         """
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)
+            self._stream = side_stream(self._device)
         graph = torch.cuda.CUDAGraph()
         try:
             with _recording(graph, self._stream, self._pool):
