@@ -89,7 +89,7 @@ def test_a_preset_that_was_found_with_other_labels_says_so(call, monkeypatch):
         "python -m difformer.experiments.search iris --models mlp --first dropout=0.2 --data per_class=5 num_splits=3"
     )
     lend(monkeypatch, Preset("paper", "mlp", "iris", {"epochs": 1}, trials=16, command=command))
-    said = "note: these settings were found with per_class=5 --data num_splits=3; add --data per_class=5 --data num_sp"
+    said = "note: these settings were found with per_class=5, num_splits=3; add --data per_class=5 --data num_splits=3"
     assert said in call(*words, "one").out
     assert "were found with" not in call(*words, "two", "--data", "per_class=5", "--data", "num_splits=3").out
 

@@ -52,12 +52,12 @@ def test_lines_of_a_log(clock):
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_whoever_waits_for_the_first_epoch_is_told(clock, monkeypatch, terminal):
+def test_whoever_waits_for_the_first_evaluation_is_told(clock, monkeypatch, terminal):
     monkeypatch.setattr("difformer.cli.progress.WAITS", (0.01, 0.05))
     shown, text = progress(clock, terminal=terminal)
     with shown:
         for _ in range(500):
-            if text.getvalue().count("the first is under way") == 2:
+            if text.getvalue().count("nothing evaluated yet") == 2:
                 break
             time.sleep(0.01)
         else:
@@ -67,7 +67,7 @@ def test_whoever_waits_for_the_first_epoch_is_told(clock, monkeypatch, terminal)
     with quick:
         quick.on_epoch(event(0, 1))
         time.sleep(0.3)
-    assert "under way" not in text.getvalue()
+    assert "nothing evaluated yet" not in text.getvalue()
 
 
 def test_the_table_on_a_terminal(clock):

@@ -107,7 +107,8 @@ def _flex_pays(s: Situation, form: str, width: int) -> bool:
     """Whether torch's kernels serve and are quicker than tiles.
 
     Those that modify a score are slow in float32 (on an H200, 9,237 rows of 128, 37 ms against 5.6 by tiles): they are
-    for low precision and for batches, whose tiles are small. Exponentials need no change of theirs (15 and 17 ms).
+    for low precision and for batches, whose tiles are small. Exponentials need no change of their scores, and are quick
+    in float32 too (19,717 rows of 64, 15 ms against 17).
     """
     quick = s.dtype != torch.float32 or form == "exponential" or s.batched_rows > 0
     return quick and flex.serves(s.device, s.dtype, width, s.batched_rows)

@@ -80,19 +80,21 @@ def _origin(request: Request, source: TaskSource | None) -> list[str]:
         lines.append(
             f"note: these settings belong to protocol {preset.protocol!r}; add --protocol {preset.protocol} for it"
         )
-    other = _other_data(preset, source)
-    return lines + ([f"note: these settings were found with {other}; add --data {other} for it"] if other else [])
+    if other := _other_data(preset, source):
+        words = " ".join(f"--data {option}" for option in other)
+        lines.append(f"note: these settings were found with {', '.join(other)}; add {words} for it")
+    return lines
 
 
-def _other_data(preset: Preset, source: TaskSource | None) -> str:
-    """Options of the data set that a preset was found with, where others are asked for: ``"per_class=200"``."""
+def _other_data(preset: Preset, source: TaskSource | None) -> list[str]:
+    """Options of the data set that a preset was found with, where others are asked for: ``["per_class=200"]``."""
     if source is None or source.name != preset.dataset:
-        return ""
+        return []
     from difformer.data.registry import dataset_options
 
     here = {**dataset_options(preset.dataset), **source.options}
     found = {key: value for key, value in preset.data_options.items() if key != "protocol"}
-    return " --data ".join(f"{key}={value}" for key, value in found.items() if shown(here.get(key)) != value)
+    return [f"{key}={value}" for key, value in found.items() if shown(here.get(key)) != value]
 
 
 def _protocol(source: TaskSource | None) -> str | None:

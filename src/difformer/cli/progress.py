@@ -25,7 +25,7 @@ REDRAWS_A_SECOND = 8
 DRAWING_SHARE = 0.05  # of the time at most: a slow terminal must not slow the training down
 LINES_A_RUN = 10
 ROWS_SHOWN = 12
-WAITS = (30.0, 120.0, 600.0)  # seconds without a first epoch after which that is said
+WAITS = (30.0, 120.0, 600.0)  # seconds without a first evaluation after which that is said
 
 
 @dataclass
@@ -85,15 +85,15 @@ class Progress:
             self._live.stop()
 
     def _while_nothing_is_seen(self) -> None:
-        """All pairs of a large graph take minutes: whoever waits for the first epoch is told that it is under way."""
+        """All pairs of a large graph take minutes: whoever waits for the first evaluation is told that work goes on."""
         before = 0.0
         for seconds in WAITS:
             if self._begun.wait(seconds - before):
                 return
             before = seconds
             self.output.remark(
-                f"{self.title}no epoch is evaluated after {clock_time(seconds)}: the first is under way, and says how "
-                "long the others take"
+                f"{self.title}at work for {clock_time(seconds)}, nothing evaluated yet; speed and time left "
+                "follow soon after the first evaluation"
             )
 
     def on_epoch(self, event: EpochEvent) -> None:
