@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from difformer.attention.reference import safe_total
+from difformer.nn.tall import affine, tall_product
 
 SMALLEST_SQUARE = 1e-24
 
@@ -40,9 +40,9 @@ def gram_attention(
     """
     count = z.shape[0]
     total = z.sum(0, keepdim=True)
-    gram = torch.cat([torch.cat([z.T @ z, total.T], 1), torch.cat([total, z.new_full((1, 1), count)], 1)], 0)
+    gram = torch.cat([torch.cat([tall_product(z, z), total.T], 1), torch.cat([total, z.new_full((1, 1), count)], 1)], 0)
     maps = gram_maps(gram, query, key, value, num_heads, scaled).transpose(0, 1).flatten(1)
-    out = functional.linear(z, maps[:-1].T, maps[-1]).unflatten(1, (num_heads, -1))
+    out = affine(z, maps[:-1], maps[-1]).unflatten(1, (num_heads, -1))
     answer = out[..., :-1] / safe_total(out[..., -1:], count)
     return answer.squeeze(1) if num_heads == 1 else answer.mean(1)
 

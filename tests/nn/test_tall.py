@@ -1,0 +1,53 @@
+from functools import partial
+
+import pytest
+import torch
+
+from difformer import DIFFormerConv
+from difformer.nn import tall
+
+
+@pytest.fixture(params=[2, 3, 7])
+def slices(request, monkeypatch):
+    """A CPU leaves such products whole; here they go in slices, as on a GPU."""
+    monkeypatch.setattr(tall, "number_of_slices", lambda a: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("n", [7, 14, 25])
+def test_slices_add_up_to_the_whole(slices, n):
+    a, b = torch.randn(n, 3, dtype=torch.float64), torch.randn(n, 4, dtype=torch.float64)
+    torch.testing.assert_close(tall.tall_product(a, b), a.T @ b)
+
+
+def test_output_and_every_gradient_are_those_of_the_whole_products(slices):
+    inputs = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((25, 3), (3, 4), (4,))]
+    z, weight, bias = inputs
+    factor = torch.randn(25, 4, dtype=torch.float64)
+    found, wanted = tall.affine(z, weight, bias), z @ weight + bias
+    torch.testing.assert_close(found, wanted)
+    gradients = [torch.autograd.grad((out.square() * factor).sum(), inputs) for out in (found, wanted)]
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second)
+    torch.autograd.gradgradcheck(tall.affine, inputs)
+
+
+def test_a_stack_of_layers_in_slices(slices):
+    conv = DIFFormerConv(4, 4, qk_norm="global").double()
+    slow = DIFFormerConv(4, 4, qk_norm="global", backend="reference").double()  # all pairs, term by term
+    stacked = {name: torch.randn(5, *value.shape, dtype=torch.float64) for name, value in conv.named_parameters()}
+    z, factor = torch.randn(2, 5, 20, 4, dtype=torch.float64).unbind()
+
+    def loss(layer, parameters, z, factor):
+        return (torch.func.functional_call(layer, parameters, (z,)) * factor).sum()
+
+    found = torch.vmap(torch.func.grad_and_value(partial(loss, conv), argnums=(0, 1)))(stacked, z, factor)
+    for run in range(5):
+        own = {name: value[run] for name, value in stacked.items()}
+        (parameters, states), value = torch.func.grad_and_value(partial(loss, slow), argnums=(0, 1))(
+            own, z[run], factor[run]
+        )
+        torch.testing.assert_close(found[1][run], value)
+        torch.testing.assert_close(found[0][1][run], states)
+        for name, gradient in parameters.items():
+            torch.testing.assert_close(found[0][0][name][run], gradient)
