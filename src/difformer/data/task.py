@@ -161,20 +161,21 @@ class Task:
         digest = hashlib.sha256(f"{self.name}|{self.kind}|{self.problem}|{self.metric}|{self.num_outputs}".encode())
         for part in (self.x, self.y, self.edge_index, self.edge_weight, self.node_ptr):
             for tensor in part if isinstance(part, tuple) else (part,):
-                _update(digest, tensor)
+                update_digest(digest, tensor)
         for split in self.splits:
             for tensor in (split.train, split.valid, split.test):
-                _update(digest, tensor)
+                update_digest(digest, tensor)
         return digest.hexdigest()
 
 
-def _update(digest: hashlib._Hash, tensor: Tensor | None) -> None:
+def update_digest(digest: hashlib._Hash, tensor: Tensor | None) -> None:
+    """Adds a tensor's shape, type and every byte to a digest."""
     if tensor is None:
         digest.update(b"none")
     elif tensor.layout == torch.sparse_csr:
         digest.update(f"csr{tuple(tensor.shape)}".encode())
         for part in (tensor.crow_indices(), tensor.col_indices(), tensor.values()):
-            _update(digest, part)
+            update_digest(digest, part)
     else:
         digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)

@@ -21,6 +21,7 @@ from difformer.graph import Graph
 from difformer.sparse import SparseMatrix
 from difformer.training.building import hook
 from difformer.training.config import TrainConfig, knn_of
+from difformer.training.neighbours import neighbours_of
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,11 @@ def with_neighbours(task: Task, seen: Task, split: Split, neighbours: int) -> Ta
 
     The nodes of a series are described by what is seen of them in the training part: new snapshots keep that graph.
     """
-    points = seen.x[split.train].transpose(0, 1).flatten(1) if seen.kind == "series" else seen.x
-    edges = knn_graph(points, neighbours, include_self=True, symmetric=True, node_ptr=seen.node_ptr)
+    if seen.kind == "series":
+        points = seen.x[split.train].transpose(0, 1).flatten(1)
+        edges = knn_graph(points, neighbours, include_self=True, symmetric=True)
+    else:
+        edges = neighbours_of(seen.x, neighbours, seen.node_ptr)
     return dataclasses.replace(task, edge_index=edges, edge_weight=None)
 
 
