@@ -1,12 +1,15 @@
 """Training on a GPU; needs one."""
 
+import dataclasses
 import gc
 
 import pytest
 import torch
 from small_tasks import blocks, many_labels, point_sets, series
 
+from difformer import DIFFormer
 from difformer.training import TrainConfig, evaluate, fit, loop, predict, resume, train_one
+from difformer.training.feeding_batches import BatchesFeed
 from difformer.training.stacked import StackedSetting, train_stacked
 from difformer.training.stacked_loop import StackedTrainer
 from difformer.zoo import MODELS, options_of
@@ -37,6 +40,27 @@ def test_mini_batches_and_mixed_precision(model, batch_size):
     for precision in ("float32", "bf16"):
         config = CONFIG.replace(model=model, batch_size=batch_size, precision=precision, epochs=30)
         assert train_one(blocks(), 0, config, 0, "cuda").test > 0.7
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_batches_that_are_cut_on_a_gpu_are_those_of_a_cpu(sparse):
+    task = blocks()
+    if sparse:
+        task = dataclasses.replace(task, x=task.x.to_sparse_csr())
+    place = torch.device("cuda")
+    config = CONFIG.replace(batch_size=17)
+    torch.manual_seed(0)
+    model = DIFFormer(task.x.shape[1], 8, task.num_outputs).eval()
+    feeds = [BatchesFeed(task, task.splits[0], config, 3, device) for device in (torch.device("cpu"), place)]
+    assert feeds[1].partitions.x.device.type == "cuda"
+    for here, there in zip(*(feed.partitions.epoch(2) for feed in feeds), strict=True):
+        assert there.nodes.device.type == "cuda"
+        x = [(one.x.to_dense() if sparse else one.x).cpu() for one in (here, there)]
+        assert x[0].equal(x[1])
+        for name in ("nodes", "y", "edge_index", "seeds"):
+            assert getattr(here, name).equal(getattr(there, name).cpu()), name
+    found = [feed.outputs(model.to(feed.device)).detach().cpu() for feed in feeds]
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
 def test_a_run_folder_made_on_a_gpu(tmp_path):

@@ -63,9 +63,19 @@ class NodePartitions:
         batch_size: Nodes a batch; the last batch holds what is left.
         seed: Together with the epoch's number all that the batches depend on.
         even: Batches of one size, give or take one node.
+        device: Where features, targets and edges are kept and cut into batches; the task's own place by default. The
+            batches are the same wherever that is. A GPU that has room for all of it cuts them much sooner.
     """
 
-    def __init__(self, task: Task, *, batch_size: int, seed: int = 0, even: bool = False) -> None:
+    def __init__(
+        self,
+        task: Task,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        even: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
         if task.kind != "nodes":
             raise ValueError(f"task {task.name!r}: partitions of nodes need a 'nodes' task, this one is {task.kind!r}")
         if batch_size < 1:
@@ -74,6 +84,11 @@ class NodePartitions:
         self.batch_size = batch_size
         self.seed = seed
         self.even = even
+        self.device = task.x.device if device is None else torch.device(device)
+        self.x, self.y = task.x.to(self.device), task.y.to(self.device)
+        self.edge_index, self.edge_weight = (
+            part.to(self.device) if isinstance(part, Tensor) else None for part in (task.edge_index, task.edge_weight)
+        )
 
     def __len__(self) -> int:
         """Batches an epoch."""
@@ -81,40 +96,42 @@ class NodePartitions:
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[NodeBatch]:
         """The batches of one epoch, from batch `start` on."""
-        task = self.task
-        parts = partition_nodes(task.num_nodes, batch_size=self.batch_size, seed=self.seed, epoch=epoch, even=self.even)
+        count = self.task.num_nodes
+        found = partition_nodes(count, batch_size=self.batch_size, seed=self.seed, epoch=epoch, even=self.even)
+        sizes = [nodes.numel() for nodes in found]
+        parts = torch.cat(found).to(self.device).split(sizes)  # in one piece: every copy to a GPU is waited for
         edges = self._edges_of(parts)
-        place = torch.empty(task.num_nodes, dtype=torch.long)
+        place = torch.empty(count, dtype=torch.long, device=self.device)
         for number, nodes in enumerate(parts):
             if number < start:
                 continue
+            own = torch.arange(nodes.numel(), device=self.device)
             edge_index = edge_weight = None
-            if edges is not None:
-                assert isinstance(task.edge_index, Tensor)
-                place[nodes] = torch.arange(nodes.numel())
-                edge_index = place[task.edge_index[:, edges[number]]]
-                if isinstance(task.edge_weight, Tensor):
-                    edge_weight = task.edge_weight[edges[number]]
+            if edges is not None and self.edge_index is not None:
+                place[nodes] = own
+                edge_index = place[self.edge_index[:, edges[number]]]
+                if self.edge_weight is not None:
+                    edge_weight = self.edge_weight[edges[number]]
             yield NodeBatch(
                 nodes=nodes,
-                x=take_rows(task.x, nodes),
-                y=task.y[nodes],
+                x=take_rows(self.x, nodes),
+                y=self.y[nodes],
                 edge_index=edge_index,
                 edge_weight=edge_weight,
-                seeds=torch.arange(nodes.numel()),
+                seeds=own,
             )
 
     def _edges_of(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Positions in the edge list of every part's edges, in order."""
-        if not isinstance(self.task.edge_index, Tensor):
+        if self.edge_index is None:
             return None
         # The smallest type keeps the table of parts in the processor's cache, and the two look-ups of every edge fast.
         small = torch.int16 if len(parts) < 2**15 else torch.int32
-        part_of = torch.empty(self.task.num_nodes, dtype=small)
-        for number, nodes in enumerate(parts):
-            part_of[nodes] = number
-        part = part_of[self.task.edge_index[0]]
-        inside = (part == part_of[self.task.edge_index[1]]).nonzero().squeeze(1)
+        part_of = torch.empty(self.task.num_nodes, dtype=small, device=self.device)
+        sizes = torch.tensor([nodes.numel() for nodes in parts], device=self.device)
+        part_of[torch.cat(parts)] = torch.arange(len(parts), dtype=small, device=self.device).repeat_interleave(sizes)
+        part = part_of[self.edge_index[0]]
+        inside = (part == part_of[self.edge_index[1]]).nonzero().squeeze(1)
         part = part[inside]
         order = part.argsort(stable=True)
         count = torch.bincount(part, minlength=len(parts)).tolist()

@@ -10,32 +10,38 @@ from torch import Tensor, nn
 from difformer.data import Split, Task
 from difformer.data.batches import NodePartitions
 from difformer.graph import Graph
-from difformer.nn import DIFFormer
+from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.training.config import TrainConfig
 from difformer.training.feeding import Inputs, Step, features, graph_of
-from difformer.training.inference import choose_storage, decode_in_batches, embed_in_batches
+from difformer.training.inference import choose_storage, decode_in_batches, embed_in_batches, has_room
+
+LEAST_ROWS = 4096
 
 
 class BatchesFeed:
     """One step a part of the nodes, with the edges inside it; parts without a training label are left out.
 
-    Evaluation is exact: a DIFFormer goes over the whole graph in batches of rows, any other model in one pass.
+    Evaluation is exact: over the whole graph in one pass, or, where a DIFFormer's states would take much of a device's
+    memory, layer by layer in batches of rows.
     """
 
     whole = False
 
     def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device) -> None:
         assert config.batch_size is not None
-        self.task, self.split, self.device, self.batch_size = task, split, device, config.batch_size
-        self.partitions = NodePartitions(task, batch_size=config.batch_size, seed=seed)
+        self.task, self.device, self.batch_size = task, device, config.batch_size
+        home = device if has_room(device, _bytes(task)) else None
+        self.partitions = NodePartitions(task, batch_size=config.batch_size, seed=seed, device=home)
+        self.train = split.train.to(self.partitions.device)
         self._storage: torch.device | None = None
+        self._in_one_pass: bool | None = None
         self._graph: Graph | None = None
         self._whole: Inputs | None = None
 
     def steps(self, epoch: int) -> Iterator[Step]:
-        count = max(1, self.split.train.numel())
+        count = max(1, self.train.numel())
         for batch in self.partitions.epoch(epoch):
-            rows = batch.local(self.split.train)
+            rows = batch.local(self.train)
             if not rows.numel():
                 continue
             graph = None
@@ -49,12 +55,12 @@ class BatchesFeed:
             )
 
     def outputs(self, model: nn.Module) -> Tensor:
-        if not isinstance(model, DIFFormer):
+        if not isinstance(model, DIFFormer) or self._fits(model):
             return self._inputs().outputs(model)
-        return decode_in_batches(model, self.states(model), batch_size=self.batch_size, device=self.device)
+        return decode_in_batches(model, self.states(model), batch_size=self._rows, device=self.device)
 
     def states(self, model: nn.Module) -> Tensor:
-        if not isinstance(model, DIFFormer):
+        if not isinstance(model, DIFFormer) or self._fits(model):
             return self._inputs().states(model)
         task = self.task
         if self._storage is None:
@@ -62,9 +68,22 @@ class BatchesFeed:
             self._storage = choose_storage(model, task.num_nodes, task.num_edges or 0, self.device)
             if task.edge_index is not None:
                 self._graph = graph_of(task.edge_index, task.edge_weight, task.num_nodes, self._storage)
-        return embed_in_batches(
-            model, task.x, self._graph, batch_size=self.batch_size, device=self.device, storage=self._storage
-        )
+        x = self.partitions.x
+        return embed_in_batches(model, x, self._graph, batch_size=self._rows, device=self.device, storage=self._storage)
+
+    @property
+    def _rows(self) -> int:
+        """Rows at a time in evaluation, which holds no gradients: fewer would save nothing and cost time."""
+        return max(self.batch_size, LEAST_ROWS)
+
+    def _fits(self, model: DIFFormer) -> bool:
+        """Whether the whole graph goes through a model in one pass; asked once, so that all evaluations are alike."""
+        if self._in_one_pass is None:
+            heads = max((layer.num_heads for layer in model.layers if isinstance(layer, DIFFormerConv)), default=1)
+            # Queries, keys, values and sums of every head, in float32.
+            states = 4 * self.task.num_nodes * model.input.out_features * (4 + 4 * heads)
+            self._in_one_pass = has_room(self.device, states + _bytes(self.task))
+        return self._in_one_pass
 
     def passes(self) -> list[Inputs]:
         return [self._inputs()]
@@ -74,5 +93,12 @@ class BatchesFeed:
             task, graph = self.task, None
             if task.edge_index is not None:
                 graph = graph_of(task.edge_index, task.edge_weight, task.num_nodes, self.device)
-            self._whole = Inputs(features(task.x, self.device), graph)
+            self._whole = Inputs(features(self.partitions.x, self.device), graph)
         return self._whole
+
+
+def _bytes(task: Task) -> int:
+    """What features, targets and edges take, with what cutting them into batches needs beside them."""
+    x = task.x.values() if task.x.layout == torch.sparse_csr else task.x
+    each = x.element_size() + (8 if x is not task.x else 0)  # a number, and its column where it is one of a sparse row
+    return x.numel() * each + task.y.numel() * task.y.element_size() + 64 * (task.num_edges or 0)

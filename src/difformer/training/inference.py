@@ -38,7 +38,7 @@ def embed_in_batches(
 
     Args:
         model: In evaluation mode, on `device`.
-        x: Features, dense or sparse CSR, on the CPU.
+        x: Features, dense or sparse CSR, on the CPU or on `device`.
         graph: Observed edges on `storage`, or None.
         batch_size: Rows at a time.
         device: Where rows are worked on.
@@ -199,7 +199,7 @@ def _blocks(count: int, size: int) -> Iterator[slice]:
 def _features(x: Tensor, rows: slice, device: torch.device) -> Tensor | SparseMatrix:
     if x.layout == torch.strided:
         return x[rows].to(device)
-    return SparseMatrix.from_tensor(take_rows(x, torch.arange(rows.start, rows.stop))).to(device)
+    return SparseMatrix.from_tensor(take_rows(x, torch.arange(rows.start, rows.stop, device=x.device))).to(device)
 
 
 def _rows_times(matrix: SparseMatrix, rows: slice, z: Tensor) -> Tensor:
@@ -221,8 +221,10 @@ def _rows_times(matrix: SparseMatrix, rows: slice, z: Tensor) -> Tensor:
 
 def choose_storage(model: DIFFormer, num_nodes: int, num_edges: int, device: torch.device) -> torch.device:
     """Where states of all nodes and the graph live: on the device where they take little of its room, else the CPU."""
-    if device.type != "cuda":
-        return torch.device("cpu")
     needed = 4 * num_nodes * model.input.out_features * 4 + num_edges * 64
-    free, _ = torch.cuda.mem_get_info(device)
-    return device if needed < AMPLE * free else torch.device("cpu")
+    return device if has_room(device, needed) else torch.device("cpu")
+
+
+def has_room(device: torch.device, needed: int) -> bool:
+    """Whether a GPU has ample room for so many bytes; never true of a CPU, where everything is already."""
+    return device.type == "cuda" and needed < AMPLE * torch.cuda.mem_get_info(device)[0]
