@@ -17,6 +17,7 @@ from difformer.experiments.presets import Preset, write_preset
 from difformer.experiments.running import run
 from difformer.experiments.summary import summarise
 from difformer.experiments.systems import rivals
+from difformer.experiments.tables import markdown
 from difformer.experiments.writing import read_summary
 from difformer.training import NonFiniteLossError
 from difformer.training.config import TrainConfig
@@ -342,3 +343,32 @@ def test_broken_data_are_an_error_of_the_data(tmp_path, said, monkeypatch):
     monkeypatch.setattr(running, "load_data", broken)
     outcome = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
     assert "file is cut short" in outcome.failed[("blocks", "", "")]
+
+
+def test_runs_of_another_precision_are_runs_of_their_cell(tmp_path, said):
+    few = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), seeds=1, precision="bf16")
+    assert run(SMALL, tmp_path, few, said.append).made == 1
+    rest = run(SMALL, tmp_path, dataclasses.replace(few, seeds=2, precision=None), said.append)
+    assert (rest.made, rest.there) == (1, 1)
+    low, full = Ledger(tmp_path).read()
+    assert (low["settings"]["precision"], full["settings"]["precision"]) == ("bf16", "float32")
+    assert (low["settings_id"], low["test"] is None) == (full["settings_id"], False)
+    text = markdown(read_summary(SMALL, tmp_path))
+    assert "Made in mixed precision (bf16), all others in float32: GCN (untuned), 1 of 2 runs." in text
+
+
+def test_a_run_that_is_taken_over_keeps_its_precision(tmp_path, said):
+    request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), seeds=1)
+    run(SMALL, tmp_path / "citation", dataclasses.replace(request, precision="bf16"), said.append)
+    other = dataclasses.replace(SMALL, name="depth")
+    assert run(other, tmp_path / "depth", request, said.append).taken == 1
+    assert Ledger(tmp_path / "depth").read()[0]["settings"]["precision"] == "bf16"
+
+
+def test_a_precision_that_there_is_not_and_one_that_cost_is_not_measured_in(tmp_path, said):
+    with pytest.raises(ValueError, match="--precision: expected float32 or bf16, got 'half'"):
+        run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, precision="half"), said.append)
+    cost = dataclasses.replace(SMALL, data=(dataclasses.replace(BLOCKS, mode="cost"),))
+    with pytest.raises(ValueError, match="--precision bf16: blocks measures time or memory"):
+        run(cost, tmp_path, dataclasses.replace(ONLY_BLOCKS, precision="bf16"), said.append)
+    assert not (tmp_path / "runs.jsonl").exists()

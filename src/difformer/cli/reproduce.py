@@ -56,6 +56,14 @@ def reproduce(
         float | None, typer.Option(help="Begin no new run after so many seconds.", show_default=False)
     ] = None,
     retry: Annotated[bool, typer.Option(help="Try runs again that failed before.")] = False,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, or bf16 for mixed precision, quicker on a GPU where all pairs are worked out; tables say "
+            "which runs were made in it. What the presets say by default.",
+            show_default=False,
+        ),
+    ] = None,
     table_only: Annotated[
         bool, typer.Option("--table-only", help="Run nothing: write tables and figure from the runs that are there.")
     ] = False,
@@ -106,6 +114,7 @@ def reproduce(
         preset_folder=presets,
         seconds=math.inf if seconds is None else seconds,
         retry=retry,
+        precision=precision,
     )
     folder = out / experiment.name
     if table_only and not Ledger(folder).read():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from difformer.experiments.choosing import NO_TRAINING, UNTUNED, Cell, cells, check_names, read_presets
 from difformer.experiments.plan import Experiment, selected_data, selected_systems
+from difformer.training.config import PRECISIONS
 
 if TYPE_CHECKING:
     from difformer.experiments.summary import Summary
@@ -29,6 +30,7 @@ class Request:
         preset_folder: Folder with preset files that go before the package's.
         seconds: Begin nothing new after that.
         retry: Whether runs that failed are tried again.
+        precision: In which runs are made, where not as their settings say.
     """
 
     quick: bool = False
@@ -40,6 +42,7 @@ class Request:
     preset_folder: Path | None = None
     seconds: float = math.inf
     retry: bool = False
+    precision: str | None = None
 
 
 @dataclass
@@ -82,6 +85,7 @@ def wanted_cells(experiment: Experiment, request: Request) -> list[Cell]:
     chosen = [cell for cell in found if cell.system.key in systems]
     wanted = [c for c in chosen if not request.presets or c.choice.name in (*request.presets, NO_TRAINING)]
     _check_some(experiment, request, chosen, wanted)
+    _check_precision(request, wanted)
     return wanted
 
 
@@ -128,6 +132,20 @@ def _check_some(experiment: Experiment, request: Request, chosen: Sequence[Cell]
             f"--preset {','.join(request.presets)}: nothing that was chosen has such a preset; there are rows "
             f"of {there}. `difformer tune` and `python -m difformer.experiments.search` find presets, "
             f"--presets FOLDER reads them"
+        )
+
+
+def _check_precision(request: Request, wanted: Sequence[Cell]) -> None:
+    """Seconds and megabytes of two precisions would stand in one table as if they could be compared."""
+    if request.precision is None:
+        return
+    if request.precision not in PRECISIONS:
+        raise ValueError(f"--precision: expected {' or '.join(PRECISIONS)}, got {request.precision!r}")
+    measured = next((cell.data.key for cell in wanted if cell.data.mode == "cost" or cell.data.alone), None)
+    if measured is not None and request.precision != "float32":
+        raise ValueError(
+            f"--precision {request.precision}: {measured} measures time or memory, in float32 for all systems alike; "
+            f"leave --precision out, or choose other sections with --datasets"
         )
 
 

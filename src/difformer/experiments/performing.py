@@ -54,13 +54,21 @@ class Ready:
         return self.task.splits[seed % len(self.task.splits)].name
 
 
-def ready(cell: Cell, task: Task) -> Ready:
+def ready(cell: Cell, task: Task, precision: str | None = None) -> Ready:
     """Everything a run depends on, defaults included.
+
+    Args:
+        cell: Which row of which table.
+        task: Its data.
+        precision: In which the run is made, where not in that of the cell's settings. As with the device, a run remains
+            one of its cell, and its line says it.
 
     Raises:
         ValueError: If the settings are not those of the model.
     """
     config, settings = _configured(cell)
+    if config is not None and precision is not None:
+        config, settings = config.replace(precision=precision), {**settings, "precision": precision}
     return Ready(cell, task, config, settings, settings_id(cell))
 
 

@@ -146,7 +146,7 @@ class _Work:
                 f"remove their lines from {self.ledger.path}"
             )
         for cell in wanted:
-            self._cell(ready(cell, task), count, {**shared, **surroundings(self.device)})
+            self._cell(ready(cell, task, self.request.precision), count, {**shared, **surroundings(self.device)})
 
     def _cell(self, what: Ready, count: int, shared: Line) -> None:
         cell = what.cell

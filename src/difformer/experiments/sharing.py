@@ -55,7 +55,11 @@ class Others:
         if not self._looked:
             self._look()
         found = self._known.get((what.run_id(seed), fingerprint))
-        return None if found is None else {**found, **described(what, seed), TAKEN_FROM: found["experiment"]}
+        if found is None:
+            return None
+        # Its settings are those of the cell but for the precision, which is the one it was made in.
+        own = {TAKEN_FROM: found["experiment"], "settings": found.get("settings", what.settings)}
+        return {**found, **described(what, seed), **own}
 
     def _look(self) -> None:
         self._looked = True

@@ -11,6 +11,7 @@ from dataclasses import replace
 from difformer.experiments.choosing import UNTUNED
 from difformer.experiments.devices import explained
 from difformer.experiments.goals import judged
+from difformer.experiments.ledger import Line
 from difformer.experiments.published import Figure
 from difformer.experiments.sharing import TAKEN_FROM
 from difformer.experiments.shortfalls import behind
@@ -51,6 +52,17 @@ def taken_over(experiment: str, section: Section) -> str:
     return f"Trained for {', '.join(named)} and shown here too: {len(origins)} of these runs." if origins else ""
 
 
+def mixed(section: Section) -> str:
+    """Which runs were made in mixed precision; empty where none was."""
+    rows = [(row, [line for line in row.lines if _low(line)]) for row in shown(section).rows]
+    said = [f"{row.system.label} ({row.settings}), {len(low)} of {len(row.lines)}" for row, low in rows if low]
+    return f"Made in mixed precision (bf16), all others in float32: {'; '.join(said)} runs." if said else ""
+
+
+def _low(line: Line) -> bool:
+    return bool(line.get("settings", {}).get("precision", "float32") != "float32")
+
+
 def published(found: Figure | None) -> str:
     """A published figure as its source prints it."""
     if found is None:
@@ -65,5 +77,6 @@ def under(experiment: str, section: Section) -> list[str]:
     """Every sentence under a table, in order."""
     rows = shown(section).rows
     marks = [DAGGER] if any(row.preset == UNTUNED and row.values() for row in rows) else []
-    said = [*marks, *explained(section), *filter(None, [taken_over(experiment, section), not_run(section)])]
+    remarks = [mixed(section), taken_over(experiment, section), not_run(section)]
+    said = [*marks, *explained(section), *filter(None, remarks)]
     return [*said, *verdict(section), *behind(experiment, section), *judged(experiment, section)]
