@@ -355,6 +355,7 @@ def test_runs_of_another_precision_are_runs_of_their_cell(tmp_path, said):
     assert (low["settings_id"], low["test"] is None) == (full["settings_id"], False)
     text = markdown(read_summary(SMALL, tmp_path))
     assert "Made in mixed precision (bf16), all others in float32: GCN (untuned), 1 of 2 runs." in text
+    assert " threads in bf16; B " in text  # times of two precisions are not one median
 
 
 def test_a_run_that_is_taken_over_keeps_its_precision(tmp_path, said):
@@ -372,3 +373,28 @@ def test_a_precision_that_there_is_not_and_one_that_cost_is_not_measured_in(tmp_
     with pytest.raises(ValueError, match="--precision bf16: blocks measures time or memory"):
         run(cost, tmp_path, dataclasses.replace(ONLY_BLOCKS, precision="bf16"), said.append)
     assert not (tmp_path / "runs.jsonl").exists()
+
+
+def test_what_failed_in_one_precision_is_tried_in_another(tmp_path, said, monkeypatch):
+    few = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), seeds=1)
+
+    def too_large(*args, **options):
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(performing, "train_one", too_large)
+        patched.setattr(performing, "train_stacked", too_large)
+        assert run(SMALL, tmp_path, few, said.append).failed
+    assert run(SMALL, tmp_path, few, said.append).made == 0
+    assert run(SMALL, tmp_path, dataclasses.replace(few, precision="bf16"), said.append).made == 1
+
+
+def test_a_failure_says_in_which_precision(tmp_path, said, monkeypatch):
+    def broken(*args, **options):
+        raise RuntimeError("a kernel is missing")
+
+    monkeypatch.setattr(performing, "train_one", broken)
+    monkeypatch.setattr(performing, "train_stacked", broken)
+    request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), seeds=1, precision="bf16")
+    assert all("(in bf16)" in reason for reason in run(SMALL, tmp_path, request, said.append).failed.values())
+    assert [line["precision"] for line in Ledger(tmp_path).read() if line["status"] == FAILED] == ["bf16"]

@@ -32,6 +32,32 @@ def test_output_and_every_gradient_are_those_of_the_whole_products(slices):
     torch.autograd.gradgradcheck(tall.affine, inputs)
 
 
+def test_mixed_precision_and_forward_mode(slices):
+    """Under autocast the factors that are kept are of another type than the gradient."""
+    conv = DIFFormerConv(4, 4, qk_norm="global")
+    z = torch.randn(30, 4)
+    change = torch.randn(30, 4)
+
+    def gradients(layer):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = layer(z)
+        return torch.autograd.grad(out.float().square().sum(), list(layer.parameters()))
+
+    slow = DIFFormerConv(4, 4, qk_norm="global", backend="reference")
+    slow.load_state_dict(conv.state_dict())
+    for first, second in zip(gradients(conv), gradients(slow), strict=True):
+        assert torch.isfinite(first).all()
+        torch.testing.assert_close(first, second, atol=0.05 * float(second.abs().max()) + 0.02, rtol=0.1)
+    found, wanted = (torch.func.jvp(layer, (z,), (change,)) for layer in (conv, slow))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_only_a_stack_on_a_gpu_is_sliced():
+    seen = []
+    torch.vmap(lambda a: seen.append(tall.number_of_slices(a)) or a.sum())(torch.randn(2, 1000, 3))
+    assert (seen, tall.number_of_slices(torch.randn(1000, 3))) == ([1], 1)
+
+
 def test_a_stack_of_layers_in_slices(slices):
     conv = DIFFormerConv(4, 4, qk_norm="global").double()
     slow = DIFFormerConv(4, 4, qk_norm="global", backend="reference").double()  # all pairs, term by term

@@ -8,6 +8,7 @@ import torch
 from small_tasks import blocks, many_labels, point_sets, series
 
 from difformer import DIFFormer
+from difformer.data import load
 from difformer.training import TrainConfig, evaluate, fit, loop, predict, resume, train_one
 from difformer.training.feeding_batches import BatchesFeed
 from difformer.training.stacked import StackedSetting, train_stacked
@@ -61,6 +62,17 @@ def test_batches_that_are_cut_on_a_gpu_are_those_of_a_cpu(sparse):
             assert getattr(here, name).equal(getattr(there, name).cpu()), name
     found = [feed.outputs(model.to(feed.device)).detach().cpu() for feed in feeds]
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_stacks_whose_products_are_sliced_learn_as_single_runs(precision):
+    task = load("sbm", num_nodes=600)
+    options = {"hidden_channels": 8, "dropout": 0.0, **GLOBAL}
+    config = TrainConfig(model="difformer-s", options=options, epochs=20, learning_rate=0.02, precision=precision)
+    together = train_stacked(task, [StackedSetting(seed, 0) for seed in range(3)], config, "cuda")
+    for seed, record in enumerate(together):
+        alone = train_one(task, 0, config, seed, "cuda")
+        assert record.loss == pytest.approx(alone.loss, rel=1e-3 if precision == "float32" else 0.1)
 
 
 def test_a_run_folder_made_on_a_gpu(tmp_path):

@@ -5,6 +5,7 @@ import torch
 
 from difformer import DIFFormer, Graph
 from difformer.data import Split, Task
+from difformer.training import feeding_batches, inference
 from difformer.training.config import TrainConfig
 from difformer.training.feeding_batches import BatchesFeed
 from difformer.training.inference import decode_in_batches, embed_in_batches
@@ -102,10 +103,11 @@ def test_batches_of_training_hold_their_own_edges_and_labels():
         assert kept == {(int(i), int(j)) for i, j in graph.edge_index[:, inside].T}
 
 
-@pytest.mark.parametrize("name", ["difformer-s", "gcn"])
-def test_full_graph_inference_of_a_mini_batch_feed(name):
+@pytest.mark.parametrize("name", ["difformer-s", "difformer-a", "gcn"])
+def test_full_graph_inference_of_a_mini_batch_feed(name, monkeypatch):
     from difformer.zoo import build
 
+    monkeypatch.setattr(feeding_batches, "LEAST_ROWS", 7)
     x, graph = inputs()
     parts = torch.arange(103).split([40, 30, 33])
     y = torch.arange(103) % 3
@@ -119,6 +121,62 @@ def test_full_graph_inference_of_a_mini_batch_feed(name):
             dataclasses.replace(task, edge_index=None), task.splits[0], TrainConfig(batch_size=9), 0, CPU
         )
         torch.testing.assert_close(without.outputs(net), net(x), atol=1e-5, rtol=1e-5)
+
+
+def a_task(sparse=False):
+    x, graph = inputs(weighted=True)
+    parts = torch.arange(103).split([40, 30, 33])
+    x = x.to_sparse_csr() if sparse else x
+    structure = {"edge_index": graph.edge_index, "edge_weight": graph.edge_weight}
+    return Task(
+        "t", "nodes", "multiclass", "accuracy", "", x, torch.arange(103) % 3, (Split("s", *parts),), 3, **structure
+    )
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("options", [{}, {"diffusivity": "sigmoid", "num_heads": 2}], ids=str)
+def test_one_pass_where_there_is_room_gives_what_batches_give(sparse, options, monkeypatch):
+    task, net = a_task(sparse), model(**options)
+    monkeypatch.setattr(feeding_batches, "LEAST_ROWS", 7)
+    feeds = [BatchesFeed(task, task.splits[0], TrainConfig(batch_size=25), 0, CPU) for _ in range(2)]
+    with torch.no_grad():
+        wanted = feeds[0].outputs(net)
+        monkeypatch.setattr(feeding_batches, "has_room", lambda device, needed: True)
+        monkeypatch.setattr(feeding_batches, "embed_in_batches", None)
+        torch.testing.assert_close(feeds[1].outputs(net), wanted, atol=1e-5, rtol=1e-5)
+        assert feeds[1].states(net).shape == (103, 8)
+
+
+@pytest.mark.parametrize("backend", ["reference", "polynomial"])
+def test_what_holds_all_pairs_or_is_not_exact_never_goes_in_one_pass(backend, monkeypatch):
+    monkeypatch.setattr(feeding_batches, "has_room", lambda device, needed: True)
+    task, net = a_task(), model(diffusivity="sigmoid", backend=backend)
+    feed = BatchesFeed(task, task.splits[0], TrainConfig(batch_size=25), 0, CPU)
+    exact = model(diffusivity="sigmoid", backend="blockwise")
+    with torch.no_grad():
+        torch.testing.assert_close(feed.outputs(net), exact(task.x, task_graph(task)), atol=1e-5, rtol=1e-5)
+    assert not feed._fits(net)
+
+
+def task_graph(task):
+    return Graph(task.edge_index, task.num_nodes, task.edge_weight)
+
+
+@pytest.mark.parametrize(
+    ("diffusivity", "rows"),
+    [("simple", 4096), ("constant", 4096), ("identity", 4096), (None, 4096), ("sigmoid", 25), ("softmax", 25)],
+)
+def test_tiles_of_pairs_are_no_larger_than_a_batch(diffusivity, rows):
+    task = a_task()
+    feed = BatchesFeed(task, task.splits[0], TrainConfig(batch_size=25), 0, CPU)
+    assert feed._rows(model(diffusivity=diffusivity)) == rows
+
+
+def test_memory_that_torch_holds_free_counts_as_free(monkeypatch):
+    monkeypatch.setattr(inference, "free_bytes", lambda device: 1000)
+    assert inference.has_room(torch.device("cuda"), 249)
+    assert not inference.has_room(torch.device("cuda"), 250)
+    assert not inference.has_room(CPU, 1)
 
 
 def test_mixed_precision_is_that_of_the_forward_pass():

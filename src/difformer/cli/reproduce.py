@@ -59,8 +59,8 @@ def reproduce(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="float32, or bf16 for mixed precision, quicker on a GPU where all pairs are worked out; tables say "
-            "which runs were made in it. What the presets say by default.",
+            help="float32, or bf16 for mixed precision, which may pay on a GPU where all pairs are worked out; tables "
+            "say which runs were made in it. What the presets say by default.",
             show_default=False,
         ),
     ] = None,

@@ -2,7 +2,7 @@
 
 Which batches an epoch has, and in which order, is a pure function of (seed, epoch): a run that is taken up again at
 some epoch, or in the middle of one, goes on as if it had never stopped. Tasks stay in the machine's memory; a batch is
-moved to where the model is with `to`.
+moved to where the model is with `to`. `NodePartitions` may keep its task on a GPU and cut batches there.
 """
 
 from __future__ import annotations

@@ -98,8 +98,9 @@ class NodePartitions:
         """The batches of one epoch, from batch `start` on."""
         count = self.task.num_nodes
         found = partition_nodes(count, batch_size=self.batch_size, seed=self.seed, epoch=epoch, even=self.even)
-        sizes = [nodes.numel() for nodes in found]
-        parts = torch.cat(found).to(self.device).split(sizes)  # in one piece: every copy to a GPU is waited for
+        parts = found
+        if self.device.type != "cpu":  # in one piece: every copy to a GPU is waited for
+            parts = torch.cat(found).to(self.device).split([nodes.numel() for nodes in found])
         edges = self._edges_of(parts)
         place = torch.empty(count, dtype=torch.long, device=self.device)
         for number, nodes in enumerate(parts):

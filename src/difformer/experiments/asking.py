@@ -145,7 +145,7 @@ def _check_precision(request: Request, wanted: Sequence[Cell]) -> None:
     if measured is not None and request.precision != "float32":
         raise ValueError(
             f"--precision {request.precision}: {measured} measures time or memory, in float32 for all systems alike; "
-            f"leave --precision out, or choose other sections with --datasets"
+            f"leave --precision out"
         )
 
 

@@ -58,7 +58,11 @@ EXPERIMENT = Experiment(
     quick_settings={"epochs": 3, "hidden_channels": 8},
     one_preset=True,
     figure="difformer.experiments.batch_size:draw",
-    notes=("Batches are induced subgraphs of a random partition, drawn anew every epoch; evaluation is exact.",),
+    notes=(
+        "Batches are induced subgraphs of a random partition, drawn anew every epoch; evaluation is exact.",
+        "Memory is the peak of a whole run: training, and evaluation over 4,096 rows or a batch at a time; on a GPU "
+        "with room it holds features and edges too, and evaluation is one pass.",
+    ),
 )
 
 

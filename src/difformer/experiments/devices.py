@@ -15,15 +15,21 @@ from difformer.experiments.summary import Row, Section
 SHARE = "~"
 
 
+def place(line: Line) -> str:
+    """The device of a run, and the precision where that is not float32: what its time and memory depend on."""
+    precision = line.get("settings", {}).get("precision", "float32")
+    return str(line["device"]) + ("" if precision == "float32" else f" in {precision}")
+
+
 def letters(section: Section) -> dict[str, str]:
     """A letter for each device of the section's runs; empty where all come from one."""
-    found = dict.fromkeys(str(line["device"]) for line in section.lines)
+    found = dict.fromkeys(place(line) for line in section.lines)
     return dict(zip(found, ascii_uppercase, strict=False)) if len(found) > 1 else {}
 
 
 def of_row(row: Row, known: Mapping[str, str]) -> str:
     """The letters of a row's devices."""
-    return "/".join(known[device] for device in dict.fromkeys(str(line["device"]) for line in row.lines) if known)
+    return "/".join(known[device] for device in dict.fromkeys(place(line) for line in row.lines) if known)
 
 
 def seconds(row: Row, known: Mapping[str, str]) -> str:
@@ -45,9 +51,9 @@ def _medians(
 ) -> str:
     """The median of each device's runs: one during which the machine had other things to do must not decide."""
     said = []
-    devices = dict.fromkeys(str(line["device"]) for line in row.lines)
+    devices = dict.fromkeys(place(line) for line in row.lines)
     for device in devices:
-        own = [line for line in row.lines if str(line["device"]) == device]
+        own = [line for line in row.lines if place(line) == device]
         values = [found for line in own if (found := value(line)) is not None]
         if not values:
             continue

@@ -56,7 +56,8 @@ def _loaded(what: Ready, record: RunRecord, device: torch.device) -> Loaded:
         model = build_model(task, what.config)
         model.load_state_dict(record.state)
         model.to(device).eval()
-        return Loaded(model, make_feed(task, split, what.config, record.seed, device, model), task, split)
+        feed = make_feed(task, split, what.config, record.seed, device, model)
+        return Loaded(model, feed, task, split, what.config.precision)
 
 
 def _latent(scene: Scene, shown: Tensor, classes: Tensor | None) -> list[Any]:

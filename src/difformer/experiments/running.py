@@ -159,8 +159,10 @@ class _Work:
         if self.over():
             self.outcome.left += len(seeds)
             return
-        attempt = f"{what.settings_id} {self.device.type}"  # what fails on one kind of device may run on another
-        failed = {**row, "id": attempt}
+        # What fails on one kind of device, or in one precision, may run on another.
+        chosen = self.request.precision
+        attempt = f"{what.settings_id} {self.device.type}" + (f" {chosen}" if chosen else "")
+        failed = {**row, "id": attempt, **({"precision": chosen} if chosen else {})}
         earlier = next((reason for id_, reason in self.refused if id_ == attempt), "")
         if earlier and not self.request.retry:
             self.outcome.failed[cell.key] = earlier
@@ -183,7 +185,8 @@ class _Work:
             self.outcome.stopped = "interrupted"
         except Exception as error:  # one system that fails must not take the others with it; the table says why
             fault = not expected(error)
-            self._refuse({**failed, "fault": True} if fault else failed, reason_of(error, self.device))
+            reason = reason_of(error, self.device) + (f" (in {chosen})" if chosen else "")
+            self._refuse({**failed, "fault": True} if fault else failed, reason)
             self.outcome.errors += fault
         self.outcome.made += made
         self.outcome.left += len(seeds) - made

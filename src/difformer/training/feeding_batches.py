@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from difformer.attention.linear import LINEAR
 from difformer.data import Split, Task
 from difformer.data.batches import NodePartitions
 from difformer.graph import Graph
@@ -16,13 +17,14 @@ from difformer.training.feeding import Inputs, Step, features, graph_of
 from difformer.training.inference import choose_storage, decode_in_batches, embed_in_batches, has_room
 
 LEAST_ROWS = 4096
+ADDED = (*LINEAR, "identity")  # diffusivities whose layers meet a row at a time
 
 
 class BatchesFeed:
     """One step a part of the nodes, with the edges inside it; parts without a training label are left out.
 
-    Evaluation is exact: over the whole graph in one pass, or, where a DIFFormer's states would take much of a device's
-    memory, layer by layer in batches of rows.
+    Evaluation is exact: over the whole graph in one pass; a DIFFormer goes layer by layer in batches of rows on a CPU,
+    and on a GPU of which its states would take much.
     """
 
     whole = False
@@ -57,7 +59,7 @@ class BatchesFeed:
     def outputs(self, model: nn.Module) -> Tensor:
         if not isinstance(model, DIFFormer) or self._fits(model):
             return self._inputs().outputs(model)
-        return decode_in_batches(model, self.states(model), batch_size=self._rows, device=self.device)
+        return decode_in_batches(model, self.states(model), batch_size=self._rows(model), device=self.device)
 
     def states(self, model: nn.Module) -> Tensor:
         if not isinstance(model, DIFFormer) or self._fits(model):
@@ -67,22 +69,25 @@ class BatchesFeed:
             # Kept: the whole graph is moved and normalised once, whatever the number of evaluations.
             self._storage = choose_storage(model, task.num_nodes, task.num_edges or 0, self.device)
             if task.edge_index is not None:
-                self._graph = graph_of(task.edge_index, task.edge_weight, task.num_nodes, self._storage)
+                self._graph = self._graph_on(self._storage)
         x = self.partitions.x
-        return embed_in_batches(model, x, self._graph, batch_size=self._rows, device=self.device, storage=self._storage)
+        rows = self._rows(model)
+        return embed_in_batches(model, x, self._graph, batch_size=rows, device=self.device, storage=self._storage)
 
-    @property
-    def _rows(self) -> int:
-        """Rows at a time in evaluation, which holds no gradients: fewer would save nothing and cost time."""
-        return max(self.batch_size, LEAST_ROWS)
+    def _rows(self, model: DIFFormer) -> int:
+        """Rows at a time in evaluation: where they are added up one by one, few save nothing and cost time."""
+        sums = all(layer.diffusivity is None or layer.diffusivity.name in ADDED for layer in _layers(model))
+        return max(self.batch_size, LEAST_ROWS) if sums else self.batch_size
 
     def _fits(self, model: DIFFormer) -> bool:
         """Whether the whole graph goes through a model in one pass; asked once, so that all evaluations are alike."""
         if self._in_one_pass is None:
-            heads = max((layer.num_heads for layer in model.layers if isinstance(layer, DIFFormerConv)), default=1)
+            heads = max((layer.num_heads for layer in _layers(model)), default=1)
+            # The one holds all pairs at once, the other is not exact.
+            other = any(layer.backend in ("reference", "polynomial") for layer in _layers(model))
             # Queries, keys, values and sums of every head, in float32.
             states = 4 * self.task.num_nodes * model.input.out_features * (4 + 4 * heads)
-            self._in_one_pass = has_room(self.device, states + _bytes(self.task))
+            self._in_one_pass = not other and has_room(self.device, states + _bytes(self.task))
         return self._in_one_pass
 
     def passes(self) -> list[Inputs]:
@@ -90,11 +95,18 @@ class BatchesFeed:
 
     def _inputs(self) -> Inputs:
         if self._whole is None:
-            task, graph = self.task, None
-            if task.edge_index is not None:
-                graph = graph_of(task.edge_index, task.edge_weight, task.num_nodes, self.device)
+            graph = None if self.task.edge_index is None else self._graph_on(self.device)
             self._whole = Inputs(features(self.partitions.x, self.device), graph)
         return self._whole
+
+    def _graph_on(self, device: torch.device) -> Graph:
+        """The whole graph; edges that are on the device for the batches are not copied there again."""
+        known = self.partitions
+        return graph_of(known.edge_index, known.edge_weight, self.task.num_nodes, device)
+
+
+def _layers(model: DIFFormer) -> list[DIFFormerConv]:
+    return [layer for layer in model.layers if isinstance(layer, DIFFormerConv)]
 
 
 def _bytes(task: Task) -> int:

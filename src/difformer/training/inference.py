@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from difformer.attention.linear import LINEAR
+from difformer.attention.memory import free_bytes
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import least_of
 from difformer.data.sparse import take_rows
@@ -34,13 +35,13 @@ AMPLE = 0.25  # of a device's free memory: what states and graph may take to liv
 def embed_in_batches(
     model: DIFFormer, x: Tensor, graph: Graph | None, *, batch_size: int, device: torch.device, storage: torch.device
 ) -> Tensor:
-    """Final states ``[N, hidden]`` of all nodes of one graph, exactly those of ``model.embed(x, graph)``.
+    """Final states ``[N, hidden]`` of all nodes of one graph: those of ``model.embed(x, graph)`` with exact sums.
 
     Args:
         model: In evaluation mode, on `device`.
         x: Features, dense or sparse CSR, on the CPU or on `device`.
         graph: Observed edges on `storage`, or None.
-        batch_size: Rows at a time.
+        batch_size: Rows at a time; for a diffusivity that is no sum, rows and columns of a tile.
         device: Where rows are worked on.
         storage: Where the states of all nodes are kept, see `choose_storage`.
 
@@ -227,4 +228,4 @@ def choose_storage(model: DIFFormer, num_nodes: int, num_edges: int, device: tor
 
 def has_room(device: torch.device, needed: int) -> bool:
     """Whether a GPU has ample room for so many bytes; never true of a CPU, where everything is already."""
-    return device.type == "cuda" and needed < AMPLE * torch.cuda.mem_get_info(device)[0]
+    return device.type == "cuda" and needed < AMPLE * free_bytes(device)

@@ -11,13 +11,13 @@ from torch.nn import functional
 from difformer.attention import propagate
 from difformer.attention.segments import Segments
 from difformer.graph import Graph
+from difformer.kept import Kept
 from difformer.nn.conv import check_count
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Edges, Features
 from difformer.nn.structure import Structure, as_structure
 from difformer.zoo.base import Encoder, check_choice, check_layers, check_rate
 from difformer.zoo.inputs import linear, observed_graph
-from difformer.zoo.kept import Kept
 from difformer.zoo.random_features import draw_projection, key_features, linear_attention, query_features
 from difformer.zoo.structure_encodings import laplacian_eigenvectors, return_probabilities
 

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from difformer.attention.segments import Segments
 from difformer.graph import Graph
+from difformer.kept import Kept
 from difformer.nn.conv import check_count
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Edges, Features
@@ -17,7 +18,6 @@ from difformer.zoo.base import Encoder, check_layers, check_rate
 from difformer.zoo.biased_attention import attend
 from difformer.zoo.biased_blocks import Places, attend_blocks, serves
 from difformer.zoo.inputs import linear, refuse_beyond_memory
-from difformer.zoo.kept import Kept
 from difformer.zoo.per_graph import pairs
 from difformer.zoo.structure_encodings import hop_distances
 

@@ -8,12 +8,12 @@ from torch.nn import functional
 
 from difformer.attention.segments import Segments
 from difformer.graph import Graph
+from difformer.kept import Kept
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Edges, Features
 from difformer.nn.structure import as_structure
 from difformer.zoo.base import Encoder, check_layers, check_rate
 from difformer.zoo.inputs import linear, refuse_beyond_memory
-from difformer.zoo.kept import Kept
 
 MOST_CHANNELS = 1 << 16
 

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from difformer.attention.segments import Segments
 from difformer.eager import is_eager
+from difformer.kept import Kept
 from difformer.nn.conv import check_count
 from difformer.nn.dropout import dropout
 from difformer.nn.protocol import Edges, Features
@@ -17,7 +18,6 @@ from difformer.zoo.base import Encoder, check_layers, check_rate, check_share
 from difformer.zoo.feature_pairs import Points
 from difformer.zoo.idgl_mixture import Matrix, Mixed, Mixture, is_moving
 from difformer.zoo.inputs import dense, linear, observed_graph, refuse_beyond_memory
-from difformer.zoo.kept import Kept
 from difformer.zoo.neighbour_graph import NeighbourGraph
 from difformer.zoo.pair_matrix import PairMatrix
 from difformer.zoo.per_graph import pairs

@@ -11,11 +11,11 @@ from difformer.attention.memory import free_bytes
 from difformer.attention.segments import Segments
 from difformer.eager import is_eager
 from difformer.graph import Graph
+from difformer.kept import Kept
 from difformer.nn.dropout import dropout
 from difformer.nn.structure import as_structure
 from difformer.refused import WouldNotFitError
 from difformer.sparse import CSR, SparseMatrix
-from difformer.zoo.kept import Kept
 
 WORTH_A_LOOK = 2**28  # bytes: what is smaller is not worth asking the system for
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from difformer.graph import Graph
-from difformer.zoo.kept import Kept
+from difformer.kept import Kept
 
 
 class Loopless:
