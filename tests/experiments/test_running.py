@@ -398,3 +398,20 @@ def test_a_failure_says_in_which_precision(tmp_path, said, monkeypatch):
     request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), seeds=1, precision="bf16")
     assert all("(in bf16)" in reason for reason in run(SMALL, tmp_path, request, said.append).failed.values())
     assert [line["precision"] for line in Ledger(tmp_path).read() if line["status"] == FAILED] == ["bf16"]
+
+
+def test_memory_of_training_leaves_evaluation_out(monkeypatch):
+    task = load("sbm", num_nodes=60)
+    config = TrainConfig(model="difformer-s", batch_size=20, epochs=5, options={"hidden_channels": 8})
+    monkeypatch.setattr(performing.Trainer, "evaluate", None)
+    peak = performing.training_peak(task, config, 1, torch.device("cpu"))
+    assert peak.bytes is None or peak.bytes >= 0
+    alone = dataclasses.replace(SMALL, data=(dataclasses.replace(BLOCKS, alone=True),))
+    monkeypatch.undo()
+    seen = []
+    monkeypatch.setattr(performing, "training_peak", lambda *args: seen.append(args) or performing.Peak(1234))
+    cell = Cell(alone.data[0], rivals("gcn")[0], Choice(UNTUNED, {"epochs": 2}))
+    what = performing.ready(cell, load("sbm", num_nodes=60))
+    lines = list(performing.perform(what, [0, 1], torch.device("cpu"), lambda: False, {"quick": False}))
+    assert [line["peak_memory"] for line in lines] == [1234, 1234]
+    assert len(seen) == 2

@@ -60,8 +60,8 @@ EXPERIMENT = Experiment(
     figure="difformer.experiments.batch_size:draw",
     notes=(
         "Batches are induced subgraphs of a random partition, drawn anew every epoch; evaluation is exact.",
-        "Memory is the peak of a whole run: training, and evaluation over 4,096 rows or a batch at a time; on a GPU "
-        "with room it holds features and edges too, and evaluation is one pass.",
+        "Memory is the peak of an epoch of training, evaluation left out: of all that a GPU holds, features and edges "
+        "among it where they have room there; on a CPU of what the epoch adds.",
     ),
 )
 

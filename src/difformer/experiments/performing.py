@@ -21,8 +21,9 @@ from difformer.experiments.measures import measure
 from difformer.experiments.measuring import Peak, peak_memory
 from difformer.training.config import TrainConfig
 from difformer.training.journal import NonFiniteLossError
-from difformer.training.loop import train_one
+from difformer.training.loop import Trainer, train_one
 from difformer.training.metrics import find_metric
+from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord
 from difformer.training.stacked import StackedSetting, faster, train_stacked
 from difformer.training.tuning import make_config
@@ -150,14 +151,14 @@ def _records(
             raise Interrupted
     else:
         diverged = []
-        if what.cell.data.alone:  # what a process loads but once would count as the memory of its first run
-            train_one(task, seeds[0] % len(task.splits), config.replace(epochs=1), seeds[0], device, stop=stop)
         for seed in seeds:
             if stop():
                 raise Interrupted
             try:
                 with peak_memory(device) as peak:
                     record = train_one(task, seed % len(task.splits), config, seed, device, stop=stop)
+                if what.cell.data.alone:
+                    peak = training_peak(task, config, seed, device)
             except NonFiniteLossError as error:  # one seed must not take those after it with it
                 diverged.append(error)
                 continue
@@ -166,6 +167,17 @@ def _records(
             yield record, peak, 1
     if diverged:
         raise diverged[0]
+
+
+def training_peak(task: Task, config: TrainConfig, seed: int, device: torch.device) -> Peak:
+    """Memory at the peak of an epoch of training; evaluation, which sees the whole graph, is left out."""
+    with isolated_rng(device):
+        torch.manual_seed(seed)
+        trainer = Trainer(task, task.splits[seed % len(task.splits)], config, seed, device)
+        trainer.train_epoch()  # what is held from the first epoch on is not the second's
+        with peak_memory(device) as peak:
+            trainer.train_epoch()
+    return peak
 
 
 def _untrained(what: Ready, seed: int) -> RunRecord:

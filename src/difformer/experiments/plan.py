@@ -33,7 +33,7 @@ class Data:
         published: Key of the paper's figures; the data set's name where left out.
         measures: What is recorded beside the metric, see `difformer.experiments.measures`.
         compare: Which figure of a run is compared with published ones: ``"test"`` or one of `measures`.
-        alone: Whether seeds are never trained as one, so that memory is that of one run.
+        alone: Whether seeds are never trained as one, and memory is that of training one, evaluation left out.
         systems: Keys of the systems that are run on it; all where left out.
         note: One sentence for the table.
     """

@@ -143,13 +143,16 @@ class Trainer:
             if stopping:
                 status = "interrupted"
                 break
-            self._train(outputs)
-            self.epoch += 1
+            self.train_epoch(outputs)
         self.seconds = time.perf_counter() - started
         return self._record(status)
 
+    def train_epoch(self, whole_outputs: Tensor | None = None) -> None:
+        """One epoch more, without evaluation; `whole_outputs` is its forward pass where that has been made."""
+        self._train(whole_outputs)
+        self.epoch += 1
+
     def _train(self, whole_outputs: Tensor | None) -> None:
-        """Epoch `self.epoch` + 1; `whole_outputs` is its forward pass where that has been made."""
         recorded = torch.zeros((), device=self.device)
         self.journal.pending.append(recorded)
         if self.optimizer is None:
