@@ -60,6 +60,7 @@ EXPERIMENT = Experiment(
     figure="difformer.experiments.batch_size:draw",
     notes=(
         "Batches are induced subgraphs of a random partition, drawn anew every epoch; evaluation is exact.",
+        "All are trained for as many epochs: a smaller batch means more steps, the whole graph one an epoch.",
         "Memory is the peak of an epoch of training, evaluation left out: of all that a GPU holds, features and edges "
         "among it where they have room there; on a CPU of what the epoch adds.",
     ),
