@@ -46,6 +46,7 @@ def test_mini_batches_and_mixed_precision(model, batch_size):
 @pytest.mark.parametrize("sparse", [False, True])
 def test_batches_that_are_cut_on_a_gpu_are_those_of_a_cpu(sparse):
     task = blocks()
+    task = dataclasses.replace(task, edge_weight=torch.rand(task.num_edges))
     if sparse:
         task = dataclasses.replace(task, x=task.x.to_sparse_csr())
     place = torch.device("cuda")
@@ -58,10 +59,12 @@ def test_batches_that_are_cut_on_a_gpu_are_those_of_a_cpu(sparse):
         assert there.nodes.device.type == "cuda"
         x = [(one.x.to_dense() if sparse else one.x).cpu() for one in (here, there)]
         assert x[0].equal(x[1])
-        for name in ("nodes", "y", "edge_index", "seeds"):
+        for name in ("nodes", "y", "edge_index", "edge_weight", "seeds"):
             assert getattr(here, name).equal(getattr(there, name).cpu()), name
     found = [feed.outputs(model.to(feed.device)).detach().cpu() for feed in feeds]
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+    feeds[1]._in_one_pass = False  # features on the GPU, states too large for it
+    torch.testing.assert_close(feeds[1].outputs(model).detach().cpu(), found[0], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
