@@ -14,6 +14,7 @@ from difformer.training.config import TrainConfig
 from difformer.training.feeding import Inputs, Step, graph_of
 
 DEFAULT_BATCH_SIZE = 256
+EVALUATED_NODES = 65_536  # with less of them a GPU waits to be told what to do next
 
 
 class GraphsFeed:
@@ -25,7 +26,7 @@ class GraphsFeed:
         size = config.batch_size or DEFAULT_BATCH_SIZE
         self.device = device
         self._training = GraphBatches(task, index=split.train, batch_size=size, seed=seed)
-        self._all = GraphBatches(task, batch_size=size, shuffle=False)
+        self._all = GraphBatches(task, batch_size=graphs_at_a_time(task, size, device), shuffle=False)
         self._kept: list[Inputs] | None = None
 
     def _inputs(self, batch: GraphBatch) -> Inputs:
@@ -52,3 +53,10 @@ class GraphsFeed:
     def states(self, model: nn.Module) -> Tensor:
         """``[G, hidden]``."""
         return torch.cat([inputs.states(model) for inputs in self.passes()])
+
+
+def graphs_at_a_time(task: Task, size: int, device: torch.device) -> int:
+    """How many graphs evaluation, which holds no gradients, takes at a time: a batch, on a GPU more of them."""
+    if device.type != "cuda":
+        return size
+    return max(size, EVALUATED_NODES * task.num_instances // max(task.num_nodes, 1))
