@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -246,18 +247,25 @@ def test_a_seed_that_diverges_takes_no_other_with_it(tmp_path, said, monkeypatch
     assert gcn.missing == "; diverged: the training loss is nan at epoch 3"
 
 
-def test_memory_of_single_runs_is_measured_after_one_that_does_not_count(tmp_path, said, monkeypatch):
-    train, lengths = performing.train_one, []
+def test_memory_of_training_is_that_of_an_epoch_after_the_first(monkeypatch):
+    order, train, measure = [], performing.Trainer.train_epoch, performing.peak_memory
 
-    def counted(task, split, config, *rest, **options):
-        lengths.append(config.epochs)
-        return train(task, split, config, *rest, **options)
+    def epoch(trainer, *rest):
+        order.append("epoch")
+        return train(trainer, *rest)
 
-    monkeypatch.setattr(performing, "train_one", counted)
-    alone = dataclasses.replace(SMALL, data=(dataclasses.replace(BLOCKS, alone=True),))
-    outcome = run(alone, tmp_path, Request(device="cpu", models=("gcn",)), said.append)
-    assert outcome.made == 3
-    assert lengths == [1, 2, 2, 2]
+    @contextmanager
+    def measured(device):
+        order.append("from here")
+        with measure(device) as peak:
+            yield peak
+        order.append("to here")
+
+    monkeypatch.setattr(performing.Trainer, "train_epoch", epoch)
+    monkeypatch.setattr(performing, "peak_memory", measured)
+    config = TrainConfig(model="difformer-s", batch_size=20, epochs=5, options={"hidden_channels": 8})
+    performing.training_peak(load("sbm", num_nodes=60), config, 1, torch.device("cpu"))
+    assert order == ["epoch", "from here", "epoch", "to here"]
 
 
 def test_runs_of_a_stack_that_were_at_their_end_are_kept(tmp_path, said, monkeypatch):
