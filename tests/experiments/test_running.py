@@ -412,8 +412,7 @@ def test_memory_of_training_leaves_evaluation_out(monkeypatch):
     task = load("sbm", num_nodes=60)
     config = TrainConfig(model="difformer-s", batch_size=20, epochs=5, options={"hidden_channels": 8})
     monkeypatch.setattr(performing.Trainer, "evaluate", None)
-    peak = performing.training_peak(task, config, 1, torch.device("cpu"))
-    assert peak.bytes is None or peak.bytes >= 0
+    performing.training_peak(task, config, 1, torch.device("cpu"))  # would fail at the first evaluation
     alone = dataclasses.replace(SMALL, data=(dataclasses.replace(BLOCKS, alone=True),))
     monkeypatch.undo()
     seen = []

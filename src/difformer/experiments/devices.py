@@ -15,10 +15,16 @@ from difformer.experiments.summary import Row, Section
 SHARE = "~"
 
 
+def low_precision(line: Line) -> str:
+    """The precision of a run where that is not float32, else nothing."""
+    precision = str(line.get("settings", {}).get("precision", "float32"))
+    return "" if precision == "float32" else precision
+
+
 def place(line: Line) -> str:
-    """The device of a run, and the precision where that is not float32: what its time and memory depend on."""
-    precision = line.get("settings", {}).get("precision", "float32")
-    return str(line["device"]) + ("" if precision == "float32" else f" in {precision}")
+    """The device of a run, and its precision: what its time and memory depend on."""
+    precision = low_precision(line)
+    return f"{line['device']} in {precision}" if precision else str(line["device"])
 
 
 def letters(section: Section) -> dict[str, str]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from difformer.experiments.choosing import UNTUNED
-from difformer.experiments.devices import explained
+from difformer.experiments.devices import explained, low_precision
 from difformer.experiments.goals import judged
-from difformer.experiments.ledger import Line
 from difformer.experiments.published import Figure
 from difformer.experiments.sharing import TAKEN_FROM
 from difformer.experiments.shortfalls import behind
@@ -54,13 +53,9 @@ def taken_over(experiment: str, section: Section) -> str:
 
 def mixed(section: Section) -> str:
     """Which runs were made in mixed precision; empty where none was."""
-    rows = [(row, [line for line in row.lines if _low(line)]) for row in shown(section).rows]
+    rows = [(row, [line for line in row.lines if low_precision(line)]) for row in shown(section).rows]
     said = [f"{row.system.label} ({row.settings}), {len(low)} of {len(row.lines)}" for row, low in rows if low]
     return f"Made in mixed precision (bf16), all others in float32: {'; '.join(said)} runs." if said else ""
-
-
-def _low(line: Line) -> bool:
-    return bool(line.get("settings", {}).get("precision", "float32") != "float32")
 
 
 def published(found: Figure | None) -> str:

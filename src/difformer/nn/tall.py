@@ -43,19 +43,21 @@ def _in_slices(a: Tensor, b: Tensor) -> Tensor:
     return product if whole == a.shape[0] else product + a[whole:].T @ b[whole:]
 
 
-class _Product(torch.autograd.Function):
-    """What is kept for the gradient are the factors, not their slices, which are copies."""
+class _OfTwoFactors(torch.autograd.Function):
+    """What is kept for gradients are the factors, not their slices, which are copies."""
 
     generate_vmap_rule = True
-
-    @staticmethod
-    def forward(a: Tensor, b: Tensor) -> Tensor:
-        return _in_slices(a, b)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
+
+
+class _Product(_OfTwoFactors):
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return _in_slices(a, b)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,17 +70,10 @@ class _Product(torch.autograd.Function):
         return a_change.T @ b + a.T @ b_change
 
 
-class _Times(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _Times(_OfTwoFactors):
     @staticmethod
     def forward(z: Tensor, weight: Tensor) -> Tensor:
         return z @ weight
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:

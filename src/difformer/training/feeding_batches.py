@@ -16,7 +16,7 @@ from difformer.training.config import TrainConfig
 from difformer.training.feeding import Inputs, Step, features, graph_of
 from difformer.training.inference import choose_storage, decode_in_batches, embed_in_batches, has_room
 
-LEAST_ROWS = 4096
+LEAST_ROWS = 4096  # of an evaluation in batches: below, calls cost more than rows
 ADDED = (*LINEAR, "identity")  # diffusivities whose layers meet a row at a time
 
 
