@@ -93,8 +93,10 @@ def test_a_batch_of_float32_takes_the_fused_kernels_on_a_gpu(monkeypatch):
     monkeypatch.setattr(fused, "kernels", object())
     situation = choice.Situation(20, 64, 64, 1, torch.device("cuda"), torch.float32, batched_rows=10_000)
     assert choice.choose(situation, choice.score_key("sigmoid", 64), None).backend == "fused"
-    wide = dataclasses.replace(situation, d=200, c=200)  # beyond what the kernels hold
-    assert choice.choose(wide, choice.score_key("sigmoid", 200), None).backend == "flex"
+    wide = dataclasses.replace(situation, d=200, c=200)  # beyond what the kernels hold, and in float32 torch's too
+    assert choice.choose(wide, choice.score_key("sigmoid", 200), None).backend == "blockwise"
+    low = dataclasses.replace(wide, dtype=torch.bfloat16)
+    assert choice.choose(low, choice.score_key("sigmoid", 200), None).backend == "flex"
 
 
 def test_auto_takes_what_is_explained(monkeypatch):

@@ -56,3 +56,21 @@ def test_output_and_gradients(diffusivity, dtype, tolerance, n, heads, d, c, bat
     inputs = [x.detach().cuda().requires_grad_() for x in make_inputs(n, heads, d, c, dtype=dtype)]
     found = answer_and_gradients(lambda *x: propagate(*x, diffusivity, batch=batch, backend="flex"), *inputs)
     assert_near(found, expected(diffusivity, *inputs, batch=batch), tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "widest"), [(torch.float32, 128), (torch.bfloat16, 256)])
+def test_rows_that_no_block_can_hold_are_left_to_others(dtype, widest):
+    cuda = torch.device("cuda")
+    assert flex.serves(cuda, dtype, widest, 1000)
+    assert not flex.serves(cuda, dtype, widest + 1, 1000)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("width", [128, 200, 256])
+def test_wide_rows_of_a_batch(dtype, tolerance, width):
+    batch = torch.randint(0, 9, (300,), generator=torch.Generator().manual_seed(0)).cuda()
+    inputs = [x.detach().cuda().requires_grad_() for x in make_inputs(300, 1, width, width, dtype=dtype)]
+    found = answer_and_gradients(lambda *x: propagate(*x, "sigmoid", batch=batch), *inputs)
+    assert_near(found, expected("sigmoid", *inputs, batch=batch), tolerance)

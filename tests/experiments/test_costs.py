@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,30 +22,45 @@ def what():
     return ready(Cell(COST, GCN, Choice("untuned", {"hidden_channels": 4})), load_data(BLOCKS))
 
 
-def measured(monkeypatch, what, seconds, *, status="finished"):
-    """Lines of two repeats where a run of e epochs takes ``seconds(call, e)``."""
-    calls = []
+def measured(monkeypatch, what, seconds, stop=lambda: False):
+    """Lines of two repeats where epoch e of a run takes ``seconds(e)``, and how many epochs each run had."""
+    clock, runs = [0.0], []
 
-    def train(task, split, config, *rest, **options):
-        calls.append(config.epochs)
-        return SimpleNamespace(seconds=seconds(len(calls), config.epochs), status=status)
+    class Run:
+        epoch = 0
 
-    monkeypatch.setattr(costs, "train_one", train)
-    return list(perform(what, [0, 1], CPU, lambda: False, {"quick": False})), calls
+        def __init__(self, *_):
+            runs.append(0)
+
+        def train_epoch(self):
+            runs[-1] += 1
+            clock[0] += seconds(runs[-1])
+
+    monkeypatch.setattr(costs, "Trainer", Run)
+    monkeypatch.setattr(costs.time, "perf_counter", lambda: clock[0])
+    return list(perform(what, [0, 1], CPU, stop, {"quick": False})), runs
 
 
 def test_what_is_done_once_does_not_count(monkeypatch, what):
-    lines, calls = measured(monkeypatch, what, lambda call, epochs: 0.25 * epochs + 3.0 + (100.0 if call == 1 else 0.0))
+    lines, runs = measured(monkeypatch, what, lambda epoch: 3.0 if epoch <= costs.WARM_UP else 0.25)
     assert [line["measures"]["epoch_seconds"] for line in lines] == pytest.approx([0.25, 0.25])
-    assert calls == [costs.WARM_UP, *2 * (costs.WARM_UP, costs.WARM_UP + costs.EPOCHS)]
+    assert runs == [costs.WARM_UP + costs.EPOCHS] * 2 == [line["epochs"] for line in lines]
+    assert [line["seconds"] for line in lines] == pytest.approx([8.5, 8.5])
     assert all(line["test"] is None for line in lines)
 
 
-def test_a_clock_that_runs_backwards_gives_no_negative_cost(monkeypatch, what):
-    lines, _ = measured(monkeypatch, what, lambda call, epochs: 0.6 / epochs)
-    assert [line["measures"]["epoch_seconds"] for line in lines] == pytest.approx([0.05 / 12, 0.05 / 12])
+def test_of_long_epochs_one_is_counted(monkeypatch, what):
+    lines, runs = measured(monkeypatch, what, lambda epoch: 40.0 if epoch == 1 else 31.0)
+    assert [line["measures"]["epoch_seconds"] for line in lines] == pytest.approx([31.0, 31.0])
+    assert runs == [2, 2] == [line["epochs"] for line in lines]
 
 
 def test_an_interrupted_measurement_leaves_no_line(monkeypatch, what):
     with pytest.raises(Interrupted):
-        measured(monkeypatch, what, lambda call, epochs: 1.0, status="interrupted")
+        measured(monkeypatch, what, lambda epoch: 1.0, stop=lambda: True)
+
+
+def test_an_epoch_of_training_is_what_is_measured(what):
+    (line,) = perform(what, [0], CPU, lambda: False, {"quick": True})
+    assert 0 < line["measures"]["epoch_seconds"] <= line["seconds"]
+    assert line["epochs"] == costs.WARM_UP + costs.QUICK_EPOCHS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -149,7 +150,7 @@ def test_no_run_is_begun_after_the_time_is_up(tmp_path, said, monkeypatch):
     assert (hurried.made, hurried.stopped) == (0, "out of time")
     assert hurried.left == 12
     ticks = iter([0.0, 1.0, 1.0, 1.0, 100.0])  # began; section; cell; after the first run; after the second
-    monkeypatch.setattr(running.time, "monotonic", lambda: next(ticks, 100.0))
+    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: next(ticks, 100.0)))
     some = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, seconds=10.0), said.append)
     assert (some.made, some.left, some.stopped) == (2, 10, "out of time")
     monkeypatch.undo()

@@ -26,7 +26,7 @@ from difformer.attention.segments import Segments
 from difformer.diffusion.diffusivity import Diffusivity
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LARGEST_WIDTH = 256  # channels of a row that a block can hold in shared memory
+LARGEST_ROW = 512  # bytes of a row of which a block fits into shared memory: 128 channels of float32, 256 of bfloat16
 LARGEST_BATCH = 1 << 19  # rows of a batch, whose table of visited blocks is quadratic
 BLOCK = 128
 SMALLEST_EXCHANGE = 1e-30  # what log g sees where g is zero
@@ -36,7 +36,8 @@ _masks: weakref.WeakKeyDictionary[Segments, Any] = weakref.WeakKeyDictionary()
 
 def serves(device: torch.device, dtype: torch.dtype, width: int, batched_rows: int = 0) -> bool:
     """Whether FlexAttention can answer: a CUDA device, a type, channels and a batch that it has kernels for."""
-    return device.type == "cuda" and dtype in DTYPES and width <= LARGEST_WIDTH and batched_rows <= LARGEST_BATCH
+    fits = width * dtype.itemsize <= LARGEST_ROW and batched_rows <= LARGEST_BATCH
+    return device.type == "cuda" and dtype in DTYPES and fits
 
 
 @functools.lru_cache(maxsize=64)
@@ -118,9 +119,9 @@ def propagate(
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]``, exact, on a CUDA device."""
     if not serves(q.device, q.dtype, max(q.shape[-1], v.shape[-1]), 0 if segments is None else q.shape[0]):
         raise ValueError(
-            f"backend 'flex' needs a CUDA device, float32, float16 or bfloat16, at most {LARGEST_WIDTH} channels and, "
-            f"in a batch, {LARGEST_BATCH} rows; got {q.device.type}, {q.dtype}, {q.shape[-1]} and {v.shape[-1]} "
-            f"channels, {q.shape[0]} rows: try backend='auto'"
+            f"backend 'flex' needs a CUDA device, at most {LARGEST_ROW // 4} channels in float32 or {LARGEST_ROW // 2} "
+            f"in float16 or bfloat16 and, in a batch, at most {LARGEST_BATCH} rows; got {q.device.type}, {q.dtype}, "
+            f"{q.shape[-1]} and {v.shape[-1]} channels, {q.shape[0]} rows: try backend='auto'"
         )
     key, channels = score_key(diffusivity, q.shape[-1]), v.shape[-1]
     queries, keys, values = (_laid(x, segments) for x in (q, k, v.expand(-1, q.shape[1], -1)))

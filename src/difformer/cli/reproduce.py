@@ -55,6 +55,10 @@ def reproduce(
     seconds: Annotated[
         float | None, typer.Option(help="Begin no new run after so many seconds.", show_default=False)
     ] = None,
+    limit: Annotated[
+        float | None,
+        typer.Option(help="Break off a run that takes more seconds; its cell says so.", show_default=False),
+    ] = None,
     retry: Annotated[bool, typer.Option(help="Try runs again that failed before.")] = False,
     precision: Annotated[
         str | None,
@@ -113,6 +117,7 @@ def reproduce(
         presets=_split(preset),
         preset_folder=presets,
         seconds=math.inf if seconds is None else seconds,
+        limit=math.inf if limit is None else limit,
         retry=retry,
         precision=precision,
     )

@@ -29,6 +29,7 @@ class Request:
         presets: Names of presets; all where empty.
         preset_folder: Folder with preset files that go before the package's.
         seconds: Begin nothing new after that.
+        limit: Seconds after which a run is broken off.
         retry: Whether runs that failed are tried again.
         precision: In which runs are made, where not as their settings say.
     """
@@ -41,6 +42,7 @@ class Request:
     presets: tuple[str, ...] = ()
     preset_folder: Path | None = None
     seconds: float = math.inf
+    limit: float = math.inf
     retry: bool = False
     precision: str | None = None
 
@@ -78,6 +80,8 @@ def wanted_cells(experiment: Experiment, request: Request) -> list[Cell]:
         raise ValueError(f"--seeds: expected at least 1, got {request.seeds}")
     if not request.seconds >= 0:
         raise ValueError(f"--seconds: expected how long new runs may be begun, 0 or more, got {request.seconds:g}")
+    if not request.limit > 0:
+        raise ValueError(f"--limit: expected how many seconds a run may take, more than 0, got {request.limit:g}")
     check_names(request.presets)
     sections = selected_data(experiment, request.datasets, request.quick)
     systems = selected_systems(experiment, request.models, request.quick)

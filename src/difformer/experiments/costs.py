@@ -1,55 +1,45 @@
-r"""What an epoch costs: seconds and the peak of memory, from two runs of the training loop of different lengths.
+r"""What an epoch of training costs: seconds and the peak of memory, of training alone.
 
-With T(e) the seconds that e epochs take, evaluated once at the end, an epoch costs
+With t_e the clock when epoch e is over and the device has nothing left to do, an epoch costs
 
-    (T(w + n) - T(w)) / n,
+    (t_{w + n} - t_w) / n,
 
-in which starting up, warming up and the evaluation cancel. What a process does but once, as loading kernels, would not:
-a run that is not counted goes before.
+the first w epochs, in which kernels are loaded and steps recorded, left out. Nothing is evaluated: in mini-batches an
+epoch holds a batch at a time while an evaluation sees the whole graph, and would hide what training takes.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from difformer.experiments.ledger import Line
 from difformer.experiments.measuring import peak_memory
 from difformer.experiments.summary import Row, Section, Summary
-from difformer.training.loop import train_one
+from difformer.training.loop import Trainer
+from difformer.training.randomness import isolated_rng
 
 if TYPE_CHECKING:
     from difformer.experiments.performing import Ready
 
 WARM_UP, EPOCHS, QUICK_EPOCHS = 2, 10, 2
+# Seconds from which on an epoch is long: one goes before, and one is counted.
+LONG = 10.0
 
 
 def cost_lines(
     what: Ready, seeds: Sequence[int], device: torch.device, stop: Callable[[], bool], shared: Line
 ) -> Iterator[Line]:
     """One line a repeat."""
-    from difformer.experiments.performing import Interrupted, described
+    from difformer.experiments.performing import described
 
-    epochs = QUICK_EPOCHS if shared["quick"] else EPOCHS
-
-    def seconds(length: int, seed: int) -> float:
-        assert what.config is not None
-        config = what.config.replace(epochs=length, eval_every=length, patience=None)
-        record = train_one(what.task, seed % len(what.task.splits), config, seed, device, stop=stop)
-        if record.status == "interrupted":
-            raise Interrupted
-        return record.seconds
-
-    seconds(WARM_UP, seeds[0])
     for seed in seeds:
         with peak_memory(device) as peak:
-            taken = {length: seconds(length, seed) for length in (WARM_UP, WARM_UP + epochs)}
-        gained = taken[WARM_UP + epochs] - taken[WARM_UP]
-        # Where an epoch takes less than the clock's noise, the longer run says it well enough.
-        each = gained / epochs if gained > 0 else taken[WARM_UP + epochs] / (WARM_UP + epochs)
+            cost = _measured(what, seed, device, stop, QUICK_EPOCHS if shared["quick"] else EPOCHS)
         yield {
             **shared,
             **described(what, seed),
@@ -58,13 +48,51 @@ def cost_lines(
             "train": None,
             "valid": None,
             "test": None,
-            "measures": {"epoch_seconds": each},
+            "measures": {"epoch_seconds": cost.each},
             "best_epoch": None,
-            "epochs": WARM_UP + epochs,
-            "seconds": round(sum(taken.values()), 4),
+            "epochs": cost.epochs,
+            "seconds": round(cost.seconds, 4),
             "stacked": 1,
             "peak_memory": peak.bytes,
         }
+
+
+class _Cost(NamedTuple):
+    """Seconds of an epoch, and of how many epochs and seconds it was measured, those that do not count among them."""
+
+    each: float
+    epochs: int
+    seconds: float
+
+
+def _measured(what: Ready, seed: int, device: torch.device, stop: Callable[[], bool], epochs: int) -> _Cost:
+    """Epochs of one run, timed."""
+    from difformer.experiments.performing import Interrupted
+
+    def timed(number: int) -> float:
+        # The device is waited for at the end alone: an epoch is begun while the one before still runs, as in training.
+        began = time.perf_counter()
+        for _ in range(number):
+            if stop():
+                raise Interrupted(trainer.epoch)
+            trainer.train_epoch()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+    assert what.config is not None
+    task = what.task
+    with isolated_rng(device):
+        torch.manual_seed(seed)
+        trainer = Trainer(task, task.splits[seed % len(task.splits)], what.config, seed, device)
+        warm_up, before = 1, timed(1)
+        if before < LONG:
+            before += timed(WARM_UP - warm_up)
+            warm_up = WARM_UP
+        else:
+            epochs = 1
+        counted = timed(epochs)
+    return _Cost(counted / epochs, warm_up + epochs, before + counted)
 
 
 def cost_columns(section: Section) -> list[tuple[str, Callable[[Row], str]]]:

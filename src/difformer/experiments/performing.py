@@ -35,7 +35,15 @@ _IRRELEVANT = ("checkpoint_every", "checkpoint_seconds")
 
 
 class Interrupted(Exception):
-    """A run that was stopped before its end; it leaves no line."""
+    """A run that was stopped before its end; it leaves no line.
+
+    Args:
+        epochs: How many it had.
+    """
+
+    def __init__(self, epochs: int = 0) -> None:
+        super().__init__(f"stopped after {epochs} epochs")
+        self.epochs = epochs
 
 
 @dataclass(frozen=True)
@@ -139,7 +147,7 @@ def _records(
             yield _untrained(what, seed), Peak(), 1
         return
     task, config = what.task, what.config
-    if not what.cell.data.alone and faster(task, config, len(seeds), device):
+    if trained_together(what, len(seeds), device) > 1:
         with peak_memory(device) as peak:
             settings = [StackedSetting(seed, seed % len(task.splits)) for seed in seeds]
             results = train_stacked(task, settings, config, device, stop=stop, keep_errors=True)
@@ -148,7 +156,7 @@ def _records(
         for record in whole:
             yield record, peak, len(results)
         if len(whole) + len(diverged) < len(seeds):
-            raise Interrupted
+            raise Interrupted(max((one.epochs for one in results if isinstance(one, RunRecord)), default=0))
     else:
         diverged = []
         for seed in seeds:
@@ -163,10 +171,17 @@ def _records(
                 diverged.append(error)
                 continue
             if record.status == "interrupted":
-                raise Interrupted
+                raise Interrupted(record.epochs)
             yield record, peak, 1
     if diverged:
         raise diverged[0]
+
+
+def trained_together(what: Ready, count: int, device: torch.device) -> int:
+    """How many of a cell's runs are trained as one."""
+    if what.config is None or what.cell.data.mode == "cost" or what.cell.data.alone:
+        return 1
+    return count if faster(what.task, what.config, count, device) else 1
 
 
 def training_peak(task: Task, config: TrainConfig, seed: int, device: torch.device) -> Peak:

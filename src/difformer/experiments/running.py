@@ -1,8 +1,8 @@
 """Running an experiment: what is there is skipped, what is made is written at once, what stops it is said.
 
 A run ends in one of four ways: a line with its scores; a line with the reason why there can be none (data absent, too
-little memory, a loss that is no number, an error); no line because the time was up; no line because of Ctrl-C. The last
-two are taken up by the next call.
+little memory, more time than it may take, a loss that is no number, an error); no line because the time was up; no line
+because of Ctrl-C. The last two are taken up by the next call.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from difformer.experiments.asking import Outcome, Request, wanted_cells
 from difformer.experiments.choosing import Cell
 from difformer.experiments.failures import expected, first_sentence, reason_of
 from difformer.experiments.ledger import DONE, FAILED, Ledger, Line
+from difformer.experiments.limits import Watch
 from difformer.experiments.measuring import surroundings
-from difformer.experiments.performing import Interrupted, Ready, perform, ready, why_not
+from difformer.experiments.performing import Interrupted, Ready, perform, ready, trained_together, why_not
 from difformer.experiments.plan import Data, Experiment
 from difformer.experiments.sharing import TAKEN_FROM, Others
 from difformer.training.devices import resolve
@@ -172,8 +173,9 @@ class _Work:
             self._refuse(failed, reason)
             return
         made = 0
+        watch = Watch(self.stop, self.request.limit, trained_together(what, len(seeds), self.device))
         try:
-            for line in perform(what, seeds, self.device, self.stop, shared):
+            for line in perform(what, seeds, self.device, watch, shared):
                 line["time"] = _now()
                 self.ledger.append(line)
                 self.others.add([line])
@@ -181,8 +183,13 @@ class _Work:
                 self._tell(line, made, len(seeds))
                 if made < len(seeds) and self.over():
                     break
-        except Interrupted:
-            self.outcome.stopped = "interrupted"
+                watch.begin()
+        except Interrupted as cut:
+            if watch.too_long:
+                assert what.config is not None  # without one there is nothing to train, and nothing that lasts
+                self._refuse(failed, watch.reason(cut.epochs, what.config.epochs, str(self.device)))
+            else:
+                self.outcome.stopped = "interrupted"
         except Exception as error:  # one system that fails must not take the others with it; the table says why
             fault = not expected(error)
             reason = reason_of(error, self.device) + (f" (in {chosen})" if chosen else "")
