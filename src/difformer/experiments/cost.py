@@ -48,7 +48,7 @@ EXPERIMENT = Experiment(
             settings={"batch_size": 100_000},
             needs=12.0,
             systems=("gcn", "gat", "difformer-s", "off"),
-            note="Dense GAT and DIFFormer-a are left out: a layer looks at 1.6·10¹¹ pairs in an epoch, four hundred "
+            note="Dense GAT and DIFFormer-a are left out: a layer looks at 160 billion pairs in an epoch, four hundred "
             "times as many as on Pubmed.",
         ),
     ),
