@@ -1,4 +1,6 @@
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -6,10 +8,11 @@ from small_tasks import blocks, many_labels, point_sets, series
 
 from difformer.training import NonFiniteLossError, TrainConfig, train_one
 from difformer.training import stacked as stacked_module
+from difformer.training.saved import saved_bytes
 from difformer.training.stacked import StackedSetting, apart, faster, train_stacked, unstackable
 from difformer.training.stacked_adam import StackedAdam, clip_gradients
 from difformer.training.stacked_loop import StackedTrainer
-from difformer.training.stacked_memory import SHARE, chunks_that_fit, saved_bytes
+from difformer.training.stacked_memory import SHARE, chunks_that_fit
 
 OPTIONS = {"hidden_channels": 8, "num_layers": 3}
 DIFFERENT = [
@@ -242,6 +245,37 @@ def test_memory_is_measured():
     runs, hyper = stacked_module._runs(blocks(), DIFFERENT, TrainConfig(options=OPTIONS))
     two, four = (StackedTrainer(blocks(), runs[:n], hyper, torch.device("cpu")).memory() for n in (2, 4))
     assert four == pytest.approx(two, rel=0.3)
+
+
+def test_nothing_is_left_of_a_pass_that_was_measured():
+    x = torch.randn(1000, requires_grad=True)
+    made = []
+
+    def forward():
+        y = x.exp()  # keeps its own result
+        made.append(weakref.ref(y))
+        return y
+
+    assert saved_bytes(forward) == 4000
+    assert saved_bytes(forward, besides=[x]) == 4000
+    assert saved_bytes(x.sin, besides=[x]) == 0
+    gc.collect()
+    assert [one() for one in made] == [None, None]
+
+
+def test_nothing_is_left_of_a_stack():
+    def tensors():
+        gc.collect()
+        return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+
+    def train():
+        config = TrainConfig(model="glcn", epochs=2, options={"hidden_channels": 8})
+        train_stacked(blocks(), [StackedSetting(seed, 0) for seed in range(3)], config, "cpu")
+
+    train()
+    before = tensors()
+    train()
+    assert tensors() == before
 
 
 def test_what_cannot_be_stacked_says_why():

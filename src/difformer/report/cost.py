@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 import torch
-from torch import Tensor
 
 from difformer.attention import explain
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.report.scene import encoder_of
 from difformer.training.runfolder import RunFolder
+from difformer.training.saved import saved_bytes
 from difformer.training.using import Loaded
 
 MIB = 2**20
@@ -49,13 +49,6 @@ def _forward_pass(loaded: Loaded) -> list[tuple[str, str]]:
     inputs = loaded.feed.passes()[0]
     model, rows = loaded.model, inputs.x.shape[0]
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    kept: dict[int, int] = {}
-
-    def remember(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()  # views of one storage count once
-        return tensor
-
     with torch.no_grad():
         inputs.outputs(model)  # graphs are sorted at their first use
         _wait(device)
@@ -63,11 +56,8 @@ def _forward_pass(loaded: Loaded) -> list[tuple[str, str]]:
         inputs.outputs(model)
         _wait(device)
     taken = time.perf_counter() - begun
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(remember, lambda t: t):
-        held = inputs.outputs(model)
-    size = sum(n for place, n in kept.items() if place not in own)
-    del held
+    with torch.enable_grad():
+        size = saved_bytes(lambda: inputs.outputs(model), besides=model.parameters())
     whole = "all instances" if len(loaded.feed.passes()) == 1 else f"a batch of {rows:,} rows"
     return [
         ("a forward pass here", f"{1000 * taken:.1f} ms for {whole} on {device}"),

@@ -24,9 +24,10 @@ from difformer.training.feeding import NodesFeed, Step, make_feed
 from difformer.training.journal import NonFiniteLossError
 from difformer.training.losses import make_loss
 from difformer.training.record import RunRecord, Status
+from difformer.training.saved import saved_bytes
 from difformer.training.stacked_adam import StackedAdam, clip_gradients
 from difformer.training.stacked_journal import RECORDABLE, Group, Run, StackedJournal
-from difformer.training.stacked_memory import PARAMETER_COPIES, saved_bytes
+from difformer.training.stacked_memory import PARAMETER_COPIES
 from difformer.training.stacked_model import StackedModel
 
 LAUNCHED = 2  # epochs that a GPU gets kernel by kernel: they fill caches and make the optimiser

@@ -2,33 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
-from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
-
 # Of the free memory: gradients in flight, and what the allocator cannot use because it lies in pieces.
 SHARE = 0.7
 # Copies of a run's parameters: themselves, two moments, two forms of the gradient, the best epoch's.
 PARAMETER_COPIES = 6
-
-
-def saved_bytes(forward: Callable[[], object]) -> int:
-    """Bytes that `forward` leaves behind for its backward pass, each memory counted once."""
-    found: dict[int, int] = {}
-
-    def pack(x: Tensor) -> Tensor:
-        if x.layout == torch.strided:
-            storage = x.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
-        return x
-
-    with saved_tensors_hooks(pack, lambda x: x):
-        kept = forward()  # alive until counted: memory that was given back could be counted as another's
-        total = sum(found.values())
-        del kept
-    return total
 
 
 def chunks_that_fit(runs: int, bytes_each: int, free: int, most: int | None = None) -> list[int]:
