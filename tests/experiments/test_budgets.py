@@ -13,6 +13,7 @@ from difformer.experiments.performing import described, ready
 from difformer.experiments.presets import Preset
 from difformer.experiments.running import load_data
 from difformer.experiments.summary import summarise
+from difformer.experiments.verdicts import verdict
 
 ONE = dataclasses.replace(SMALL, data=(BLOCKS,))
 
@@ -111,3 +112,22 @@ def test_lines_tell_their_runs():
     preset = Preset("best", "gcn", "sbm", settings={"hidden_channels": 4}, trials=16, runs=4)
     (choice,) = choices(ONE, BLOCKS, GCN, [preset])
     assert described(ready(Cell(BLOCKS, GCN, choice), load_data(BLOCKS)), 0)["tuning_runs"] == 4
+
+
+def test_the_best_with_the_same_budget_are_compared_where_the_best_of_all_were_not_tuned_alike():
+    settings = {"epochs": 300, "patience": 50}
+
+    def of(system, preset, valid, trials, runs):
+        told = {"preset": preset, "valid": valid, "trials": trials, "tuning_runs": runs, "settings": settings}
+        return [line(system, seed, 0.8 + 0.01 * seed, **told) for seed in range(3)]
+
+    ours = [*of("difformer-s", "best", 0.9, 32, 3), *of("difformer-s", "paper", 0.7, 16, 1)]
+    theirs = [*of("gcn", "paper", 0.6, 16, 1), *of("mlp", "untuned", 0.8, None, None)]
+    (section,) = summarise(ONE, [*ours, *theirs], (), quick=False).sections
+    first, second = verdict(section)[:2]
+    assert first.startswith("Ours, best on validation: DIFFormer-s (best); the best rival: MLP (untuned). ")
+    assert "DIFFormer-s (paper's grid); the best rival with the same budget: GCN (paper's grid). " in second
+    assert second.endswith("the same budget.")
+    alike = [*of("difformer-s", "paper", 0.7, 16, 1), *of("gcn", "paper", 0.6, 16, 1)]
+    (section,) = summarise(ONE, alike, (), quick=False).sections
+    assert len(verdict(section)) == 1

@@ -13,9 +13,11 @@ from difformer.experiments import limits, performing
 from difformer.experiments.asking import Request, wanted_cells
 from difformer.experiments.ledger import DONE, FAILED, Ledger
 from difformer.experiments.limits import Watch
+from difformer.experiments.performing import Interrupted
 from difformer.experiments.running import run
+from difformer.training import NonFiniteLossError
 
-LIMITED = Request(device="cpu", datasets=("blocks",), limit=60.0)
+LIMITED = Request(device="cpu", datasets=("blocks",), models=("gcn", "mlp"), limit=60.0)
 
 
 @pytest.fixture
@@ -26,15 +28,25 @@ def clock(monkeypatch):
     return found
 
 
+def quiet(text):
+    pass
+
+
+def outcome_and_reasons(folder, request=LIMITED):
+    """What a call did, and the reasons that are written down."""
+    outcome = run(SMALL, folder, request, quiet)
+    return outcome, [line["reason"] for line in Ledger(folder).read() if line["status"] == FAILED]
+
+
 def test_runs_that_are_trained_as_one_have_the_time_of_all(clock):
-    one, three = Watch(lambda: False, 10.0), Watch(lambda: False, 10.0, runs=3)
+    watch = Watch(lambda: False, 10.0)
+    watch.begin(3)
     clock.now = 25.0
-    assert (one(), three()) == (True, False)
+    assert not watch()
     clock.now = 31.0
-    assert three()
-    assert three.too_long
-    three.begin()
-    assert not three()
+    assert watch()
+    clock.now = 500.0  # what comes after is not part of it
+    assert watch.reason(0, "a CPU") == "too long: 31 s for its first epoch on a CPU"
     assert not Watch(lambda: False, math.inf)()
 
 
@@ -47,29 +59,96 @@ def test_somebody_who_asks_is_not_a_limit(clock):
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["one after the other", "as one"])
 def test_what_takes_too_long_is_a_cell_with_a_reason(tmp_path, monkeypatch, clock, stacked):
+    """The first cell takes 200 seconds an epoch, the others none."""
     monkeypatch.setattr(performing, "faster", lambda *_: stacked)
-    asked = []
+    ask = Watch.__call__
 
-    def late():
-        asked.append(1)
-        return 100.0 * min(len(asked), 4)  # the first cell takes its time, the others none
+    def slow(watch):
+        stopped = ask(watch)
+        clock.now += 200.0 if not Ledger(tmp_path).read() else 0.0
+        return stopped
 
-    monkeypatch.setattr(limits.time, "monotonic", late)
-    outcome = run(SMALL, tmp_path, LIMITED, lambda text: None)
-    lines = Ledger(tmp_path).read()
-    (failed,) = [line for line in lines if line["status"] == FAILED]
-    assert failed["reason"].startswith("too long: ")
-    assert failed["reason"].endswith("epochs on cpu")
+    monkeypatch.setattr(Watch, "__call__", slow)
+    outcome, (reason,) = outcome_and_reasons(tmp_path)
+    assert reason.startswith("too long: 200 s for one epoch on ")
+    assert reason.endswith(" threads")  # the device's name
     assert (outcome.stopped, outcome.errors, len(outcome.failed)) == ("", 0, 1)
-    cells = len(wanted_cells(SMALL, LIMITED))
-    assert len({line["system"] for line in lines if line["status"] == DONE}) == cells - 1
-    again = run(SMALL, tmp_path, LIMITED, lambda text: None)  # not tried again
+    systems = {cell.system.key for cell in wanted_cells(SMALL, LIMITED)}
+    assert len({line["system"] for line in Ledger(tmp_path).read() if line["status"] == DONE}) == len(systems) - 1
+    again, _ = outcome_and_reasons(tmp_path)  # with the same limit it is not tried again
     assert (again.made, len(again.failed)) == (0, 1)
-    whole = run(SMALL, tmp_path, dataclasses.replace(LIMITED, retry=True), lambda text: None)
+    whole, _ = outcome_and_reasons(tmp_path, dataclasses.replace(LIMITED, limit=math.inf))
     assert whole.made > 0
     assert not whole.failed
+
+
+def test_a_run_that_was_there_before_the_limit_is_kept(tmp_path, monkeypatch, clock):
+    """Of a stack some were finished: the reason speaks of those that were not."""
+    monkeypatch.setattr(performing, "faster", lambda *_: True)
+    train = performing.train_stacked
+
+    def half(task, settings, config, device, stop, keep_errors):
+        records = train(task, settings, config, device, keep_errors=keep_errors)
+        clock.now += 1000.0
+        assert stop()
+        return [records[0], dataclasses.replace(records[1], status="interrupted", history=[])]
+
+    monkeypatch.setattr(performing, "train_stacked", half)
+    request = dataclasses.replace(LIMITED, models=("gcn",))
+    outcome, (reason,) = outcome_and_reasons(tmp_path, request)
+    assert reason.startswith("too long: 1000 s for its first epoch on ")
+    assert outcome.made == 1
+
+
+def test_a_run_that_diverged_takes_none_of_the_next_ones_time(tmp_path, monkeypatch, clock):
+    monkeypatch.setattr(performing, "faster", lambda *_: False)
+    train, calls = performing.train_one, []
+
+    def first_diverges(*args, stop, **options):
+        calls.append(1)
+        clock.now += 55.0
+        if len(calls) == 1:
+            raise NonFiniteLossError(1, math.nan, args[2])
+        assert not stop()
+        return train(*args, stop=stop, **options)
+
+    monkeypatch.setattr(performing, "train_one", first_diverges)
+    outcome, (reason,) = outcome_and_reasons(tmp_path, dataclasses.replace(LIMITED, models=("gcn",)))
+    assert reason.startswith("diverged")
+    assert outcome.made == 2
+
+
+def test_memory_is_not_measured_of_what_was_broken_off(tmp_path, monkeypatch, clock):
+    data = dataclasses.replace(SMALL.data[0], alone=True)
+    small = dataclasses.replace(SMALL, data=(data,))
+    train = performing.train_one
+
+    def late(*args, stop, **options):
+        clock.now += 100.0
+        return train(*args, stop=stop, **options)
+
+    monkeypatch.setattr(performing, "train_one", late)
+    monkeypatch.setattr(performing, "training_peak", lambda *_: pytest.fail("it was broken off"))
+    outcome = run(small, tmp_path, dataclasses.replace(LIMITED, models=("gcn",)), quiet)
+    assert (outcome.made, len(outcome.failed)) == (0, 1)
+
+
+def test_an_interruption_says_how_far_it_was():
+    assert "3 epochs" in str(Interrupted(3))
 
 
 def test_a_limit_is_more_than_nothing():
     with pytest.raises(ValueError, match=r"--limit: expected how many seconds a run may take.* got 0"):
         wanted_cells(SMALL, dataclasses.replace(LIMITED, limit=0.0))
+
+
+def test_what_was_made_later_is_no_longer_refused(tmp_path, monkeypatch, clock):
+    """After a run of the same settings more seeds are run, whatever stood in the way before."""
+    monkeypatch.setattr(performing, "faster", lambda *_: False)
+    request = dataclasses.replace(LIMITED, models=("gcn",), seeds=1)
+    ask = Watch.__call__
+    monkeypatch.setattr(Watch, "__call__", lambda watch: bool(setattr(clock, "now", clock.now + 100.0)) or ask(watch))
+    assert outcome_and_reasons(tmp_path, request)[0].made == 0
+    monkeypatch.setattr(Watch, "__call__", ask)
+    assert outcome_and_reasons(tmp_path, dataclasses.replace(request, retry=True))[0].made == 1
+    assert outcome_and_reasons(tmp_path, dataclasses.replace(request, seeds=2))[0].made == 1

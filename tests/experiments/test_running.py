@@ -256,9 +256,9 @@ def test_memory_of_training_is_that_of_an_epoch_after_the_first(monkeypatch):
         return train(trainer, *rest)
 
     @contextmanager
-    def measured(device):
+    def measured(device, **options):
         order.append("from here")
-        with measure(device) as peak:
+        with measure(device, **options) as peak:
             yield peak
         order.append("to here")
 

@@ -159,3 +159,30 @@ def test_what_was_tried_is_of_rows_that_there_are():
             assert set(note) == {"data", "system", "tried"}
             assert set(note["data"]) <= {one.key for one in known[name].data}
             assert set(note["system"]) <= {one.key for one in known[name].systems}
+
+
+def test_rows_that_would_not_be_run_today_are_named():
+    lines = [*of("gcn", preset="paper", trials=16), *of("gcn", preset="untuned"), *of("difformer-s", preset="paper")]
+    summary = summarise(CORA, lines, PRESETS, quick=False)
+    assert "Run before the system was tuned, and no longer asked for: GCN (untuned)." in markdown(summary)
+    assert summary.counted == "6 of 18 runs, and 3 that are no longer asked for"
+
+
+def test_data_that_are_not_the_same_to_the_bit_are_told():
+    one, other = (
+        [{**run, "fingerprint": mark * 10} for run in of(key)] for mark, key in (("ab", "gcn"), ("cd", "mlp"))
+    )
+    assert "fingerprints" not in markdown(summarise(CORA, one, (), quick=False))
+    text = markdown(summarise(CORA, [*one, *other[:1]], (), quick=False))
+    assert "their fingerprints begin with abababab (3 runs), cdcdcdcd (1 run)." in text
+
+
+def test_runs_that_are_missing_are_said_to_be():
+    assert "(2 of 3; the others are not run yet)" in markdown(summarise(CORA, of("gcn", 2), (), quick=False))
+
+
+def test_where_nothing_could_be_run_it_is_not_said_that_nothing_was():
+    refused = {"status": FAILED, "data": "cora-authors", "system": "gcn", "preset": "untuned", "reason": "too long"}
+    text = markdown(summarise(CORA, [{**refused, "id": "x", "quick": False}], (), quick=False))
+    assert "Nothing could be run." in text
+    assert "Nothing was run yet." not in text

@@ -16,8 +16,10 @@ def budgets(ours: Row, other: Row) -> str:
     if ours.data.mode != "score":
         return ""
     untuned = [row.label for row in (ours, other) if row.preset == UNTUNED]
+    if len(untuned) == 2:
+        return "Neither was tuned."
     if untuned:
-        return f"Not the same budget: {' and '.join(untuned)} {'was' if len(untuned) == 1 else 'were'} not tuned."
+        return f"Not the same budget: {untuned[0]} was not tuned."
     if other.borrowed:
         return f"Not the same budget: {other.label} has the settings that were chosen for {other.system.base}."
     if other.system.baseline:
@@ -42,6 +44,13 @@ def budgets(ours: Row, other: Row) -> str:
     if mine != theirs:
         return f"{both}, {names[0]} each {mine}, {names[1]} {theirs}: not quite the same budget."
     return f"{both}, each {mine}: the same budget." if told else f"{both}, each {mine}."
+
+
+def budget(row: Row) -> tuple[int, int, int | None, int | None] | None:
+    """What a row was tuned with: settings, runs, epochs and patience; None where that is not known, or not its own."""
+    if row.trials is None or row.tuning_runs is None or row.preset == UNTUNED or row.borrowed:
+        return None
+    return row.trials, row.tuning_runs, *row.length
 
 
 def _whole(row: Row, *, short: bool = False) -> str:

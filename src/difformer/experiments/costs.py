@@ -1,11 +1,11 @@
-r"""What an epoch of training costs: seconds and the peak of memory, of training alone.
+r"""What an epoch of training costs: seconds, and the peak of memory.
 
 With t_e the clock when epoch e is over and the device has nothing left to do, an epoch costs
 
     (t_{w + n} - t_w) / n,
 
-the first w epochs, in which kernels are loaded and steps recorded, left out. Nothing is evaluated: in mini-batches an
-epoch holds a batch at a time while an evaluation sees the whole graph, and would hide what training takes.
+the first w epochs, in which kernels are loaded, left out. Scores are not worked out: in mini-batches an epoch holds a
+batch at a time while an evaluation sees the whole graph, and would hide what training takes.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from difformer.experiments.performing import Ready
 
 WARM_UP, EPOCHS, QUICK_EPOCHS = 2, 10, 2
-# Seconds from which on an epoch is long: one goes before, and one is counted.
-LONG = 10.0
+LONG = 10.0  # seconds of an epoch from which on one is counted
 
 
 def cost_lines(
     what: Ready, seeds: Sequence[int], device: torch.device, stop: Callable[[], bool], shared: Line
 ) -> Iterator[Line]:
     """One line a repeat."""
-    from difformer.experiments.performing import described
+    from difformer.experiments.performing import begun, described
 
     for seed in seeds:
-        with peak_memory(device) as peak:
+        begun(stop)
+        with peak_memory(device, added=False) as peak:
             cost = _measured(what, seed, device, stop, QUICK_EPOCHS if shared["quick"] else EPOCHS)
         yield {
             **shared,
@@ -85,14 +85,10 @@ def _measured(what: Ready, seed: int, device: torch.device, stop: Callable[[], b
     with isolated_rng(device):
         torch.manual_seed(seed)
         trainer = Trainer(task, task.splits[seed % len(task.splits)], what.config, seed, device)
-        warm_up, before = 1, timed(1)
-        if before < LONG:
-            before += timed(WARM_UP - warm_up)
-            warm_up = WARM_UP
-        else:
-            epochs = 1
-        counted = timed(epochs)
-    return _Cost(counted / epochs, warm_up + epochs, before + counted)
+        before = [timed(1) for _ in range(WARM_UP)]
+        number = epochs if before[-1] < LONG else 1  # the first loads kernels, and says little
+        counted = timed(number)
+    return _Cost(counted / number, WARM_UP + number, sum(before) + counted)
 
 
 def cost_columns(section: Section) -> list[tuple[str, Callable[[Row], str]]]:

@@ -16,29 +16,26 @@ class Watch:
     Args:
         stop: Whether somebody asked for an end.
         seconds: What one run may take.
-        runs: How many are trained as one, and have as many times as long.
     """
 
-    def __init__(self, stop: Callable[[], bool], seconds: float = math.inf, runs: int = 1) -> None:
-        self.stop, self.allowed = stop, seconds * runs
-        self.too_long = False
+    def __init__(self, stop: Callable[[], bool], seconds: float = math.inf) -> None:
+        self.stop, self.limit = stop, seconds
+        self.too_long = 0.0
         self.begin()
 
-    def begin(self) -> None:
-        """The next run has its time from here on."""
-        self.began = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """Since the run at hand was begun."""
-        return time.monotonic() - self.began
+    def begin(self, runs: int = 1) -> None:
+        """From here on the next has its time: as many times as long where several runs are trained as one."""
+        self._began, self._allowed = time.monotonic(), runs * self.limit
 
     def __call__(self) -> bool:
         if self.stop():
             return True
-        self.too_long = self.seconds > self.allowed
-        return self.too_long
+        taken = time.monotonic() - self._began
+        if taken > self._allowed:
+            self.too_long = taken
+        return bool(self.too_long)
 
-    def reason(self, epochs: int, of: int, where: str) -> str:
-        """What a table says in place of a score."""
-        return f"too long: {self.seconds:.0f} s for {epochs} of up to {of} epochs on {where}"
+    def reason(self, epochs: int, where: str) -> str:
+        """What a table says in place of a score, of a run that was broken off."""
+        had = "its first epoch" if epochs == 0 else "one epoch" if epochs == 1 else f"{epochs} epochs"
+        return f"too long: {self.too_long:.{0 if self.too_long >= 10 else 1}f} s for {had} on {where}"

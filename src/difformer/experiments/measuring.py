@@ -18,22 +18,28 @@ from difformer.training.devices import describe
 
 @dataclass
 class Peak:
-    """Bytes at the peak: of the device on a GPU, above what the process held before on a CPU; None where unknown."""
+    """Bytes at the peak, above what the process held before; None where unknown."""
 
     bytes: int | None = None
 
 
 @contextmanager
-def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """Measures what happens inside."""
+def peak_memory(device: torch.device, *, added: bool = True) -> Iterator[Peak]:
+    """Measures what happens inside.
+
+    Args:
+        device: Whose memory is meant; a CPU's is that of the process.
+        added: Whether what a GPU held before is left out; that of a CPU always is.
+    """
     found = Peak()
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
+        held = torch.cuda.memory_allocated(device) if added else 0
         yield found
         torch.cuda.synchronize(device)
-        found.bytes = torch.cuda.max_memory_allocated(device)
+        found.bytes = torch.cuda.max_memory_allocated(device) - held
         return
     forgotten = _forget()
     before = _status("VmRSS")

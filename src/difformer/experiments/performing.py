@@ -17,6 +17,7 @@ from difformer.data import Task
 from difformer.experiments import baselines
 from difformer.experiments.choosing import Cell
 from difformer.experiments.ledger import DONE, Line, identity
+from difformer.experiments.limits import Watch
 from difformer.experiments.measures import measure
 from difformer.experiments.measuring import Peak, peak_memory
 from difformer.training.config import TrainConfig
@@ -35,7 +36,7 @@ _IRRELEVANT = ("checkpoint_every", "checkpoint_seconds")
 
 
 class Interrupted(Exception):
-    """A run that was stopped before its end; it leaves no line.
+    """A run that was stopped before its end; there is nothing to write of it.
 
     Args:
         epochs: How many it had.
@@ -147,7 +148,8 @@ def _records(
             yield _untrained(what, seed), Peak(), 1
         return
     task, config = what.task, what.config
-    if trained_together(what, len(seeds), device) > 1:
+    if not what.cell.data.alone and faster(task, config, len(seeds), device):
+        begun(stop, len(seeds))
         with peak_memory(device) as peak:
             settings = [StackedSetting(seed, seed % len(task.splits)) for seed in seeds]
             results = train_stacked(task, settings, config, device, stop=stop, keep_errors=True)
@@ -156,16 +158,18 @@ def _records(
         for record in whole:
             yield record, peak, len(results)
         if len(whole) + len(diverged) < len(seeds):
-            raise Interrupted(max((one.epochs for one in results if isinstance(one, RunRecord)), default=0))
+            cut = [one.epochs for one in results if isinstance(one, RunRecord) and one.status == "interrupted"]
+            raise Interrupted(min(cut, default=0))
     else:
         diverged = []
         for seed in seeds:
             if stop():
                 raise Interrupted
+            begun(stop)
             try:
                 with peak_memory(device) as peak:
                     record = train_one(task, seed % len(task.splits), config, seed, device, stop=stop)
-                if what.cell.data.alone:
+                if what.cell.data.alone and record.status != "interrupted":
                     peak = training_peak(task, config, seed, device)
             except NonFiniteLossError as error:  # one seed must not take those after it with it
                 diverged.append(error)
@@ -177,11 +181,10 @@ def _records(
         raise diverged[0]
 
 
-def trained_together(what: Ready, count: int, device: torch.device) -> int:
-    """How many of a cell's runs are trained as one."""
-    if what.config is None or what.cell.data.mode == "cost" or what.cell.data.alone:
-        return 1
-    return count if faster(what.task, what.config, count, device) else 1
+def begun(stop: Stop, runs: int = 1) -> None:
+    """Tells a watch that a run begins, or `runs` that are trained as one."""
+    if isinstance(stop, Watch):
+        stop.begin(runs)
 
 
 def training_peak(task: Task, config: TrainConfig, seed: int, device: torch.device) -> Peak:
@@ -190,7 +193,7 @@ def training_peak(task: Task, config: TrainConfig, seed: int, device: torch.devi
         torch.manual_seed(seed)
         trainer = Trainer(task, task.splits[seed % len(task.splits)], config, seed, device)
         trainer.train_epoch()  # what is held from the first epoch on is not the second's
-        with peak_memory(device) as peak:
+        with peak_memory(device, added=False) as peak:
             trainer.train_epoch()
     return peak
 

@@ -152,9 +152,14 @@ def selected_systems(experiment: Experiment, names: Sequence[str], quick: bool =
         ValueError: If a name is none of them.
     """
     rows = {one.key: one for data in experiment.sections(quick) for one in experiment.rows(data, quick)}
-    every = {name for one in experiment.systems for name in (one.key, one.model) if name}
-    _check("--models", names, {n for one in rows.values() for n in (one.key, one.model) if n}, experiment, every, quick)
-    return frozenset(one.key for one in rows.values() if not names or one.key in names or one.model in names)
+    every = {name for one in experiment.systems for name in _called(one)}
+    _check("--models", names, {name for one in rows.values() for name in _called(one)}, experiment, every, quick)
+    return frozenset(one.key for one in rows.values() if not names or set(_called(one)) & set(names))
+
+
+def _called(system: System) -> tuple[str, ...]:
+    """What a system answers to; ``"difformer"`` is the model of variants alone, and nobody would mean those."""
+    return tuple(name for name in (system.key, system.model) if name and name != "difformer")
 
 
 def _check(

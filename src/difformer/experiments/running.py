@@ -7,6 +7,7 @@ because of Ctrl-C. The last two are taken up by the next call.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
@@ -23,7 +24,7 @@ from difformer.experiments.failures import expected, first_sentence, reason_of
 from difformer.experiments.ledger import DONE, FAILED, Ledger, Line
 from difformer.experiments.limits import Watch
 from difformer.experiments.measuring import surroundings
-from difformer.experiments.performing import Interrupted, Ready, perform, ready, trained_together, why_not
+from difformer.experiments.performing import Interrupted, Ready, perform, ready, why_not
 from difformer.experiments.plan import Data, Experiment
 from difformer.experiments.sharing import TAKEN_FROM, Others
 from difformer.training.devices import resolve
@@ -96,8 +97,9 @@ class _Work:
         self.outcome = Outcome()
         self.done = {_run(line, line["id"]) for line in known if line["status"] == DONE}
         self.others = Others(ledger.folder, known, request.quick, say)
-        self.refused = {(line["id"], line["reason"]) for line in known if line["status"] == FAILED}
+        self.refused = _still_refused(known)
         self.faults = {line["id"] for line in known if line.get("fault")}
+        self.limits = {line["id"]: line["limit"] for line in known if line["status"] == FAILED and "limit" in line}
         self.fingerprints: dict[str, set[str]] = {}
         for line in known:
             if line["status"] == DONE and "fingerprint" in line:
@@ -165,7 +167,8 @@ class _Work:
         attempt = f"{what.settings_id} {self.device.type}" + (f" {chosen}" if chosen else "")
         failed = {**row, "id": attempt, **({"precision": chosen} if chosen else {})}
         earlier = next((reason for id_, reason in self.refused if id_ == attempt), "")
-        if earlier and not self.request.retry:
+        longer = self.request.limit > self.limits.get(attempt, math.inf)  # what took too long may have the time now
+        if earlier and not longer and not self.request.retry:
             self.outcome.failed[cell.key] = earlier
             self.outcome.errors += attempt in self.faults
             return
@@ -173,7 +176,7 @@ class _Work:
             self._refuse(failed, reason)
             return
         made = 0
-        watch = Watch(self.stop, self.request.limit, trained_together(what, len(seeds), self.device))
+        watch = Watch(self.stop, self.request.limit)
         try:
             for line in perform(what, seeds, self.device, watch, shared):
                 line["time"] = _now()
@@ -183,11 +186,10 @@ class _Work:
                 self._tell(line, made, len(seeds))
                 if made < len(seeds) and self.over():
                     break
-                watch.begin()
         except Interrupted as cut:
             if watch.too_long:
-                assert what.config is not None  # without one there is nothing to train, and nothing that lasts
-                self._refuse(failed, watch.reason(cut.epochs, what.config.epochs, str(self.device)))
+                about = {**failed, "limit": self.request.limit}
+                self._refuse(about, watch.reason(cut.epochs, str(shared["device"])))
             else:
                 self.outcome.stopped = "interrupted"
         except Exception as error:  # one system that fails must not take the others with it; the table says why
@@ -213,7 +215,9 @@ class _Work:
 
     def _refuse(self, about: Line, reason: str) -> None:
         self.outcome.failed[(about["data"], about.get("system", ""), about.get("preset", ""))] = reason
-        self.say(f"{self.experiment.name} {about['data']} {about.get('system', '')}: {reason}")
+        which = " ".join(str(about[what]) for what in ("data", "system") if about.get(what))
+        preset = f" ({about['preset']})" if about.get("preset") else ""
+        self.say(f"{self.experiment.name} {which}{preset}: {reason}")
         if (about["id"], reason) not in self.refused:
             self.refused.add((about["id"], reason))
             shared = {"experiment": self.experiment.name, "quick": self.request.quick, "device": str(self.device)}
@@ -225,6 +229,17 @@ class _Work:
             f"{self.experiment.name} {line['data']} {line['system']} ({line['preset']}) seed {line['seed']}"
             f" [{number}/{of}]{score}, {line['seconds']:.1f} s"
         )
+
+
+def _still_refused(lines: Sequence[Line]) -> set[tuple[str, str]]:
+    """Attempts that failed, with the reason; a run of the same settings that was made later takes them away."""
+    found: set[tuple[str, str]] = set()
+    for line in lines:
+        if line["status"] == FAILED:
+            found.add((line["id"], line["reason"]))
+        elif "settings_id" in line:
+            found = {(id_, reason) for id_, reason in found if id_.split()[0] != line["settings_id"]}
+    return found
 
 
 def _run(row: Line, id_: str) -> tuple[str, str, str, str]:

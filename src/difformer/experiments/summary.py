@@ -7,7 +7,7 @@ mean *validation* score; test scores are compared, never chosen by.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -37,6 +37,7 @@ class Row:
         paper: The paper's figure.
         authors: That of the authors' code.
         memory: The paper's figure of memory, in megabytes.
+        planned: Whether it would be run today; False where its runs have a preset that is no longer asked for.
     """
 
     data: Data
@@ -48,6 +49,7 @@ class Row:
     paper: Figure | None = None
     authors: Figure | None = None
     memory: Figure | None = None
+    planned: bool = True
 
     @property
     def metric(self) -> str:
@@ -74,8 +76,10 @@ class Row:
 
     @property
     def missing(self) -> str:
-        """Why some runs are missing where others are there, as it stands in a cell; empty where none was refused."""
-        return f"; {self.reason}" if self.lines and self.reason not in ("", NOT_YET) else ""
+        """Why some runs are missing where others are there, as it stands in a cell; empty where none is."""
+        if not self.lines or len(self.lines) >= self.data.seeds or not self.planned:
+            return ""
+        return f"; {self.reason or 'the others are ' + NOT_YET}"
 
     @property
     def settings(self) -> str:
@@ -136,7 +140,12 @@ class Section:
     @property
     def wanted(self) -> int:
         """Runs of the full protocol."""
-        return self.data.seeds * len(self.rows)
+        return self.data.seeds * sum(row.planned for row in self.rows)
+
+    @property
+    def unplanned(self) -> int:
+        """Runs that are there beside it."""
+        return sum(len(row.lines) for row in self.rows if not row.planned)
 
 
 @dataclass(frozen=True)
@@ -155,6 +164,13 @@ class Summary:
     @property
     def wanted(self) -> int:
         return sum(section.wanted for section in self.sections)
+
+    @property
+    def counted(self) -> str:
+        """How many runs there are, of how many: ``"1185 of 1215 runs, and 35 that are no longer asked for"``."""
+        besides = sum(section.unplanned for section in self.sections)
+        more = f", and {besides} that are no longer asked for" if besides else ""
+        return f"{self.made - besides} of {self.wanted} runs{more}"
 
     def section(self, key: str) -> Section | None:
         return next((one for one in self.sections if one.data.key == key), None)
@@ -176,11 +192,15 @@ def summarise(experiment: Experiment, lines: Sequence[Line], presets: Sequence[P
     runs = current(lines, {cell.key: settings_id(cell) for cell in planned} if lines else None)
     why = reasons(lines)
     sections = []
+    asked = {cell.key for cell in planned}
     for data in experiment.sections(quick):
         here = [line for line in runs if line["data"] == data.key]
         absent = why.get((data.key, "", ""), "") if not here else ""
         rows = [
-            _row(experiment, data, system, preset, here, why, absent, presets)
+            replace(
+                _row(experiment, data, system, preset, here, why, absent, presets),
+                planned=(data.key, system.key, preset) in asked,
+            )
             for system in experiment.rows(data, quick)
             for preset in _presets(planned, data, system, here)
         ]

@@ -8,7 +8,7 @@ from difformer.experiments.choosing import SAID, UNTUNED
 from difformer.experiments.devices import letters, megabytes, seconds
 from difformer.experiments.measures import LABELS
 from difformer.experiments.published import AUTHORS, PAPER, Figure, source_of
-from difformer.experiments.summary import Row, Section, Summary, is_percent
+from difformer.experiments.summary import NOT_YET, Row, Section, Summary, is_percent
 from difformer.experiments.under import published, shown, under
 
 NONE = "–"
@@ -109,7 +109,8 @@ def protocol(section: Section) -> str:
     """The protocol of what was run; why nothing was, where it was not."""
     lines = section.lines
     if not lines:
-        return section.reason or "Nothing was run yet."
+        refused = any(row.reason not in ("", NOT_YET) for row in section.rows)
+        return section.reason or ("Nothing could be run." if refused else "Nothing was run yet.")
     return f"Protocol: {' | '.join(dict.fromkeys(str(line['protocol']) for line in lines))}."
 
 
@@ -162,7 +163,7 @@ def markdown(summary: Summary, *, level: int = 1, brief: bool = False) -> str:
         brief: One sentence in place of the rows of a data set on which nothing was run.
     """
     experiment = summary.experiment
-    parts = [f"{'#' * level} {experiment.title}", f"{experiment.source}. {summary.made} of {summary.wanted} runs."]
+    parts = [f"{'#' * level} {experiment.title}", f"{experiment.source}. {summary.counted}."]
     parts += remarks(summary)
     for section in summary.sections:
         parts.append(f"{'#' * (level + 1)} {section.data.label}")

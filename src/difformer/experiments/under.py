@@ -6,6 +6,7 @@ published of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from difformer.experiments.choosing import UNTUNED
@@ -58,6 +59,24 @@ def mixed(section: Section) -> str:
     return f"Made in mixed precision (bf16), all others in float32: {'; '.join(said)} runs." if said else ""
 
 
+def unplanned(section: Section) -> str:
+    """Which rows would not be run today; empty where all would."""
+    rows = [row.label for row in section.rows if row.lines and not row.planned]
+    return f"Run before the system was tuned, and no longer asked for: {', '.join(rows)}." if rows else ""
+
+
+def versions(section: Section) -> str:
+    """That runs were made of data of which not every bit is the same; empty where it is."""
+    marks = Counter(str(line["fingerprint"]) for line in section.lines if "fingerprint" in line)
+    if len(marks) < 2:
+        return ""
+    told = ", ".join(f"{mark[:8]} ({count} run{'' if count == 1 else 's'})" for mark, count in marks.most_common())
+    return (
+        f"Not all runs are of the same data to the bit; their fingerprints begin with {told}. The same seed and split "
+        "may then give another result, as on another device."
+    )
+
+
 def published(found: Figure | None) -> str:
     """A published figure as its source prints it."""
     if found is None:
@@ -72,6 +91,6 @@ def under(experiment: str, section: Section) -> list[str]:
     """Every sentence under a table, in order."""
     rows = shown(section).rows
     marks = [DAGGER] if any(row.preset == UNTUNED and row.values() for row in rows) else []
-    remarks = [mixed(section), taken_over(experiment, section), not_run(section)]
+    remarks = [unplanned(section), mixed(section), versions(section), taken_over(experiment, section), not_run(section)]
     said = [*marks, *explained(section), *filter(None, remarks)]
     return [*said, *verdict(section), *behind(experiment, section), *judged(experiment, section)]

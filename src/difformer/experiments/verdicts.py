@@ -1,15 +1,16 @@
 """The sentence under a section: our best system against the best rival, by a paired test over shared seeds and splits.
 
-Both are chosen by their mean validation score. The test is that of `difformer compare`: Student's t over pairs, and,
-where there are several splits, with Nadeau and Bengio's correction for their overlap, which decides. It was made for
-training parts larger than test parts: with 20 labels a class hardly any difference passes it, so both are printed.
+Both are chosen by their mean validation score; where they were not tuned alike, a second sentence has the best that
+were. The test is that of `difformer compare`: Student's t over pairs, and, where there are several splits, with Nadeau
+and Bengio's correction for their overlap, which decides. It was made for training parts larger than test parts: with 20
+labels a class hardly any difference passes it, so both are printed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from difformer.experiments.budgets import budgets
+from difformer.experiments.budgets import budget, budgets
 from difformer.experiments.summary import Row, Section, is_percent
 from difformer.report.paired import ALPHA, judge, paired
 
@@ -29,6 +30,8 @@ def verdict(section: Section) -> list[str]:
     said = []
     if ours is not None and rival is not None:
         said.append(_compared(ours, rival, "the best rival"))
+        if budget(ours) is None or budget(ours) != budget(rival):
+            said += _with_the_same_budget(section)
     if ours is not None and variant is not None:
         said.append(_compared(ours, variant, "the best variant"))
     if ours is not None and off is not None:
@@ -38,6 +41,19 @@ def verdict(section: Section) -> list[str]:
         if row.system.role == "ours" and row.preset == "best" and row.lines and code is not None:
             said.append(_compared(row, code, "the authors' settings"))
     return said
+
+
+def _with_the_same_budget(section: Section) -> list[str]:
+    """Our best row that some rival was tuned as long as, against the best of those; nothing where there is none."""
+    if section.data.mode != "score":
+        return []
+    given = {row.label: found for row in section.rows if row.lines and (found := budget(row)) is not None}
+    rivals = {given[row.label] for row in section.rows if row.system.role == "rival" and row.label in given}
+    ours = best([row for row in section.rows if row.label in given and given[row.label] in rivals], "ours")
+    if ours is None:
+        return []
+    rival = best([row for row in section.rows if given.get(row.label) == given[ours.label]], "rival")
+    return [] if rival is None else [_compared(ours, rival, "the best rival with the same budget")]
 
 
 def _row_of(section: Section, like: Row, preset: str) -> Row | None:
