@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import pytest
 from small_experiment import BLOCKS, GCN, MLP, SMALL, line
@@ -144,3 +145,11 @@ def test_maps_say_what_points_and_lines_are(panel, said):
     lines = [line("difformer-s", 0, 0.5, data="cifar10", measures={"pictures": picture})]
     fig = visualise.draw(summarise(find("visualise"), lines, (), quick=False), None)
     assert legend(fig) == said
+
+
+def test_a_figure_of_one_row_has_room_for_its_titles(tmp_path):
+    lines = [line("gcn", seed, 0.8) for seed in range(3)]
+    small = dataclasses.replace(SMALL, data=(BLOCKS,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a layout that collapses is a warning
+        dots(summarise(small, lines, (), quick=False), tmp_path).canvas.draw()

@@ -32,7 +32,7 @@ def sentence(monkeypatch, goal, scores, **rest):
     lines = [line(s, seed, v, valid=v, **rest) for s, values in scores.items() for seed, v in enumerate(values)]
     (section,) = summarise(small, lines, (), quick=False).sections
     (said,) = judged("citation", section)
-    return said
+    return str(said)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,9 @@ def test_the_page_says_what_was_run_and_what_was_not(tmp_path):
     assert "| DIFFormer-s | public-code | 85.00 ± 0.00 (5) |" in text
     assert "data not here: no pubmed" in text
     assert "K = 2" not in text  # of a quick form no number is shown
+    assert "## Goals" in text
+    assert "| public-code difformer-s within 1 of 85.4 | reached with 85.00 (DIFFormer-s (public-code)) |" in text
+    assert re.search(r"\n1 of \d are reached; what was tried", text)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def size(sections: Sequence[Section]) -> tuple[float, float]:
     """Width and height of a panel in inches: names and rows have to find room."""
     tallest = max(len(_rows(section)) for section in sections)
     longest = max(len(_name(row)) for section in sections for row in _rows(section))
-    return 2.9 + 0.075 * longest, 1.6 + 0.2 * tallest
+    return 2.9 + 0.075 * longest, max(2.6, 1.6 + 0.2 * tallest)  # titles and legend need theirs beside one row too
 
 
 def score_panels(fig: Any, axes: Sequence[Any], sections: Sequence[Section], summary: Summary) -> None:

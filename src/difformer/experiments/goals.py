@@ -19,6 +19,7 @@ from difformer.report.paired import ALPHA, paired
 from difformer.training import toml
 
 GOALS = Path(__file__).with_name("goals.toml")
+REACHED, MISSED, UNJUDGED = "reached", "**not reached**", "cannot be judged"
 
 
 @dataclass(frozen=True)
@@ -59,25 +60,45 @@ def load_goals() -> dict[str, tuple[Goal, ...]]:
     return {name: tuple(Goal(**entry) for entry in entries) for name, entries in content.items()}
 
 
-def judged(experiment: str, section: Section) -> list[str]:
-    """A sentence a goal of the section."""
+@dataclass(frozen=True)
+class Judged:
+    """What became of a goal.
+
+    Args:
+        what: The goal in words.
+        state: ``"reached"``, ``"**not reached**"`` or ``"cannot be judged"``.
+        by: What it was judged by, or why it cannot be.
+        tried: What was tried, where it was not reached.
+    """
+
+    what: str
+    state: str
+    by: str
+    tried: str = ""
+
+    def __str__(self) -> str:
+        return f"Goal, {self.what}: {self.state}{self.by}.{self.tried}"
+
+
+def judged(experiment: str, section: Section) -> list[Judged]:
+    """What became of every goal of the section."""
     goals = [goal for goal in load_goals().get(experiment, ()) if goal.data == section.data.key]
     return [_judge(goal, section) for goal in goals]
 
 
-def _judge(goal: Goal, section: Section) -> str:
+def _judge(goal: Goal, section: Section) -> Judged:
     row = _best(section, goal.system, goal.preset, "ours")
     other = None if goal.over is None else _best(section, **{"system": "", "preset": "", "role": "", **goal.over})
     what = _said(goal)
     if row is None or (goal.over is not None and other is None):
-        return f"Goal, {what}: cannot be judged, not run yet."
+        return Judged(what, UNJUDGED, ", not run yet")
     percent = is_percent(row.metric if goal.measure == "test" else goal.measure)
     scale, digits = (100, 2) if percent else (1, 3)
     mine, theirs = row.by_pair(goal.measure), {} if other is None else other.by_pair(goal.measure)
     # Two rows are compared where both were run: a mean over other splits says nothing of the difference.
     pairs = [pair for pair in mine if other is None or pair in theirs]
     if not pairs:
-        return f"Goal, {what}: cannot be judged, the rows share no seed on the same split."
+        return Judged(what, UNJUDGED, ", the rows share no seed on the same split")
     mean = scale * fmean(mine[pair] for pair in pairs)
     base = 0.0 if other is None else scale * fmean(theirs[pair] for pair in pairs)
     if goal.near is not None:
@@ -95,9 +116,9 @@ def _judge(goal: Goal, section: Section) -> str:
         if found.corrected is not None:
             tested += f" (corrected for overlapping splits: {found.corrected:.2g})"
     few = "" if len(pairs) >= row.data.seeds else f", over {len(pairs)} of {row.data.seeds} seeds only"
-    state = "reached" if held else "**not reached**"
     tried = f" {goal.tried}" if goal.tried and not held else ""
-    return f"Goal, {what}: {state} with {mean:.{digits}f} ({row.label}){against}{tested}{few}.{tried}"
+    by = f" with {mean:.{digits}f} ({row.label}){against}{tested}{few}"
+    return Judged(what, REACHED if held else MISSED, by, tried)
 
 
 def _best(section: Section, system: str, preset: str, role: str) -> Row | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from difformer.atomic import write_whole
 from difformer.experiments.catalogue import experiments
+from difformer.experiments.goals import REACHED, UNJUDGED, judged
 from difformer.experiments.sharing import TAKEN_FROM
 from difformer.experiments.summary import NOT_YET, Summary
 from difformer.experiments.tables import markdown
@@ -40,7 +41,7 @@ def page(folder: Path, figures: str = "../results") -> str:
         figures: The same folder as seen from where the page will stand.
     """
     found = [read_summary(one, folder / one.name) for one in experiments()]
-    parts = [_OPENING, "## What was run", _overview(found)]
+    parts = [_OPENING, "## What was run", _overview(found), *_goals(found)]
     for summary in found:
         if summary.made and not summary.quick:
             parts.append(markdown(summary, level=2, brief=True).rstrip())
@@ -63,6 +64,28 @@ def _overview(found: list[Summary]) -> str:
             f"{_state(summary)} | {hours} | {devices or '–'} |"
         )
     return "\n".join(lines)
+
+
+def _goals(found: list[Summary]) -> list[str]:
+    """Every goal in one table, the longer story under its section; nothing where none was run."""
+    every = [
+        (summary.experiment.name, section.data.label, goal)
+        for summary in found
+        if not summary.quick
+        for section in summary.sections
+        for goal in judged(summary.experiment.name, section)
+        if goal.state != UNJUDGED
+    ]
+    if not every:
+        return []
+    reached = sum(goal.state == REACHED for _, _, goal in every)
+    rows = [f"| {name} | {label} | {goal.what} | {goal.state}{goal.by} |" for name, label, goal in every]
+    head = ["| table | data | goal | |", "|---|---|---|---|"]
+    return [
+        "## Goals",
+        f"{reached} of {len(every)} are reached; what was tried for the others stands under their tables.",
+        "\n".join([*head, *rows]),
+    ]
 
 
 def _runs(summary: Summary) -> str:

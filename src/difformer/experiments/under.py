@@ -93,4 +93,4 @@ def under(experiment: str, section: Section) -> list[str]:
     marks = [DAGGER] if any(row.preset == UNTUNED and row.values() for row in rows) else []
     remarks = [unplanned(section), mixed(section), versions(section), taken_over(experiment, section), not_run(section)]
     said = [*marks, *explained(section), *filter(None, remarks)]
-    return [*said, *verdict(section), *behind(experiment, section), *judged(experiment, section)]
+    return [*said, *verdict(section), *behind(experiment, section), *map(str, judged(experiment, section))]
