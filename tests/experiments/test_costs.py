@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def measured(monkeypatch, what, seconds, stop=lambda: False):
             clock[0] += seconds(runs[-1])
 
     monkeypatch.setattr(costs, "Trainer", Run)
-    monkeypatch.setattr(costs.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     return list(perform(what, [0, 1], CPU, stop, {"quick": False})), runs
 
 

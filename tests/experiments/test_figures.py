@@ -148,8 +148,7 @@ def test_maps_say_what_points_and_lines_are(panel, said):
 
 
 def test_a_figure_of_one_row_has_room_for_its_titles(tmp_path):
-    lines = [line("gcn", seed, 0.8) for seed in range(3)]
-    small = dataclasses.replace(SMALL, data=(BLOCKS,))
+    lines = [line("gcn", seed, 0.8, data="cora-authors") for seed in range(3)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a layout that collapses is a warning
-        dots(summarise(small, lines, (), quick=False), tmp_path).canvas.draw()
+        dots(summarise(find("citation"), lines, (), quick=False), tmp_path).canvas.draw()
