@@ -173,6 +173,13 @@ def test_an_interrupted_run_leaves_no_line(tmp_path, said, monkeypatch):
     assert len(Ledger(tmp_path).read()) == 2
 
 
+def test_a_data_folder_that_is_not_there_is_no_absent_data(tmp_path, said, monkeypatch):
+    monkeypatch.setenv("DIFFORMER_DATA", str(tmp_path / "typo"))
+    with pytest.raises(DataError, match=r"DIFFORMER_DATA must be a folder.*typo"):
+        run(SMALL, tmp_path / "out", ONLY_BLOCKS, said.append)
+    assert not (tmp_path / "out").exists()
+
+
 def test_absent_data_are_a_reason_until_they_are_there(tmp_path, said, offline):
     request = Request(device="cpu", datasets=("pokec",))
     outcome = run(SMALL, tmp_path, request, said.append)

@@ -18,6 +18,7 @@ import torch
 
 from difformer.attention.memory import free_bytes
 from difformer.data import DataError, Task, load
+from difformer.data.lookup import check_folders
 from difformer.experiments.asking import Outcome, Request, wanted_cells
 from difformer.experiments.choosing import Cell
 from difformer.experiments.failures import expected, first_sentence, reason_of
@@ -39,8 +40,10 @@ def run(experiment: Experiment, folder: Path, request: Request, say: Say) -> Out
 
     Raises:
         ValueError: If the request names what there is not, or the folder holds runs of the other form.
+        DataError: If ``$DIFFORMER_DATA`` is no folder.
     """
     device = resolve(request.device)
+    check_folders()  # one that is not there is a slip of whoever named it, not data that are absent
     wanted = wanted_cells(experiment, request)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
