@@ -163,9 +163,9 @@ def _records(
     else:
         diverged = []
         for seed in seeds:
+            begun(stop)
             if stop():
                 raise Interrupted
-            begun(stop)
             try:
                 with peak_memory(device) as peak:
                     record = train_one(task, seed % len(task.splits), config, seed, device, stop=stop)
