@@ -54,9 +54,11 @@ def test_neighbours():
     assert joined.diagonal().all()
     assert (joined == joined.T).all()
     fifth = distance.sort(1).values[:, 4]
-    near = (distance < fifth[:, None]) | torch.eye(150, dtype=torch.bool)
+    # Flowers that are equally far differ by rounding, on each kind of processor in another way.
+    near = (distance < fifth[:, None] - 1e-5) | torch.eye(150, dtype=torch.bool)
+    far = distance > fifth[:, None] + 1e-5
     assert (joined | ~(near | near.T)).all()  # whoever is nearer than the fifth is joined
-    assert (~joined | (distance <= fifth[:, None]) | (distance <= fifth[None])).all()  # and nobody farther
+    assert not (joined & far & far.T).any()  # and nobody farther
     assert "5 nearest" in task.protocol
 
 
