@@ -56,6 +56,15 @@ def test_a_quick_run_its_files_and_its_second_call(call, tmp_path):
     assert "DIFFormer-s" in (folder / "table.md").read_text()
 
 
+def test_a_limit_is_handed_on(call, tmp_path):
+    words = ("reproduce", "unobserved", "--quick", "--seeds", "1", "--models", "mlp", "--device", "cpu")
+    answer = call(*words, "--limit", "1e-9")
+    assert answer.code == 0, answer.err
+    assert "0 runs made" in answer.out
+    assert "too long: 0.0 s for its first epoch on " in (tmp_path / "results-quick/unobserved/table.md").read_text()
+    assert "1 runs made" in call(*words).out  # without a limit it is tried again
+
+
 def test_tables_of_no_runs_are_refused(call, tmp_path):
     answer = call("reproduce", "citation", "--table-only", "--out", "elsewhere")
     assert answer.code == 2
@@ -84,11 +93,13 @@ def test_absent_data_are_said_and_no_error(call, tmp_path, monkeypatch):
         ((), "NAME is missing"),
         (("citatoin",), "did you mean 'citation'"),
         (("citation", "--models", "gatt"), "--models: citation has no 'gatt'"),
+        (("citation", "--models", "difformer"), "--models: citation has no 'difformer'; it has"),
         (("citation", "--datasets", "mnist"), "--datasets: citation has no 'mnist'"),
+        (("citation", "--limit", "0"), "--limit: expected how many seconds a run may take, more than 0, got 0"),
         (("citation", "--quick", "--device", "gpu"), "device must be auto, cpu"),
         (("--results", "page.md"), "there is no folder results"),
     ],
-    ids=["nothing", "name", "model", "data", "device", "results"],
+    ids=["nothing", "name", "model", "family", "data", "limit", "device", "results"],
 )
 def test_what_is_wrong_is_said(call, words, complaint):
     answer = call("reproduce", *words)

@@ -11,8 +11,8 @@ _NEIGHBOURS = {"graph": "knn:5"}
 HOW = (
     "Seconds an epoch are of training without evaluation: ten epochs in a row are timed after two that do not count "
     "(one where an epoch takes over ten seconds); three repeats. Megabytes are the peak of all that the device holds, "
-    "on a CPU of what was added, from the building of the model on; on a GPU libraries hold some 110 of them whatever "
-    "is trained."
+    "on a CPU of what was added, from the building of the model on; on a GPU libraries hold 110 to 140 of them "
+    "whatever is trained."
 )
 
 
