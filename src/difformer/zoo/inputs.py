@@ -14,7 +14,7 @@ from difformer.graph import Graph
 from difformer.kept import Kept
 from difformer.nn.dropout import dropout
 from difformer.nn.structure import as_structure
-from difformer.refused import WouldNotFitError
+from difformer.errors import WouldNotFitError
 from difformer.sparse import CSR, SparseMatrix
 
 WORTH_A_LOOK = 2**28  # bytes: what is smaller is not worth asking the system for
