@@ -17,8 +17,8 @@ The *effect* of a part x on the prediction is :math:`g^\top x`. The score m is t
 that of the runner-up (the output itself for a regression or a single column), and g takes a change of p_i to m:
 :math:`g = \frac{1}{s} C (γ \odot σ' \odot ∂m/∂z_i^{+})`, the LayerNorm being linear (C centres, γ scales) once its
 deviation s is held at what it was. After the last layer this is exact: effects of all parts, biases of LayerNorm and
-output layer, and what a curved activation adds, sum to m (`last_terms`). Before it, ∂m/∂z⁺ is the derivative through all
-later layers, so effects are of first order.
+output layer, and what a curved activation adds, sum to m (`last_terms`). Before it, ∂m/∂z⁺ is the derivative through
+all later layers, so effects are of first order.
 """
 
 from __future__ import annotations
