@@ -135,7 +135,7 @@ class GraphsTrainer(RanksTrainer):
         self.task, self.split, self.config, self.seed = task, split, config, seed
         self.device, self.ranks = ranks.device, ranks
         torch.manual_seed(seed)
-        self.model = build_model(task, config).to(ranks.device)
+        self.model = build_model(task, config, seed).to(ranks.device)
         self.penalty, self.notes = None, []
         weights = class_weights(task.y[split.train], task.num_outputs) if config.class_weights else None
         weights = None if weights is None else weights.to(ranks.device)

@@ -167,7 +167,7 @@ class ShardedTrainer(RanksTrainer):
         self.device, self.ranks = ranks.device, ranks
         check_config(facts, config, shard.rows.total)
         torch.manual_seed(seed)
-        self.model = build_model(facts, config).to(ranks.device)  # type: ignore[arg-type]
+        self.model = build_model(facts, config, seed).to(ranks.device)  # type: ignore[arg-type]
         for value in self.model.state_dict().values():  # the same on every rank, also on unlike machines
             if ranks.rank:
                 value.zero_()
