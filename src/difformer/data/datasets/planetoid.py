@@ -22,6 +22,7 @@ import torch
 from scipy import sparse as sp
 
 from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
+from difformer.data.datasets.pickles import read_pickle
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.preprocess import check_graph, csr_arrays, csr_of, row_normalised
@@ -29,7 +30,6 @@ from difformer.data.processed import Arrays, processed
 from difformer.data.split import Split
 from difformer.data.splitting import AUTHORS_SEED, authors_split, index_split, per_class_split
 from difformer.data.task import Task
-from difformer.data.unpickle import safe_load
 
 PROTOCOLS = ("random", "authors", "public", "public-code")
 _FORMAT = 1
@@ -128,9 +128,7 @@ def read_raw(found: Found) -> Arrays:
     loaded = {}
     for key in ("x", "tx", "allx", "y", "ty", "ally", "graph"):
         with open(part[key], "rb") as file:
-            loaded[key] = safe_load(file)
-        if key in ("x", "tx", "allx"):
-            loaded[key] = _checked(loaded[key])
+            loaded[key] = read_pickle(file)
     test = np.loadtxt(part["test.index"], dtype=np.int64)
     known = loaded["allx"].shape[0]
     n = max(int(test.max()) + 1, known)
@@ -155,10 +153,3 @@ def read_raw(found: Found) -> Arrays:
         "val_idx": np.arange(num_train, num_train + 500),
         "test_idx": np.sort(test),
     }
-
-
-def _checked(matrix: Any) -> Any:
-    """A matrix out of a pickle, where nobody has looked at its indices: scipy would follow wrong ones anywhere."""
-    checked = sp.csr_matrix((matrix.data, matrix.indices, matrix.indptr), shape=matrix.shape)
-    checked.check_format(full_check=True)
-    return checked
