@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from difformer.data.archives import check_size
 from difformer.data.datasets.pickles import Frame, read_pickle, read_tensors
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
@@ -137,5 +138,6 @@ def _member(found: Found, name: str) -> Iterator[IO[bytes]]:
         inside = next((item for item in archive.namelist() if item.rsplit("/", 1)[-1] == name), None)
         if inside is None:
             raise DataError(f"the archive holds no {name}", path=found.path)
+        check_size(archive.getinfo(inside).file_size, name)
         with archive.open(inside) as stream:
             yield stream
