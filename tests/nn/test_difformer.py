@@ -154,7 +154,7 @@ def test_bfloat16_autocast_stays_close(diffusivity):
         (lambda m, x, e: m(x[0]), r"x must have shape \[N, 7\], got \(7,\)"),
         (lambda m, x, e: m(x, e + 15), r"edge_index must lie in 0 … 19 \(20 nodes\)"),
         (lambda m, x, e: m(x, e[0]), r"edge_index must have shape \[2, E\]"),
-        (lambda m, x, e: m(x, e, torch.ones(3)), "edge_weight must have one entry an edge"),
+        (lambda m, x, e: m(x, e, torch.ones(3)), "edge_weight must have one entry per edge"),
         (lambda m, x, e: m(x, None, torch.ones(3)), "edge_weight was given without edge_index"),
         (lambda m, x, e: m(x, Graph(e, 25)), "the graph has 25 nodes, but x has 20 rows"),
         (lambda m, x, e: m(x, batch=torch.zeros(3, dtype=torch.long)), "for each of the 20 rows of x, got 3"),

@@ -154,7 +154,7 @@ class DIFFormer(nn.Module):
                 f"numpy arrays go through torch.as_tensor(x, dtype=torch.float32)"
             )
         if isinstance(x, Tensor) and x.layout != torch.strided:
-            x = SparseMatrix.from_tensor(x)
+            x = SparseMatrix.of(x)
         if x.dim() != 2 or x.shape[1] != self.input.in_features:
             raise ValueError(f"x must have shape [N, {self.input.in_features}], got {tuple(x.shape)}")
         if x.dtype != self.input.weight.dtype and not torch.is_autocast_enabled(x.device.type):
