@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from difformer.nn import DIFFormer as DIFFormer
     from difformer.nn import DIFFormerConv as DIFFormerConv
     from difformer.nn import GraphLevel as GraphLevel
+    from difformer.zoo import register_model as register_model
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ _HOME = {
     "DIFFormerConv": "difformer.nn",
     "GraphLevel": "difformer.nn",
     "Graph": "difformer.graph",
+    "register_model": "difformer.zoo",
     "Diffusivity": "difformer.diffusion",
     "DIFFormerClassifier": "difformer.estimators",
     "DIFFormerRegressor": "difformer.estimators",
