@@ -133,7 +133,7 @@ def find(name: str | type[nn.Module]) -> ModelInfo:
     # A prefix is often too short to be close to the whole name.
     begun = [known for known in MODELS if name and known.startswith(name.lower())]
     hint = f"; did you mean {(near or begun)[0]!r}?" if near or begun else "."
-    others = f" Names that begin so too: {', '.join(begun[1:])}." if not near and len(begun) > 1 else ""
+    others = f" Other names with this prefix: {', '.join(begun[1:])}." if not near and len(begun) > 1 else ""
     raise ValueError(
         f"unknown model {name!r}{hint}{others} Known: {', '.join(MODELS)}. Your own model is package.module:Class "
         f"or a name that difformer.register_model has given it"
