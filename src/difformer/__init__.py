@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from difformer._version import __version__
+
 if TYPE_CHECKING:
     from difformer.diffusion import Diffusivity as Diffusivity
     from difformer.estimators import DIFFormerClassifier as DIFFormerClassifier
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from difformer.nn import DIFFormerConv as DIFFormerConv
     from difformer.nn import GraphLevel as GraphLevel
     from difformer.zoo import register_model as register_model
-
-__version__ = "0.1.0"
 
 _HOME = {
     "DIFFormer": "difformer.nn",

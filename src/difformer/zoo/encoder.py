@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from difformer.attention.memory import free_bytes
 from difformer.attention.segments import Segments, as_segments
 from difformer.eager import is_eager
+from difformer.errors import WouldNotFitError
 from difformer.graph import GRAPH_NORMS, Graph
 from difformer.kept import Kept
 from difformer.nn.conv import check_count
@@ -24,7 +25,6 @@ from difformer.nn.dropout import dropout, keyed_uniform
 from difformer.nn.protocol import Edges, Features
 from difformer.nn.structure import as_structure
 from difformer.nn.unit import unit_rows
-from difformer.refused import WouldNotFitError
 from difformer.sparse import CSR, SparseMatrix
 
 __all__ = [
