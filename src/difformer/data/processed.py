@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from difformer.atomic import atomic_write
 from difformer.data.lookup import cache_folder
+from difformer.files import atomic_write
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 

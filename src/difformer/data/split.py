@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.atomic import atomic_write
 from difformer.data.errors import DataError
+from difformer.files import atomic_write
 
 PARTS = ("train", "valid", "test")
 # What other people's files call the three parts.

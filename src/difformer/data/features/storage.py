@@ -15,8 +15,8 @@ import numpy as np
 import safetensors
 import safetensors.torch
 
-from difformer.atomic import atomic_write, write_whole
 from difformer.data.features.resnet import ResNet18
+from difformer.files import atomic_write, write_whole
 
 
 def save_features(
