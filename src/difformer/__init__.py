@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from difformer._version import __version__
+
 if TYPE_CHECKING:
     from difformer.diffusion import Diffusivity as Diffusivity
     from difformer.estimators import DIFFormerClassifier as DIFFormerClassifier
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from difformer.nn import DIFFormer as DIFFormer
     from difformer.nn import DIFFormerConv as DIFFormerConv
     from difformer.nn import GraphLevel as GraphLevel
-
-__version__ = "0.1.0"
 
 _HOME = {
     "DIFFormer": "difformer.nn",
