@@ -15,9 +15,9 @@ import numpy as np
 import safetensors
 import safetensors.torch
 
-from difformer.atomic import atomic_write, write_whole
 from difformer.data.archives import read_npz
 from difformer.data.features.resnet import ResNet18
+from difformer.files import atomic_write, write_whole
 
 
 def save_features(
