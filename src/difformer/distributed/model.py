@@ -72,7 +72,7 @@ def step(layer: DIFFormerConv, z: Tensor, rows: Rows, source: Tensor) -> Tensor:
     shape = (z.shape[0], layer.num_heads, layer.out_channels)
     v = z.unsqueeze(1) if layer.value is None else layer.value(z).view(shape)
     if rows.graph is None:
-        p = latent(layer, z, v, rows)
+        p = layer.mixed(latent(layer, z, v, rows), None, over_heads(v), None)
     else:
         observed = rows.graph.propagate(over_heads(v), layer.graph_norm)
         if layer.diffusivity is None:

@@ -107,6 +107,7 @@ def _setting(rate: float, layers: int, width: int, decay: float, dropout: float,
 
 
 BN = {"norm": "batch", "residual": True}
+EXACT = {"graph_weight": None, "source_weight": 0.0, "initialisation": "torch"}  # the paper's form
 OBSERVED = {"k": None, "metric": "cosine"}  # no neighbour graph
 
 ROWS: tuple[ModelInfo, ...] = (
@@ -115,13 +116,13 @@ ROWS: tuple[ModelInfo, ...] = (
         "difformer-s", "difformer", "difformer.nn:DIFFormer",
         "All-pair diffusion with score 1 + qᵀk, linear in N, plus the graph where there is one.",
         coupling="(1 + qᵢᵀkⱼ) / Σₗ(1 + qᵢᵀkₗ)", energy=LATENT, cost="N d²", fixed={"diffusivity": "simple"},
-        space=DIFFORMER, stackable=True, paper="Wu et al., ICLR 2023, DIFFormer",
+        defaults=EXACT, space=DIFFORMER, stackable=True, paper="Wu et al., ICLR 2023, DIFFormer",
     ),
     ModelInfo(
         "difformer-a", "difformer", "difformer.nn:DIFFormer",
         "All-pair diffusion with sigmoid scores, plus the graph where there is one.",
         coupling="σ(qᵢᵀkⱼ) / Σₗσ(qᵢᵀkₗ)", energy=LATENT, cost="N² d", fixed={"diffusivity": "sigmoid"},
-        space=DIFFORMER, stackable=True, paper="Wu et al., ICLR 2023, DIFFormer",
+        defaults=EXACT, space=DIFFORMER, stackable=True, paper="Wu et al., ICLR 2023, DIFFormer",
     ),
     ModelInfo(
         "difformer", "difformer", "difformer.nn:DIFFormer",
