@@ -197,7 +197,7 @@ def test_a_preset_of_the_package(call, monkeypatch):
         (["fit", "iris", "--data", "per_class"], "expected KEY=VALUE"),
         (["fit", "iris", "--preset", "best"], "there is no preset 'best' for difformer-s on iris"),
         (["fit", "iris", "--preset", "absent.toml"], "there is no file absent.toml"),
-        (["fit", "iris", "--seeds", "many"], "expected a number such as 5"),
+        (["fit", "iris", "--seeds", "many"], "expected a number of seeds such as 5"),
         (["fit", "iris", "--seeds", "0"], "expected at least 1"),
         (["fit", "iris", "--seeds", "2,1,1"], "--seeds: '2,1,1' names seed 1 more than once"),
         (["fit", "iris", "--seeds", "0,-1"], "expected seeds of at least 0, got -1 in '0,-1'"),
@@ -206,7 +206,7 @@ def test_a_preset_of_the_package(call, monkeypatch):
         (["fit", "--features", "x.csv", "--labels", "y.csv"], "--features: there is no file x.csv"),
         (["fit", "--labels", "y.csv"], "--features is missing"),
         (["fit", "--resume", "nowhere"], "nowhere is not there"),
-        (["fit", "iris", "--resume", "run"], "leave out a data set"),
+        (["fit", "iris", "--resume", "run"], "leave out the data set"),
         (["fit", "synmol", "--model", "label-spreading"], "not on disk|could not be downloaded|serves nodes"),
         (["fit", "iris", "--set", "learning_rate=1e38", "--set", "epochs=20"], "loss is"),
     ],
@@ -226,7 +226,7 @@ def test_what_is_wrong_is_one_message_and_exit_code_2(call, tmp_path, words, com
     ("model", "advice"),
     [
         ("lds", "take another system for as many nodes, or fewer inner_steps"),
-        ("gat", "train with --set batch_size=…, or fewer heads"),
+        ("gat", "train with batch_size=…, or fewer heads"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_advice_for_the_model(call, monkeypatch, tmp_path, model, advice):
@@ -284,7 +284,7 @@ def test_ctrl_c_saves_and_resume_ends_as_if_nothing_had_happened(installed, envi
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.index("stopping after this epoch") < said.index("Go on with: difformer fit --resume stopped")
+    assert said.index("stopping after this epoch") < said.index("Resume with: difformer fit --resume stopped")
     asked = installed("evaluate", "stopped", cwd=tmp_path)
     assert asked.code == 0
     assert "is not finished" in asked.err
@@ -313,5 +313,5 @@ def test_ctrl_c_without_time_to_save(call, tmp_path, monkeypatch, stage):
     monkeypatch.setattr(run, "fit", stop)
     answer = call("fit", "iris", *QUICK, "--out", "run")
     assert answer.code == 130
-    said = " at once. Go on from the last checkpoint with: difformer fit --resume run" if "within" in stage else ""
+    said = " at once. Resume from the last checkpoint with: difformer fit --resume run" if "within" in stage else ""
     assert answer.err == f"interrupted{said}\n"
