@@ -39,6 +39,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = {name.lower(): name for name in known}
     typed = word.lower()
     near = difflib.get_close_matches(typed, names, n=1, cutoff=0.8)
-    if not near and len(typed) >= 3:
-        near = [name for name in names if name.startswith(typed)][:1]
+    if not near and len(typed) >= 3:  # two letters exchanged, or the beginning of a name
+        near = [name for name in names if sorted(name) == sorted(typed) or name.startswith(typed)][:1]
     return f"did you mean {names[near[0]]}? " if near else ""

@@ -184,7 +184,7 @@ def test_a_preset_of_the_package(call, monkeypatch):
     ("words", "complaint"),
     [
         (["fit"], "say what to train on"),
-        (["fit", "irsi"], "did you mean 'iris'"),
+        (["fit", "irsi"], "did you mean iris"),
         (["fit", "iris", "--model", "difformer"[:-1]], "did you mean 'difformer'"),
         (["fit", "iris", "--set", "hiden_channels=4"], "did you mean hidden_channels"),
         (["fit", "iris", "--set", "learning_rate=-1"], "learning_rate must be a number above 0"),
@@ -208,7 +208,7 @@ def test_a_preset_of_the_package(call, monkeypatch):
         (["fit", "--resume", "nowhere"], "nowhere is not there"),
         (["fit", "iris", "--resume", "run"], "leave out the data set"),
         (["fit", "synmol", "--model", "label-spreading"], "not on disk|could not be downloaded|serves nodes"),
-        (["fit", "iris", "--set", "learning_rate=1e38", "--set", "epochs=20"], "loss is"),
+        (["fit", "iris", "--set", "learning_rate=1e38", "--set", "epochs=20"], "not finite at epoch 1"),
     ],
 )
 def test_what_is_wrong_is_one_message_and_exit_code_2(call, tmp_path, words, complaint):
@@ -256,7 +256,7 @@ def test_debug_shows_the_traceback(installed, tmp_path):
     answer = installed("fit", "irsi", "--debug", cwd=tmp_path)
     assert answer.code == 2
     assert "Traceback" in answer.err
-    assert "did you mean 'iris'" in answer.err.splitlines()[-1]
+    assert "did you mean iris" in answer.err.splitlines()[-1]
 
 
 def test_seeds_as_one_model_or_one_after_the_other(call):

@@ -85,7 +85,12 @@ def resumable(folder: Path) -> Iterator[None]:
 
 def _saved(error: KeyboardInterrupt) -> str:
     """What an interrupted run leaves, and how to resume it; a second Ctrl-C leaves no time to save."""
-    if folder := getattr(error, "folder", ""):
+    if (folder := getattr(error, "folder", "")) and "no checkpoints" in getattr(error, "kept", ""):
+        return (
+            f"; the results so far were saved, but stacked seeds have no checkpoints. Train them again from their first "
+            f"epoch with: difformer fit --resume {folder}"
+        )
+    if folder:
         return f"; the state was saved. Resume with: difformer fit --resume {folder}"
     if folder := getattr(error, "begun", ""):
         return f" at once. Resume from the last checkpoint with: difformer fit --resume {folder}"

@@ -124,7 +124,7 @@ def fit(
 
         fit_seeds(task, request, chosen, source=source, out=out, device=device, said=said, output=output)
         return
-    from difformer.training.rundescription import default_path
+    from difformer.training.run_folder import default_path
 
     folder = out or default_path(task.name, request.config.model)
     for line in said:
@@ -203,7 +203,7 @@ def _resume(path: Path, data: Data, extra: list[str], device: str, tensorboard: 
         resume_ranks(path, parts, device=device, tensorboard=tensorboard, output=output)
         return
     from difformer.training.run import resume
-    from difformer.training.runfolder import RunFolder
+    from difformer.training.run_folder import RunFolder
 
     folder = RunFolder.open(path)
     waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]

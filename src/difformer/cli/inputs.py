@@ -295,7 +295,7 @@ def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, togeth
     from difformer.data.feature_files import id_column_name, read_features
     from difformer.data.structure import read_edges
     from difformer.data.text_files import TextFormat
-    from difformer.training.runfolder import RunFolder
+    from difformer.training.run_folder import RunFolder
 
     folder = RunFolder.open(run)
     task = folder.task()

@@ -65,7 +65,7 @@ def fit_seeds(
 ) -> None:
     """Train seeds spread over ranks, or batches of graphs where there are fewer seeds than ranks."""
     from difformer.distributed.seeds import fit_seeds as train
-    from difformer.training.rundescription import default_path
+    from difformer.training.run_folder import default_path
 
     config = request.config
     with joined(device, output) as ranks:
@@ -140,7 +140,7 @@ def _fit_partition(
     output: Output,
 ) -> None:
     from difformer.distributed.run import fit_sharded
-    from difformer.training.rundescription import default_path
+    from difformer.training.run_folder import default_path
 
     config, preset = request.config, request.origin
     folder = ranks.shared(out or default_path(partition.about["name"], config.model))
@@ -159,7 +159,7 @@ def resume_ranks(run: Path, parts: Path | None, *, device: str, tensorboard: boo
     from difformer.distributed.folder import Partition
     from difformer.distributed.run import partition_of, resume_sharded
     from difformer.distributed.seeds import resume_seeds
-    from difformer.training.runfolder import RunFolder
+    from difformer.training.run_folder import RunFolder
 
     folder, parts = RunFolder.open(run), parts or partition_of(run)
     if folder.stacked:
