@@ -230,10 +230,10 @@ def test_what_is_wrong_is_one_message_and_exit_code_2(call, tmp_path, words, com
     ],
 )
 def test_what_does_not_fit_is_refused_with_advice_for_the_model(call, monkeypatch, tmp_path, model, advice):
-    from difformer.zoo import inputs
+    from difformer.zoo import encoder
 
-    monkeypatch.setattr(inputs, "WORTH_A_LOOK", 0)
-    monkeypatch.setattr(inputs, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(encoder, "WORTH_A_LOOK", 0)
+    monkeypatch.setattr(encoder, "free_bytes", lambda device: 1000)
     answer = call("fit", "karate", "--model", model, "--device", "cpu", "--out", "run")
     assert answer.code == 2
     said = answer.err.splitlines()[-1]

@@ -181,7 +181,7 @@ def test_one_dataset_shows_its_options(call):
     assert json.loads(call("datasets", "digits", "--json").out)["options"]["num_splits"] == 10
     unknown = call("datasets", "digit")
     assert unknown.code == 2
-    assert "did you mean 'digits'" in unknown.err
+    assert "did you mean digits" in unknown.err
 
 
 def test_models_are_listed_and_explained(call):

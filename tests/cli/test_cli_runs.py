@@ -180,4 +180,4 @@ def test_a_folder_that_is_no_run(call, tmp_path):
     for verb in (["evaluate"], ["energy"], ["embed"], ["predict", "--out", "p.csv"]):
         answer = call(*verb, "empty")
         assert answer.code == 2
-        assert "is no run folder" in answer.err
+        assert "is not a run folder" in answer.err

@@ -87,7 +87,7 @@ def _saved(error: KeyboardInterrupt) -> str:
     """What an interrupted run leaves, and how to resume it; a second Ctrl-C leaves no time to save."""
     if (folder := getattr(error, "folder", "")) and "no checkpoints" in getattr(error, "kept", ""):
         return (
-            f"; the results so far were saved, but stacked seeds have no checkpoints. Train them again from their first "
+            f"; the results so far were saved, but stacked seeds have no checkpoints. Train them again from the first "
             f"epoch with: difformer fit --resume {folder}"
         )
     if folder:
