@@ -9,7 +9,7 @@ import pytest
 from small_experiment import line
 
 from difformer.experiments.ledger import FAILED, Ledger, current, identity, reasons
-from difformer.training.runfiles import RunFolderError
+from difformer.files import RunFolderError
 
 
 def test_lines_read_back_and_numbers_that_json_lacks_are_none(tmp_path):

@@ -12,8 +12,8 @@ import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from difformer.atomic import write_whole
 from difformer.experiments.presets import SHIPPED, Preset, read_preset
+from difformer.files import write_whole
 from difformer.training import toml
 
 MARK = "[[preset]]"

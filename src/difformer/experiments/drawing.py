@@ -11,8 +11,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from difformer.atomic import write_whole
 from difformer.data.errors import require
+from difformer.files import write_whole
 
 if TYPE_CHECKING:
     from difformer.experiments.summary import Row, Summary

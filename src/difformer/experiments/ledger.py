@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from difformer.training.runfiles import finite, writing
+from difformer.files import finite, writing
 
 DONE, FAILED = "done", "failed"
 

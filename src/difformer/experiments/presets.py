@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from difformer.atomic import write_whole
+from difformer.files import write_whole
 from difformer.training import toml
 
 NAMES = ("paper", "public-code", "best")

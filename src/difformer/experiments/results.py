@@ -10,13 +10,13 @@ import os
 import sys
 from pathlib import Path
 
-from difformer.atomic import write_whole
 from difformer.experiments.catalogue import experiments
 from difformer.experiments.goals import REACHED, UNJUDGED, judged
 from difformer.experiments.sharing import TAKEN_FROM
 from difformer.experiments.summary import NOT_YET, Summary
 from difformer.experiments.tables import markdown
 from difformer.experiments.writing import read_summary
+from difformer.files import write_whole
 
 _OPENING = """# Results
 

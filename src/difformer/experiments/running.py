@@ -28,9 +28,9 @@ from difformer.experiments.measuring import surroundings
 from difformer.experiments.performing import Interrupted, Ready, perform, ready, why_not
 from difformer.experiments.plan import Data, Experiment
 from difformer.experiments.sharing import TAKEN_FROM, Others
+from difformer.files import only_one, writing
 from difformer.training.devices import resolve
 from difformer.training.interrupt import stop_requests
-from difformer.training.runfiles import only_one, writing
 
 Say = Callable[[str], None]
 

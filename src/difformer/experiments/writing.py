@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from difformer.atomic import write_whole
 from difformer.experiments.choosing import read_presets
 from difformer.experiments.drawing import save
 from difformer.experiments.latex import latex
@@ -13,6 +12,7 @@ from difformer.experiments.ledger import Ledger
 from difformer.experiments.plan import Experiment
 from difformer.experiments.summary import Summary, summarise
 from difformer.experiments.tables import markdown
+from difformer.files import write_whole
 
 
 def read_summary(experiment: Experiment, folder: Path, preset_folder: Path | None = None) -> Summary:

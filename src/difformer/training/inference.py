@@ -54,7 +54,7 @@ def embed_in_batches(
     count = x.shape[0]
     if graph is not None and not graph.num_edges:
         graph = None
-    z = torch.cat([model._encode(_features(x, rows, device)).to(storage) for rows in _blocks(count, batch_size)])
+    z = torch.cat([model.encode(_features(x, rows, device)).to(storage) for rows in _blocks(count, batch_size)])
     source = z
     for k, layer in enumerate(model.layers):
         assert isinstance(layer, DIFFormerConv)

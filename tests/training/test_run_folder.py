@@ -9,6 +9,7 @@ from small_tasks import blocks, many_labels, point_sets, series
 
 import difformer
 from difformer.data import DataError, Split, load
+from difformer.files import only_one
 from difformer.training import (
     NonFiniteLossError,
     RunFolder,
@@ -21,7 +22,6 @@ from difformer.training import (
     toml,
     train_one,
 )
-from difformer.training.runfiles import only_one
 
 CONFIG = TrainConfig(options={"hidden_channels": 8, "dropout": 0.1}, epochs=6, learning_rate=0.05)
 
@@ -369,11 +369,11 @@ def test_the_preset_is_written_down_and_older_folders_have_none(tmp_path):
 
 def test_a_run_knows_its_kernels_and_says_where_they_change(tmp_path, monkeypatch):
     config = CONFIG.replace(options={"hidden_channels": 32}, epochs=2)
-    monkeypatch.setattr("difformer.training.rundescription.library", lambda: object())
+    monkeypatch.setattr("difformer.training.run_folder.library", lambda: object())
     fit(blocks(n=600), config, seeds=1, out=tmp_path / "long", device="cpu")
     fit(blocks(), config, seeds=1, out=tmp_path / "short", device="cpu")
     assert RunFolder.open(tmp_path / "long").about["run"]["kernels"] == "C"
     assert "kernels" not in RunFolder.open(tmp_path / "short").about["run"]  # nothing is compiled for it
-    monkeypatch.setattr("difformer.training.rundescription.library", lambda: None)
+    monkeypatch.setattr("difformer.training.run_folder.library", lambda: None)
     with pytest.warns(UserWarning, match="was begun with kernels in C, now torch: results may differ"):
         resume(tmp_path / "long", task=blocks(n=600), device="cpu")

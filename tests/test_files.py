@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from difformer.atomic import atomic_write, write_whole
+from difformer.files import atomic_write, write_whole
 
 
 def test_a_file_appears_whole_and_its_folder_is_made(tmp_path):
