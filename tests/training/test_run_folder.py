@@ -339,7 +339,7 @@ def test_a_request_that_cannot_be_met_leaves_no_folder(settings, complaint, tmp_
 
 
 def test_what_does_not_fit_leaves_no_folder(tmp_path, monkeypatch):
-    from difformer.zoo import inputs
+    from difformer.zoo import encoder as inputs
 
     monkeypatch.setattr(inputs, "WORTH_A_LOOK", 0)
     monkeypatch.setattr(inputs, "free_bytes", lambda device: 1000)

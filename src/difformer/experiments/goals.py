@@ -15,7 +15,7 @@ from typing import Any
 
 from difformer.experiments.summary import Row, Section, is_percent
 from difformer.experiments.verdicts import best
-from difformer.report.paired import ALPHA, paired
+from difformer.report.comparison import ALPHA, paired
 from difformer.training import toml
 
 GOALS = Path(__file__).with_name("goals.toml")

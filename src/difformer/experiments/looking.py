@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from difformer.data import Task
-from difformer.report.energy import layer_energies
-from difformer.report.latent import chance, latent_layers, why_no_attention
-from difformer.report.projection import project
-from difformer.report.sampling import draw
-from difformer.report.scene import Scene, make_scene
+from difformer.report.gather import Scene, draw, make_scene
+from difformer.report.layers import chance, latent_layers, layer_energies, why_no_attention
+from difformer.report.maps import project
 from difformer.training.feeding import make_feed
 from difformer.training.model import build_model
 from difformer.training.randomness import isolated_rng

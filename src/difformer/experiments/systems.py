@@ -31,7 +31,6 @@ LABELS = {
     "dense-gat": "Dense GAT",
     "lds": "LDS",
     "glcn": "GLCN",
-    "idgl": "IDGL",
     "graphormer": "Graphormer",
     "graphgps": "GraphGPS",
     "nodeformer": "NodeFormer",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from difformer.experiments.budgets import budget, budgets
 from difformer.experiments.summary import Row, Section, is_percent
-from difformer.report.paired import ALPHA, judge, paired
+from difformer.report.comparison import ALPHA, judge, paired
 
 
 def best(rows: Sequence[Row], role: str) -> Row | None:

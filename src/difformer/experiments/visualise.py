@@ -112,7 +112,7 @@ def _look(number: int) -> dict[str, str]:
 def _panel(ax: Any, panel: Any, title: str, values: tuple[float, float] | None) -> Any:
     """States as points, pairs as lines; gives the points where their colour is a number."""
     from difformer.experiments.drawing import GREY
-    from difformer.report.projection import GRID
+    from difformer.report.maps import GRID
 
     x, y = panel["x"], panel["y"]
     strongest = max((weight for _, _, weight in panel["pairs"]), default=1.0)

@@ -1,18 +1,24 @@
-"""Label propagation over an observed graph, of Zhu, Ghahramani and Lafferty (ICML 2003) and Zhou et al. (NIPS 2003)."""
+"""Labels that diffuse instead of features, of Zhu et al. (ICML 2003) and Zhou et al. (NIPS 2003)."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.attention.segments import Segments
 from difformer.diffusion.coupling import GRAPH_WEIGHTS
 from difformer.diffusion.label_propagation import CLAMPS, propagate_labels
-from difformer.graph import Graph
-from difformer.nn.protocol import Edges, Features
-from difformer.zoo.base import Encoder, check_choice, check_layers, check_share
-from difformer.zoo.inputs import observed_graph
+from difformer.zoo.encoder import (
+    Encoder,
+    Features,
+    Graph,
+    Observed,
+    check_choice,
+    check_count,
+    check_share,
+)
 
 LEAST = 1e-12
 
@@ -26,7 +32,7 @@ class LabelPropagation(Encoder):
     diffuse by themselves, and the output is the logarithm of their ratio.
 
     Args:
-        in_channels: Features of an instance; not used.
+        in_channels: Features per instance; not used.
         hidden_channels: Not used.
         out_channels: Classes, or labels.
         num_layers: Steps.
@@ -47,7 +53,7 @@ class LabelPropagation(Encoder):
         clamp: str = "range",
     ) -> None:
         super().__init__()
-        check_layers(num_layers, least=0)
+        check_count("num_layers", num_layers, 0)
         check_share("alpha", alpha)
         check_choice("graph_norm", graph_norm, GRAPH_WEIGHTS)
         check_choice("clamp", clamp, CLAMPS)
@@ -72,13 +78,7 @@ class LabelPropagation(Encoder):
             )
         self._scores, self._known = scores, train_index
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
+    def states(self, x: Features, observed: Observed) -> Tensor:
         """Scores of classes ``[N, C]``; of several labels, presence beside absence, ``[N, 2 C]``."""
         if self._scores is None or self._scores.shape[0] != x.shape[0]:
             seen = "none" if self._scores is None else f"{self._scores.shape[0]}"
@@ -86,7 +86,7 @@ class LabelPropagation(Encoder):
                 f"label propagation has observed {seen} labels for {x.shape[0]} rows; call observe(y, train_index), "
                 f"and leave batch_size out: it takes the whole graph"
             )
-        graph = observed_graph(x.shape[0], edge_index, edge_weight, batch)
+        graph = observed.graph
         if graph is None:
             graph = Graph(torch.empty(2, 0, dtype=torch.long, device=x.device), x.shape[0])
         return propagate_labels(
@@ -106,3 +106,61 @@ class LabelPropagation(Encoder):
             return logs
         present, absent = logs.split(self.out_channels, -1)
         return present - absent
+
+
+class LabelSpreading(Encoder):
+    r"""scikit-learn's label spreading over neighbours in feature space, :math:`F^{+} = α S F + (1 - α) Y`.
+
+    Nothing is trained; `observe` gives it the training labels, and each forward pass is one call of scikit-learn's
+    estimator on the given rows.
+
+    Args:
+        in_channels: Features per instance; not used.
+        hidden_channels: Not used.
+        out_channels: Classes.
+        neighbours: Size of the neighbourhood.
+        alpha: α, how much a label may change.
+        max_iter: Iterations at most.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        neighbours: int = 7,
+        alpha: float = 0.2,
+        max_iter: int = 100,
+    ) -> None:
+        super().__init__()
+        self.out_channels = out_channels
+        self.neighbours, self.alpha, self.max_iter = neighbours, alpha, max_iter
+        self._labels: Tensor | None = None
+
+    def observe(self, y: Tensor, train_index: Tensor) -> None:
+        """Takes the training labels; all others stay unknown."""
+        if y.dim() != 1 or y.is_floating_point():
+            raise ValueError(f"label spreading needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
+        self._labels = torch.full_like(y, -1)
+        self._labels[train_index] = y[train_index]
+
+    def states(self, x: Features, observed: Observed) -> Tensor:
+        """Distribution over classes of each instance."""
+        from sklearn.semi_supervised import LabelSpreading as Estimator
+
+        if self._labels is None or self._labels.numel() != x.shape[0]:
+            seen = "none" if self._labels is None else f"{self._labels.numel()}"
+            raise ValueError(
+                f"label spreading has observed {seen} labels for {x.shape[0]} rows; call observe(y, train_index)"
+            )
+        features: Any = x.to_dense() if not isinstance(x, Tensor) or x.layout != torch.strided else x
+        estimator = Estimator(kernel="knn", n_neighbors=self.neighbours, alpha=self.alpha, max_iter=self.max_iter)
+        estimator.fit(features.detach().cpu().numpy(), self._labels.cpu().numpy())
+        states = torch.zeros(x.shape[0], self.out_channels, device=features.device)
+        states[:, torch.from_numpy(estimator.classes_)] = torch.from_numpy(estimator.label_distributions_).to(states)
+        return states
+
+    def decode(self, states: Tensor) -> Tensor:
+        """Logarithms, so that a softmax gives the distribution back."""
+        return states.clamp_min(1e-12).log()
