@@ -14,7 +14,7 @@ from typing import TypeVar
 import typer
 
 from difformer.cli.wording import as_typed
-from difformer.refused import WouldNotFitError
+from difformer.errors import WouldNotFitError
 
 CHECK_FAILED = 1
 USER_ERROR = 2

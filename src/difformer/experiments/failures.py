@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from difformer.refused import WouldNotFitError
+from difformer.errors import WouldNotFitError
 from difformer.training.journal import NonFiniteLossError
 
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from difformer.attention.memory import free_bytes
 from difformer.attention.segments import Segments
 from difformer.eager import is_eager
+from difformer.errors import WouldNotFitError
 from difformer.graph import Graph
 from difformer.kept import Kept
 from difformer.nn.dropout import dropout
 from difformer.nn.structure import as_structure
-from difformer.refused import WouldNotFitError
 from difformer.sparse import CSR, SparseMatrix
 
 WORTH_A_LOOK = 2**28  # bytes: what is smaller is not worth asking the system for
