@@ -16,7 +16,7 @@ def test_the_karate_club_under_all_theorems(installed, tmp_path):
     assert answer.out.startswith("karate: 34 states of length 34, 190 edges")
     for name in ("thm-gcn", "prop-bound", "thm-main", "eqn-energy-graph"):
         assert name in answer.out
-    assert "claims hold" in answer.out
+    assert "proven statements hold" in answer.out
 
 
 def test_without_a_name_and_as_json(call):
@@ -66,4 +66,4 @@ def test_every_data_set_that_needs_no_file(call, name):
     for diffusivity in ("simple", "sigmoid"):
         answer = call("certify", name, "--nodes", "60", "--steps", "3", "--diffusivity", diffusivity)
         assert answer.code == 0, answer.err
-        assert "claims hold" in answer.out
+        assert "proven statements hold" in answer.out

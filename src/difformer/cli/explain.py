@@ -65,7 +65,9 @@ def explain(
         + [[step.layer, "all others", "", "", "", f"{step.others:+.4g}"] for step in found.steps if step.influences],
         right=["layer", "weight", "|given|", "effect"],
     )
+    total = " ".join(f"{value:+.4f} {name}" for name, value in found.terms.items())
+    output.say(f"after the last layer: {total} = {sum(found.terms.values()):+.4f}")
     output.say(
-        "the parts add up to the step (the residue is rounding). Effects are exact after the last layer, with the "
-        "deviation of its LayerNorm held fixed, and of first order before it."
+        "The parts add up to the step (the residue is rounding). After the last layer effects and biases add up "
+        "to the score, with the deviation of its LayerNorm held fixed; before it effects are of first order."
     )

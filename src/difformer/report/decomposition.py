@@ -16,9 +16,9 @@ left.
 The *effect* of a part x on the prediction is :math:`g^\top x`. The score m is the output of the predicted class less
 that of the runner-up (the output itself for a regression or a single column), and g takes a change of p_i to m:
 :math:`g = \frac{1}{s} C (γ \odot σ' \odot ∂m/∂z_i^{+})`, the LayerNorm being linear (C centres, γ scales) once its
-deviation s is held at what it was. After the last layer of a model of nodes this is exact: the effects of all parts
-add up to m less what the biases give. Before it, ∂m/∂z⁺ is the derivative through all later layers, so effects are of
-first order.
+deviation s is held at what it was. After the last layer this is exact: effects of all parts, biases of LayerNorm and
+output layer, and what a curved activation adds, sum to m (`last_terms`). Before it, ∂m/∂z⁺ is the derivative through
+all later layers, so effects are of first order.
 """
 
 from __future__ import annotations
@@ -195,3 +195,35 @@ def _through_norm(model: DIFFormer, k: int, p: Tensor, slope: Tensor) -> Tensor:
     scaled = slope * norm.weight  # type: ignore[operator]
     deviation = (p.var(unbiased=False) + norm.eps).sqrt()  # type: ignore[operator]
     return (scaled - scaled.mean()) / deviation
+
+
+@torch.no_grad()
+def last_terms(passage: Passage, effects: dict[str, float], slopes: Tensor, i: int, score: float) -> dict[str, float]:
+    """Terms that sum to the score m, seen from the last layer.
+
+    Args:
+        passage: The pass.
+        effects: Of the last layer's parts on m; empty for a model without layers, whose state is one term.
+        slopes: ``[n, d]`` ∂m/∂z of the final states.
+        i: Which instance.
+        score: m.
+    """
+    model, final = passage.scene.difformer, passage.states[-1].detach()
+    given = (slopes * final).sum(1)
+    terms = dict(effects) if effects else {"state": float(given[i])}
+    bias = score - float(given.sum())  # of the output layer
+    if effects:
+        k, norm = len(model.layers) - 1, model.norms[-1]
+        after = norm(passage.before[k][i].unsqueeze(0))[0]
+        slope = slopes[i]
+        if model.activation is not None:
+            with torch.enable_grad():
+                at = after.clone().requires_grad_()
+                (slope,) = torch.autograd.grad(ACTIVATIONS[model.activation](at), at, slopes[i])
+            terms["activation"] = float(given[i] - slope @ after)
+        if not isinstance(norm, nn.Identity):
+            bias += float(slope @ norm.bias)  # type: ignore[operator]
+    terms["biases"] = bias
+    if isinstance(passage.scene.number, int) and int((slopes.abs().sum(1) > 0).sum()) > 1:
+        terms["other nodes"] = float(given.sum() - given[i])
+    return terms

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from difformer.data import Task
 from difformer.nn import GraphLevel, readout
-from difformer.report.decomposition import PARTS, Influence, Passage, Step, pass_through, take_apart
+from difformer.report.decomposition import PARTS, Influence, Passage, Step, last_terms, pass_through, take_apart
 from difformer.report.quality import column_names
 from difformer.report.scene import Scene, is_diffusion, make_scene, usual_number
 from difformer.training.runfolder import RunFolder
@@ -38,7 +38,9 @@ class Explanation:
         meaning: What m is, in words.
         prediction: What was predicted.
         target: What it should be; empty where unknown.
-        steps: One a layer.
+        steps: One per layer.
+        terms: The score as a sum: effects of the last layer's parts, ``"biases"`` of LayerNorm and output layer,
+            ``"activation"`` (what a curved one adds) and, of graphs, ``"other nodes"``; the sum is exact.
         title: The instance with its snapshot or graph, and how these were chosen where nobody named them.
     """
 
@@ -50,6 +52,7 @@ class Explanation:
     prediction: str
     target: str
     steps: tuple[Step, ...] = field(repr=False)
+    terms: dict[str, float] = field(default_factory=dict)
     title: str = ""
 
 
@@ -181,9 +184,9 @@ def _explain(loaded: Loaded, passage: Passage, place: int | None, top_k: int) ->
     names = _names(loaded.task, scene)
     steps = [take_apart(passage, k, slopes[k + 1][place], place, names, top_k) for k in range(len(model.layers))]
     prediction, target = _said(loaded.task, scene, place, outputs.detach())
-    return Explanation(
-        names(place), place, scene.number, float(score.detach()), meaning, prediction, target, tuple(steps)
-    )
+    value = float(score.detach())
+    terms = last_terms(passage, steps[-1].effects if steps else {}, slopes[-1], place, value)
+    return Explanation(names(place), place, scene.number, value, meaning, prediction, target, tuple(steps), terms)
 
 
 def _score(task: Task, outputs: Tensor) -> tuple[Tensor, str]:

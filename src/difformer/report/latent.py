@@ -11,7 +11,7 @@ and uniform attention would give the share of class c(i) among the labelled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +25,8 @@ from difformer.report.sampling import draw
 from difformer.report.scene import Scene
 
 PAIRS = 400  # kept of every layer
-ENTRIES = 50_000_000  # of attention that are worked out a layer
+ENTROPY_MARGIN = 0.01
+ENTRIES = 50_000_000  # of attention that are computed per layer
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,40 @@ def _layer(layer: DIFFormerConv, z: Tensor, shown: Tensor, classes: Tensor | Non
         weight=[float(f"{v * n:.4g}") for v in best[0][kept].tolist()],
         within=float(within.mean()) if within is not None and within.numel() else None,
         entropy=float(torch.cat(entropies).mean()) / math.log(max(n, 2)),
+    )
+
+
+def near_uniform(layer: LatentLayer, chance: float | None, count: int) -> bool:
+    """Whether a layer's attention cannot be told from uniform attention.
+
+    That is so where its entropy is within 1 % of the uniform one, or where the share within classes lies within two
+    standard errors √(p (1 - p) / count) of what uniform attention gives.
+
+    Args:
+        layer: The layer.
+        chance: Share p that uniform attention would give; None without classes.
+        count: Instances that the share was measured on.
+    """
+    if layer.entropy >= 1 - ENTROPY_MARGIN:
+        return True
+    if layer.within is None or chance is None or not count:
+        return False
+    return abs(layer.within - chance) <= 2 * math.sqrt(chance * (1 - chance) / count)
+
+
+def uniform_note(uniform: Sequence[bool], latent: Sequence[LatentLayer], chance: float | None) -> str:
+    """The sentence about layers whose attention is close to uniform; empty where there are none."""
+    if not any(uniform):
+        return ""
+    numbers = [str(k + 1) for k, even in enumerate(uniform) if even]
+    where = "at every layer" if all(uniform) else f"at layer{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
+    figures = [f"entropy {min(100 * one.entropy for one, even in zip(latent, uniform, strict=True) if even):.1f} %"]
+    last = next(one for one, even in reversed(list(zip(latent, uniform, strict=True))) if even)
+    if last.within is not None and chance is not None:
+        figures.append(f"{100 * last.within:.1f} % within classes where uniform attention gives {100 * chance:.1f} %")
+    return (
+        f"Attention is close to uniform {where} ({', '.join(figures)}): the strongest pairs are the largest of nearly "
+        "equal weights, not structure. Attention off may do as well."
     )
 
 

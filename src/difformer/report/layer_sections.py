@@ -14,7 +14,7 @@ from difformer.report.energy import LayerEnergies
 from difformer.report.explanation import PARTS, Explanation, Step
 from difformer.report.gathering import Material
 from difformer.report.html import escape, paragraph, plot, section, table
-from difformer.report.latent import chance, why_no_attention
+from difformer.report.latent import chance, uniform_note, why_no_attention
 from difformer.report.maps import Map, layer_names
 from difformer.report.scene import Scene, is_diffusion
 from difformer.report.words import verdict
@@ -65,25 +65,35 @@ def _about_pairs(scene: Scene | None, maps: Sequence[Map]) -> str:
     )
 
 
-def within_data(one: Map, classes: Tensor | None) -> dict[str, Any] | None:
+def within_data(one: Map, scene: Scene | None, classes: Tensor | None) -> dict[str, Any] | None:
     """Share of attention within classes by layer, and what uniform attention would give."""
-    if classes is None or not one.latent or any(layer.within is None for layer in one.latent):
+    if classes is None or scene is None or not one.latent or any(layer.within is None for layer in one.latent):
         return None
     shares = [round(float(layer.within or 0), 4) for layer in one.latent]
+    joined, edges = homophily(scene, classes)
     return {
         "layers": layer_names(len(shares) + 1)[1:],
         "share": shares,
         "chance": round(chance(classes, one.shown), 4),
-        "observed": None if not one.data["observed"] else _homophily(one, classes),
+        "observed": None if not edges else round(joined / edges, 4),
+        "edges": edges,
+        "note": uniform_note(one.data["uniform"], one.latent, chance(classes, one.shown)),
     }
 
 
-def _homophily(one: Map, classes: Tensor) -> float | None:
-    """Share of the shown observed edges, both ends labelled, that join one class."""
-    shown = classes[one.shown]
-    source, target = shown[one.data["observed"]["source"]], shown[one.data["observed"]["target"]]
-    known = (source >= 0) & (target >= 0)
-    return round(float((source == target)[known].float().mean()), 4) if bool(known.any()) else None
+def homophily(scene: Scene, classes: Tensor) -> tuple[int, int]:
+    """Observed edges that join one class, and all whose two ends have a known label.
+
+    Both directions of an edge count once, self-loops not at all.
+    """
+    if scene.graph is None:
+        return 0, 0
+    low, high = scene.graph.edge_index.cpu().sort(0).values
+    apart = low != high
+    pairs = (low[apart] * scene.size + high[apart]).unique()
+    first, second = classes[pairs // scene.size], classes[pairs % scene.size]
+    known = (first >= 0) & (second >= 0)
+    return int((first == second)[known].sum()), int(known.sum())
 
 
 def within_section(material: Material, scene: Scene | None, data: dict[str, Any] | None) -> str:
@@ -91,13 +101,16 @@ def within_section(material: Material, scene: Scene | None, data: dict[str, Any]
     if data is not None:
         first, last = 100 * data["share"][0], 100 * data["share"][-1]
         edges = (
-            "" if data["observed"] is None else f" Of the observed edges {100 * data['observed']:.0f} % join one class."
+            ""
+            if data["observed"] is None
+            else f" Of the {data['edges']:,} observed edges whose two ends have a known label, "
+            f"{100 * data['observed']:.1f} % join one class."
         )
         text = (
             f"At the last layer {last:.1f} % of an instance's attention goes to its own class (first layer "
             f"{first:.1f} %); uniform attention would give {100 * data['chance']:.1f} %.{edges}"
         )
-        return section("within", title, paragraph(text), plot("within-plot"))
+        return section("within", title, paragraph(data["note"], "verdict"), paragraph(text), plot("within-plot"))
     if scene is None or scene.states is None:
         return section("within", title, paragraph(NO_DIFFUSION.format("no attention")))
     if len(scene.difformer.layers) and (why := why_no_attention(scene.difformer.layers[0])) is not None:  # type: ignore[arg-type]
@@ -223,7 +236,10 @@ def explanation_section(material: Material, explanations: Sequence[Explanation])
         headings = ["layer", *(f"‖{p}‖" for p in PARTS), *(f"{p} effect" for p in PARTS), "residue"]
         blocks.append(
             f"<details{' open' if number == 0 else ''}><summary>{escape(head)}</summary>"
-            + paragraph(f"Score: {one.meaning} = {one.score:.4g}.")
+            + paragraph(
+                f"Score: {one.meaning} = {one.score:.4g} = "
+                + " ".join(f"{value:+.4g} ({name})" for name, value in one.terms.items())
+            )
             + plot(f"explanation-{number}")
             + table(headings, parts, right=range(len(headings)))
             + table(["layer", "instance", "through", "weight", "‖given‖", "effect"], who, right=(0, 3, 4, 5))
@@ -232,7 +248,8 @@ def explanation_section(material: Material, explanations: Sequence[Explanation])
     text = (
         "A step is exactly the sum of its parts: what is kept of the state (self), what latent pairs give, what "
         "observed edges give, and the source; the residue is rounding. An effect is what a part does to the score: "
-        "exact after the last layer with the deviation of its LayerNorm held fixed, of first order before. More: "
+        "after the last layer effects and biases add up to it, with the deviation of its LayerNorm held fixed; before "
+        "they are of first order. More: "
         "difformer explain RUN --node ID."
     )
     return section("explanations", title, paragraph(text), *blocks)

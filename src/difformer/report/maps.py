@@ -22,7 +22,16 @@ from difformer.report.cards import (
     shortened,
 )
 from difformer.report.colourings import Colouring, by_part, by_value, of_predictions
-from difformer.report.latent import LatentLayer, asking, latent_layers, observed_pairs, why_no_attention
+from difformer.report.latent import (
+    LatentLayer,
+    asking,
+    chance,
+    latent_layers,
+    near_uniform,
+    observed_pairs,
+    uniform_note,
+    why_no_attention,
+)
 from difformer.report.projection import project
 from difformer.report.sampling import draw, said
 from difformer.report.scene import Scene, encoder_of, is_diffusion
@@ -159,6 +168,7 @@ def _joined(
         "titles": cards.titles,
         "texts": cards.texts if any(cards.texts) else [],
         "pairs": [],
+        "uniform": [],
         "observed": None,
     }
     if cards.sprite is not None:
@@ -173,15 +183,25 @@ def _joined(
                     *notes,
                     f"Attention was worked out from {asked:,} of the shown {shown.numel():,} to all others.",
                 )
+            base = None if classes is None else chance(classes, shown)
+            count = 0 if classes is None else int((classes[shown] >= 0).sum())
+            data["uniform"] = [near_uniform(one, base, count) for one in latent]
+            notes = (*notes, uniform_note(data["uniform"], latent, base))
         source, target = observed_pairs(scene, shown)
         edges = set(zip(source.tolist(), target.tolist(), strict=True))
-        data["pairs"] = [_pairs(one, edges) for one in latent]
+        own = None if classes is None else classes[shown].tolist()
+        data["pairs"] = [_pairs(one, edges, own) for one in latent]
         if scene.graph is not None:
             kept = draw(source.numel(), EDGES)
             data["observed"] = {"source": source[kept].tolist(), "target": target[kept].tolist(), "all": source.numel()}
     return Map(data, tuple(note for note in (*notes, cards.note) if note), shown, latent)
 
 
-def _pairs(layer: LatentLayer, edges: set[tuple[int, int]]) -> dict[str, Any]:
+def _pairs(layer: LatentLayer, edges: set[tuple[int, int]], classes: list[int] | None) -> dict[str, Any]:
+    """Pairs of a layer; ``same`` is 1 where both ends are of one class, 0 where they are not, -1 where unknown."""
     joined = [int((s, t) in edges or (t, s) in edges) for s, t in zip(layer.source, layer.target, strict=True)]
-    return {"source": layer.source, "target": layer.target, "weight": layer.weight, "observed": joined}
+    found = {"source": layer.source, "target": layer.target, "weight": layer.weight, "observed": joined}
+    if classes is not None:
+        ends = [(classes[s], classes[t]) for s, t in zip(layer.source, layer.target, strict=True)]
+        found["same"] = [-1 if min(pair) < 0 else int(pair[0] == pair[1]) for pair in ends]
+    return found

@@ -81,7 +81,7 @@ def _columns(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, A
     table = _scores(column_names(task), counts)
     for c, row in enumerate(table):
         values = [seed[c] for seed in areas if seed[c] == seed[c]]
-        row["auc"] = (float(np.mean(values)), spread(values)) if values else None
+        row["auc"] = _mean(values)
     return {
         "kind": "classes",
         "table": table,
@@ -93,7 +93,7 @@ def _columns(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, A
 
 
 def _scores(names: list[str], counts: Sequence[tuple[Array, Array, Array]]) -> list[dict[str, Any]]:
-    """A row a class from hits, predicted and actual numbers of every seed."""
+    """One row per class from hits, predicted and actual numbers of every seed."""
     rows = []
     for c, name in enumerate(names):
         found: dict[str, list[float]] = {"precision": [], "recall": [], "f1": []}
@@ -109,7 +109,8 @@ def _scores(names: list[str], counts: Sequence[tuple[Array, Array, Array]]) -> l
             {
                 "name": name,
                 "number": float(np.mean([actual[c] for _, _, actual in counts])) if counts else 0.0,
-                **{key: (float(np.mean(v)), spread(v)) if v else None for key, v in found.items()},
+                "predicted_in": sum(bool(predicted[c]) for _, predicted, _ in counts),
+                **{key: _mean(v) for key, v in found.items()},
             }
         )
     return rows
@@ -147,7 +148,7 @@ def _residuals(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str,
             variance = float(target[mask].var(unbiased=False))
             if variance > 0:
                 scores["r2"].append(1 - float(error.square().mean()) / variance)
-        table.append({"name": name, **{k: (float(np.mean(v)), spread(v)) if v else None for k, v in scores.items()}})
+        table.append({"name": name, **{k: _mean(v) for k, v in scores.items()}})
     over_time = None
     if task.kind == "series":
         rows = _rows(seeds[0], part)
@@ -175,6 +176,13 @@ def _groups(task: Task, y: torch.Tensor) -> list[tuple[str, int | None]]:
     if task.kind == "series":
         names = list(task.instance_names) if len(task.instance_names) == axis else [f"node {i}" for i in range(axis)]
     return groups + [(names[c] if c < len(names) else str(c), c) for c in range(axis)]
+
+
+def _mean(values: list[float]) -> tuple[float, float | None] | None:
+    """Mean and sample deviation; one value has no deviation."""
+    if not values:
+        return None
+    return float(np.mean(values)), spread(values) if len(values) > 1 else None
 
 
 def _short(value: float) -> float | None:

@@ -38,7 +38,8 @@ def header(material: Material) -> str:
 def what_was_run(material: Material) -> str:
     folder, task = material.folder, material.task
     run, versions = folder.about["run"], folder.about["versions"]
-    facts = [(key, f"{value:,}" if isinstance(value, int) else value) for key, value in task.facts().items()]
+    named = {**task.facts(), "metric": folder.summary().metric}  # the run's own, which may differ from the task's
+    facts = [(key, f"{value:,}" if isinstance(value, int) else value) for key, value in named.items()]
     made = [
         ("folder", folder.path),
         ("created", run["created"]),
@@ -92,7 +93,7 @@ def predictions(material: Material, found: dict[str, Any]) -> str:
     if found["kind"] == "classes":
         columns = ["precision", "recall", "f1", *(["auc"] if found["table"] and "auc" in found["table"][0] else [])]
         rows = [
-            [r["name"], f"{r['number']:,.0f}", *(_spread(r[c], found["seeds"]) for c in columns)]
+            [r["name"], f"{r['number']:,.0f}", *(_spread(r[c]) for c in columns), f"{r['predicted_in']} of {seeds}"]
             for r in found["table"]
         ]
         hidden = (
@@ -103,9 +104,9 @@ def predictions(material: Material, found: dict[str, Any]) -> str:
             "Confusion matrix and classes",
             paragraph(f"{where}: rows are true classes, columns predicted ones; counts of all seeds. {hidden}"),
             plot("confusion"),
-            table(["class", "number", *columns], rows, right=range(1, 2 + len(columns))),
+            table(["class", "number", *columns, "predicted in"], rows, right=range(1, 3 + len(columns))),
         )  # fmt: skip
-    rows = [[r["name"], *(_spread(r[c], found["seeds"]) for c in ("mse", "mae", "r2"))] for r in found["table"]]
+    rows = [[r["name"], *(_spread(r[c]) for c in ("mse", "mae", "r2"))] for r in found["table"]]
     if found["scatter"] is None:
         return section(
             "predictions", "Residuals", paragraph(f"{where}: no target is known, so there are no residuals.")
@@ -146,7 +147,7 @@ def _number(value: float | None) -> str:
     return "–" if value is None or value != value else f"{value:.4f}"
 
 
-def _spread(value: tuple[float, float] | None, seeds: int) -> str:
+def _spread(value: tuple[float, float | None] | None) -> str:
     if value is None:
         return "–"
-    return f"{value[0]:.3f} ± {value[1]:.3f}" if seeds > 1 else f"{value[0]:.3f}"
+    return f"{value[0]:.3f}" if value[1] is None else f"{value[0]:.3f} ± {value[1]:.3f}"

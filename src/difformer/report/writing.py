@@ -93,7 +93,7 @@ def write_report(
     }
     if energies is not None:
         data["energy"] = layer_sections.energy_data(energies)
-    data["within"] = layer_sections.within_data(maps[0], material.classes)
+    data["within"] = layer_sections.within_data(maps[0], scene, material.classes)
     verdict = layer_sections.verdict_of(material, energies)
     body = "".join(
         (

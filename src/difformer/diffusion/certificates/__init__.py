@@ -13,7 +13,7 @@ from difformer.diffusion.certificates.extensions import (
     prop_feattrans,
     prop_trans_oversmooth,
 )
-from difformer.diffusion.certificates.registry import CERTIFICATES, certificate_table, certify
+from difformer.diffusion.certificates.registry import CERTIFICATES, certificate_summary, certificate_table, certify
 from difformer.diffusion.certificates.source import prop_convergence, prop_convergence_step, source_drift, source_limit
 from difformer.diffusion.certificates.static import (
     component_means,
@@ -29,6 +29,7 @@ __all__ = [
     "CERTIFICATES",
     "Certificate",
     "activation_contracts",
+    "certificate_summary",
     "certificate_table",
     "certify",
     "component_means",

@@ -184,3 +184,25 @@ def certificate_table(certificates: Iterable[Certificate]) -> str:
     return "\n".join(
         "  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[3]]) for row in rows
     )
+
+
+def certificate_summary(certificates: Iterable[Certificate]) -> str:
+    """One sentence with proven statements, statements without a proof and those not covered, each counted apart."""
+    found = list(certificates)
+    covered = [one for one in found if one.condition_met]
+    proven, open_ = ([one for one in covered if one.proved is kind] for kind in (True, False))
+    parts = [
+        f"{sum(one.holds for one in proven)} of {len(proven)} proven statements hold"
+        if proven
+        else "No proven statement was checked"
+    ]
+    measured = sum(one.holds for one in open_)
+    if measured:
+        parts.append(f"{measured} {'is' if measured == 1 else 'are'} measured only, without a proof")
+    if failed := len(open_) - measured:
+        parts.append(
+            f"{failed} of {len(open_)} statements without a proof {'does' if failed == 1 else 'do'} not hold here"
+        )
+    if missed := len(found) - len(covered):
+        parts.append(f"for {missed} the condition is not met")
+    return "; ".join(parts) + "."

@@ -128,7 +128,7 @@
     const hasPairs = found.pairs.length > 0;
     const threshold = make("input", { type: "range", min: 0, max: 100, step: 1, value: 40, id: `threshold-${number}` });
     const thresholdName = make("output", { id: `threshold-name-${number}` });
-    const showPairs = make("input", { type: "checkbox", checked: true, id: `pairs-${number}` });
+    const showPairs = make("input", { type: "checkbox", checked: !found.uniform.length || found.uniform.some((one) => !one), id: `pairs-${number}` });
     const showEdges = make("input", { type: "checkbox", checked: false, id: `edges-${number}` });
     if (hasPairs) controls.append(make("label", {}, showPairs, "latent pairs above", threshold, thresholdName));
     if (found.observed) controls.append(make("label", {}, showEdges, "observed edges"));
@@ -179,12 +179,11 @@
       if (p) {
         const above = p.weight.filter((w) => w >= least).length;
         const seen = p.weight.filter((w, i) => w >= least && p.observed[i]).length;
-        const classes = found.colourings[0].kind === "class" ? found.colourings[0].values : null;
         text += ` ${above} pairs exchange at least ${least.toPrecision(3)} times the uniform attention`;
         if (found.observed) text += `; ${seen} of them are observed edges`;
-        if (classes && above) {
-          const same = p.weight.filter((w, i) => w >= least && classes[p.source[i]] >= 0 && classes[p.source[i]] === classes[p.target[i]]).length;
-          text += `; ${((100 * same) / above).toFixed(0)} % join one class`;
+        if (p.same) {
+          const known = p.same.filter((v, i) => p.weight[i] >= least && v >= 0);
+          if (known.length) text += `; of ${known.length} with two known labels ${((100 * known.filter((v) => v).length) / known.length).toFixed(0)} % join one class`;
         }
         text += ".";
       }

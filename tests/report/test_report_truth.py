@@ -1,0 +1,177 @@
+"""Figures of the page, `explain` and `certify` mean what their captions say."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from report_runs import Page, columns_task, config, drawn_split, nodes_task
+
+from difformer import DIFFormer
+from difformer.data import Task
+from difformer.diffusion import Certificate
+from difformer.report import explain_node, write_report
+from difformer.training import TrainConfig, fit
+
+
+def text_of(html: str) -> str:
+    return re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", html))
+
+
+def test_heading_and_table_of_facts_name_the_same_metric(tmp_path):
+    task = columns_task()
+    fit(task, config(epochs=2).replace(metric="accuracy"), seeds=1, out=tmp_path / "run")
+    page = Page(write_report(tmp_path / "run", task=task))
+    assert "test accuracy" in text_of(page.body)
+    assert "rocauc" not in text_of(page.section("run"))
+
+
+def test_edges_that_join_one_class_are_counted_over_all_edges_not_the_shown_ones(tmp_path, monkeypatch):
+    from difformer.report import maps
+
+    monkeypatch.setattr(maps, "POINTS", 20)
+    monkeypatch.setattr(maps, "EDGES", 5)
+    task = nodes_task(60)
+    fit(task, config(epochs=2), seeds=1, out=tmp_path / "run")
+    page = Page(write_report(tmp_path / "run", task=task))
+    a, b = task.edge_index[:, task.edge_index[0] < task.edge_index[1]]
+    known = (task.y[a] >= 0) & (task.y[b] >= 0)
+    share = float((task.y[a] == task.y[b])[known].float().mean())
+    assert page.data["within"]["observed"] == pytest.approx(share, abs=1e-4)
+    assert page.data["within"]["edges"] == int(known.sum())
+    assert f"{int(known.sum()):,} observed edges" in text_of(page.section("within"))
+
+
+def test_latent_pairs_with_an_unknown_label_do_not_count_in_the_share(workshop):
+    page, (_, task) = workshop.page("nodes"), workshop.run("nodes")
+    pairs = page.data["maps"][0]["pairs"][0]
+    ends = [(int(task.y[s]), int(task.y[t])) for s, t in zip(pairs["source"], pairs["target"], strict=True)]
+    assert pairs["same"] == [-1 if min(pair) < 0 else int(pair[0] == pair[1]) for pair in ends]
+    assert -1 in pairs["same"]
+
+
+def test_precision_says_in_how_many_seeds_a_class_was_predicted(workshop):
+    from difformer.report.quality import quality
+    from difformer.training.predictions import Predictions
+
+    task = nodes_task(9, splits=1)
+    task = replace(task, y=torch.arange(9) % 3)
+    part = ("test",) * 9
+    usual = torch.nn.functional.one_hot(torch.tensor([0] * 9), 3).float()
+    once = torch.nn.functional.one_hot(torch.tensor([0, 0, 2, 0, 0, 0, 0, 0, 0]), 3).float()
+    seeds = [Predictions("multiclass", outputs, (), (), task.y, part) for outputs in (usual, once, usual)]
+    rows = quality(task, seeds, "test")["table"]
+    assert rows[0]["predicted_in"] == 3
+    assert rows[1]["predicted_in"] == 0
+    assert rows[2]["predicted_in"] == 1
+    assert rows[1]["precision"] is None
+    assert rows[2]["precision"] == (1.0, None)  # one seed has no deviation
+    said = text_of(workshop.page("nodes").section("predictions"))
+    assert "predicted in" in said
+    assert "of 3 seeds" in said
+
+
+EXACT = {
+    "defaults": {},
+    "relu": {"activation": "relu"},
+    "gelu": {"activation": "gelu"},
+    "no norm": {"norm": False},
+    "no layers": {"num_layers": 0},
+}
+
+
+@pytest.mark.parametrize("name", list(EXACT))
+def test_terms_of_an_explanation_add_up_to_the_score(tmp_path, name):
+    task = nodes_task(30, splits=1)
+    fit(task, config(epochs=8, **EXACT[name]).replace(learning_rate=0.1), seeds=1, out=tmp_path / "run")
+    for node in (1, 7):
+        found = explain_node(tmp_path / "run", node, task=task)
+        assert sum(found.terms.values()) == pytest.approx(found.score, rel=1e-4, abs=1e-5)
+        assert abs(found.terms["biases"]) > 1e-3
+        if found.steps:
+            for part, effect in found.steps[-1].effects.items():
+                assert found.terms[part] == pytest.approx(effect)
+
+
+@pytest.mark.parametrize("kind", ["series", "graphs"])
+def test_terms_add_up_for_series_and_graphs_too(workshop, kind):
+    path, task = workshop.run(kind)
+    found = explain_node(path, "4:1", task=task)
+    assert sum(found.terms.values()) == pytest.approx(found.score, rel=1e-4, abs=1e-5)
+    assert ("other nodes" in found.terms) == (kind == "graphs")
+
+
+def test_certificates_count_proofs_and_measurements_apart():
+    from difformer.diffusion.certificates import certificate_summary
+
+    def one(verdict: str) -> Certificate:
+        return Certificate(
+            "x", "y", "z", condition_met=verdict != "not covered", violation=float(verdict == "fails"),
+            proved=verdict != "measured",
+        )  # fmt: skip
+
+    proven = [one("holds")] * 16
+    assert certificate_summary([*proven, one("measured")]) == (
+        "16 of 16 proven statements hold; 1 is measured only, without a proof."
+    )
+    assert certificate_summary([*proven, one("fails"), one("not covered")]) == (
+        "16 of 17 proven statements hold; for 1 the condition is not met."
+    )
+    assert certificate_summary([one("measured")] * 2) == (
+        "No proven statement was checked; 2 are measured only, without a proof."
+    )
+    failed = replace(one("measured"), violation=1.0)
+    assert certificate_summary([*proven, failed]) == (
+        "16 of 16 proven statements hold; 1 of 1 statements without a proof does not hold here."
+    )
+
+
+def attention_task() -> Task:
+    """Two classes of different sizes and features that say nothing, so that attention has nothing to find."""
+    g = torch.Generator().manual_seed(5)
+    x = 0.01 * torch.randn(120, 4, generator=g)
+    y = (torch.rand(120, generator=g) < 0.3).long()
+    return Task("noise", "nodes", "multiclass", "accuracy", "noise", x, y, (drawn_split(120, 0),), 2)
+
+
+def test_attention_at_chance_is_said_and_not_drawn(tmp_path):
+    task = attention_task()
+    fit(task, config(epochs=1), seeds=1, out=tmp_path / "run")
+    page = Page(write_report(tmp_path / "run", task=task))
+    assert all(page.data["maps"][0]["uniform"])
+    for section in ("map", "within"):
+        assert "close to uniform" in text_of(page.section(section))
+    assert any("close to uniform" in note for note in page.report.notes)
+
+
+def test_attention_that_finds_classes_is_not_called_uniform():
+    from difformer.report.latent import latent_layers, near_uniform
+    from difformer.report.scene import Scene
+    from difformer.training.feeding import Inputs
+
+    classes = torch.arange(60) % 2
+    x = torch.nn.functional.one_hot(classes, 4).float() * 6
+    model = DIFFormer(4, 4, 2, num_layers=1, diffusivity="softmax", qk_norm="none").eval()
+    with torch.no_grad():
+        for linear in (model.input, model.layers[0].query, model.layers[0].key):
+            linear.weight.copy_(torch.eye(4))
+            linear.bias.zero_()
+        states = model.trajectory(x).detach()
+    (layer,) = latent_layers(Scene(model, Inputs(x, None), None, states), torch.arange(60), classes)
+    assert layer.within > 0.7
+    assert not near_uniform(layer, 0.5, 60)
+    assert near_uniform(replace(layer, within=0.52, entropy=0.9), 0.5, 60)  # two standard errors are 0.13
+    assert near_uniform(replace(layer, entropy=0.995), 0.5, 60)
+    assert not near_uniform(replace(layer, within=None, entropy=0.98), None, 60)
+
+
+def test_collapsed_states_are_a_warning_of_the_page(tmp_path):
+    g = torch.Generator().manual_seed(0)
+    x = torch.ones(40, 3) + 1e-4 * torch.randn(40, 3, generator=g)
+    y = torch.arange(40) % 2
+    task = Task("flat", "nodes", "multiclass", "accuracy", "flat", x, y, (drawn_split(40, 0),), 2)
+    fit(task, TrainConfig(options={"hidden_channels": 4}, epochs=1), seeds=1, out=tmp_path / "run")
+    report = write_report(tmp_path / "run", task=task)
+    assert "alike" in report.verdict
