@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from difformer.errors import UserError
 from difformer.training import toml
 
 SPECS = Path(__file__).with_name("specs")
@@ -57,6 +58,7 @@ class Data:
         variant: Variant of the presets, for data sets that appear with several label counts.
         loader: Name of a generator in `difformer.experiments.samples`, in place of `load`.
         published: Key of the paper's figures, if it is not `key`.
+        paper_protocol: Whether the splits are the paper's, so that its figures can be compared directly.
         measures: Measures recorded in addition to the metric, see `difformer.experiments.measure`.
         compare: The figure compared with published ones: ``"test"`` or one of `measures`.
         alone: Train one seed at a time, and measure the memory of training without evaluation.
@@ -77,6 +79,7 @@ class Data:
     variant: str | None = None
     loader: str = ""
     published: str = ""
+    paper_protocol: bool = False
     measures: tuple[str, ...] = ()
     compare: str = "test"
     alone: bool = False
@@ -164,7 +167,7 @@ class Experiment:
         """Sections by key or data set; all if `names` is empty.
 
         Raises:
-            ValueError: If a name is unknown.
+            UserError: If a name is unknown.
         """
         sections = self.sections(quick)
         every = {name for one in self.data for name in (one.key, one.dataset)}
@@ -175,7 +178,7 @@ class Experiment:
         """Keys of systems by key or model; all if `names` is empty.
 
         Raises:
-            ValueError: If a name is unknown.
+            UserError: If a name is unknown.
         """
         rows = {one.key: one for data in self.sections(quick) for one in self.rows(data, quick)}
         every = {name for one in self.systems for name in one.names}
@@ -188,22 +191,22 @@ class Experiment:
                 continue
             has = ", ".join(sorted(known))
             if quick and name in every:
-                raise ValueError(
+                raise UserError(
                     f"{option}: the quick form of {self.name} has no {name!r}, only {has}; drop --quick, or {option}"
                 )
-            raise ValueError(f"{option}: {self.name} has no {name!r}; it has {has}")
+            raise UserError(f"{option}: {self.name} has no {name!r}; it has {has}")
 
 
 def find(name: str) -> Experiment:
     """The experiment of a name.
 
     Raises:
-        ValueError: If there is no such experiment, with the nearest name.
+        UserError: If there is no such experiment, with the nearest name.
     """
     if name not in NAMES:
         near = difflib.get_close_matches(name, NAMES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"there is no experiment {name!r}; {hint}known are {', '.join(NAMES)}")
+        raise UserError(f"there is no experiment {name!r}; {hint}known are {', '.join(NAMES)}")
     return read_experiment(SPECS / f"{name}.toml")
 
 
@@ -217,14 +220,14 @@ def read_experiment(path: Path) -> Experiment:
     """An experiment from a TOML file, named after the file.
 
     Raises:
-        ValueError: If the file is not TOML or has an unknown field; the message names the file.
+        UserError: If the file is not TOML or has an unknown field; the message names the file.
     """
     content = _parse(path)
     own = [one for entry in content.pop("system", []) for one in _systems(entry, path)]
     known = {**shared_systems(), **{one.key: one for one in own}}
     wanted = content.pop("systems", None) or [one.key for one in own]
     if unknown := [key for key in wanted if key not in known]:
-        raise ValueError(f"{path}: there is no system {unknown[0]!r}; define it as [[system]] or in systems.toml")
+        raise UserError(f"{path}: there is no system {unknown[0]!r}; define it as [[system]] or in systems.toml")
     content["systems"] = tuple(known[key] for key in wanted)
     for name in ("data", "quick_data"):
         content[name] = tuple(_made(Data, entry, path) for entry in content.get(name, []))
@@ -242,14 +245,14 @@ def _parse(path: Path) -> dict[str, Any]:
     try:
         return toml.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not a TOML file ({error})") from error
+        raise UserError(f"{path} is not a TOML file ({error})") from error
 
 
 def _systems(entry: Mapping[str, Any], path: Path) -> Iterable[System]:
     """The systems of a ``[[system]]`` table: a shared one by its key, its own, or one per combination of ``each``."""
     if set(entry) == {"key"}:
         if entry["key"] not in shared_systems():
-            raise ValueError(f"{path}: systems.toml has no system {entry['key']!r}")
+            raise UserError(f"{path}: systems.toml has no system {entry['key']!r}")
         yield shared_systems()[entry["key"]]
         return
     each: Mapping[str, Sequence[Any]] = entry.get("each", {})
@@ -268,9 +271,7 @@ def _system(entry: Mapping[str, Any], path: Path) -> System:
 def _made(kind: Any, entry: Mapping[str, Any], path: Path) -> Any:
     known = [one.name for one in fields(kind)]
     if unknown := sorted(set(entry) - set(known)):
-        raise ValueError(
-            f"{path}: {kind.__name__} has no field {unknown[0]!r}; known are {', '.join(known)}"
-        )
+        raise UserError(f"{path}: {kind.__name__} has no field {unknown[0]!r}; known are {', '.join(known)}")
     return kind(**{key: _frozen(value) for key, value in entry.items()})
 
 

@@ -11,16 +11,15 @@ import torch
 from small_experiment import ABSENT, BLOCKS, SMALL
 
 from difformer.data import DataError, load
-from difformer.experiments import performing, running
-from difformer.experiments.asking import Request
-from difformer.experiments.choosing import UNTUNED, Cell, Choice
+from difformer.experiments import measure, runner
+from difformer.experiments.analysis import read_summary, summarise
+from difformer.experiments.cells import UNTUNED, Cell, Choice, Request
 from difformer.experiments.ledger import FAILED, Ledger
 from difformer.experiments.presets import Preset, write_preset
-from difformer.experiments.running import run
-from difformer.experiments.summary import summarise
-from difformer.experiments.systems import rivals
-from difformer.experiments.tables import markdown
-from difformer.experiments.writing import read_summary
+from difformer.experiments.render import markdown
+from difformer.experiments.runner import run
+from difformer.experiments.samples import load_data
+from difformer.experiments.spec import shared_systems
 from difformer.training import NonFiniteLossError
 from difformer.training.config import TrainConfig
 
@@ -40,7 +39,7 @@ def offline(monkeypatch, tmp_path):
 
 
 def one_after_the_other(monkeypatch):
-    monkeypatch.setattr(performing, "faster", lambda *_: False)
+    monkeypatch.setattr(runner, "faster", lambda *_: False)
 
 
 def test_a_second_call_makes_nothing(tmp_path, said):
@@ -73,8 +72,8 @@ def test_a_changed_preset_is_run_anew(tmp_path, said):
         write_preset(Preset("best", "gcn", "sbm", settings={"epochs": epochs}), tmp_path / "gcn.toml")
         assert run(SMALL, tmp_path / "out", request, said.append).made == 3
     row = summarise(SMALL, Ledger(tmp_path / "out").read(), (), quick=False).section("blocks").rows
-    (gcn,) = [one for one in row if one.lines]
-    assert [one["settings"]["epochs"] for one in gcn.lines] == [3, 3, 3]
+    (gcn,) = [one for one in row if one.n]
+    assert [one["settings"]["epochs"] for one in gcn.runs.to_dict("records")] == [3, 3, 3]
 
 
 def test_a_preset_that_is_changed_back_is_shown_without_being_run_again(tmp_path, said):
@@ -82,8 +81,8 @@ def test_a_preset_that_is_changed_back_is_shown_without_being_run_again(tmp_path
     for epochs, made in ((1, 3), (3, 3), (1, 0)):
         write_preset(Preset("best", "gcn", "sbm", settings={"epochs": epochs}), tmp_path / "gcn.toml")
         assert run(SMALL, tmp_path / "out", request, said.append).made == made
-    (gcn,) = [row for row in read_summary(SMALL, tmp_path / "out", tmp_path).section("blocks").rows if row.lines]
-    assert [one["settings"]["epochs"] for one in gcn.lines] == [1, 1, 1]
+    (gcn,) = [row for row in read_summary(SMALL, tmp_path / "out", tmp_path).section("blocks").rows if row.n]
+    assert [one["settings"]["epochs"] for one in gcn.runs.to_dict("records")] == [1, 1, 1]
 
 
 def test_what_tune_found_is_run_as_best(tmp_path, said):
@@ -128,9 +127,9 @@ def test_a_line_says_all_that_its_result_depends_on(tmp_path, said):
 def test_what_a_line_scores_is_what_the_loop_gives(tmp_path, said, monkeypatch):
     one_after_the_other(monkeypatch)
     run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, models=("gcn",)), said.append)
-    task = running.load_data(BLOCKS)
+    task = load_data(BLOCKS, BLOCKS.options)
     config = TrainConfig("gcn", {"hidden_channels": 4}, epochs=2)
-    expected = [performing.train_one(task, seed, config, seed, "cpu") for seed in range(3)]
+    expected = [runner.train_one(task, seed, config, seed, "cpu") for seed in range(3)]
     assert [(one["valid"], one["test"]) for one in Ledger(tmp_path).read()] == [(e.valid, e.test) for e in expected]
 
 
@@ -149,8 +148,8 @@ def test_no_run_is_begun_after_the_time_is_up(tmp_path, said, monkeypatch):
     hurried = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, seconds=0.0), said.append)
     assert (hurried.made, hurried.stopped) == (0, "out of time")
     assert hurried.left == 12
-    ticks = iter([0.0, 1.0, 1.0, 1.0, 100.0])  # began; section; cell; after the first run; after the second
-    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: next(ticks, 100.0)))
+    clock = SimpleNamespace(monotonic=lambda: 100.0 if len(Ledger(tmp_path).read()) >= 2 else 1.0)
+    monkeypatch.setattr(runner, "time", clock)
     some = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, seconds=10.0), said.append)
     assert (some.made, some.left, some.stopped) == (2, 10, "out of time")
     monkeypatch.undo()
@@ -160,14 +159,14 @@ def test_no_run_is_begun_after_the_time_is_up(tmp_path, said, monkeypatch):
 
 def test_an_interrupted_run_leaves_no_line(tmp_path, said, monkeypatch):
     one_after_the_other(monkeypatch)
-    train, calls = performing.train_one, []
+    train, calls = runner.train_one, []
 
     def pressed(*args, **options):
         calls.append(1)
         record = train(*args, **options)
         return dataclasses.replace(record, status="interrupted") if len(calls) == 3 else record
 
-    monkeypatch.setattr(performing, "train_one", pressed)
+    monkeypatch.setattr(runner, "train_one", pressed)
     outcome = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
     assert (outcome.made, outcome.left, outcome.stopped) == (2, 10, "interrupted")
     assert len(Ledger(tmp_path).read()) == 2
@@ -194,7 +193,7 @@ def test_absent_data_are_a_reason_until_they_are_there(tmp_path, said, offline):
 
 
 def test_data_that_would_not_fit_are_not_even_loaded(tmp_path, said, monkeypatch):
-    monkeypatch.setattr(running, "load_data", lambda data: pytest.fail("loaded"))
+    monkeypatch.setattr(runner, "load_data", lambda *_: pytest.fail("loaded"))
     greedy = dataclasses.replace(SMALL, data=(dataclasses.replace(ABSENT, needs=1e9),))
     outcome = run(greedy, tmp_path, Request(device="cpu"), said.append)
     assert "not enough memory" in outcome.failed[("absent", "", "")]
@@ -202,7 +201,7 @@ def test_data_that_would_not_fit_are_not_even_loaded(tmp_path, said, monkeypatch
 
 def test_one_system_that_fails_takes_no_other_with_it(tmp_path, said, monkeypatch):
     one_after_the_other(monkeypatch)
-    train = performing.train_one
+    train = runner.train_one
     errors = {
         "mlp": MemoryError("too much"),
         "gcn": NonFiniteLossError(3, float("nan"), TrainConfig("gcn")),
@@ -214,7 +213,7 @@ def test_one_system_that_fails_takes_no_other_with_it(tmp_path, said, monkeypatc
             raise errors[config.model]
         return train(task, split, config, *rest, **options)
 
-    monkeypatch.setattr(performing, "train_one", failing)
+    monkeypatch.setattr(runner, "train_one", failing)
     outcome = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
     assert outcome.made == 3
     assert outcome.errors == 1  # memory and divergence are results, a KeyError is not
@@ -234,8 +233,8 @@ def test_one_system_that_fails_takes_no_other_with_it(tmp_path, said, monkeypatc
 @pytest.mark.parametrize("together", [False, True], ids=["one after the other", "as one"])
 def test_a_seed_that_diverges_takes_no_other_with_it(tmp_path, said, monkeypatch, together):
     error = NonFiniteLossError(3, float("nan"), TrainConfig("gcn"))
-    train, stack = performing.train_one, performing.train_stacked
-    monkeypatch.setattr(performing, "faster", lambda *_: together)
+    train, stack = runner.train_one, runner.train_stacked
+    monkeypatch.setattr(runner, "faster", lambda *_: together)
 
     def failing(task, split, config, seed, *rest, **options):
         if seed == 0:
@@ -246,17 +245,17 @@ def test_a_seed_that_diverges_takes_no_other_with_it(tmp_path, said, monkeypatch
         assert options["keep_errors"]
         return [error if record.seed == 0 else record for record in stack(*args, **options)]
 
-    monkeypatch.setattr(performing, "train_one", failing)
-    monkeypatch.setattr(performing, "train_stacked", failing_stack)
+    monkeypatch.setattr(runner, "train_one", failing)
+    monkeypatch.setattr(runner, "train_stacked", failing_stack)
     outcome = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, models=("gcn",)), said.append)
     assert (outcome.made, outcome.left, outcome.errors) == (2, 1, 0)
     assert [one.get("seed") for one in Ledger(tmp_path).read()] == [1, 2, None]
-    (gcn,) = [row for row in read_summary(SMALL, tmp_path).section("blocks").rows if row.lines]
+    (gcn,) = [row for row in read_summary(SMALL, tmp_path).section("blocks").rows if row.n]
     assert gcn.missing == "; diverged: the training loss is nan at epoch 3"
 
 
 def test_memory_of_training_is_that_of_an_epoch_after_the_first(monkeypatch):
-    order, train, measure = [], performing.Trainer.train_epoch, performing.peak_memory
+    order, train, measured_peak = [], measure.Trainer.train_epoch, measure.peak_memory
 
     def epoch(trainer, *rest):
         order.append("epoch")
@@ -265,21 +264,21 @@ def test_memory_of_training_is_that_of_an_epoch_after_the_first(monkeypatch):
     @contextmanager
     def measured(device, **options):
         order.append("from here")
-        with measure(device, **options) as peak:
+        with measured_peak(device, **options) as peak:
             yield peak
         order.append("to here")
 
-    monkeypatch.setattr(performing.Trainer, "train_epoch", epoch)
-    monkeypatch.setattr(performing, "peak_memory", measured)
+    monkeypatch.setattr(measure.Trainer, "train_epoch", epoch)
+    monkeypatch.setattr(measure, "peak_memory", measured)
     config = TrainConfig(model="difformer-s", batch_size=20, epochs=5, options={"hidden_channels": 8})
-    performing.training_peak(load("sbm", num_nodes=60), config, 1, torch.device("cpu"))
+    measure.training_peak(load("sbm", num_nodes=60), config, 1, torch.device("cpu"))
     assert order == ["epoch", "from here", "epoch", "to here"]
 
 
 def test_runs_of_a_stack_that_were_at_their_end_are_kept(tmp_path, said, monkeypatch):
-    stack = performing.train_stacked
-    monkeypatch.setattr(performing, "faster", lambda *_: True)
-    monkeypatch.setattr(performing, "train_stacked", lambda *args, **options: stack(*args, **options)[:2])
+    stack = runner.train_stacked
+    monkeypatch.setattr(runner, "faster", lambda *_: True)
+    monkeypatch.setattr(runner, "train_stacked", lambda *args, **options: stack(*args, **options)[:2])
     outcome = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, models=("gcn",)), said.append)
     assert (outcome.made, outcome.left, outcome.stopped) == (2, 1, "interrupted")
     assert [one["seed"] for one in Ledger(tmp_path).read()] == [0, 1]
@@ -288,7 +287,7 @@ def test_runs_of_a_stack_that_were_at_their_end_are_kept(tmp_path, said, monkeyp
 def test_quick_and_full_runs_are_never_mixed(tmp_path, said):
     run(SMALL, tmp_path, Request(quick=True, device="cpu"), said.append)
     assert {one["quick"] for one in Ledger(tmp_path).read()} == {True}
-    with pytest.raises(ValueError, match="holds quick runs, and full ones were asked for"):
+    with pytest.raises(ValueError, match="holds quick runs, but full ones were requested"):
         run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
 
 
@@ -297,7 +296,7 @@ def test_too_many_pairs_are_refused_before_they_are_tried(tmp_path, said, monkey
 
     monkeypatch.setattr(inputs, "WORTH_A_LOOK", 0)
     monkeypatch.setattr(inputs, "free_bytes", lambda device: 1000)
-    (lds,) = rivals("lds")
+    lds = shared_systems()["lds"]
     outcome = run(dataclasses.replace(SMALL, systems=(lds,)), tmp_path, ONLY_BLOCKS, said.append)
     (reason,) = set(outcome.failed.values())
     assert reason.startswith("not enough memory: ")
@@ -307,9 +306,9 @@ def test_too_many_pairs_are_refused_before_they_are_tried(tmp_path, said, monkey
 
 def test_systems_that_cannot_be_asked():
     task = load("sbm", num_nodes=100)
-    (gcn,) = rivals("gcn")
-    assert "needs a graph" in performing.why_not(Cell(BLOCKS, gcn, Choice("best", {"graph": "none"})), task)
-    assert performing.why_not(Cell(BLOCKS, gcn, Choice("best", {})), task) == ""
+    gcn = shared_systems()["gcn"]
+    assert "needs a graph" in runner.why_not(Cell(BLOCKS, gcn, Choice("best", {"graph": "none"})), task)
+    assert runner.why_not(Cell(BLOCKS, gcn, Choice("best", {})), task) == ""
 
 
 @pytest.mark.parametrize(
@@ -319,9 +318,9 @@ def test_systems_that_cannot_be_asked():
         (Request(models=("gatt",)), "--models: citation has no 'gatt'"),
         (Request(presets=("bestt",)), "--preset: expected one of"),
         (Request(seeds=0), "--seeds: expected at least 1"),
-        (Request(seconds=-5), "--seconds: expected .* 0 or more, got -5"),
-        (Request(seconds=float("nan")), "--seconds: expected .* got nan"),
-        (Request(presets=("best",)), "--preset best: nothing .* has such a preset; there are rows of untuned"),
+        (Request(seconds=-5), "--seconds: expected 0 or more, got -5"),
+        (Request(seconds=float("nan")), "--seconds: expected 0 or more, got nan"),
+        (Request(presets=("best",)), "--preset best: no selected row .* has such a preset; there are rows of untuned"),
         (Request(quick=True, models=("gcn",)), "--models: the quick form of citation has no 'gcn', only .*mlp"),
         (Request(quick=True, datasets=("absent",)), "--datasets: the quick form of citation has no 'absent'"),
     ],
@@ -343,20 +342,20 @@ def test_what_there_is_not_is_refused(tmp_path, said, request_, complaint):
 
 
 def test_a_mistake_of_a_loader_is_no_absent_file(tmp_path, said, monkeypatch):
-    def mistaken(data):
+    def mistaken(*_):
         raise TypeError("no such option")
 
-    monkeypatch.setattr(running, "load_data", mistaken)
+    monkeypatch.setattr(runner, "load_data", mistaken)
     outcome = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
     assert outcome.failed == {("blocks", "", ""): "TypeError: no such option"}
     assert (outcome.errors, outcome.left) == (1, 12)
 
 
 def test_broken_data_are_an_error_of_the_data(tmp_path, said, monkeypatch):
-    def broken(data):
+    def broken(*_):
         raise DataError("file is cut short")
 
-    monkeypatch.setattr(running, "load_data", broken)
+    monkeypatch.setattr(runner, "load_data", broken)
     outcome = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
     assert "file is cut short" in outcome.failed[("blocks", "", "")]
 
@@ -370,7 +369,7 @@ def test_runs_of_another_precision_are_runs_of_their_cell(tmp_path, said):
     assert (low["settings"]["precision"], full["settings"]["precision"]) == ("bf16", "float32")
     assert (low["settings_id"], low["test"] is None) == (full["settings_id"], False)
     text = markdown(read_summary(SMALL, tmp_path))
-    assert "Made in mixed precision (bf16), all others in float32: GCN (untuned), 1 of 2 runs." in text
+    assert "Runs in mixed precision (bf16), all others in float32: GCN (untuned), 1 of 2." in text
     assert " threads in bf16; B " in text  # times of two precisions are not one median
 
 
@@ -398,8 +397,8 @@ def test_what_failed_in_one_precision_is_tried_in_another(tmp_path, said, monkey
         raise torch.OutOfMemoryError("no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr(performing, "train_one", too_large)
-        patched.setattr(performing, "train_stacked", too_large)
+        patched.setattr(runner, "train_one", too_large)
+        patched.setattr(runner, "train_stacked", too_large)
         assert run(SMALL, tmp_path, few, said.append).failed
     assert run(SMALL, tmp_path, few, said.append).made == 0
     assert run(SMALL, tmp_path, dataclasses.replace(few, precision="bf16"), said.append).made == 1
@@ -409,8 +408,8 @@ def test_a_failure_says_in_which_precision(tmp_path, said, monkeypatch):
     def broken(*args, **options):
         raise RuntimeError("a kernel is missing")
 
-    monkeypatch.setattr(performing, "train_one", broken)
-    monkeypatch.setattr(performing, "train_stacked", broken)
+    monkeypatch.setattr(runner, "train_one", broken)
+    monkeypatch.setattr(runner, "train_stacked", broken)
     request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), seeds=1, precision="bf16")
     assert all("(in bf16)" in reason for reason in run(SMALL, tmp_path, request, said.append).failed.values())
     assert [line["precision"] for line in Ledger(tmp_path).read() if line["status"] == FAILED] == ["bf16"]
@@ -419,14 +418,14 @@ def test_a_failure_says_in_which_precision(tmp_path, said, monkeypatch):
 def test_memory_of_training_leaves_evaluation_out(monkeypatch):
     task = load("sbm", num_nodes=60)
     config = TrainConfig(model="difformer-s", batch_size=20, epochs=5, options={"hidden_channels": 8})
-    monkeypatch.setattr(performing.Trainer, "evaluate", None)
-    performing.training_peak(task, config, 1, torch.device("cpu"))  # would fail at the first evaluation
+    monkeypatch.setattr(measure.Trainer, "evaluate", None)
+    measure.training_peak(task, config, 1, torch.device("cpu"))  # would fail at the first evaluation
     alone = dataclasses.replace(SMALL, data=(dataclasses.replace(BLOCKS, alone=True),))
     monkeypatch.undo()
     seen = []
-    monkeypatch.setattr(performing, "training_peak", lambda *args: seen.append(args) or performing.Peak(1234))
-    cell = Cell(alone.data[0], rivals("gcn")[0], Choice(UNTUNED, {"epochs": 2}))
-    what = performing.ready(cell, load("sbm", num_nodes=60))
-    lines = list(performing.perform(what, [0, 1], torch.device("cpu"), lambda: False, {"quick": False}))
+    monkeypatch.setattr(runner, "training_peak", lambda *args: seen.append(args) or runner.Peak(1234))
+    cell = Cell(alone.data[0], shared_systems()["gcn"], Choice(UNTUNED, {"epochs": 2}))
+    job = runner.Job.of(cell, load("sbm", num_nodes=60))
+    lines = list(runner.perform(job, [0, 1], torch.device("cpu"), runner.Watch(lambda: False), {"quick": False}))
     assert [line["peak_memory"] for line in lines] == [1234, 1234]
     assert len(seen) == 2

@@ -10,37 +10,34 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from difformer.data import load
-from difformer.experiments import baselines
-from difformer.experiments.measures import measure
-from difformer.experiments.measuring import peak_memory
-from difformer.experiments.plan import Data
-from difformer.experiments.quick import clouds, waves
+from difformer.experiments.measure import measure, peak_memory
+from difformer.experiments.samples import baseline, clouds, waves
 from difformer.training.config import TrainConfig
 
 SERIES = waves()
 SPLIT = SERIES.splits[0]
-DATA = Data("waves", "waves", "waves")
+DATA = "waves"
 
 
 def test_autoregression_is_least_squares_over_the_training_part():
-    predicted = baselines.predict("autoregression", SERIES, SPLIT)
+    predicted = baseline("autoregression", SERIES, SPLIT)
     seen = SERIES.x[SPLIT.train].reshape(-1, 3).double().numpy()
     design = np.column_stack([seen, np.ones(len(seen))])
     weights = np.linalg.lstsq(design, SERIES.y[SPLIT.train].reshape(-1).double().numpy(), rcond=None)[0]
     expected = SERIES.x.double().numpy() @ weights[:3] + weights[3]
     assert torch.allclose(predicted.squeeze(-1), torch.from_numpy(expected), atol=1e-9)
     changed = dataclasses.replace(SERIES, y=SERIES.y.index_fill(0, SPLIT.test, 100.0))
-    again = baselines.predict("autoregression", changed, SPLIT)
+    again = baseline("autoregression", changed, SPLIT)
     assert torch.allclose(again, predicted, rtol=0, atol=1e-12)  # test targets are not seen
 
 
 def test_other_baselines_and_refusals():
-    assert not baselines.predict("zeros", SERIES, SPLIT).any()
-    assert torch.equal(baselines.predict("last", SERIES, SPLIT).squeeze(-1)[1:].float(), SERIES.y[:-1])
+    assert not baseline("zeros", SERIES, SPLIT).any()
+    assert torch.equal(baseline("last", SERIES, SPLIT).squeeze(-1)[1:].float(), SERIES.y[:-1])
     with pytest.raises(ValueError, match="unknown baseline"):
-        baselines.predict("oracle", SERIES, SPLIT)
+        baseline("oracle", SERIES, SPLIT)
     with pytest.raises(ValueError, match="is for series"):
-        baselines.predict("zeros", load("karate"), SPLIT)
+        baseline("zeros", load("karate"), SPLIT)
 
 
 def test_a_perfect_forecast_has_no_error_and_a_bad_broadcast_form():

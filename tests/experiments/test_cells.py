@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from difformer.experiments.asking import Request, wanted_cells
-from difformer.experiments.catalogue import find
-from difformer.experiments.choosing import UNTUNED, choices, read_presets
-from difformer.experiments.plan import Data
+from difformer.experiments.cells import UNTUNED, Request, choices, read_presets, wanted_cells
 from difformer.experiments.presets import Preset, load_presets, write_preset
-from difformer.experiments.systems import DIFFORMER_S, OFF, rivals
+from difformer.experiments.spec import Data, find, shared_systems
 
 CITATION = find("citation")
 CORA = CITATION.data[0]
-(GCN,) = rivals("gcn")
+GCN, DIFFORMER_S, OFF = (shared_systems()[key] for key in ("gcn", "difformer-s", "off"))
 
 
 def names(system, presets, data=CORA):
@@ -82,7 +79,7 @@ def test_a_table_that_uses_some_presets_has_rows_of_no_others():
     found = [preset(name, "difformer-s") for name in ("public-code", "paper", "best")]
     assert [one.name for one in choices(depth, CORA, system, found)] == ["public-code"]
     assert [one.name for one in choices(depth, CORA, system, found[1:])] == [UNTUNED]
-    with pytest.raises(ValueError, match="depth uses presets of no other name than public-code"):
+    with pytest.raises(ValueError, match="no selected row of depth has such a preset; there are rows of public-code"):
         wanted_cells(depth, Request(presets=("best",)))
 
 
@@ -97,5 +94,5 @@ def test_presets_of_a_folder_go_before_those_of_the_package(tmp_path):
     with pytest.raises(ValueError, match=r"holds no \.toml"):
         read_presets(tmp_path / "empty")
     write_preset(preset("mine", "difformer-s"), tmp_path / "mine.toml")
-    with pytest.raises(ValueError, match=r"mine\.toml calls itself 'mine', and no row runs with that"):
+    with pytest.raises(ValueError, match=r"mine\.toml has name = 'mine', which no row uses"):
         read_presets(tmp_path)
