@@ -14,8 +14,8 @@ from difformer.experiments.analysis import read_summary
 from difformer.experiments.cells import complete
 from difformer.experiments.ledger import DONE, FAILED, Ledger, code_version, current, identity, named, reasons
 from difformer.experiments.spec import find
+from difformer.files import RunFolderError
 from difformer.training.config import TrainConfig
-from difformer.training.runfiles import RunFolderError
 
 
 def test_lines_read_back_and_numbers_that_json_lacks_are_none(tmp_path):

@@ -221,7 +221,7 @@ def test_weights_of_edges_do_not_depend_on_what_scores_are_relative_to():
 def test_dropped_sparse_features_are_multiplied_as_dense_ones():
     from difformer.nn.dropout import dropout_key
     from difformer.sparse import SparseMatrix
-    from difformer.zoo import inputs
+    from difformer.zoo import encoder as inputs
 
     g = torch.Generator().manual_seed(0)
     x = torch.randn(30, 12, generator=g) * (torch.rand(30, 12, generator=g) < 0.3)
@@ -270,7 +270,7 @@ def test_memory_of_attention_is_neither_forgotten_nor_invented(name, options, mo
 
 
 def test_what_does_not_fit_is_refused_beforehand(monkeypatch):
-    from difformer.zoo import inputs
+    from difformer.zoo import encoder as inputs
 
     monkeypatch.setattr(inputs, "WORTH_A_LOOK", 0)
     monkeypatch.setattr(inputs, "free_bytes", lambda device: 1000)

@@ -18,53 +18,46 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.attention import propagate
 from difformer.attention.segments import Segments
 from difformer.data import Split, Task
 from difformer.estimators.judging import ACCURATE_THEN_SURE
 from difformer.estimators.parts import PartsFeed
+from difformer.graph import Graph
 from difformer.nn import DIFFormer, DIFFormerConv
-from difformer.nn.structure import Structure
+from difformer.nn.structure import as_structure
 from difformer.training.callbacks import Callback
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
-from difformer.training.feeding import make_feed
+from difformer.training.feeding import Feed, make_feed
 from difformer.training.loop import Trainer
+from difformer.training.model import build_model
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord
 
 
 class MassConv(DIFFormerConv):
-    """A layer whose rows have mass ``[N, 1, 1]``; made by changing the class of a `DIFFormerConv`."""
+    """A layer whose rows have mass ``[N]``; made by changing the class of a `DIFFormerConv`."""
 
     mass: Tensor
 
-    def step(self, z: Tensor, structure: Structure, source: Tensor | None = None) -> Tensor:
-        # Term by term: the short ways of a layer work out the exchange by themselves, and know of no mass.
-        p = self.propagated(z, structure)
-        if self.residual:
-            p = torch.lerp(z, p.to(z.dtype), self.step_size)
-        if source is not None and self.source_weight:
-            p = p + self.step_size * self.source_weight * source
-        return p
-
-    def latent(self, z: Tensor, v: Tensor, segments: Segments | None) -> Tensor:
-        if self.diffusivity is None or self.diffusivity.name == "identity":
-            return v.mean(1)
-        if self.query is None:
-            q = k = v.expand(-1, self.num_heads, -1)
-        else:
-            q, k = self.queries_and_keys(z, segments)
-        mass = self.mass.to(q.dtype).expand(-1, v.shape[1], 1)
-        both = propagate(q, k, torch.cat([mass * v.to(q.dtype), mass], -1), self.diffusivity, backend=self.backend)
-        return (both[..., :-1] / both[..., -1:]).mean(1)
+    def forward(  # type: ignore[override]
+        self,
+        z: Tensor,
+        edge_index: Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Segments | None = None,
+        *,
+        source: Tensor | None = None,
+    ) -> Tensor:
+        senders = as_structure(z.shape[0], edge_index, edge_weight, batch, weight=self.mass)
+        return super().forward(z, source=source, context=senders)
 
 
 def give_mass(model: DIFFormer, mass: Tensor) -> None:
     """From now on the rows of whole passes count with their mass; parameters and their names stay."""
     for layer in model.layers:
         layer.__class__ = MassConv
-        layer.mass = (mass / mass.mean()).view(-1, 1, 1)
+        layer.mass = mass / mass.mean()
 
 
 def train_weighted(
@@ -95,19 +88,21 @@ def train_weighted(
     place = resolve(device)
     with isolated_rng(place):
         torch.manual_seed(seed)
-        trainer = Trainer(task, split, config, seed, place)
-        assert isinstance(trainer.model, DIFFormer)
-        if split.valid.numel() and task.problem == "multiclass":
-            trainer.journal.metric = ACCURATE_THEN_SURE
+        model = build_model(task, config, seed).to(place)
+        assert isinstance(model, DIFFormer)
         fed = task if weight is None else _packed(task, weight)
+        feed: Feed
         if config.batch_size is not None:
-            trainer.feed = PartsFeed(fed, split, config, seed, place)
-        elif weight is not None:
-            trainer.feed = make_feed(fed, split, config, seed, place, trainer.model)
+            feed = PartsFeed(fed, split, config, seed, place)
+        else:
+            feed = make_feed(fed, split, config, seed, place, model)
+        loss = None
         if weight is not None:
-            trainer.loss = _cross_entropy if task.problem == "multiclass" else _squared_error
-        if mass is not None and trainer.feed.whole:
-            give_mass(trainer.model, mass.to(place))
+            loss = _cross_entropy if task.problem == "multiclass" else _squared_error
+        metric = ACCURATE_THEN_SURE if split.valid.numel() and task.problem == "multiclass" else None
+        if mass is not None and feed.whole:
+            give_mass(model, mass.to(place))
+        trainer = Trainer(task, split, config, seed, place, model=model, feed=feed, loss=loss, metric=metric)
         return trainer.run(tuple(callbacks))
 
 

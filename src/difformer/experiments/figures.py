@@ -13,11 +13,11 @@ from statistics import quantiles
 from textwrap import fill
 from typing import Any
 
-from difformer.atomic import write_whole
 from difformer.data.errors import require
 from difformer.experiments.analysis import PAPER, Row, Section, Summary, published
 from difformer.experiments.cells import UNTUNED
 from difformer.experiments.render import LABELS, devices, letters
+from difformer.files import write_whole
 
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
 SKY, YELLOW, BLACK, GREY = "#56B4E9", "#F0E442", "#000000", "#767676"

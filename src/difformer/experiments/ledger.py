@@ -29,7 +29,7 @@ from typing import Any
 
 from difformer.errors import UserError
 from difformer.experiments.spec import NAMES
-from difformer.training.runfiles import finite, writing
+from difformer.files import finite, writing
 
 DONE, FAILED, TAKEN_FROM = "done", "failed", "taken_from"
 # Options of our encoder that older lines do not mention, with the values that they had.

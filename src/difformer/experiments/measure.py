@@ -35,13 +35,13 @@ from difformer.report.latent import chance, latent_layers, why_no_attention
 from difformer.report.projection import project
 from difformer.report.sampling import draw
 from difformer.report.scene import Scene, make_scene
-from difformer.training.building import build_model
 from difformer.training.config import TrainConfig
 from difformer.training.devices import describe
 from difformer.training.feeding import make_feed
 from difformer.training.feeding_graphs import DEFAULT_BATCH_SIZE
 from difformer.training.loop import Trainer
 from difformer.training.metrics import METRICS, rocauc, same_shape
+from difformer.training.model import build_model
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord
 from difformer.training.using import Loaded

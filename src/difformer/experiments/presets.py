@@ -28,8 +28,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from difformer.atomic import write_whole
 from difformer.errors import UserError
+from difformer.files import write_whole
 from difformer.training import toml
 
 NAMES = ("paper", "public-code", "best")

@@ -11,7 +11,6 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from difformer.atomic import write_whole
 from difformer.experiments.analysis import (
     AUTHORS,
     NOT_YET,
@@ -29,6 +28,7 @@ from difformer.experiments.analysis import (
 )
 from difformer.experiments.cells import UNTUNED
 from difformer.experiments.spec import experiments
+from difformer.files import write_whole
 
 NONE = "–"
 LABELS = {

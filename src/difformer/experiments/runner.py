@@ -36,6 +36,7 @@ from difformer.experiments.measure import (
 )
 from difformer.experiments.samples import baseline, load_data
 from difformer.experiments.spec import Data, Experiment
+from difformer.files import only_one, writing
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
 from difformer.training.interrupt import stop_requests
@@ -43,7 +44,6 @@ from difformer.training.journal import NonFiniteLossError
 from difformer.training.loop import train_one
 from difformer.training.metrics import find_metric
 from difformer.training.record import RunRecord
-from difformer.training.runfiles import only_one, writing
 from difformer.training.stacked import StackedSetting, faster, train_stacked
 from difformer.zoo import MODELS
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from difformer.data import load_splits
+from difformer.files import RunFolderError
 from difformer.report.paired import Paired, judge, paired
-from difformer.training.runfiles import RunFolderError
-from difformer.training.runfolder import RunFolder
+from difformer.training.run_folder import RunFolder
 
 PARTS = ("train", "valid", "test")
 

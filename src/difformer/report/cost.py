@@ -9,7 +9,7 @@ import torch
 from difformer.attention import explain
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.report.scene import encoder_of
-from difformer.training.runfolder import RunFolder
+from difformer.training.run_folder import RunFolder
 from difformer.training.saved import saved_bytes
 from difformer.training.using import Loaded
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from difformer.training.runfolder import RunFolder
+from difformer.training.run_folder import RunFolder
 
 POINTS = 300  # of a seed
 PARTS = ("train", "valid", "test")

@@ -31,7 +31,6 @@ from torch import Tensor, nn
 
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.difformer import ACTIVATIONS
-from difformer.nn.structure import as_structure
 from difformer.report.latent import attention_of
 from difformer.report.scene import Scene
 
@@ -97,11 +96,11 @@ class Passage:
 
 def pass_through(scene: Scene) -> Passage:
     """The pass of `DIFFormer.trajectory`, with what each step gives before it is normalised."""
-    model, structure = scene.difformer, as_structure(scene.size, scene.graph)
+    model = scene.difformer
     with torch.enable_grad():
-        states, before = [model._encode(scene.inputs.x).detach().requires_grad_()], []
+        states, before = [model.encode(scene.inputs.x).detach().requires_grad_()], []
         for k, layer in enumerate(model.layers):
-            p = layer.step(states[-1], structure, states[0])  # type: ignore[operator]
+            p = layer(states[-1], scene.graph, source=states[0])
             z = model.norms[k](p)
             states.append(z if model.activation is None else ACTIVATIONS[model.activation](z))
             before.append(p.detach())

@@ -17,7 +17,7 @@ from difformer.nn import GraphLevel, readout
 from difformer.report.decomposition import PARTS, Influence, Passage, Step, last_terms, pass_through, take_apart
 from difformer.report.quality import column_names
 from difformer.report.scene import Scene, is_diffusion, make_scene, usual_number
-from difformer.training.runfolder import RunFolder
+from difformer.training.run_folder import RunFolder
 from difformer.training.using import Loaded, load_run
 
 # A number, a name, or both a snapshot or graph and a node of it.

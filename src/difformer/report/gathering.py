@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from difformer.data import Task
+from difformer.files import RunFolderError
 from difformer.training.predictions import Predictions
-from difformer.training.runfiles import RunFolderError
-from difformer.training.runfolder import RunFolder
+from difformer.training.run_folder import RunFolder
 from difformer.training.using import Loaded, best_seed, load_run
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from difformer.training.runfiles import finite
+from difformer.files import finite
 
 
 def escape(value: object) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from difformer.data import Task
+from difformer.files import write_bytes
 from difformer.report import layer_sections, sections
 from difformer.report.choosing import worth_explaining
 from difformer.report.curves import learning_curves
@@ -20,8 +21,7 @@ from difformer.report.html import page, plotly_script
 from difformer.report.maps import Map, graphs_map, nodes_of_graph_map, scene_map
 from difformer.report.quality import quality
 from difformer.report.scene import is_diffusion, make_scene
-from difformer.training.runfiles import write_bytes
-from difformer.training.runfolder import RunFolder
+from difformer.training.run_folder import RunFolder
 
 NAME = "report.html"
 

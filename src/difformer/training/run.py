@@ -1,4 +1,4 @@
-"""`fit`: all seeds of a configuration, with or without a run folder; and how an interrupted run goes on."""
+"""`fit`: all seeds of a configuration, with or without a run folder; and `resume` for an interrupted run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 import torch
 
 from difformer.data import Task
-from difformer.training.building import build_model
+from difformer.errors import UserError
+from difformer.files import only_one, sweep
 from difformer.training.callbacks import Callback
 from difformer.training.config import TrainConfig
-from difformer.training.continuing import check_same_run, warn_of_changes
 from difformer.training.devices import resolve
 from difformer.training.interrupt import TrainingInterrupted, stop_requests
 from difformer.training.loop import train_one
 from difformer.training.losses import make_loss
-from difformer.training.metrics import find_metric
+from difformer.training.metrics import chosen_metric
+from difformer.training.model import build_model, split_number
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord, Summary
-from difformer.training.runfiles import only_one, sweep
-from difformer.training.runfolder import RunFolder
+from difformer.training.run_folder import RunFolder, check_same_run, warn_of_changes
 from difformer.training.source import TaskSource
 
 __all__ = ["TrainingInterrupted", "fit", "resume"]
@@ -47,21 +47,21 @@ def fit(
         task: A task, where it comes from, or the name of a data set.
         config: Model and training; `TrainConfig()` where left out.
         seeds: The seeds, or their number: 0, 1, …
-        out: Folder for everything that comes of it, see `difformer.training.runfolder`; None keeps it in memory.
+        out: Folder for all results, see `difformer.training.run_folder`; None keeps it in memory.
         device: See `difformer.training.devices.resolve`.
-        resume: Whether `out` may hold the same run, unfinished; it then goes on, to the same result.
-        callbacks: Told of every evaluated epoch.
+        resume: Whether `out` may hold the same run, unfinished; it is then resumed, to the same result.
+        callbacks: Called after every evaluated epoch.
         source: Where `task` comes from, if it is a task: kept in the folder, so that the folder suffices to use it.
         stacked: Whether to train all seeds as one, see `difformer.training.stacked`; None does so where that is likely
             to be faster. Such runs are short and have no checkpoints: an interrupted one is trained again.
-        preset: Name or file of the preset that `config` comes from, to be written down in the folder.
+        preset: Name or file of the preset that `config` comes from, recorded in the folder.
 
     Returns:
-        Mean and spread over seeds, and one record a seed that was trained in this call.
+        Mean and spread over seeds, and one record per seed that was trained in this call.
 
     Raises:
         TrainingInterrupted: After Ctrl-C, when everything is saved.
-        RunFolderError: If the folder is there already, holds another run, or cannot be written.
+        RunFolderError: If the folder exists already, holds another run, or cannot be written.
         WouldNotFitError: If the model says beforehand that it does not fit, a MemoryError; no folder is left then.
         NonFiniteLossError: If a loss becomes NaN or infinite.
     """
@@ -73,7 +73,7 @@ def fit(
     place = resolve(device)
     if out is None:
         if resume:
-            raise ValueError("resume=True needs the folder of the run: out=…")
+            raise UserError("resume=True needs the folder of the run: out=…")
         return _in_memory(task, config, chosen, place, tuple(callbacks), _stack(task, config, chosen, place, stacked))
     if resume and Path(out).exists():
         folder = RunFolder.open(out)
@@ -97,13 +97,13 @@ def resume(
     device: str | torch.device | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> Summary:
-    """Go on with a run folder, to the result that it would have had without the interruption.
+    """Resume a run folder, to the result that it would have had without the interruption.
 
     Args:
         path: The run folder.
         task: The task, where the run was made from a task object.
         device: Another device than the run's own; results then agree to rounding only.
-        callbacks: Told of every evaluated epoch.
+        callbacks: Called after every evaluated epoch.
     """
     folder = RunFolder.open(path)
     place = resolve(folder.device if device is None else device)
@@ -113,7 +113,7 @@ def resume(
 def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(int(seed) for seed in seeds)
     if not chosen or min(chosen) < 0 or len(set(chosen)) != len(chosen):
-        raise ValueError(
+        raise UserError(
             f"seeds must be a number of at least 1, or different whole numbers of at least 0; got {seeds!r}"
         )
     return chosen
@@ -122,8 +122,8 @@ def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
 def _stack(task: Task, config: TrainConfig, seeds: Sequence[int], device: torch.device, stacked: bool | None) -> bool:
     from difformer.training.stacked import faster, unstackable
 
-    if stacked and (reason := unstackable(task, config, {seed % len(task.splits) for seed in seeds})):
-        raise ValueError(f"stacked: these runs cannot be trained as one: {reason}")
+    if stacked and (reason := unstackable(task, config, {split_number(task, seed) for seed in seeds})):
+        raise UserError(f"stacked: these runs cannot be trained as one: {reason}")
     if stacked is not None:
         return stacked
     # A stack that is interrupted begins again: on a CPU that costs more than it wins, unless it was asked for.
@@ -131,12 +131,12 @@ def _stack(task: Task, config: TrainConfig, seeds: Sequence[int], device: torch.
 
 
 def check_together(task: Task, config: TrainConfig, seeds: Sequence[int]) -> None:
-    """What can be wrong with a request is said before a folder is made for it."""
+    """Finds what is wrong with a request before a folder is made for it."""
     cpu = torch.device("cpu")
     with isolated_rng(cpu):
         build_model(task, config)
-    metric = find_metric(task.metric if config.metric == "auto" else config.metric, task.problem)
-    for split in {seed % len(task.splits) for seed in seeds}:
+    metric = chosen_metric(config, task)
+    for split in {split_number(task, seed) for seed in seeds}:
         make_loss(task, task.splits[split], config, cpu)
         metric.check(task.y[task.splits[split].valid], task.num_outputs)
 
@@ -154,11 +154,11 @@ def _in_memory(
         if stacked:
             records = _all_seeds(task, config, seeds, device, callbacks, stop)
         for seed in () if stacked else seeds:
-            split = task.splits[seed % len(task.splits)]
+            split = task.splits[split_number(task, seed)]
             records.append(train_one(task, split, config, seed, device, callbacks=callbacks, stop=stop))
             if stop():
                 break
-    metric = find_metric(task.metric if config.metric == "auto" else config.metric)
+    metric = chosen_metric(config, task)
     results = tuple(record.result() for record in records)
     summary = Summary(results, metric.name, metric.higher_is_better, None, tuple(records))
     if not summary.complete or len(records) < len(seeds):
@@ -188,7 +188,7 @@ def _in_folder(folder: RunFolder, task: Task, device: torch.device, callbacks: t
             folder.write_summary()  # a process may have been killed between the last result and the summary
     results = folder.results()
     if len(results) < len(folder.seeds) or any(result["status"] == "interrupted" for result in results):
-        raise TrainingInterrupted(folder.summary(records) if results else None, str(folder.path))
+        raise TrainingInterrupted(folder.summary(records) if results else None, str(folder.path), folder.stacked)
     return folder.summary(records)
 
 
@@ -202,12 +202,12 @@ def _all_seeds(
 ) -> list[RunRecord]:
     from difformer.training.stacked import StackedSetting, train_stacked
 
-    settings = [StackedSetting(seed, seed % len(task.splits)) for seed in seeds]
+    settings = [StackedSetting(seed, split_number(task, seed)) for seed in seeds]
     return train_stacked(task, settings, config, device, callbacks=callbacks, stop=stop)
 
 
 def begin_seed(folder: RunFolder, seed: int, history: list[dict[str, Any]]) -> None:
-    """Lines of a seed that stand beyond `history`, from a process that was killed, are taken back."""
+    """Removes lines of a seed beyond `history`, which a killed process may have left."""
     folder.metrics.rewrite(lambda row: row["seed"] != seed and row["seed"] in folder.seeds, seed, history)
 
 

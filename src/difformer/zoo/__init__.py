@@ -1,4 +1,4 @@
-"""The other models, one file each, behind one small protocol; `catalogue` lists them without loading torch."""
+"""The other models, one file per rival, behind one small protocol; `catalogue` lists them without loading torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from difformer.zoo.catalogue import MODELS, ModelInfo
 
 if TYPE_CHECKING:
-    from difformer.zoo.registry import build, check_options, find, options_of
+    from difformer.zoo.registry import build, check_options, find, options_of, register_model
 
-__all__ = ["MODELS", "ModelInfo", "build", "check_options", "find", "options_of"]
+__all__ = ["MODELS", "ModelInfo", "build", "check_options", "find", "options_of", "register_model"]
 
 
 def __getattr__(name: str) -> Any:

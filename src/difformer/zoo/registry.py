@@ -1,51 +1,191 @@
-"""From a model's name and options to the model."""
+"""From a name and options to a model: names of the catalogue, registered names, and ``package.module:Class``.
+
+Your own model is a class ``(in_channels, hidden_channels, out_channels, *, options…)``. It either follows
+`difformer.nn.Model` (``embed``, ``decode`` and ``forward``), or has only a ``forward`` as PyTorch Geometric's models
+have: then it is called with those of ``x``, ``edge_index``, ``edge_weight`` and ``batch`` that its signature names.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import inspect
+from collections.abc import Mapping
+from importlib.metadata import entry_points
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from difformer.zoo.catalogue import MODELS, ModelInfo
+from difformer.zoo.catalogue import ALL_KINDS, MODELS, REMOVED, ModelInfo
+from difformer.zoo.encoder import Edges, Features, Graph, Segments, dense
 
 DEFAULT_HIDDEN_CHANNELS = 64
+ENTRY_POINTS = "difformer.models"  # the group in which an installed package may name models of its own
+
+_registered: dict[str, type[nn.Module]] = {}
 
 
-def find(name: str) -> ModelInfo:
-    """The catalogue's entry of a name, or an error that names the nearest one."""
-    if name not in MODELS:
-        near = difflib.get_close_matches(name.lower(), MODELS, n=1)
-        # A beginning is not near enough to a whole name to be taken for a slip of the keyboard.
-        begun = [known for known in MODELS if name and known.startswith(name.lower())]
-        hint = f"; did you mean {(near or begun)[0]!r}?" if near or begun else "."
-        others = f" So begin also {', '.join(begun[1:])}." if not near and len(begun) > 1 else ""
-        raise ValueError(f"unknown model {name!r}{hint}{others} Known: {', '.join(MODELS)}")
-    return MODELS[name]
+def register_model(
+    name: str,
+    model: type[nn.Module],
+    *,
+    about: str = "",
+    kinds: tuple[str, ...] = ALL_KINDS,
+    needs_graph: bool = False,
+    stackable: bool = False,
+    defaults: Mapping[str, Any] | None = None,
+    space: Mapping[str, tuple[Any, ...]] | None = None,
+) -> ModelInfo:
+    """Adds a model, so that ``fit``, ``tune``, ``report`` and all else take its name.
+
+    The name is known in this process. A command line knows it where an installed package names it in the entry-point
+    group ``difformer.models``, or without a name as ``package.module:Class``.
+
+    Args:
+        name: What ``--model`` and ``TrainConfig(model=…)`` take.
+        model: A class ``(in_channels, hidden_channels, out_channels, *, options…)``, see `difformer.zoo.registry`.
+        about: One sentence; left out, the first line of the class's docstring.
+        kinds: Kinds of task that it serves, of ``"nodes"``, ``"series"`` and ``"graphs"``.
+        needs_graph: Whether it is pointless without observed edges.
+        stackable: Whether `torch.vmap` can train several runs of it as one.
+        defaults: Options whose default should differ from the class's.
+        space: Search space of ``difformer tune``: values per setting.
+
+    Raises:
+        ValueError: If the name is that of a model of the package, or the class cannot be built from three sizes.
+
+    Example:
+        >>> class Sandwich(torch.nn.Module):
+        ...     def __init__(self, in_channels, hidden_channels, out_channels, *, slices=2):
+        ...         super().__init__()
+        ...         self.net = torch.nn.Linear(in_channels, out_channels)
+        ...
+        ...     def forward(self, x):
+        ...         return self.net(x)
+        >>> register_model("sandwich", Sandwich).name
+        'sandwich'
+        >>> build("sandwich", 8, 3)(torch.ones(5, 8)).shape
+        torch.Size([5, 3])
+    """
+    if not name or set(name) & set(" :/\\"):
+        raise ValueError(f"a model's name has no spaces, colons or slashes, got {name!r}")
+    if name in MODELS and name not in _registered:
+        raise ValueError(f"{name!r} is a model of the package; register yours under another name")
+    check_class(name, model)
+    if unknown := set(kinds) - set(ALL_KINDS):
+        raise ValueError(f"kinds are of {', '.join(ALL_KINDS)}, got {', '.join(sorted(unknown))}")
+    info = _info(name, model, about, kinds=kinds, needs_graph=needs_graph, stackable=stackable)
+    info = ModelInfo(**{**vars(info), "defaults": dict(defaults or {}), "space": dict(space or {})})
+    _registered[name], MODELS[name] = model, info
+    return info
+
+
+def check_class(name: str, model: Any) -> None:
+    """Raises a ValueError unless `model` is a class that can be built as every model is."""
+    if not (isinstance(model, type) and issubclass(model, nn.Module)):
+        raise ValueError(f"model {name!r} must be a class derived from torch.nn.Module, got {model!r}")
+    try:
+        inspect.signature(model).bind(1, 1, 1)
+    except TypeError as error:
+        raise ValueError(
+            f"model {name!r} must be built as {model.__name__}(in_channels, hidden_channels, out_channels, *, …) "
+            f"with a default for every option; its signature is {inspect.signature(model)}: {error}"
+        ) from error
+
+
+def _info(name: str, model: type[nn.Module], about: str = "", **facts: Any) -> ModelInfo:
+    first = (inspect.getdoc(model) or "").strip().splitlines() if model.__doc__ else []
+    return ModelInfo(name, "own", f"{model.__module__}:{model.__qualname__}", about or (first or [""])[0], **facts)
+
+
+def dotted_name(model: type[nn.Module]) -> str:
+    """``"package.module:Class"``, under which a run folder knows a class; its registered name where it has one.
+
+    Raises:
+        ValueError: If no other process could import it from there.
+    """
+    for name, known in _registered.items():
+        if known is model:
+            return name
+    if model.__module__ == "__main__" or "<locals>" in model.__qualname__:
+        raise ValueError(
+            f"{model.__qualname__} is defined in {model.__module__!r} where nothing else can import it; move the class "
+            f"into a module, or give it a name for this process: difformer.register_model('name', {model.__name__})"
+        )
+    return f"{model.__module__}:{model.__qualname__}"
+
+
+def find(name: str | type[nn.Module]) -> ModelInfo:
+    """The catalogue's row for a name, or an error that names the nearest one."""
+    if isinstance(name, type):
+        name = dotted_name(name)
+    if name in MODELS:
+        return MODELS[name]
+    if ":" in name:
+        return _info(name, _imported(name))
+    for entry in entry_points(group=ENTRY_POINTS):
+        if entry.name == name:
+            return register_model(name, entry.load())
+    if name in REMOVED:
+        raise ValueError(f"there is no model {name!r}: {REMOVED[name]}")
+    near = difflib.get_close_matches(name.lower(), MODELS, n=1)
+    # A prefix is often too short to be close to the whole name.
+    begun = [known for known in MODELS if name and known.startswith(name.lower())]
+    hint = f"; did you mean {(near or begun)[0]!r}?" if near or begun else "."
+    others = f" Other names with this prefix: {', '.join(begun[1:])}." if not near and len(begun) > 1 else ""
+    raise ValueError(
+        f"unknown model {name!r}{hint}{others} Known: {', '.join(MODELS)}. Your own model is package.module:Class "
+        f"or a name that difformer.register_model has given it"
+    )
+
+
+def _imported(name: str) -> type[nn.Module]:
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except ImportError as error:
+        raise ValueError(
+            f"model {name!r}: cannot import {module!r} ({error}); a model of your own is package.module:Class, and the "
+            f"package must be installed or on PYTHONPATH"
+        ) from error
+    except AttributeError as error:
+        raise ValueError(f"model {name!r}: module {module!r} has no {attribute!r}") from error
+    check_class(name, found)
+    return found
 
 
 def model_class(info: ModelInfo) -> type[nn.Module]:
-    """The class behind a catalogue entry."""
-    module, _, attribute = info.home.partition(":")
-    found: type[nn.Module] = getattr(importlib.import_module(module), attribute)
+    """The class behind a row of the catalogue."""
+    return _registered[info.name] if info.name in _registered else _imported(info.home)
+
+
+def parameters_of(model: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    """Options of a class: its keyword-only arguments and, where it passes on others, those of the classes above it."""
+    found: dict[str, inspect.Parameter] = {}
+    for one in model.__mro__:
+        if "__init__" not in vars(one):
+            continue
+        parameters = inspect.signature(one).parameters.values() if one is not nn.Module else ()
+        for parameter in parameters:
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                found.setdefault(parameter.name, parameter)
+        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+            break
     return found
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Options a model takes, with their defaults; those that make it what it is are left out."""
+    """Options that a model takes, with their defaults; those that make it what it is are left out."""
     info = find(name)
-    parameters = inspect.signature(model_class(info)).parameters
-    options = {
-        key: parameter.default
-        for key, parameter in parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and key not in info.fixed
-    }
-    return {"hidden_channels": DEFAULT_HIDDEN_CHANNELS} | options
+    options = {key: parameter.default for key, parameter in parameters_of(model_class(info)).items()}
+    options = {"hidden_channels": DEFAULT_HIDDEN_CHANNELS} | options | dict(info.defaults)
+    return {key: value for key, value in options.items() if key not in info.fixed}
 
 
-def check_options(name: str, options: dict[str, Any]) -> None:
+def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Raises a ValueError for an option that the model does not have, naming those it has."""
     known = options_of(name)
     fixed = find(name).fixed
@@ -63,12 +203,12 @@ def check_options(name: str, options: dict[str, Any]) -> None:
 
 
 def build(name: str, in_channels: int, out_channels: int, **options: Any) -> nn.Module:
-    """A model of the catalogue.
+    """A model by its name.
 
     Args:
-        name: See `MODELS`.
-        in_channels: Features of an instance.
-        out_channels: Outputs of an instance.
+        name: See `MODELS`, or ``"package.module:Class"``.
+        in_channels: Features per instance.
+        out_channels: Outputs per instance.
         options: What the model's class takes by keyword, and ``hidden_channels``.
 
     Raises:
@@ -76,5 +216,52 @@ def build(name: str, in_channels: int, out_channels: int, **options: Any) -> nn.
     """
     info = find(name)
     check_options(name, options)
+    options = {**info.defaults, **info.fixed, **options}
     hidden = options.pop("hidden_channels", DEFAULT_HIDDEN_CHANNELS)
-    return model_class(info)(in_channels, hidden, out_channels, **info.fixed, **options)
+    model = model_class(info)(in_channels, hidden, out_channels, **options)
+    return model if hasattr(model, "embed") and hasattr(model, "decode") else Plain(model)
+
+
+class Plain(nn.Module):
+    """A model with nothing but a ``forward``, in the form of `difformer.nn.Model`: its outputs are its states.
+
+    It is given dense features, and the edges as ``[2, E]``. For graph-level tasks its outputs are pooled.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        parameters = inspect.signature(model.forward).parameters
+        anything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+        self.takes = tuple(n for n in ("edge_index", "edge_weight", "batch") if anything or n in parameters)
+
+    def embed(
+        self,
+        x: Features,
+        edge_index: Edges | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> Tensor:
+        """The model's outputs."""
+        edges = edge_index
+        if isinstance(edge_index, Graph):
+            edges, edge_weight = edge_index.edge_index, edge_index.edge_weight
+        elif edge_index is None:
+            edges = torch.empty(2, 0, dtype=torch.long, device=x.device)
+        rows = batch.batch if isinstance(batch, Segments) else batch
+        given = {"edge_index": edges, "edge_weight": edge_weight, "batch": rows}
+        return self.model(dense(x), **{name: given[name] for name in self.takes})
+
+    def decode(self, states: Tensor) -> Tensor:
+        """States are outputs already."""
+        return states
+
+    def forward(
+        self,
+        x: Features,
+        edge_index: Edges | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> Tensor:
+        """The model's outputs."""
+        return self.embed(x, edge_index, edge_weight, batch)

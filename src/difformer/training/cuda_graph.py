@@ -1,0 +1,183 @@
+"""Full-batch epochs as CUDA graphs: a small model is otherwise launch-bound, waiting for its many small kernels.
+
+The forward and backward pass of an epoch are recorded once and replayed; so is the pass of an evaluation. Between two
+replays nothing changes but the parameters, which the optimiser updates in place, and the key of the dropout masks,
+which is copied into its place. The recording contains the kernels that would have been launched, so results are the
+same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from difformer.nn.dropout import dropout_key, dropout_keys
+from difformer.training.feeding import NodesFeed
+from difformer.training.losses import Loss
+
+LARGEST = 1 << 19  # nodes; a pass over more of them takes longer than its launches
+WARM_UP = 3  # passes before recording, so that caches are filled and libraries loaded
+
+_log = logging.getLogger("difformer")
+
+
+class NotRecordableError(RuntimeError):
+    """Work that cannot be recorded as a CUDA graph, such as waiting for a value; the message gives the reason."""
+
+    def __init__(self, cause: RuntimeError) -> None:
+        first = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+        super().__init__(f"epochs could not be recorded as a CUDA graph, so training is slower: {first}")
+        _report_once(str(self))
+
+
+@cache
+def _report_once(reason: str) -> None:
+    _log.warning(reason)
+
+
+@dataclass
+class RecordedEpoch:
+    """Recorded passes of one model on one feed.
+
+    Args:
+        training: Replays forward and backward; leaves `outputs`, `loss` and the gradients.
+        evaluation: Replays the forward pass of an evaluation; leaves `evaluated`.
+    """
+
+    seed: int
+    key: Tensor
+    training: torch.cuda.CUDAGraph
+    evaluation: torch.cuda.CUDAGraph
+    outputs: Tensor
+    loss: Tensor
+    evaluated: Tensor
+
+    def train(self, epoch: int) -> Tensor:
+        """Gradients and outputs of an epoch."""
+        self.key.copy_(dropout_keys([self.seed], [epoch])[0, 0])
+        self.training.replay()
+        return self.outputs
+
+    def evaluate(self) -> Tensor:
+        self.evaluation.replay()
+        return self.evaluated
+
+
+def record_epoch(
+    model: nn.Module, feed: NodesFeed, loss: Loss, seed: int, precision: Callable[[], torch.autocast]
+) -> RecordedEpoch:
+    """Record a model's passes.
+
+    Parameters and buffers are afterwards what they were before; the gradients are those that replays write.
+
+    Raises:
+        NotRecordableError: If the model does something that cannot be recorded; its gradients are then cleared.
+    """
+    device = next(model.parameters()).device
+    kept = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    (step,) = feed.steps(1)
+    key = torch.zeros(2, dtype=torch.int32, device=device)
+
+    def train() -> tuple[Tensor, Tensor]:
+        for parameter in model.parameters():
+            parameter.grad = None  # made anew in the graph's own memory, and overwritten by every replay
+        model.train()
+        with dropout_key(key), precision():
+            outputs = step.inputs.outputs(model)
+        found = loss(step.select(outputs).float(), step.targets)
+        found.backward()
+        return outputs.detach(), found.detach()
+
+    def evaluate() -> Tensor:
+        model.eval()
+        with torch.no_grad(), precision():
+            return feed.outputs(model)
+
+    try:
+        side = side_stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                train()
+                evaluate()
+        torch.cuda.current_stream(device).wait_stream(side)
+        training, evaluation = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with _recording(training, side):
+            outputs, found = train()
+        with _recording(evaluation, side, training.pool()):
+            evaluated = evaluate()
+    except RuntimeError as error:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
+        for parameter in model.parameters():
+            parameter.grad = None
+        raise NotRecordableError(error) from error
+    finally:
+        model.load_state_dict(kept)
+    return RecordedEpoch(seed, key, training, evaluation, outputs, found, evaluated)
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a device that everything is recorded on.
+
+    A new one for every model would leak memory: libraries of linear algebra keep a workspace for each stream they see.
+    """
+    return _side_stream(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _side_stream(index: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(index)
+
+
+@contextmanager
+def _recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
+    """Records what is done within into `graph`, on a stream of the device that does it.
+
+    The stream that torch chooses by itself belongs to the first device that anything was recorded on; work on other
+    devices would be done at once, and be missing from the graph.
+    """
+    # If recording fails, torch stays on its stream; the outer context returns to the current one.
+    with torch.cuda.stream(torch.cuda.current_stream(stream.device)), torch.cuda.graph(graph, pool, stream):
+        yield
+
+
+class Recorder:
+    """Records work that is replayed again and again, one piece after the other, in memory that all pieces share.
+
+    Work must read and write in place: no piece may read what another has left in that memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None  # memory is shared on one stream alone
+        self._pool: Any = None
+
+    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """The work, recorded.
+
+        Nothing is executed while it is recorded. The work must have been done before, so that caches are filled: what
+        is made meanwhile has no values before the first replay, and never any if recording fails.
+
+        Raises:
+            NotRecordableError: If the work does something that cannot be recorded.
+        """
+        if self._stream is None:
+            self._stream = side_stream(self._device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with _recording(graph, self._stream, self._pool):
+                work()
+        except RuntimeError as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            raise NotRecordableError(error) from error
+        self._pool = graph.pool()
+        return graph
