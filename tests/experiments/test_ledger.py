@@ -11,8 +11,9 @@ import pytest
 from small_experiment import line
 
 from difformer.experiments.analysis import read_summary
-from difformer.experiments.cells import complete
+from difformer.experiments.cells import cells, complete
 from difformer.experiments.ledger import DONE, FAILED, Ledger, code_version, current, identity, named, reasons
+from difformer.experiments.presets import load_presets
 from difformer.experiments.spec import find
 from difformer.files import RunFolderError
 from difformer.training.config import TrainConfig
@@ -114,8 +115,10 @@ def test_stored_lines_belong_to_the_rows_that_were_run_last():
     """The ledger of an earlier version is found again: runs of every complete table count for today's settings."""
     for name in ("heterophily", "depth", "attention-ablation"):
         found = read_summary(find(name), RESULTS / name)
-        rows = [row for section in found.sections for row in section.rows if row.planned]
-        assert all(row.n >= row.data.seeds for row in rows), name
+        rows = {(row.data.key, row.system.key, row.preset): row for one in found.sections for row in one.rows}
+        for cell in cells(find(name), load_presets()):
+            assert rows[cell.key].n >= cell.data.seeds, cell.key
+            assert rows[cell.key].first("settings_id") == cell.settings_id(), cell.key
 
 
 def test_an_id_tells_versions_data_and_devices_apart():

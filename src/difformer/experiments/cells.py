@@ -30,6 +30,8 @@ RIVALS = ("best", "paper")
 SUFFIXES = ("", "-no-graph")
 # Fields that do not affect a result.
 _IRRELEVANT = ("checkpoint_every", "checkpoint_seconds")
+# Options whose default is not what was done before they existed.
+BEFORE = {"initialisation": "torch"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Cell:
 def complete(config: TrainConfig) -> dict[str, Any]:
     """Every setting of a configuration in one mapping, including the model's defaults."""
     fields = {key: value for key, value in config.to_dict().items() if key not in (*_IRRELEVANT, "options")}
-    return {**fields, **find(config.model).fixed, **options_of(config.model), **config.options}
+    return {**find(config.model).fixed, **options_of(config.model), **config.options, **fields}
 
 
 def settings_id(model: str, settings: Mapping[str, Any], dataset: str, options: Mapping[str, Any]) -> str:
@@ -107,12 +109,18 @@ def settings_id(model: str, settings: Mapping[str, Any], dataset: str, options: 
         default = complete(TrainConfig(model=model))
     except ValueError:  # a model that the package no longer has
         default = {}
+    before = {key: value for key, value in BEFORE.items() if key in default}
     chosen = {
         key: value
-        for key, value in settings.items()
-        if key not in ("model", "precision") and (key not in default or value != default[key])
+        for key, value in {**before, **settings}.items()
+        if key not in ("model", "precision") and (key not in default or _plain(value) != _plain(default[key]))
     }
     return identity(model=model, settings=chosen, dataset=dataset, options=options)
+
+
+def _plain(value: Any) -> Any:
+    """Older lines have ``norm = false`` for ``"none"``."""
+    return "none" if value is False else value
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,6 @@ from difformer.experiments.spec import NAMES
 from difformer.files import finite, writing
 
 DONE, FAILED, TAKEN_FROM = "done", "failed", "taken_from"
-# Options of our encoder that older lines do not mention, with the values that they had.
-BEFORE = {"initialisation": "torch"}
 Line = dict[str, Any]
 CellKey = tuple[str, str, str]
 
@@ -130,7 +128,9 @@ def named(line: Line) -> Line:
         return line
     from difformer.experiments.cells import settings_id
 
-    settings = {**BEFORE, **line["settings"]} if "diffusivity" in line["settings"] else line["settings"]
+    settings = dict(line["settings"])
+    if settings.get("metric") == "cosine":  # the model's option of that name was written in place of the metric
+        settings["metric"] = line["metric"] if line["metric"].endswith("mse") else "auto"
     found = settings_id(line["model"], settings, line["dataset"], line.get("data_options", {}))
     signs = {"epoch_seconds": "cost", "pictures": "visualise", "energy": "energy"}
     mode = next((mode for sign, mode in signs.items() if sign in line["measures"]), "score")
