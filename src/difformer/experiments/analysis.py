@@ -5,7 +5,7 @@ mean *validation* score; test scores are compared, never used to choose.
 
 There is one rule of significance. Two rows are compared over the seeds and splits that they share by a paired t-test
 with Nadeau and Bengio's correction for overlapping splits (on a single split, by the plain paired t-test, which then
-speaks of that split only), and Holm's correction covers all comparisons of a section. See `difformer.report.paired`.
+speaks of that split only), and Holm's correction covers all comparisons of a section. See `difformer.report.comparison`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from difformer.experiments.ledger import TAKEN_FROM, Ledger, Line, current, reas
 from difformer.experiments.presets import Preset
 from difformer.experiments.runner import Outcome
 from difformer.experiments.spec import Data, Experiment, System
-from difformer.report.paired import ALPHA, Paired, judge, paired
+from difformer.report.comparison import ALPHA, Paired, judge, paired
 from difformer.training import toml
 
 NOT_YET = "not run yet"

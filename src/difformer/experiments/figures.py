@@ -528,7 +528,7 @@ def _look(number: int) -> dict[str, str]:
 
 def _map(ax: Any, panel: Any, title: str, values: tuple[float, float] | None) -> Any:
     """States as points, pairs as lines; returns the points if their colour is a number."""
-    from difformer.report.projection import GRID
+    from difformer.report.maps import GRID
 
     x, y = panel["x"], panel["y"]
     strongest = max((weight for _, _, weight in panel["pairs"]), default=1.0)

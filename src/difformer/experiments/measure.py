@@ -30,11 +30,9 @@ from torch import Tensor
 
 from difformer.data import Split, Task, period_scale
 from difformer.experiments.ledger import code_version
-from difformer.report.energy import layer_energies
-from difformer.report.latent import chance, latent_layers, why_no_attention
-from difformer.report.projection import project
-from difformer.report.sampling import draw
-from difformer.report.scene import Scene, make_scene
+from difformer.report.gather import Scene, draw, make_scene
+from difformer.report.layers import chance, latent_layers, layer_energies, why_no_attention
+from difformer.report.maps import project
 from difformer.training.config import TrainConfig
 from difformer.training.devices import describe
 from difformer.training.feeding import make_feed
