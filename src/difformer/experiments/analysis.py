@@ -5,7 +5,7 @@ mean *validation* score; test scores are compared, never used to choose.
 
 There is one rule of significance. Two rows are compared over the seeds and splits that they share by a paired t-test
 with Nadeau and Bengio's correction for overlapping splits (on a single split, by the plain paired t-test, which then
-speaks of that split only), and Holm's correction covers all comparisons of a section. See `difformer.report.comparison`.
+speaks of that split only), and Holm's correction covers all comparisons of a section: `difformer.report.comparison`.
 """
 
 from __future__ import annotations
