@@ -91,7 +91,7 @@ def least_weight(
         coupling: The attention.
         step_size: τ.
         definite: Whether Ω is positive semi-definite, which asks for less.
-        everywhere: Whether nodes that exchange with nobody count too; without a source they do not move.
+        everywhere: Whether nodes without an exchange partner count too; without a source they do not move.
     """
     left = 2 * (2 - step_size) if definite else 4 * (1 - step_size)
     if left <= 0:
@@ -120,7 +120,7 @@ def smallest_exchange_eigenvalue(z: Tensor, coupling: AnyAttention) -> float:
 
 
 def step_violation(energies: list[Energy], before: Tensor, after: Tensor, anchors: Tensor | None = None) -> float:
-    """The largest rise from E(Z, k) at the state where step k begins to E(Z^(k+1), k), one energy a step.
+    """The largest rise from E(Z, k) at the state where step k begins to E(Z^(k+1), k), one energy per step.
 
     Args:
         energies: E(·, k) for each step.

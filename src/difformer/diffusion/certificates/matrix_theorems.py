@@ -294,7 +294,7 @@ def source_drift(
     step_size: float | None = None,
     steps: int = 8,
 ) -> Certificate:
-    """Component means grow by τβ·mean(H) a step, without end: Δ is singular, and the paper's Δ⁻¹H need not exist."""
+    """Component means grow by τβ·mean(H) per step, without end: Δ is singular, and the paper's Δ⁻¹H need not exist."""
     case, inflow = Static.of(z, coupling, step_size, 1.0), _source(z, source)
     states = case.trajectory(steps, source=inflow, source_weight=source_weight)
     growth = steps * case.step_size * source_weight * component_means(inflow, case.coupling)

@@ -53,7 +53,7 @@ class Mix(Coupling):
         given = tuple(float(weight) for weight in self.weights)
         object.__setattr__(self, "weights", given or (1 / len(self.parts),) * len(self.parts) if self.parts else ())
         if not self.parts or len(self.weights) != len(self.parts):
-            raise ValueError(f"a mix needs one weight a part, got {len(self.parts)} parts and {len(given)} weights")
+            raise ValueError(f"a mix needs one weight per part, got {len(self.parts)} parts and {len(given)} weights")
 
     @property
     def static(self) -> bool:

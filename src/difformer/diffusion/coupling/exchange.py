@@ -64,7 +64,7 @@ class Attention(Coupling):
 
     def _balance(self, z: Tensor) -> Tensor:
         sums = self.exchange_sums(z)
-        # A node that exchanges with nobody has an empty row: any weight balances it.
+        # A node without an exchange partner has an empty row: any weight balances it.
         return torch.where(sums > 0, sums, 1.0) if self.normalised else torch.ones_like(sums)
 
 
