@@ -78,7 +78,11 @@ def prop_bound_says_nothing() -> Certificate:
     smallest = float(torch.linalg.eigvalsh(_laplacian(coupling))[0])
     rate = laplacian_spectrum(coupling).rate(step)
     return Certificate(
-        "prop-bound", "the energy shrinks by (1 - τλ_min)² < 1 per step", "none", True, (1 - step * smallest) ** 2 - rate
+        "prop-bound",
+        "each step shrinks the energy by (1 - τλ_min)² < 1",
+        "none",
+        True,
+        (1 - step * smallest) ** 2 - rate,
     )
 
 
@@ -112,7 +116,7 @@ def prop_convergence_rises(steps: int = 10) -> Certificate:
 
 
 def prop_convergence_has_no_limit() -> Certificate:
-    """The optimum (η/λ) Δ⁻¹H does not exist where H has a mean: with H = 1 on two nodes every state grows by τβ per step.
+    """The optimum (η/λ) Δ⁻¹H does not exist where H has a mean: with H = 1 on two nodes each step adds τβ.
 
     The violation is the distance between steps 100 and 200.
     """

@@ -199,7 +199,7 @@ def _inflow(z: Tensor, source: Tensor | None, weight: float | None) -> Tensor | 
 def _transforms(transform: Transform | Sequence[Transform] | None, steps: int) -> Sequence[Transform | None]:
     if isinstance(transform, (Sequence, nn.ModuleList)):  # the latter is callable, but only to say that it is not
         if len(transform) != steps:
-            raise ValueError(f"transform must be one function or one per step: {steps} steps, {len(transform)} functions")
+            raise ValueError(f"transform must be one function or one per step, got {len(transform)} for {steps} steps")
         return list(transform)
     if transform is not None and not callable(transform):
         raise TypeError(f"transform must be a function of the states, or one per step, got {type(transform).__name__}")
