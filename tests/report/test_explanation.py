@@ -10,9 +10,9 @@ from report_runs import RUNS, config, graphs_task, nodes_task, series_task
 
 from difformer import DIFFormer
 from difformer.report import explain_node, explanation
-from difformer.report.decomposition import PARTS, pass_through, take_apart
-from difformer.report.latent import attention_of
-from difformer.report.scene import Scene
+from difformer.report.explanation import PARTS, pass_through, take_apart
+from difformer.report.gather import Scene
+from difformer.report.layers import attention_of
 from difformer.training import fit
 from difformer.training.feeding import Inputs, graph_of
 

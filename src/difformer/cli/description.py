@@ -69,8 +69,7 @@ def describe_request(request: Request, source: TaskSource | None) -> list[str]:
 
 def _untuned(request: Request, source: TaskSource | None) -> str:
     """That settings are defaults, and which presets exist instead."""
-    from difformer.experiments.choosing import ONE_OF_OURS
-    from difformer.experiments.presets import load_presets
+    from difformer.experiments.presets import PREFERRED, load_presets
 
     model, dataset = request.config.model, request.dataset
     if dataset is None:
@@ -79,7 +78,7 @@ def _untuned(request: Request, source: TaskSource | None) -> str:
     known = [p for p in load_presets() if (p.model, p.dataset, p.variant) == (model, dataset, None)]
     if not known:
         return f"untuned: defaults of {model}, no preset for {dataset}"
-    known.sort(key=lambda preset: ONE_OF_OURS.index(preset.name) if preset.name in ONE_OF_OURS else len(ONE_OF_OURS))
+    known.sort(key=lambda preset: PREFERRED.index(preset.name) if preset.name in PREFERRED else len(PREFERRED))
     here = _protocol(source)
     names = [p.name if p.protocol in (None, here) else f"{p.name} under protocol {p.protocol}" for p in known]
     first = known[0]
@@ -114,6 +113,8 @@ def _origin(request: Request, preset: Preset, source: TaskSource | None) -> list
     if source is not None and source.name == preset.dataset:
         from difformer.data.registry import dataset_options
 
+        if taken := [f"{key}={shown(value)}" for key, value in preset.data.items() if source.options.get(key) == value]:
+            lines.append(f"data: {', '.join(taken)}, from the preset")
         here = {**dataset_options(preset.dataset), **source.options}
         found = {key: value for key, value in preset.data_options.items() if key != "protocol"}
         if other := [f"{key}={value}" for key, value in found.items() if shown(here.get(key)) != value]:

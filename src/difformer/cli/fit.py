@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from difformer.cli.description import describe_request, describe_task, headline, note_missing_edges, report_results
 from difformer.cli.errors import command, resumable
-from difformer.cli.inputs import Data, Request, read_request, takes_data
+from difformer.cli.inputs import Data, Request, add_preset_data, read_request, takes_data
 from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, option, read_seeds
 from difformer.cli.output import Output
 from difformer.cli.progress import Progress, tensorboard_callbacks
@@ -109,6 +109,7 @@ def fit(
         return
     source = data.source()
     request = read_request(source.name, batch_size=batch_size, **given)
+    source = add_preset_data(source, request.preset)
     off = _attention_off(request) if alongside else None
     chosen = _seeds(seeds, request)
     if shard:

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -215,6 +215,13 @@ def read_request(
     words += [] if batch_size is None else [f"batch_size={batch_size}"]
     merged = {**(found.settings if found is not None else {}), **read_settings(words, chosen)}
     return Request(merged, make_config(chosen, merged), found, dataset, preset)
+
+
+def add_preset_data(source: TaskSource, preset: Preset | None) -> TaskSource:
+    """The source with the data options that a preset needs, such as ``features=raw``; --data overrides them."""
+    if preset is None or not preset.data or source.name != preset.dataset:
+        return source
+    return replace(source, options={**preset.data, **source.options})
 
 
 def read_settings(words: list[str], model: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from difformer.experiments.presets import Preset
-    from difformer.zoo.catalogue import ModelInfo
+    from difformer.zoo.model_catalogue import ModelInfo
 
 
 ROW, ABOUT = 160, 200  # widths from which a system gets one row, and from which the row has room for a sentence
@@ -46,7 +46,7 @@ def models(
 
     `difformer models NAME` shows the settings of one model with their meaning and defaults, and its presets.
     """
-    from difformer.zoo.catalogue import MODELS
+    from difformer.zoo.model_catalogue import MODELS
 
     output = Output(as_json)
     if presets and name is None:
@@ -65,7 +65,7 @@ def models(
 def _one(name: str, output: Output, *, in_full: bool) -> None:
     from difformer.experiments.presets import load_presets
     from difformer.training.config import TrainConfig
-    from difformer.zoo.registry import find, model_class, options_of
+    from difformer.zoo.model_registry import find, model_class, options_of
 
     info, options = find(name), options_of(name)
     training = {key: value for key, value in TrainConfig().to_dict().items() if key not in ("model", "options")}
@@ -118,7 +118,7 @@ def listing(models: Iterable[ModelInfo], width: int) -> Table:
 
 def tasks(info: ModelInfo) -> str:
     """Kinds of task that a system serves, in as few words as possible."""
-    from difformer.zoo.catalogue import ALL_KINDS
+    from difformer.zoo.model_catalogue import ALL_KINDS
 
     return "all" if info.kinds == ALL_KINDS else ", ".join(info.kinds)
 

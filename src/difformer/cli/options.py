@@ -49,7 +49,7 @@ def dataset_names(incomplete: str) -> list[str]:
 
 def model_names(incomplete: str) -> list[str]:
     """For completion in a shell."""
-    from difformer.zoo.catalogue import MODELS
+    from difformer.zoo.model_catalogue import MODELS
 
     return [name for name in MODELS if name.startswith(incomplete)]
 

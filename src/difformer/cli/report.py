@@ -14,10 +14,8 @@ from difformer.cli.output import Output, check_new
 def report(
     run: Run,
     out: Annotated[Path | None, option("File to write; RUN/report.html by default, which is overwritten.")] = None,
-    open_it: Annotated[bool, option("Open the page in the browser.", "--open")] = False,
-    node: Annotated[
-        list[str] | None, option("An instance to explain besides those chosen automatically; repeatable.")
-    ] = None,
+    open_it: Annotated[bool, option("Open it in the browser.", "--open")] = False,
+    node: Annotated[list[str] | None, option("An instance to explain besides the chosen ones; repeatable.")] = None,
     seed: Seed = None,
     force: Force = False,
     device: Device = "auto",
@@ -25,8 +23,9 @@ def report(
 ) -> None:
     """Write a page about a run: one HTML file that works without a network.
 
-    Learning curves, errors, maps of the states layer by layer with the strongest latent pairs, energy, predictions
-    taken apart, cost. Needs plotly: `pip install 'difformer[report]'`.
+    The result against a constant prediction and a linear model, warnings, learning curves, confusion, calibration,
+    errors, columns that matter, maps of the states with the strongest latent pairs, energy, predictions explained,
+    cost. Needs plotly and jinja2: `pip install 'difformer[report]'`.
     """
     from difformer.report import write_report
 
@@ -39,14 +38,18 @@ def report(
             "run": run,
             "report": written.path,
             "bytes": written.size,
+            "answer": written.answer,
+            "warnings": list(written.warnings),
             "verdict": written.verdict,
             "notes": list(written.notes),
         }
     )
-    if written.verdict:
-        output.say(written.verdict)
-    for note in written.notes:
-        output.say(note)
+    output.say(written.answer)
+    for warning in written.warnings:
+        output.say(f"warning: {warning}")
+    for note in (written.verdict, *written.notes):
+        if note:
+            output.say(note)
     output.say(f"report: {written.path} ({written.size / 1e6:.1f} MB)")
     if open_it:
         import webbrowser
