@@ -137,7 +137,7 @@ ROWS: tuple[ModelInfo, ...] = (
         space={**USUAL, "num_layers": (2, 3, 4), "norm": ("none", "batch", "layer"), "input_dropout": (0.0, 0.5)},
     ),
     ModelInfo(
-        "lp", "basic", "difformer.zoo.label_propagation:LabelPropagation",
+        "lp", "basic", "difformer.zoo.label_spreading:LabelPropagation",
         "Label propagation: training labels diffuse over the observed graph; nothing is trained.",
         kinds=NODES, needs_graph=True, coupling=CONVOLUTION, cost="E C", trained=False,
         energy="||Y - Y_k - η Y_0||² + λ Σ_E s_ij ||y_i - y_j||²",
@@ -152,7 +152,7 @@ ROWS: tuple[ModelInfo, ...] = (
         space={**USUAL, "penalty_weight": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0), "graph_norm": ("gcn", "none")},
     ),
     ModelInfo(
-        "label-spreading", "basic", "difformer.zoo.label_propagation:LabelSpreading",
+        "label-spreading", "basic", "difformer.zoo.label_spreading:LabelSpreading",
         "scikit-learn's LabelSpreading: labels diffuse over a neighbour graph of the features; nothing is trained.",
         kinds=NODES, coupling="D^-½ W D^-½ of neighbours", energy=QUADRATIC, cost="N k", trained=False,
         paper="Zhou et al., NIPS 2003",

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from difformer.zoo.catalogue import ALL_KINDS, MODELS, REMOVED, ModelInfo
+from difformer.errors import UserError
 from difformer.zoo.encoder import Edges, Features, Graph, Segments, dense
+from difformer.zoo.model_catalogue import ALL_KINDS, MODELS, REMOVED, ModelInfo
 
 DEFAULT_HIDDEN_CHANNELS = 64
 ENTRY_POINTS = "difformer.models"  # the group in which an installed package may name models of its own
@@ -44,7 +45,8 @@ def register_model(
 
     Args:
         name: What ``--model`` and ``TrainConfig(model=…)`` take.
-        model: A class ``(in_channels, hidden_channels, out_channels, *, options…)``, see `difformer.zoo.registry`.
+        model: A class ``(in_channels, hidden_channels, out_channels, *, options…)``, as described in
+            `difformer.zoo.model_registry`.
         about: One sentence; left out, the first line of the class's docstring.
         kinds: Kinds of task that it serves, of ``"nodes"``, ``"series"`` and ``"graphs"``.
         needs_graph: Whether it is pointless without observed edges.
@@ -69,12 +71,12 @@ def register_model(
         torch.Size([5, 3])
     """
     if not name or set(name) & set(" :/\\"):
-        raise ValueError(f"a model's name has no spaces, colons or slashes, got {name!r}")
+        raise UserError(f"a model's name has no spaces, colons or slashes, got {name!r}")
     if name in MODELS and name not in _registered:
-        raise ValueError(f"{name!r} is a model of the package; register yours under another name")
+        raise UserError(f"{name!r} is a model of the package; register yours under another name")
     check_class(name, model)
     if unknown := set(kinds) - set(ALL_KINDS):
-        raise ValueError(f"kinds are of {', '.join(ALL_KINDS)}, got {', '.join(sorted(unknown))}")
+        raise UserError(f"kinds are of {', '.join(ALL_KINDS)}, got {', '.join(sorted(unknown))}")
     info = _info(name, model, about, kinds=kinds, needs_graph=needs_graph, stackable=stackable)
     info = ModelInfo(**{**vars(info), "defaults": dict(defaults or {}), "space": dict(space or {})})
     _registered[name], MODELS[name] = model, info
@@ -84,11 +86,11 @@ def register_model(
 def check_class(name: str, model: Any) -> None:
     """Raises a ValueError unless `model` is a class that can be built as every model is."""
     if not (isinstance(model, type) and issubclass(model, nn.Module)):
-        raise ValueError(f"model {name!r} must be a class derived from torch.nn.Module, got {model!r}")
+        raise UserError(f"model {name!r} must be a class derived from torch.nn.Module, got {model!r}")
     try:
         inspect.signature(model).bind(1, 1, 1)
     except TypeError as error:
-        raise ValueError(
+        raise UserError(
             f"model {name!r} must be built as {model.__name__}(in_channels, hidden_channels, out_channels, *, …) "
             f"with a default for every option; its signature is {inspect.signature(model)}: {error}"
         ) from error
@@ -99,27 +101,28 @@ def _info(name: str, model: type[nn.Module], about: str = "", **facts: Any) -> M
     return ModelInfo(name, "own", f"{model.__module__}:{model.__qualname__}", about or (first or [""])[0], **facts)
 
 
-def dotted_name(model: type[nn.Module]) -> str:
-    """``"package.module:Class"``, under which a run folder knows a class; its registered name where it has one.
+def name_of(model: type[nn.Module]) -> str:
+    """The name of a class in configurations and run folders: its registered name, or ``"package.module:Class"``.
 
-    Raises:
-        ValueError: If no other process could import it from there.
+    A class that no other process could import (one of a notebook, a script or a function) is registered under its own
+    name. To use its run folders elsewhere, register it there too.
     """
     for name, known in _registered.items():
         if known is model:
             return name
+    for info in MODELS.values():
+        alike = info.home.endswith(f":{model.__name__}") and not info.fixed and not info.defaults
+        if alike and model_class(info) is model:
+            return info.name
     if model.__module__ == "__main__" or "<locals>" in model.__qualname__:
-        raise ValueError(
-            f"{model.__qualname__} is defined in {model.__module__!r} where nothing else can import it; move the class "
-            f"into a module, or give it a name for this process: difformer.register_model('name', {model.__name__})"
-        )
+        return register_model(model.__name__, model).name
     return f"{model.__module__}:{model.__qualname__}"
 
 
 def find(name: str | type[nn.Module]) -> ModelInfo:
     """The catalogue's row for a name, or an error that names the nearest one."""
     if isinstance(name, type):
-        name = dotted_name(name)
+        name = name_of(name)
     if name in MODELS:
         return MODELS[name]
     if ":" in name:
@@ -128,13 +131,13 @@ def find(name: str | type[nn.Module]) -> ModelInfo:
         if entry.name == name:
             return register_model(name, entry.load())
     if name in REMOVED:
-        raise ValueError(f"there is no model {name!r}: {REMOVED[name]}")
+        raise UserError(f"there is no model {name!r}: {REMOVED[name]}")
     near = difflib.get_close_matches(name.lower(), MODELS, n=1)
     # A prefix is often too short to be close to the whole name.
     begun = [known for known in MODELS if name and known.startswith(name.lower())]
     hint = f"; did you mean {(near or begun)[0]!r}?" if near or begun else "."
     others = f" Other names with this prefix: {', '.join(begun[1:])}." if not near and len(begun) > 1 else ""
-    raise ValueError(
+    raise UserError(
         f"unknown model {name!r}{hint}{others} Known: {', '.join(MODELS)}. Your own model is package.module:Class "
         f"or a name that difformer.register_model has given it"
     )
@@ -147,12 +150,12 @@ def _imported(name: str) -> type[nn.Module]:
         for part in attribute.split("."):
             found = getattr(found, part)
     except ImportError as error:
-        raise ValueError(
-            f"model {name!r}: cannot import {module!r} ({error}); a model of your own is package.module:Class, and the "
+        raise UserError(
+            f"model {name!r}: cannot import {module!r} ({error}); write your own model as package.module:Class; the "
             f"package must be installed or on PYTHONPATH"
         ) from error
     except AttributeError as error:
-        raise ValueError(f"model {name!r}: module {module!r} has no {attribute!r}") from error
+        raise UserError(f"model {name!r}: module {module!r} has no {attribute!r}") from error
     check_class(name, found)
     return found
 
@@ -191,7 +194,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     fixed = find(name).fixed
     for key in options:
         if key in fixed:
-            raise ValueError(
+            raise UserError(
                 f"model {name!r} fixes {key}={fixed[key]!r}; use model 'difformer' to choose it"
                 if name.startswith("difformer")
                 else f"model {name!r} fixes {key}={fixed[key]!r}"
@@ -199,7 +202,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise ValueError(f"model {name!r} has no option {key!r}{hint} Its options: {', '.join(known)}")
+            raise UserError(f"model {name!r} has no option {key!r}{hint} Its options: {', '.join(known)}")
 
 
 def build(name: str, in_channels: int, out_channels: int, **options: Any) -> nn.Module:
@@ -233,6 +236,9 @@ class Plain(nn.Module):
         self.model = model
         parameters = inspect.signature(model.forward).parameters
         anything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+        for hook in ("penalty", "observe", "prepare"):
+            if hasattr(model, hook):
+                setattr(self, hook, getattr(model, hook))
         self.takes = tuple(n for n in ("edge_index", "edge_weight", "batch") if anything or n in parameters)
 
     def embed(

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from difformer.diffusion.coupling import GRAPH_WEIGHTS
 from difformer.diffusion.label_propagation import CLAMPS, propagate_labels
+from difformer.errors import UserError
 from difformer.zoo.encoder import (
     Encoder,
     Features,
@@ -73,7 +74,7 @@ class LabelPropagation(Encoder):
         elif y.dim() == 2 and bool(((y == 0) | (y == 1) | y.isnan()).all()):
             scores = torch.cat([y == 1, y == 0], 1).float()
         else:
-            raise ValueError(
+            raise UserError(
                 f"label propagation needs class numbers [N], or labels 0 and 1 [N, C]; got {y.dtype} {tuple(y.shape)}"
             )
         self._scores, self._known = scores, train_index
@@ -82,7 +83,7 @@ class LabelPropagation(Encoder):
         """Scores of classes ``[N, C]``; of several labels, presence beside absence, ``[N, 2 C]``."""
         if self._scores is None or self._scores.shape[0] != x.shape[0]:
             seen = "none" if self._scores is None else f"{self._scores.shape[0]}"
-            raise ValueError(
+            raise UserError(
                 f"label propagation has observed {seen} labels for {x.shape[0]} rows; call observe(y, train_index), "
                 f"and leave batch_size out: it takes the whole graph"
             )
@@ -141,7 +142,7 @@ class LabelSpreading(Encoder):
     def observe(self, y: Tensor, train_index: Tensor) -> None:
         """Takes the training labels; all others stay unknown."""
         if y.dim() != 1 or y.is_floating_point():
-            raise ValueError(f"label spreading needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
+            raise UserError(f"label spreading needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
         self._labels = torch.full_like(y, -1)
         self._labels[train_index] = y[train_index]
 
@@ -151,7 +152,7 @@ class LabelSpreading(Encoder):
 
         if self._labels is None or self._labels.numel() != x.shape[0]:
             seen = "none" if self._labels is None else f"{self._labels.numel()}"
-            raise ValueError(
+            raise UserError(
                 f"label spreading has observed {seen} labels for {x.shape[0]} rows; call observe(y, train_index)"
             )
         features: Any = x.to_dense() if not isinstance(x, Tensor) or x.layout != torch.strided else x
