@@ -172,5 +172,5 @@ def test_sharp_is_a_gaussian_by_its_sharpness():
     torch.testing.assert_close(sharp.g(x), gaussian.g(x))
     assert as_diffusivity("sharp").name == "sharp:40"
     assert as_diffusivity("sharp").is_named()
-    with pytest.raises(ValueError, match="sharpness must be positive and finite, got -1.0"):
+    with pytest.raises(ValueError, match="sharpness must be positive and finite, got -1"):
         as_diffusivity("sharp:-1")
