@@ -350,11 +350,11 @@ def test_the_page_has_one_row_per_data_set_and_answers_the_question(tmp_path):
     rows = [row for row in text.splitlines() if row.startswith("| [")]
     cells = [cell.strip() for cell in rows[0].strip("|").split("|")]
     assert len(rows) == 1
-    assert cells[:3] == ["[Cora, the authors' one split](../results/citation/table.md)", "85.9 ± 0.4", "85.38 ± 0.70"]
+    assert cells[:3] == ["[Cora, the authors' split](../results/citation/table.md)", "85.9 ± 0.4", "85.38 ± 0.70"]
     assert cells[3] == "**86.00 ± 0.00** (DIFFormer-s)"
     assert cells[4] == "80.20 ± 0.16 (GCN)"
     assert cells[5:7] == ["81.00 ± 0.00", "1"]
-    assert "Attention helps significantly on 1: Cora, the authors' one split (+5 points)." in text
+    assert "Attention helps significantly on 1: Cora, the authors' split (+5 points)." in text
     assert "](../results/attention.png)" in text
     assert (tmp_path / "results" / "attention.png").is_file()
     assert re.search(r"- \[depth\]\(\.\./results/depth/table\.md\): .* not run\.", text)

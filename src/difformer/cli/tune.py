@@ -7,29 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from difformer.cli.errors import verb
-from difformer.cli.options import (
-    MODEL,
-    DataOptions,
-    Dataset,
-    Device,
-    Edges,
-    Features,
-    Json,
-    Labels,
-    Protocol,
-    Root,
-    Settings,
-    SplitFile,
-    key_values,
-)
+from difformer.cli.description import describe_task, note_missing_edges
+from difformer.cli.errors import command
+from difformer.cli.inputs import DEFAULT_MODEL, Data, read_settings, takes_data
+from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, key_values, metric_setting, option
 from difformer.cli.output import Output
 from difformer.cli.progress import clock_time
-from difformer.cli.ranks import hush, tune_trials
-from difformer.cli.request import DEFAULT_MODEL, describe_task, read_settings, read_source, without_edges
+from difformer.cli.torchrun import silence, tune_trials
 from difformer.distributed.environment import under_torchrun
+from difformer.errors import UserError
 
 if TYPE_CHECKING:
     from difformer.data import Task
@@ -40,51 +26,38 @@ if TYPE_CHECKING:
 SHOWN = 5
 
 
-@verb
+@command
+@takes_data
 def tune(
-    dataset: Dataset = None,
-    model: Annotated[
-        str, typer.Option(help="Model to tune (`difformer models` lists them).", rich_help_panel=MODEL)
-    ] = DEFAULT_MODEL,
-    trials: Annotated[int, typer.Option(help="Settings to try in all, those of an earlier call included.", min=1)] = 20,
-    jobs: Annotated[int, typer.Option(help="Processes that work at the same time.", min=1)] = 1,
-    seeds: Annotated[int, typer.Option(help="Runs that a trial averages over, one a split.", min=1)] = 1,
-    sampler: Annotated[str, typer.Option(help="random, tpe (guided), or grid (points in order).")] = "random",
+    data: Data,
+    model: Model = DEFAULT_MODEL,
+    trials: Annotated[
+        int, option("Settings to try in all, including those of an earlier call.", low=1, default=True)
+    ] = 20,
+    jobs: Annotated[int, option("Processes that work at the same time.", low=1, default=True)] = 1,
+    seeds: Annotated[int, option("Runs that a trial averages over, one per split.", low=1, default=True)] = 1,
+    sampler: Annotated[str, option("random, tpe (guided), or grid (points in order).", default=True)] = "random",
     space: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=A,B,…",
-            help="Values that compete for a setting, in place of the paper's grid; repeatable.",
-            rich_help_panel=MODEL,
-            show_default=False,
+        option(
+            "Values to try for a setting, in place of the default ones; repeatable.", metavar="KEY=A,B,…", panel=MODEL
         ),
     ] = None,
     settings: Settings = None,
-    prune: Annotated[bool, typer.Option(help="Stop trials early that stay below the median.")] = True,
+    metric: Metric = None,
+    prune: Annotated[bool, option("Stop trials early that stay below the median.", default=True)] = True,
     stacked: Annotated[
-        bool | None,
-        typer.Option(
-            help="Train settings of one shape as one model; by default where there is a GPU.", show_default=False
-        ),
+        bool | None, option("Train settings of one shape as one model; by default if there is a GPU.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the choice of settings.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the study; tune/DATASET-MODEL by default.", show_default=False)
-    ] = None,
+    seed: Annotated[int, option("Seed of the choice of settings.", default=True)] = 0,
+    out: Annotated[Path | None, option("Folder of the study; tune/DATASET-MODEL by default.")] = None,
     device: Device = "auto",
-    protocol: Protocol = None,
-    data: DataOptions = None,
-    root: Root = None,
-    features: Features = None,
-    labels: Labels = None,
-    edges: Edges = None,
-    split: SplitFile = None,
     as_json: Json = False,
 ) -> None:
-    """Search for good settings, judged on validation data alone; the best become a preset file.
+    """Search for good settings, judged on validation data only; the best become a preset file.
 
-    The values that compete are the paper's grids, unless --space names others; --set holds a setting fixed. The same
-    command goes on where an earlier one ended, or was interrupted.
+    The values to try are the paper's grids, unless --space gives others; --set holds a setting fixed. The same command
+    continues a study that ended or was interrupted.
     """
     from difformer.experiments import Preset, write_preset
     from difformer.training.tuning import Question
@@ -93,23 +66,17 @@ def tune(
     output = Output(as_json)
     if under_torchrun():
         if jobs > 1 or stacked:
-            raise ValueError("--jobs and --stacked are for one process; under torchrun every rank is one of the jobs")
-        hush(output)
-    source = read_source(
-        dataset,
-        root=root,
-        protocol=protocol,
-        data=data,
-        features=features,
-        labels=labels,
-        edges=edges,
-        split=split,
-    )
+            raise UserError("--jobs and --stacked are for one process; under torchrun every rank is one of the jobs")
+        silence(output)
+    assert model is not None
+    source = data.source()
     task = source.load()
     task.check_finite()
-    question = Question(model, _space(task, model, space, settings), seeds, sampler, seed, prune)
+    question = Question(
+        model, _space(task, model, space, [*(settings or ()), *metric_setting(metric)]), seeds, sampler, seed, prune
+    )
     folder = out or Path("tune") / f"{task.name}-{model}"
-    for line in [*describe_task(task), *without_edges(task, question.config(question.space.point(0)))]:
+    for line in [*describe_task(task), *note_missing_edges(task, question.config(question.space.point(0)))]:
         output.say(line)
     _announce(question.space, output)
     told = _Teller(output)
@@ -122,16 +89,16 @@ def tune(
                 task, question, trials=trials, out=folder, jobs=jobs, device=device, stacked=stacked, on_trial=told
             )
     except KeyboardInterrupt:
-        output.remark(f"interrupted: what was tried is kept in {folder}; the same command goes on with it")
+        output.remark(f"interrupted: the trials so far are kept in {folder}; the same command continues")
         raise
-    if found is None:  # rank 0 says the rest
+    if found is None:  # rank 0 reports
         return
     preset = Preset(
         "tuned",
         model,
         task.name,
         settings=found.settings,
-        source=f"tuned on validation over {question.space.source or 'a grid of your own'}",
+        source=f"tuned on validation over {question.space.source or 'your own grid'}",
         protocol=source.options.get("protocol"),
         metric=found.metric,
         validation=found.score,
@@ -151,7 +118,7 @@ def tune(
 
 
 def _space(task: Task, model: str, axes: list[str] | None, held: list[str] | None) -> Space:
-    """The default grid of task and model, narrowed or widened by what the command line says."""
+    """The default grid of task and model, changed by the command line."""
     from difformer.training.config import TrainConfig
     from difformer.training.spaces import default_space
     from difformer.zoo import find, options_of
@@ -165,7 +132,7 @@ def _space(task: Task, model: str, axes: list[str] | None, held: list[str] | Non
     }
     fixed = read_settings(held or [], model)
     if both := sorted(named.keys() & fixed.keys()):
-        raise ValueError(f"--space lets {both[0]} compete, but --set holds it fixed; choose one")
+        raise UserError(f"--space tries values of {both[0]}, but --set holds it fixed; choose one")
     return found.with_axes(named).with_fixed(fixed)
 
 
@@ -178,7 +145,7 @@ def _announce(space: Space, output: Output) -> None:
 
 
 class _Teller:
-    """One line a trial, on standard error."""
+    """One line per trial, on standard error."""
 
     def __init__(self, output: Output) -> None:
         self.output = output
@@ -205,7 +172,7 @@ def _report(found: Tuned, preset: Preset, path: Path, output: Output) -> None:
     )
     keys = list(found.best.settings)
     if len(complete) > SHOWN:
-        output.say(f"the best {SHOWN} of {len(complete)} trials that ran to their end (--json gives them all):")
+        output.say(f"the best {SHOWN} of {len(complete)} completed trials (--json gives them all):")
     output.table(
         ["rank", f"valid {found.metric}", *keys],
         [

@@ -185,7 +185,7 @@ def choices(
     """The settings that a system runs with on a section, one row each."""
     if system.baseline:
         return (Choice(NO_TRAINING, {}, "no training"),)
-    base = _defaults_of_base(system)
+    base = defaults_of_base(system.model, system.base)
     last = {**system.settings, **_known(system.model, data.settings)}
     if quick:
         last = {**_known(system.model, experiment.quick_settings), **last}
@@ -281,12 +281,12 @@ def _check_some(experiment: Experiment, request: Request, chosen: Sequence[Cell]
         )
 
 
-def _defaults_of_base(system: System) -> dict[str, Any]:
-    """Where a variant's model has other defaults than the model that it is a variant of: those of the latter."""
-    if not system.base:
+def defaults_of_base(model: str, base: str) -> dict[str, Any]:
+    """Options whose default differs between a model and the `base` that it is a variant of, with the base's value."""
+    if not base:
         return {}
-    own, base = options_of(system.model), options_of(system.base)
-    return {key: value for key, value in base.items() if key in own and own[key] != value}
+    own, known = options_of(model), options_of(base)
+    return {key: value for key, value in known.items() if key in own and own[key] != value}
 
 
 def _known(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:

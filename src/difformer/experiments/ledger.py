@@ -53,38 +53,51 @@ class Ledger:
         Raises:
             UserError: If a complete line is not a run; the message names the line.
         """
-        if not self.path.is_file():
-            return []
-        lines: list[Line] = []
-        for number, text in enumerate(self.path.read_bytes().split(b"\n")[:-1], 1):
-            try:
-                line = json.loads(text)
-            except ValueError as error:
-                raise UserError(f"{self.path}, line {number}: not JSON ({error}); remove the line") from error
+        lines = read_lines(self.path)
+        for number, line in enumerate(lines, 1):
             if not isinstance(line, dict) or "data" not in line or "status" not in line:
                 raise UserError(f"{self.path}, line {number}: not a run of `difformer reproduce`; remove the line")
-            lines.append(named(line))
-        return lines
+        return [named(line) for line in lines]
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add one line: on disk when this returns, or not there at all."""
-        content = (json.dumps(finite(dict(line)), ensure_ascii=False) + "\n").encode()
-        with writing(self.path):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        append_line(self.path, line)
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Add one JSON line to a file: on disk when this returns, or not there at all. An incomplete last line is cut."""
+    content = (json.dumps(finite(dict(line)), ensure_ascii=False) + "\n").encode()
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            end = _end_of_last_line(descriptor)
+            os.ftruncate(descriptor, end)
+            os.lseek(descriptor, end, os.SEEK_SET)
             try:
-                end = _end_of_last_line(descriptor)
+                if os.write(descriptor, content) < len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(descriptor)
+            except OSError:
                 os.ftruncate(descriptor, end)
-                os.lseek(descriptor, end, os.SEEK_SET)
-                try:
-                    if os.write(descriptor, content) < len(content):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                    os.fsync(descriptor)
-                except OSError:
-                    os.ftruncate(descriptor, end)
-                    raise
-            finally:
-                os.close(descriptor)
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Every complete JSON line of a file; empty if the file does not exist.
+
+    Raises:
+        UserError: If a complete line is not JSON; the message names the line.
+    """
+    lines = []
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), 1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: not JSON ({error}); remove the line") from error
+    return lines
 
 
 def identity(**parts: Any) -> str:

@@ -33,7 +33,7 @@ import torch
 from numpy.polynomial import chebyshev
 from torch import Tensor
 
-from difformer.diffusion.coupling.static import is_symmetric
+from difformer.diffusion.coupling.matrix import is_symmetric
 from difformer.errors import UserError
 from difformer.zoo.classic import GCN
 from difformer.zoo.encoder import (

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.diffusion.certificates import attention, extensions, source, static
+from difformer.diffusion.certificates import exchange_theorems as exchange
+from difformer.diffusion.certificates import matrix_theorems as matrix
 from difformer.diffusion.certificates.certificate import Certificate, double
 from difformer.diffusion.coupling import AllPairAttention, Coupling, GraphCoupling
 from difformer.diffusion.diffusivity import Diffusivity
@@ -86,34 +87,34 @@ _STEPS = {"steps": "steps"}
 _SOURCE = {"steps": "steps", "source_weight": "source_weight"}
 
 CERTIFICATES: dict[str, Entry] = {
-    "thm-gcn": _static(static.thm_gcn, **_STEPS),
-    "thm-gcn (one step)": _static(static.thm_gcn_step, **_STEPS),
-    "prop-bound": _static(static.prop_bound, **_STEPS),
-    "cora-conv": _static(static.cora_conv, **_STEPS),
-    "corollary-gcn-cont": _static(static.corollary_gcn_cont),
-    "exa-gcn": Entry(lambda case: static.example_gcn(case.z, _graph(case), steps=case.steps), "graph"),
-    "prop-convergence": _static(source.prop_convergence, **_SOURCE),
-    "prop-convergence (one step)": _static(source.prop_convergence_step, **_SOURCE),
-    "prop-convergence (drift)": _static(source.source_drift, **_SOURCE),
-    "prop-convergence (limit)": _static(source.source_limit, **_SOURCE),
-    "prop-energy": Entry(lambda case: attention.prop_energy(case.z, case.diffusivity)),
+    "thm-gcn": _static(matrix.thm_gcn, **_STEPS),
+    "thm-gcn (one step)": _static(matrix.thm_gcn_step, **_STEPS),
+    "prop-bound": _static(matrix.prop_bound, **_STEPS),
+    "cora-conv": _static(matrix.cora_conv, **_STEPS),
+    "corollary-gcn-cont": _static(matrix.corollary_gcn_cont),
+    "exa-gcn": Entry(lambda case: matrix.example_gcn(case.z, _graph(case), steps=case.steps), "graph"),
+    "prop-convergence": _static(matrix.prop_convergence, **_SOURCE),
+    "prop-convergence (one step)": _static(matrix.prop_convergence_step, **_SOURCE),
+    "prop-convergence (drift)": _static(matrix.source_drift, **_SOURCE),
+    "prop-convergence (limit)": _static(matrix.source_limit, **_SOURCE),
+    "prop-energy": Entry(lambda case: exchange.prop_energy(case.z, case.diffusivity)),
     "thm-main": Entry(
-        lambda case: attention.thm_main(case.z, case.attention, step_size=case.step_size, steps=case.steps)
+        lambda case: exchange.thm_main(case.z, case.attention, step_size=case.step_size, steps=case.steps)
     ),
     "thm-main (definite)": Entry(
-        lambda case: attention.thm_main_definite(case.z, case.attention, step_size=case.step_size, steps=case.steps)
+        lambda case: exchange.thm_main_definite(case.z, case.attention, step_size=case.step_size, steps=case.steps)
     ),
-    "coro-main": Entry(lambda case: attention.coro_main(case.z, case.attention)),
+    "coro-main": Entry(lambda case: exchange.coro_main(case.z, case.attention)),
     "prop-feattrans": Entry(
-        lambda case: extensions.prop_feattrans(
+        lambda case: exchange.prop_feattrans(
             case.z, case.attention, case.transform, step_size=case.step_size, steps=case.steps
         )
     ),
     "prop-feattrans (activation)": Entry(
-        lambda case: extensions.activation_contracts(case.z, case.diffusivity, torch.relu)
+        lambda case: exchange.activation_contracts(case.z, case.diffusivity, torch.relu)
     ),
     "prop-trans-oversmooth": Entry(
-        lambda case: extensions.prop_trans_oversmooth(
+        lambda case: exchange.prop_trans_oversmooth(
             case.with_room,
             case.attention,
             source_weight=case.source_weight,
@@ -122,7 +123,7 @@ CERTIFICATES: dict[str, Entry] = {
         )
     ),
     "eqn-energy-graph": Entry(
-        lambda case: extensions.eqn_energy_graph(
+        lambda case: exchange.eqn_energy_graph(
             case.z, _graph(case), case.diffusivity, step_size=case.step_size, steps=case.steps
         ),
         "graph",

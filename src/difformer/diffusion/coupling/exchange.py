@@ -24,7 +24,7 @@ from difformer.attention.reference import attention_matrix, exchange
 from difformer.attention.scores import form_of, slope_of
 from difformer.attention.segments import Segments, as_segments
 from difformer.diffusion.coupling.base import Coupling, SparseCoupling, edge_distances, edge_products
-from difformer.diffusion.coupling.static import is_symmetric
+from difformer.diffusion.coupling.matrix import is_symmetric
 from difformer.diffusion.diffusivity import IDENTITY, Diffusivity, as_diffusivity
 from difformer.diffusion.pairs import BLOCK_SIZE, distance_factors, exchange_sums
 from difformer.graph import Graph
@@ -64,7 +64,7 @@ class Attention(Coupling):
 
     def _balance(self, z: Tensor) -> Tensor:
         sums = self.exchange_sums(z)
-        # A node that exchanges with nobody has an empty row: any weight balances it.
+        # A node without an exchange partner has an empty row: any weight balances it.
         return torch.where(sums > 0, sums, 1.0) if self.normalised else torch.ones_like(sums)
 
 
