@@ -97,6 +97,16 @@ DIFFORMER = {
     "transform": (False, True),
     "qk_norm": ("row", "global"),
 }
+LDS = {
+    **USUAL,
+    "outer_rate": (0.01, 0.1, 1.0),
+    "inner_rate": (0.1, 1.0),
+    "inner_steps": (1, 5),
+    "outer_every": (5, 10),
+    "samples": (0, 16),
+    "k": (10, 20),
+}
+DRAWN = "1/√(dᵢdⱼ) on edges drawn with probability θᵢⱼ"
 TUNED_GNN = "Luo, Shi and Wu, NeurIPS 2024, Classic GNNs are strong baselines"
 
 
@@ -327,12 +337,14 @@ ROWS: tuple[ModelInfo, ...] = (
     ModelInfo(
         "lds", "latent graphs", "difformer.zoo.lds:LDS",
         "Bilevel learning of a probability for every edge, by gradients through the training of a graph convolution.",
-        kinds=NODES, coupling="1/√(dᵢdⱼ) on edges drawn with probability θᵢⱼ", energy=QUADRATIC, cost="N² d",
-        paper="Franceschi et al., ICML 2019",
-        space={
-            **USUAL, "outer_rate": (0.01, 0.1, 1.0), "inner_rate": (0.1, 1.0), "inner_steps": (1, 5),
-            "outer_every": (5, 10), "samples": (0, 16), "k": (10, 20),
-        },
+        kinds=NODES, coupling=DRAWN, energy=QUADRATIC, cost="N² d", fixed={"outer_labels": "train"},
+        paper="Franceschi et al., ICML 2019", space=LDS,
+    ),
+    ModelInfo(
+        "lds-valid", "latent graphs", "difformer.zoo.lds:LDS",
+        "lds as its authors train it: validation labels train the edges, so its validation score is not held out.",
+        kinds=NODES, coupling=DRAWN, energy=QUADRATIC, cost="N² d", fixed={"outer_labels": "validation"},
+        paper="Franceschi et al., ICML 2019", space=LDS,
     ),
     ModelInfo(
         "glcn", "latent graphs", "difformer.zoo.glcn:GLCN",
@@ -349,7 +361,7 @@ ROWS: tuple[ModelInfo, ...] = (
         stackable=True, paper="Wu et al., NeurIPS 2022",
         space={
             **TRANSFORMER, "random_features": (30, 50), "samples": (5, 10), "bias_order": (1, 2, 3),
-            "temperature": (0.25, 0.5), "edge_loss": (0.0, 0.1, 1.0),
+            "temperature": (0.25, 0.5), "edge_loss": (0.0, 0.1, 1.0), "jumping": (False, True),
         },
         published={
             name: _setting(0.01, 2, 32, 5e-4, 0.0, bias_order=3, samples=10)
@@ -389,6 +401,7 @@ ROWS: tuple[ModelInfo, ...] = (
         space={
             **USUAL, "num_layers": (2, 3, 4, 8), "num_heads": (1, 2), "attention_dropout": (0.0, 0.2, 0.5),
             "graph_weight": (0.2, 0.5, 0.8, 0.9), "residual_weight": (0.5, 0.7, 0.9), "norm": (False, True),
+            "local_norm": ("none", "batch"), "local_residual": (False, True), "join": ("add", "cat"),
         },
     ),
     ModelInfo(
@@ -399,6 +412,7 @@ ROWS: tuple[ModelInfo, ...] = (
         space={
             **USUAL, "num_layers": (5, 7, 10), "global_layers": (1, 2, 3, 4), "num_heads": (1, 8),
             "input_dropout": (0.1, 0.15, 0.2, 0.4), "local_passes": (100, 200), "pre_norm": (False, True),
+            "global_dropout": (0.3, 0.5, 0.7), "beta": (0.5, 0.9),
         },
     ),
     ModelInfo(
