@@ -18,6 +18,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: Words after the command's name; those of the process by default.
     """
     from difformer.cli.app import app
-    from difformer.cli.errors import take_debug_flag
+    from difformer.cli.command import take_debug_flag
 
     app(take_debug_flag(sys.argv[1:] if arguments is None else arguments), prog_name="difformer")

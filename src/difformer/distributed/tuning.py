@@ -14,7 +14,7 @@ from pathlib import Path
 
 from difformer.data import Task
 from difformer.data.errors import require
-from difformer.distributed.ranks import Ranks
+from difformer.distributed.process_group import Ranks
 from difformer.files import only_one, writing
 from difformer.training.study import (
     DATABASE,
