@@ -16,7 +16,7 @@ from difformer.experiments.ledger import Ledger
 from difformer.experiments.presets import load_presets
 from difformer.experiments.running import run
 from difformer.experiments.writing import read_summary, write_files
-from difformer.training.tuning import make_config
+from difformer.training.config import make_config
 from difformer.zoo import MODELS
 
 NAMES = (

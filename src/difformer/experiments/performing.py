@@ -20,14 +20,13 @@ from difformer.experiments.ledger import DONE, Line, identity
 from difformer.experiments.limits import Watch
 from difformer.experiments.measures import measure
 from difformer.experiments.measuring import Peak, peak_memory
-from difformer.training.config import TrainConfig
+from difformer.training.config import TrainConfig, make_config
 from difformer.training.journal import NonFiniteLossError
 from difformer.training.loop import Trainer, train_one
 from difformer.training.metrics import find_metric
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord
 from difformer.training.stacked import StackedSetting, faster, train_stacked
-from difformer.training.tuning import make_config
 from difformer.zoo import MODELS, find, options_of
 
 Stop = Callable[[], bool]

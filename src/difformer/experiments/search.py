@@ -22,13 +22,12 @@ from typing import Any
 
 from difformer.data import Task, load
 from difformer.experiments.presets import Preset, write_preset
-from difformer.experiments.validating import for_search
 from difformer.training import NonFiniteLossError, train_one
 from difformer.training.config import TrainConfig
 from difformer.training.spaces import Space, default_space
 from difformer.training.stacked import train_stacked
-from difformer.training.study_stacked import groups, setting_of, why_not
-from difformer.training.tuning import Question
+from difformer.training.study import Question, groups, setting_of, without_test
+from difformer.training.study import why_not_stacked as why_not
 from difformer.zoo import MODELS, options_of
 
 Settings = dict[str, Any]
@@ -147,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         done = [line for line in known.values() if line["settings"] in _as_json(points)]
         left = [point for point in points if _as_json(point) not in [line["settings"] for line in done]]
         if left and time.perf_counter() - began < given.seconds:
-            for found in search(for_search(task, given.runs), question, left, given.device):
+            for found in search(without_test(task), question, left, given.device):
                 line = {**asked, "settings": found.settings, "valid": found.valid, "seconds": round(found.seconds, 3)}
                 with trials.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
