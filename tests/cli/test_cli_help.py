@@ -93,7 +93,7 @@ def test_systems_are_listed_with_coupling_energy_and_cost_at_any_width(width):
     from rich.console import Console
 
     from difformer.cli.systems import listing
-    from difformer.zoo.catalogue import MODELS
+    from difformer.zoo.model_catalogue import MODELS
 
     console = Console(width=width, file=StringIO())
     console.print(listing(MODELS.values(), width))
@@ -203,7 +203,7 @@ def test_out_of_memory_on_a_cpu_does_not_advise_the_cpu(call, monkeypatch):
 
 def test_every_setting_of_every_model_is_explained(call):
     """The meanings come from docstrings: one that lacks an argument leaves a hole in the table."""
-    from difformer.zoo.catalogue import MODELS
+    from difformer.zoo.model_catalogue import MODELS
 
     for name in MODELS:
         document = json.loads(call("models", name, "--json").out)

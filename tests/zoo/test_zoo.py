@@ -16,9 +16,9 @@ from difformer.sparse import SparseMatrix
 from difformer.training import TrainConfig, embed, fit, predict, train_one
 from difformer.training.model import build_model, hook
 from difformer.training.stacked import StackedSetting, train_stacked
-from difformer.zoo.catalogue import ALL_KINDS
 from difformer.zoo.encoder import linear
-from difformer.zoo.registry import model_class, parameters_of
+from difformer.zoo.model_catalogue import ALL_KINDS
+from difformer.zoo.model_registry import model_class, parameters_of
 
 TRAINED = [name for name in zoo.MODELS if list(zoo.build(name, 6, 3, hidden_channels=8).parameters())]
 BATCHED = [name for name in zoo.MODELS if "graphs" in zoo.MODELS[name].kinds]

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.zoo.edges import attention_bytes, edge_softmax, edge_sum, from_sources, from_targets
+from difformer.errors import UserError
+from difformer.zoo.edge_attention import attention_bytes, edge_softmax, edge_sum, from_sources, from_targets
 from difformer.zoo.encoder import (
     Edges,
     Encoder,
@@ -94,7 +95,7 @@ class Stack(Encoder):
         check_choice("activation", activation, tuple(ACTIVATIONS))
         hidden = num_layers if linear_head else num_layers - 1
         if jumping and not hidden:
-            raise ValueError("jumping=True sums hidden states, and num_layers=1 has none; take more layers")
+            raise UserError("jumping=True sums hidden states, and num_layers=1 has none; take more layers")
         self.sizes = [hidden_channels if linear_input else in_channels] + [hidden_channels] * hidden
         self.input = nn.Linear(in_channels, hidden_channels) if linear_input else None
         self.norms = nn.ModuleList(make_norm(norm, hidden_channels) for _ in range(hidden))

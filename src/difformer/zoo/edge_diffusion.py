@@ -9,6 +9,7 @@ from torch.nn import functional
 from difformer.diffusion.coupling import EdgeAttention
 from difformer.diffusion.diffusivity import Diffusivity
 from difformer.diffusion.dynamics import flow
+from difformer.errors import UserError
 from difformer.zoo.encoder import (
     Encoder,
     Features,
@@ -66,7 +67,7 @@ class EdgeDiffusion(Encoder):
         check_count("num_layers", num_layers, 0)
         check_rate("dropout", dropout)
         if not 0 < step_size <= 1:
-            raise ValueError(f"step_size must lie in (0, 1], got {step_size!r}")
+            raise UserError(f"step_size must lie in (0, 1], got {step_size!r}")
         # What is wrong with these two is said by the coupling itself, before anything is trained.
         EdgeAttention(self_loops(1), diffusivity, metric)
         self.diffusivity, self.metric = diffusivity, metric
