@@ -49,7 +49,7 @@ def test_a_long_list_says_that_it_is_not_whole(call, monkeypatch):
     monkeypatch.setattr("difformer.cli.tune.SHOWN", 2)
     words = ["tune", "iris", "--model", "mlp", *SMALL, *HELD, "--out", "study", "--no-prune"]
     assert "the best" not in call(*words, "--trials", 2).out
-    assert "the best 2 of 3 trials that ran to their end" in call(*words, "--trials", 3).out
+    assert "the best 2 of 3 completed trials" in call(*words, "--trials", 3).out
 
 
 def test_the_default_space_is_the_papers(call):
@@ -93,7 +93,7 @@ def test_own_data_have_a_space_around_the_defaults(call, tmp_path):
         (["--space", "epochs=0"], "epochs must be a whole number"),
         (["--space", "dropout=0", "--set", "dropout=0.2"], "choose one"),
         (["--sampler", "luck"], "sampler must be one of random, tpe, grid"),
-        (["--stacked", "--sampler", "tpe"], "--stacked: sampler"),
+        (["--stacked", "--sampler", "tpe"], "stacked: sampler"),
     ],
 )
 def test_what_is_wrong_is_said(call, tmp_path, words, complaint):

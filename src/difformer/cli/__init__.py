@@ -1,4 +1,4 @@
-"""The command line, one file a verb. Nothing here loads torch before a verb needs it, so that ``--help`` is instant."""
+"""The command line: one file per command. Nothing here loads torch before a command needs it, so help is instant."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command ``difformer`` and leaves the process with its exit code.
+    """Runs the command ``difformer`` and ends the process with its exit code.
 
-    Exit codes: 0 done; 1 a check did not hold; 2 something about the request or the data is wrong, said in one message;
-    130 interrupted, with what was there saved.
+    Exit codes: 0 success; 1 a check failed; 2 the request or the data are wrong, explained in one message; 130
+    interrupted, with the state saved.
 
     Args:
         arguments: Words after the command's name; those of the process by default.

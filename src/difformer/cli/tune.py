@@ -8,28 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from difformer.cli.errors import verb
-from difformer.cli.options import (
-    MODEL,
-    DataOptions,
-    Dataset,
-    Device,
-    Edges,
-    Features,
-    Json,
-    Labels,
-    Protocol,
-    Root,
-    Settings,
-    SplitFile,
-    key_values,
-)
+from difformer.cli.description import describe_task, note_missing_edges
+from difformer.cli.errors import command
+from difformer.cli.inputs import DEFAULT_MODEL, Data, read_settings, takes_data
+from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, key_values, metric_setting, option
 from difformer.cli.output import Output
 from difformer.cli.progress import clock_time
-from difformer.cli.ranks import hush, tune_trials
-from difformer.cli.request import DEFAULT_MODEL, describe_task, read_settings, read_source, without_edges
+from difformer.cli.torchrun import silence, tune_trials
 from difformer.distributed.environment import under_torchrun
 from difformer.errors import UserError
 
@@ -42,57 +27,37 @@ if TYPE_CHECKING:
 SHOWN = 5
 
 
-@verb
+@command
+@takes_data
 def tune(
-    dataset: Dataset = None,
-    model: Annotated[
-        str, typer.Option(help="Model to tune (`difformer models` lists them).", rich_help_panel=MODEL)
-    ] = DEFAULT_MODEL,
+    data: Data,
+    model: Model = DEFAULT_MODEL,
     models: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="MODEL…",
-            help="Several models to tune, with as many trials each; in place of --model.",
-            rich_help_panel=MODEL,
-            show_default=False,
-        ),
+        option("Models to tune, each with as many trials, in place of --model.", metavar="MODEL…", panel=MODEL),
     ] = None,
     trials: Annotated[
-        int, typer.Option(help="Settings to try per model, the defaults and earlier calls included.", min=1)
+        int, option("Settings to try per model, including the defaults and earlier calls.", low=1, default=True)
     ] = 20,
-    seconds: Annotated[float | None, typer.Option(help="Start no trial after that time.", show_default=False)] = None,
-    jobs: Annotated[int, typer.Option(help="Processes that work at the same time.", min=1)] = 1,
-    seeds: Annotated[int, typer.Option(help="Runs that a trial averages over, one per split.", min=1)] = 1,
-    sampler: Annotated[str, typer.Option(help="random, tpe (guided), or grid (points in order).")] = "random",
+    seconds: Annotated[float | None, option("Start no trial after that time.")] = None,
+    jobs: Annotated[int, option("Processes that work at the same time.", low=1, default=True)] = 1,
+    seeds: Annotated[int, option("Runs that a trial averages over, one per split.", low=1, default=True)] = 1,
+    sampler: Annotated[str, option("random, tpe (guided), or grid (points in order).", default=True)] = "random",
     space: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=A,B,…",
-            help="Values that compete for a setting, in place of the paper's grid; repeatable.",
-            rich_help_panel=MODEL,
-            show_default=False,
+        option(
+            "Values to try for a setting, in place of the default ones; repeatable.", metavar="KEY=A,B,…", panel=MODEL
         ),
     ] = None,
     settings: Settings = None,
-    prune: Annotated[bool, typer.Option(help="Stop trials early that stay below the median.")] = True,
+    metric: Metric = None,
+    prune: Annotated[bool, option("Stop trials early that stay below the median.", default=True)] = True,
     stacked: Annotated[
-        bool | None,
-        typer.Option(
-            help="Train settings of one shape as one model; by default where there is a GPU.", show_default=False
-        ),
+        bool | None, option("Train settings of one shape as one model; by default if there is a GPU.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the choice of settings.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the study; tune/DATASET-MODEL by default.", show_default=False)
-    ] = None,
+    seed: Annotated[int, option("Seed of the choice of settings.", default=True)] = 0,
+    out: Annotated[Path | None, option("Folder of the study; tune/DATASET-MODEL by default.")] = None,
     device: Device = "auto",
-    protocol: Protocol = None,
-    data: DataOptions = None,
-    root: Root = None,
-    features: Features = None,
-    labels: Labels = None,
-    edges: Edges = None,
-    split: SplitFile = None,
     as_json: Json = False,
 ) -> None:
     """Search for good settings, judged on validation data alone; the best become a preset file.
@@ -107,26 +72,19 @@ def tune(
     if under_torchrun():
         if jobs > 1 or stacked:
             raise UserError("--jobs and --stacked are for one process; under torchrun every rank is one of the jobs")
-        hush(output)
-    source = read_source(
-        dataset,
-        root=root,
-        protocol=protocol,
-        data=data,
-        features=features,
-        labels=labels,
-        edges=edges,
-        split=split,
-    )
+        silence(output)
+    assert model is not None
+    source = data.source()
     task = source.load()
     task.check_finite()
+    held = [*(settings or ()), *metric_setting(metric)]
     names = models or [model]
     questions = [
-        _question(task, source, name, space, settings, runs=seeds, sampler=sampler, seed=seed, prune=prune)
+        _question(task, source, name, space, held, runs=seeds, sampler=sampler, seed=seed, prune=prune)
         for name in names
     ]
     folder = out or Path("tune") / (f"{task.name}-{names[0]}" if len(names) == 1 else task.name)
-    for line in [*describe_task(task), *without_edges(task, questions[0].config(questions[0].defaults()))]:
+    for line in [*describe_task(task), *note_missing_edges(task, questions[0].config(questions[0].defaults()))]:
         output.say(line)
     for question in questions:
         _announce(question, output)
@@ -148,9 +106,9 @@ def tune(
                 on_trial=told,
             )
     except KeyboardInterrupt:
-        output.remark(f"interrupted: what was tried is kept in {folder}; the same command continues the search")
+        output.remark(f"interrupted: the trials so far are kept in {folder}; the same command continues")
         raise
-    if found is None:  # rank 0 says the rest
+    if found is None:  # rank 0 reports
         return
     reports = []
     for question in questions:
@@ -172,7 +130,7 @@ def _finish(tuned: Tuned, question: Question, task: Task, source: TaskSource, pa
         question.model,
         task.name,
         settings=tuned.settings,
-        source=f"tuned on validation over {question.space.source or 'a given grid'}",
+        source=f"tuned on validation over {question.space.source or 'your own grid'}",
         protocol=source.options.get("protocol"),
         metric=tuned.metric,
         validation=tuned.score,
@@ -210,7 +168,7 @@ def _question(
     }
     fixed = read_settings(held or [], model)
     if both := sorted(named.keys() & fixed.keys()):
-        raise UserError(f"--space lets {both[0]} compete, but --set holds it fixed; choose one")
+        raise UserError(f"--space tries values of {both[0]}, but --set holds it fixed; choose one")
     published = info.published.get(task.name)
     first = ({key: value for key, value in published.items() if key not in fixed},) if published else ()
     return Question(model, found.with_axes(named).with_fixed(fixed), first=first, **about)
@@ -261,7 +219,7 @@ def _report(found: Tuned, preset: Preset, path: Path, output: Output) -> dict[st
     }
     keys = list(dict.fromkeys(key for trial in ranked[:SHOWN] for key in trial.settings))
     if len(complete) > SHOWN:
-        output.say(f"the best {SHOWN} of {len(complete)} trials that ran to their end (--json gives them all):")
+        output.say(f"the best {SHOWN} of {len(complete)} completed trials (--json gives them all):")
     output.table(
         ["rank", f"valid {found.metric}", *keys],
         [
