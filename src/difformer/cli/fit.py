@@ -174,7 +174,7 @@ def _train(
 
 def _attention_off(request: Request) -> TrainConfig:
     """The same settings with attention off: diffusion over observed edges alone."""
-    from difformer.training.tuning import make_config
+    from difformer.training.config import make_config
     from difformer.zoo import find, options_of
 
     fixed = dict(find(request.config.model).fixed)

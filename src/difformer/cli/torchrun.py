@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from difformer.distributed.run import Sent
     from difformer.training import TrainConfig
     from difformer.training.source import TaskSource
-    from difformer.training.tuning import Question, Trial, Tuned
+    from difformer.training.study import Question, Trial, Tuned
 
 
 @contextmanager
@@ -191,20 +191,20 @@ def resume_ranks(run: Path, parts: Path | None, *, device: str, tensorboard: boo
 
 def tune_trials(
     task: Task,
-    question: Question,
+    questions: Sequence[Question],
     trials: int,
     out: Path,
     *,
     device: str,
     told: Callable[[Trial], None],
     output: Output,
-) -> Tuned | None:
+) -> dict[str, Tuned] | None:
     """A study whose trials are spread over ranks; None on ranks other than the first."""
     from difformer.distributed.tuning import tune_over_ranks
 
     with joined(device, output) as ranks:
         output.say(f"ranks: {ranks.size} ({ranks.device.type}), trials spread over them")
-        found = tune_over_ranks(task, question, ranks=ranks, trials=trials, out=out, on_trial=told)
+        found = tune_over_ranks(task, questions, ranks=ranks, trials=trials, out=out, on_trial=told)
         return found if ranks.first else None
 
 

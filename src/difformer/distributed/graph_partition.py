@@ -4,8 +4,9 @@ What training sends grows with the *boundary*, the pairs (node, part) where the 
 Two ways to keep it small:
 
 * ``"metis"``: the multilevel partitioner METIS, by the package pymetis (``pip install 'difformer[partition]'``);
-* ``"stream"``: always available. Nodes are ordered so that neighbours lie close (reverse Cuthill-McKee) and cut into equal
-  runs; then they are streamed several times, in blocks, and each may move to the part k that maximises Fennel's score
+* ``"stream"``: always available. Nodes are ordered so that neighbours lie close (reverse Cuthill-McKee) and cut into
+  equal runs; then they are streamed several times, in blocks, and each may move to the part k that maximises Fennel's
+  score
 
   .. math::
       |N(i) ∩ V_k| - α γ |V_k|^{γ - 1}, \qquad γ = \tfrac32, \quad α = E P^{γ - 1} / N^γ,

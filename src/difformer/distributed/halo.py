@@ -9,8 +9,8 @@ With own nodes O and halo H (sources of edges on other ranks), the rows of S z t
     (S z)_O = S_{OO} \, z_O + S_{OH} \, z_H,
 
 and backward a rank returns ``S_{OH}ᵀ g``, which the owners add to ``S_{OO}ᵀ g``. In both directions the boundary
-travels while the inner product is computed. The rank that owns a node holds all edges into it, hence knows its degree; the
-degrees of the halo are fetched once.
+travels while the inner product is computed. The rank that owns a node holds all edges into it, hence knows its
+degree; the degrees of the halo are fetched once.
 """
 
 from __future__ import annotations
