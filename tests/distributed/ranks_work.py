@@ -130,7 +130,7 @@ def tune_together(ranks, task, question, trials, out):
     """A study whose trials are spread over ranks."""
     from difformer.distributed.tuning import tune_over_ranks
 
-    found = tune_over_ranks(task, question, ranks=ranks, trials=trials, out=out)
+    found = tune_over_ranks(task, question, ranks=ranks, trials=trials, out=out)[question.model]
     return found.best.number, found.settings, found.score, [trial.state for trial in found.trials]
 
 

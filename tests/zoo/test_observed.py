@@ -6,7 +6,14 @@ from torch.nn import functional
 
 from difformer import Graph, zoo
 from difformer.diffusion import diffuse, models
-from difformer.zoo.edges import attention_bytes, edge_scores, edge_softmax, edge_sum, from_sources, from_targets
+from difformer.zoo.edge_attention import (
+    attention_bytes,
+    edge_scores,
+    edge_softmax,
+    edge_sum,
+    from_sources,
+    from_targets,
+)
 
 
 def problem(nodes=20, features=6, edges=50, seed=0):
@@ -174,7 +181,7 @@ def test_edge_attention_is_a_masked_dense_one(keep):
 
 @pytest.mark.parametrize(("keep", "entries"), [(False, 1), (True, 2**22), (True, 1)], ids=["gathered", "all", "each"])
 def test_edge_products_have_right_derivatives(keep, entries, monkeypatch):
-    from difformer.zoo import edges
+    from difformer.zoo import edge_attention as edges
 
     monkeypatch.setattr(edges, "EDGE_ENTRIES", 64)  # several slices
     monkeypatch.setattr(edges, "HEAD_ENTRIES", entries)  # all heads by one product, or one after the other
@@ -297,7 +304,7 @@ def test_what_does_not_fit_is_refused_beforehand(monkeypatch):
         ("graphheat", {"time": -1.0}, "time must be a number above 0"),
         ("manireg", {"penalty_weight": -1.0}, "penalty_weight must not be negative"),
         ("diffusion-edge-attention", {"step_size": 2.0}, "step_size must lie in"),
-        ("diffusion-edge-attention", {"metric": "angle"}, "metric must be one of distance, cosine"),
+        ("diffusion-edge-attention", {"similarity": "angle"}, "similarity must be one of distance, cosine"),
     ],
 )
 def test_options_out_of_range_are_explained(name, options, complaint):

@@ -122,6 +122,16 @@ def write_partition(
     return Partition.open(path)
 
 
+def shared_partition(task: Task, parts: int, *, source: Mapping[str, Any] | None = None) -> Partition:
+    """A partition of a task in ``parts/NAME-P-FINGERPRINT``, written unless the same one is already there."""
+    path = Path("parts") / f"{task.name}-{parts}-{task.fingerprint()[:8]}"
+    if is_partition(path):
+        found = Partition.open(path)
+        if found.about["fingerprint"] == task.fingerprint() and len(found.sizes) == parts:
+            return found
+    return write_partition(task, path, parts, source=source)
+
+
 def _identity(task: Task, assignment: Tensor, parts: int) -> str:
     """Fingerprint of a partition: of the task, and of the part of each node."""
     found = hashlib.sha256(f"{task.fingerprint()} {parts} ".encode())

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.zoo.edges import attention_bytes, edge_softmax, edge_sum, from_sources, from_targets
+from difformer.errors import UserError
+from difformer.zoo.edge_attention import attention_bytes, edge_softmax, edge_sum, from_sources, from_targets
 from difformer.zoo.encoder import (
     Edges,
     Encoder,
@@ -94,7 +95,7 @@ class Stack(Encoder):
         check_choice("activation", activation, tuple(ACTIVATIONS))
         hidden = num_layers if linear_head else num_layers - 1
         if jumping and not hidden:
-            raise ValueError("jumping=True sums hidden states, and num_layers=1 has none; take more layers")
+            raise UserError("jumping=True sums hidden states, and num_layers=1 has none; take more layers")
         self.sizes = [hidden_channels if linear_input else in_channels] + [hidden_channels] * hidden
         self.input = nn.Linear(in_channels, hidden_channels) if linear_input else None
         self.norms = nn.ModuleList(make_norm(norm, hidden_channels) for _ in range(hidden))
@@ -191,7 +192,7 @@ class GCN(Stack):
         k: Replace the observed edges by those to the k nearest neighbours in feature space, the node itself counted;
             None uses the observed edges. In a batch, and in every snapshot of a series, neighbours belong to the same
             graph.
-        metric: ``"cosine"`` or ``"euclidean"``, by which they are nearest.
+        knn_metric: ``"cosine"`` or ``"euclidean"``, by which they are nearest.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class GCN(Stack):
         out_channels: int,
         *,
         k: int | None = None,
-        metric: str = "cosine",
+        knn_metric: str = "cosine",
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels, **options)
@@ -212,7 +213,7 @@ class GCN(Stack):
         for layer in (*self.hidden, self.output):
             nn.init.xavier_uniform_(layer.weight)
         nn.init.zeros_(self.output.bias)
-        self.neighbours = None if k is None else NeighbourGraph(k, metric)
+        self.neighbours = None if k is None else NeighbourGraph(k, knn_metric)
 
     def surroundings(self, x: Features, observed: Observed) -> Any:
         """The graph with self-loops, or the neighbour graph."""
@@ -325,7 +326,7 @@ class GAT(Stack):
         attention_dropout: On the weights of attention; None is the same as `dropout`.
         k: Replace the observed edges by those to the k nearest neighbours in feature space, the node itself counted;
             None uses the observed edges.
-        metric: ``"cosine"`` or ``"euclidean"``, by which they are nearest.
+        knn_metric: ``"cosine"`` or ``"euclidean"``, by which they are nearest.
     """
 
     def __init__(
@@ -341,7 +342,7 @@ class GAT(Stack):
         attention_dropout: float | None = None,
         activation: str = "elu",
         k: int | None = None,
-        metric: str = "cosine",
+        knn_metric: str = "cosine",
         **options: Any,
     ) -> None:
         super().__init__(
@@ -366,7 +367,7 @@ class GAT(Stack):
             self.last = GATLayer(self.sizes[-1], out_channels, output_heads)
             self.bias = nn.Parameter(torch.zeros(out_channels))
         self.hidden_channels, self.attention_dropout = hidden_channels, attention_dropout
-        self.neighbours = None if k is None else NeighbourGraph(k, metric)
+        self.neighbours = None if k is None else NeighbourGraph(k, knn_metric)
 
     def surroundings(self, x: Features, observed: Observed) -> Any:
         """The graph with self-loops, or the neighbour graph; refused where attention on it would not fit."""

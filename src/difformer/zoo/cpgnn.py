@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.errors import UserError
 from difformer.zoo.encoder import (
     GRAPH_NORMS,
     Encoder,
@@ -113,14 +114,14 @@ class CPGNN(Encoder):
     def observe(self, y: Tensor, train_index: Tensor) -> None:
         """Takes the training labels, from which compatibility is estimated."""
         if y.dim() != 1 or y.is_floating_point():
-            raise ValueError(f"cpgnn needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
+            raise UserError(f"cpgnn needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
         known = train_index[y[train_index] >= 0]
         self._labels = (known, y[known])
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """Centred beliefs after the last propagation, ``[N, C]``; the perceptron's outputs while it trains alone."""
         if observed.segments is not None and observed.segments.num_graphs > 1:
-            raise ValueError("cpgnn knows labels of one graph's nodes; it serves neither batches of graphs nor series")
+            raise UserError("cpgnn knows labels of one graph's nodes; it serves neither batches of graphs nor series")
         logits = self._logits(x)
         if self.training:
             self._passes.add(self.passes)
@@ -148,7 +149,7 @@ class CPGNN(Encoder):
     def penalty(self) -> Tensor:
         """The perceptron's own loss and the centring of H, of the last pass."""
         if self._penalty is None:
-            raise ValueError("cpgnn has made no pass yet: its penalty is that of the last one")
+            raise UserError("cpgnn has made no pass yet: its penalty is that of the last one")
         return self._penalty
 
     def _logits(self, x: Features) -> Tensor:
@@ -159,7 +160,7 @@ class CPGNN(Encoder):
 
     def _estimate(self, graph: Graph, beliefs: Tensor) -> None:
         if self._labels is None:
-            raise ValueError("cpgnn estimates compatibility from labels; call observe(y, train_index) before training")
+            raise UserError("cpgnn estimates compatibility from labels; call observe(y, train_index) before training")
         index, labels = self._labels
         with torch.no_grad():
             found = estimated_compatibility(graph, beliefs, labels, index)

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from difformer.zoo.classic import GAT, SLOPE, GATLayer
 from difformer.zoo.encoder import Features, Observed, check_share
-from difformer.zoo.pairs import by_graph
+from difformer.zoo.node_pairs import by_graph
 
 
 def attend_all(mask: Tensor | None, u: Tensor, w: Tensor, v: Tensor) -> Tensor:

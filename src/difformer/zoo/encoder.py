@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from difformer.attention.memory import free_bytes
 from difformer.attention.segments import Segments, as_segments
 from difformer.eager import is_eager
-from difformer.errors import WouldNotFitError
+from difformer.errors import UserError, WouldNotFitError
 from difformer.graph import GRAPH_NORMS, Graph
 from difformer.kept import Kept
 from difformer.nn.conv import check_count
@@ -184,32 +184,32 @@ class Encoder(nn.Module):
 def check_rate(name: str, value: float) -> None:
     """Raises a ValueError unless `value` lies in [0, 1)."""
     if not 0 <= value < 1:
-        raise ValueError(f"{name} must lie in [0, 1), got {value!r}")
+        raise UserError(f"{name} must lie in [0, 1), got {value!r}")
 
 
 def check_share(name: str, value: float) -> None:
     """Raises a ValueError unless `value` lies in [0, 1]."""
     if not 0 <= value <= 1:
-        raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
+        raise UserError(f"{name} must lie in [0, 1], got {value!r}")
 
 
 def check_positive(name: str, value: float) -> None:
     """Raises a ValueError unless `value` is finite and above zero."""
     if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a number above 0, got {value!r}")
+        raise UserError(f"{name} must be a number above 0, got {value!r}")
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raises a ValueError unless `value` is one of `choices`."""
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def check_heads(num_heads: int | None, hidden_channels: int, default: int = 8) -> int:
     """The number of heads: `default`, or its largest divisor that divides `hidden_channels`, where None is given."""
     heads = math.gcd(default, hidden_channels) if num_heads is None else num_heads
     if heads < 1 or hidden_channels % heads:
-        raise ValueError(f"num_heads must divide hidden_channels = {hidden_channels}, got {num_heads!r}")
+        raise UserError(f"num_heads must divide hidden_channels = {hidden_channels}, got {num_heads!r}")
     return heads
 
 

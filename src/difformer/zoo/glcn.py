@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.errors import UserError
 from difformer.zoo.classic import GCN
-from difformer.zoo.edges import edge_softmax, edge_sum
+from difformer.zoo.edge_attention import edge_softmax, edge_sum
 from difformer.zoo.encoder import Features, Graph, Observed, Segments, check_count, linear, refuse_beyond_memory
-from difformer.zoo.pairs import PairMatrix, pairs
+from difformer.zoo.node_pairs import PairMatrix, pairs
 
 PAIR_COPIES = 6  # of S: scores, weights, their gradients, and those of a layer's product
 ENTRIES = 1 << 23  # differences held at a time
@@ -83,7 +84,7 @@ class GLCN(GCN):
             \frac{1}{N} \sum_{ij} S_{ij} ‖p_i - p_j‖^2 + \frac{γ}{N} ‖S‖_F^2
         """
         if self._penalty is None:
-            raise ValueError("glcn has no graph yet: its penalty is that of the last forward pass")
+            raise UserError("glcn has no graph yet: its penalty is that of the last forward pass")
         return self.graph_loss * self._penalty
 
     def _on_edges(self, p: Tensor, graph: Graph) -> _OnEdges:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.errors import UserError
 from difformer.zoo.encoder import (
     Encoder,
     Features,
@@ -36,7 +37,7 @@ from difformer.zoo.encoder import (
     dropout,
     linear,
 )
-from difformer.zoo.pairs import by_graph
+from difformer.zoo.node_pairs import by_graph
 
 
 def rebuilt(
@@ -123,9 +124,9 @@ class GloGNN(Encoder):
         check_rate("dropout", dropout)
         check_count("hops", hops, 1)
         if not 0 <= gamma < 1:
-            raise ValueError(f"gamma must lie in [0, 1), got {gamma!r}")
+            raise UserError(f"gamma must lie in [0, 1), got {gamma!r}")
         if beta1 < 0 or beta2 < 0 or beta1 + beta2 <= 0:
-            raise ValueError(f"beta1 and beta2 must not be negative, nor both zero; got {beta1!r} and {beta2!r}")
+            raise UserError(f"beta1 and beta2 must not be negative, nor both zero; got {beta1!r} and {beta2!r}")
         self.first = nn.Linear(in_channels, hidden_channels)
         self.second = nn.Linear(hidden_channels, hidden_channels)
         self.hops = nn.Parameter(torch.full((hops,), 1.0 / hops))

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.zoo.edges import attention_bytes, edge_scores, edge_softmax, edge_sum
+from difformer.errors import UserError
+from difformer.zoo.edge_attention import attention_bytes, edge_scores, edge_softmax, edge_sum
 from difformer.zoo.encoder import (
     Encoder,
     Features,
@@ -214,7 +215,7 @@ class GRANDPlusPlus(GRAND):
         if self.labelled is None:
             return None
         if self.labelled.numel() != initial.shape[0]:
-            raise ValueError(
+            raise UserError(
                 f"grand++ has observed {self.labelled.numel()} nodes, but there are {initial.shape[0]}: it takes the "
                 f"whole graph; leave batch_size out, or call observe(y, train_index) for this graph"
             )

@@ -33,7 +33,8 @@ import torch
 from numpy.polynomial import chebyshev
 from torch import Tensor
 
-from difformer.diffusion.coupling.static import is_symmetric
+from difformer.diffusion.coupling.matrix import is_symmetric
+from difformer.errors import UserError
 from difformer.zoo.classic import GCN
 from difformer.zoo.encoder import (
     Features,
@@ -161,9 +162,9 @@ class Diffusion:
         check_positive("time", self.time)
         check_positive("threshold", self.threshold)
         if not 0 < self.teleport < 1:
-            raise ValueError(f"teleport must lie between 0 and 1, got {self.teleport!r}")
+            raise UserError(f"teleport must lie between 0 and 1, got {self.teleport!r}")
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, or None to keep by threshold, got {self.top_k!r}")
+            raise UserError(f"top_k must be at least 1, or None to keep by threshold, got {self.top_k!r}")
 
     def closed_form(self, transition: Tensor) -> Tensor:
         """S of matrices T ``[…, n, n]``, dense."""
@@ -260,7 +261,7 @@ def _in_blocks(graph: Graph, diffusion: Diffusion) -> Iterator[Entries]:
         rows = spread(backward.__matmul__, units).T
         i, j = diffusion.kept(rows).nonzero(as_tuple=True)
         kept += i.numel()
-        # By threshold nobody knows the size beforehand: the first rows tell what the others will need.
+        # With a threshold the size is not known beforehand: the first rows tell what the others will need.
         needed = ENTRY_BYTES * kept * graph.num_nodes / int(chosen[-1] + 1)
         what = (
             f"a diffused graph of {graph.num_nodes:,} nodes with about {kept // int(chosen[-1] + 1):,} neighbours each"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from difformer.errors import UserError
 from difformer.zoo.encoder import (
     Encoder,
     Features,
@@ -23,7 +24,7 @@ from difformer.zoo.encoder import (
     linear,
     refuse_beyond_memory,
 )
-from difformer.zoo.pairs import pairs
+from difformer.zoo.node_pairs import pairs
 from difformer.zoo.structure_encodings import hop_distances
 
 PAIR_BYTES = 32  # held per pair at a time: one head's scores, weights and their gradients; and its distance
@@ -97,7 +98,7 @@ class Graphormer(Encoder):
         check_rate("attention_dropout", attention_dropout)
         check_rate("input_dropout", input_dropout)
         if max_distance > 250:
-            raise ValueError(f"max_distance must be at most 250, as distances are kept in a byte; got {max_distance!r}")
+            raise UserError(f"max_distance must be at most 250, as distances are kept in a byte; got {max_distance!r}")
         self.input, self.input_norm = nn.Linear(in_channels, hidden_channels, bias=False), nn.LayerNorm(hidden_channels)
         self.in_degree, self.out_degree = (nn.Embedding(max_degree + 1, hidden_channels) for _ in range(2))
         self.distance = nn.Embedding(max_distance + 2, num_heads)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.errors import UserError
 from difformer.zoo.encoder import (
     Encoder,
     Features,
@@ -85,7 +86,7 @@ class H2GCN(Encoder):
         check_rate("dropout", dropout)
         channels = (2 ** (num_layers + 1) - 1) * hidden_channels
         if channels > MOST_CHANNELS:
-            raise ValueError(
+            raise UserError(
                 f"num_layers={num_layers} gives h2gcn (2^{num_layers + 1} - 1) × {hidden_channels} = {channels:,} "
                 f"channels, at most {MOST_CHANNELS:,} are possible; take fewer layers (the paper takes 1 or 2)"
             )

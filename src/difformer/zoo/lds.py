@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.errors import UserError
 from difformer.zoo.encoder import (
     Encoder,
     Features,
@@ -115,7 +116,7 @@ class LDS(Encoder):
     def observe(self, y: Tensor, train_index: Tensor) -> None:
         """Takes the training labels, of which both parts of the bilevel problem are made."""
         if y.dim() != 1 or y.is_floating_point():
-            raise ValueError(f"lds needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
+            raise UserError(f"lds needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
         known = train_index[y[train_index] >= 0]
         self._labels = (known, y[known])
 
@@ -128,7 +129,7 @@ class LDS(Encoder):
     def states(self, x: Features, observed: Observed) -> Tensor:
         """Propagated states before the last linear map."""
         if observed.segments is not None and observed.segments.num_graphs > 1:
-            raise ValueError("lds learns the edges of one graph; it serves nodes, neither batches of graphs nor series")
+            raise UserError("lds learns the edges of one graph; it serves nodes, neither batches of graphs nor series")
         if not self.theta.numel():
             self._begin(x, observed.graph)
         if not self.training:
@@ -173,11 +174,9 @@ class LDS(Encoder):
     def _check_rows(self, x: Features, exactly: bool) -> None:
         known = self.theta.shape[0]
         if x.shape[0] < known or (exactly and x.shape[0] > known):
-            raise ValueError(
-                f"lds has learned the edges of {known} nodes, got {x.shape[0]} rows; give it all its nodes"
-            )
+            raise UserError(f"lds has learned the edges of {known} nodes, got {x.shape[0]} rows; give it all its nodes")
         if not torch.allclose(_sums(x, known).to(self.seen), self.seen, rtol=1e-3, atol=1e-3):
-            raise ValueError(
+            raise UserError(
                 f"lds has learned the edges of {known} nodes, but the first {known} rows are others; new ones follow"
             )
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from difformer.errors import UserError
 from difformer.zoo.classic import MLP
 from difformer.zoo.encoder import (
     Edges,
@@ -58,7 +59,7 @@ class ManiReg(MLP):
         super().__init__(in_channels, hidden_channels, out_channels, dropout=dropout, **options)
         check_choice("graph_norm", graph_norm, LAPLACIANS)
         if not penalty_weight >= 0:
-            raise ValueError(f"penalty_weight must not be negative, got {penalty_weight!r}")
+            raise UserError(f"penalty_weight must not be negative, got {penalty_weight!r}")
         self.penalty_weight, self.graph_norm = penalty_weight, graph_norm
         self._last: Tensor | None = None
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.zoo.edges import edge_scores
+from difformer.errors import UserError
+from difformer.zoo.edge_attention import edge_scores
 from difformer.zoo.encoder import (
     Encoder,
     Features,
@@ -23,7 +24,7 @@ from difformer.zoo.encoder import (
     linear,
     refuse_beyond_memory,
 )
-from difformer.zoo.pairs import by_graph, graph_max, graph_sum
+from difformer.zoo.node_pairs import by_graph, graph_max, graph_sum
 from difformer.zoo.random_features import SMALLEST, draw_projection, key_features, relative_features
 
 
@@ -134,7 +135,7 @@ class NodeFormer(Encoder):
     def penalty(self) -> Tensor:
         """λ times the edge loss of the last pass, a mean over layers; zero where nothing is observed."""
         if self._penalty is None:
-            raise ValueError("nodeformer's penalty is that of the last pass with gradients: make one first")
+            raise UserError("nodeformer's penalty is that of the last pass with gradients: make one first")
         return self.edge_loss * self._penalty
 
 

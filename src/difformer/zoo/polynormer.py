@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.zoo.classic import GATLayer
-from difformer.zoo.edges import attention_bytes, edge_sum
+from difformer.zoo.edge_attention import attention_bytes, edge_sum
 from difformer.zoo.encoder import (
     Encoder,
     Features,

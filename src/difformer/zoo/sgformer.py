@@ -18,7 +18,7 @@ from difformer.zoo.encoder import (
     linear,
     mapped,
 )
-from difformer.zoo.pairs import by_graph, graph_sizes, graph_sum
+from difformer.zoo.node_pairs import by_graph, graph_sizes, graph_sum
 
 
 def simple_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments | None) -> Tensor:

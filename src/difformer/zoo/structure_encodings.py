@@ -16,7 +16,7 @@ from difformer.zoo.encoder import (
     Segments,
     SparseMatrix,
 )
-from difformer.zoo.pairs import place_in_graph
+from difformer.zoo.node_pairs import place_in_graph
 
 ENTRIES = 1 << 24  # of a table that is worked on at a time
 DENSE = 1500  # nodes up to which all eigenvectors of a graph are worked out

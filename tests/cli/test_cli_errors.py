@@ -1,0 +1,110 @@
+"""Errors of the command line: one sentence for what the user can fix, a traceback for a bug."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from difformer.cli.errors import explain
+from difformer.errors import UserError, did_you_mean
+
+
+@pytest.mark.parametrize(
+    ("argument", "typed"),
+    [
+        ("duplicates", "--data duplicates=…"),
+        ("directed", "--data directed=…"),
+        ("labels", "--labels"),
+        ("label_columns", "--label"),
+        ("device", "--device"),
+        ("splits", "--split FILE"),
+        ("learning_rate", "--set learning_rate=…"),
+        ("batch_size", "--batch-size"),
+        (None, ""),
+        ("nothing_like_it", ""),
+    ],
+)
+def test_an_error_names_its_argument_as_it_is_typed(argument, typed):
+    expected = f"it is wrong ({typed})" if typed else "it is wrong"
+    assert explain(UserError("it is wrong", argument=argument)) == expected
+
+
+def test_an_option_that_the_message_names_is_not_repeated():
+    assert explain(UserError("--device: no such device", argument="device")) == "--device: no such device"
+
+
+def test_a_user_error_is_a_value_error_and_survives_pickling():
+    import pickle
+
+    error = pickle.loads(pickle.dumps(UserError("wrong", argument="device")))
+    assert isinstance(error, ValueError)
+    assert (str(error), error.argument) == ("wrong", "device")
+
+
+def test_only_close_names_are_suggested():
+    known = ("cora", "computers", "pubmed", "photo", "learning_rate")
+    assert did_you_mean("corra", known) == "did you mean cora? "
+    assert did_you_mean("Pub", known) == "did you mean pubmed? "
+    assert did_you_mean("learnig_rate", known) == "did you mean learning_rate? "
+    assert [did_you_mean(word, known) for word in ("customers", "foo", "xyz", "", "p")] == [""] * 5
+
+
+@pytest.fixture
+def own(tmp_path):
+    rows = range(12)
+    (tmp_path / "x.csv").write_text(
+        "name,size,city\n" + "".join(f"p{i},{i},{'rome' if i % 2 else 'oslo'}\n" for i in rows)
+    )
+    (tmp_path / "n.csv").write_text("name,size\n" + "".join(f"p{i},{i}\n" for i in rows))
+    (tmp_path / "y.csv").write_text("name,group\n" + "".join(f"p{i},{'ab'[i % 2]}\n" for i in rows))
+    (tmp_path / "few.csv").write_text("name,group\np0,a\np1,b\n")
+    (tmp_path / "leak.csv").write_text("name,size,label\n" + "".join(f"p{i},{i},{i % 2}\n" for i in rows))
+    (tmp_path / "e.csv").write_text("from,to,weight\np0,p1,1\np1,p0,2\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--features n.csv --labels y.csv --edges e.csv", "duplicates='?sum'?, '?mean'? or '?max"),
+        ("--features n.csv", "labels=FILE|--labels"),
+        ("--features x.csv --labels y.csv", "column 'city': expected a number, got 'oslo'.*drop="),
+        ("--features leak.csv --labels y.csv", "drop=.*label.* or rename it"),
+        ("--features n.csv --labels few.csv", "bring more labels, or splits of your own"),
+        ("--features n.csv --labels y.csv --device cuda:99", "device.*auto.* or '?cpu"),
+        ("--features n.csv --labels y.csv --data foo=1", "own files have no option 'foo'; they take ids"),
+        ("--features n.csv --labels y.csv --data direct=true", "did you mean directed"),
+        ("--features n.csv --labels y.csv --data directed=7", "--data directed: expected true or false, got '7'"),
+        ("--features n.csv --labels y.csv --data seeds=a", "--data seeds: expected a whole number, got 'a'"),
+        ("--features n.csv --labels y.csv --data fractions=0.5,b,c", "expected a number, got 'b' in '0.5,b,c'"),
+        ("--features n.csv --labels y.csv --data self_loops=true", "expected one of add, remove, keep, got 'true'"),
+        ("--features n.csv --labels y.csv --protocol random", "--protocol belongs to a data set"),
+        ("--features n.csv --labels y.csv --split n.csv", "splits are kept in .npz or .json"),
+        ("--features n.csv --labels y.csv --out n.csv", "Choose another folder"),
+        ("--features n.csv --labels y.csv --out /proc/x", "there can be no file or folder at that place"),
+        ("--features n.csv --labels y.csv --set hiden=3", "did you mean hidden_channels"),
+        ("--features n.csv --labels y.csv --set lr=3", "did you mean learning_rate"),
+        ("--features n.csv --labels y.csv --set diffusivity=softmax", "model 'difformer' lets you choose it"),
+        ("wine --data per_class=x", "--data per_class: expected a whole number, got 'x'"),
+        ("wine --data knn=x", "--data knn: expected a whole number or none, got 'x'"),
+        ("wine --preset best", "Presets for difformer-s on wine: none"),
+        ("digits --preset paper", "for that pair there is best"),
+        ("wine --seeds 1,1", "--seeds: '1,1' names seed 1 more than once"),
+    ],
+)  # fmt: skip
+def test_a_wrong_request_is_one_sentence(call, own, words, complaint):
+    answer = call("fit", *words.split())
+    assert answer.code == 2, answer.err
+    errors = [line for line in answer.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert re.search(complaint, errors[0]), errors[0]
+    assert not {path.name for path in own.iterdir()} & {"runs"}
+
+
+def test_a_column_of_names_can_be_left_out(call, own):
+    answer = call(
+        "fit", "--features", "x.csv", "--labels", "y.csv", "--data", "drop=city", "--seeds", "1", "--set", "epochs=1"
+    )
+    assert answer.code == 0, answer.err
+    assert "x: 12 nodes, 1 features" in answer.out
