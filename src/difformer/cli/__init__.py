@@ -18,6 +18,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: Words after the command's name; those of the process by default.
     """
     from difformer.cli.app import app
-    from difformer.cli.errors import take_debug_flag
+    from difformer.cli.command import take_debug_flag
 
-    app(take_debug_flag(sys.argv[1:] if arguments is None else arguments), prog_name="difformer")
+    words = take_debug_flag(sys.argv[1:] if arguments is None else arguments)
+    app(_one_option_per_model(words), prog_name="difformer")
+
+
+def _one_option_per_model(words: list[str]) -> list[str]:
+    """``--models gcn gat`` as ``--models gcn --models gat``, which is how the parser takes several values."""
+    found: list[str] = []
+    naming = False
+    for word in words:
+        if naming and not word.startswith("-") and found[-1] != "--models":
+            found.append("--models")
+        naming = word == "--models" or (naming and not word.startswith("-"))
+        found.append(word)
+    return found

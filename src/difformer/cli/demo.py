@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-from difformer.cli.errors import command
+from difformer.cli.command import command
 from difformer.cli.options import Device, Json, option
 from difformer.cli.output import Output
 from difformer.cli.progress import Progress, clock_time
@@ -67,7 +67,7 @@ def _percent(mean: float, std: float) -> str:
 def _train(task: Task, preset: Preset, device: str, output: Output) -> dict[str, Any]:
     """Every split with one preset, through the same loop as `difformer fit`."""
     from difformer.training import Summary, train_one
-    from difformer.training.tuning import make_config
+    from difformer.training.config import make_config
 
     label, structure = SYSTEMS[preset.model]
     config = make_config(preset.model, preset.settings)

@@ -207,7 +207,7 @@ def read_request(
     Raises:
         UserError: If a model, preset or setting is unknown, or preset and model contradict each other.
     """
-    from difformer.training.tuning import make_config
+    from difformer.training.config import make_config
 
     found = None if preset is None else read_named_preset(preset, model=model, dataset=dataset)
     chosen = model or (found.model if found is not None else DEFAULT_MODEL)

@@ -17,7 +17,6 @@ those of their seed, and files that do not have the expected form are refused.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -44,6 +43,7 @@ from difformer.errors import UserError
 from difformer.files import (
     LOCK,
     RunFolderError,
+    append_bytes,
     file_mask,
     finite,
     read_json,
@@ -378,20 +378,7 @@ class MetricsFile:
 
     def append(self, seed: int, rows: Iterable[Row]) -> None:
         """Adds lines at the end."""
-        content = _lines(seed, rows)
-        with writing(self.path):
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            try:
-                length = os.fstat(descriptor).st_size
-                try:
-                    written = os.write(descriptor, content)
-                    if written < len(content):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                except OSError:
-                    os.ftruncate(descriptor, length)
-                    raise
-            finally:
-                os.close(descriptor)
+        append_bytes(self.path, _lines(seed, rows))
 
     def read(self) -> list[Row]:
         """Every whole line; the rest of a line that a killed process left is skipped."""
