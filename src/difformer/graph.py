@@ -223,18 +223,18 @@ def as_graph(edge_index: Tensor | Graph, num_nodes: int, edge_weight: Tensor | N
         if edge_index.num_nodes != num_nodes:
             raise ValueError(f"the graph has {edge_index.num_nodes} nodes, but x has {num_nodes} rows")
         return edge_index
-    if hasattr(edge_index, "as_tensor"):  # torch_geometric's EdgeIndex, which is a tensor that knows more of itself
-        edge_index = edge_index.as_tensor()
-    given = (edge_index,) if edge_weight is None else (edge_index, edge_weight)
+    # torch_geometric's EdgeIndex is a tensor that knows more of itself.
+    index: Tensor = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
+    given = (index,) if edge_weight is None else (index, edge_weight)
     if not is_eager(*given) or any(x.is_inference() for x in given):
-        return Graph(edge_index, num_nodes, edge_weight, keep=False)
+        return Graph(index, num_nodes, edge_weight, keep=False)
     if not any(x.requires_grad for x in given):
         key = (num_nodes, None if edge_weight is None else SameTensor(edge_weight))
         alone = None if edge_weight is None else edge_weight.detach()
-        return _GRAPHS.of(edge_index, key, lambda: Graph(edge_index.detach(), num_nodes, alone))
-    if edge_index.requires_grad or edge_weight is None:  # a sparse matrix whose entries are trained
-        return Graph(edge_index, num_nodes, edge_weight)
-    checked = _GRAPHS.of(edge_index, (num_nodes, None), lambda: Graph(edge_index.detach(), num_nodes))
+        return _GRAPHS.of(index, key, lambda: Graph(index.detach(), num_nodes, alone))
+    if index.requires_grad or edge_weight is None:  # a sparse matrix whose entries are trained
+        return Graph(index, num_nodes, edge_weight)
+    checked = _GRAPHS.of(index, (num_nodes, None), lambda: Graph(index.detach(), num_nodes))
     return checked.with_weights(edge_weight)
 
 

@@ -12,7 +12,7 @@ from difformer.attention import Segments, monomials, polynomial, reference
 from difformer.attention.chebyshev import bounds, coefficients, degree_for
 from difformer.attention.moments import evaluate, moments
 from difformer.diffusion import DIFFUSIVITIES, Diffusivity, as_diffusivity, gaussian, softmax
-from difformer.diffusion.diffusivity import CONSTANT, SIGMOID, SIMPLE
+from difformer.diffusivity import CONSTANT, SIGMOID, SIMPLE
 
 CAUCHY = Diffusivity("cauchy", f=lambda u: 1 / (1 + u))
 ALL = [SIMPLE, CONSTANT, SIGMOID, softmax(2.0), gaussian(1.0), CAUCHY]

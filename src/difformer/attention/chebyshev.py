@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.polynomial import chebyshev
 
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
 
 LARGEST_DEGREE = 12
 GRID_POINTS = 8193

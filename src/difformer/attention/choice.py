@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
+from difformer._compat import constant_result
 from difformer.attention import flex, fused, monomials, polynomial
 from difformer.attention.chebyshev import Bounds, bounds, degree_for
 from difformer.attention.linear import LINEAR
 from difformer.attention.memory import free_bytes
 from difformer.attention.moments import degrees_of
-from difformer.attention.scores import constant_result, diffusivity_of, form_of, score_key
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.attention.scores import diffusivity_of, form_of, score_key
+from difformer.diffusivity import Diffusivity
 
 BACKENDS = ("auto", "reference", "linear", "blockwise", "flex", "fused", "polynomial")
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from difformer._compat import is_transformed
 from difformer.attention import blockwise, flex, fused, linear, polynomial, reference
 from difformer.attention.choice import BACKENDS, Situation, choose
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import form_of, score_key
 from difformer.attention.segments import Segments, as_segments
 from difformer.attention.summary import summarise
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
 
 
 def propagate(
@@ -111,7 +112,7 @@ def _auto(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None, 
         dtype=q.dtype,
         batched_rows=0 if segments is None else q.shape[0],
         pairwise=segments is not None and linear.pairs_are_cheaper(q, v, segments),
-        transformed=not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(q),
+        transformed=not torch.compiler.is_compiling() and is_transformed(q),
     )
     backend = choose(situation, key, tol).backend
     if backend == "polynomial" and not (polynomial.within_ball(q) and polynomial.within_ball(k)):

@@ -23,7 +23,7 @@ from torch.nn import functional
 from difformer.attention.reference import smallest_total
 from difformer.attention.scores import find_score, form_of, least_of, score_key, slope_of
 from difformer.attention.segments import Segments
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Bytes of a row of which a block fits into the shared memory of an H200 (227 KiB): 128 channels of float32, 256 of

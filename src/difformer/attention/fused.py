@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from difformer.attention.layout import serve_runs
-from difformer.attention.once import once_differentiated
 from difformer.attention.scores import diffusivity_of, form_of, least_of
 from difformer.attention.segments import Segments
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
+from difformer.eager import once_differentiated
 
 try:
     from difformer.attention import fused_kernels as kernels

@@ -19,15 +19,16 @@ import warnings
 import torch
 from torch import Tensor
 
+from difformer._compat import constant_result
 from difformer.attention import blockwise
 from difformer.attention.chebyshev import Bounds, bounds, coefficients, degree_for
 from difformer.attention.layout import working_dtype
 from difformer.attention.moments import degrees_of, evaluate, moments
 from difformer.attention.monomials import total_count
 from difformer.attention.reference import safe_total
-from difformer.attention.scores import apart, constant_result, diffusivity_of, score_key
+from difformer.attention.scores import apart, diffusivity_of, score_key
 from difformer.attention.segments import Segments
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
 from difformer.eager import is_eager
 
 __all__ = ["DEFAULT_TOL", "Bounds", "answer", "bounds", "propagate", "summarise"]

@@ -35,7 +35,7 @@ from difformer.attention.reference import attention_matrix, safe_total
 from difformer.attention.scores import diffusivity_of, find_score, form_of, score_key
 from difformer.attention.tiles import Sums as RunningSums
 from difformer.attention.tiles import add_keys
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
 
 S = TypeVar("S", bound="Summary")
 

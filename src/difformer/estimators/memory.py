@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from difformer.attention import polynomial
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import form_of, slope_of
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
 
 PAIRS_AT_ONCE = 1 << 22
 

@@ -18,7 +18,7 @@ from safetensors.torch import save as save_tensors
 from scipy import sparse
 from torch import Tensor
 
-from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
+from difformer.diffusivity import Diffusivity, as_diffusivity
 from difformer.estimators.context import ContextConv, Member
 from difformer.estimators.fitted import Fitted, GivenGraph, Search
 from difformer.estimators.memory import Keys, Mean, Memory, Moments, Sums

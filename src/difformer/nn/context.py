@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from difformer.attention.summary import Summary, Sums, summarise
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
 from difformer.nn.structure import SMALLEST_NORM
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from difformer.attention import BACKENDS
 from difformer.attention.scores import form_of, score_key
 from difformer.attention.segments import Segments
-from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
+from difformer.diffusivity import Diffusivity, as_diffusivity
 from difformer.graph import GRAPH_NORMS, Graph
 from difformer.kernels.fused import fused_step, why_not_fused, why_not_gram
+from difformer.kernels.gram import gram_attention
+from difformer.kernels.rows import unit_rows
 from difformer.nn.context import Context
-from difformer.nn.gram import gram_attention
 from difformer.nn.structure import Structure, as_structure
-from difformer.nn.unit import unit_rows
 
 QK_NORMS = ("row", "global", "none")
 INITIALISATIONS = ("identity", "torch")

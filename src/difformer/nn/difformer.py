@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.attention.segments import Segments
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
 from difformer.graph import Graph
-from difformer.kernels.fused import fused_layer
+from difformer.kernels.cpu.input import fused_input
+from difformer.kernels.features import linear
+from difformer.kernels.fused import fused_layer, why_not_fused_input, why_not_fused_layer
+from difformer.kernels.rows import LayerNorm
 from difformer.nn.context import Context
 from difformer.nn.conv import DIFFormerConv, check_count
-from difformer.nn.dropout import dropout
+from difformer.nn.dropout import dropout, next_mask
 from difformer.nn.inspection import EnergyProfile, StrongestPairs, energy_profile, strongest_pairs
-from difformer.nn.layer_norm import LayerNorm
-from difformer.nn.native_input import native_input
-from difformer.nn.native_input import reference as reference_input
 from difformer.nn.structure import Structure, as_structure
 from difformer.sparse import SparseMatrix
 
@@ -117,9 +117,17 @@ class DIFFormer(nn.Module):
 
     def encode(self, x: Tensor | SparseMatrix) -> Tensor:
         """Z⁰ of the features; a bag of words stays sparse."""
-        given = (self.input, self.input_norm, x, self.dropout, self.training)
-        whole = native_input(*given)
-        return reference_input(*given) if whole is None else whole
+        if not isinstance(self.dropout, Tensor) and why_not_fused_input(self.input, self.input_norm, x) is None:
+            mask = next_mask(self.dropout, self.training)
+            norm = None if isinstance(self.input_norm, nn.Identity) else self.input_norm
+            z = fused_input(self.input, norm, x, mask)
+            return z if mask is not None else dropout(z, self.dropout, self.training)
+        return dropout(functional.relu(self.input_norm(linear(self.input, x))), self.dropout, self.training)
+
+    @property
+    def _may_fuse(self) -> bool:
+        """Whether activation and dropout are ones that kernels know; a stack of runs has rates that are tensors."""
+        return self.activation in (None, "relu") and not isinstance(self.dropout, Tensor)
 
     def advance(
         self,
@@ -134,12 +142,12 @@ class DIFFormer(nn.Module):
     ) -> Tensor:
         """Z^(k+1) from Z^(k) and Z⁰: layer k, its norm, activation and dropout."""
         layer, norm = self.layers[k], self.norms[k]
-        if context is None and type(layer) is DIFFormerConv and self.activation in (None, "relu"):
+        if context is None and type(layer) is DIFFormerConv and self._may_fuse:
             structure = as_structure(z.shape[0], edge_index, edge_weight, batch)
-            relu, rate, training = self.activation is not None, self.dropout, self.training
-            whole = fused_layer(layer, norm, z, structure, source, relu=relu, rate=rate, training=training)
-            if whole is not None:
-                return whole
+            if why_not_fused_layer(layer, norm, z, structure, source) is None:
+                mask, relu = next_mask(self.dropout, self.training), self.activation == "relu"
+                z = fused_layer(layer, norm, z, structure, source, relu=relu, mask=mask)
+                return z if mask is not None else dropout(z, self.dropout, self.training)
         # A layer of your own need not know of contexts unless it is given one.
         options = {} if context is None else {"context": context}
         z = norm(layer(z, edge_index, edge_weight, batch, source=source, **options))

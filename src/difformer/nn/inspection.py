@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from difformer.attention.reference import attention_matrix
 from difformer.attention.segments import Segments, as_segments
-from difformer.diffusion.diffusivity import CONSTANT, Diffusivity
 from difformer.diffusion.energy import effective_rank, penalty
+from difformer.diffusivity import CONSTANT, Diffusivity
 from difformer.nn.structure import Structure
 
 if TYPE_CHECKING:

@@ -7,13 +7,14 @@ graph, and along the observed edges.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from difformer.attention import propagate
 from difformer.attention.segments import Segments, as_segments
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
 from difformer.graph import Graph, as_graph
 
 SMALLEST_NORM = 1e-12
@@ -35,6 +36,8 @@ class Structure:
     segments: Segments | None = None
     has_edges: Tensor | None = None
     weight: Tensor | None = None
+
+    written_here: ClassVar[bool] = True  # not inherited: kernels know this class alone, see `difformer.kernels.fused`
 
     def norms(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """‖Q‖ and ‖K‖ over the nodes and heads of each graph, shaped to divide ``[N, H, d]``."""
