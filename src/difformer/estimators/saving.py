@@ -1,11 +1,15 @@
-"""A fitted estimator on disk: ``estimator.json`` says what it is, ``context.safetensors`` holds its numbers.
+"""A fitted estimator on disk: ``estimator.json`` describes it, ``context.safetensors`` holds its numbers.
 
-Neither file can carry code, and neither holds the training table: what is there is what predictions need, see
-`difformer.estimators.fitted`. Files are written beside their place and renamed into it.
+Neither file can carry code, and neither holds the training table: they contain what predictions need, see
+`difformer.estimators.fitted`. Each file is written next to its destination and then renamed. Two files cannot be
+replaced at once, so the description holds one SHA-256 over both: a save that was interrupted over an older one, or a
+file that was changed, is refused. The hash does not protect against someone who writes both files on purpose; for that
+case every shape, index and name is checked before it is used.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +22,7 @@ from safetensors.torch import save as save_tensors
 from scipy import sparse
 from torch import Tensor
 
-from difformer.atomic import atomic_write
+from difformer.atomic import write_whole
 from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
 from difformer.estimators.context import ContextConv, Member
 from difformer.estimators.fitted import Fitted, GivenGraph, Search
@@ -26,17 +30,24 @@ from difformer.estimators.memory import Keys, Mean, Memory, Moments, Sums
 from difformer.estimators.neighbours import Neighbours, SparseNeighbours
 from difformer.estimators.scaling import Scaling
 from difformer.nn import DIFFormer, PretrainedError
-from difformer.training.randomness import isolated_rng
 
 if TYPE_CHECKING:
     from difformer.estimators.base import DIFFormerEstimator
 
-FORMAT, FORMAT_VERSION = "difformer-estimator", 1
-DESCRIPTION, TENSORS = "estimator.json", "context.safetensors"
-# Fitted attributes that are plain numbers or texts, lists of such, and arrays of floats.
-FACTS = ("n_features_in_", "graph_", "n_iter_", "loss_", "one_column_")
+FORMAT, FORMAT_VERSION = "difformer-estimator", 2
+DESCRIPTION, TENSORS, HASH = "estimator.json", "context.safetensors", "sha256"
+ESTIMATORS = ("DIFFormerClassifier", "DIFFormerRegressor", "DIFFormerTransformer")
+# Fitted attributes: plain values with their types, lists of labels or names, and arrays of floats.
+FACTS: dict[str, tuple[type, ...]] = {
+    "n_features_in_": (int,),
+    "graph_": (str, type(None)),
+    "n_iter_": (int,),
+    "loss_": (float, int),
+    "one_column_": (bool,),
+}
 TEXTS = ("classes_", "feature_names_in_")
 ARRAYS = ("label_distributions_", "transduction_")
+LABEL_KINDS = "biufUSM"
 
 
 def save_estimator(estimator: DIFFormerEstimator, folder: str | Path) -> None:
@@ -66,11 +77,17 @@ def save_estimator(estimator: DIFFormerEstimator, folder: str | Path) -> None:
         array = getattr(estimator, name, None)
         if array is not None and array.dtype == np.float64:
             tensors[f"of.{name}"] = torch.from_numpy(array.copy())
-    text = (json.dumps(description, indent=2) + "\n").encode()  # before the first file, in case it cannot be made
-    with atomic_write(folder / TENSORS) as stream:
-        stream.write(save_tensors(tensors, metadata={"format": FORMAT}))
-    with atomic_write(folder / DESCRIPTION) as stream:
-        stream.write(text)
+    content = save_tensors(tensors, metadata={"format": FORMAT})
+    # Both files are complete in memory before the first is written.
+    text = (json.dumps({**description, HASH: _digest(description, content)}, indent=2) + "\n").encode()
+    write_whole(folder / TENSORS, content)
+    write_whole(folder / DESCRIPTION, text)
+
+
+def _digest(description: dict[str, Any], content: bytes) -> str:
+    """SHA-256 of both files: the description without its hash, in a canonical form, followed by the tensors."""
+    told = {name: value for name, value in description.items() if name != HASH}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode() + b"\0" + content).hexdigest()
 
 
 def load_estimator(folder: str | Path, *, diffusivity: Diffusivity | None = None) -> DIFFormerEstimator:
@@ -78,39 +95,80 @@ def load_estimator(folder: str | Path, *, diffusivity: Diffusivity | None = None
 
     Raises:
         FileNotFoundError: If a file is missing.
-        PretrainedError: If a file is damaged, of another program, or of a newer version of this one.
+        PretrainedError: If a file is damaged, of another program, or of another version of the format.
     """
     from difformer import estimators
 
     folder = Path(folder)
     description, tensors = _read(folder)
     try:
+        if description["estimator"] not in ESTIMATORS:
+            raise ValueError(f"unknown estimator {description['estimator']!r}; expected one of {', '.join(ESTIMATORS)}")
         kind = getattr(estimators, description["estimator"])
         params, config = description["params"], description["model"]
         named = config["diffusivity"]
         if diffusivity is None and isinstance(named, dict):
             raise PretrainedError(
-                f"{folder}: the estimator was fitted with a diffusivity of its own, {named['own']!r}, which a file "
-                f"cannot hold; pass it again: from_pretrained(folder, diffusivity=…)"
+                f"{folder}: the estimator was fitted with a custom diffusivity, {named['own']!r}, which a file cannot "
+                f"hold; pass it again: from_pretrained(folder, diffusivity=…)"
             )
         if diffusivity is not None:
             params["diffusivity"] = config["diffusivity"] = diffusivity
         estimator: Any = kind(**params)
-        for name, value in description["facts"].items():
+        for name, value in _facts(description).items():
             setattr(estimator, name, value)
-        for name in TEXTS:
-            if name in description:
-                setattr(estimator, name, np.array(description[name]["values"], dtype=description[name]["dtype"]))
-        for name in [key for key in tensors if key.startswith("of.")]:
-            setattr(estimator, name.removeprefix("of."), tensors.pop(name).numpy())
-        if hasattr(estimator, "label_distributions_"):
-            estimator.transduction_ = estimator.classes_[estimator.label_distributions_.argmax(1)]
+        for name in ARRAYS:
+            if f"of.{name}" in tensors:
+                setattr(estimator, name, tensors.pop(f"of.{name}").numpy())
         estimator.fitted_ = _context(description, tensors, polynomial=params["backend"] == "polynomial")
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        _check_sizes(estimator, config)
+    except PretrainedError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError, OverflowError) as error:
         raise PretrainedError(
             f"{folder}: damaged, or not an estimator of this version of difformer: {error}"
         ) from error
     return estimator
+
+
+def _facts(description: dict[str, Any]) -> dict[str, Any]:
+    """Fitted attributes, each known by name and of its type."""
+    facts = dict(description["facts"])
+    for name, value in facts.items():
+        if name not in FACTS or not isinstance(value, FACTS[name]) or isinstance(value, bool) != (FACTS[name] == (bool,)):
+            raise ValueError(f"unexpected fact {name!r} = {value!r}; known are {', '.join(FACTS)}")
+    for name in TEXTS:
+        if name in description:
+            facts[name] = _labels(name, **description[name])
+    return facts
+
+
+def _labels(name: str, dtype: str, values: list[Any]) -> np.ndarray[Any, Any]:
+    """Labels or names; the length of texts is that of the longest, whatever the file claims."""
+    if not isinstance(dtype, str) or len(dtype) > 16 or not isinstance(values, list):
+        raise ValueError(f"{name} must have a dtype and a list of values, got dtype {str(dtype)[:40]!r}")
+    kind = dtype.lstrip("<>|=")[:1]
+    if kind == "O":
+        return np.array(values, dtype=object)
+    if kind not in LABEL_KINDS:
+        raise ValueError(f"{name} cannot be of dtype {dtype!r}")
+    return np.array(values, dtype=kind if kind in "US" else dtype)
+
+
+def _check_sizes(estimator: Any, config: dict[str, Any]) -> None:
+    """What the files say about numbers of columns, classes and rows must agree."""
+    columns, outputs = estimator.n_features_in_, config["out_channels"]
+    said = {"model": config["in_channels"], "scale": estimator.fitted_.scale.numel()}
+    if hasattr(estimator, "feature_names_in_"):
+        said["feature_names_in_"] = len(estimator.feature_names_in_)
+    if any(count != columns for count in said.values()):
+        raise ValueError(f"{columns} columns were fitted, but there are {said}")
+    if hasattr(estimator, "classes_"):
+        if len(estimator.classes_) != outputs:
+            raise ValueError(f"there are {len(estimator.classes_)} classes and {outputs} outputs")
+        if estimator.label_distributions_.ndim != 2 or estimator.label_distributions_.shape[1] != outputs:
+            raise ValueError(f"label_distributions_ has shape {estimator.label_distributions_.shape}")
+        estimator.transduction_ = estimator.classes_[estimator.label_distributions_.argmax(1)]
 
 
 def plain_list(array: np.ndarray[Any, Any]) -> list[Any]:
@@ -141,18 +199,25 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     path = folder / DESCRIPTION
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PretrainedError(f"{path}: damaged: {error}") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise PretrainedError(f'{path}: not a saved estimator (no "format": "{FORMAT}" in it)')
     version = description.get("format_version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    if not isinstance(version, int) or version != FORMAT_VERSION:
+        newer = isinstance(version, int) and version > FORMAT_VERSION
         raise PretrainedError(
-            f"{path}: written in format version {version}; this difformer reads up to {FORMAT_VERSION}: "
-            f"upgrade difformer"
+            f"{path}: written in format version {version!r}; this difformer reads version {FORMAT_VERSION}: "
+            f"{'upgrade difformer' if newer else 'fit and save the estimator again'}"
+        )
+    content = (folder / TENSORS).read_bytes()
+    if description.get(HASH) != _digest(description, content):
+        raise PretrainedError(
+            f"{folder}: damaged: {DESCRIPTION} and {TENSORS} do not belong together; saving was interrupted, or a file "
+            f"was changed. Save the estimator again"
         )
     try:
-        return description, load_tensors((folder / TENSORS).read_bytes())
+        return description, load_tensors(content)
     except SafetensorError as error:
         raise PretrainedError(f"{folder / TENSORS}: damaged: {error}") from error
 
@@ -161,37 +226,55 @@ def _context(description: dict[str, Any], tensors: dict[str, Tensor], *, polynom
     shift = tensors.get("shift")
     scaling = Scaling(None if shift is None else shift.numpy(), tensors["scale"].numpy())
     search: Search | None = None
+    k, rows = description["neighbours"], None
     if description["sparse_shape"] is not None:
-        parts = tuple(tensors[f"search.{name}"].numpy() for name in ("data", "indices", "indptr"))
-        search = SparseNeighbours(
-            sparse.csr_array(parts, shape=tuple(description["sparse_shape"])), description["neighbours"]
-        )
-    elif description["neighbours"] is not None:
-        search = Neighbours(tensors["search.points"], description["neighbours"])
+        shape = tuple(int(size) for size in description["sparse_shape"])
+        search, rows = SparseNeighbours(_csr(tensors, "search", shape), k), shape[0]
+    elif k is not None:
+        search, rows = Neighbours(tensors["search.points"], k), tensors["search.points"].shape[0]
+    if rows is not None and not 1 <= k <= rows:
+        raise ValueError(f"{k} neighbours are asked of {rows} rows")
     given = None
     if "given.degree" in tensors:
-        parts = tuple(tensors[f"given.{name}"].numpy() for name in ("data", "indices", "indptr"))
-        nodes = tensors["given.degree"].numel()
+        rows = tensors["given.degree"].numel()
         digests = tensors["given.digests"].numpy().view(np.uint64)
-        given = GivenGraph(sparse.csr_array(parts, shape=(nodes, nodes)), digests)
+        if digests.shape != (rows, 2):
+            raise ValueError(f"given.digests has shape {digests.shape}, expected ({rows}, 2)")
+        given = GivenGraph(_csr(tensors, "given", (rows, rows)), digests)
     fitted = Fitted(
         scaling,
         search=search,
         given=given,
-        softmax=description["softmax"],
+        softmax=bool(description["softmax"]),
         output_scale=tensors.get("output_scale"),
     )
-    for number in range(description["members"]):
+    numbers = {name.split(".")[1] for name in tensors if name.startswith("members.")}
+    if numbers != {str(number) for number in range(len(numbers))} or description["members"] != len(numbers):
+        raise ValueError(f"{description['members']} members are described, {len(numbers)} are there")
+    for number in range(len(numbers)):
         start = f"members.{number}.model."
         own = {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
-        fitted.members.append(_member(description["model"], own, polynomial))
+        fitted.members.append(_member(description["model"], own, polynomial, rows))
+    kept = fitted.state_dict()
+    strangers = set(tensors) ^ set(kept)
+    if strangers:
+        raise ValueError(f"missing or unknown tensors: {', '.join(sorted(strangers)[:5])}")
+    for name, value in kept.items():
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            raise ValueError(f"{name} is not finite")
     return fitted
 
 
-def _member(config: dict[str, Any], tensors: dict[str, Tensor], polynomial: bool) -> Member:
-    with isolated_rng(torch.device("cpu")):  # initial weights are drawn, and thrown away
-        model = DIFFormer(**config).double().eval().requires_grad_(False)
-    remembered: list[dict[str, Tensor]] = [{} for _ in model.layers]
+def _csr(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Any:
+    """A sparse matrix, its row pointers and column indices checked: scipy reads out of bounds where they lie."""
+    parts = tuple(tensors[f"{name}.{part}"].numpy() for part in ("data", "indices", "indptr"))
+    matrix = sparse.csr_array(parts, shape=shape)
+    matrix.check_format(full_check=True)
+    return matrix
+
+
+def _member(config: dict[str, Any], tensors: dict[str, Tensor], polynomial: bool, rows: int | None) -> Member:
+    remembered: dict[str, dict[str, Tensor]] = {}
     weights = {}
     for name, value in tensors.items():
         head, _, rest = name.partition(".")
@@ -201,12 +284,42 @@ def _member(config: dict[str, Any], tensors: dict[str, Tensor], polynomial: bool
         elif what.startswith("layer."):
             weights[f"layers.{number}.{what.removeprefix('layer.')}"] = value
         else:
-            remembered[int(number)][what] = value
-    model.load_state_dict(weights)
-    for k, (layer, kept) in enumerate(zip(list(model.layers), remembered, strict=True)):
+            remembered.setdefault(number, {})[what] = value
+    # Sizes are those of the tensors: nothing is allocated, and no layer is made, for which there are no weights.
+    layers = {name.split(".")[1] for name in tensors if name.startswith("norms.")} | set(remembered)
+    if config["num_layers"] > max(64, len(tensors)) or len(layers) > config["num_layers"]:
+        raise ValueError(f"num_layers is {config['num_layers']}, but there are tensors of {len(layers)} layers")
+    with torch.device("meta"):
+        model = DIFFormer(**config).double().eval().requires_grad_(False)
+    model.load_state_dict(weights, assign=True)
+    model.requires_grad_(False)
+    for k, layer in enumerate(list(model.layers)):
+        kept = remembered.get(str(k), {})
+        _check_memory(kept, layer, model.config["hidden_channels"], rows)
         memory = _memory(kept, layer.diffusivity, polynomial)  # type: ignore[arg-type]
         model.layers[k] = ContextConv(layer, memory, kept.get("sent"))  # type: ignore[arg-type]
     return Member(model)
+
+
+def _check_memory(kept: dict[str, Tensor], layer: Any, width: int, rows: int | None) -> None:
+    """Shapes of what a layer remembers of `rows` fitted rows; heads and channels are those of the model."""
+    heads = layer.num_heads
+    expected: dict[str, tuple[int | None, ...]] = {
+        "sent": (rows, width),
+        "memory.mean": (heads, width),
+        "memory.state": (heads, None, None),
+        "memory.keys": (None, heads, width),
+        "memory.values": (None, heads, width),
+        "memory.mass": (None,),
+    }
+    for name, value in kept.items():
+        shape = expected[name]
+        if len(shape) != value.ndim or any(b is not None and a != b for a, b in zip(value.shape, shape, strict=True)):
+            raise ValueError(f"{name} of a layer has shape {tuple(value.shape)}, expected {shape}")
+    if "sent" in kept and rows is None:
+        raise ValueError("a layer holds values of fitted rows, but there is no graph")
+    if len({len(kept[name]) for name in ("memory.keys", "memory.values", "memory.mass") if name in kept}) > 1:
+        raise ValueError("keys, values and masses of a layer are not of the same number of rows")
 
 
 def _memory(kept: dict[str, Tensor], diffusivity: Diffusivity, polynomial: bool) -> Memory | None:
