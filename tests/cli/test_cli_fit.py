@@ -208,7 +208,7 @@ def test_a_preset_of_the_package(call, monkeypatch):
         (["fit", "--resume", "nowhere"], "nowhere is not there"),
         (["fit", "iris", "--resume", "run"], "leave out a data set"),
         (["fit", "synmol", "--model", "label-spreading"], "not on disk|could not be downloaded|serves nodes"),
-        (["fit", "iris", "--set", "learning_rate=1e38", "--set", "epochs=20"], "loss is"),
+        (["fit", "iris", "--set", "learning_rate=1e38", "--set", "epochs=20"], "not finite at epoch 1"),
     ],
 )
 def test_what_is_wrong_is_one_message_and_exit_code_2(call, tmp_path, words, complaint):

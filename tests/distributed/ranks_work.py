@@ -132,3 +132,41 @@ def tune_together(ranks, task, question, trials, out):
 
     found = tune_over_ranks(task, question, ranks=ranks, trials=trials, out=out)
     return found.best.number, found.settings, found.score, [trial.state for trial in found.trials]
+
+
+def train_unlike(ranks, how, task, parts, out, config):
+    """A run that every rank asks for in its own way: `how` gives what differs on the last rank."""
+    from dataclasses import replace
+
+    from difformer.distributed.folder import Partition
+    from difformer.distributed.run import fit_sharded
+    from difformer.distributed.seeds import fit_seeds
+
+    last = ranks.rank == ranks.size - 1
+    if last and how == "settings":
+        config = replace(config, learning_rate=0.5, options={**config.options, "num_layers": 3})
+    if last and how == "data":
+        task, parts = replace(task, x=task.x + 1), parts.with_name("other")
+    seeds = [1] if last and how == "seeds" else [0]
+    if last and how == "cut":
+        parts = parts.with_name("cut")
+    said = []
+    for work in (
+        lambda: fit_seeds(task, config, ranks=ranks, seeds=seeds, out=out),
+        lambda: fit_sharded(Partition.open(parts), config, ranks=ranks, seeds=seeds, out=out),
+    ):
+        try:
+            work()
+            said.append("trained")
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
+def compare_versions(ranks):
+    """What a rank hears where the last one has another version."""
+    try:
+        ranks.agree(version={"of difformer": "9.9" if ranks.rank == ranks.size - 1 else "0.1", "of torch": "2.13"})
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

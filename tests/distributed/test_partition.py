@@ -2,11 +2,14 @@
 
 import importlib.util
 import json
+import shutil
 import sys
 
 import pytest
 import torch
 from ranks_work import parts_read
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from difformer.data import Split, Task
 from difformer.distributed.folder import Partition, write_partition
@@ -161,3 +164,104 @@ def test_a_rank_reads_its_own_parts_alone(groups, tmp_path):
     assert sorted(rows + others) == list(range(30))
     one = write_partition(small(), tmp_path / "one", 1)
     assert [read for read, _ in groups(2)(parts_read, one.path)] == [[], [0]]
+
+
+def rewritten(path, metadata=None, **changes):
+    """The file of a part with some tensors replaced, by a function of the old one."""
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        kept = file.metadata() or {}
+    for name, change in changes.items():
+        key = name.replace("__", ".")
+        tensors[key] = change(tensors[key].clone())
+    save_file(tensors, path, metadata={**kept, **(metadata or {})})
+
+
+def at(place, value):
+    def change(tensor):
+        tensor[place] = value
+        return tensor
+
+    return change
+
+
+WRONG_INDICES = {
+    "nodes": ("nodes", at(0, -1)),
+    "nodes, too large": ("nodes", at(-1, 30)),
+    "nodes, twice": ("nodes", lambda t: at(0, int(t[1]))(t)),
+    "source": ("source", at(0, -1)),
+    "source, too large": ("source", at(0, 10_000)),
+    "target": ("target", at(0, -1)),
+    "target, too large": ("target", at(0, 10_000)),
+    "source, other length than target": ("target", lambda t: t[:-1].clone()),
+    "halo_part": ("halo_part", at(0, -1)),
+    "halo_part, too large": ("halo_part", at(-1, 2)),
+    "halo_row": ("halo_row", at(0, -1)),
+    "halo_row, too large": ("halo_row", at(0, 10_000)),
+    "split.0.train": ("split__0__train", at(0, -1)),
+    "split.0.test, too large": ("split__0__test", at(0, 10_000)),
+    "split.0.valid, not whole": ("split__0__valid", lambda t: t.float()),
+    "y": ("y", lambda t: t[:-1].clone()),
+    "y, classes": ("y", at(0, 3)),
+    "edge_weight": ("edge_weight", lambda t: t[:-1].clone()),
+    "x": ("x", lambda t: t[:, :-1].clone()),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_INDICES)
+def test_a_part_with_indices_out_of_range_is_refused(tmp_path, what):
+    made = write_partition(small(), tmp_path / "parts", 2)
+    name, change = WRONG_INDICES[what]
+    rewritten(made.path / "part-00001.safetensors", **{name: change})
+    said = rf"part-00001\.safetensors: {what.partition(',')[0]}.*partition the task again"
+    with pytest.raises(ValueError, match=said):
+        made.read(1)
+
+
+@pytest.mark.parametrize("name", ["crow", "col"])
+def test_sparse_features_with_columns_out_of_range_are_refused(tmp_path, name):
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).relu().to_sparse_csr()
+    made = write_partition(small(x=x), tmp_path / "parts", 2)
+    rewritten(made.path / "part-00001.safetensors", **{f"x__{name}": at(1, 2**30)})
+    with pytest.raises(ValueError, match=rf"part-00001\.safetensors: x\.{name}.*partition the task again"):
+        made.read(1)
+
+
+def test_a_part_without_one_of_its_tensors_is_refused(tmp_path):
+    made = write_partition(small(), tmp_path / "parts", 2)
+    path = made.path / "part-00001.safetensors"
+    with safe_open(path, framework="pt") as file:
+        tensors, kept = {n: file.get_tensor(n) for n in file.keys() if n != "target"}, file.metadata()  # noqa: SIM118
+    save_file(tensors, path, metadata=kept)
+    with pytest.raises(ValueError, match=r"part-00001\.safetensors: target is missing"):
+        made.read(1)
+
+
+def test_a_part_of_another_partition_is_refused(tmp_path):
+    made = write_partition(small(), tmp_path / "parts", 2)
+    write_partition(small(x=small().x + 1), tmp_path / "other", 2)
+    shutil.copy(tmp_path / "other" / "part-00001.safetensors", made.path)
+    with pytest.raises(ValueError, match=r"part-00001\.safetensors: belongs to another partition"):
+        made.read(1)
+
+
+def test_parts_in_each_others_place_are_refused(tmp_path):
+    made = write_partition(small(), tmp_path / "parts", 2)
+    shutil.copy(made.path / "part-00000.safetensors", made.path / "part-00001.safetensors")
+    with pytest.raises(ValueError, match=r"part-00001\.safetensors: is part 0 .* not part 1"):
+        made.read(1)
+
+
+def test_a_folder_of_the_first_format_is_refused_with_what_to_do(tmp_path):
+    made = write_partition(small(), tmp_path / "parts", 2)
+    (made.path / "partition.json").write_text(json.dumps({**made.about, "format": 1}))
+    with pytest.raises(ValueError, match=r"format 1.*partition the task again"):
+        Partition.open(made.path)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "3", '{"format": 2}', "{", '{"format": "x", "sizes": []}', "\xff"])
+def test_a_manifest_that_is_no_manifest_is_named(tmp_path, text):
+    made = write_partition(small(), tmp_path / "parts", 2)
+    (made.path / "partition.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"partition\.json is damaged"):
+        Partition.open(made.path)

@@ -1,11 +1,12 @@
 """Whole runs over ranks: histories, weights, files and checkpoints are those of one process."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from ranks_work import train
+from ranks_work import compare_versions, train, train_unlike
 from safetensors.torch import load_file
 from test_exact import graph_task
 
@@ -156,3 +157,41 @@ def test_what_cannot_be_is_said_on_every_rank_and_nothing_is_written(groups, par
     answers = groups(2)(train, parts, tmp_path / "run", REFUSED[said], [0])
     assert all(said in answer for answer in answers), answers
     assert not (tmp_path / "run").exists()
+
+
+UNLIKE = {
+    "settings": [
+        "setting learning_rate is 0.02 on rank 0 and 0.5 on rank 1",
+        "setting options num_layers is absent on rank 0 and 3 on rank 1",
+    ],
+    "data": ["data fingerprint is "],
+    "seeds": ["seeds is [0] on rank 0 and [1] on rank 1"],
+}
+
+
+@pytest.mark.parametrize("how", UNLIKE)
+def test_ranks_started_on_different_data_or_settings_are_refused(groups, tmp_path, how):
+    task = graph_task()
+    write_partition(task, tmp_path / "parts", 2)
+    write_partition(replace(task, x=task.x + 1), tmp_path / "other", 2)
+    answers = groups(2)(train_unlike, how, task, tmp_path / "parts", tmp_path / "run", setting())
+    assert answers[0] == answers[1]
+    for said in answers[0]:
+        assert said.startswith("the ranks were not started alike: ")
+        assert all(part in said for part in UNLIKE[how]), said
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_on_two_cuts_of_the_same_data_are_refused(groups, tmp_path):
+    task = graph_task()
+    write_partition(task, tmp_path / "parts", 2)
+    write_partition(task, tmp_path / "cut", 2, assignment=torch.arange(task.num_nodes) % 2)
+    for answer in groups(2)(train_unlike, "cut", task, tmp_path / "parts", tmp_path / "run", setting(epochs=1)):
+        assert answer[0] == "trained"
+        assert "partition is " in answer[1]
+
+
+def test_ranks_of_different_versions_are_refused(groups):
+    for said in groups(2)(compare_versions):
+        assert said.startswith("UserError: the ranks were not started alike: version of difformer is 0.1 on rank 0 and")
+        assert "torch" not in said

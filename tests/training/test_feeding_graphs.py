@@ -3,8 +3,8 @@ import torch
 from small_tasks import point_sets
 
 from difformer.training import TrainConfig, feeding_graphs
-from difformer.training.building import build_model
 from difformer.training.feeding_graphs import GraphsFeed, graphs_at_a_time
+from difformer.training.model import build_model
 
 CPU = torch.device("cpu")
 

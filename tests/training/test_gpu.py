@@ -118,8 +118,8 @@ def test_recorded_epochs_are_launched_epochs(model, more, dropout, monkeypatch):
     config = CONFIG.replace(model=model, options=options, epochs=20, gradient_clip=1.0)
     recorded = train_one(blocks(), 0, config, 0, "cuda")
     trainer = loop.Trainer(blocks(), blocks().splits[0], config, 0, torch.device("cuda"))
-    assert trainer.captured is not None
-    monkeypatch.setattr(loop.Trainer, "_can_capture", lambda self: False)
+    assert trainer._recording() is not None
+    monkeypatch.setattr(loop.Trainer, "_can_record", lambda self: False)
     launched = train_one(blocks(), 0, config, 0, "cuda")
     for mine, theirs in zip(recorded.history, launched.history, strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
@@ -165,3 +165,62 @@ def test_recorded_stacks_are_launched_stacks(model, dropout, eval_every, monkeyp
         for row, other in zip(mine.history, theirs.history, strict=True):
             assert row["loss"] == pytest.approx(other["loss"], rel=1e-2, abs=1e-4)
         torch.testing.assert_close(mine.outputs, theirs.outputs, atol=2e-2, rtol=2e-2)
+
+
+def test_weights_in_the_loss_reach_recorded_epochs():
+    """The loss of an epoch that is replayed is the one that the trainer was given, also when it is replaced later."""
+    task, place = blocks(), torch.device("cuda")
+    split = task.splits[0]
+    weight = torch.where(task.y == 0, 1.0, 0.0)[split.train]
+
+    def weighted(outputs, targets):
+        each = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return (each * weight.to(outputs.device)).mean()
+
+    settings = CONFIG.replace(options={"hidden_channels": 8, "dropout": 0.0}, epochs=30)
+    on_cpu = loop.Trainer(task, split, settings, 0, torch.device("cpu"), loss=weighted).run()
+    given = loop.Trainer(task, split, settings, 0, place, loss=weighted)
+    record = given.run()
+    assert given._recording() is not None
+    assert not record.notes
+    for mine, theirs in zip(record.history, on_cpu.history, strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-3, abs=1e-5)
+    assert bool((record.outputs.argmax(-1) == 0).all())
+
+    replaced = loop.Trainer(task, split, settings, 0, place)
+    replaced.train_epoch()
+    before = replaced._recording()
+    replaced.loss = weighted
+    replaced.train_epoch()
+    assert replaced._recording() is not before
+    assert replaced.run().history[-1]["loss"] < 0.05
+
+
+@pytest.mark.parametrize("kind", ["classifier", "regressor"])
+def test_sample_weights_of_the_estimators_count_on_a_gpu(kind):
+    from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor
+
+    task = blocks(n=90)
+    x, y = task.x.numpy(), task.y.numpy()
+    make = DIFFormerClassifier if kind == "classifier" else DIFFormerRegressor
+    weight = (y != 2) * 1.0 + 1e-6
+    settings = {"epochs": 40, "random_state": 0, "device": "cuda"}
+    weighted = make(**settings).fit(x, y, sample_weight=weight).predict(x)
+    plain = make(**settings).fit(x, y).predict(x)
+    off = abs(weighted - y)[y == 2].mean(), abs(plain - y)[y == 2].mean()
+    assert off[0] > 2 * off[1] + 0.2
+
+
+def test_a_model_that_cannot_be_recorded_says_why(monkeypatch, caplog):
+    original = DIFFormer.forward
+
+    def waits(self, *inputs):
+        outputs = original(self, *inputs)
+        return outputs + 0 * outputs.sum().item()
+
+    monkeypatch.setattr(DIFFormer, "forward", waits)
+    record = train_one(blocks(), 0, CONFIG, 0, "cuda")
+    assert "could not be recorded as a CUDA graph" in record.notes[0]
+    assert record.result()["notes"][0] == record.notes[0]
+    train_one(blocks(), 0, CONFIG, 1, "cuda")
+    assert sum("could not be recorded" in message for message in caplog.messages) <= 1

@@ -1,4 +1,6 @@
+import dataclasses
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -6,10 +8,12 @@ from small_tasks import blocks, many_labels, point_sets, series
 from torch.nn import functional
 
 from difformer import DIFFormer
-from difformer.training import NonFiniteLossError, TrainConfig, train_one
-from difformer.training.building import learning_rate
+from difformer.training import NonFiniteLossError, TrainConfig, fit, train_one
 from difformer.training.loop import Trainer
+from difformer.training.model import build_model
+from difformer.training.optimizer import learning_rate
 from difformer.training.randomness import isolated_rng
+from difformer.zoo import MODELS
 
 CPU = torch.device("cpu")
 SMALL = {"hidden_channels": 8}
@@ -77,28 +81,135 @@ def test_one_forward_pass_serves_gradient_and_evaluation(monkeypatch):
     assert counts == {0.0: 12, 0.2: 21}
 
 
-def test_models_that_behave_otherwise_in_training_are_noticed():
-    class Noisy(DIFFormer):
-        def forward(self, x, *structure):
-            return super().forward(x + torch.randn_like(x) * self.training, *structure)
+class Noisy(DIFFormer):
+    def forward(self, x, *structure):
+        return super().forward(x + torch.randn_like(x) * self.training, *structure)
 
-    class Counting(DIFFormer):
-        def __init__(self, *sizes):
-            super().__init__(*sizes)
-            self.register_buffer("passes", torch.zeros(()))
 
+def test_one_pass_is_decided_from_module_types_and_dropout_rates():
+    trainer = trainer_of(blocks(), config())
+    assert trainer.one_pass
+    changed = {
+        "a subclass": Noisy(5, 8, 3),
+        "dropout": DIFFormer(5, 8, 3, dropout=0.1),
+        "batch statistics": torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.BatchNorm1d(3)),
+        "torch dropout": torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Dropout(0.1)),
+        "spectral norm": torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(5, 3)),
+    }
+    hooked = DIFFormer(5, 8, 3)
+    hooked.output.register_forward_hook(lambda module, inputs, outputs: outputs * (1 + module.training))
+    for name, model in {**changed, "a hook": hooked}.items():
+        trainer.model = model
+        assert not trainer.one_pass, name
+    trainer.model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Dropout(0.0), torch.nn.LayerNorm(3))
+    assert trainer.one_pass
+
+
+@pytest.mark.parametrize("case", ["zero output", "one channel"])
+def test_the_recorded_scores_are_those_of_the_stored_outputs(case, monkeypatch):
+    """A trial pass cannot see dropout where the output layer is zero, or where one channel is kept."""
+    from difformer.training import loop
+
+    def zeroed(task, settings, seed=None):
+        model = build_model(task, settings, seed)
+        torch.nn.init.zeros_(model.output.weight)
+        return model
+
+    if case == "zero output":
+        monkeypatch.setattr(loop, "build_model", zeroed)
+    task = blocks(n=90)
+    width = 1 if case == "one channel" else 8
+    settings = config(options={"dropout": 0.5, "hidden_channels": width}, epochs=15)
+    for seed in range(4):
+        record = train_one(task, 0, settings, seed, device="cpu")
+        for part, index in task.splits[0].parts().items():
+            right = (record.outputs[index].argmax(-1) == task.y[index]).double().mean().item()
+            assert right == getattr(record, part), (seed, part)
+
+
+def test_weights_loss_feed_and_metric_are_arguments_of_the_trainer():
+    from difformer.training.metrics import find_metric
+
+    task = blocks()
+    split, settings = task.splits[0], config(epochs=30)
+    only_class_0 = torch.where(task.y == 0, 1.0, 0.0)
+
+    def loss(outputs, targets):
+        each = functional.cross_entropy(outputs, targets, reduction="none")
+        return (each * only_class_0[split.train]).mean()
+
+    metric = find_metric("f1")
+    trainer = Trainer(task, split, settings, 0, CPU, loss=loss, metric=metric)
+    record = trainer.run()
+    assert record.metric == "f1"
+    assert bool((record.outputs.argmax(-1) == 0).all())
+    fed = Trainer(task, split, settings, 0, CPU, feed=trainer.feed)
+    assert fed.feed is trainer.feed
+    assert fed.run().test > 0.7
+
+
+def test_outputs_that_are_not_finite_in_an_evaluation_end_the_run(monkeypatch):
+    """With a finite loss, too: such a run has no best epoch."""
+
+    class Fails(DIFFormer):
         def forward(self, *inputs):
-            self.passes += float(self.training)
-            return super().forward(*inputs)
+            found = super().forward(*inputs)
+            return found if self.training else found / 0
 
-    for kind in (Noisy, Counting):
-        trainer = trainer_of(blocks(), config())
-        assert trainer.one_pass
-        trainer.model = kind(5, 8, 3)
-        before = torch.get_rng_state()
-        assert not trainer._modes_agree()
-        assert torch.equal(torch.get_rng_state(), before)
-        assert getattr(trainer.model, "passes", 0) == 0
+    monkeypatch.setattr("difformer.training.loop.build_model", lambda task, settings, seed: Fails(5, 8, 3))
+    with pytest.raises(NonFiniteLossError, match=r"outputs of an evaluation are not finite at epoch 2; try a smaller"):
+        train_one(blocks(), 0, config(eval_every=2), device="cpu")
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_training_in_threads_gives_the_results_of_training_alone(stacked):
+    from difformer.training.stacked import StackedSetting, train_stacked
+
+    task = blocks(n=40)
+    settings = config(options={"dropout": 0.3}, epochs=4)
+
+    def work(seed):
+        if stacked:
+            return train_stacked(task, [StackedSetting(seed), StackedSetting(seed + 50)], settings, "cpu")[1]
+        return train_one(task, 0, settings, seed, device="cpu")
+
+    before = torch.get_rng_state()
+    alone = [work(seed) for seed in range(12)]
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(work, range(12)))
+    assert torch.equal(torch.get_rng_state(), before)
+    for one, other in zip(alone, together, strict=True):
+        assert all(torch.equal(one.state[name], other.state[name]) for name in one.state)
+        assert torch.equal(one.outputs, other.outputs)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_model_is_initialised_from_the_private_generator(name):
+    task = {"nodes": blocks(), "series": series(), "graphs": point_sets()}[MODELS[name].kinds[0]]
+    torch.manual_seed(3)
+    expected = build_model(task, TrainConfig(model=name)).state_dict()
+    torch.manual_seed(9)
+    before = torch.get_rng_state()
+    found = build_model(task, TrainConfig(model=name), 3).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_constant_predictions_and_collapsed_states_are_noted():
+    task = blocks(n=90)
+    rare = dataclasses.replace(task, y=(torch.arange(90) % 10 == 0).long(), num_outputs=2, edge_index=None)
+    rare = dataclasses.replace(rare, x=torch.ones(90, 5))
+    record = train_one(rare, 0, config(epochs=20), device="cpu")
+    share = (rare.y[torch.cat([task.splits[0].valid, task.splits[0].test])] == 0).double().mean()
+    assert f"predicted as class 0, so the accuracy there ({share:.4f})" in record.notes[0]
+    assert "collapsed states" in record.notes[1]
+    assert record.result()["notes"] == list(record.notes)
+    summary = fit(rare, config(epochs=5), seeds=2, device="cpu")
+    assert len(summary.notes) == 2 or all(note.startswith("seed") for note in summary.notes)
+    healthy = train_one(task, 0, config(epochs=30), device="cpu")
+    assert healthy.notes == ()
+    assert "notes" not in healthy.result()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +249,8 @@ def test_every_kind_of_task_learns(make, settings):
         assert record.test < 0.7 * task.y[task.splits[0].test].square().mean()
     else:
         assert record.test > 0.7
-    assert record.outputs.shape == (*task.y.shape[:2], 1) if task.kind == "series" else (task.num_instances,)
+    instances = task.y.shape[:2] if task.kind == "series" else (task.num_instances,)
+    assert record.outputs.shape == (*instances, task.num_outputs)
     assert record.valid == max(row["valid"] for row in record.history) or task.metric == "mse"
     assert record.best_epoch == next(row["epoch"] for row in record.history if row["valid"] == record.valid)
 
@@ -224,7 +336,7 @@ def test_evaluation_every_few_epochs():
 def test_patience_starts_anew_at_every_better_epoch(monkeypatch):
     validation = iter([0.1, 0.2, 0.2, 0.2, 0.3, 0.1, 0.1, 0.1, 0.9])
 
-    def measure(self, outputs):
+    def measure(self, epoch, outputs):
         return {"train": 0.0, "valid": next(validation), "test": 0.0}
 
     monkeypatch.setattr("difformer.training.journal.Journal.measure", measure)

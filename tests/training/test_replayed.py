@@ -55,7 +55,7 @@ def put(new, old):
 
 
 class Recorder:
-    """As `captured.Recorder`; but a CPU cannot record without doing, so that the first replay does nothing."""
+    """As `cuda_graph.Recorder`; but a CPU cannot record without doing, so that the first replay does nothing."""
 
     def __init__(self):
         self.kinds = 0

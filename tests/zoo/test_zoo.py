@@ -15,7 +15,7 @@ from difformer.nn import Model
 from difformer.nn.dropout import dropout_key
 from difformer.sparse import SparseMatrix
 from difformer.training import TrainConfig, embed, fit, predict, train_one
-from difformer.training.building import build_model, hook
+from difformer.training.model import build_model, hook
 from difformer.training.stacked import StackedSetting, train_stacked
 from difformer.zoo.catalogue import ALL_KINDS
 from difformer.zoo.inputs import linear

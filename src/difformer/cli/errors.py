@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import typer
 
+from difformer.cli.output import printable
 from difformer.cli.wording import as_typed
 from difformer.errors import WouldNotFitError
 
@@ -48,7 +49,7 @@ def verb(function: Verb) -> Verb:
             function(*args, **kwargs)
             sys.stdout.flush()  # here, where a reader that went away can be handled
         except KeyboardInterrupt as error:
-            print(f"interrupted{_kept(error)}", file=sys.stderr)
+            print(printable(f"interrupted{_kept(error)}"), file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             # The reader of our output went away (`difformer datasets | head`): nothing to say, and nobody to say it to.
@@ -59,7 +60,7 @@ def verb(function: Verb) -> Verb:
                 raise
             if _debug:
                 traceback.print_exc()
-            print(f"error: {_said(error)}", file=sys.stderr)
+            print(f"error: {printable(_said(error))}", file=sys.stderr)
             raise typer.Exit(USER_ERROR) from None
 
     return run  # type: ignore[return-value]
@@ -106,7 +107,7 @@ def _said(error: Exception) -> str:
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
-    print(f"warning: {as_typed(str(message))}", file=sys.stderr)
+    print(f"warning: {printable(as_typed(str(message)))}", file=sys.stderr)
 
 
 def _silence_stdout() -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+# Control characters (but for tab and newline), C1 controls, and marks that reverse the direction of text: a terminal
+# acts on them, and names and labels come from files of others.
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,11 +38,11 @@ class Output:
     def say(self, text: str = "") -> None:
         """A sentence for people; nothing with ``--json``."""
         if not self.as_json:
-            self.out.print(text, markup=False, soft_wrap=True)
+            self.out.print(printable(text), markup=False, soft_wrap=True)
 
     def remark(self, text: str) -> None:
         """A sentence on standard error, with or without ``--json``."""
-        self.err.print(text, markup=False)
+        self.err.print(printable(text), markup=False)
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
         """A table for people; nothing with ``--json``.
@@ -53,12 +58,18 @@ class Output:
     def show(self, what: Table | str) -> None:
         """A table that was made elsewhere, or a paragraph, in lines that fit; nothing with ``--json``."""
         if not self.as_json:
-            self.out.print(what, markup=False)
+            self.out.print(printable(what) if isinstance(what, str) else what, markup=False)
 
     def json(self, document: Any) -> None:
         """The document; nothing without ``--json``."""
         if self.as_json:
-            print(json.dumps(plain(document), indent=2, ensure_ascii=False))
+            text = json.dumps(plain(document), indent=2, ensure_ascii=False)
+            print(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def printable(text: str) -> str:
+    """Text with control characters written out (``\\x1b``), so that a name cannot move the cursor or hide a line."""
+    return _UNSAFE.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def check_new(path: Path, force: bool) -> None:
@@ -79,9 +90,9 @@ def make_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, rig
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
-        table.add_column(Text(heading), justify="right" if heading in right else "left", overflow="fold")
+        table.add_column(Text(printable(heading)), justify="right" if heading in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
     return table
 
 

@@ -11,7 +11,7 @@ import typer
 
 from difformer.cli.errors import verb
 from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed
-from difformer.cli.output import Output, check_new
+from difformer.cli.output import Output, check_new, printable
 
 if TYPE_CHECKING:
     from difformer.training.predictions import Predictions
@@ -64,7 +64,12 @@ def predict(
         )
         found = replace(found, instance_names=new.names)
     if printed:
-        sys.stdout.write(found.csv())
+        text = found.csv()
+        sys.stdout.write(printable(text))
+        if printable(text) != text:
+            output.remark(
+                "warning: control characters in names are written out here; --out FILE keeps them as they are"
+            )
         return
     found.write(out)
     headings, rows = found.table()

@@ -36,20 +36,18 @@ def joined(device: str, output: Output) -> Iterator[Ranks]:
     """The group; on ranks other than the first nothing is printed that rank 0 prints already."""
     from difformer.distributed.ranks import join
 
-    with join(device) as ranks:
-        hush(output)
-        try:
+    hush(output)
+    try:
+        with join(device) as ranks:
             yield ranks
-        except KeyboardInterrupt:
-            if ranks.first:
-                raise
-            raise typer.Exit(INTERRUPTED) from None
-        except Exception as error:
-            if not ranks.first and getattr(error, "of_rank_0", False):
-                quiet = typer.Exit(USER_ERROR)
-                quiet.of_rank_0 = True  # type: ignore[attr-defined]
-                raise quiet from None
+    except KeyboardInterrupt:
+        if rank() == 0:
             raise
+        raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:
+        if rank() > 0 and getattr(error, "of_rank_0", False):
+            raise typer.Exit(USER_ERROR) from None
+        raise
 
 
 def fit_partition(
@@ -131,7 +129,7 @@ def fit_runs(
 
 def resume_runs(run: Path, *, device: str, output: Output) -> None:
     """Go on with a run, its seeds spread over ranks."""
-    from difformer.distributed.seeds import go_on
+    from difformer.distributed.seeds import resume_seeds
     from difformer.training.runfolder import RunFolder
 
     folder = RunFolder.open(run)
@@ -144,7 +142,7 @@ def resume_runs(run: Path, *, device: str, output: Output) -> None:
             output.say(line)
         metric = task.metric if config.metric == "auto" else config.metric
         with resumable(run), Progress(output, metric=metric, runs=max(waiting, 1), epochs=config.epochs) as shown:
-            summary = go_on(folder, task, ranks=ranks, callbacks=[shown])
+            summary = resume_seeds(folder, task, ranks=ranks, callbacks=[shown])
         report(summary, output, {"config": config.to_dict()})
 
 

@@ -23,12 +23,13 @@ from difformer.distributed.ranks import Ranks
 from difformer.distributed.trainer import RanksTrainer
 from difformer.nn import DIFFormer, GraphLevel
 from difformer.nn.dropout import dropout_key
-from difformer.training.building import build_model, make_optimizer
 from difformer.training.config import TrainConfig
 from difformer.training.feeding import Inputs, Step, structured
 from difformer.training.feeding_graphs import DEFAULT_BATCH_SIZE, GraphsFeed
 from difformer.training.journal import Journal, Measured
 from difformer.training.losses import class_weights
+from difformer.training.model import build_model
+from difformer.training.optimizer import make_optimizer
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import Row
 
@@ -134,8 +135,8 @@ class GraphsTrainer(RanksTrainer):
         self.task, self.split, self.config, self.seed = task, split, config, seed
         self.device, self.ranks = ranks.device, ranks
         torch.manual_seed(seed)
-        self.model = build_model(task, config).to(ranks.device)
-        self.penalty, self.captured, self.one_pass = None, None, False
+        self.model = build_model(task, config, seed).to(ranks.device)
+        self.penalty, self.notes = None, []
         weights = class_weights(task.y[split.train], task.num_outputs) if config.class_weights else None
         weights = None if weights is None else weights.to(ranks.device)
         self.loss, _ = make_sums(task.problem, config, weights)

@@ -1,13 +1,15 @@
-"""The folder of a partitioned task: one file a part, so that a rank reads its own and nothing else.
+"""The folder of a partitioned task: one file per part, so that a rank reads only its own.
 
     partition.json                 what the task is, where it comes from, its parts, cut and balance
     part-00000.safetensors, …      nodes, features, targets, splits and incoming edges of one part
 
-The folder appears whole, with everything in it, or not at all. Nothing is pickled.
+Every part carries the fingerprint of its partition and its own number, and every index is checked when a part is read.
+The folder appears with everything in it, or not at all. Nothing is pickled.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -29,10 +31,10 @@ from difformer.distributed.parts import Part, cut
 from difformer.distributed.ranks import Ranks
 from difformer.distributed.shard import Shard, assemble
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "partition.json"
 PARTS = ("train", "valid", "test")
-# What of a task stands in the manifest as it is.
+# Attributes of a task that are copied into the manifest.
 FACTS = ("name", "problem", "metric", "protocol", "num_outputs", "num_features", "class_names", "notes")
 
 
@@ -80,12 +82,14 @@ def write_partition(
     found = "given"
     if assignment is None:
         assignment, found = partition(edges, task.num_nodes, parts, method=method, seed=seed)
+    identity = _identity(task, assignment, parts)
     manifest = {
         "format": FORMAT,
         **{name: getattr(task, name) for name in FACTS},
         "num_nodes": task.num_nodes,
         "num_edges": task.num_edges,
         "fingerprint": task.fingerprint(),
+        "partition": identity,
         "splits": [split.name for split in task.splits],
         "source": source,
         "method": found,
@@ -103,7 +107,7 @@ def write_partition(
     new = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         for number, part in enumerate(cut(task, assignment, parts)):
-            _write(part, new / _file(number), task.instance_names)
+            _write(part, new / _file(number), task.instance_names, {"partition": identity, "part": str(number)})
             if on_part is not None:
                 on_part(number)
         (new / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -118,11 +122,18 @@ def write_partition(
     return Partition.open(path)
 
 
+def _identity(task: Task, assignment: Tensor, parts: int) -> str:
+    """Fingerprint of a partition: of the task, and of the part of each node."""
+    found = hashlib.sha256(f"{task.fingerprint()} {parts} ".encode())
+    found.update(assignment.long().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
 def _file(number: int) -> str:
     return f"part-{number:05d}.safetensors"
 
 
-def _write(part: Part, path: Path, names: tuple[str, ...]) -> None:
+def _write(part: Part, path: Path, names: tuple[str, ...], metadata: dict[str, str]) -> None:
     tensors: dict[str, Tensor] = {"nodes": part.nodes, "y": part.y}
     if part.x.layout == torch.strided:
         tensors["x"] = part.x
@@ -136,7 +147,49 @@ def _write(part: Part, path: Path, names: tuple[str, ...]) -> None:
     if names:
         text = json.dumps([names[i] for i in part.nodes.tolist()], ensure_ascii=False).encode()
         tensors["names"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, path)
+    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, path, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """The tensors of a part, each checked when it is taken."""
+
+    found: Mapping[str, Tensor]
+    path: Path
+
+    def error(self, name: str, problem: str) -> DataError:
+        return DataError(f"{name} {problem}; the file is damaged: partition the task again", path=self.path)
+
+    def take(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None = None) -> Tensor:
+        if name not in self.found:
+            raise self.error(name, "is missing")
+        value = self.found[name]
+        if shape is not None and tuple(value.shape) != shape:
+            raise self.error(name, f"has shape {tuple(value.shape)}, expected {shape}")
+        if dtype is not None and value.dtype != dtype:
+            raise self.error(name, f"has type {value.dtype}, expected {dtype}")
+        return value
+
+    def index(self, name: str, size: int | None, *, below: int | None = None, ascending: bool = False) -> Tensor:
+        """Whole numbers in 0 … below - 1."""
+        value = self.take(name, None if size is None else (size,))
+        if value.ndim != 1 or value.dtype not in (torch.int32, torch.int64):
+            raise self.error(name, f"is no list of whole numbers: {value.dtype}, shape {tuple(value.shape)}")
+        value = value.long()
+        if value.numel() and (int(value.min()) < 0 or (below is not None and int(value.max()) >= below)):
+            raise self.error(name, f"has numbers outside 0 … {'' if below is None else below - 1}")
+        if ascending and not bool((value.diff() > 0).all()):
+            raise self.error(name, "does not ascend")
+        return value
+
+    def csr(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """``[rows, columns]``, with every invariant of the format checked."""
+        values = self.take("x.values", None, dtype)
+        column = self.index("x.col", values.numel(), below=columns)
+        crow = self.index("x.crow", rows + 1, below=values.numel() + 1)
+        if int(crow[0]) != 0 or int(crow[-1]) != values.numel() or bool((crow.diff() < 0).any()):
+            raise self.error("x.crow", "does not count the entries of the rows")
+        return torch.sparse_csr_tensor(crow, column, values, (rows, columns))
 
 
 @dataclass(frozen=True)
@@ -167,8 +220,16 @@ class Partition:
                 raise DataError(
                     f"is in format {about['format']}, this difformer reads up to {FORMAT}: upgrade difformer", path=path
                 )
+            if about["format"] < FORMAT:
+                raise DataError(
+                    f"is in format {about['format']}, whose parts carry no fingerprint; partition the task again",
+                    path=path,
+                )
+            Quality(**about["quality"])
+            for name in (*FACTS, "num_nodes", "num_edges", "fingerprint", "partition", "splits", "source", "layout"):
+                about[name]
             missing = [_file(i) for i in range(len(about["sizes"])) if not (path / _file(i)).is_file()]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
             raise DataError(f"its {MANIFEST} is damaged: {type(error).__name__}: {error}", path=path) from error
         if missing:
             raise DataError(f"{missing[0]} is missing; partition the task again", path=path)
@@ -191,38 +252,73 @@ class Partition:
         """One part.
 
         Raises:
-            DataError: If its file is damaged.
+            DataError: If its file is damaged, belongs to another partition, or has an index out of range.
         """
         path = self.path / _file(number)
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys() if name != "names"}  # noqa: SIM118
+                metadata = file.metadata() or {}
         except (SafetensorError, OSError) as error:
             raise DataError(f"is damaged: {error}; partition the task again", path=path) from error
-        return self._part(tensors)
+        if metadata.get("partition") != self.about["partition"]:
+            raise DataError(
+                f"belongs to another partition ({metadata.get('partition')}, not {self.about['partition']}); "
+                "partition the task again",
+                path=path,
+            )
+        if metadata.get("part") != str(number):
+            raise DataError(
+                f"is part {metadata.get('part')} of the partition, not part {number}; partition the task again",
+                path=path,
+            )
+        return self._part(number, _Tensors(tensors, path))
 
-    def _part(self, tensors: dict[str, Tensor]) -> Part:
-        nodes = tensors["nodes"]
-        x = tensors.get("x")
-        if x is None:
-            given = (tensors["x.crow"], tensors["x.col"], tensors["x.values"])
-            x = torch.sparse_csr_tensor(*given, (nodes.numel(), self.about["num_features"]))
+    def _part(self, number: int, given: _Tensors) -> Part:
+        about, sizes = self.about, self.sizes
+        n = sizes[number]
+        layout = about["layout"]
+        nodes = given.index("nodes", n, below=self.num_nodes, ascending=True)
+        if layout["sparse"]:
+            x = given.csr(n, int(about["num_features"]), getattr(torch, layout["x"]))
+        else:
+            x = given.take("x", (n, int(about["num_features"])), getattr(torch, layout["x"]))
+        y = given.take("y", (n, *layout["columns"]), getattr(torch, layout["y"]))
+        if not y.is_floating_point() and y.numel() and not -1 <= int(y.min()) <= int(y.max()) < about["num_outputs"]:
+            raise given.error("y", f"has classes outside -1 … {about['num_outputs'] - 1}")
         splits = tuple(
-            (tensors[f"split.{i}.train"], tensors[f"split.{i}.valid"], tensors[f"split.{i}.test"])
-            for i in range(len(self.about["splits"]))
+            (
+                given.index(f"split.{i}.train", None, below=n),
+                given.index(f"split.{i}.valid", None, below=n),
+                given.index(f"split.{i}.test", None, below=n),
+            )
+            for i in range(len(about["splits"]))
         )
-        edges = {
-            name: tensors[name].long() if name in tensors else None
-            for name in ("source", "target", "halo_part", "halo_row")
-        }
-        return Part(nodes, x, tensors["y"], splits, edge_weight=tensors.get("edge_weight"), **edges)
+        if about["num_edges"] is None:
+            return Part(nodes, x, y, splits)
+        halo_part = given.index("halo_part", None, below=len(sizes))
+        halo = halo_part.numel()
+        halo_row = given.index("halo_row", halo)
+        if halo and bool((halo_row >= torch.tensor(sizes)[halo_part]).any()):
+            raise given.error("halo_row", "has rows that the other parts do not have")
+        target = given.index("target", None, below=n)
+        source = given.index("source", target.numel(), below=n + halo)
+        weight = given.take("edge_weight", (target.numel(),)) if layout["weighted"] else None
+        return Part(nodes, x, y, splits, source, target, weight, halo_part, halo_row)
 
     def names(self, number: int) -> list[str]:
         """Names of the nodes of a part; none where the task has none."""
-        with safe_open(self.path / _file(number), framework="pt", device="cpu") as file:
+        path = self.path / _file(number)
+        with safe_open(path, framework="pt", device="cpu") as file:
             if "names" not in file.keys():  # noqa: SIM118
                 return []
-            return list(json.loads(file.get_tensor("names").numpy().tobytes()))
+            try:
+                found = json.loads(file.get_tensor("names").numpy().tobytes())
+            except (ValueError, RecursionError):
+                found = None
+        if not isinstance(found, list) or len(found) != self.sizes[number]:
+            raise DataError(f"names are not {self.sizes[number]} names; partition the task again", path=path)
+        return [str(name) for name in found]
 
     def empty(self) -> Part:
         """A part without nodes, for a rank that has none."""

@@ -9,7 +9,7 @@ from difformer.data import Split
 from difformer.distributed.metrics import measure
 from difformer.distributed.ranks import Ranks
 from difformer.training.config import TrainConfig
-from difformer.training.journal import Journal, Measured
+from difformer.training.journal import Journal, Measured, NonFiniteOutputError
 from difformer.training.metrics import find_metric
 from difformer.training.record import Row
 
@@ -62,8 +62,10 @@ class ShardedJournal(Journal):
                 f"(--set metric=…) or another split"
             )
 
-    def measure(self, outputs: Tensor) -> Measured:
+    def measure(self, epoch: int, outputs: Tensor) -> Measured:
         outputs = outputs.float()
+        if self.ranks.any(not all(bool(outputs[index].isfinite().all()) for index, _ in self.parts.values())):
+            raise NonFiniteOutputError(epoch, self.config)
         return {
             name: measure(self.metric, outputs[index], targets, self.ranks)
             for name, (index, targets) in self.parts.items()

@@ -8,7 +8,7 @@ CPU, NCCL on GPUs) and gives each a `Ranks`, through which everything goes that 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,9 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import difformer
 from difformer.distributed import environment
 from difformer.distributed.traffic import Traffic
 from difformer.distributed.watch import Watch, naming_the_dead
+from difformer.errors import UserError
 
 # Whoever is waited for may be at work for long; that nobody is waited for in vain is what the watch is for.
 PATIENCE = timedelta(days=30)
@@ -125,9 +127,64 @@ class Ranks:
             raise failed
         return found
 
+    def gather_objects(self, value: Any) -> list[Any]:
+        """The value of every rank, by rank, on every rank."""
+        found = [value] * self.size
+        if self.size > 1:
+            with naming_the_dead(self.watch):
+                dist.all_gather_object(found, value)
+        return found
+
+    def agree(self, **facts: Any) -> None:
+        """Checks that all ranks were started with the same data and settings; all ranks call it together.
+
+        Args:
+            **facts: What must be equal, by name; a mapping is compared entry by entry.
+
+        Raises:
+            UserError: On every rank, with the values of rank 0 and those of the ranks that differ.
+        """
+        theirs = self.gather_objects(_flat(facts))
+        differences = []
+        for name in dict.fromkeys(name for one in theirs for name in one):
+            values = [one.get(name, "absent") for one in theirs]
+            others: dict[str, list[int]] = {}
+            for rank, value in enumerate(values):
+                if value != values[0]:
+                    others.setdefault(value, []).append(rank)
+            if others:
+                said = ", ".join(f"{value} on {_listed(who)}" for value, who in others.items())
+                differences.append(f"{name} is {values[0]} on rank 0 and {said}")
+        if differences:
+            error = UserError(
+                f"the ranks were not started alike: {'; '.join(differences)}. Start every rank with the same command, "
+                f"data files and versions"
+            )
+            error.of_rank_0 = True  # type: ignore[attr-defined]
+            raise error
+
     def wait_for_all(self) -> None:
         """Until every rank has come here."""
         self.any(False)
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """``{"settings": {"epochs": 3}}`` as ``{"settings epochs": "3"}``."""
+    found: dict[str, str] = {}
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name} ")
+        else:
+            found[prefix + name] = str(value)
+    return found
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """``[1, 2]`` as "ranks 1 and 2", and a long list in short."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = [str(rank) for rank in ranks] if len(ranks) <= 4 else [*map(str, ranks[:3]), f"{len(ranks) - 3} others"]
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 @dataclass
@@ -159,7 +216,7 @@ def join(device: str = "auto", *, watched: bool = True) -> Iterator[Ranks]:
         watched: Whether to look after the other ranks.
 
     Raises:
-        ValueError: If there is no such device for this process.
+        UserError: If there is no such device for this process, or the ranks run different versions.
         RankLostError: Out of whatever waits for a rank that has died.
     """
     rank, size = environment.rank(), environment.size()
@@ -175,6 +232,7 @@ def join(device: str = "auto", *, watched: bool = True) -> Iterator[Ranks]:
     watch = Watch.start(rank, size) if watched and size > 1 else None
     ranks = Ranks(rank, size, place, watch)
     try:
+        ranks.agree(version={"of difformer": difformer.__version__, "of torch": torch.__version__})
         yield ranks
         ranks.wait_for_all()  # nobody leaves while another may still need what only this process keeps
     except Exception as error:
@@ -197,7 +255,7 @@ def _device(device: str, local_rank: int, local_size: int) -> torch.device:
         return torch.device("cpu")
     if device == "cuda" and local_rank < count:
         return torch.device("cuda", local_rank)
-    raise ValueError(
+    raise UserError(
         f"device must be auto, cpu or cuda under torchrun (each process takes a GPU of its own), got {device!r} for "
         f"local rank {local_rank} on a machine with {count} GPUs"
     )

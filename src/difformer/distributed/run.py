@@ -93,6 +93,7 @@ def fit_sharded(
         RunFolderError: If the folder is there already, holds another run, or cannot be written.
     """
     facts = facts_of(partition)
+    ranks.agree(**_identity(partition), setting=config.to_dict(), seeds=list(seeds))
     folder = ranks.first_does(lambda: _folder(partition, facts, config, ranks, seeds, Path(out), resume, preset))
     return _train(folder, partition, facts, ranks, tuple(callbacks) if ranks.first else ())
 
@@ -111,8 +112,14 @@ def resume_sharded(
         check_config(facts_of(partition), folder.config, partition.num_nodes)
         return folder
 
+    ranks.agree(**_identity(partition))
     folder = ranks.first_does(open_folder)
     return _train(folder, partition, facts_of(partition), ranks, tuple(callbacks) if ranks.first else ())
+
+
+def _identity(partition: Partition) -> dict[str, Any]:
+    """What ranks compare before they train, each of which may have opened a folder of its own."""
+    return {"data fingerprint": partition.about["fingerprint"], "partition": partition.about["partition"]}
 
 
 def _folder(

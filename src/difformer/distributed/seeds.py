@@ -55,6 +55,8 @@ def fit_seeds(
         RunFolderError: If the folder is there already, holds another run, or cannot be written.
     """
 
+    ranks.agree(**{"data fingerprint": task.fingerprint()}, setting=config.to_dict(), seeds=list(seeds))
+
     def make() -> RunFolder:
         if resume and Path(out).exists():
             folder = RunFolder.open(out)
@@ -65,11 +67,16 @@ def fit_seeds(
             out, task, config, seeds=tuple(seeds), device=ranks.device, source=source, preset=preset
         )
 
-    return go_on(ranks.first_does(make), task, ranks=ranks, callbacks=callbacks)
+    return _train_waiting(ranks.first_does(make), task, ranks, callbacks)
 
 
-def go_on(folder: RunFolder, task: Task, *, ranks: Ranks, callbacks: Iterable[Callback] = ()) -> Summary:
-    """All seeds of a run folder that are not done, spread over ranks; see `fit_seeds`."""
+def resume_seeds(folder: RunFolder, task: Task, *, ranks: Ranks, callbacks: Iterable[Callback] = ()) -> Summary:
+    """Resume a run folder: the seeds that are not finished are spread over ranks; see `fit_seeds`."""
+    ranks.agree(**{"data fingerprint": task.fingerprint()}, setting=folder.config.to_dict(), seeds=list(folder.seeds))
+    return _train_waiting(folder, task, ranks, callbacks)
+
+
+def _train_waiting(folder: RunFolder, task: Task, ranks: Ranks, callbacks: Iterable[Callback]) -> Summary:
     told = tuple(callbacks) if ranks.first else ()
     with closing(told), contextlib.ExitStack() as stack, stop_requests(told) as stop:
 

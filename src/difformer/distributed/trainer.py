@@ -25,12 +25,13 @@ from difformer.distributed.shard import Shard
 from difformer.nn import DIFFormer
 from difformer.nn.dropout import dropout_key
 from difformer.sparse import SparseMatrix
-from difformer.training.building import build_model, make_optimizer
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import Due
 from difformer.training.config import TrainConfig, knn_of
 from difformer.training.feeding import Inputs, Step, features
 from difformer.training.loop import Log, Save, Trainer
+from difformer.training.model import build_model
+from difformer.training.optimizer import make_optimizer
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord
 
@@ -145,8 +146,8 @@ class RanksTrainer(Trainer):
         sum_gradients(self.model.parameters(), self.ranks)
         super()._update()
 
-    def _modes_agree(self) -> bool:
-        return self.ranks.all(super()._modes_agree())
+    def _warnings(self, outputs: Tensor) -> list[str]:
+        return []  # a rank sees its own rows alone
 
 
 class ShardedTrainer(RanksTrainer):
@@ -166,12 +167,12 @@ class ShardedTrainer(RanksTrainer):
         self.device, self.ranks = ranks.device, ranks
         check_config(facts, config, shard.rows.total)
         torch.manual_seed(seed)
-        self.model = build_model(facts, config).to(ranks.device)  # type: ignore[arg-type]
+        self.model = build_model(facts, config, seed).to(ranks.device)  # type: ignore[arg-type]
         for value in self.model.state_dict().values():  # the same on every rank, also on unlike machines
             if ranks.rank:
                 value.zero_()
             ranks.sum_(value, "plan")
-        self.penalty, self.captured = None, None
+        self.penalty, self.notes = None, []
         rows = shard.rows if config.graph == "given" else Rows(ranks, shard.rows.numbers, shard.rows.sizes, None)
         targets = shard.y[split.train]
         weights = class_weights(targets, facts.num_outputs, ranks) if config.class_weights else None
@@ -187,7 +188,6 @@ class ShardedTrainer(RanksTrainer):
         self.epoch, self.seconds = 0, 0.0
         self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         self.numbers = rows.numbers
-        self.one_pass = self._modes_agree()
 
     def _masks(self, epoch: int) -> AbstractContextManager[Any]:
         return dropout_key(self.seed, epoch, rows=self.numbers)

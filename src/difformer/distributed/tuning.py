@@ -49,6 +49,7 @@ def tune_over_ranks(
     """
     optuna = require("optuna", extra="tune", purpose="tuning")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    ranks.agree(**{"data fingerprint": task.fingerprint(), "trials": trials}, question=question.written(task))
     folder = Path(out)
     with contextlib.ExitStack() as stack:
 

@@ -28,8 +28,9 @@ from difformer.nn.structure import Structure
 from difformer.training.callbacks import Callback
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
-from difformer.training.feeding import make_feed
+from difformer.training.feeding import Feed, make_feed
 from difformer.training.loop import Trainer
+from difformer.training.model import build_model
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord
 
@@ -95,19 +96,21 @@ def train_weighted(
     place = resolve(device)
     with isolated_rng(place):
         torch.manual_seed(seed)
-        trainer = Trainer(task, split, config, seed, place)
-        assert isinstance(trainer.model, DIFFormer)
-        if split.valid.numel() and task.problem == "multiclass":
-            trainer.journal.metric = ACCURATE_THEN_SURE
+        model = build_model(task, config, seed).to(place)
+        assert isinstance(model, DIFFormer)
         fed = task if weight is None else _packed(task, weight)
+        feed: Feed
         if config.batch_size is not None:
-            trainer.feed = PartsFeed(fed, split, config, seed, place)
-        elif weight is not None:
-            trainer.feed = make_feed(fed, split, config, seed, place, trainer.model)
+            feed = PartsFeed(fed, split, config, seed, place)
+        else:
+            feed = make_feed(fed, split, config, seed, place, model)
+        loss = None
         if weight is not None:
-            trainer.loss = _cross_entropy if task.problem == "multiclass" else _squared_error
-        if mass is not None and trainer.feed.whole:
-            give_mass(trainer.model, mass.to(place))
+            loss = _cross_entropy if task.problem == "multiclass" else _squared_error
+        metric = ACCURATE_THEN_SURE if split.valid.numel() and task.problem == "multiclass" else None
+        if mass is not None and feed.whole:
+            give_mass(model, mass.to(place))
+        trainer = Trainer(task, split, config, seed, place, model=model, feed=feed, loss=loss, metric=metric)
         return trainer.run(tuple(callbacks))
 
 

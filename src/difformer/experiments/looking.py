@@ -16,8 +16,8 @@ from difformer.report.latent import chance, latent_layers, why_no_attention
 from difformer.report.projection import project
 from difformer.report.sampling import draw
 from difformer.report.scene import Scene, make_scene
-from difformer.training.building import build_model
 from difformer.training.feeding import make_feed
+from difformer.training.model import build_model
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord
 from difformer.training.using import Loaded

@@ -19,6 +19,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from difformer.atomic import write_whole
+from difformer.errors import UserError
 from difformer.training.config import TrainConfig
 from difformer.training.randomness import rng_state, set_rng_state
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A checkpoint that cannot be used: damaged, of another run, or written by a newer version."""
 
 

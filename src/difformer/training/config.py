@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from difformer.errors import UserError
+
 SCHEDULES = ("constant", "cosine", "linear")
 LOSSES = ("auto", "broadcast-mse")
 PRECISIONS = ("float32", "bf16")
@@ -85,7 +87,7 @@ class TrainConfig:
         for name, (holds, expected) in _RULES.items():
             value = getattr(self, name)
             if not holds(value):
-                raise ValueError(f"{name} must be {expected}, got {value!r}")
+                raise UserError(f"{name} must be {expected}, got {value!r}")
         knn_of(self.graph)
 
     def replace(self, **changes: Any) -> TrainConfig:
@@ -115,7 +117,7 @@ def knn_of(graph: str) -> int | None:
         return None
     if kind == "knn" and count.isdecimal() and int(count) >= 2:
         return int(count)
-    raise ValueError(
+    raise UserError(
         f"graph must be 'given', 'none' or 'knn:K' with K of at least 2 (the node itself is counted), got {graph!r}"
     )
 
@@ -142,9 +144,9 @@ def parse_settings(settings: Iterable[str], model: str = "difformer-s") -> tuple
         name, equals, text = setting.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or not name:
-            raise ValueError(f"a setting is NAME=VALUE, for example learning_rate=0.01; got {setting!r}")
+            raise UserError(f"a setting is NAME=VALUE, for example learning_rate=0.01; got {setting!r}")
         if name in fields or name in options:
-            raise ValueError(f"setting {name} is given twice, the second time as {text.strip()!r}")
+            raise UserError(f"setting {name} is given twice, the second time as {text.strip()!r}")
         named = text.strip().lower() == "none" and takes_a_name(name, model, TrainConfig)
         value = "none" if named else parse_value(text)
         if name in _RULES:
@@ -152,7 +154,7 @@ def parse_settings(settings: Iterable[str], model: str = "difformer-s") -> tuple
         elif name in options_known:
             options[name] = value
         else:
-            raise ValueError(unknown_setting(name, model, [*_RULES], [*options_known]))
+            raise UserError(unknown_setting(name, model, [*_RULES], [*options_known]))
     TrainConfig(model=model, **fields)  # a value out of range is refused here, where the setting can still be named
     return fields, options
 
@@ -177,7 +179,7 @@ def _check_names(names: Iterable[str]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"a training configuration has no field {name!r}; {hint}It has {', '.join(known)}")
+            raise UserError(f"a training configuration has no field {name!r}; {hint}It has {', '.join(known)}")
 
 
 Rule = tuple[Callable[[Any], bool], str]

@@ -6,6 +6,8 @@ import platform
 
 import torch
 
+from difformer.errors import UserError
+
 
 def resolve(device: str | torch.device = "auto") -> torch.device:
     """The device of a name; ``"auto"`` is the first CUDA device where there is one, the CPU otherwise.
@@ -20,17 +22,17 @@ def resolve(device: str | torch.device = "auto") -> torch.device:
     try:
         found = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"device must be auto, cpu, cuda, cuda:1 or mps, got {str(device)!r}") from error
+        raise UserError(f"device must be auto, cpu, cuda, cuda:1 or mps, got {str(device)!r}") from error
     if found.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (found.index or 0) >= count:
-            raise ValueError(
+            raise UserError(
                 f"device {str(device)!r} is not here: {count or 'no'} CUDA device{'' if count == 1 else 's'} found; "
                 f"take device='auto' or 'cpu'"
             )
         return torch.device("cuda", found.index or 0)
     if found.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("device 'mps' is not here; take device='auto' or 'cpu'")
+        raise UserError("device 'mps' is not here; take device='auto' or 'cpu'")
     return found
 
 

@@ -19,8 +19,8 @@ from difformer.data import Split, Task
 from difformer.data.knn import knn_graph
 from difformer.graph import Graph
 from difformer.sparse import SparseMatrix
-from difformer.training.building import hook
 from difformer.training.config import TrainConfig, knn_of
+from difformer.training.model import hook
 from difformer.training.neighbours import neighbours_of
 
 

@@ -24,6 +24,7 @@ from difformer.attention.memory import free_bytes
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import least_of
 from difformer.data.sparse import take_rows
+from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.difformer import ACTIVATIONS
@@ -49,7 +50,7 @@ def embed_in_batches(
         The states, on `storage`.
     """
     if model.training:
-        raise ValueError("model must be in evaluation mode: call model.eval() first")
+        raise UserError("model must be in evaluation mode: call model.eval() first")
     count = x.shape[0]
     if graph is not None and not graph.num_edges:
         graph = None

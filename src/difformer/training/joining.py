@@ -12,6 +12,7 @@ from torch import Tensor
 
 from difformer.data import Split, Task
 from difformer.data.sparse import from_scipy, to_scipy
+from difformer.errors import UserError
 
 _EMPTY = torch.empty(0, dtype=torch.long)
 
@@ -28,14 +29,12 @@ def new_task(
         ValueError: If the features do not fit the task.
     """
     if task.kind == "graphs":
-        raise ValueError(
-            "new graphs are given as a task of their own: on=…, see difformer.data.from_arrays(node_ptr=…)"
-        )
+        raise UserError("new graphs are given as a task of their own: on=…, see difformer.data.from_arrays(node_ptr=…)")
     x = _tensor(features).to(task.x.dtype)
     dims = 3 if task.kind == "series" else 2
     if x.dim() != dims or x.shape[-1] != task.num_features or (dims == 3 and x.shape[1] != task.num_nodes):
         expected = f"[T, {task.num_nodes}, {task.num_features}]" if dims == 3 else f"[M, {task.num_features}]"
-        raise ValueError(f"features of new instances must have shape {expected}, got {tuple(x.shape)}")
+        raise UserError(f"features of new instances must have shape {expected}, got {tuple(x.shape)}")
     if task.kind == "series":
         return _new_snapshots(task, x, edges, edge_weight), 0
     if task.scaling is not None:  # new rows come as they are, the task's own are standardised
@@ -48,9 +47,7 @@ def _new_snapshots(task: Task, x: Tensor, edges: Any, edge_weight: Any) -> Task:
     if edges is not None:
         index, weight = _each(edges, torch.long), None if edge_weight is None else _each(edge_weight, torch.float32)
     elif isinstance(index, tuple):
-        raise ValueError(
-            f"every snapshot of {task.name!r} has a graph of its own: give edges, one graph a new snapshot"
-        )
+        raise UserError(f"every snapshot of {task.name!r} has a graph of its own: give edges, one graph a new snapshot")
     y = _unknown(task, x.shape[0])
     return dataclasses.replace(task, x=x, y=y, edge_index=index, edge_weight=weight, splits=_nothing())
 

@@ -1,4 +1,4 @@
-"""What was measured, epoch by epoch, and which epoch is best: the first that no earlier one reaches on validation."""
+"""What was measured, epoch by epoch, and the best epoch: the earliest one with the best validation score."""
 
 from __future__ import annotations
 
@@ -8,33 +8,54 @@ import torch
 from torch import Tensor
 
 from difformer.data import Split, Task
+from difformer.errors import UserError
 from difformer.training.callbacks import EpochEvent
 from difformer.training.config import TrainConfig
-from difformer.training.metrics import find_metric
+from difformer.training.metrics import Metric, chosen_metric
 from difformer.training.record import Row
 
 PARTS = ("train", "valid", "test")
 Measured = dict[str, float]
 
 
-class NonFiniteLossError(ArithmeticError):
+class NonFiniteLossError(UserError, ArithmeticError):
     """The training loss became NaN or infinite.
 
     Args:
         epoch: The first epoch with such a loss.
-        loss: What it was.
+        loss: Its value.
         config: What was trained.
     """
 
     def __init__(self, epoch: int, loss: float, config: TrainConfig) -> None:
         self.epoch, self.loss = epoch, loss
-        clip = "" if config.gradient_clip else ", gradient_clip=1"
-        half = "" if config.precision == "float32" else ", precision=float32"
-        super().__init__(
-            f"the training loss is {loss} at epoch {epoch}; try a smaller learning_rate (it is "
-            f"{config.learning_rate:g}){clip}, warmup=10{half}, and see whether the features are finite and of similar "
-            f"scale"
+        super().__init__(f"the training loss is {loss} at epoch {epoch}; {_advice(config)}", argument="learning_rate")
+
+
+class NonFiniteOutputError(NonFiniteLossError):
+    """Outputs were NaN or infinite when an epoch was evaluated, although its training loss was finite.
+
+    Args:
+        epoch: The first evaluated epoch with such outputs.
+        config: What was trained.
+    """
+
+    def __init__(self, epoch: int, config: TrainConfig) -> None:
+        UserError.__init__(
+            self,
+            f"the outputs of an evaluation are not finite at epoch {epoch}; {_advice(config)}",
+            argument="learning_rate",
         )
+        self.epoch, self.loss = epoch, math.nan
+
+
+def _advice(config: TrainConfig) -> str:
+    clip = "" if config.gradient_clip else ", gradient_clip=1"
+    half = "" if config.precision == "float32" else ", precision=float32"
+    return (
+        f"try a smaller learning_rate (it is {config.learning_rate:g}){clip}, warmup=10{half}, and check that the "
+        f"features are finite and of similar scale"
+    )
 
 
 class Journal:
@@ -47,13 +68,21 @@ class Journal:
         seed: Of the run.
         epochs: Epochs at most.
         device: Where outputs are.
+        metric: Chooses the epoch instead of the configuration's metric.
     """
 
     def __init__(
-        self, task: Task, split: Split, config: TrainConfig, seed: int, epochs: int, device: torch.device
+        self,
+        task: Task,
+        split: Split,
+        config: TrainConfig,
+        seed: int,
+        epochs: int,
+        device: torch.device,
+        metric: Metric | None = None,
     ) -> None:
         self.split, self.config, self.seed, self.epochs = split, config, seed, epochs
-        self.metric = find_metric(task.metric if config.metric == "auto" else config.metric, task.problem)
+        self.metric = metric or chosen_metric(config, task)
         # Metrics are counted in double precision, which Apple's GPUs do not have.
         judge = torch.device("cpu") if device.type == "mps" else device
         self.parts = {name: (index.to(judge), task.y[index].to(judge)) for name, index in split.parts().items()}
@@ -63,15 +92,31 @@ class Journal:
         self.history: list[Row] = []
         self.pending: list[Tensor] = []  # losses without a row; kept on the device, so that it is not waited for
 
-    def measure(self, outputs: Tensor) -> Measured:
-        """The metric of outputs on every part, NaN on one that is empty."""
+    def measure(self, epoch: int, outputs: Tensor) -> Measured:
+        """The metric of an epoch's outputs on every part, NaN on one that is empty.
+
+        Raises:
+            NonFiniteOutputError: If an output that is measured is NaN or infinite.
+        """
         outputs = outputs.float().to(self.parts["train"][0].device)
-        values = [
-            self.metric(outputs[index], targets) if index.numel() else outputs.new_tensor(math.nan)
-            for index, targets in self.parts.values()
-        ]
-        numbers: list[float] = torch.stack([value.to(torch.float64) for value in values]).tolist()
-        return dict(zip(PARTS, numbers, strict=True))
+        values, finite = [], []
+        for index, targets in self.parts.values():
+            chosen = outputs[index]
+            finite.append(chosen.isfinite().all())
+            values.append(self.metric(chosen, targets) if index.numel() else outputs.new_tensor(math.nan))
+        # One transfer for everything: a device is waited for once.
+        numbers: list[float] = torch.stack([value.to(torch.float64) for value in (*values, *finite)]).tolist()
+        if not all(numbers[len(PARTS) :]):
+            raise self.diverged(epoch)
+        return dict(zip(PARTS, numbers[: len(PARTS)], strict=True))
+
+    def diverged(self, epoch: int) -> NonFiniteLossError:
+        """What to raise when a loss, or an output at `epoch`, is not finite: the first such loss comes first."""
+        losses: list[float] = torch.stack(self.pending).tolist() if self.pending else []
+        for number, loss in enumerate(losses, epoch - len(losses) + 1):
+            if not math.isfinite(loss):
+                return NonFiniteLossError(number, loss, self.config)
+        return NonFiniteOutputError(epoch, self.config)
 
     def judge(self, epoch: int, measured: Measured) -> bool:
         """Whether the epoch is the best so far; without a validation part the last one is."""
@@ -98,9 +143,8 @@ class Journal:
             return []
         losses: list[float] = torch.stack(self.pending).tolist()
         first = epoch - len(losses) + 1
-        for number, loss in enumerate(losses, first):
-            if not math.isfinite(loss):
-                raise NonFiniteLossError(number, loss, self.config)
+        if not all(map(math.isfinite, losses)):
+            raise self.diverged(epoch)
         rows: list[Row] = [{"epoch": number, "loss": loss} for number, loss in enumerate(losses, first)]
         rows[-1] |= (measured or {}) | {"seconds": round(seconds, 4)}
         self.pending.clear()
@@ -108,7 +152,7 @@ class Journal:
         return rows
 
     def event(self, epoch: int, seconds: float, measured: Measured) -> EpochEvent:
-        """The epoch, as callbacks are told of it."""
+        """The epoch as an event for callbacks."""
         best = self.best or dict.fromkeys(PARTS, math.nan)
         return EpochEvent(
             seed=self.seed,

@@ -2,15 +2,14 @@
 
 Epoch e steps the parameters θ_{e-1} → θ_e along the gradient of the training loss; the evaluation of epoch e measures
 θ_e on all three parts from one forward pass. Where a forward pass in training is the same as in evaluation (no dropout,
-no batch statistics; this is tried out once), the pass from which epoch e + 1 takes its gradient *is* the evaluation of
-θ_e, and an epoch costs one forward and one backward pass in all.
+no batch statistics, see `acts_alike`), the pass from which epoch e + 1 takes its gradient *is* the evaluation of θ_e,
+and an epoch costs one forward and one backward pass in all.
 
 **What is deterministic.** Initialisation, dropout and the order of batches follow from the seed alone; dropout masks
-and batches are functions of seed and epoch, the same on every device. Torch's global generator, from which models are
-initialised, is put back afterwards; models that draw from it while they train would disturb each other in threads of
-one process. On one CPU, with one number of threads and one version of torch, a seed gives one result to the bit, also
-when the run was interrupted and resumed. On CUDA, sums over edges and batches are added in varying order: results agree
-to rounding, which many epochs amplify.
+and batches are functions of seed and epoch, the same on every device. Models are initialised from a private generator,
+so runs in several threads of one process give the results that they give alone. On one CPU, with one number of torch
+threads and one version of torch, a seed gives one result to the bit, also when the run was interrupted and resumed. On
+CUDA, sums over edges and batches are added in varying order: results agree to rounding, which many epochs amplify.
 """
 
 from __future__ import annotations
@@ -26,17 +25,19 @@ from torch import Tensor, nn
 
 from difformer.data import Split, Task
 from difformer.nn.dropout import dropout_key
-from difformer.training.building import build_model, hook, learning_rate, make_optimizer
 from difformer.training.callbacks import Callback
-from difformer.training.captured import LARGEST, Captured, capture
 from difformer.training.checkpoint import Due, Snapshot
 from difformer.training.config import TrainConfig
+from difformer.training.cuda_graph import LARGEST, NotRecordableError, RecordedEpoch, record_epoch
 from difformer.training.devices import resolve
-from difformer.training.feeding import NodesFeed, Step, make_feed
+from difformer.training.feeding import Feed, NodesFeed, Step, make_feed
 from difformer.training.journal import PARTS, Journal, NonFiniteLossError
-from difformer.training.losses import make_loss
-from difformer.training.randomness import isolated_rng, rng_state, set_rng_state
-from difformer.training.record import Row, RunRecord, Status
+from difformer.training.losses import Loss, make_loss
+from difformer.training.metrics import Metric
+from difformer.training.model import acts_alike, build_model, hook
+from difformer.training.optimizer import learning_rate, make_optimizer
+from difformer.training.randomness import isolated_rng
+from difformer.training.record import Row, RunRecord, Status, warning_signs
 from difformer.zoo import find
 
 __all__ = ["NonFiniteLossError", "Trainer", "train_one"]
@@ -66,15 +67,15 @@ def train_one(
         config: Model and training.
         seed: Of everything that is random.
         device: See `difformer.training.devices.resolve`.
-        state: Where an earlier training of the same run stood; it goes on from there.
-        callbacks: Told of every evaluated epoch.
-        log: Given the rows of new epochs, each row once.
-        save: Given a snapshot to go on from, as often as the configuration says.
-        stop: Asked after every epoch; once it says True the run ends as ``"interrupted"``, after one last `save`.
+        state: A snapshot of an earlier training of the same run, which is resumed.
+        callbacks: Called after every evaluated epoch.
+        log: Called with the rows of new epochs, each row once.
+        save: Called with a snapshot to resume from, as often as the configuration says.
+        stop: Called after every epoch; once it returns True the run ends as ``"interrupted"``, after one last `save`.
 
     Raises:
-        NonFiniteLossError: If the loss becomes NaN or infinite.
-        ValueError: If task, model and configuration do not go together.
+        NonFiniteLossError: If the loss, or an output in an evaluation, becomes NaN or infinite.
+        UserError: If task, model and configuration do not go together.
     """
     chosen = task.splits[split] if isinstance(split, int) else split
     place = resolve(device)
@@ -87,27 +88,57 @@ def train_one(
 
 
 class Trainer:
-    """A model, its optimiser, and where they stand; to be made and used inside `isolated_rng`."""
+    """A model, its optimiser, and the state of their training.
 
-    def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device) -> None:
+    Args:
+        task: What is to be learnt.
+        split: The split.
+        config: Model and training.
+        seed: Of everything that is random.
+        device: Where to train.
+        model: Trained instead of the configuration's model; already on the device.
+        feed: Used instead of the task's own feed.
+        loss: Used instead of the configuration's loss: ``(outputs, targets) -> scalar``.
+        metric: Chooses the epoch instead of the configuration's metric.
+
+    Attributes:
+        notes: What the user should know about this run, such as why its epochs could not be recorded.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        split: Split,
+        config: TrainConfig,
+        seed: int,
+        device: torch.device,
+        *,
+        model: nn.Module | None = None,
+        feed: Feed | None = None,
+        loss: Loss | None = None,
+        metric: Metric | None = None,
+    ) -> None:
         self.task, self.split, self.config, self.seed, self.device = task, split, config, seed, device
-        self.model = build_model(task, config).to(device)
+        self.model = build_model(task, config, seed).to(device) if model is None else model
         if (observe := hook(self.model, "observe")) is not None:
             observe(task.y.to(device), split.train.to(device))
         self.penalty = hook(self.model, "penalty")
-        self.feed = make_feed(task, split, config, seed, device, self.model)
-        self.loss = make_loss(task, split, config, device)
+        self.feed = make_feed(task, split, config, seed, device, self.model) if feed is None else feed
+        self.loss = make_loss(task, split, config, device) if loss is None else loss
         self.optimizer = make_optimizer(self.model, config)
-        # A model that has nothing to train is looked at once.
+        # A model without parameters is evaluated once.
         self.epochs = config.epochs if self.optimizer is not None else 1
-        self.journal = Journal(task, split, config, seed, self.epochs, device)
+        self.journal = Journal(task, split, config, seed, self.epochs, device, metric)
         self.epoch, self.seconds = 0, 0.0
         self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
-        self.captured: Captured | None = None
-        self.one_pass = self.optimizer is not None and self.feed.whole and self._modes_agree()
-        if self._can_capture():
-            assert isinstance(self.feed, NodesFeed)
-            self.captured = capture(self.model, self.feed, self.loss, seed, self._precision)
+        self.notes: list[str] = []
+        self._recorded: RecordedEpoch | None = None
+        self._recorded_from: tuple[object, ...] = ()
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether the pass of an epoch's gradient also serves as the evaluation of the epoch before."""
+        return self.optimizer is not None and self.feed.whole and acts_alike(self.model)
 
     def run(
         self,
@@ -118,12 +149,12 @@ class Trainer:
     ) -> RunRecord:
         """Train to the end, or until stopped; see `train_one`."""
         started = time.perf_counter() - self.seconds
-        due = self._due()
+        due, one_pass = self._due(), self.one_pass
         status: Status = "finished"
         while True:
             # Here the model holds θ_epoch, and every epoch before has been evaluated where that was due.
             last = self.epoch >= self.epochs
-            outputs = self._forward_whole() if self.one_pass and not last else None
+            outputs = self._forward_whole() if one_pass and not last else None
             if self.journal.pending and (last or self.epoch % self.config.eval_every == 0):
                 measured = self._judge(self.evaluate() if outputs is None else outputs.detach())
                 self.seconds = time.perf_counter() - started
@@ -161,10 +192,10 @@ class Trainer:
         rate = learning_rate(self.config, self.epoch + 1)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        if self.captured is not None:
+        if (recording := self._recording()) is not None:
             if whole_outputs is None:
-                self.captured.train(self.epoch + 1)
-            recorded += self.captured.loss
+                recording.train(self.epoch + 1)
+            recorded += recording.loss
             self._update()
             return
         with self._masks(self.epoch + 1):
@@ -191,23 +222,23 @@ class Trainer:
             return step.inputs.outputs(self.model)
 
     def _forward_whole(self) -> Tensor:
-        if self.captured is not None:
-            return self.captured.train(self.epoch + 1)
+        if (recording := self._recording()) is not None:
+            return recording.train(self.epoch + 1)
         self.model.train()
         with self._masks(self.epoch + 1):
             return self._forward(next(self.feed.steps(self.epoch + 1)))
 
     def evaluate(self) -> Tensor:
         """Outputs of all instances, in evaluation mode; to be used before the next pass."""
-        if self.captured is not None:
-            return self.captured.evaluate()
+        if (recording := self._recording()) is not None:
+            return recording.evaluate()
         self.model.eval()
         with torch.no_grad(), self._precision():
             return self.feed.outputs(self.model)
 
     def _judge(self, outputs: Tensor) -> dict[str, float]:
         """The metric on every part; keeps the state if it is the best on validation so far."""
-        measured = self.journal.measure(outputs)
+        measured = self.journal.measure(self.epoch, outputs)
         if self.optimizer is None:
             outputs = outputs.float()[self.split.train.to(outputs.device)]
             self.journal.pending[-1] += self.loss(outputs, self.task.y[self.split.train].to(outputs.device))
@@ -223,7 +254,7 @@ class Trainer:
 
     def _record(self, status: Status) -> RunRecord:
         self.model.load_state_dict(self.best_state)
-        history = self.journal.history
+        history, outputs = self.journal.history, self.evaluate().float().cpu()
         best = self.journal.best or dict.fromkeys(PARTS, math.nan)
         return RunRecord(
             seed=self.seed,
@@ -237,9 +268,13 @@ class Trainer:
             history=history,
             seconds=self.seconds,
             state={name: value.cpu() for name, value in self.best_state.items()},
-            outputs=self.evaluate().float().cpu(),
+            outputs=outputs,
             status=status,
+            notes=(*self.notes, *self._warnings(outputs)),
         )
+
+    def _warnings(self, outputs: Tensor) -> list[str]:
+        return warning_signs(self.task, self.split, outputs)
 
     def _due(self) -> Due:
         """Says when the next checkpoint is due."""
@@ -252,7 +287,24 @@ class Trainer:
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
-    def _can_capture(self) -> bool:
+    def _recording(self) -> RecordedEpoch | None:
+        """The epoch as a CUDA graph; None where it cannot be recorded.
+
+        Made at its first use, and made anew when model, feed or loss have been replaced since.
+        """
+        if not self._can_record():
+            return None
+        parts = (self.model, self.feed, self.loss)
+        if not self._recorded_from or any(a is not b for a, b in zip(parts, self._recorded_from, strict=True)):
+            assert isinstance(self.feed, NodesFeed)
+            self._recorded, self._recorded_from = None, parts
+            try:
+                self._recorded = record_epoch(self.model, self.feed, self.loss, self.seed, self._precision)
+            except NotRecordableError as error:
+                self.notes.append(str(error))
+        return self._recorded
+
+    def _can_record(self) -> bool:
         """Whether epochs may be recorded as CUDA graphs; models that can be stacked never look at a value."""
         return (
             self.device.type == "cuda"
@@ -262,19 +314,3 @@ class Trainer:
             and self.task.num_nodes <= LARGEST
             and find(self.config.model).stackable
         )
-
-    def _modes_agree(self) -> bool:
-        """Whether a pass in training mode is one in evaluation mode: the same numbers, nothing drawn, nothing kept."""
-        kept = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
-        random = rng_state(self.device)
-        with torch.no_grad():
-            training = self._forward_whole()
-            drew = any(not torch.equal(a, b) for a, b in zip(random, rng_state(self.device), strict=True))
-            changed = any(not torch.equal(kept[name], value) for name, value in self.model.state_dict().items())
-            if not drew and not changed:
-                # Sums on a GPU are not always added in the same order.
-                close = torch.equal if self.device.type == "cpu" else torch.allclose
-                return bool(close(training, self.evaluate()))
-        set_rng_state(self.device, random)
-        self.model.load_state_dict(kept)
-        return False

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from difformer.data import Split, Task
+from difformer.errors import UserError
 from difformer.training.config import TrainConfig
 from difformer.training.metrics import broadcast_mse, same_shape
 
@@ -33,13 +34,13 @@ def make_loss(task: Task, split: Split, config: TrainConfig, device: torch.devic
     problem = task.problem
     if config.loss == "broadcast-mse":
         if task.kind != "series" or problem != "regression":
-            raise ValueError(
+            raise UserError(
                 f"loss='broadcast-mse' is for regression on series; task {task.name!r} is {problem} on {task.kind}"
             )
         return broadcast_mse
     if problem == "regression":
         if config.label_smoothing or config.class_weights:
-            raise ValueError(f"label_smoothing and class_weights are for classes; task {task.name!r} is a regression")
+            raise UserError(f"label_smoothing and class_weights are for classes; task {task.name!r} is a regression")
         return _squared_error
     weights = None
     if config.class_weights:

@@ -25,9 +25,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from difformer.errors import UserError
+
+if TYPE_CHECKING:
+    from difformer.data import Task
+    from difformer.training.config import TrainConfig
 
 ENTRIES_AT_ONCE = 2**22  # of a multi-label AUC: bounds its memory to about 200 MB
 
@@ -60,7 +67,7 @@ class Metric:
         """
         shape = targets.shape if targets.is_floating_point() else (*targets.shape, num_outputs)
         if targets.numel() and self(torch.zeros(shape, device=targets.device), targets).isnan():
-            raise ValueError(
+            raise UserError(
                 f"metric {self.name!r} is not defined on the validation part ({targets.shape[0]} instances): "
                 f"{'each of its columns holds one class alone' if self.name == 'rocauc' else 'targets are missing'}; "
                 f"choose another metric (--set metric=…) or another split"
@@ -162,7 +169,7 @@ def same_shape(outputs: Tensor, targets: Tensor) -> Tensor:
     if outputs.dim() == targets.dim() + 1 and outputs.shape[-1] == 1:
         outputs = outputs.squeeze(-1)
     if outputs.shape != targets.shape:
-        raise ValueError(f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} must have one shape")
+        raise UserError(f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} must have one shape")
     return outputs
 
 
@@ -202,6 +209,15 @@ METRICS: dict[str, Metric] = {
 }
 
 
+def chosen_metric(config: TrainConfig, task: Task) -> Metric:
+    """The metric of a configuration, where ``"auto"`` is the task's own.
+
+    Raises:
+        UserError: If it cannot measure the task's problem.
+    """
+    return find_metric(task.metric if config.metric == "auto" else config.metric, task.problem)
+
+
 def find_metric(name: str, problem: str | None = None) -> Metric:
     """The metric of a name.
 
@@ -211,9 +227,9 @@ def find_metric(name: str, problem: str | None = None) -> Metric:
     if name not in METRICS:
         near = difflib.get_close_matches(name, METRICS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"unknown metric {name!r}; {hint}Known are {', '.join(METRICS)}")
+        raise UserError(f"unknown metric {name!r}; {hint}Known are {', '.join(METRICS)}")
     metric = METRICS[name]
     if problem is not None and problem not in metric.problems:
         fitting = [other.name for other in METRICS.values() if problem in other.problems]
-        raise ValueError(f"metric {name!r} cannot measure a {problem} task; take one of {', '.join(fitting)}")
+        raise UserError(f"metric {name!r} cannot measure a {problem} task; take one of {', '.join(fitting)}")
     return metric

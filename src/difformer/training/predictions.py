@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from difformer.data import Split, Task
+from difformer.errors import UserError
 from difformer.training.runfiles import write_bytes
 
 CSV_CELLS = 2_000_000  # a table with more is kept as arrays alone
@@ -139,7 +140,7 @@ class Predictions:
         elif path.suffix == ".npz":
             self.write_npz(path)
         else:
-            raise ValueError(f"predictions are written as .csv or .npz, got {str(path)!r}")
+            raise UserError(f"predictions are written as .csv or .npz, got {str(path)!r}")
 
     @property
     def cells(self) -> int:

@@ -1,19 +1,77 @@
-"""Randomness of a run: everything follows from its seed, and nothing outside the run is disturbed."""
+"""Randomness of a run: everything follows from its seed, and nothing outside the run is disturbed.
+
+Parameters are drawn from a private generator (`private_rng`), dropout masks and batches are functions of seed and epoch
+(`difformer.nn.dropout`, `difformer.data.batches`). So runs in several threads of one process give the results that they
+give alone. Only a model that draws from torch's global generator while it trains needs `isolated_rng`; threads share
+that generator, so such a model is reproducible outside threads only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+# Everything in torch that draws numbers and takes a generator: in-place draws, new tensors, and initialisers.
+IN_PLACE = {"uniform_", "normal_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_", "log_normal_"}
+INITIALISERS = {"kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_", "trunc_normal_"}
+NEW = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial"}
+DRAWS = IN_PLACE | INITIALISERS | NEW
+
+
+class _PrivateDraws(TorchFunctionMode):
+    """Within it, draws of this thread that name no generator come from one of its own."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if getattr(func, "__name__", "") in DRAWS and given.get("generator") is None:
+            given = given | {"generator": self.generator}
+        return func(*args, **given)
+
+
+def private_rng(seed: int) -> TorchFunctionMode:
+    """Within it, whatever this thread draws on the CPU follows from `seed`; torch's global generator is not touched.
+
+    The numbers are those that the global generator would give after ``torch.manual_seed(seed)``.
+    """
+    return _PrivateDraws(seed)
+
+
+_lock = threading.Lock()
+_inside: list[int] = []  # threads in `isolated_rng`
+_outermost: list[list[Tensor]] = []  # the states to return to when the last of them leaves
 
 
 @contextmanager
 def isolated_rng(device: torch.device) -> Iterator[None]:
-    """Whatever is drawn or seeded inside leaves torch's global generators as they were."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    """Whatever is drawn or seeded inside leaves torch's global generators as they were.
+
+    While other threads are inside, the generators are left alone; the last thread to leave restores them.
+    """
+    me = threading.get_ident()
+    with _lock:
+        state = rng_state(device)
+        if not _inside:
+            _outermost[:] = [state]
+        _inside.append(me)
+    try:
         yield
+    finally:
+        with _lock:
+            _inside.remove(me)
+            if all(thread == me for thread in _inside):
+                set_rng_state(device, state if _inside else _outermost.pop())
 
 
 def rng_state(device: torch.device) -> list[Tensor]:

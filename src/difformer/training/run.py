@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from difformer.data import Task
-from difformer.training.building import build_model
+from difformer.errors import UserError
 from difformer.training.callbacks import Callback
 from difformer.training.config import TrainConfig
 from difformer.training.continuing import check_same_run, warn_of_changes
@@ -18,7 +18,8 @@ from difformer.training.devices import resolve
 from difformer.training.interrupt import TrainingInterrupted, stop_requests
 from difformer.training.loop import train_one
 from difformer.training.losses import make_loss
-from difformer.training.metrics import find_metric
+from difformer.training.metrics import chosen_metric
+from difformer.training.model import build_model
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord, Summary
 from difformer.training.runfiles import only_one, sweep
@@ -73,7 +74,7 @@ def fit(
     place = resolve(device)
     if out is None:
         if resume:
-            raise ValueError("resume=True needs the folder of the run: out=…")
+            raise UserError("resume=True needs the folder of the run: out=…")
         return _in_memory(task, config, chosen, place, tuple(callbacks), _stack(task, config, chosen, place, stacked))
     if resume and Path(out).exists():
         folder = RunFolder.open(out)
@@ -113,7 +114,7 @@ def resume(
 def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(int(seed) for seed in seeds)
     if not chosen or min(chosen) < 0 or len(set(chosen)) != len(chosen):
-        raise ValueError(
+        raise UserError(
             f"seeds must be a number of at least 1, or different whole numbers of at least 0; got {seeds!r}"
         )
     return chosen
@@ -123,7 +124,7 @@ def _stack(task: Task, config: TrainConfig, seeds: Sequence[int], device: torch.
     from difformer.training.stacked import faster, unstackable
 
     if stacked and (reason := unstackable(task, config, {seed % len(task.splits) for seed in seeds})):
-        raise ValueError(f"stacked: these runs cannot be trained as one: {reason}")
+        raise UserError(f"stacked: these runs cannot be trained as one: {reason}")
     if stacked is not None:
         return stacked
     # A stack that is interrupted begins again: on a CPU that costs more than it wins, unless it was asked for.
@@ -135,7 +136,7 @@ def check_together(task: Task, config: TrainConfig, seeds: Sequence[int]) -> Non
     cpu = torch.device("cpu")
     with isolated_rng(cpu):
         build_model(task, config)
-    metric = find_metric(task.metric if config.metric == "auto" else config.metric, task.problem)
+    metric = chosen_metric(config, task)
     for split in {seed % len(task.splits) for seed in seeds}:
         make_loss(task, task.splits[split], config, cpu)
         metric.check(task.y[task.splits[split].valid], task.num_outputs)
@@ -158,7 +159,7 @@ def _in_memory(
             records.append(train_one(task, split, config, seed, device, callbacks=callbacks, stop=stop))
             if stop():
                 break
-    metric = find_metric(task.metric if config.metric == "auto" else config.metric)
+    metric = chosen_metric(config, task)
     results = tuple(record.result() for record in records)
     summary = Summary(results, metric.name, metric.higher_is_better, None, tuple(records))
     if not summary.complete or len(records) < len(seeds):

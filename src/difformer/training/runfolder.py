@@ -32,6 +32,7 @@ from torch import Tensor
 
 from difformer.data import Split, Task
 from difformer.data.split import save_splits
+from difformer.errors import UserError
 from difformer.training import toml
 from difformer.training.checkpoint import CheckpointError, Snapshot
 from difformer.training.config import TrainConfig
@@ -103,7 +104,7 @@ class RunFolder:
         try:
             text = toml.dumps(about)
         except TypeError as error:
-            raise ValueError(f"this run cannot be kept in a folder: {error}; train it with out=None") from error
+            raise UserError(f"this run cannot be kept in a folder: {error}; train it with out=None") from error
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             new = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from difformer.data import DataError, Task, dataset_options, from_files, load
+from difformer.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class TaskSource:
 
     def __post_init__(self) -> None:
         if (self.name is None) == (not self.files):
-            raise ValueError("a task comes either from a data set by name or from files: give one of name and files")
+            raise UserError("a task comes either from a data set by name or from files: give one of name and files")
         paths = {role: os.path.abspath(os.fspath(path)) for role, path in self.files.items()}
         object.__setattr__(self, "files", paths)
         object.__setattr__(self, "options", dict(self.options))

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from difformer.errors import UserError
 from difformer.training import toml
 
 SPACES = Path(__file__).with_name("spaces.toml")
@@ -40,9 +41,9 @@ class Space:
     def __post_init__(self) -> None:
         for key, values in self.axes.items():
             if not values:
-                raise ValueError(f"space: {key} has no values; give at least one, as in {key}=1,2")
+                raise UserError(f"space: {key} has no values; give at least one, as in {key}=1,2")
             if len(set(map(repr, values))) != len(values):
-                raise ValueError(f"space: {key} names a value twice: {', '.join(map(str, values))}")
+                raise UserError(f"space: {key} names a value twice: {', '.join(map(str, values))}")
 
     @property
     def size(self) -> int:

@@ -21,6 +21,7 @@ import torch
 
 from difformer.attention.memory import free_bytes
 from difformer.data import Task
+from difformer.errors import UserError
 from difformer.training.callbacks import Callback
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
@@ -164,19 +165,19 @@ def _runs(task: Task, settings: Sequence[StackedSetting], config: TrainConfig) -
 
     reason = unstackable(task, config, {setting.split for setting in settings})
     if reason:
-        raise ValueError(f"runs of {config.model!r} on {task.name!r} cannot be trained as one: {reason}")
+        raise UserError(f"runs of {config.model!r} on {task.name!r} cannot be trained as one: {reason}")
     known = options_of(config.model)
     runs = []
     for setting in settings:
         if not 0 <= setting.split < len(task.splits):
-            raise ValueError(f"split {setting.split} of a setting: task {task.name!r} has {len(task.splits)} splits")
+            raise UserError(f"split {setting.split} of a setting: task {task.name!r} has {len(task.splits)} splits")
         own = setting.config(config)
         given = {name: own.options.get(name, known[name]) for name in HYPER if name in known}
         runs.append(Run(setting.seed, setting.split, own.replace(options={**own.options, **given})))
     hyper = [n for n in HYPER if n in known and len({run.config.options[n] for run in runs}) > 1]
     for name in hyper:
         if any(run.config.options[name] is None for run in runs):
-            raise ValueError(f"{name} is a number in some settings and none in others; stack those apart")
+            raise UserError(f"{name} is a number in some settings and none in others; stack those apart")
     return runs, tuple(hyper)
 
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from difformer.data import Split, Task
 from difformer.training.callbacks import Callback, EpochEvent
 from difformer.training.config import TrainConfig
-from difformer.training.journal import PARTS, NonFiniteLossError
+from difformer.training.journal import PARTS, NonFiniteLossError, NonFiniteOutputError
 from difformer.training.losses import Loss
-from difformer.training.metrics import find_metric
-from difformer.training.record import Row, RunRecord, Status
+from difformer.training.metrics import chosen_metric
+from difformer.training.record import Row, RunRecord, Status, warning_signs
 from difformer.training.stacked_model import StackedModel
 
 # Metrics without shapes that depend on data, which `vmap` could not take; others go run by run.
@@ -63,7 +63,9 @@ class StackedJournal:
         clock: ``[1]`` epochs that are finished, for the device.
         best_flat: ``[runs, P]`` parameters of every run's best epoch.
         best_buffers: The buffers of that epoch.
-        ended: ``[runs]`` epoch after which a run stopped early; 0 while it goes on.
+        ended: ``[runs]`` epoch after which a run stopped early; 0 while it is training.
+        broken: ``[runs]`` first epoch with outputs that are not finite; 0 where there is none.
+        notes: What holds for all runs of the stack.
     """
 
     def __init__(
@@ -71,7 +73,8 @@ class StackedJournal:
     ) -> None:
         self.task, self.runs, self.groups, self.model, self.device = task, runs, groups, model, device
         self.config = config = runs[0].config
-        self.metric = find_metric(task.metric if config.metric == "auto" else config.metric, task.problem)
+        self.metric = chosen_metric(config, task)
+        self.notes: list[str] = []
         for group in groups:
             self.metric.check(group.parts["valid"][1], task.num_outputs)
         count = len(runs)
@@ -84,6 +87,7 @@ class StackedJournal:
         self.best_flat = model.flat.clone()
         self.best_buffers = {name: value.clone() for name, value in model.buffers.items()}
         self.ended = torch.zeros_like(self.best_epoch)
+        self.broken = torch.zeros_like(self.best_epoch)
 
     @torch.no_grad()
     def measure(self, outputs: Tensor) -> None:
@@ -92,6 +96,14 @@ class StackedJournal:
         measured = torch.stack(
             [torch.cat([self._metric(*g.parts[name], outputs[g.runs]) for g in self.groups]) for name in PARTS]
         )
+        finite = torch.cat(
+            [
+                torch.stack([outputs[g.runs][:, index].flatten(1).isfinite().all(1) for index, _ in g.parts.values()])
+                for g in self.groups
+            ],
+            1,
+        ).all(0)
+        self.broken.copy_(torch.where(~finite & (self.broken == 0) & (self.ended == 0), self.clock, self.broken))
         valid, before = measured[1], self.best[1]
         better = valid > before if self.metric.higher_is_better else valid < before
         better |= before.isnan() & ~valid.isnan()
@@ -150,7 +162,7 @@ class StackedJournal:
             status: Of runs that did not stop early.
             seconds: That all runs took together.
         """
-        losses, ended = self.losses[:epoch].tolist(), self.ended.tolist()
+        losses, ended, broken = self.losses[:epoch].tolist(), self.ended.tolist(), self.broken.tolist()
         values = self.measured.tolist()
         measured = {at: values[at - 1] for at in self.measured_at}
         best, best_epoch, flat = self.best.tolist(), self.best_epoch.tolist(), self.best_flat.cpu()
@@ -159,8 +171,11 @@ class StackedJournal:
         for i, run in enumerate(self.runs):
             rows: list[Row] = [{"epoch": e, "loss": row[i]} for e, row in enumerate(losses[: ended[i] or None], 1)]
             bad = next((row for row in rows if not math.isfinite(row["loss"])), None)
-            if bad is not None:
+            if bad is not None and not 0 < broken[i] < bad["epoch"]:
                 found.append(NonFiniteLossError(bad["epoch"], bad["loss"], run.config))
+                continue
+            if broken[i]:
+                found.append(NonFiniteOutputError(broken[i], run.config))
                 continue
             for row in rows:
                 if row["epoch"] in measured:
@@ -180,6 +195,7 @@ class StackedJournal:
                     state=self.model.state_of(i, flat, buffers),
                     outputs=outputs[i].clone(),
                     status="stopped early" if 0 < ended[i] < self.config.epochs else status,
+                    notes=(*self.notes, *warning_signs(self.task, self.task.splits[run.split], outputs[i].float())),
                 )
             )
         return found

@@ -1,9 +1,9 @@
 """The loop of `difformer.training.loop` for runs trained as one: same epochs, same evaluations, same best epoch.
 
-Nothing is asked of the device while it works: all that is known of the runs stays there until the end
-(`difformer.training.stacked_journal`); callbacks have to look at every evaluation, early stopping looks now and then.
-So an epoch is a list of kernels that never changes, and a GPU gets it recorded, as one (`difformer.training.captured`):
-`vmap` takes longer to write that list than a GPU to work it off.
+Nothing is read from the device while it works: everything known about the runs stays there until the end
+(`difformer.training.stacked_journal`); callbacks look at every evaluation, early stopping looks now and then. So an
+epoch is a list of kernels that never changes, and on a GPU it is recorded (`difformer.training.cuda_graph`): `vmap`
+takes longer to launch that list than a GPU to execute it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 
 from difformer.data import Task
 from difformer.nn.dropout import dropout_keys
-from difformer.training.building import build_model, hook, learning_rate
 from difformer.training.callbacks import Callback
-from difformer.training.captured import LARGEST, Recorder
+from difformer.training.cuda_graph import LARGEST, NotRecordableError, Recorder
 from difformer.training.feeding import NodesFeed, Step, make_feed
 from difformer.training.journal import NonFiniteLossError
 from difformer.training.losses import make_loss
+from difformer.training.model import acts_alike, build_model, hook
+from difformer.training.optimizer import StackedAdam, clip_gradients, learning_rate
 from difformer.training.record import RunRecord, Status
 from difformer.training.saved import saved_bytes
-from difformer.training.stacked_adam import StackedAdam, clip_gradients
 from difformer.training.stacked_journal import RECORDABLE, Group, Run, StackedJournal
 from difformer.training.stacked_memory import PARAMETER_COPIES
 from difformer.training.stacked_model import StackedModel
@@ -48,13 +48,14 @@ class StackedTrainer:
         self.config = config = runs[0].config
         models = []
         for run in runs:
-            torch.manual_seed(run.seed)
-            models.append(build_model(task, run.config))
+            models.append(build_model(task, run.config, run.seed))
             if (observe := hook(models[-1], "observe")) is not None:
                 observe(task.y, task.splits[run.split].train)
+        alike = all(acts_alike(model) for model in models)
         values = {name: [float(run.config.options[name]) for run in runs] for name in hyper}
         self.model = StackedModel(models, values, device, hook(models[0], "penalty"))
         self.feed = make_feed(task, task.splits[runs[0].split], config, runs[0].seed, device, models[0])
+        self._one_pass = self.feed.whole and alike
         self.groups = self._groups()
         self.keys = dropout_keys([run.seed for run in runs], range(1, config.epochs + 1)).to(device)
         factors = [learning_rate(config, e) / config.learning_rate for e in range(1, config.epochs + 1)]
@@ -64,7 +65,6 @@ class StackedTrainer:
         self.optimizer: StackedAdam | None = None  # made at the first gradient, which says what is trained
         self.epoch = 0
         self.journal = StackedJournal(task, runs, self.groups, self.model, device)
-        self._one_pass = self.feed.whole and self._modes_agree()
         self._recorder = Recorder(device)
         self._recorded: dict[bool, torch.cuda.CUDAGraph] = {}
         self._launched: set[bool] = set()  # kinds of turns that a device has had kernel by kernel
@@ -114,8 +114,11 @@ class StackedTrainer:
         """Epoch `self.epoch` + 1, after an evaluation of the last one where that is due; a replay where possible."""
         graph = self._recorded.get(due)
         if graph is None and self._may_record(due):
-            graph = self._recorder.record(lambda: self._turn_by_kernels(due))
-            self._can_record = graph is not None
+            try:
+                graph = self._recorder.record(lambda: self._turn_by_kernels(due))
+            except NotRecordableError as error:
+                self._can_record = False
+                self.journal.notes.append(str(error))
         if graph is not None:
             self._recorded[due] = graph
             graph.replay()
@@ -190,17 +193,6 @@ class StackedTrainer:
         parameters = self.model.parameters(self.model.flat if flat is None else flat)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
             return self.model.outputs(self.feed.outputs, parameters, buffers)[0].float()
-
-    def _modes_agree(self) -> bool:
-        """Whether a pass in training mode is one in evaluation mode: the same numbers, and nothing kept."""
-        if any(run.config.options.get("dropout") for run in self.runs):
-            return False
-        before = {name: value.clone() for name, value in self.model.buffers.items()}
-        with torch.no_grad():
-            training = self._first_pass(self.model.leaves())[0].float()
-            changed = any(not torch.equal(before[name], value) for name, value in self.model.buffers.items())
-            self.model.buffers = before
-            return not changed and bool(torch.allclose(training, self._evaluate(), rtol=1e-4, atol=1e-5))
 
     def records(self, status: Status, seconds: float) -> list[RunRecord | NonFiniteLossError]:
         """One a run, in their order; an error in place of a run whose loss did not stay finite."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from difformer.errors import UserError
 from difformer.nn.dropout import dropout_key
 
 
@@ -143,5 +144,5 @@ def _holders(model: nn.Module, name: str) -> list[Any]:
     """
     found = [module for module in model.modules() if isinstance(vars(module).get(name), float | int)]
     if not found:
-        raise ValueError(f"{name} differs between the runs, but no module of {type(model).__name__} has it")
+        raise UserError(f"{name} differs between the runs, but no module of {type(model).__name__} has it")
     return found

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from difformer.data import Task
+from difformer.errors import UserError
 from difformer.training import NonFiniteLossError, train_one
 from difformer.training.callbacks import EpochEvent
 from difformer.training.runfiles import RunFolderError
@@ -65,7 +66,7 @@ def open_study(folder: Path, task: Task, question: Question) -> Any:
     elif kept != asked:
         was, now = json.loads(kept), json.loads(asked)
         names = ", ".join(key for key in now if was.get(key) != now[key])
-        raise ValueError(
+        raise UserError(
             f"out: {folder} holds a study that differs in {names}; choose another folder, or ask the same as then "
             f"to go on with it"
         )

@@ -25,6 +25,7 @@ from typing import Any
 
 from difformer.data import Task
 from difformer.data.errors import require
+from difformer.errors import UserError
 from difformer.training.config import TrainConfig
 from difformer.training.metrics import Metric, find_metric
 from difformer.training.runfiles import only_one, writing
@@ -65,9 +66,9 @@ class Question:
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
-            raise ValueError(f"sampler must be one of {', '.join(SAMPLERS)}, got {self.sampler!r}")
+            raise UserError(f"sampler must be one of {', '.join(SAMPLERS)}, got {self.sampler!r}")
         if self.runs < 1:
-            raise ValueError(f"runs must be at least 1, got {self.runs}")
+            raise UserError(f"runs must be at least 1, got {self.runs}")
 
     def config(self, point: Mapping[str, Any]) -> TrainConfig:
         """The configuration of a point of the space."""
@@ -184,11 +185,11 @@ def tune(
     """
     optuna = require("optuna", extra="tune", purpose="tuning")
     if trials < 1 or jobs < 1:
-        raise ValueError(f"trials and jobs must be at least 1, got trials={trials}, jobs={jobs}")
+        raise UserError(f"trials and jobs must be at least 1, got trials={trials}, jobs={jobs}")
     if stacked and (reason := why_not(task, question)):
-        raise ValueError(f"stacked: {reason}")
+        raise UserError(f"stacked: {reason}")
     if not all(split.valid.numel() for split in task.splits[: question.runs]):
-        raise ValueError(f"task {task.name!r} has a split without validation instances: there is nothing to choose by")
+        raise UserError(f"task {task.name!r} has a split without validation instances: there is nothing to choose by")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     question.config(question.space.point(0))  # what is wrong with every point is said before anything is written
     folder = Path(out)
@@ -238,7 +239,7 @@ def best_of(study: Any, question: Question, task: Task, folder: Path) -> Tuned:
     metric = question.metric(task)
     if not complete:
         reasons = "; ".join(sorted({trial.reason for trial in ended if trial.reason})) or "none was run"
-        raise ValueError(f"trials: none of {len(ended)} trials came through: {reasons}")
+        raise UserError(f"trials: none of {len(ended)} trials came through: {reasons}")
     sign = 1 if metric.higher_is_better else -1
     best = max(complete, key=lambda trial: (sign * float(trial.value or 0.0), -trial.number))
     settings = {**question.space.fixed, **best.settings}

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from difformer.data import Split, Task
+from difformer.errors import UserError
 from difformer.nn.inspection import EnergyProfile
-from difformer.training.building import build_model, hook
 from difformer.training.config import knn_of
 from difformer.training.devices import resolve
 from difformer.training.feeding import Feed, make_feed, with_neighbours
 from difformer.training.joining import new_task
 from difformer.training.metrics import METRICS
+from difformer.training.model import build_model, hook
 from difformer.training.predictions import Predictions
 from difformer.training.randomness import isolated_rng
 from difformer.training.runfiles import RunFolderError
@@ -108,7 +109,7 @@ def _load(folder: RunFolder, own: Task, seed: int | None, on: Task | None, devic
         raise RunFolderError(f"{folder.path} has no seed {chosen}; it has {', '.join(map(str, folder.seeds))}")
     place, used = resolve(device), own if on is None else on
     if (used.kind, used.num_features) != (own.kind, own.num_features):
-        raise ValueError(
+        raise UserError(
             f"the run was trained on {own.kind} with {own.num_features} features, task {used.name!r} holds {used.kind} "
             f"with {used.num_features}"
         )
@@ -218,7 +219,7 @@ def energy(
     loaded = _load(folder, folder.task(task), seed, None, device)
     measure = hook(loaded.model, "energy")
     if measure is None:
-        raise ValueError(f"model {folder.config.model!r} does not measure an energy; DIFFormer models do")
+        raise UserError(f"model {folder.config.model!r} does not measure an energy; DIFFormer models do")
     profiles = [measure(inputs.x, inputs.graph, None, inputs.batch) for inputs in loaded.feed.passes()]
     edges = [profile.dirichlet for profile in profiles if profile.dirichlet is not None]
     return EnergyProfile(
@@ -242,10 +243,10 @@ def _ask(
     """A model over the instances in question, and where new ones begin among them."""
     if features is None:
         if edges is not None or edge_weight is not None:
-            raise ValueError("edges of new instances were given without their features")
+            raise UserError("edges of new instances were given without their features")
         return _load(folder, folder.task(task), seed, on, device), None
     if on is not None:
-        raise ValueError("give new instances either as features or as a task, not both")
+        raise UserError("give new instances either as features or as a task, not both")
     own = folder.task(task)
     joined, start = new_task(own, features, edges, edge_weight, together=together)
     return _load(folder, own, seed, joined, device), start

@@ -1,12 +1,14 @@
-"""Full-batch epochs as CUDA graphs: a small model is otherwise held up by the launch of its many small kernels.
+"""Full-batch epochs as CUDA graphs: a small model is otherwise launch-bound, waiting for its many small kernels.
 
 The forward and backward pass of an epoch are recorded once and replayed; so is the pass of an evaluation. Between two
-replays nothing changes but the parameters, which the optimiser steps in place, and the key of the dropout masks, which
-is copied into its place. What is recorded is what would have been launched, so results are the same.
+replays nothing changes but the parameters, which the optimiser updates in place, and the key of the dropout masks,
+which is copied into its place. The recording contains the kernels that would have been launched, so results are the
+same.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,9 +25,25 @@ from difformer.training.losses import Loss
 LARGEST = 1 << 19  # nodes; a pass over more of them takes longer than its launches
 WARM_UP = 3  # passes before recording, so that caches are filled and libraries loaded
 
+_log = logging.getLogger("difformer")
+
+
+class NotRecordableError(RuntimeError):
+    """Work that cannot be recorded as a CUDA graph, such as waiting for a value; the message gives the reason."""
+
+    def __init__(self, cause: RuntimeError) -> None:
+        first = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+        super().__init__(f"epochs could not be recorded as a CUDA graph, so training is slower: {first}")
+        _report_once(str(self))
+
+
+@cache
+def _report_once(reason: str) -> None:
+    _log.warning(reason)
+
 
 @dataclass
-class Captured:
+class RecordedEpoch:
     """Recorded passes of one model on one feed.
 
     Args:
@@ -52,12 +70,15 @@ class Captured:
         return self.evaluated
 
 
-def capture(
+def record_epoch(
     model: nn.Module, feed: NodesFeed, loss: Loss, seed: int, precision: Callable[[], torch.autocast]
-) -> Captured | None:
-    """Record a model's passes; None where it does something that cannot be recorded, such as waiting for a value.
+) -> RecordedEpoch:
+    """Record a model's passes.
 
     Parameters and buffers are afterwards what they were before; the gradients are those that replays write.
+
+    Raises:
+        NotRecordableError: If the model does something that cannot be recorded; its gradients are then cleared.
     """
     device = next(model.parameters()).device
     kept = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -97,17 +118,16 @@ def capture(
             raise
         for parameter in model.parameters():
             parameter.grad = None
-        return None
+        raise NotRecordableError(error) from error
     finally:
         model.load_state_dict(kept)
-    return Captured(seed, key, training, evaluation, outputs, found, evaluated)
+    return RecordedEpoch(seed, key, training, evaluation, outputs, found, evaluated)
 
 
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of a device that everything is recorded on.
 
-    A new one for every model would cost memory that nobody gives back: libraries of linear algebra keep a workspace for
-    each stream that they have met.
+    A new one for every model would leak memory: libraries of linear algebra keep a workspace for each stream they see.
     """
     return _side_stream(torch.cuda.current_device() if device.index is None else device.index)
 
@@ -119,12 +139,12 @@ def _side_stream(index: int) -> torch.cuda.Stream:
 
 @contextmanager
 def _recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
-    """What is done within goes into `graph`, on a stream of the device that does it.
+    """Records what is done within into `graph`, on a stream of the device that does it.
 
-    The stream that torch would take by itself is one of the first device that anything was recorded on; work on others
-    would be done at once, and be missing from the graph.
+    The stream that torch chooses by itself belongs to the first device that anything was recorded on; work on other
+    devices would be done at once, and be missing from the graph.
     """
-    # Where recording fails torch stays on its stream, unless somebody leads it back.
+    # If recording fails, torch stays on its stream; the outer context returns to the current one.
     with torch.cuda.stream(torch.cuda.current_stream(stream.device)), torch.cuda.graph(graph, pool, stream):
         yield
 
@@ -132,7 +152,7 @@ def _recording(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any
 class Recorder:
     """Records work that is replayed again and again, one piece after the other, in memory that all pieces share.
 
-    Work reads and writes in place alone: no piece reads what another has left in that memory.
+    Work must read and write in place: no piece may read what another has left in that memory.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -140,11 +160,14 @@ class Recorder:
         self._stream: torch.cuda.Stream | None = None  # memory is shared on one stream alone
         self._pool: Any = None
 
-    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-        """The work, recorded; None where it does something that cannot be.
+    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """The work, recorded.
 
-        Nothing is worked off while it is recorded. The work must have been done before, for caches to be filled: what
-        is made meanwhile has no values before the first replay, and never any where recording fails.
+        Nothing is executed while it is recorded. The work must have been done before, so that caches are filled: what
+        is made meanwhile has no values before the first replay, and never any if recording fails.
+
+        Raises:
+            NotRecordableError: If the work does something that cannot be recorded.
         """
         if self._stream is None:
             self._stream = side_stream(self._device)
@@ -155,6 +178,6 @@ class Recorder:
         except RuntimeError as error:
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
-            return None
+            raise NotRecordableError(error) from error
         self._pool = graph.pool()
         return graph

@@ -1,6 +1,7 @@
-r"""Adam for runs trained as one, each with a learning rate and a weight decay of its own.
+r"""The optimiser and the learning rate of every epoch, for one run and for runs trained as one.
 
-All parameters of a run are one row θ of a matrix ``[runs, P]``. With the gradient g, the run's rate η and decay λ,
+In a stack, all parameters of a run are one row θ of a matrix ``[runs, P]``. With the gradient g, the run's learning
+rate η and weight decay λ,
 
 .. math::
     g &\leftarrow g + λθ \text{ (coupled)} \quad \text{or} \quad θ \leftarrow (1 - ηλ) θ \text{ (decoupled)} \\
@@ -12,11 +13,39 @@ which is `torch.optim.Adam`, or `torch.optim.AdamW`, on every row.
 
 from __future__ import annotations
 
+import math
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from difformer.training.config import TrainConfig
 
 BETAS = (0.9, 0.999)
 EPS = 1e-8
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer | None:
+    """Adam with the decay inside the gradient, or AdamW; None for a model without parameters."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        return None
+    kind = torch.optim.AdamW if config.decoupled else torch.optim.Adam
+    # One kernel for all parameters: three times as fast as one after the other, on the CPU too.
+    fused = parameters[0].device.type in ("cpu", "cuda")
+    return kind(parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=fused)
+
+
+def learning_rate(config: TrainConfig, epoch: int) -> float:
+    """The learning rate of an epoch, counted from 1; a function of the epoch alone, so a schedule has no state.
+
+    With u falling from 1 in the first epoch after the warm-up to 1/n in the last of n: η (constant), η u (linear) or
+    η (1 - cos πu) / 2 (cosine).
+    """
+    if epoch <= config.warmup:
+        return config.learning_rate * epoch / (config.warmup + 1)
+    u = (config.epochs - epoch + 1) / max(1, config.epochs - config.warmup)
+    factor = {"constant": 1.0, "linear": u, "cosine": 0.5 - 0.5 * math.cos(math.pi * u)}[config.schedule]
+    return config.learning_rate * factor
 
 
 class StackedAdam:

@@ -1,0 +1,82 @@
+"""The model of a configuration, its optional hooks, and whether it acts alike in training and evaluation."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from torch import nn
+
+from difformer.data import Task
+from difformer.errors import UserError
+from difformer.nn import GraphLevel
+from difformer.training.config import TrainConfig
+from difformer.training.randomness import private_rng
+
+# Modules of torch that draw numbers or keep statistics in training mode, whatever their rates are.
+CHANGING = (
+    nn.modules.batchnorm._NormBase,  # also instance norms that keep statistics
+    nn.RReLU,
+)
+
+
+def build_model(task: Task, config: TrainConfig, seed: int | None = None) -> nn.Module:
+    """The model of a configuration, with the sizes of the task.
+
+    Args:
+        task: Its kind and sizes.
+        config: Model and options.
+        seed: Parameters are drawn from a private generator with this seed; None takes torch's global generator.
+
+    Raises:
+        UserError: If the model is unknown, does not serve this kind of task, or lacks an option.
+    """
+    from difformer.zoo import MODELS, build, find
+
+    info = find(config.model)
+    if task.kind not in info.kinds:
+        others = [one.name for one in MODELS.values() if one.group == info.group and task.kind in one.kinds]
+        instead = f", which {', '.join(others)} of the same group ({info.group}) would serve" if others else ""
+        raise UserError(
+            f"model {config.model!r} serves {', '.join(info.kinds)}; task {task.name!r} is {task.kind!r}{instead}"
+        )
+    with nullcontext() if seed is None else private_rng(seed):
+        model = build(config.model, task.num_features, task.num_outputs, **config.options)
+    return GraphLevel(model, config.readout) if task.kind == "graphs" else model  # type: ignore[arg-type]
+
+
+def hook(model: nn.Module, name: str) -> Any:
+    """An optional method of a model, also of one that is wrapped for graph-level tasks; None where there is none.
+
+    There are three: ``penalty() -> Tensor``, a term of the loss of the pass just made; ``observe(y, train_index)``,
+    called once with the training labels; ``prepare(x, edge_index, edge_weight)``, called once for what the model would
+    rather be given.
+    """
+    found = getattr(model, name, None)
+    return getattr(getattr(model, "encoder", None), name, None) if found is None else found
+
+
+def split_number(task: Task, seed: int) -> int:
+    """Seed s uses split s modulo the number of splits."""
+    return seed % len(task.splits)
+
+
+def acts_alike(model: nn.Module) -> bool:
+    """Whether a pass in training mode is one in evaluation mode, so that one pass can serve as both.
+
+    Decided from the types of the modules and their dropout rates, never from a trial: layers of ``torch.nn`` and
+    ``difformer.nn`` act alike without dropout and batch statistics. Of any other module nothing is known.
+    """
+    return all(_acts_alike(module) for module in model.modules())
+
+
+def _acts_alike(module: nn.Module) -> bool:
+    home = type(module).__module__
+    if not home.startswith(("torch.nn.modules.", "difformer.nn.")) or isinstance(module, CHANGING):
+        return False
+    if module._forward_hooks or module._forward_pre_hooks:
+        return False
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p == 0
+    rates = (value for name, value in vars(module).items() if "dropout" in name and isinstance(value, int | float))
+    return not any(rates)
