@@ -202,6 +202,7 @@ def test_a_program_is_called_what_it_is(wine: Any, quick: dict[str, Any], tmp_pa
 def test_programs_of_given_graphs_take_edges(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     x, _, partly = wine
     graph = kneighbors_graph(x, 4, mode="distance")
+    graph = sparse.csr_array(graph.maximum(graph.T))
     model = DIFFormerClassifier(**quick).fit(x, partly, graph=graph)
     model.export(tmp_path / "model.pt2")
     coo = graph.tocoo()

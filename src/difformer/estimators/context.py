@@ -57,10 +57,10 @@ class Edges:
         return Edges(row, index.reshape(-1), torch.full_like(row, 1.0 / k, dtype=torch.float64))
 
     @staticmethod
-    def normalised(row: Tensor, source: Tensor, weight: Tensor, count: int, degree: Tensor) -> Edges:
-        """Of weights a_j, with the fitted rows' own degrees ``[n]``."""
+    def normalised(row: Tensor, source: Tensor, weight: Tensor, count: int, degree: Tensor | None) -> Edges:
+        """Of weights a_j, with the fitted rows' own degrees ``[n]``; without degrees, s_j = a_j / d."""
         own = weight.new_zeros(count).index_add(0, row, weight)
-        square = own[row] * degree[source]
+        square = own[row].square() if degree is None else own[row] * degree[source]
         return Edges(row, source, torch.where(square > 0, weight * torch.where(square > 0, square, 1.0).rsqrt(), 0.0))
 
     def receive(self, sent: Tensor, count: int, dtype: torch.dtype) -> Tensor:

@@ -40,12 +40,18 @@ class Program(nn.Module):
     def __init__(self, fitted: Fitted, *, states: bool) -> None:
         super().__init__()
         # Without what a program has no use for: a given graph's edges and the fingerprints of its rows.
-        self.fitted = Fitted(fitted.scaling, softmax=fitted.softmax, output_scale=fitted.output_scale)
+        self.fitted = Fitted(
+            fitted.scaling,
+            softmax=fitted.softmax,
+            temperature=float(fitted.temperature),
+            output_scale=fitted.output_scale,
+        )
         self.fitted.members = fitted.members
         self.states = states
         self.search = Cosine(fitted.search) if isinstance(fitted.search, SparseNeighbours) else fitted.search
         self.register_buffer("degree", None if fitted.given is None else fitted.given.degree)
         self.degree: Tensor | None
+        self.directed = fitted.given is not None and fitted.given.directed
 
     def forward(self, x: Tensor, edge_index: Tensor | None = None, edge_weight: Tensor | None = None) -> Tensor:
         fitted: Any = self.fitted
@@ -56,7 +62,9 @@ class Program(nn.Module):
             assert edge_index is not None
             assert edge_weight is not None
             source, row = edge_index
-            edges = Edges.normalised(row, source, edge_weight.double(), x.shape[0], self.degree)
+            edges = Edges.normalised(
+                row, source, edge_weight.double(), x.shape[0], None if self.directed else self.degree
+            )
         elif self.search is not None:
             edges = Edges.nearest(self.search(x))
         states = [member.states(x, edges) for member in fitted.members]

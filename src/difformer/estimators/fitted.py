@@ -37,10 +37,13 @@ class GivenGraph(nn.Module):
     Args:
         matrix: ``[n, n]`` scipy CSR: row i holds the weights with which i receives.
         digests: ``[n, 2]`` uint64 fingerprints of the fitted rows.
+        directed: Whether each row's weights are divided by their sum instead of by √(d_i d_j); a sender that receives
+            nothing has d_j = 0, and its edges would be lost.
     """
 
-    def __init__(self, matrix: Any, digests: Any) -> None:
+    def __init__(self, matrix: Any, digests: Any, *, directed: bool = False) -> None:
         super().__init__()
+        self.directed = directed
         parts = {"data": matrix.data.astype(np.float64), "indices": matrix.indices, "indptr": matrix.indptr}
         for name, part in parts.items():
             self.register_buffer(name, torch.from_numpy(np.array(part)))
@@ -78,7 +81,7 @@ class GivenGraph(nn.Module):
         coo = sparse.csr_array(matrix).tocoo()
         row, source = (torch.from_numpy(part.astype(np.int64)) for part in (coo.row, coo.col))
         weight = torch.from_numpy(coo.data.astype(np.float64))
-        return Edges.normalised(row, source, weight, matrix.shape[0], self.degree)
+        return Edges.normalised(row, source, weight, matrix.shape[0], None if self.directed else self.degree)
 
 
 class Fitted(nn.Module):
@@ -89,6 +92,7 @@ class Fitted(nn.Module):
         search: Neighbours among the fitted rows, where the estimator made its own graph.
         given: The graph that was given, where one was.
         softmax: Whether outputs are logits, to become probabilities.
+        temperature: Logits are divided by it.
         output_scale: ``[2, T]`` mean and deviation of the targets of a regression.
     """
 
@@ -99,9 +103,12 @@ class Fitted(nn.Module):
         search: Search | None = None,
         given: GivenGraph | None = None,
         softmax: bool = True,
+        temperature: float = 1.0,
         output_scale: Tensor | None = None,
     ) -> None:
         super().__init__()
+        self.register_buffer("temperature", torch.tensor(float(temperature), dtype=torch.float64))
+        self.temperature: Tensor
         self.register_buffer("shift", None if scaling.shift is None else torch.from_numpy(scaling.shift))
         self.register_buffer("scale", torch.from_numpy(scaling.scale))
         self.register_buffer("output_scale", output_scale)
@@ -168,7 +175,7 @@ class Fitted(nn.Module):
     def combine(self, states: list[Tensor]) -> Tensor:
         """The members' outputs, averaged, from the states of each."""
         each = [member.decode(z) for member, z in zip(self._members(), states, strict=True)]
-        mean = torch.stack([o.softmax(-1) for o in each] if self.softmax else each).mean(0)
+        mean = torch.stack([(o / self.temperature).softmax(-1) for o in each] if self.softmax else each).mean(0)
         return mean if self.output_scale is None else mean * self.output_scale[1] + self.output_scale[0]
 
     def _members(self) -> list[Member]:

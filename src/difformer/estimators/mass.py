@@ -11,28 +11,13 @@ and the division drops out of sight what it was normalised by.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from difformer.attention import propagate
 from difformer.attention.segments import Segments
-from difformer.data import Split, Task
-from difformer.estimators.judging import ACCURATE_THEN_SURE
-from difformer.estimators.parts import PartsFeed
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.structure import Structure
-from difformer.training.callbacks import Callback
-from difformer.training.config import TrainConfig
-from difformer.training.devices import resolve
-from difformer.training.feeding import Feed, make_feed
-from difformer.training.loop import Trainer
-from difformer.training.model import build_model
-from difformer.training.randomness import isolated_rng
-from difformer.training.record import RunRecord
 
 
 class MassConv(DIFFormerConv):
@@ -66,80 +51,3 @@ def give_mass(model: DIFFormer, mass: Tensor) -> None:
     for layer in model.layers:
         layer.__class__ = MassConv
         layer.mass = (mass / mass.mean()).view(-1, 1, 1)
-
-
-def train_weighted(
-    task: Task,
-    split: Split,
-    config: TrainConfig,
-    seed: int,
-    device: str,
-    weight: Tensor | None = None,
-    mass: Tensor | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> RunRecord:
-    """`difformer.training.train_one` with weights of rows in the loss, and with their mass in the exchange.
-
-    Held-out rows choose the epoch as `difformer.estimators.judging` says; mini-batches are judged in parts as well, see
-    `difformer.estimators.parts`.
-
-    Args:
-        task: What is to be learnt.
-        split: Which rows are trained on.
-        config: Model and training; in mini-batches rows count alike in the exchange, and by weight in the loss.
-        seed: Of everything that is random.
-        device: Where to train.
-        weight: ``[N]`` of the loss; None where all count alike.
-        mass: ``[N]`` of the exchange; None where all count alike.
-        callbacks: Told of every evaluated epoch.
-    """
-    place = resolve(device)
-    with isolated_rng(place):
-        torch.manual_seed(seed)
-        model = build_model(task, config, seed).to(place)
-        assert isinstance(model, DIFFormer)
-        fed = task if weight is None else _packed(task, weight)
-        feed: Feed
-        if config.batch_size is not None:
-            feed = PartsFeed(fed, split, config, seed, place)
-        else:
-            feed = make_feed(fed, split, config, seed, place, model)
-        loss = None
-        if weight is not None:
-            loss = _cross_entropy if task.problem == "multiclass" else _squared_error
-        metric = ACCURATE_THEN_SURE if split.valid.numel() and task.problem == "multiclass" else None
-        if mass is not None and feed.whole:
-            give_mass(model, mass.to(place))
-        trainer = Trainer(task, split, config, seed, place, model=model, feed=feed, loss=loss, metric=metric)
-        return trainer.run(tuple(callbacks))
-
-
-def _packed(task: Task, weight: Tensor) -> Task:
-    """Weights travel with the targets, as one more column, to whichever rows a step takes."""
-    targets = task.y.double().reshape(task.num_instances, -1)
-    return dataclasses.replace(
-        task,
-        y=torch.cat([targets, weight.double().unsqueeze(1)], 1),
-        problem="regression",
-        metric="mse",
-        num_outputs=targets.shape[1] + 1,
-        class_names=(),
-    )
-
-
-def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    each = functional.cross_entropy(outputs, targets[:, 0].long(), reduction="none")
-    return _mean(each, targets[:, -1])
-
-
-def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    wanted = targets[:, :-1].to(outputs.dtype)
-    known = ~wanted.isnan()
-    each = torch.where(known, outputs - wanted, 0.0).square()
-    return _mean(each, targets[:, -1:] * known)
-
-
-def _mean(each: Tensor, weight: Tensor) -> Tensor:
-    weight = weight.to(each.dtype)
-    # A mini-batch may hold rows of weight zero alone: it then teaches nothing.
-    return (each * weight).sum() / weight.sum().clamp_min(torch.finfo(each.dtype).tiny)

@@ -70,10 +70,12 @@ def make_population(x: Any, target: Array, weight: Array | None, *, join: bool) 
         return Population(x, target, weight, np.arange(count))
     kept = np.flatnonzero(weight > 0)
     digest = row_digests(x)[kept]
+    targets = np.zeros(len(kept), dtype=np.uint64)
     for column in target.reshape(count, -1)[kept].T:
-        digest = mix(digest) + mix((column.astype(np.float64) + 0.0).view(np.uint64))[:, None]
-    order = np.lexsort((kept, digest[:, 1], digest[:, 0]))
-    ranked = digest[order]
+        targets = mix(targets) + mix((column.astype(np.float64) + 0.0).view(np.uint64))
+    # By features first: the unit in which targets are given does not change the order.
+    order = np.lexsort((kept, targets, digest[:, 1], digest[:, 0]))
+    ranked = np.column_stack([digest, targets])[order]
     first = np.ones(len(order), dtype=bool)
     first[1:] = (ranked[1:] != ranked[:-1]).any(1)
     group = np.cumsum(first) - 1

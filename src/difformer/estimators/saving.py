@@ -43,6 +43,7 @@ FACTS: dict[str, tuple[type, ...]] = {
     "graph_": (str, type(None)),
     "n_iter_": (int,),
     "loss_": (float, int),
+    "validation_loss_": (float, int, type(None)),
     "one_column_": (bool,),
 }
 TEXTS = ("classes_", "feature_names_in_")
@@ -65,6 +66,7 @@ def save_estimator(estimator: DIFFormerEstimator, folder: str | Path) -> None:
         "model": {name: _plain(value) for name, value in model.config.items()},
         "members": len(fitted.members),
         "softmax": fitted.softmax,
+        "directed": fitted.given is not None and fitted.given.directed,
         "neighbours": None if fitted.search is None else fitted.search.k,
         "sparse_shape": list(fitted.search.shape) if isinstance(fitted.search, SparseNeighbours) else None,
     }
@@ -135,7 +137,11 @@ def _facts(description: dict[str, Any]) -> dict[str, Any]:
     """Fitted attributes, each known by name and of its type."""
     facts = dict(description["facts"])
     for name, value in facts.items():
-        if name not in FACTS or not isinstance(value, FACTS[name]) or isinstance(value, bool) != (FACTS[name] == (bool,)):
+        if (
+            name not in FACTS
+            or not isinstance(value, FACTS[name])
+            or isinstance(value, bool) != (FACTS[name] == (bool,))
+        ):
             raise ValueError(f"unexpected fact {name!r} = {value!r}; known are {', '.join(FACTS)}")
     for name in TEXTS:
         if name in description:
@@ -240,12 +246,13 @@ def _context(description: dict[str, Any], tensors: dict[str, Tensor], *, polynom
         digests = tensors["given.digests"].numpy().view(np.uint64)
         if digests.shape != (rows, 2):
             raise ValueError(f"given.digests has shape {digests.shape}, expected ({rows}, 2)")
-        given = GivenGraph(_csr(tensors, "given", (rows, rows)), digests)
+        given = GivenGraph(_csr(tensors, "given", (rows, rows)), digests, directed=bool(description["directed"]))
     fitted = Fitted(
         scaling,
         search=search,
         given=given,
         softmax=bool(description["softmax"]),
+        temperature=float(tensors["temperature"]),
         output_scale=tensors.get("output_scale"),
     )
     numbers = {name.split(".")[1] for name in tensors if name.startswith("members.")}
@@ -289,8 +296,10 @@ def _member(config: dict[str, Any], tensors: dict[str, Tensor], polynomial: bool
     layers = {name.split(".")[1] for name in tensors if name.startswith("norms.")} | set(remembered)
     if config["num_layers"] > max(64, len(tensors)) or len(layers) > config["num_layers"]:
         raise ValueError(f"num_layers is {config['num_layers']}, but there are tensors of {len(layers)} layers")
+    # Made outside: it is probed with numbers when it is made. None is no diffusivity at all.
+    diffusivity = None if config["diffusivity"] is None else as_diffusivity(config["diffusivity"])
     with torch.device("meta"):
-        model = DIFFormer(**config).double().eval().requires_grad_(False)
+        model = DIFFormer(**{**config, "diffusivity": diffusivity}).double().eval().requires_grad_(False)
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False)
     for k, layer in enumerate(list(model.layers)):
