@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from difformer._version import __version__
+
 if TYPE_CHECKING:
     from difformer.diffusion import Diffusivity as Diffusivity
     from difformer.estimators import DIFFormerClassifier as DIFFormerClassifier
@@ -17,14 +19,14 @@ if TYPE_CHECKING:
     from difformer.nn import DIFFormer as DIFFormer
     from difformer.nn import DIFFormerConv as DIFFormerConv
     from difformer.nn import GraphLevel as GraphLevel
-
-__version__ = "0.1.0"
+    from difformer.zoo import register_model as register_model
 
 _HOME = {
     "DIFFormer": "difformer.nn",
     "DIFFormerConv": "difformer.nn",
     "GraphLevel": "difformer.nn",
     "Graph": "difformer.graph",
+    "register_model": "difformer.zoo",
     "Diffusivity": "difformer.diffusion",
     "DIFFormerClassifier": "difformer.estimators",
     "DIFFormerRegressor": "difformer.estimators",

@@ -129,5 +129,5 @@ class TestActsTrack:
                 return print, ("this must not be printed",)
 
         self.put(tmp_path, [(Foul(), None, Foul())], [])
-        with pytest.raises(DataError, match=r"builtins\.print, which no data set here needs"):
+        with pytest.raises(DataError, match=r"builtins\.print, which no published data set needs"):
             load("actstrack", tmp_path)

@@ -86,7 +86,7 @@ class TestSeries:
     @pytest.mark.parametrize("content", [b"{", b'{"edges": []}', b"[1, 2]"])
     def test_broken_file(self, cache, tmp_path, content):
         write(tmp_path / "temporal" / "wikivital_mathematics.json", content)
-        with pytest.raises(DataError, match="'wikimath' cannot be read"):
+        with pytest.raises(DataError, match="data set 'wikimath'"):
             load("wikimath", tmp_path)
 
     @pytest.mark.parametrize(

@@ -81,7 +81,9 @@ def test_labels_that_do_not_fit_say_what_may_be_meant(write):
     ):
         from_files(features, blanks)
     assert from_files(features, blanks, header={"labels": True}).y.tolist() == [0, 1, -1, 0, 1, -1, 0, 1]
-    with pytest.raises(DataError, match=r"has 6 rows, .* write NA, since blank lines at the end do not count"):
+    with pytest.raises(
+        DataError, match=r"has 6 rows, .*blank lines at the end do not count: give every label the id of its row"
+    ):
         from_files(features, write("l.txt", "label\na\nb\na\nb\na\nb\n\n\n"))
 
 

@@ -28,7 +28,7 @@ def test_the_edges_of_a_sparse_tensor_keep_their_direction():
     matrix = torch.zeros(8, 8)
     matrix[EDGES[1], EDGES[0]] = torch.arange(1.0, 5.0)
     for adj_t in (matrix.to_sparse(), matrix.to_sparse_csr()):
-        task = from_pyg(data(edge_index=None, adj_t=adj_t))
+        task = from_pyg(data(edge_index=None, adj_t=adj_t), directed=True)
         assert task.edge_index.tolist() == EDGES.tolist()
         assert task.edge_weight.tolist() == [1, 2, 3, 4]
 
@@ -39,7 +39,7 @@ def test_bad_masks_are_nobodys_business_where_splits_are_given():
 
 
 def test_one_graph_of_pyg():
-    task = from_pyg(data(edge_attr=torch.arange(4.0)[:, None]))
+    task = from_pyg(data(edge_attr=torch.arange(4.0)[:, None]), directed=True)
     assert task.edge_index.tolist() == EDGES.tolist()
     assert task.edge_weight.tolist() == [0, 1, 2, 3]
     assert task.y.tolist() == Y

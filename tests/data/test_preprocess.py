@@ -1,7 +1,4 @@
-import contextlib
 import io
-import os
-import pickle
 import warnings
 
 import numpy as np
@@ -13,7 +10,6 @@ from scipy import sparse
 
 from difformer.data import DataError
 from difformer.data.edges import tidy_edges
-from difformer.data.frames import load_frames
 from difformer.data.preprocess import (
     csr_arrays,
     csr_of,
@@ -23,7 +19,6 @@ from difformer.data.preprocess import (
     symmetric_edges,
 )
 from difformer.data.textnumbers import number_blocks
-from difformer.data.unpickle import safe_load
 
 
 @given(
@@ -136,88 +131,3 @@ def test_numbers_come_out_whatever_the_blocks(rows, separator, ending, last, blo
 def test_what_is_no_number_is_found(text, complaint):
     with pytest.raises(DataError, match=complaint):
         list(number_blocks(io.BytesIO(text), columns=2, dtype=np.int64, path="f"))
-
-
-@pytest.mark.parametrize("protocol", range(6))
-def test_arrays_come_out_of_pickles(protocol):
-    matrix = sparse.random(4, 3, 0.5, format="csr", random_state=0)
-    content = {"a": [np.arange(6.0).reshape(2, 3), np.float32(2)], "m": matrix, "t": (b"bytes", "text", None, {1, 2})}
-    back = safe_load(pickle.dumps(content, protocol=protocol))
-    assert (back["a"][0] == content["a"][0]).all()
-    assert back["a"][1] == 2
-    assert (back["m"] != matrix).nnz == 0
-    assert back["t"] == content["t"]
-
-
-class _Foul:
-    def __init__(self, function, *arguments):
-        self.call = function, arguments
-
-    def __reduce__(self):
-        return self.call
-
-
-@pytest.mark.parametrize(
-    "foul",
-    [
-        _Foul(os.system, "true"),
-        _Foul(eval, "1 + 1"),
-        _Foul(getattr, "text", "upper"),
-        _Foul(np.load, "file.npy"),
-        _Foul(io.open, "file"),
-    ],
-    ids=["os.system", "eval", "getattr", "numpy.load", "open"],
-)
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_pickles_that_call_anything_are_refused(foul, protocol):
-    with pytest.raises(DataError, match="could run foreign code"):
-        safe_load(pickle.dumps([np.arange(3), foul], protocol=protocol))
-
-
-@given(content=st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
-def test_noise_gives_an_error_or_plain_values(content):
-    harmless = (DataError, pickle.UnpicklingError, ValueError, LookupError, AttributeError, TypeError, EOFError)
-    with contextlib.suppress(*harmless, OverflowError, MemoryError):
-        assert not callable(safe_load(content))
-
-
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_tables_come_out_of_pickles_without_pandas(protocol):
-    pd = pytest.importorskip("pandas")
-    columns = {"id": np.arange(5), "a": np.linspace(0, 1, 5), "b": np.arange(5) * 2.5, "flag": np.arange(5) % 2 == 0}
-    table = pd.DataFrame(columns)
-    table.columns = pd.Index(list(columns), dtype=object)
-    for frame in (table, table[table["id"] > 1], table[["b", "id"]], table.set_index("id")[["a"]]):
-        back = load_frames(io.BytesIO(pickle.dumps([frame], protocol=protocol)))[0]
-        assert len(back) == len(frame)
-        for name in frame.columns:
-            assert (np.asarray(back[name]) == frame[name].to_numpy()).all()
-
-
-def test_tables_of_older_pandas():
-    """The layout before pandas 1.3, written by hand: axes and blocks in a nested tuple."""
-    import sys
-    import types
-
-    modules = {}
-    for place, name in (("pandas.core.frame", "DataFrame"), ("pandas.core.internals.managers", "BlockManager")):
-        module = types.ModuleType(place)
-        kind = type(name, (), {"__module__": place, "__getstate__": lambda self: self.state})
-        setattr(module, name, kind)
-        modules[place] = module
-    index = np.array(["x", "y", "n"], dtype=object)
-    blocks = [
-        {"values": np.array([[1.0, 2.0], [3.0, 4.0]]), "mgr_locs": slice(0, 2, 1)},
-        {"values": np.array([[7, 8]]), "mgr_locs": np.array([2])},
-    ]
-    manager = modules["pandas.core.internals.managers"].BlockManager()
-    manager.state = ([], [], [], {"0.14.1": {"axes": [index, np.arange(2)], "blocks": blocks}})
-    frame = modules["pandas.core.frame"].DataFrame()
-    frame.state = {"_mgr": manager, "_typ": "dataframe", "_metadata": []}
-    with pytest.MonkeyPatch.context() as patch:
-        for place, module in modules.items():
-            patch.setitem(sys.modules, place, module)
-        content = pickle.dumps(frame, protocol=4)
-    back = load_frames(io.BytesIO(content))
-    assert {name: back[name].tolist() for name in ("x", "y", "n")} == {"x": [1, 2], "y": [3, 4], "n": [7, 8]}

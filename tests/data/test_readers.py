@@ -227,10 +227,10 @@ def test_said_is_said(write):
 
 
 def test_delimiters_are_found_by_agreement():
-    assert sniff_delimiter(["a b,c", "d e f,g"], spaces=True) == ","
-    assert sniff_delimiter(["1,5;2", "1;2,5"], spaces=False) == ";"
-    assert sniff_delimiter(["word", "other"], spaces=True) == ","
-    assert sniff_delimiter(["1 2", "3 4"], spaces=True) == " "
+    assert sniff_delimiter(["a b,c", "d e f,g"], spaces="yes") == ","
+    assert sniff_delimiter(["1,5;2", "1;2,5"], spaces="no") == ";"
+    assert sniff_delimiter(["word", "other"], spaces="yes") == ","
+    assert sniff_delimiter(["1 2", "3 4"], spaces="yes") == " "
 
 
 def test_files_that_are_not_there(tmp_path):

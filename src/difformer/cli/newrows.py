@@ -15,7 +15,7 @@ from difformer.data.edges import tidy_edges
 from difformer.data.feature_files import Features, id_column_name, read_features
 from difformer.data.structure import read_edges
 from difformer.data.text_files import TextFormat
-from difformer.training.runfolder import RunFolder
+from difformer.training.run_folder import RunFolder
 
 # How a user's files are written: what was said of those of the training holds for new ones.
 _FORMAT = ("delimiter", "header", "encoding", "decimal", "comment")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from difformer.data.columnar import table_of
 from difformer.data.errors import DataError
-from difformer.data.sparse import from_scipy
+from difformer.data.sparse import from_scipy, sparse_to_scipy
 from difformer.data.tables import canonical_id, number
 
 
@@ -30,11 +30,13 @@ def features_from(
         DataError: If something is not a number, with row and column.
     """
     names: tuple[str, ...] = ()
-    if hasattr(x, "tocsr"):
-        tensor = from_scipy(x).float()
+    if hasattr(x, "tocsr") or (isinstance(x, Tensor) and x.layout != torch.strided):
+        try:
+            tensor = from_scipy(x if hasattr(x, "tocsr") else sparse_to_scipy(x)).float()
+        except ValueError as error:
+            raise DataError(f"{name}: is not a sparse matrix that can be used: {error}") from error
     elif isinstance(x, Tensor):
-        tensor = x.detach().cpu()
-        tensor = (tensor if tensor.layout == torch.strided else tensor.to_sparse_csr()).float()
+        tensor = x.detach().cpu().float()
     elif hasattr(x, "columns"):
         table = table_of(name, [(str(label), _column(x, i)) for i, label in enumerate(x.columns)], lambda head: ())
         if finite:

@@ -62,7 +62,9 @@ def assemble(
     chosen = given_splits(splits)
     if not chosen and found_splits:
         chosen, left_out = _only_labelled(found_splits, targets.y)
-        notes = (*notes, *left_out)
+        chosen, taken = _with_validation(chosen, targets)
+        notes = (*notes, *left_out, *taken)
+    notes = (*notes, *_unheard(edges))
     chosen = chosen or drawn_splits(targets, targets.y.shape[0], fractions, seeds)
     notes = (*notes, *_never_seen(chosen, targets))
     try:
@@ -162,6 +164,38 @@ def _only_labelled(splits: Sequence[Split], y: Tensor) -> tuple[tuple[Split, ...
         if gone:
             notes.append(f"split {split.name}: {gone} instance{'s' if gone > 1 else ''} without a label left out")
     return tuple(kept), tuple(notes)
+
+
+def _unheard(edges: tuple[Tensor, Tensor | None] | None) -> tuple[str, ...]:
+    """A note on edges to which in-degree normalisation gives weight zero: those whose sender receives nothing."""
+    if edges is None or not edges[0].numel():
+        return ()
+    source, target = edges[0]
+    lost = int((~torch.isin(source, target)).sum())
+    if not lost:
+        return ()
+    return (
+        f"{lost} of {source.numel()} directed edges leave nodes that receive nothing, and the normalisation gcn gives "
+        f"such edges weight 0: pass self_loops=add, or train with graph_norm=random_walk",
+    )
+
+
+def _with_validation(splits: Sequence[Split], targets: Targets) -> tuple[tuple[Split, ...], tuple[str, ...]]:
+    """A fifth of the training part for validation where a split has none; the test part is never touched."""
+    done, notes = [], []
+    for split in splits:
+        if split.valid.numel() or split.train.numel() < 2:
+            done.append(split)
+            continue
+        y = targets.y[split.train]
+        drawn = random_split(y, fractions=(0.8, 0.2, 0), stratify=targets.problem == "multiclass")
+        train, valid = (split.train[part].sort().values for part in (drawn.train, torch.cat([drawn.valid, drawn.test])))
+        done.append(Split(split.name, train, valid, split.test))
+        notes.append(
+            f"split {split.name} has no validation part: {valid.numel()} of its {split.train.numel()} training "
+            f"instances, drawn with seed 0, choose the model instead of being trained on"
+        )
+    return tuple(done), tuple(notes)
 
 
 def _never_seen(splits: Sequence[Split], targets: Targets) -> tuple[str, ...]:

@@ -40,7 +40,8 @@ def column_roles(
     taken = {*unused, *label_at}
     if id_name and ids is not False and head.named and id_name in head.names:
         ids = id_name
-    id_at = _id_column(head, ids, taken | {i for i, name in enumerate(head.names) if head.named and name in wanted})
+    asked = set(wanted)
+    id_at = _id_column(head, ids, taken | {i for i, name in enumerate(head.names) if head.named and name in asked})
     taken |= set() if id_at is None else {id_at}
     split_at = head.find(split) if split is not None else None
     if split is None and not wanted:
@@ -55,20 +56,29 @@ def column_roles(
                     f"column {head.names[i]!r} of {Path(head.path).name} is used as a feature; it does not say train "
                     f"and test: pass drop=[{head.names[i]!r}] if it is no property of its row"
                 )
+    if labels_here and labels is not None and not wanted:
+        for i in head.named_like(LABEL_NAMES):
+            if i not in {*taken, *label_at}:
+                notes.append(
+                    f"column {head.names[i]!r} of {Path(head.path).name} is used as a feature, although its name is "
+                    f"usual for labels; pass drop={head.names[i]} if it tells the answer"
+                )
     if labels_here and labels is None:
         label_at = _find_labels(head, taken)
         notes += [f"labels are in column {head.names[i]!r} of {Path(head.path).name}" for i in label_at]
     elif labels is None and not wanted:
         _refuse_leak(head, taken)
     if wanted and head.named:
-        absent = [name for name in wanted if name not in head.names]
+        there = set(head.names)
+        absent = [name for name in wanted if name not in there]
         if absent:
             raise DataError(
                 f"lacks {len(absent)} of the {len(wanted)} columns wanted: {', '.join(map(repr, absent[:8]))}; "
                 f"it has {', '.join(map(repr, head.names[:8]))}",
                 path=head.path,
             )
-        unused += [i for i, name in enumerate(head.names) if name not in wanted and i not in taken]
+        asked = set(wanted)
+        unused += [i for i, name in enumerate(head.names) if name not in asked and i not in taken]
     return {"ids": id_at, "labels": label_at, "split": split_at, "unused": unused, "notes": tuple(notes)}
 
 

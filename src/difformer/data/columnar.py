@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import zipfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
-from difformer.data.errors import DataError, require
+from difformer.data.archives import check_size, read_npy, read_npz
+from difformer.data.errors import DAMAGE, DataError, require
+from difformer.data.sparse import checked_csr
 from difformer.data.tables import Choose, Head, Table, is_missing, number
 
 # What the arrays of an NPZ file are called; the first name found counts.
@@ -24,6 +27,7 @@ ARRAY_NAMES = {
     "feature_names": ("feature_names", "columns"),
     "class_names": ("class_names",),
 }
+SPARSE_PARTS = ("data", "indices", "indptr", "shape")
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -39,25 +43,28 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {os.fspath(path)}")
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return {"x": loaded}
-        with loaded:
-            arrays: dict[str, Any] = {key: loaded[key] for key in loaded.files}
+        if not zipfile.is_zipfile(path):
+            return {"x": read_npy(path)}
+        arrays: dict[str, Any] = read_npz(path)
         if {"data", "indices", "indptr", "shape", "format"} <= arrays.keys():
-            matrix = sparse.csr_array(sparse.load_npz(path))
-            matrix.check_format(full_check=True)
-            return {"x": matrix}
+            return {"x": _saved_matrix(arrays)}
         for prefix in [key[: -len("_indptr")] for key in arrays if key.endswith("_indptr")]:
-            parts = [arrays.pop(f"{prefix}_{part}") for part in ("data", "indices", "indptr", "shape")]
-            matrix = sparse.csr_array((parts[0], parts[1], parts[2]), shape=tuple(parts[3].tolist()))
-            matrix.check_format(full_check=True)
-            arrays[prefix] = matrix
-    except Exception as error:  # whatever a decoder finds wrong is the file's fault, and is named so
-        raise DataError(
-            f"is not an array file that can be read ({type(error).__name__}: {error})", path=path
-        ) from error
+            arrays[prefix] = checked_csr(*(arrays.pop(f"{prefix}_{part}") for part in SPARSE_PARTS))
+    except DAMAGE as error:
+        said = error.problem if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+        raise DataError(f"is not an array file that can be read ({said})", path=path) from error
     return {"x": next(iter(arrays.values()))} if len(arrays) == 1 else arrays
+
+
+def _saved_matrix(arrays: Mapping[str, Any]) -> Any:
+    """What ``scipy.sparse.save_npz`` wrote, as CSR."""
+    form = bytes(arrays["format"].reshape(-1)[:1].astype("S")[0]).decode() if arrays["format"].size else ""
+    data, indices, ptr, shape = (arrays[part] for part in SPARSE_PARTS)
+    if form == "csr":
+        return checked_csr(data, indices, ptr, shape)
+    if form == "csc":
+        return checked_csr(data, indices, ptr, np.asarray(shape)[::-1]).T.tocsr()
+    raise DataError(f"holds a sparse matrix in the format {form!r}; save it as CSR: matrix.tocsr()")
 
 
 def named_array(arrays: Mapping[str, Any], role: str) -> Any:
@@ -79,11 +86,11 @@ def read_parquet(path: str | os.PathLike[str], *, text: Choose) -> Table:
     name = os.fspath(path)
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {name}")
-    require("pyarrow", extra="frames", purpose="reading Parquet")
+    pyarrow = require("pyarrow", extra="frames", purpose="reading Parquet")
     parquet = require("pyarrow.parquet", extra="frames", purpose="reading Parquet")
     try:
         table = parquet.ParquetFile(path).read()
-    except Exception as error:  # as above
+    except Exception as error:  # pyarrow has a dozen errors for a damaged file
         raise DataError(
             f"is not a Parquet file that can be read ({type(error).__name__}: {error})", path=path
         ) from error
@@ -94,7 +101,7 @@ def read_parquet(path: str | os.PathLike[str], *, text: Choose) -> Table:
             parts += _spread(name, label, column)
         except DataError:
             raise
-        except Exception as error:  # as above
+        except (pyarrow.lib.ArrowException, *DAMAGE) as error:
             raise DataError(f"cannot be read ({type(error).__name__}: {error})", path=path, column=label) from error
     return table_of(name, parts, text)
 
@@ -104,8 +111,9 @@ def table_of(path: str, columns: Sequence[tuple[str, Any]], text: Choose) -> Tab
     if not columns or not len(columns[0][1]):
         raise DataError("holds no rows", path=path)
     names = tuple(label for label, _ in columns)
+    check_size(len(names), "the table", "COLUMNS")
     if len(set(names)) != len(names):
-        twice = next(label for label in names if names.count(label) > 1)
+        twice = next(label for label, count in Counter(names).items() if count > 1)
         raise DataError(f"two columns are called {twice!r}; names must differ", path=path)
     first = tuple(_cell(values[0]) for _, values in columns)
     textual = tuple(not _is_numeric(v) and any(isinstance(cell, str) for cell in v) for _, v in columns)

@@ -1,9 +1,8 @@
 """Downloads that either arrive whole and checked, or leave nothing behind.
 
 Bytes go to a temporary file beside the target; length, first bytes and checksum are compared; only then does the file
-get its name. Where a source publishes no checksum, the file must at least end as its kind ends, the first download's
-checksum is kept in `<file>.sha256` beside it, and a file that later has another size, or, if it is small, other bytes,
-is refused.
+get its name. Where a source publishes no checksum, the file must at least end as its kind ends, and the checksum of the
+first download is kept in `<file>.sha256` beside it. A file in the cache is compared with its checksum at every load.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from difformer.atomic import atomic_write, write_whole
 from difformer.data.errors import DataError
 from difformer.data.sources import JSON, ZIP, RemoteFile
+from difformer.files import atomic_write, write_whole
 
 CHUNK = 1 << 20
 TIMEOUT_S = 60.0
 ATTEMPTS = 3
 RECORD_SUFFIX = ".sha256"
-SMALL = 64 << 20  # bytes that are read again at every look-up without anybody noticing
 
 
 class DownloadError(DataError):
@@ -92,29 +90,32 @@ def fetch(file: RemoteFile, target: Path, *, data_set: str) -> Path:
     raise AssertionError("unreachable")
 
 
-def check_record(path: Path, *, data_set: str) -> None:
-    """Compare a kept file with what was recorded when it was downloaded: its size, and its bytes if they are few.
+def check_kept(path: Path, checksum: str | None, *, data_set: str) -> None:
+    """Compare every byte of a kept file with its published checksum or, where there is none, with the recorded one.
 
-    Files without a record pass.
+    Files with neither pass.
 
     Raises:
-        DataError: If the file has changed since.
+        DataError: If the file has changed since it was downloaded.
     """
     record = _record(path)
-    if not record.is_file():
+    if checksum is not None:
+        problem = "" if has_checksum(path, checksum) else "the file is not the published one: its checksum differs"
+    elif not record.is_file():
         return
-    words = record.read_text(errors="replace").split()
-    digest, size = (words[0], words[-1]) if words else ("", "")
-    found = path.stat().st_size
-    if size.isdecimal() and len(words) > 1 and found != int(size):  # what `sha256sum` writes says no size
-        problem = f"the file has {found} bytes, but {size} were downloaded"
-    elif len(digest) != 64:
-        problem = f"{record.name} beside the file is not the checksum that was kept of it"
-    elif found <= SMALL and not has_checksum(path, f"sha256:{digest.lower()}"):
-        problem = "the file has changed since it was downloaded"
     else:
-        return
-    raise DataError(f"data set {data_set!r}: {problem}; delete it and load again", path=path)
+        words = record.read_text(errors="replace").split()
+        digest, size = (words[0], words[-1]) if words else ("", "")
+        found = path.stat().st_size
+        problem = ""
+        if size.isdecimal() and len(words) > 1 and found != int(size):  # what `sha256sum` writes has no size
+            problem = f"the file has {found} bytes, but {size} were downloaded"
+        elif len(digest) != 64:
+            problem = f"{record.name} beside the file is not the checksum that was kept of it"
+        elif not has_checksum(path, f"sha256:{digest.lower()}"):
+            problem = "the file has changed since it was downloaded"
+    if problem:
+        raise DataError(f"data set {data_set!r}: {problem}; delete it and load again", path=path)
 
 
 def has_checksum(path: Path, checksum: str) -> bool:

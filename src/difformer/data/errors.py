@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
+import lzma
+import struct
+import tarfile
+import zipfile
+import zlib
 from importlib import import_module
 from types import ModuleType
+
+# What decoders raise on a damaged file. TypeError, AttributeError and the like are faults of the program, and are not
+# here: they must not be reported as a damaged file.
+DAMAGE = (
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    OverflowError,
+    NotImplementedError,
+    struct.error,
+    zlib.error,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+)
 
 
 class DataError(ValueError):

@@ -153,7 +153,8 @@ def load_features(
     names = tuple(table.names[i] for i in table.number_columns) if table.named else ()
     numbers = table.numbers
     if wanted and table.named:
-        numbers, names = numbers[:, [names.index(name) for name in wanted]], wanted
+        place = {name: i for i, name in enumerate(names)}
+        numbers, names = numbers[:, [place[name] for name in wanted]], wanted
     id_column = roles["ids"]
     return Features(
         path=os.fspath(path),

@@ -167,7 +167,7 @@ def _rows_in_order(table: Table, size: int) -> list[int]:
         elif len(rows) == size - 1 and table.named:
             hint = "; pass header=False if the first row is a label"
         elif len(table) < size and len(table.names) == 1:
-            hint = "; where there is no label write NA, since blank lines at the end do not count"
+            hint = "; blank lines at the end do not count: give every label the id of its row, or pass missing= a word"
         raise DataError(
             f"has {len(rows)} rows{beside}, the features have {size}; give one label a row, or a column of ids{hint}",
             path=table.path,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from difformer.cache import cache_folder as cache_folder
-from difformer.data.download import DownloadError, check_record, fetch, has_checksum
-from difformer.data.errors import DataError
+from difformer.data.download import DownloadError, check_kept, fetch, has_checksum
+from difformer.data.errors import DAMAGE, DataError
 from difformer.data.sources import FORMS, Form
 
 
@@ -89,9 +89,10 @@ def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequ
     check_folders(root)
     cache = cache_folder()
     if found := find(name, root, forms=forms):
-        for path in found.paths:
+        form = next(form for form in _forms(name, forms) if form.name == found.form)
+        for path, file in zip(found.paths, form.files, strict=True):
             if path.is_relative_to(cache):
-                check_record(path, data_set=name)
+                check_kept(path, file.checksum, data_set=name)
         return found
     remote = next((form for form in _forms(name, forms) if form.downloadable), None)
     if remote is None:
@@ -102,7 +103,7 @@ def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequ
     for file in remote.files:
         target = cache / file.path
         if target.is_file():
-            check_record(target, data_set=name)
+            check_kept(target, file.checksum, data_set=name)
             continue
         if os.environ.get("DIFFORMER_OFFLINE", "") not in ("", "0"):
             raise DownloadError(name, file, target, "downloads are forbidden by $DIFFORMER_OFFLINE")
@@ -112,10 +113,12 @@ def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequ
 
 @contextmanager
 def reading(found: Found | Path, *, data_set: str | None = None) -> Iterator[None]:
-    """Whatever a reader stumbles over becomes a `DataError` that names the data set, the file and the way out.
+    """Errors that a damaged file causes become a `DataError` that names the data set, the file and the remedy.
+
+    Faults of the program (TypeError, AttributeError, …) pass through with their traceback.
 
     Raises:
-        DataError: In place of the errors that a broken file causes.
+        DataError: In place of the errors listed in `DAMAGE`.
     """
     paths = found.paths if isinstance(found, Found) else (found,)
     name = found.name if isinstance(found, Found) else data_set
@@ -125,14 +128,12 @@ def reading(found: Found | Path, *, data_set: str | None = None) -> Iterator[Non
         if f"data set {name!r}" in error.problem:
             raise
         raise error.reworded(f"{error.problem} (data set {name!r}: {_way_out(name)})", path=_suspect(paths)) from error
-    except (ImportError, Warning):
-        raise  # an extra that is not installed, a warning that somebody made an error: not the file's fault
     except MemoryError as error:
         raise DataError(
             f"data set {name!r} needs more memory than there is ({error}), or the file is damaged: {_way_out(name)}",
             path=_suspect(paths),
         ) from error
-    except Exception as error:  # decoders of a dozen kinds, and each has errors of its own
+    except DAMAGE as error:
         said = f"{type(error).__name__}: {error}"
         raise DataError(
             f"data set {name!r} cannot be read from here ({said}); the file is cut short, or not what its name says: "

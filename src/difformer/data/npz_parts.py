@@ -13,7 +13,6 @@ from difformer.data.feature_files import Features
 from difformer.data.split import Split
 from difformer.data.splitting import masks_split
 from difformer.data.tables import canonical_id
-from difformer.data.targets import MISSING
 
 
 def refuse_other_kinds(found: Features) -> None:
@@ -31,7 +30,7 @@ def class_names_of(arrays: Mapping[str, Any]) -> list[str]:
     if not isinstance(names, np.ndarray) or not isinstance(y, np.ndarray) or names.ndim != 1:
         return []
     found = [canonical_id(name) for name in names.tolist()]
-    if len(set(found)) != len(found) or any(name.lower() in MISSING for name in found):
+    if len(set(found)) != len(found) or "" in found:
         return []
     numbers = y.dtype.kind in "iu" and y.ndim == 1 and y.size > 0 and y.min() >= -1 and y.max() < len(found)
     return found if numbers or y.dtype.kind not in "biuf" else []
@@ -51,13 +50,23 @@ def mask_splits(found: Features) -> tuple[Split, ...]:
     """
     for plural in ("s", ""):
         names = [[f"{part}_mask{plural}" for part in parts] for parts in (("train",), ("val", "valid"), ("test",))]
-        masks = [found.arrays[name] for group in names for name in group if name in found.arrays][:3]
-        if len(masks) == 3:
-            try:
-                for mask in masks:
-                    if mask.shape[-1:] != found.x.shape[:1]:
-                        raise ValueError(f"shape {list(mask.shape)} where there are {found.x.shape[0]} rows")
-                return masks_split(*masks, name="masks")
-            except (ValueError, TypeError) as error:
-                raise DataError(f"its masks are no splits: {error}", path=found.path) from error
+        train, valid, test = (next((found.arrays[n] for n in group if n in found.arrays), None) for group in names)
+        if train is None and test is None:
+            continue
+        if train is None or test is None:
+            lacks = f"{'train' if train is None else 'test'}_mask{plural}"
+            raise DataError(
+                f"its masks do not say what to train on and what to test: there is no {lacks}; pass splits= to set "
+                f"masks aside",
+                path=found.path,
+            )
+        if valid is None:  # `assemble` takes validation from the training part
+            valid = np.zeros_like(train)
+        try:
+            for mask in (train, valid, test):
+                if mask.shape[-1:] != found.x.shape[:1]:
+                    raise ValueError(f"shape {list(mask.shape)} where there are {found.x.shape[0]} rows")
+            return masks_split(train, valid, test, name="masks")
+        except (ValueError, TypeError) as error:
+            raise DataError(f"its masks are no splits: {error}", path=found.path) from error
     return ()

@@ -16,7 +16,7 @@ from difformer.data.own_files import from_files, read_features
 from difformer.data.own_pyg import from_pyg
 from difformer.data.structure import edges_from
 from difformer.data.tables import index_of_ids
-from difformer.data.targets import MISSING, encode_targets
+from difformer.data.targets import encode_targets
 from difformer.data.task import Problem, Task
 
 __all__ = ["from_arrays", "from_files", "from_pyg", "read_features"]
@@ -38,7 +38,7 @@ def from_arrays(
     directed: bool = False,
     self_loops: SelfLoops = "add",
     duplicates: Duplicates = "error",
-    missing: Sequence[str] = MISSING,
+    missing: Sequence[str] | None = None,
     class_names: Sequence[str] = (),
     instance_names: Sequence[str] = (),
     feature_names: Sequence[str] = (),
@@ -67,7 +67,7 @@ def from_arrays(
         directed: Keep directions; otherwise both directions of every edge are listed.
         self_loops: ``"add"`` to every node that has none, ``"remove"``, or ``"keep"`` as given.
         duplicates: What becomes of an edge given with different weights: see `tidy_edges`.
-        missing: Texts that stand for no label.
+        missing: Texts that stand for no label, instead of the rule of `difformer.data.targets`.
         class_names: The classes in order, instead of numerical or alphabetical order.
         instance_names: Ids of the rows, or of the graphs.
         feature_names: Of the columns.
@@ -105,9 +105,9 @@ def from_arrays(
     expected = features.shape[0] if ptr is None else ptr.numel() - 1
     cells, names = label_columns(y, x, expected)
     targets = encode_targets(cells, names=names, problem=problem, class_names=class_names, missing=missing)
-    edges = None
+    edges, notes = None, tuple[str, ...]()
     if edge_index is not None:
-        raw = edges_from(edge_index, edge_weight, num_nodes=features.shape[0], ids=index)
+        *raw, notes = edges_from(edge_index, edge_weight, num_nodes=features.shape[0], ids=index)
         edges = tidy_edges(*raw, num_nodes=features.shape[0], names=ids if node_ptr is None else (), **tidy)  # type: ignore[arg-type]
     return assemble(
         features,
@@ -119,6 +119,7 @@ def from_arrays(
         seeds=seeds,
         node_ptr=ptr,
         instance_names=ids,
+        notes=notes,
         standardize=standardize,
         **common,  # type: ignore[arg-type]
     )
@@ -158,11 +159,18 @@ def _series(
     graphs = list(edge_index) if several else [] if edge_index is None else [edge_index]
     weights = list(edge_weight) if several and edge_weight is not None else [edge_weight] * len(graphs)
     raw = [edges_from(graph, weight, num_nodes=x.shape[1]) for graph, weight in zip(graphs, weights, strict=True)]
-    done = [tidy_edges(*one, num_nodes=x.shape[1], **tidy) for one in raw]
+    done = [tidy_edges(index, weight, num_nodes=x.shape[1], **tidy) for index, weight, _ in raw]
     weighted = [w for _, w in done if w is not None]
     if several and 0 < len(weighted) < len(done):  # a matrix of ones has no weights, its neighbours may have
         done = [(i, torch.ones(i.shape[1]) if w is None else w) for i, w in done]
     chosen = given_splits(splits) or drawn_splits(None, x.shape[0], fractions, (0,), series=True)
+    notes = [note for _, _, guessed in raw for note in guessed]
+    if splits is None:
+        train, valid, test = chosen[0].sizes()
+        notes.append(
+            f"snapshots were split in time order: the first {train} train, the next {valid} choose the model, the last "
+            f"{test} test; pass fractions= or splits= for another split"
+        )
     outputs = 1 if target.dim() == 2 else target.shape[2]
     return Task(
         name=common["name"],
@@ -178,4 +186,5 @@ def _series(
         edge_weight=tuple(w for _, w in done if w is not None) or None if several else done[0][1] if done else None,
         instance_names=tuple(str(i) for i in instance_names),
         feature_names=common["feature_names"],
+        notes=tuple(dict.fromkeys(notes)),
     )

@@ -28,7 +28,7 @@ from difformer.data.pyg_files import ENDINGS, read_pyg
 from difformer.data.split import Split
 from difformer.data.structure import Edges, edges_from, read_edges
 from difformer.data.tables import index_of_ids
-from difformer.data.targets import MISSING, encode_targets
+from difformer.data.targets import encode_targets
 from difformer.data.task import Problem, Task
 from difformer.data.text_files import TextFormat
 
@@ -62,7 +62,7 @@ def from_files(
     directed: bool = False,
     self_loops: SelfLoops = "add",
     duplicates: Duplicates = "error",
-    missing: Sequence[str] = MISSING,
+    missing: Sequence[str] | None = None,
     class_names: Sequence[str] = (),
     standardize: bool = False,
 ) -> Task:
@@ -97,7 +97,7 @@ def from_files(
         directed: Keep directions.
         self_loops: ``"add"``, ``"remove"`` or ``"keep"``.
         duplicates: What becomes of an edge given with different weights.
-        missing: Texts that stand for no label.
+        missing: Texts that stand for no label, instead of the rule of `difformer.data.targets`.
         class_names: The classes in order.
         standardize: Bring columns to mean 0 and deviation 1 over all rows; the task's notes give the numbers.
 
@@ -217,7 +217,8 @@ def _edges(
     if inside is None:
         return None, ()
     try:
-        return edges_from(inside, named_array(found.arrays, "weights"), num_nodes=size, ids=ids), ()
+        index, weight, notes = edges_from(inside, named_array(found.arrays, "weights"), num_nodes=size, ids=ids)
+        return (index, weight), notes
     except DataError as error:
         raise DataError(str(error), path=found.path) from error
 

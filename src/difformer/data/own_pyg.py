@@ -15,7 +15,7 @@ from difformer.data.errors import DataError
 from difformer.data.split import Split
 from difformer.data.splitting import masks_split
 from difformer.data.structure import edges_from
-from difformer.data.targets import MISSING, encode_targets
+from difformer.data.targets import encode_targets
 from difformer.data.task import Problem, Task
 
 
@@ -29,17 +29,18 @@ def from_pyg(
     fractions: Sequence[float] | None = None,
     seeds: Sequence[int] = (0,),
     use_positions: bool = False,
-    directed: bool = True,
+    directed: bool = False,
     self_loops: SelfLoops = "keep",
     duplicates: Duplicates = "error",
-    missing: Sequence[str] = MISSING,
+    missing: Sequence[str] | None = None,
     class_names: Sequence[str] = (),
     standardize: bool = False,
 ) -> Task:
     """A task from a PyG ``Data``, a list or data set of them, or a ``Batch``.
 
-    Edges are taken as they are, since PyG lists both directions already; ``edge_weight``, or an ``edge_attr`` of one
-    column, weighs them. The masks of a single ``Data`` are its splits, one a column, unless `splits` is given.
+    PyG lists both directions of an undirected edge. Where an edge comes in one direction only, the other one is added
+    unless `directed` is true, and a note says so. ``edge_weight``, or an ``edge_attr`` of one column, weighs the edges.
+    The masks of a single ``Data`` are its splits, one per column, unless `splits` is given.
 
     Args:
         data: What to take over.
@@ -50,10 +51,10 @@ def from_pyg(
         fractions: Where splits are drawn; None takes 50, 25 and 25 %.
         seeds: One split each.
         use_positions: Append ``pos`` to the features; where there is no ``x``, ``pos`` is taken in any case.
-        directed: False lists both directions of every edge.
+        directed: Keep directions; otherwise both directions of every edge are listed.
         self_loops: ``"keep"``, ``"add"`` or ``"remove"``.
         duplicates: What becomes of an edge given with different weights.
-        missing: Texts that stand for no label.
+        missing: Texts that stand for no label, instead of the rule of `difformer.data.targets`.
         class_names: The classes in order.
         standardize: Bring columns to mean 0 and deviation 1 over all nodes.
 
@@ -76,6 +77,13 @@ def from_pyg(
     ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     edges = _joined_edges(parts, ptr, tidy)
     notes = tuple(_notes(items[0]))
+    if not directed and edges is not None:
+        given = sum(0 if index is None else int(index.unique(dim=1).shape[1]) for _, index, _ in parts)
+        kept = _joined_edges(parts, ptr, {**tidy, "directed": True, "self_loops": "keep", "duplicates": "max"})
+        both = _joined_edges(parts, ptr, {**tidy, "self_loops": "keep", "duplicates": "max"})
+        added = (0 if both is None else both[0].shape[1]) - (0 if kept is None else kept[0].shape[1])
+        if added:
+            notes += (f"{added} of {given} edges came in one direction only; both are used: directed=true keeps them",)
     if many is None:
         x, y = parts[0][0], _attribute(data, "y", "data")
         cells, names = label_columns(y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y, None, x.shape[0])
@@ -102,6 +110,7 @@ def from_pyg(
     )
 
 
+ASIDE = "pass splits= to set masks aside"
 Part = tuple[Tensor, Tensor | None, Tensor | None]
 
 
@@ -139,8 +148,11 @@ def _part(data: Any, use_positions: bool, place: str) -> Part:
         index, weight = getattr(data, "edge_index", None), _weight_of(data)
         if index is None:
             matrix = _adjacency(data)
-            return (joined, None, None) if matrix is None else (joined, *edges_from(matrix, num_nodes=joined.shape[0]))
-        return joined, *edges_from(index.cpu(), weight, num_nodes=joined.shape[0])
+            given = (None, None) if matrix is None else edges_from(matrix, num_nodes=joined.shape[0])[:2]
+        else:
+            # PyG's edge_index is [2, E], also where E = 2.
+            given = edges_from(index.cpu(), weight, num_nodes=joined.shape[0])[:2]
+        return joined, *given
     except DataError as error:
         raise DataError(f"{place}: {error}") from error
 
@@ -209,9 +221,14 @@ def _graph_targets(items: list[Any]) -> Tensor:
 
 def _mask_splits(data: Any, num_nodes: int) -> tuple[Split, ...]:
     masks = [getattr(data, f"{part}_mask", None) for part in ("train", "val", "test")]
-    found = [mask for mask in masks if mask is not None]
-    if len(found) < 3:
+    if masks[0] is None and masks[2] is None:
         return ()
+    if masks[0] is None or masks[2] is None:
+        lacks = "train_mask" if masks[0] is None else "test_mask"
+        raise DataError(f"data: its masks do not say what to train on and what to test: there is no {lacks}; {ASIDE}")
+    if masks[1] is None:  # `assemble` takes validation from the training part
+        masks[1] = torch.zeros_like(masks[0], dtype=torch.bool) if isinstance(masks[0], Tensor) else masks[0]
+    found = [mask for mask in masks if mask is not None]
     for mask in found:
         if not isinstance(mask, Tensor) or mask.dim() not in (1, 2) or mask.shape[0] != num_nodes:
             got = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__

@@ -11,7 +11,7 @@ from scipy import sparse
 from torch import Tensor
 
 from difformer.data.errors import DataError
-from difformer.data.sparse import from_scipy
+from difformer.data.sparse import checked_csr, from_scipy
 
 Array = np.ndarray[Any, Any]
 
@@ -115,10 +115,8 @@ def csr_of(arrays: Any, prefix: str = "x") -> Any:
     Raises:
         ValueError: If an index points outside the matrix, which torch would follow.
     """
-    parts = tuple(arrays[f"{prefix}_{part}"] for part in ("data", "indices", "indptr"))
-    matrix = sparse.csr_matrix(parts, shape=tuple(int(n) for n in arrays[f"{prefix}_shape"]), dtype=np.float32)
-    matrix.check_format(full_check=True)
-    return matrix
+    data, indices, ptr, shape = (arrays[f"{prefix}_{part}"] for part in ("data", "indices", "indptr", "shape"))
+    return checked_csr(data, indices, ptr, shape).astype(np.float32, copy=False)
 
 
 def csr_arrays(matrix: Any, prefix: str = "x") -> dict[str, Array]:

@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from difformer.atomic import atomic_write
+from difformer.data.archives import read_npz
+from difformer.data.errors import DAMAGE
 from difformer.data.lookup import cache_folder
+from difformer.files import atomic_write
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 
@@ -45,9 +47,8 @@ def processed(
     path = cache_folder() / "processed" / f"{name}-{_key(name, sources, version, options)}.npz"
     if path.is_file():
         try:
-            with np.load(path, allow_pickle=False) as file:
-                return {key: file[key] for key in file.files}
-        except Exception as error:  # a damaged archive fails in many ways; what it was made from is still there
+            return read_npz(path)
+        except DAMAGE as error:  # what it was made from is still there
             warnings.warn(f"{path} cannot be read ({error}) and is made anew", stacklevel=2)
     arrays = build()
     try:

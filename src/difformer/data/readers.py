@@ -17,15 +17,17 @@ from dataclasses import replace
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from difformer.data.archives import check_size
 from difformer.data.errors import DataError
 from difformer.data.tables import Choose, Head, Table, looks_like_header, no_text, number
 from difformer.data.text_files import (
     Row,
     TextFormat,
+    lines_of,
     open_text,
     refuse_zero_bytes,
     rows_of,
@@ -74,7 +76,7 @@ def read_csv(
         raise DataError(f"is not a kind of file that can be read; save it as CSV, Parquet or NPZ{hint}", path=name)
     with open_text(path, format.encoding) as stream:
         try:
-            return _read(name, iter(stream), text, format, is_header, keep_blank)
+            return _read(name, lines_of(stream, name), text, format, is_header, keep_blank)
         except UnicodeError as error:
             raise DataError(
                 f"is not text in the encoding expected ({error}); pass encoding='latin-1' or the one it was saved in, "
@@ -103,7 +105,7 @@ def _read(
         raise DataError("holds no rows", path=path)
     sample = [first, *islice(lines, SAMPLE_LINES)]
     refuse_zero_bytes(path, sample, len(above) + 1)
-    delimiter = format.delimiter or sniff_delimiter(sample, spaces=Path(path).suffix.lower() not in (".csv", ".tsv"))
+    delimiter = format.delimiter or sniff_delimiter(sample, spaces=_may_be_spaced(path))
     rows = rows_of(path, chain(sample, lines), delimiter, len(above))
     start: list[Row] = []
     for row in rows:
@@ -113,6 +115,7 @@ def _read(
     if not any(cells for _, cells in start):
         raise DataError("holds no rows", path=path)
     names, header_line, start, notes = _names(path, start, above, delimiter, format, is_header)
+    check_size(max(len(names), *(len(row) for _, row in start), 0), "the table", "COLUMNS")
     begin = next((cells for _, cells in start if cells), None)
     if begin is None:
         raise DataError("holds a header and no rows", path=path)
@@ -130,7 +133,17 @@ def _read(
     head = Head(path, tuple(names[:width]) or numbered, bool(names), cells, textual)
     if names:
         _check_names(head, header_line)
+    if delimiter == " " and format.delimiter is None and width > 1:
+        notes.append(f"cells of {Path(path).name} were separated at blanks; pass delimiter= if that is wrong")
     return _fill(head, chain(start, rows), sorted(text(head)), trailing, format, keep_blank, notes)
+
+
+def _may_be_spaced(path: str) -> Literal["yes", "numbers", "no"]:
+    """Whether blanks may part cells: not in CSV, packed or not; in what has no ending, such as a pipe, numbers only."""
+    endings = [ending.lower() for ending in Path(path).suffixes if ending.lower() != ".gz"]
+    if endings and endings[-1] in (".csv", ".tsv"):
+        return "no"
+    return "yes" if endings else "numbers"
 
 
 def _names(
@@ -175,12 +188,13 @@ def _hidden_header(above: list[str], delimiter: str, format: TextFormat) -> list
 
 
 def _check_names(head: Head, line: int) -> None:
+    first: dict[str, int] = {}
     for i, name in enumerate(head.names):
         if not name and i > 0:
             raise DataError("the header leaves this column without a name", path=head.path, line=line, column=i + 1)
-        if head.names.index(name) != i:
+        if first.setdefault(name, i) != i:
             raise DataError(
-                f"the name {name!r} is already that of column {head.names.index(name) + 1}; names must differ",
+                f"the name {name!r} is already that of column {first[name] + 1}; names must differ",
                 path=head.path,
                 line=line,
                 column=i + 1,
@@ -197,7 +211,8 @@ def _fill(
     notes: list[str],
 ) -> Table:
     width = len(head.names) + trailing
-    columns = [i for i in range(len(head.names)) if i not in kept]
+    apart = set(kept)
+    columns = [i for i in range(len(head.names)) if i not in apart]
     pick = itemgetter(*columns) if len(columns) > 1 and len(columns) < width else None
     values, lines = array("d"), array("q")
     texts: dict[int, list[str]] = {i: [] for i in kept}

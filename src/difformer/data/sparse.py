@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import sparse
 from torch import Tensor
 
 
@@ -47,8 +48,30 @@ def csr(ptr: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) ->
         return torch.sparse_csr_tensor(ptr, columns.to(ptr.dtype), values, size=shape, check_invariants=False)
 
 
+def checked_csr(data: Any, indices: Any, ptr: Any, shape: Any) -> Any:
+    """A scipy CSR matrix from arrays of which nothing is known yet: scipy and torch would follow a wrong index.
+
+    Raises:
+        ValueError: If the arrays are not those of a CSR matrix of this shape.
+    """
+    shape = np.asarray(shape)
+    for name, part in (("data", data), ("indices", indices), ("indptr", ptr)):
+        if part.ndim != 1 or part.dtype.kind not in ("biuf" if name == "data" else "iu"):
+            raise ValueError(f"{name}: expected one row of numbers, got {part.dtype} of shape {list(part.shape)}")
+    if shape.shape != (2,) or shape.dtype.kind not in "iu" or shape.min() < 0:
+        raise ValueError(f"shape: expected two whole numbers, got {shape.tolist()}")
+    matrix = sparse.csr_matrix((data, indices, ptr), shape=tuple(shape.tolist()))
+    matrix.check_format(full_check=True)
+    return matrix
+
+
 def from_scipy(matrix: Any) -> Tensor:
-    """A scipy sparse matrix as torch CSR of float32 (float64 stays): columns sorted, each once, no zeros kept."""
+    """A scipy sparse matrix as torch CSR of float32 (float64 stays): columns sorted, each once, no zeros kept.
+
+    Raises:
+        ValueError: If an index of the matrix points outside of it.
+    """
+    check_scipy(matrix)
     rows = matrix.tocsr(copy=True)
     rows.sum_duplicates()
     rows.eliminate_zeros()
@@ -57,12 +80,36 @@ def from_scipy(matrix: Any) -> Tensor:
     return csr(ptr, columns, torch.from_numpy(np.array(values)), (rows.shape[0], rows.shape[1]))
 
 
-def to_scipy(x: Tensor) -> Any:
-    """A dense or CSR tensor as a scipy CSR array."""
-    from scipy.sparse import csr_array
+def check_scipy(matrix: Any) -> None:
+    """Refuse a scipy matrix whose indices point outside of it, before anything follows them.
 
+    Raises:
+        ValueError: Naming the index.
+    """
+    if hasattr(matrix, "check_format"):
+        matrix.check_format(full_check=True)
+    elif hasattr(matrix, "row") and matrix.nnz:
+        for name, index, size in (("row", matrix.row, matrix.shape[0]), ("column", matrix.col, matrix.shape[1])):
+            if index.min() < 0 or index.max() >= size:
+                raise ValueError(f"{name} indices must lie in 0 … {size - 1}, got {index.min()} … {index.max()}")
+
+
+def sparse_to_scipy(x: Tensor) -> Any:
+    """A sparse tensor of any layout as a scipy matrix; indices are not checked yet, see `check_scipy`."""
+    if x.layout == torch.sparse_csr:
+        return to_scipy(x.detach())
+    index = x.detach().to_sparse_coo().coalesce()
+    row, column = index.indices().numpy(force=True)
+    shape = (int(x.shape[0]), int(x.shape[1]))
+    return sparse.coo_array((index.values().numpy(force=True), (row, column)), shape=shape)
+
+
+def to_scipy(x: Tensor) -> Any:
+    """A dense or CSR tensor as a scipy CSR array, its indices checked."""
     if x.layout != torch.sparse_csr:
-        return csr_array(x.numpy(force=True))
+        return sparse.csr_array(x.numpy(force=True))
     parts = (x.values(), x.col_indices(), x.crow_indices())
     values, columns, ptr = (part.numpy(force=True) for part in parts)
-    return csr_array((values, columns, ptr), shape=tuple(x.shape))
+    matrix = sparse.csr_array((values, columns, ptr), shape=tuple(x.shape))
+    matrix.check_format(full_check=True)
+    return matrix

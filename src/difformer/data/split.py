@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.atomic import atomic_write
-from difformer.data.errors import DataError
+from difformer.data.archives import read_npz
+from difformer.data.errors import DAMAGE, DataError
+from difformer.files import atomic_write
 
 PARTS = ("train", "valid", "test")
 # What other people's files call the three parts.
@@ -174,7 +175,7 @@ def load_splits(path: str | os.PathLike[str]) -> tuple[Split, ...]:
         return tuple(_split(parts, Path(path).stem) for parts in found)
     except DataError:
         raise
-    except Exception as error:  # whatever a decoder finds wrong is the file's fault, and is named so
+    except DAMAGE as error:
         raise DataError(f"is not a file of splits ({type(error).__name__}: {error})", path=path) from error
 
 
@@ -194,8 +195,7 @@ def _read_json(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
 
 
 def _read_npz(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
-    with np.load(path, allow_pickle=False) as archive:
-        arrays = {key: archive[key] for key in archive.files}
+    arrays = read_npz(path)
     if "names" not in arrays:
         return [arrays]
     return [
@@ -210,7 +210,10 @@ def _split(found: Mapping[str, Any], default_name: str) -> Split:
         present = [alias for alias in aliases if alias in found]
         if len(present) != 1:
             raise ValueError(f"expected one of {', '.join(aliases)}, found {', '.join(present) or 'none'}")
-        index = np.asarray(found[present[0]])
+        try:
+            index = np.asarray(found[present[0]])
+        except ValueError as error:
+            raise ValueError(f"{present[0]} must be a list of whole numbers") from error
         if index.size and index.dtype.kind not in "iu":
             raise ValueError(f"{present[0]} must hold whole numbers, got {index.dtype}")
         parts[part] = torch.from_numpy(index.astype(np.int64))

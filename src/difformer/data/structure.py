@@ -18,6 +18,7 @@ from torch import Tensor
 from difformer.data.columnar import named_array, read_arrays, read_parquet
 from difformer.data.errors import DataError
 from difformer.data.readers import read_csv
+from difformer.data.sparse import check_scipy, sparse_to_scipy
 from difformer.data.tables import (
     SOURCE_NAMES,
     TARGET_NAMES,
@@ -31,17 +32,47 @@ from difformer.data.tables import (
 from difformer.data.text_files import TextFormat
 
 Edges = tuple[Tensor, Tensor | None]
+Found = tuple[Tensor, Tensor | None, tuple[str, ...]]
 Ids = Mapping[str, int]
 Where = Callable[[str, int], DataError]
 
 
-def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | None = None) -> Edges:
-    """Edges from an object in memory.
+def edge_ends(edges: Any) -> tuple[NDArray[Any], str | None]:
+    """Sources and targets, ``[2, E]``, of edges given as an array, a tensor or nested lists; and a note on a guess.
+
+    A list or tuple of pairs holds one edge per pair: ``[(0, 1), (2, 3)]`` is 0 → 1 and 2 → 3. An array or tensor is
+    ``[2, E]``, sources above targets, as in PyG, or ``[E, 2]``. Two by two is ambiguous: an array is then read as
+    ``[2, E]``, a list as pairs, and the note says so.
+
+    Raises:
+        DataError: If the shape is neither.
+    """
+    listed = isinstance(edges, (list, tuple))
+    try:
+        array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
+    except ValueError as error:
+        raise DataError("edge_index: expected shape [2, E] or [E, 2], got rows of different lengths") from error
+    array = array if array.size else np.empty((2, 0), dtype=np.int64)
+    if array.ndim != 2 or 2 not in array.shape:
+        raise DataError(f"edge_index: expected shape [2, E] or [E, 2], got {list(array.shape)}")
+    pairs = listed and array.shape[1] == 2 and not any(isinstance(row, (Tensor, np.ndarray)) for row in edges)
+    by_rows = array.shape[0] == 2 and not pairs
+    note = None
+    if array.shape == (2, 2) and array[0, 1] != array[1, 0]:
+        first = " and ".join(f"{a} → {b}" for a, b in (array.T if by_rows else array).tolist())
+        how = "as two pairs" if pairs else "as sources above targets"
+        other = "pass an array of shape [2, E]" if pairs else "pass a list of pairs"
+        note = f"edge_index of shape [2, 2] was read {how}: {first}; {other} if it is meant otherwise"
+    return array if by_rows else array.T, note
+
+
+def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | None = None) -> Found:
+    """Edges from an object in memory, their weights, and notes on what was guessed.
 
     Args:
-        edges: ``[2, E]`` or ``[E, 2]``; or an adjacency matrix (scipy or torch sparse, or dense ``[N, N]``) whose entry
-            i, j weighs the edge i → j; or a data frame of two columns, or three with weights. Arrays and tensors of
-            whole numbers hold positions of nodes; lists and frames hold ids where nodes have them.
+        edges: ``[2, E]`` or pairs, see `edge_ends`; or an adjacency matrix (scipy or torch sparse, or dense ``[N, N]``)
+            whose entry i, j weighs the edge i → j; or a data frame of two columns, or three with weights. Arrays and
+            tensors of whole numbers hold positions of nodes; lists and frames hold ids where nodes have them.
         weights: ``[E]``, or None.
         num_nodes: Of the graph.
         ids: Position of every node's id, where nodes have ids.
@@ -49,13 +80,16 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
     Raises:
         DataError: If a node is unknown, a weight is negative or not finite, or the shape is none of these.
     """
-    if isinstance(edges, Tensor) and edges.layout != torch.strided:
-        coo = edges.to_sparse_coo().coalesce()
-        return _from_matrix(coo.indices().numpy(force=True), coo.values().numpy(force=True), edges.shape, num_nodes)
-    if hasattr(edges, "tocoo"):
-        coo = edges.tocoo(copy=True)
+    if hasattr(edges, "tocoo") or (isinstance(edges, Tensor) and edges.layout != torch.strided):
+        try:
+            matrix = edges if hasattr(edges, "tocoo") else sparse_to_scipy(edges)
+            check_scipy(matrix)
+        except ValueError as error:
+            raise DataError(f"edge_index: is not an adjacency matrix that can be used: {error}") from error
+        coo = matrix.tocoo(copy=True)
         coo.sum_duplicates()
-        return _from_matrix(np.stack([coo.row, coo.col]), coo.data, coo.shape, num_nodes)
+        return *_from_matrix(np.stack([coo.row, coo.col]), coo.data, coo.shape, num_nodes), ()
+    note = None
     if hasattr(edges, "columns"):
         columns = [np.asarray(edges[name]) for name in edges.columns]
         if len(columns) not in (2, 3):
@@ -63,28 +97,26 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
         ends, weights = columns[:2], columns[2] if len(columns) == 3 else weights
     else:
         positions = isinstance(edges, (Tensor, np.ndarray))
-        try:
-            array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
-        except ValueError as error:
-            raise DataError("edge_index: expected shape [2, E] or [E, 2], got rows of different lengths") from error
-        array = array if array.size else np.empty((2, 0), dtype=np.int64)
-        if array.shape == (num_nodes, num_nodes) and num_nodes > 2 and array.dtype.kind in "biuf":
-            return _from_matrix(np.stack(np.nonzero(array)), array[np.nonzero(array)], array.shape, num_nodes)
-        if array.ndim != 2 or 2 not in array.shape:
-            raise DataError(f"edge_index: expected shape [2, E] or [E, 2], got {list(array.shape)}")
-        ends = list(array if array.shape[0] == 2 else array.T)
+        shape = tuple(edges.shape) if positions else ()
+        if shape == (num_nodes, num_nodes) and num_nodes > 2:
+            array = edges.numpy(force=True) if isinstance(edges, Tensor) else edges
+            if array.dtype.kind in "biuf":
+                return *_from_matrix(np.stack(np.nonzero(array)), array[np.nonzero(array)], shape, num_nodes), ()
+        array, note = edge_ends(edges)
+        ends = list(array)
         ids = None if positions and array.dtype.kind in "iu" else ids
 
     def where(text: str, row: int) -> DataError:
         return DataError(f"edge_index, edge {row}: {text}")
 
     index = np.stack([_positions(end, num_nodes, ids, where) for end in ends])
+    notes = () if note is None else (note,)
     if weights is None:
-        return torch.from_numpy(index), None
+        return torch.from_numpy(index), None, notes
     weight = _floats(weights.numpy(force=True) if isinstance(weights, Tensor) else weights, where)
     if weight.shape != (index.shape[1],):
         raise DataError(f"edge_weight: expected {index.shape[1]} numbers, one an edge, got shape {list(weight.shape)}")
-    return torch.from_numpy(index), _weights(weight, where)
+    return torch.from_numpy(index), _weights(weight, where), notes
 
 
 def read_edges(
@@ -94,7 +126,7 @@ def read_edges(
     ids: Ids | None = None,
     columns: Sequence[str | int] | None = None,
     format: TextFormat = TextFormat(),  # noqa: B008  frozen
-) -> tuple[Tensor, Tensor | None, tuple[str, ...]]:
+) -> Found:
     """Edges from a file, and notes: a table of sources, targets and perhaps weights, or an NPZ.
 
     Args:
@@ -116,7 +148,7 @@ def read_edges(
         if found is None:
             raise DataError(f"holds no array called edge_index; it has {', '.join(arrays)}", path=path)
         try:
-            return *edges_from(found, named_array(arrays, "weights"), num_nodes=num_nodes, ids=ids), ()
+            return edges_from(found, named_array(arrays, "weights"), num_nodes=num_nodes, ids=ids)
         except DataError as error:
             raise DataError(str(error), path=path) from error
     roles: list[int] = []

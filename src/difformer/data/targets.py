@@ -5,14 +5,16 @@
     several columns of 0 and 1       → multilabel
     several columns of other numbers → regression with several targets
 
-A cell that is empty, ``NA``, ``nan``, ``null``, ``none`` or ``?`` carries no label; nor does -1 where labels are
-classes, unless 1 is the only other one.
+Only a cell that is empty, None or NaN carries no label. Words such as ``none``, ``NA``, ``null`` or ``?`` are classes
+like any other text, and a note points them out; where all other labels are numbers they cannot be meant for classes and
+carry no label, and a note says so. -1 among classes carries no label, unless 1 is the only other one; a note says that
+too. ``missing=`` overrides the rule: it lists exactly the texts, beside the empty one, that stand for no label.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -23,7 +25,7 @@ from difformer.data.errors import DataError
 from difformer.data.tables import canonical_id, is_missing, number
 from difformer.data.task import Problem
 
-MISSING = ("", "na", "n/a", "<na>", "nan", "null", "none", "?", "-1")
+DOUBTFUL = frozenset(("na", "n/a", "<na>", "nan", "null", "none", "?"))  # words that may mean: no label
 METRICS = {"multiclass": "accuracy", "multilabel": "rocauc", "regression": "mse"}
 MANY_CLASSES = 20
 
@@ -55,7 +57,7 @@ def encode_targets(
     names: Sequence[str] = (),
     problem: Problem | None = None,
     class_names: Sequence[str] = (),
-    missing: Sequence[str] = MISSING,
+    missing: Sequence[str] | None = None,
     where: Where | None = None,
 ) -> Targets:
     """Targets from columns of cells: texts, numbers, None.
@@ -65,7 +67,7 @@ def encode_targets(
         names: Of the columns, where there are several.
         problem: Instead of finding out from the cells.
         class_names: All the classes in the order wanted, instead of those found in numerical or alphabetical order.
-        missing: Texts, in lower case, that stand for no label; "-1" counts where labels are classes.
+        missing: Texts that stand for no label, case aside, instead of the rule above.
         where: Makes an error for a row and a column; given as position in `columns`.
 
     Raises:
@@ -75,9 +77,29 @@ def encode_targets(
     if problem is not None and problem not in get_args(Problem):
         raise ValueError(f"problem: expected one of {', '.join(get_args(Problem))}, got {problem!r}")
     cells = [[_text(value) for value in column] for column in columns]
+    unknown, notes = _no_label(cells, missing)
     if len(cells) == 1 and problem != "multilabel":
-        return _one_column(cells[0], problem, class_names, missing, error)
-    return _several_columns(cells, tuple(names), problem, missing, error)
+        found = _one_column(cells[0], problem, class_names, unknown, missing is None, error)
+    else:
+        found = _several_columns(cells, tuple(names), problem, unknown, missing is None, error)
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def _no_label(cells: list[list[str]], missing: Sequence[str] | None) -> tuple[set[str], tuple[str, ...]]:
+    """The cells that carry no label, and notes on words that may or may not mean that."""
+    found = {cell for column in cells for cell in column}
+    if missing is not None:
+        words = {word.lower() for word in missing}
+        return {"", *(cell for cell in found if cell.lower() in words)}, ()
+    doubtful = sorted(cell for cell in found if cell.lower() in DOUBTFUL)
+    if not doubtful:
+        return {""}, ()
+    shown = ", ".join(f"{word!r} ({sum(column.count(word) for column in cells)} rows)" for word in doubtful)
+    others = {cell for cell in found if cell and cell not in doubtful}
+    if others and all(number(cell) is not None for cell in others):
+        return {"", *doubtful}, (f"labels {shown} were read as unlabelled, since all others are numbers",)
+    listed = ",".join(doubtful)
+    return {""}, (f"labels {shown} were read as classes; pass missing={listed} if they mean that there is no label",)
 
 
 def _text(value: Any) -> str:
@@ -88,10 +110,14 @@ def _text(value: Any) -> str:
 
 
 def _one_column(
-    cells: list[str], problem: Problem | None, class_names: Sequence[str], missing: Sequence[str], error: Where
+    cells: list[str],
+    problem: Problem | None,
+    class_names: Sequence[str],
+    unknown: set[str],
+    by_rule: bool,
+    error: Where,
 ) -> Targets:
-    unknown = {"", *(m.lower() for m in missing)}  # nothing at all is no label, whatever else is none
-    values = {cell: number(cell) for cell in dict.fromkeys(cells) if cell.lower() not in unknown or cell == "-1"}
+    values = {cell: number(cell) for cell in dict.fromkeys(cells) if cell not in unknown}
     texts = [cell for cell, value in values.items() if value is None]
     fractions = [c for c, v in values.items() if v is not None and v == v and not v.is_integer()]
     if problem is None and fractions and texts:
@@ -102,9 +128,9 @@ def _one_column(
             0,
         )
     if problem == "regression" or (problem is None and fractions):
-        return _numbers([cells], (), "regression", unknown - {"-1"}, error)
+        return _numbers([cells], (), "regression", unknown, error)
     notes: tuple[str, ...] = ()
-    if "-1" in values and "-1" in unknown and not {*values} <= {"-1", "1"}:
+    if by_rule and "-1" in values and not {*values} <= {"-1", "1"}:
         del values["-1"]
         notes = (f"label -1 was read as unlabelled ({cells.count('-1')} instances)",)
     found = _ordered(values)
@@ -135,19 +161,28 @@ def _ordered(values: dict[str, float | None]) -> list[str]:
 
 
 def _several_columns(
-    cells: list[list[str]], names: tuple[str, ...], problem: Problem | None, missing: Sequence[str], error: Where
+    cells: list[list[str]],
+    names: tuple[str, ...],
+    problem: Problem | None,
+    unknown: set[str],
+    by_rule: bool,
+    error: Where,
 ) -> Targets:
     if problem == "multiclass":
         raise DataError(f"labels: a class is one column, got {len(cells)}; name the one, or pass problem='multilabel'")
-    unknown = {"", *(m.lower() for m in missing)}  # nothing at all is no label, whatever else is none
-    binary = {"0", "1", "true", "false"} | unknown
-    two_valued = all(cell.lower() in binary for column in cells for cell in set(column))
+    unsaid = {*unknown, "-1"} if by_rule else unknown
+    truth = {"0", "1", "true", "false"}
+
+    def is_binary(cell: str) -> bool:
+        return cell.lower() in truth or cell in unsaid
+
+    two_valued = all(is_binary(cell) for column in cells for cell in set(column))
     if problem is None:
         problem = "multilabel" if two_valued else "regression"
     if problem == "multilabel" and not two_valued:
-        column, row = next((c, r) for c, col in enumerate(cells) for r, v in enumerate(col) if v.lower() not in binary)
+        column, row = next((c, r) for c, col in enumerate(cells) for r, v in enumerate(col) if not is_binary(v))
         raise error(f"several labels at a time must be 0 or 1, got {cells[column][row]!r}", row, column)
-    return _numbers(cells, names, problem, unknown if problem == "multilabel" else unknown - {"-1"}, error)
+    return _numbers(cells, names, problem, unsaid if problem == "multilabel" else unknown, error)
 
 
 def _numbers(
@@ -155,9 +190,9 @@ def _numbers(
 ) -> Targets:
     y = np.full((len(cells[0]), len(cells)), np.nan)
     for column, texts in enumerate(cells):
-        known = {text: number(text) for text in dict.fromkeys(texts) if text.lower() not in unknown}
+        known = {text: number(text) for text in dict.fromkeys(texts) if text not in unknown}
         for text, value in known.items():
-            if value is None or not np.isfinite(value):
+            if value is None or np.isinf(value):
                 raise error(f"expected a number, got {text!r}", texts.index(text), column)
         y[:, column] = [known.get(text, np.nan) for text in texts]
     if np.isnan(y).all():

@@ -11,8 +11,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from difformer.data.archives import limit
 from difformer.data.errors import DataError
 from difformer.data.tables import number
 
@@ -70,6 +71,24 @@ def open_text(path: str | os.PathLike[str], encoding: str | None) -> io.TextIOWr
     return io.TextIOWrapper(binary, encoding=encoding, newline="")
 
 
+def lines_of(stream: io.TextIOWrapper, path: str) -> Iterator[str]:
+    """The lines of a text, none longer than the limit.
+
+    Raises:
+        DataError: Naming the line that is longer.
+    """
+    most, number_of_line = limit("LINE"), 0
+    while line := stream.readline(most + 1):
+        number_of_line += 1
+        if len(line) > most:
+            raise DataError(
+                f"has more than {most:,} characters; if you trust the file, set DIFFORMER_MAX_LINE to read it",
+                path=path,
+                line=number_of_line,
+            )
+        yield line
+
+
 def refuse_zero_bytes(path: str, lines: Sequence[str], first: int) -> None:
     """Text has no zero bytes; with the wrong encoding it seems to.
 
@@ -117,11 +136,17 @@ def _spaced(line: str, path: str, number: int) -> list[str]:
     return row
 
 
-def sniff_delimiter(lines: Sequence[str], *, spaces: bool) -> str:
-    """The delimiter by which most lines have as many cells as the first, and more than one."""
+def sniff_delimiter(lines: Sequence[str], *, spaces: Literal["yes", "numbers", "no"]) -> str:
+    """The delimiter by which most lines have as many cells as the first, and more than one.
+
+    Blanks are one if `spaces` says yes, or numbers and some column holds numbers alone: names have blanks in them.
+    """
     full = [line for line in lines if line.strip()]
+    if spaces == "numbers":
+        cells = zip(*(line.split() for line in full[1:] or full), strict=False)
+        spaces = "yes" if any(all(number(cell) is not None for cell in column) for column in cells) else "no"
     best, most = ",", 0
-    for candidate in (*DELIMITERS, " ") if spaces else DELIMITERS:
+    for candidate in (*DELIMITERS, " ") if spaces == "yes" else DELIMITERS:
         counts = [_count(line, candidate) for line in full]
         agreeing = counts.count(counts[0]) if counts[0] > 1 else 0
         if agreeing > most:

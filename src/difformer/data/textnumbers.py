@@ -8,6 +8,7 @@ from typing import IO, Any, NoReturn
 
 import numpy as np
 
+from difformer.data.archives import check_size
 from difformer.data.errors import DataError
 
 Array = np.ndarray[Any, Any]
@@ -39,6 +40,7 @@ def number_blocks(stream: IO[bytes], *, columns: int, dtype: Any, path: object =
         else:
             cut = text.rfind(b"\n") + 1
         text, rest = text[:cut], text[cut:]
+        check_size(len(rest), "a line", "LINE")
         while text.startswith(b"#"):
             line += 1
             text = text.partition(b"\n")[2]

@@ -22,7 +22,7 @@ from safetensors.torch import save as save_tensors
 from scipy import sparse
 from torch import Tensor
 
-from difformer.atomic import write_whole
+from difformer.files import write_whole
 from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
 from difformer.estimators.context import ContextConv, Member
 from difformer.estimators.fitted import Fitted, GivenGraph, Search

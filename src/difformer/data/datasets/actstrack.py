@@ -22,8 +22,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from difformer.data.archives import check_size
+from difformer.data.datasets.pickles import Frame, read_pickle, read_tensors
 from difformer.data.errors import DataError
-from difformer.data.frames import Frame, load_collated, load_frames
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.processed import Arrays, processed
 
@@ -49,8 +50,8 @@ def read_actstrack(name: str, root: str | os.PathLike[str] | None, source: str) 
 def read_collated(found: Found) -> Arrays:
     """The processed file."""
     with _member(found, "data_2T.pt") as stream:
-        data, slices = load_collated(stream)
-    ptr = slices["x"].numpy().astype(np.int64)
+        data, slices, *_ = read_tensors(stream)
+    ptr = slices["x"].astype(np.int64)
     if data["x"].shape[1] != len(COLUMNS) or data["pos"].shape != (len(data["x"]), 3):
         raise DataError(
             f"expected {len(COLUMNS)} features and 3 coordinates a hit, got {tuple(data['x'].shape)} and "
@@ -58,10 +59,10 @@ def read_collated(found: Found) -> Arrays:
             path=found.path,
         )
     return {
-        "x": data["x"].numpy(),
-        "pos": data["pos"].numpy(),
-        "node_label": data["node_label"].numpy().astype(np.int8),
-        "y": data["y"].numpy().ravel().astype(np.int64),
+        "x": data["x"],
+        "pos": data["pos"],
+        "node_label": data["node_label"].astype(np.int8),
+        "y": data["y"].ravel().astype(np.int64),
         "node_ptr": ptr,
         "columns": np.array(COLUMNS),
     }
@@ -73,7 +74,7 @@ def read_events(found: Found) -> Arrays:
     kept: list[tuple[Frame, Any, Any, int]] = []
     for kind, label in (("signal", 1), ("bkg", 0)):
         with _member(found, f"{kind}_events_2T.pkl") as stream:
-            events = load_frames(stream)
+            events = read_pickle(stream)
         for particles, _, hits in events:
             chosen = _choose(particles, hits, signal=label == 1, rng=rng)
             if chosen is not None:
@@ -137,5 +138,6 @@ def _member(found: Found, name: str) -> Iterator[IO[bytes]]:
         inside = next((item for item in archive.namelist() if item.rsplit("/", 1)[-1] == name), None)
         if inside is None:
             raise DataError(f"the archive holds no {name}", path=found.path)
+        check_size(archive.getinfo(inside).file_size, name)
         with archive.open(inside) as stream:
             yield stream

@@ -5,14 +5,15 @@ from __future__ import annotations
 import io
 import json
 import os
-import zipfile
 from typing import Any
 
 import numpy as np
 import torch
 from scipy import sparse as sp
 
+from difformer.data.archives import read_npz, read_zip
 from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
+from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.preprocess import check_graph, csr_arrays, csr_of
 from difformer.data.processed import Arrays, processed
@@ -48,8 +49,7 @@ def deezer_europe(
     found = locate(name, root)
     with reading(found):
         if found.form == "arrays":
-            with np.load(found.path, allow_pickle=False) as file:
-                arrays: Any = {key: file[key] for key in file.files}
+            arrays: Any = read_npz(found.path)
         else:
             arrays = processed(name, lambda: read_archive(found), sources=found.paths, version=_FORMAT)
         likes, y = csr_of(arrays), torch.from_numpy(arrays["y"].astype(np.int64))
@@ -71,11 +71,13 @@ def deezer_europe(
 
 def read_archive(found: Found) -> Arrays:
     """``deezer_europe.zip`` as published: edges and targets as CSV with a header, artists as JSON, a list a user."""
-    with zipfile.ZipFile(found.path) as archive:
-        member = {item.rsplit("/", 1)[-1]: item for item in archive.namelist()}
-        edges = _csv(archive.read(member["deezer_europe_edges.csv"]))
-        target = _csv(archive.read(member["deezer_europe_target.csv"]))
-        liked = json.loads(archive.read(member["deezer_europe_features.json"]))
+    names = [f"deezer_europe_{part}" for part in ("edges.csv", "target.csv", "features.json")]
+    first, second, third = read_zip(found.path, names).values()
+    edges, target, liked = _csv(first), _csv(second), json.loads(third)
+    if not isinstance(liked, dict) or not all(isinstance(artists, list) for artists in liked.values()):
+        raise DataError("features.json must hold a list of artists per user")
+    if not all(type(artist) in (int, str) for artists in liked.values() for artist in artists):
+        raise DataError("features.json must name artists by number")
     n = len(target)
     y = np.empty(n, dtype=np.int64)
     y[target[:, 0]] = target[:, 1]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from difformer.data.archives import read_mat, read_npz
 from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.preprocess import check_graph, one_hot_columns
@@ -71,9 +72,7 @@ def facebook100(
 def _read(found: Found) -> tuple[Any, Any]:
     """Profile ``[N, 7]`` and edges ``[2, E]``."""
     if found.form == "arrays":
-        with np.load(found.path, allow_pickle=False) as file:
-            return file["metadata"], file["edge_index"]
-    from scipy.io import loadmat
-
-    content = loadmat(os.fspath(found.path))
+        file = read_npz(found.path)
+        return file["metadata"], file["edge_index"]
+    content = read_mat(found.path)
     return content["local_info"], np.stack(content["A"].nonzero())

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import sparse as sp
 
+from difformer.data.archives import read_npz
 from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.preprocess import check_graph, csr_of, row_normalised
@@ -81,13 +81,8 @@ def _per_class(y: Any, seed: int) -> Split:
 
 
 def _read(found: Found) -> tuple[Any, Any, Any]:
-    with np.load(found.path, allow_pickle=False) as file:
-        if found.form == "arrays":
-            return csr_of(file), file["y"].astype(np.int64), file["edge_index"]
-        words, links = (
-            sp.csr_matrix(
-                tuple(file[f"{part}_{key}"] for key in ("data", "indices", "indptr")), shape=file[f"{part}_shape"]
-            )
-            for part in ("attr", "adj")
-        )
-        return words.astype(np.float32), file["labels"].astype(np.int64), np.stack(links.nonzero())
+    file = read_npz(found.path)
+    if found.form == "arrays":
+        return csr_of(file), file["y"].astype(np.int64), file["edge_index"]
+    words, links = csr_of(file, "attr"), csr_of(file, "adj")
+    return words, file["labels"].astype(np.int64), np.stack(links.nonzero())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from difformer.data.archives import read_npz, tar_members
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found
 from difformer.data.processed import Arrays, processed
@@ -26,8 +26,7 @@ _FORMAT = 1
 def read_labels(found: Found) -> Array:
     """Labels ``[N]`` int64, without the images where the files allow it."""
     if found.form == "subset":  # an NPZ gives one array without reading the others
-        with np.load(found.path, allow_pickle=False) as file:
-            return file["labels"].astype(np.int64)
+        return read_npz(found.path, ("labels",))["labels"].astype(np.int64)
     if found.form == "folder":
         return np.concatenate([_stl_labels(found[f"{part}_y.bin"].read_bytes()) for part in ("train", "test")])
     return read_images(found)["labels"].astype(np.int64)
@@ -36,8 +35,7 @@ def read_labels(found: Found) -> Array:
 def read_images(found: Found) -> Arrays:
     """``images [N, H, W, 3]`` uint8 and ``labels [N]``."""
     if found.form == "subset":
-        with np.load(found.path, allow_pickle=False) as file:
-            return {"images": file["images"], "labels": file["labels"]}
+        return read_npz(found.path, ("images", "labels"))
     if found.form == "folder":
         return read_stl10({path.name: path.read_bytes() for path in found.paths})
     read = _cifar_archive if found.name == "cifar10" else _stl_archive
@@ -98,15 +96,12 @@ def _stl_labels(content: bytes) -> Array:
 def _unpack(found: Found, names: Iterable[str]) -> dict[str, bytes]:
     """Members of a tar archive by their last name, in one pass that ends as soon as all are there."""
     wanted, members = set(names), {}
-    with tarfile.open(found.path, "r|*") as archive:
-        for member in archive:
-            name = member.name.rsplit("/", 1)[-1]
-            if name in wanted:
-                stream = archive.extractfile(member)
-                members[name] = stream.read() if stream is not None else b""
-                wanted.discard(name)
-                if not wanted:
-                    break
+    for path, content in tar_members(found.path, wanted.copy()):
+        name = path.rsplit("/", 1)[-1]
+        members[name] = content
+        wanted.discard(name)
+        if not wanted:
+            break
     if wanted:
         raise DataError(f"the archive holds no {', '.join(sorted(wanted))}", path=found.path)
     return members

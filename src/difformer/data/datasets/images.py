@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from difformer.data.archives import read_npz
 from difformer.data.datasets.common import choice, seeded, seeds_of, table_task
 from difformer.data.datasets.image_files import CIFAR10_CLASSES, SIDE, STL10_CLASSES, read_images, read_labels
 from difformer.data.errors import DataError
@@ -115,7 +116,8 @@ def _simclr_file(name: str, root: str | os.PathLike[str] | None) -> Path:
 
 
 def _simclr(name: str, path: Path, labels: Array) -> Array:
-    with reading(path, data_set=name), np.load(path, allow_pickle=False) as file:
+    with reading(path, data_set=name):
+        file = read_npz(path)
         x: Array = file["features"]
         method = json.loads(str(file["metadata"])).get("method") if "metadata" in file else "simclr"
         beside = file.get("labels", labels)

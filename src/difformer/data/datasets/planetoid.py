@@ -21,7 +21,9 @@ import numpy as np
 import torch
 from scipy import sparse as sp
 
+from difformer.data.archives import read_npz
 from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
+from difformer.data.datasets.pickles import read_pickle
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.preprocess import check_graph, csr_arrays, csr_of, row_normalised
@@ -29,10 +31,10 @@ from difformer.data.processed import Arrays, processed
 from difformer.data.split import Split
 from difformer.data.splitting import AUTHORS_SEED, authors_split, index_split, per_class_split
 from difformer.data.task import Task
-from difformer.data.unpickle import safe_load
 
 PROTOCOLS = ("random", "authors", "public", "public-code")
 _FORMAT = 1
+FEATURES = ("row", "raw")
 
 
 def planetoid(
@@ -44,6 +46,7 @@ def planetoid(
     seed: int | None = None,
     self_loops: bool = True,
     sparse: bool | None = None,
+    features: str = "row",
 ) -> Task:
     """One of the three citation graphs.
 
@@ -55,11 +58,13 @@ def planetoid(
         seed: Of the first of them: 0 for ``"random"``, 123 for ``"public-code"`` by default.
         self_loops: Whether every node gets an edge to itself.
         sparse: Features as sparse CSR (True), dense (False), or whichever suits them (None).
+        features: ``"row"`` divides every row by its sum, ``"raw"`` leaves features as published.
     """
     choice("protocol", protocol, PROTOCOLS)
+    choice("features", features, FEATURES)
     found = locate(name, root)
     with reading(found):
-        arrays: Mapping[str, Any] = _read_arrays(found) if found.form == "arrays" else _processed_raw(found)
+        arrays: Mapping[str, Any] = read_npz(found.path) if found.form == "arrays" else _processed_raw(found)
         words, y = csr_of(arrays), torch.from_numpy(np.asarray(arrays["y"], dtype=np.int64))
         check_graph(words, arrays["y"], arrays["edge_index"])
     featureless = np.flatnonzero(np.diff(words.indptr) == 0)
@@ -75,14 +80,14 @@ def planetoid(
         notes.append(f"{len(featureless)} nodes have no features; {fate}.")
     return class_task(
         name,
-        x=row_normalised(words),
+        x=row_normalised(words) if features == "row" else words,
         y=y,
         edges=arrays["edge_index"],
         splits=splits,
         num_classes=int(y.max()) + 1,
         self_loops=self_loops,
         sparse=sparse,
-        steps="rows of features sum to one",
+        steps="rows of features sum to one" if features == "row" else "features as published",
         protocol=said,
         notes=notes,
     )
@@ -107,11 +112,6 @@ def _splits(
     return splits, f"{protocol}: 20 labels a class, 500, 1000, {seeds_of(count, first)}"
 
 
-def _read_arrays(found: Found) -> dict[str, Any]:
-    with np.load(found.path, allow_pickle=False) as file:
-        return {key: file[key] for key in file.files}
-
-
 def _processed_raw(found: Found) -> Arrays:
     return processed(found.name, lambda: read_raw(found), sources=found.paths, version=_FORMAT)
 
@@ -128,9 +128,13 @@ def read_raw(found: Found) -> Arrays:
     loaded = {}
     for key in ("x", "tx", "allx", "y", "ty", "ally", "graph"):
         with open(part[key], "rb") as file:
-            loaded[key] = safe_load(file)
-        if key in ("x", "tx", "allx"):
-            loaded[key] = _checked(loaded[key])
+            loaded[key] = read_pickle(file)
+    if not all(isinstance(loaded[key], np.ndarray) and loaded[key].ndim == 2 for key in ("y", "ty", "ally")):
+        raise DataError("the files y, ty and ally must hold tables", path=found.path.parent)
+    if not all(sp.issparse(loaded[key]) for key in ("x", "tx", "allx")) or not isinstance(loaded["graph"], dict):
+        raise DataError(
+            "the files x, tx and allx must hold matrices, and graph a list per node", path=found.path.parent
+        )
     test = np.loadtxt(part["test.index"], dtype=np.int64)
     known = loaded["allx"].shape[0]
     n = max(int(test.max()) + 1, known)
@@ -143,7 +147,11 @@ def read_raw(found: Found) -> Arrays:
     x[:known], x[test] = loaded["allx"], loaded["tx"]
     onehot = np.zeros((n, loaded["ally"].shape[1]))
     onehot[:known], onehot[test] = loaded["ally"], loaded["ty"]
+    if not all(isinstance(others, list) for others in loaded["graph"].values()):
+        raise DataError("must hold a list of nodes per node", path=part["graph"])
     pairs = [(node, other) for node, others in loaded["graph"].items() for other in others]
+    if not all(type(node) is int for pair in pairs for node in pair):
+        raise DataError("must hold whole numbers", path=part["graph"])
     ends = np.sort(np.asarray(pairs, dtype=np.int64), axis=1)
     ends = np.unique(ends[ends[:, 0] != ends[:, 1]], axis=0)
     num_train = loaded["y"].shape[0]
@@ -155,10 +163,3 @@ def read_raw(found: Found) -> Arrays:
         "val_idx": np.arange(num_train, num_train + 500),
         "test_idx": np.sort(test),
     }
-
-
-def _checked(matrix: Any) -> Any:
-    """A matrix out of a pickle, where nobody has looked at its indices: scipy would follow wrong ones anywhere."""
-    checked = sp.csr_matrix((matrix.data, matrix.indices, matrix.indptr), shape=matrix.shape)
-    checked.check_format(full_check=True)
-    return checked

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from difformer.data.archives import read_mat
 from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
@@ -63,7 +64,7 @@ def pokec(
     choice("source", source, SOURCES)
     found = locate(name, root, forms=None if source == "auto" else (source,))
     with reading(found):
-        read = read_mat if found.form == "linkx" else read_snap
+        read = read_linkx if found.form == "linkx" else read_snap
         arrays = processed(f"{name}-{found.form}", lambda: read(found), sources=found.paths, version=_FORMAT)
     y = torch.from_numpy(arrays["y"].astype(np.int64))
     fractions = FRACTIONS[protocol]
@@ -90,11 +91,9 @@ def pokec(
     )
 
 
-def read_mat(found: Found) -> Arrays:
+def read_linkx(found: Found) -> Arrays:
     """``pokec.mat``: ``edge_index [2, E]``, ``node_feat [N, 65]``, ``label`` (0, 1, or -1) and ``num_nodes``."""
-    from scipy.io import loadmat
-
-    content = loadmat(os.fspath(found.path))
+    content = read_mat(found.path)
     n = int(np.asarray(content["num_nodes"]).ravel()[0])
     x = np.ascontiguousarray(content["node_feat"], dtype=np.float32)
     y = np.asarray(content["label"]).ravel().astype(np.int8)

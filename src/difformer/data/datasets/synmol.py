@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
-import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from difformer.data.archives import read_npz, read_zip
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.processed import Arrays, processed
 
@@ -25,8 +25,7 @@ def read_synmol(name: str, root: str | os.PathLike[str] | None) -> Arrays:
     found = locate(name, root)
     with reading(found):
         if found.form == "arrays":
-            with np.load(found.path, allow_pickle=False) as file:
-                return {key: file[key] for key in file.files}
+            return read_npz(found.path)
         return processed(name, lambda: _from_smiles(found), sources=found.paths, version=_FORMAT)
 
 
@@ -34,16 +33,12 @@ def _from_smiles(found: Found) -> Arrays:
     from difformer.data.molecule_sets import build_synmol, read_smiles
     from difformer.data.molecules import ATOM_NAMES
 
-    with zipfile.ZipFile(found.path) as archive, tempfile.TemporaryDirectory() as folder:
-        member = {item.rsplit("/", 1)[-1]: item for item in archive.namelist()}
+    members = read_zip(found.path, ("logic8_smiles.csv", "logic8_traintest_indices.npz"))
+    with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "logic8_smiles.csv"
-        table.write_bytes(archive.read(member["logic8_smiles.csv"]))
+        table.write_bytes(members["logic8_smiles.csv"])
         smiles = [text for _, text in read_smiles(table)]
-        with (
-            archive.open(member["logic8_traintest_indices.npz"]) as stream,
-            np.load(stream, allow_pickle=False) as file,
-        ):
-            published: dict[str, Any] = {key: file[key] for key in ("train_index", "test_index")}
+    published = read_npz(io.BytesIO(members["logic8_traintest_indices.npz"]), ("train_index", "test_index"))
     built = build_synmol(smiles, workers=os.cpu_count() or 1)
     return {
         "node_ptr": built.node_ptr,

@@ -139,35 +139,61 @@ def _check_edges(series: Series) -> None:
             raise DataError(f"graph {number}: {edges.shape[1]} edges, but not as many finite weights")
 
 
-def _chickenpox(content: dict[str, Any]) -> Series:
-    names = sorted(content["node_ids"], key=content["node_ids"].__getitem__)
-    return Series(np.asarray(content["FX"], dtype=np.float64), _edges(content["edges"]), None, tuple(names))
+def _chickenpox(content: Any) -> Series:
+    edges = _edges(_part(content, "edges"))
+    return Series(_numbers(_part(content, "FX")), edges, None, _names(_part(content, "node_ids")))
 
 
-def _covid(content: dict[str, Any]) -> Series:
-    days = range(int(content["time_periods"]))
-    mapping = content["edge_mapping"]
+def _covid(content: Any) -> Series:
+    days = range(_count(content))
+    index, weight = (_part(content, "edge_mapping", part) for part in ("edge_index", "edge_weight"))
     return Series(
-        np.asarray(content["y"], dtype=np.float64),
-        [_edges(mapping["edge_index"][str(day)]) for day in days],
-        [np.asarray(mapping["edge_weight"][str(day)], dtype=np.float32) for day in days],
+        _numbers(_part(content, "y")),
+        [_edges(_part(index, str(day))) for day in days],
+        [_numbers(_part(weight, str(day)), np.float32) for day in days],
     )
 
 
-def _wikimath(content: dict[str, Any]) -> Series:
-    days = [content[str(day)]["y"] for day in range(int(content["time_periods"]))]
-    weights = np.asarray(content["weights"], dtype=np.float32)
-    names = content.get("node_ids") or {}
+def _wikimath(content: Any) -> Series:
+    days = [_part(content, str(day), "y") for day in range(_count(content))]
+    names = _names(content["node_ids"]) if content.get("node_ids") else ()
     return Series(
-        np.asarray(days, dtype=np.float64),
-        _edges(content["edges"]),
-        weights,
-        tuple(sorted(names, key=names.__getitem__)),
+        _numbers(days), _edges(_part(content, "edges")), _numbers(_part(content, "weights"), np.float32), names
     )
+
+
+def _part(content: Any, *keys: str) -> Any:
+    """An entry of nested JSON objects."""
+    for key in keys:
+        if not isinstance(content, dict) or key not in content:
+            raise DataError(f"expected an object with {key!r}")
+        content = content[key]
+    return content
+
+
+def _count(content: Any) -> int:
+    count = _part(content, "time_periods")
+    if type(count) is not int:
+        raise DataError("time_periods must be a whole number")
+    return count
+
+
+def _names(numbers: Any) -> tuple[str, ...]:
+    """Names of the nodes in the order of their numbers."""
+    if not isinstance(numbers, dict) or not all(type(number) is int for number in numbers.values()):
+        raise DataError("node_ids must give every node a whole number")
+    return tuple(sorted(numbers, key=numbers.__getitem__))
+
+
+def _numbers(values: Any, dtype: Any = np.float64) -> Any:
+    try:
+        return np.asarray(values, dtype=dtype)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"expected a table of numbers ({error})") from error
 
 
 def _edges(pairs: Any) -> Any:
-    return np.asarray(pairs, dtype=np.int64).reshape(-1, 2).T
+    return _numbers(pairs, np.int64).reshape(-1, 2).T
 
 
 def _train_rows(num_moments: int, lags: int) -> int:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import tarfile
 from typing import Any
 
 import numpy as np
 import torch
 
+from difformer.data.archives import read_npz, tar_members
 from difformer.data.datasets.common import choice, seeded, seeds_of, table_task
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
@@ -89,9 +89,9 @@ def twenty_news(
 
 def _features(found: Found) -> Arrays:
     if found.form == "features":
-        with np.load(found.path, allow_pickle=False) as file:
-            parts = {"x_data": "tfidf_data", "x_indices": "indices", "x_indptr": "indptr", "x_shape": "shape"}
-            return {key: file[name] for key, name in parts.items()} | {key: file[key] for key in ("y", "vocabulary")}
+        file = read_npz(found.path)
+        parts = {"x_data": "tfidf_data", "x_indices": "indices", "x_indptr": "indptr", "x_shape": "shape"}
+        return {key: file[name] for key, name in parts.items()} | {key: file[key] for key in ("y", "vocabulary")}
     read = _read_lines if found.form == "text" else _read_archive
     return processed(found.name, lambda: tfidf(*read(found)), sources=found.paths, version=_FORMAT)
 
@@ -117,7 +117,11 @@ def _read_lines(found: Found) -> tuple[list[str], list[int]]:
     with gzip.open(found.path, "rt", encoding="utf-8") as stream:
         for number, line in enumerate(stream, start=1):
             post = json.loads(line)
-            if not isinstance(post.get("text"), str) or post.get("label") not in range(len(GROUPS)):
+            if (
+                not isinstance(post, dict)
+                or not isinstance(post.get("text"), str)
+                or post.get("label") not in range(len(GROUPS))
+            ):
                 raise DataError(
                     f"expected an object with 'text' and 'label' 0 to {len(GROUPS) - 1}", path=found.path, line=number
                 )
@@ -129,14 +133,11 @@ def _read_lines(found: Found) -> tuple[list[str], list[int]]:
 def _read_archive(found: Found) -> tuple[list[str], list[int]]:
     """``20news-bydate.tar.gz``: a file a post, in ``20news-bydate-{train,test}/<group>/<number>``."""
     posts: dict[str, dict[str, bytes]] = {"train": {}, "test": {}}
-    with tarfile.open(found.path, "r|*") as archive:
-        for member in archive:
-            top, _, rest = member.name.removeprefix("./").partition("/")
-            part = top.removeprefix("20news-bydate-")
-            if member.isfile() and part in posts and rest.count("/") == 1:
-                stream = archive.extractfile(member)
-                if stream is not None:
-                    posts[part][rest] = stream.read()
+    for path, content in tar_members(found.path):
+        top, _, rest = path.removeprefix("./").partition("/")
+        part = top.removeprefix("20news-bydate-")
+        if part in posts and rest.count("/") == 1:
+            posts[part][rest] = content
     chosen = published_order({part: list(names) for part, names in posts.items()})
     if not chosen:
         raise DataError("no posts of 20news-bydate-train and 20news-bydate-test inside", path=found.path)

@@ -15,8 +15,9 @@ import numpy as np
 import safetensors
 import safetensors.torch
 
-from difformer.atomic import atomic_write, write_whole
+from difformer.data.archives import read_npz
 from difformer.data.features.resnet import ResNet18
+from difformer.files import atomic_write, write_whole
 
 
 def save_features(
@@ -63,11 +64,11 @@ def save_features(
 
 def load_features(path: str | Path) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
     """Reads what ``save_features`` wrote: the features, and how they were made."""
-    with np.load(path, allow_pickle=False) as file:
-        if "features" not in file:
-            raise ValueError(f"{path} holds the arrays {sorted(file.files)} but no 'features'; is it a feature file?")
-        metadata = json.loads(str(file["metadata"])) if "metadata" in file else {}
-        return file["features"], metadata
+    file = read_npz(path)
+    if "features" not in file:
+        raise ValueError(f"{path} holds the arrays {sorted(file)} but no 'features'; is it a feature file?")
+    metadata = json.loads(str(file["metadata"])) if "metadata" in file else {}
+    return file["features"], metadata
 
 
 def save_encoder(path: str | Path, encoder: ResNet18, *, metadata: Mapping[str, Any] | None = None) -> Path:

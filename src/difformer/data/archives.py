@@ -1,0 +1,149 @@
+"""Arrays and members of archives, read within limits: a small file cannot ask for all the memory of the machine.
+
+Every size that a file announces is compared with what the file holds before memory is allocated, and what it holds is
+compared with a limit. An environment variable raises a limit:
+
+    DIFFORMER_MAX_MEMBER    bytes of one array, or of one member of an archive, once it is unpacked
+    DIFFORMER_MAX_LINE      characters of one line of a text file
+    DIFFORMER_MAX_COLUMNS   columns of a table
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tarfile
+import zipfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from difformer.data.errors import DataError
+
+Array = np.ndarray[Any, Any]
+
+LIMITS = {"MEMBER": 16 << 30, "LINE": 64 << 20, "COLUMNS": 1 << 20}
+
+
+def limit(kind: str) -> int:
+    """The limit on ``"MEMBER"``, ``"LINE"`` or ``"COLUMNS"``, as the environment or `LIMITS` sets it."""
+    given = os.environ.get(f"DIFFORMER_MAX_{kind}", "")
+    if given and not given.isdecimal():
+        raise ValueError(f"DIFFORMER_MAX_{kind}: expected a whole number, got {given!r}")
+    return int(given) if given else LIMITS[kind]
+
+
+def check_size(size: int, name: str, kind: str = "MEMBER") -> None:
+    """Refuse what is larger than the limit.
+
+    Raises:
+        DataError: Saying how large it is, and how the limit is raised.
+    """
+    if size > limit(kind):
+        units = {"MEMBER": "bytes", "LINE": "characters", "COLUMNS": "columns"}[kind]
+        raise DataError(
+            f"{name} has {size:,} {units}, more than the limit of {limit(kind):,}; if you trust the file, set "
+            f"DIFFORMER_MAX_{kind}={size} to read it"
+        )
+
+
+def read_npz(path: str | os.PathLike[str] | IO[bytes], names: Collection[str] | None = None) -> dict[str, Array]:
+    """The arrays of an NPZ file by name, or those of `names` that it holds.
+
+    Raises:
+        DataError: If an array holds Python objects or fields, is larger than the limit, or is not all there.
+        zipfile.BadZipFile: If it is not an archive; `difformer.data.errors.DAMAGE` lists what else damage raises.
+    """
+    arrays = {}
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            key = info.filename.removesuffix(".npy")
+            if names is None or key in names:
+                check_size(info.file_size, f"array {key!r}")
+                with archive.open(info) as stream:
+                    arrays[key] = _array(stream, info.file_size, key)
+    return arrays
+
+
+def read_npy(path: str | os.PathLike[str]) -> Array:
+    """The array of an NPY file; errors as for `read_npz`."""
+    size = Path(path).stat().st_size
+    check_size(size, "the array")
+    with open(path, "rb") as stream:
+        return _array(stream, size, Path(path).name)
+
+
+def _array(stream: IO[bytes], size: int, name: str) -> Array:
+    version = npy.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise DataError(f"array {name!r} is stored in version {version} of the NPY format, expected 1.0 or 2.0")
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    try:
+        shape, fortran, dtype = read(stream)
+    except (
+        Exception
+    ) as error:  # numpy hands the header to Python's tokenizer and parser, which have errors of their own
+        raise ValueError(f"array {name!r} has a header that cannot be read ({error})") from error
+    if dtype.hasobject or dtype.names is not None or dtype.itemsize == 0:
+        raise DataError(f"array {name!r} holds Python objects or fields, which are not read; store numbers or texts")
+    left = size - stream.tell()
+    if math.prod(shape) * dtype.itemsize != left:
+        raise DataError(
+            f"array {name!r} should hold {math.prod(shape):,} entries of {dtype}, but {left:,} bytes follow"
+        )
+    content = np.empty(left, dtype=np.uint8)
+    filled = 0
+    while filled < left:
+        count = stream.readinto(content[filled : filled + (1 << 26)].data)  # type: ignore[attr-defined]
+        if not count:
+            raise EOFError(f"array {name!r} ends after {filled} of {left} bytes")
+        filled += count
+    if not left:
+        return np.empty(shape, dtype=dtype)
+    return content.view(dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def read_zip(path: str | os.PathLike[str], names: Iterable[str]) -> dict[str, bytes]:
+    """Members of a zip archive by the last part of their name.
+
+    Raises:
+        DataError: If one is missing or larger than the limit.
+    """
+    with zipfile.ZipFile(path) as archive:
+        inside = {info.filename.rsplit("/", 1)[-1]: info for info in archive.infolist()}
+        members = {}
+        for name in names:
+            if name not in inside:
+                raise DataError(f"the archive holds no {name}", path=path)
+            check_size(inside[name].file_size, name)
+            members[name] = archive.read(inside[name])
+    return members
+
+
+def tar_members(path: str | os.PathLike[str], names: Collection[str] | None = None) -> Iterator[tuple[str, bytes]]:
+    """Name and content of every file in a tar archive, in order, or of those whose last name is in `names`."""
+    with tarfile.open(path, "r|*") as archive:
+        for member in archive:
+            if member.isfile() and (names is None or member.name.rsplit("/", 1)[-1] in names):
+                check_size(member.size, member.name)
+                stream = archive.extractfile(member)
+                if stream is not None:
+                    yield member.name, stream.read()
+
+
+def read_mat(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """The variables of a MATLAB file.
+
+    Raises:
+        DataError: If scipy cannot read it.
+    """
+    from scipy.io import loadmat
+
+    try:
+        content: Mapping[str, Any] = loadmat(os.fspath(path))
+    except Exception as error:  # scipy's reader has no error of its own for damaged files
+        raise DataError(f"is not a MATLAB file that can be read ({type(error).__name__}: {error})") from error
+    return content

@@ -1,0 +1,182 @@
+"""What a reader guesses it says, and nothing is transposed, relabelled, resplit or dropped without a word."""
+
+import gzip
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+from own_people import EDGES, PEOPLE, X, Y, pairs
+from scipy import sparse
+
+from difformer.data import DataError, from_arrays, from_files, from_pyg
+from difformer.data.structure import edge_ends
+
+
+def said(task, words):
+    return any(words in note for note in task.notes)
+
+
+class TestEdges:
+    @pytest.mark.parametrize("count", [1, 2, 3, 4])
+    def test_a_list_of_pairs_is_read_as_pairs_whatever_its_length(self, count):
+        given = [(0, 1), (2, 3), (4, 5), (6, 7)][:count]
+        for edges in (given, tuple(given), [list(pair) for pair in given]):
+            task = from_arrays(X, Y, edges, directed=True, self_loops="keep")
+            assert pairs(task) == set(given)
+            assert said(task, "was read as two pairs: 0 → 1 and 2 → 3") == (count == 2)
+
+    def test_two_pairs_of_ids(self):
+        task = from_arrays(
+            X, Y, [("ann", "bob"), ("cat", "dan")], instance_names=PEOPLE, directed=True, self_loops="keep"
+        )
+        assert pairs(task) == {(0, 1), (2, 3)}
+
+    @pytest.mark.parametrize("make", [np.array, torch.tensor])
+    def test_an_array_of_two_by_two_has_sources_above_targets_and_a_note(self, make):
+        task = from_arrays(X, Y, make([[0, 1], [2, 3]]), directed=True, self_loops="keep")
+        assert pairs(task) == {(0, 2), (1, 3)}
+        assert said(task, "was read as sources above targets: 0 → 2 and 1 → 3; pass a list of pairs")
+
+    def test_two_rows_of_arrays_are_sources_and_targets(self):
+        ends, note = edge_ends([np.array([0, 1]), np.array([2, 3])])
+        assert ends.tolist() == [[0, 1], [2, 3]]
+        assert note is not None
+        ends, note = edge_ends(EDGES.tolist())
+        assert (ends.tolist(), note) == (EDGES.tolist(), None)
+
+    def test_a_matrix_has_its_senders_in_rows(self):
+        matrix = sparse.csr_array(([1.0], ([0], [1])), shape=(8, 8))
+        for graph in (matrix, matrix.tocoo(), matrix.toarray(), torch.from_numpy(matrix.toarray()).to_sparse()):
+            task = from_arrays(X, Y, graph, directed=True, self_loops="keep")
+            assert task.edge_index.tolist() == [[0], [1]]
+
+    def test_edges_that_normalisation_would_drop_are_pointed_out(self):
+        task = from_arrays(X, Y, EDGES, directed=True, self_loops="keep")
+        assert said(task, "1 of 4 directed edges leave nodes that receive nothing")
+        assert not said(from_arrays(X, Y, EDGES, directed=True), "receive nothing")
+        assert not said(from_arrays(X, Y, EDGES), "receive nothing")
+
+    def test_graphs_of_pyg_are_undirected_unless_said_otherwise(self):
+        pyg = pytest.importorskip("torch_geometric.data")
+        data = pyg.Data(x=torch.from_numpy(X).float(), y=torch.tensor(Y), edge_index=torch.from_numpy(EDGES))
+        task = from_pyg(data)
+        assert pairs(task) == {(i, j) for a, b in EDGES.T.tolist() for i, j in ((a, b), (b, a))}
+        assert said(task, "4 of 4 edges came in one direction only; both are used")
+        assert pairs(from_pyg(data, directed=True)) == {tuple(edge) for edge in EDGES.T.tolist()}
+        data.edge_index = torch.from_numpy(np.concatenate([EDGES, EDGES[::-1]], axis=1))
+        assert not said(from_pyg(data), "one direction")
+
+
+class TestMasks:
+    train, test = np.arange(8) < 5, np.arange(8) >= 6
+
+    def check(self, task):
+        (split,) = task.splits
+        assert split.test.tolist() == [7]  # 6 has no label
+        assert sorted([*split.train.tolist(), *split.valid.tolist()]) == [0, 1, 2, 3, 4]
+        assert split.valid.numel() == 1
+        assert said(task, "has no validation part: 1 of its 5 training instances, drawn with seed 0, choose the model")
+
+    def test_masks_without_validation_are_honoured(self, tmp_path):
+        np.savez(tmp_path / "all.npz", x=X, y=Y, train_mask=self.train, test_mask=self.test)
+        self.check(from_files(tmp_path / "all.npz"))
+        pyg = pytest.importorskip("torch_geometric.data")
+        data = pyg.Data(x=torch.from_numpy(X).float(), y=torch.tensor(Y), edge_index=torch.from_numpy(EDGES))
+        data.train_mask, data.test_mask = torch.from_numpy(self.train), torch.from_numpy(self.test)
+        self.check(from_pyg(data))
+        torch.save(data, tmp_path / "all.pt")
+        self.check(from_files(tmp_path / "all.pt"))
+
+    def test_a_split_column_without_validation_is_honoured(self, tmp_path):
+        words = ["train" if a else "test" if b else "" for a, b in zip(self.train, self.test, strict=True)]
+        labels = [["no", "yes", ""][y] for y in Y]
+        rows = [f"{x[0]},{x[1]},{label},{word}" for x, label, word in zip(X, labels, words, strict=True)]
+        (tmp_path / "f.csv").write_text("\n".join(["a,b,label,split", *rows]))
+        self.check(from_files(tmp_path / "f.csv"))
+
+    @pytest.mark.parametrize("given", ["train", "test"])
+    def test_one_mask_alone_is_refused(self, tmp_path, given):
+        np.savez(tmp_path / "all.npz", x=X, y=Y, **{f"{given}_mask": self.train})
+        with pytest.raises(DataError, match=r"there is no \w+_mask; pass splits="):
+            from_files(tmp_path / "all.npz")
+        pyg = pytest.importorskip("torch_geometric.data")
+        data = pyg.Data(x=torch.from_numpy(X).float(), y=torch.tensor(Y), **{f"{given}_mask": torch.ones(8) > 0})
+        with pytest.raises(DataError, match=r"there is no \w+_mask; pass splits="):
+            from_pyg(data)
+
+
+class TestLabels:
+    WORDS = ("none", "NA", "N/A", "null", "nan", "?")
+
+    @pytest.mark.parametrize("word", WORDS)
+    @pytest.mark.parametrize("form", ["csv", "parquet", "list", "array"])
+    def test_words_among_texts_are_classes_and_are_pointed_out(self, tmp_path, word, form):
+        labels = [word, "mild", "severe", word, "mild", "severe", "", "mild"]
+        if form == "csv":
+            rows = "".join(f"{i},{label}\n" for i, label in enumerate(labels))
+            (tmp_path / "f.csv").write_text("a,label\n" + rows)
+            task = from_files(tmp_path / "f.csv", ids=False)
+        elif form == "parquet":
+            pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+            cells = [label or None for label in labels]
+            parquet.write_table(pa.table({"a": range(8), "label": cells}), tmp_path / "f.parquet")
+            task = from_files(tmp_path / "f.parquet", ids=False)
+        else:
+            task = from_arrays(X, labels if form == "list" else np.array(labels))
+        assert set(task.class_names) == {word, "mild", "severe"}
+        assert int((task.y < 0).sum()) == 1
+        assert said(task, f"labels {word!r} (2 rows) were read as classes; pass missing={word} if")
+
+    @pytest.mark.parametrize("word", WORDS)
+    def test_words_among_numbers_are_no_labels_and_that_is_said(self, word):
+        task = from_arrays(X, ["0", "1", "0", "1", "0", "1", word, "1"])
+        assert task.y.tolist() == Y
+        assert said(task, f"labels {word!r} (1 rows) were read as unlabelled, since all others are numbers")
+        task = from_arrays(X, ["0.5", "1", "0", "1", "0", "1", word, "1"])
+        assert (task.problem, bool(task.y[6].isnan())) == ("regression", True)
+
+    def test_texts_for_no_label_can_be_listed(self):
+        task = from_arrays(X, ["a", "b", "a", "b", "a", "b", "None", "b"], missing=["none"])
+        assert task.class_names == ("a", "b")
+        assert not task.notes
+
+    @pytest.mark.parametrize("name", ["y.csv", "y.csv.gz", "y.tsv.gz"])
+    def test_a_label_of_two_words_is_one_label(self, tmp_path, name):
+        np.save(tmp_path / "x.npy", X)
+        text = ("New York\nLos Angeles\n" * 4).encode()
+        (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+        assert from_files(tmp_path / "x.npy", tmp_path / name).class_names == ("Los Angeles", "New York")
+
+    def test_a_label_of_two_words_through_a_pipe(self, tmp_path):
+        np.save(tmp_path / "x.npy", X)
+        for text, read in (("New York\nLos Angeles\n" * 4, lambda p: from_files(tmp_path / "x.npy", p).class_names),):
+            pipe = tmp_path / "pipe"
+            os.mkfifo(pipe)
+            writer = threading.Thread(target=pipe.write_text, args=(text,))
+            writer.start()
+            assert read(pipe) == ("Los Angeles", "New York")
+            writer.join()
+
+    def test_cells_parted_by_blanks_are_pointed_out(self, tmp_path):
+        np.save(tmp_path / "x.npy", X)
+        np.save(tmp_path / "y.npy", Y)
+        (tmp_path / "e.txt").write_text("0 1\n1 2\n")
+        task = from_files(tmp_path / "x.npy", tmp_path / "y.npy", tmp_path / "e.txt")
+        assert said(task, "cells of e.txt were separated at blanks")
+
+    @pytest.mark.parametrize("other", ["target", "y", "class", "labels"])
+    def test_a_feature_with_the_name_of_labels_is_pointed_out(self, tmp_path, other):
+        rows = "".join(f"{i},{i % 3},{'ab'[i % 2]}\n" for i in range(8))
+        (tmp_path / "f.csv").write_text(f"a,{other},label\n" + rows)
+        task = from_files(tmp_path / "f.csv", label_columns="label")
+        assert task.feature_names == ("a", other)
+        assert said(task, f"column {other!r} of f.csv is used as a feature, although its name is usual for labels")
+
+
+def test_the_split_of_a_series_is_said():
+    x = np.arange(60.0).reshape(10, 3, 2)
+    note = "split in time order: the first 2 train, the next 2 choose the model, the last 6 test"
+    assert said(from_arrays(x, x[..., 0]), note)
+    assert said(from_arrays(x, x[..., 0], fractions=(0.5, 0.2, 0.3)), "the first 5 train")
