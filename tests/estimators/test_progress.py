@@ -11,7 +11,7 @@ import torch
 from joblib import Parallel, delayed
 
 from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, selection
-from difformer.estimators.threads import SMALL
+from difformer.estimators.problem import SMALL
 
 
 def test_nothing_is_printed_unless_asked_for(wine: Any, quick: dict[str, Any], capsys: Any) -> None:

@@ -19,18 +19,14 @@ from torch import Tensor
 from difformer.data.preprocess import feature_tensor
 from difformer.diffusion.diffusivity import Diffusivity
 from difformer.errors import UserError
-from difformer.estimators.context import Part, remember
-from difformer.estimators.digest import row_digests
-from difformer.estimators.export import export_program
-from difformer.estimators.fitted import Fitted, GivenGraph, Search
-from difformer.estimators.neighbours import Neighbours, SparseNeighbours
-from difformer.estimators.population import Population, make_population
-from difformer.estimators.problem import NO_EDGES, Edges, Problem, Recipe, say
+from difformer.estimators.estimator_files import TEXTS, load_estimator, plain_list, save_estimator
+from difformer.estimators.population import Population, Scaling, make_population, row_digests
+from difformer.estimators.predictor import GivenGraph, Part, Predictor, Search, remember
+from difformer.estimators.problem import NO_EDGES, Edges, Problem, Recipe, say, threads_for
+from difformer.estimators.program import export_program
 from difformer.estimators.row_graph import KINDS, RowGraph, as_matrix, receiving
-from difformer.estimators.saving import TEXTS, load_estimator, plain_list, save_estimator
-from difformer.estimators.scaling import Scaling
+from difformer.estimators.row_search import RowSearch, SparseRowSearch
 from difformer.estimators.selection import ENOUGH, train_and_choose
-from difformer.estimators.threads import threads_for
 from difformer.nn import DIFFormer, PretrainedError
 
 if TYPE_CHECKING:
@@ -74,14 +70,14 @@ class DIFFormerEstimator(BaseEstimator):
         batch_size: Rows per mini-batch; None takes the whole population at once, or mini-batches of large tables.
         landmarks: How many rows represent the population when new rows are predicted, where pairs are compared; None
             keeps all of up to 10,000, and 4,096 of more.
-        standardize: Whether features are brought to a common scale, see `difformer.estimators.scaling`.
+        standardize: Whether features are brought to a common scale, see `difformer.estimators.population`.
         backend: Operator for all pairs while training, see `difformer.attention.propagate`.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``; predictions are made on the CPU.
         random_state: Seed, generator, or None for a new one each time.
         verbose: Whether lines about the progress of `fit` are printed.
     """
 
-    fitted_: Fitted
+    fitted_: Predictor
 
     def __init__(
         self,
@@ -213,7 +209,7 @@ class DIFFormerEstimator(BaseEstimator):
             )
             del scaled  # the problem has it in single precision; a third copy of a large table would count
             trained = train_and_choose(problem, recipe, self._sides(graph, given, nearest))
-            self.fitted_ = Fitted(
+            self.fitted_ = Predictor(
                 scaling,
                 search=search if trained.graph == "knn" else None,
                 given=None if given is None else GivenGraph(given, row_digests(x), directed=self.directed),
@@ -258,10 +254,10 @@ class DIFFormerEstimator(BaseEstimator):
             return None, None
         k = min(int(self.neighbours), rows)
         if sparse.issparse(scaled):
-            sparse_search = SparseNeighbours(scaled, k)
+            sparse_search = SparseRowSearch(scaled, k)
             return sparse_search, sparse_search(scaled)
         points = torch.from_numpy(scaled)
-        search = Neighbours(points, k)
+        search = RowSearch(points, k)
         return search, search(points)
 
     def _sides(self, graph: Any, given: Any, nearest: Tensor | None) -> dict[str | None, Edges]:
@@ -282,9 +278,9 @@ class DIFFormerEstimator(BaseEstimator):
         self, models: list[DIFFormer], parts: list[Part], population: Population, recipe: Recipe
     ) -> list[Tensor]:
         """Puts models into the context of the population; returns its final states, one tensor per model."""
-        mass, landmarks = torch.from_numpy(population.mass), self.landmarks
-        if recipe.batch(population.size) is not None:
-            mass = torch.ones_like(mass)  # as the models were trained: in mini-batches all rows count equally
+        # As the models were trained: in mini-batches all rows count equally.
+        batches = recipe.batch(population.size) is not None or not population.weighted
+        mass, landmarks = None if batches else torch.from_numpy(population.mass), self.landmarks
         if landmarks is None and population.size > FULL_POPULATION:
             landmarks = LANDMARKS
         chosen = None
@@ -342,8 +338,9 @@ class DIFFormerEstimator(BaseEstimator):
         x = self._features(X, reset=False)
         given = self.fitted_.given
         if graph is None:
-            if given is not None and isinstance(self.graph, RowGraph) and getattr(self, "_rows", None) is not None:
-                return x, self.graph.edges(X, x, self._rows, directed=self.directed)
+            rows = getattr(self, "_rows", None)
+            if rows is not None and isinstance(self.graph, RowGraph):
+                return x, self.graph.edges(X, x, rows, directed=self.directed)
             return x, None
         if given is None:
             raise UserError(
@@ -357,7 +354,7 @@ class DIFFormerEstimator(BaseEstimator):
         return self.fitted_.outputs(x, edges)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes ``estimator.json`` and ``context.safetensors``; see `difformer.estimators.saving`."""
+        """Writes ``estimator.json`` and ``context.safetensors``; see `difformer.estimators.estimator_files`."""
         check_is_fitted(self, "fitted_")
         save_estimator(self, folder)
 
@@ -375,7 +372,7 @@ class DIFFormerEstimator(BaseEstimator):
         return found
 
     def export(self, path: str | Path) -> None:
-        """Writes a program that predicts without this package; see `difformer.estimators.export`."""
+        """Writes a program that predicts without this package; see `difformer.estimators.program`."""
         check_is_fitted(self, "fitted_")
         facts = {name: plain_list(getattr(self, name)) for name in TEXTS if hasattr(self, name)}
         export_program(self.fitted_, path, states=hasattr(self, "transform"), facts=facts)
@@ -403,7 +400,7 @@ def _loss_weight(population: Population, class_weight: Array | None) -> Tensor |
     return torch.from_numpy(population.mass * np.r_[class_weight, 1.0][population.target])  # the last is of -1
 
 
-def _of_table(fitted: Fitted, place: Array, x: Any, states: list[Tensor], embed: bool) -> Array:
+def _of_table(fitted: Predictor, place: Array, x: Any, states: list[Tensor], embed: bool) -> Array:
     """States or outputs of the table's rows; those of weight zero are predicted like new ones."""
     with torch.no_grad():
         found = (torch.cat(states, 1) if embed else fitted.combine(states)).numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,10 +50,6 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
     def __init__(self, *, class_weight: Mapping[Any, float] | str | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.class_weight = class_weight
-
-    @classmethod
-    def _get_param_names(cls) -> list[str]:
-        return sorted([*DIFFormerEstimator._get_param_names(), "class_weight"])
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -116,3 +113,11 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
         check_consistent_length(predicted, known, sample_weight)
         weight = None if sample_weight is None else np.asarray(sample_weight)[known]
         return float(accuracy_score(labels, predicted[known], sample_weight=weight))
+
+
+# scikit-learn, and `help`, read the options off the signature.
+_shared = inspect.signature(DIFFormerEstimator.__init__)
+_own = inspect.Parameter("class_weight", inspect.Parameter.KEYWORD_ONLY, default=None)
+setattr(  # noqa: B010
+    DIFFormerClassifier.__init__, "__signature__", _shared.replace(parameters=[*_shared.parameters.values(), _own])
+)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +21,11 @@ from torch.nn import functional
 from difformer.attention.linear import LINEAR
 from difformer.attention.scores import form_of, score_key
 from difformer.data import Split, Task
-from difformer.estimators.mass import give_mass
 from difformer.nn import DIFFormer
+from difformer.nn.structure import as_structure
 from difformer.training import EpochEvent, RunRecord, TrainConfig
 from difformer.training.devices import resolve
-from difformer.training.feeding import Feed, Inputs, features, graph_of, make_feed
+from difformer.training.feeding import Feed, Inputs, NodesFeed, features, graph_of
 from difformer.training.feeding_batches import BatchesFeed
 from difformer.training.loop import Trainer
 from difformer.training.metrics import Metric
@@ -194,9 +196,7 @@ def train(
     fed = task if problem.weight is None else _packed(task, problem.weight)
     feed: Feed
     if batch is None:
-        feed = make_feed(fed, split, config, seed, place, model)
-        if problem.mass is not None:
-            give_mass(model, problem.mass.to(place))
+        feed = PopulationFeed(fed, split, place, problem.mass)
     else:
         feed = PartsFeed(fed, split, config, seed, place)
     loss = None
@@ -204,7 +204,7 @@ def train(
         loss = _cross_entropy if problem.classes else _squared_error
     metric = LOG_LOSS if problem.classes and split.valid.numel() else None
     trainer = Trainer(task, split, config, seed, place, model=model, feed=feed, loss=loss, metric=metric)
-    callbacks = ()
+    callbacks: tuple[Progress, ...] = ()
     if recipe.speaker is not None and label is not None:
         callbacks = (Progress(recipe.speaker, label, "step" if batch is None else "epoch"),)
     record = trainer.run(callbacks)
@@ -224,6 +224,29 @@ def log_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 LOG_LOSS = Metric("log loss", False, ("multiclass",), log_loss)
+
+
+@dataclass(frozen=True)
+class WeightedRows(Inputs):
+    """All rows, as senders that count with their mass."""
+
+    mass: Tensor | None = None
+
+    def outputs(self, model: nn.Module) -> Tensor:
+        if self.mass is None:
+            return super().outputs(model)
+        return model(self.x, context=as_structure(self.x.shape[0], self.graph, weight=self.mass))
+
+
+class PopulationFeed(NodesFeed):
+    """All rows in every pass; `mass` says how often each counts in the exchange, None for once."""
+
+    def __init__(self, task: Task, split: Split, device: torch.device, mass: Tensor | None) -> None:
+        super().__init__(task, split, device)
+        if mass is not None:
+            scaled = (mass / mass.mean()).float().to(device)
+            self.inputs = WeightedRows(self.inputs.x, self.inputs.graph, mass=scaled)
+            self._step = dataclasses.replace(self._step, inputs=self.inputs)
 
 
 class PartsFeed(BatchesFeed):
@@ -307,3 +330,35 @@ def say(speaker: str | None, line: str) -> None:
     """Prints a line under an estimator's name; without a name it prints nothing."""
     if speaker is not None:
         print(f"[{speaker}] {line}", flush=True)
+
+
+SMALL = 1 << 16  # numbers in an operation up to which one thread works alone
+
+_lock = threading.Lock()
+_outside: list[int] = []  # the number of threads before any fit, once per fit under way
+
+
+@contextmanager
+def threads_for(numbers: int) -> Iterator[None]:
+    """Within it torch uses one thread if operations have at most `SMALL` numbers; afterwards as many as before.
+
+    Threads that share an operation wait for each other at its end, tens of thousands of times per fit. Where other
+    programs use the cores too, a fit of 178 rows that takes a fifth of a second then takes a dozen seconds.
+
+    A Python thread inherits the number that another set last. So the number outside is that of the first of several
+    fits under way: a fit in a thread computes with as many threads as it would alone, and none of them leaves behind
+    the number of another.
+    """
+    with _lock:
+        before = _outside[0] if _outside else torch.get_num_threads()
+        _outside.append(before)
+    wanted = 1 if numbers <= SMALL else before
+    try:
+        if torch.get_num_threads() != wanted:
+            torch.set_num_threads(wanted)
+        yield
+    finally:
+        with _lock:
+            _outside.pop()
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)

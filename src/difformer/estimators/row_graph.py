@@ -9,6 +9,7 @@ Inside the estimators a graph is the CSR matrix of what is received: row i holds
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from scipy import sparse
 from sklearn.utils.validation import check_array
 from torch import Tensor
 
+from difformer.data.structure import edge_ends
 from difformer.errors import UserError
-from difformer.estimators.digest import find_rows, row_digests
+from difformer.estimators.population import find_rows, row_digests
 from difformer.graph import Graph
 
 Array = np.ndarray[Any, Any]
@@ -144,10 +146,7 @@ def as_matrix(graph: Any, rows: int, fitted: int | None = None) -> Any:
 def _from_array(graph: Any, shape: tuple[int, int], fitted: int | None) -> Any:
     """A dense matrix, an ``edge_index``, or a list of pairs."""
     array = np.asarray(graph.numpy(force=True) if isinstance(graph, Tensor) else graph)
-    listed = isinstance(graph, list | tuple) and not any(isinstance(row, Tensor | np.ndarray) for row in graph)
-    whole = array.dtype.kind in "iu"
-    if listed and whole and array.ndim == 2 and array.shape[1] == 2 and array.shape != shape:
-        return _from_index(array.T, shape, fitted)
+    whole = array.dtype.kind in "iu" or not array.size
     if array.shape == shape and shape[0] == 2 and whole:
         raise UserError(
             f"graph of shape {array.shape} and {array.dtype} may be a matrix or an edge_index of {shape[1]} edges; "
@@ -156,10 +155,11 @@ def _from_array(graph: Any, shape: tuple[int, int], fitted: int | None) -> Any:
         )
     if array.shape == shape:
         return sparse.csr_array(array)
-    if array.ndim == 2 and array.shape[0] == 2 and whole:
-        return _from_index(array, shape, fitted)
-    if array.ndim == 2 and array.shape[1] == 2 and whole:
-        return _from_index(array.T, shape, fitted)
+    if whole and array.ndim == 2 and 2 in array.shape:
+        ends, note = edge_ends(graph)
+        if note is not None:
+            warnings.warn(note.replace("edge_index", "graph"), UserWarning, stacklevel=5)
+        return _from_index(ends, shape, fitted)
     raise UserError(_size(f"an array of shape {array.shape}, {array.dtype}", shape, fitted), argument="graph")
 
 

@@ -1,7 +1,7 @@
 """A fitted estimator on disk: ``estimator.json`` describes it, ``context.safetensors`` holds its numbers.
 
 Neither file can carry code, and neither holds the training table: they contain what predictions need, see
-`difformer.estimators.fitted`. Each file is written next to its destination and then renamed. Two files cannot be
+`difformer.estimators.predictor`. Each file is written next to its destination and then renamed. Two files cannot be
 replaced at once, so the description holds one SHA-256 over both: a save that was interrupted over an older one, or a
 file that was changed, is refused. The hash does not protect against someone who writes both files on purpose; for that
 case every shape, index and name is checked before it is used.
@@ -22,14 +22,13 @@ from safetensors.torch import save as save_tensors
 from scipy import sparse
 from torch import Tensor
 
-from difformer.files import write_whole
+from difformer.attention.polynomial import DEFAULT_TOL
 from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
-from difformer.estimators.context import ContextConv, Member
-from difformer.estimators.fitted import Fitted, GivenGraph, Search
-from difformer.estimators.memory import Keys, Mean, Memory, Moments, Sums
-from difformer.estimators.neighbours import Neighbours, SparseNeighbours
-from difformer.estimators.scaling import Scaling
-from difformer.nn import DIFFormer, PretrainedError
+from difformer.estimators.population import Scaling
+from difformer.estimators.predictor import GivenGraph, Member, Memory, Predictor, Search
+from difformer.estimators.row_search import RowSearch, SparseRowSearch
+from difformer.files import write_whole
+from difformer.nn import DIFFormer, DIFFormerConv, PretrainedError
 
 if TYPE_CHECKING:
     from difformer.estimators.base import DIFFormerEstimator
@@ -68,7 +67,7 @@ def save_estimator(estimator: DIFFormerEstimator, folder: str | Path) -> None:
         "softmax": fitted.softmax,
         "directed": fitted.given is not None and fitted.given.directed,
         "neighbours": None if fitted.search is None else fitted.search.k,
-        "sparse_shape": list(fitted.search.shape) if isinstance(fitted.search, SparseNeighbours) else None,
+        "sparse_shape": list(fitted.search.shape) if isinstance(fitted.search, SparseRowSearch) else None,
     }
     for name in TEXTS:
         if hasattr(estimator, name):
@@ -228,16 +227,16 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise PretrainedError(f"{folder / TENSORS}: damaged: {error}") from error
 
 
-def _context(description: dict[str, Any], tensors: dict[str, Tensor], *, polynomial: bool) -> Fitted:
+def _context(description: dict[str, Any], tensors: dict[str, Tensor], *, polynomial: bool) -> Predictor:
     shift = tensors.get("shift")
     scaling = Scaling(None if shift is None else shift.numpy(), tensors["scale"].numpy())
     search: Search | None = None
     k, rows = description["neighbours"], None
     if description["sparse_shape"] is not None:
         shape = tuple(int(size) for size in description["sparse_shape"])
-        search, rows = SparseNeighbours(_csr(tensors, "search", shape), k), shape[0]
+        search, rows = SparseRowSearch(_csr(tensors, "search", shape), k), shape[0]
     elif k is not None:
-        search, rows = Neighbours(tensors["search.points"], k), tensors["search.points"].shape[0]
+        search, rows = RowSearch(tensors["search.points"], k), tensors["search.points"].shape[0]
     if rows is not None and not 1 <= k <= rows:
         raise ValueError(f"{k} neighbours are asked of {rows} rows")
     given = None
@@ -247,7 +246,7 @@ def _context(description: dict[str, Any], tensors: dict[str, Tensor], *, polynom
         if digests.shape != (rows, 2):
             raise ValueError(f"given.digests has shape {digests.shape}, expected ({rows}, 2)")
         given = GivenGraph(_csr(tensors, "given", (rows, rows)), digests, directed=bool(description["directed"]))
-    fitted = Fitted(
+    fitted = Predictor(
         scaling,
         search=search,
         given=given,
@@ -259,7 +258,7 @@ def _context(description: dict[str, Any], tensors: dict[str, Tensor], *, polynom
     if numbers != {str(number) for number in range(len(numbers))} or description["members"] != len(numbers):
         raise ValueError(f"{description['members']} members are described, {len(numbers)} are there")
     for number in range(len(numbers)):
-        start = f"members.{number}.model."
+        start = f"members.{number}."
         own = {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
         fitted.members.append(_member(description["model"], own, polynomial, rows))
     kept = fitted.state_dict()
@@ -281,45 +280,38 @@ def _csr(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Any:
 
 
 def _member(config: dict[str, Any], tensors: dict[str, Tensor], polynomial: bool, rows: int | None) -> Member:
-    remembered: dict[str, dict[str, Tensor]] = {}
-    weights = {}
-    for name, value in tensors.items():
-        head, _, rest = name.partition(".")
-        number, _, what = rest.partition(".")
-        if head != "layers":
-            weights[name] = value
-        elif what.startswith("layer."):
-            weights[f"layers.{number}.{what.removeprefix('layer.')}"] = value
-        else:
-            remembered.setdefault(number, {})[what] = value
-    # Sizes are those of the tensors: nothing is allocated, and no layer is made, for which there are no weights.
-    layers = {name.split(".")[1] for name in tensors if name.startswith("norms.")} | set(remembered)
-    if config["num_layers"] > max(64, len(tensors)) or len(layers) > config["num_layers"]:
-        raise ValueError(f"num_layers is {config['num_layers']}, but there are tensors of {len(layers)} layers")
-    # Made outside: it is probed with numbers when it is made. None is no diffusivity at all.
+    weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+    # Sizes are checked against the tensors before anything is made of them.
+    layers = {name.split(".")[1] for name in weights if name.startswith(("layers.", "norms."))}
+    if config["num_layers"] != len(layers):
+        raise ValueError(f"num_layers is {config['num_layers']}, but there are weights of {len(layers)} layers")
+    # The diffusivity is made outside, because it is probed with numbers when it is made; None is no diffusivity.
     diffusivity = None if config["diffusivity"] is None else as_diffusivity(config["diffusivity"])
     with torch.device("meta"):
-        model = DIFFormer(**{**config, "diffusivity": diffusivity}).double().eval().requires_grad_(False)
+        model = DIFFormer(**{**config, "diffusivity": diffusivity}).double().eval()
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False)
-    for k, layer in enumerate(list(model.layers)):
-        kept = remembered.get(str(k), {})
-        _check_memory(kept, layer, model.config["hidden_channels"], rows)
-        memory = _memory(kept, layer.diffusivity, polynomial)  # type: ignore[arg-type]
-        model.layers[k] = ContextConv(layer, memory, kept.get("sent"))  # type: ignore[arg-type]
-    return Member(model)
+    memories = []
+    for k, layer in enumerate(model.layers):
+        assert isinstance(layer, DIFFormerConv)
+        start = f"memories.{k}."
+        kept = {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+        _check_memory(kept, layer, rows)
+        memories.append(Memory(kept, layer, DEFAULT_TOL if polynomial else None))
+    return Member(model, memories)
 
 
-def _check_memory(kept: dict[str, Tensor], layer: Any, width: int, rows: int | None) -> None:
-    """Shapes of what a layer remembers of `rows` fitted rows; heads and channels are those of the model."""
-    heads = layer.num_heads
+def _check_memory(kept: dict[str, Tensor], layer: DIFFormerConv, rows: int | None) -> None:
+    """Shapes of what a layer keeps of `rows` fitted rows; heads and channels are those of the layer."""
+    heads, width = layer.num_heads, layer.out_channels
+    keys = 1 + (width if layer.query is not None else 0)
     expected: dict[str, tuple[int | None, ...]] = {
         "sent": (rows, width),
-        "memory.mean": (heads, width),
-        "memory.state": (heads, None, None),
-        "memory.keys": (None, heads, width),
-        "memory.values": (None, heads, width),
-        "memory.mass": (None,),
+        "sums": (heads, keys, 1 + width),
+        "moments": (heads, None, 1 + width),
+        "keys": (None, heads, width),
+        "values": (None, heads, width),
+        "weight": (None,),
     }
     for name, value in kept.items():
         shape = expected[name]
@@ -327,16 +319,10 @@ def _check_memory(kept: dict[str, Tensor], layer: Any, width: int, rows: int | N
             raise ValueError(f"{name} of a layer has shape {tuple(value.shape)}, expected {shape}")
     if "sent" in kept and rows is None:
         raise ValueError("a layer holds values of fitted rows, but there is no graph")
-    if len({len(kept[name]) for name in ("memory.keys", "memory.values", "memory.mass") if name in kept}) > 1:
-        raise ValueError("keys, values and masses of a layer are not of the same number of rows")
-
-
-def _memory(kept: dict[str, Tensor], diffusivity: Diffusivity, polynomial: bool) -> Memory | None:
-    if "memory.mean" in kept:
-        return Mean(kept["memory.mean"])
-    if "memory.state" in kept:
-        state = kept["memory.state"]
-        return Moments(state, diffusivity) if polynomial and diffusivity.name != "simple" else Sums(state)
-    if "memory.keys" in kept:
-        return Keys(kept["memory.keys"], kept["memory.values"], kept["memory.mass"], diffusivity)
-    return None
+    if len({len(kept[name]) for name in ("keys", "values", "weight") if name in kept}) > 1:
+        raise ValueError("keys, values and weights of a layer are not of the same number of rows")
+    summary = set(kept) - {"sent"}
+    infers = layer.diffusivity is not None and layer.form != "identity"
+    known = ({"sums"}, {"moments"}, {"keys", "values"}, {"keys", "values", "weight"}) if infers else (set(),)
+    if summary not in known:
+        raise ValueError(f"a layer keeps {sorted(summary) or 'nothing'} of its population")

@@ -17,7 +17,7 @@ from scipy import sparse
 from sklearn.neighbors import kneighbors_graph
 
 from difformer.diffusion import Diffusivity
-from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, DIFFormerTransformer, saving
+from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, DIFFormerTransformer, estimator_files
 from difformer.nn import PretrainedError
 
 CASES: dict[str, dict[str, Any]] = {
@@ -27,7 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "exponential": {"graph": "knn", "diffusivity": "gaussian:0.3"},
     "mean": {"graph": None, "diffusivity": "constant"},
     "moments": {"graph": None, "diffusivity": "sigmoid", "backend": "polynomial"},
-    "nobody": {"graph": "knn", "diffusivity": "identity"},
+    "identity": {"graph": "knn", "diffusivity": "identity"},
 }
 
 
@@ -248,7 +248,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
         else:
             target[name] = value
     content = save(tensors, metadata={"format": "difformer-estimator"})
-    description["sha256"] = saving._digest(description, content)
+    description["sha256"] = estimator_files._digest(description, content)
     (folder / "context.safetensors").write_bytes(content)
     (folder / "estimator.json").write_text(json.dumps(description))
 
@@ -313,8 +313,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a tensor too few": {"scale": None},
     "values that are not finite": {"scale": torch.full((13,), torch.nan, dtype=torch.float64)},
     "another number of columns": {"scale": torch.ones(12, dtype=torch.float64)},
-    "values of other rows": {"members.0.model.layers.0.sent": torch.zeros(5, 8)},
-    "a state of another shape": {"members.0.model.layers.0.memory.state": torch.zeros(3, dtype=torch.float64)},
+    "values of other rows": {"members.0.memories.0.sent": torch.zeros(5, 8)},
+    "a state of another shape": {"members.0.memories.0.sums": torch.zeros(3, dtype=torch.float64)},
 }
 
 

@@ -11,13 +11,12 @@ from scipy import sparse
 from sklearn.neighbors import kneighbors_graph
 
 from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, base
-from difformer.estimators.context import Edges, Member, remember
-from difformer.estimators.digest import find_rows, row_digests
-from difformer.estimators.mass import give_mass
+from difformer.estimators.population import find_rows, row_digests
+from difformer.estimators.predictor import Edges, Member, remember
 from difformer.estimators.row_graph import as_matrix
 from difformer.graph import Graph
 from difformer.nn import DIFFormer
-from difformer.nn.structure import Structure
+from difformer.nn.structure import Structure, as_structure
 
 DIFFUSIVITIES = ("simple", "constant", "sigmoid", "softmax:0.2", "gaussian:0.3", "identity")
 OPTIONS: list[dict[str, Any]] = [
@@ -62,7 +61,7 @@ def test_the_population_has_the_states_of_a_forward_pass(
         own = None
         if edges is not None:
             mine = edges.row == row
-            own = Edges(torch.zeros(int(mine.sum()), dtype=torch.long), edges.source[mine], edges.weight[mine])
+            own = Edges(torch.zeros(int(mine.sum()), dtype=torch.long), edges.source[mine], edges.weight[mine], 1)
         torch.testing.assert_close(member.states(x[row : row + 1], own)[0], states[row], rtol=1e-12, atol=1e-12)
 
 
@@ -139,13 +138,14 @@ def test_landmarks_stand_for_the_population() -> None:
     mass = torch.ones(50, dtype=torch.float64)
     chosen = torch.arange(0, 50, 2)
     member, _ = remember(model, [(x, None)], mass, landmarks=chosen)
-    assert member.model.layers[0].memory.keys.shape[0] == 25  # type: ignore[union-attr]
-    first = model.double().layers[0]
+    assert member.memories[0].keys.shape[0] == 25  # type: ignore[union-attr]
+    first: Any = model.double().layers[0]
     z = model.encode(x)
-    q, k = first.queries_and_keys(z)  # type: ignore[operator]
+    q, k = first.queries_and_keys(z)
     exchange = torch.sigmoid(torch.einsum("nhd,mhd->nm", q, k[chosen]))
-    wanted = exchange @ first.value(z[chosen]) / exchange.sum(1, keepdim=True)  # type: ignore[operator]
-    found = member.model.layers[0].propagated(z, None)  # type: ignore[operator]
+    wanted = exchange @ first.value(z[chosen]) / exchange.sum(1, keepdim=True)
+    context: Any = member.memories[0].context(None)  # type: ignore[operator]
+    found = first.latent(z, first.values(z), context)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -154,7 +154,8 @@ def test_polynomials_remember_within_their_tolerance(backend: str, wine: Any, qu
     x, _, partly = wine
     model = DIFFormerClassifier(diffusivity="sigmoid", graph=None, backend=backend, **quick).fit(x, partly)
     member: Member = model.fitted_.members[0]  # type: ignore[assignment]
-    assert type(member.model.layers[0].memory).__name__ == ("Keys" if backend == "auto" else "Moments")
+    kept = {name for name, _ in member.memories[0].named_buffers()}
+    assert kept == ({"keys", "values"} if backend == "auto" else {"moments"})
     np.testing.assert_allclose(model.predict_proba(x), model.label_distributions_, atol=1e-9)
 
 
@@ -210,11 +211,10 @@ def test_the_transductive_answer_is_that_of_the_trained_models(
     }
     weight = np.arange(1.0, 179) if form == "weighted" else None
     model = DIFFormerClassifier(**options).fit(x, partly, weight, graph=graph)
-    if weight is not None:
-        for trained in seen["models"]:
-            give_mass(trained, seen["problem"].mass)
+    problem = seen["problem"]
+    context = as_structure(problem.rows, *seen["edges"], weight=problem.mass)
     with torch.no_grad():
-        logits = [trained.eval()(seen["problem"].x, *seen["edges"]) for trained in seen["models"]]
+        logits = [trained.eval()(problem.x, context=context) for trained in seen["models"]]
         outputs = [o.div(seen["temperature"]).softmax(1) for o in logits]
     wanted = torch.stack(outputs).mean(0).numpy()
     order = seen["problem"].y.numpy()  # the population has an order of its own where no graph was given
@@ -279,11 +279,13 @@ def test_edges_in_every_form_are_the_same_edges(directed: bool, wine: Any, quick
 
 
 def test_two_edges_as_pairs_are_pairs() -> None:
-    assert as_matrix([(0, 1), (2, 3)], 5).nonzero()[0].tolist() == [0, 2]
-    assert as_matrix([(0, 1), (2, 3)], 5).nonzero()[1].tolist() == [1, 3]
+    with pytest.warns(UserWarning, match="was read as two pairs: 0 → 1 and 2 → 3"):
+        pairs = as_matrix([(0, 1), (2, 3)], 5)
+    assert [ends.tolist() for ends in pairs.nonzero()] == [[0, 2], [1, 3]]
     assert as_matrix([(0, 1), (2, 3), (3, 0)], 5).nonzero()[1].tolist() == [1, 3, 0]
-    # An array of two rows is an edge_index.
-    assert as_matrix(np.array([[0, 1], [2, 3]]), 5).nonzero()[1].tolist() == [2, 3]
+    with pytest.warns(UserWarning, match="was read as sources above targets"):
+        index = as_matrix(np.array([[0, 1], [2, 3]]), 5)
+    assert [ends.tolist() for ends in index.nonzero()] == [[0, 1], [2, 3]]
 
 
 def test_an_edge_goes_both_ways_unless_it_is_directed(wine: Any, quick: dict[str, Any]) -> None:
