@@ -24,8 +24,7 @@ from difformer.distributed.trainer import RanksTrainer
 from difformer.nn import DIFFormer, GraphLevel
 from difformer.nn.dropout import dropout_key
 from difformer.training.config import TrainConfig
-from difformer.training.feeding import Inputs, Step, structured
-from difformer.training.feeding_graphs import DEFAULT_BATCH_SIZE, GraphsFeed
+from difformer.training.feeds import DEFAULT_BATCH_SIZE, GraphsFeed, Inputs, Step, structured
 from difformer.training.journal import Journal, Measured
 from difformer.training.losses import class_weights
 from difformer.training.model import build_model

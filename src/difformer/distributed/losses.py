@@ -15,51 +15,18 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from difformer.distributed.ranks import Ranks
 from difformer.training.config import TrainConfig
-from difformer.training.metrics import same_shape
+from difformer.training.losses import problem_loss
 
 Sum = Callable[[Tensor, Tensor], Tensor]
 
 
 def make_sums(problem: str, config: TrainConfig, weights: Tensor | None) -> tuple[Sum, Callable[[Tensor], Tensor]]:
-    """The numerator ``(outputs, targets) -> scalar`` and the denominator ``targets -> scalar`` of a loss.
-
-    Args:
-        problem: ``"multiclass"``, ``"multilabel"`` or ``"regression"``.
-        config: Label smoothing.
-        weights: Of classes, or of the positives of each column; None where all count alike.
-    """
-    smoothing = config.label_smoothing
-    if problem == "regression":
-        return _squared_errors, lambda targets: (~targets.isnan()).sum()
-    if problem == "multilabel":
-
-        def multilabel(outputs: Tensor, targets: Tensor) -> Tensor:
-            known = ~targets.isnan()
-            wanted = torch.where(known, targets, 0.0) * (1 - smoothing) + smoothing / 2
-            each = functional.binary_cross_entropy_with_logits(outputs, wanted, pos_weight=weights, reduction="none")
-            return (each * known).sum()
-
-        return multilabel, lambda targets: (~targets.isnan()).sum()
-
-    def multiclass(outputs: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(
-            outputs, targets, weight=weights, ignore_index=-1, label_smoothing=smoothing, reduction="sum"
-        )
-
-    def mass(targets: Tensor) -> Tensor:
-        known = targets[targets >= 0]
-        return torch.tensor(float(known.numel())) if weights is None else weights[known].sum()
-
-    return multiclass, mass
-
-
-def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    known = ~targets.isnan()
-    return torch.where(known, same_shape(outputs, targets) - targets, 0.0).square().sum()
+    """The numerator ``(outputs, targets) -> scalar`` and the denominator ``targets -> scalar`` of a loss."""
+    loss = problem_loss(problem, config.label_smoothing, weights)
+    return loss.total, loss.mass
 
 
 def check_loss(problem: str, config: TrainConfig) -> None:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from difformer.distributed.ranks import Ranks
-from difformer.training.metrics import Metric, class_counts, column_aucs, one_against_rest, same_shape
+from difformer.errors import UserError
+from difformer.training.metrics import Metric, column_aucs, one_against_rest
 
 SAMPLES = 64  # scores of a column that each rank shows for each rank, to find ranges of equal size
 
@@ -28,36 +29,14 @@ def measure(metric: Metric, outputs: Tensor, targets: Tensor, ranks: Ranks) -> f
     broken = ranks.sum_(broken, "metrics")
     if broken[0] > 0 or broken[1] == 0:
         return math.nan
-    name = metric.name
-    if name == "rocauc":
+    if metric.name == "rocauc":
         return rocauc(outputs, targets, ranks)
-    if name == "accuracy":
-        right, known = ranks.sum_(_right(outputs, targets), "metrics").tolist()
-        return right / known if known else math.nan
-    if name in ("f1", "f1-micro"):
-        counts = torch.stack(class_counts(outputs, targets)).double()
-        hits, predicted, actual = ranks.sum_(counts, "metrics")
-        if name == "f1-micro":
-            return float(2 * hits.sum() / (predicted + actual).sum())
-        total = predicted + actual
-        scores = 2 * hits / total.clamp_min(1)
-        occurs = torch.ones_like(total, dtype=torch.bool) if targets.is_floating_point() else total > 0
-        return float(scores[occurs].mean())
-    if name in ("mse", "mae"):
-        errors = (same_shape(outputs, targets) - targets)[~targets.isnan()].double()
-        summed = errors.square().sum() if name == "mse" else errors.abs().sum()
-        both = torch.stack([summed, summed.new_tensor(float(errors.numel()))])
-        total_error, count = ranks.sum_(both, "metrics").tolist()
-        return total_error / count if count else math.nan
-    raise ValueError(f"metric {name!r} is not for nodes over ranks; take accuracy, rocauc, f1, f1-micro, mse or mae")
-
-
-def _right(outputs: Tensor, targets: Tensor) -> Tensor:
-    if targets.is_floating_point():
-        right, known = (outputs > 0).to(targets.dtype) == targets, ~targets.isnan()
-    else:
-        right, known = outputs.argmax(-1) == targets, targets >= 0
-    return torch.stack([(right & known).sum(), known.sum()]).double()
+    if metric.name == "broadcast-mse":
+        raise UserError(
+            "metric broadcast-mse is not for nodes over ranks; take accuracy, rocauc, f1, f1-micro, mse or mae",
+            argument="metric",
+        )
+    return float(metric.finish(ranks.sum_(metric.counts(outputs, targets), "metrics")))
 
 
 def rocauc(outputs: Tensor, targets: Tensor, ranks: Ranks) -> float:

@@ -28,7 +28,7 @@ from difformer.sparse import SparseMatrix
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import Due
 from difformer.training.config import TrainConfig, knn_of
-from difformer.training.feeding import Inputs, Step, features
+from difformer.training.feeds import Inputs, Step, features
 from difformer.training.loop import Log, Save, Trainer
 from difformer.training.model import build_model
 from difformer.training.optimizer import make_optimizer

@@ -28,7 +28,7 @@ from difformer.nn.structure import as_structure
 from difformer.training.callbacks import Callback
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
-from difformer.training.feeding import Feed, make_feed
+from difformer.training.feeds import Feed, make_feed
 from difformer.training.loop import Trainer
 from difformer.training.model import build_model
 from difformer.training.randomness import isolated_rng

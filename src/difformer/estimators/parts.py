@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from difformer.training.feeding import Inputs, features, graph_of
-from difformer.training.feeding_batches import BatchesFeed
+from difformer.training.feeds import BatchesFeed, Inputs, features, graph_of
 
 FIXED = 0  # the epoch whose partition is judged by; training begins with epoch 1
 

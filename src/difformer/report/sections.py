@@ -15,8 +15,8 @@ from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.report.gather import Material, encoder_of
 from difformer.report.layers import LayerEnergies, smoothed_layers
 from difformer.report.quality import Baseline, Calibration
-from difformer.training.saved import saved_bytes
-from difformer.training.using import Loaded
+from difformer.training.run_memory import saved_bytes
+from difformer.training.trained_run import Loaded
 
 MIB = 2**20
 PARTS = ("train", "valid", "test")
