@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from difformer.cli.command import INTERRUPTED, USER_ERROR, resumable
 from difformer.cli.description import describe_request, describe_task, note_missing_edges, report_results
-from difformer.cli.errors import INTERRUPTED, USER_ERROR, resumable
 from difformer.cli.inputs import Request
 from difformer.cli.output import Output
 from difformer.cli.progress import Progress, tensorboard_callbacks
@@ -19,8 +19,8 @@ from difformer.errors import UserError
 
 if TYPE_CHECKING:
     from difformer.data import Task
-    from difformer.distributed.folder import Partition
-    from difformer.distributed.ranks import Ranks
+    from difformer.distributed.partition_folder import Partition
+    from difformer.distributed.process_group import Ranks
     from difformer.distributed.run import Sent
     from difformer.training import TrainConfig
     from difformer.training.source import TaskSource
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @contextmanager
 def joined(device: str, output: Output) -> Iterator[Ranks]:
     """The group; ranks other than the first print nothing that rank 0 prints."""
-    from difformer.distributed.ranks import join
+    from difformer.distributed.process_group import join
 
     silence(output)
     try:
@@ -95,7 +95,7 @@ def fit_shards(
     output: Output,
 ) -> None:
     """Partition the graph into one part per rank, and train on it; only rank 0 holds the whole graph, and only then."""
-    from difformer.distributed.folder import Partition, shared_partition
+    from difformer.distributed.partition_folder import Partition, shared_partition
 
     with joined(device, output) as ranks:
 
@@ -121,7 +121,7 @@ def fit_partition(
     output: Output,
 ) -> None:
     """Train on a partitioned task, over as many ranks as there are."""
-    from difformer.distributed.folder import Partition
+    from difformer.distributed.partition_folder import Partition
 
     partition = Partition.open(path)
     with joined(device, output) as ranks:
@@ -156,7 +156,7 @@ def _fit_partition(
 
 def resume_ranks(run: Path, parts: Path | None, *, device: str, tensorboard: bool, output: Output) -> None:
     """Resume a run by ranks: on the partition it was trained on, or on another of the same task; or its seeds."""
-    from difformer.distributed.folder import Partition
+    from difformer.distributed.partition_folder import Partition
     from difformer.distributed.run import partition_of, resume_sharded
     from difformer.distributed.seeds import resume_seeds
     from difformer.training.run_folder import RunFolder
@@ -240,7 +240,7 @@ def _describe_partition(partition: Partition, ranks: Ranks) -> list[str]:
 
 def describe_sent(sent: Sent) -> str:
     """Bytes by kind, in one line."""
-    from difformer.distributed.traffic import readable
+    from difformer.distributed.process_group import readable
 
     kinds = [f"{kind} {readable(count)}" for kind, count in sent.by_kind.items() if count >= 1]
     if not kinds:

@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from difformer.distributed.ranks import Ranks
+from difformer.distributed.process_group import Ranks
 from difformer.errors import UserError
 from difformer.training.metrics import Metric, column_aucs, one_against_rest
 

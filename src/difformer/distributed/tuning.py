@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from difformer.data import Task
-from difformer.distributed.ranks import Ranks
+from difformer.distributed.process_group import Ranks
 from difformer.files import only_one
 from difformer.training.study import Question, Teller, Trial, Tuned, check, conclude, plan, without_test, work
 
@@ -38,6 +38,7 @@ def tune_over_ranks(
     """
     folder = Path(out)
     asked = (questions,) if isinstance(questions, Question) else tuple(questions)
+    ranks.agree(**{"data fingerprint": task.fingerprint(), "trials": trials, "questions": asked})
     with contextlib.ExitStack() as stack:
 
         def begin() -> list[tuple[str, int]]:
