@@ -13,6 +13,7 @@ import typer
 from difformer.cli.errors import CHECK_FAILED, INTERRUPTED, verb
 from difformer.cli.options import Device, Json
 from difformer.cli.output import Output
+from difformer.errors import UserError
 
 if TYPE_CHECKING:
     from difformer.experiments.runner import Outcome
@@ -23,10 +24,10 @@ def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="Which table or figure; --list shows them.", show_default=False)
     ] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="Show what there is, and stop.")] = False,
-    quick: Annotated[bool, typer.Option(help="Small data made on the spot, few epochs: does it work?")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="List all tables and figures, and exit.")] = False,
+    quick: Annotated[bool, typer.Option(help="Generated data and few epochs, to check that everything works.")] = False,
     seeds: Annotated[
-        int | None, typer.Option(help="Seeds of every cell; what the protocol says by default.", show_default=False)
+        int | None, typer.Option(help="Seeds per cell. Default: as in the protocol.", show_default=False)
     ] = None,
     out: Annotated[
         Path | None,
@@ -50,37 +51,40 @@ def reproduce(
     ] = None,
     presets: Annotated[
         Path | None,
-        typer.Option(help="Folder of preset files that go before the package's own.", show_default=False),
+        typer.Option(help="Folder of preset files that override the package's.", show_default=False),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Begin no new run after so many seconds.", show_default=False)
+        float | None, typer.Option(help="Start no new run after this many seconds.", show_default=False)
     ] = None,
     limit: Annotated[
         float | None,
-        typer.Option(help="Break off a run that takes more seconds; its cell says so.", show_default=False),
+        typer.Option(help="Stop a run that takes longer than this many seconds; its cell says so.", show_default=False),
     ] = None,
-    retry: Annotated[bool, typer.Option(help="Try runs again that failed before.")] = False,
+    retry: Annotated[bool, typer.Option(help="Repeat runs that failed before.")] = False,
     precision: Annotated[
         str | None,
         typer.Option(
-            help="float32, or bf16 for mixed precision, which may pay on a GPU where all pairs are worked out; tables "
-            "say which runs were made in it. What the presets say by default.",
+            help="float32, or bf16 for mixed precision, which is faster on a GPU for exact all-pair attention; tables "
+            "say which runs used it. Default: as in the presets.",
             show_default=False,
         ),
     ] = None,
     table_only: Annotated[
-        bool, typer.Option("--table-only", help="Run nothing: write tables and figure from the runs that are there.")
+        bool, typer.Option("--table-only", help="Run nothing; write the tables and the figure from existing runs.")
+    ] = False,
+    runs_only: Annotated[
+        bool, typer.Option("--runs-only", help="Write no tables and no figure, which need the extra 'figures'.")
     ] = False,
     results: Annotated[
         Path | None,
-        typer.Option(help="Write the page of all results under OUT to this file, and stop.", show_default=False),
+        typer.Option(help="Write the page of all results under OUT to this file, and exit.", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Reproduce a table or figure of the paper: every run is a line of OUT/NAME/runs.jsonl, written when it is done.
+    """Reproduce a table or figure of the paper. Each finished run is one line of OUT/NAME/runs.jsonl.
 
-    A second call goes on where the first ended. Beside the runs stand table.md, table.tex, figure.svg and figure.png,
-    with the paper's figures beside ours. What cannot be run is a cell with a reason.
+    The same command resumes after an interruption. It also writes table.md, table.tex, figure.svg and figure.png, with
+    the paper's figures beside ours. A cell that could not be run gives the reason.
     """
     from difformer.experiments.spec import NAMES, experiments, find
 
@@ -99,7 +103,7 @@ def reproduce(
         output.say(f"written: {results}")
         return
     if name is None:
-        raise ValueError(f"NAME is missing: one of {', '.join(NAMES)}; `difformer reproduce --list` explains them")
+        raise UserError(f"NAME is missing: one of {', '.join(NAMES)}; `difformer reproduce --list` explains them")
     experiment = find(name)
     from difformer.experiments.analysis import pandas, read_summary, remaining
     from difformer.experiments.cells import Request
@@ -108,7 +112,10 @@ def reproduce(
     from difformer.experiments.render import write_files
     from difformer.experiments.runner import run
 
-    pandas(), pyplot()  # a missing extra is reported before hours of training, not after
+    if table_only and runs_only:
+        raise UserError("--table-only and --runs-only exclude each other")
+    if not runs_only:
+        pandas(), pyplot()  # a missing extra is reported before hours of training, not after
     request = Request(
         quick=quick,
         seeds=seeds,
@@ -124,20 +131,23 @@ def reproduce(
     )
     folder = out / experiment.name
     if table_only and not Ledger(folder).read():
-        raise ValueError(
-            f"--table-only: there are no runs in {folder}, so there is nothing to write; make some with `difformer "
-            f"reproduce {name}`, or name their folder with --out (results-quick is that of --quick)"
+        raise UserError(
+            f"--table-only: there are no runs in {folder}; make some with `difformer reproduce {name}`, or give their "
+            f"folder with --out (results-quick is the one of --quick)"
         )
     outcome = None if table_only else run(experiment, folder, request, output.remark)
-    summary = read_summary(experiment, folder, presets)
-    outcome = outcome or remaining(summary, request)
-    files = write_files(summary, folder)
+    files: list[Path] = []
+    if not runs_only:
+        summary = read_summary(experiment, folder, presets)
+        outcome = outcome or remaining(summary, request)
+        files = write_files(summary, folder)
+    assert outcome is not None
     output.json({"experiment": name, **outcome.to_dict(), "files": [str(path) for path in files]})
     output.say(_said(outcome))
     for path in files:
         output.say(f"written: {path}")
     if outcome.stopped:
-        output.remark(f"{outcome.stopped}; what is done is kept. Go on with: {_again()}")
+        output.remark(f"{outcome.stopped}; finished runs are kept. Resume with: {_again()}")
     if outcome.stopped == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if outcome.errors:
@@ -149,14 +159,14 @@ def _split(words: list[str] | None) -> tuple[str, ...]:
 
 
 def _said(outcome: Outcome) -> str:
-    parts = [f"{outcome.made} runs made", f"{outcome.there} were there", f"{outcome.left} left"]
+    parts = [f"{outcome.made} runs made", f"{outcome.there} existed", f"{outcome.left} left"]
     if outcome.taken:
-        parts.insert(1, f"{outcome.taken} taken over from other tables or rows")
+        parts.insert(1, f"{outcome.taken} shared with other tables or rows")
     if outcome.failed:
         parts.append(f"{len(outcome.failed)} cells could not be run: the table says why")
     return ", ".join(parts)
 
 
 def _again() -> str:
-    """The words that were typed: the same call takes up what is left."""
+    """The command that was typed, which resumes what is left."""
     return shlex.join(["difformer", *sys.argv[1:]])
