@@ -129,7 +129,7 @@ def test_memory_of_sums_does_not_grow_with_the_population() -> None:
 
 def test_landmarks_stand_for_the_population() -> None:
     torch.manual_seed(0)
-    model = DIFFormer(5, 8, 2, diffusivity="sigmoid")
+    model = DIFFormer(5, 8, 2, diffusivity="sigmoid", graph_weight=None)
     x = torch.randn(50, 5, dtype=torch.float64)
     mass = torch.ones(50, dtype=torch.float64)
     chosen = torch.arange(0, 50, 2)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from difformer.cli.errors import CHECK_FAILED, INTERRUPTED, verb
-from difformer.cli.options import Device, Json
+from difformer.cli.command import CHECK_FAILED, INTERRUPTED, command
+from difformer.cli.options import Device, Json, argument, option
 from difformer.cli.output import Output
 from difformer.errors import UserError
 
@@ -19,72 +19,45 @@ if TYPE_CHECKING:
     from difformer.experiments.runner import Outcome
 
 
-@verb
+@command
 def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(help="Which table or figure; --list shows them.", show_default=False)
-    ] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="List all tables and figures, and exit.")] = False,
-    quick: Annotated[bool, typer.Option(help="Generated data and few epochs, to check that everything works.")] = False,
-    seeds: Annotated[
-        int | None, typer.Option(help="Seeds per cell. Default: as in the protocol.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, argument("Which table or figure; --list shows them.")] = None,
+    show_list: Annotated[bool, option("List the tables and figures, and stop.", "--list")] = False,
+    quick: Annotated[bool, option("Small synthetic data and few epochs: does it work?", "--quick")] = False,
+    seeds: Annotated[int | None, option("Seeds per cell; by default as the protocol says.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of results; those of NAME go into OUT/NAME. results by default, results-quick with --quick.",
-            show_default=False,
-        ),
+        option("Folder of results, with a folder per NAME; results by default, results-quick with --quick."),
     ] = None,
     device: Device = "auto",
-    models: Annotated[
-        list[str] | None,
-        typer.Option(help="Only these systems, separated by commas; repeatable.", show_default=False),
-    ] = None,
+    models: Annotated[list[str] | None, option("Only these systems, separated by commas; repeatable.")] = None,
     datasets: Annotated[
-        list[str] | None,
-        typer.Option(help="Only these data sets or sections, separated by commas; repeatable.", show_default=False),
+        list[str] | None, option("Only these data sets or sections, separated by commas; repeatable.")
     ] = None,
     preset: Annotated[
-        list[str] | None,
-        typer.Option(help="Only rows of these presets: public-code, paper, best, untuned.", show_default=False),
+        list[str] | None, option("Only rows of these presets: public-code, paper, best, untuned.")
     ] = None,
-    presets: Annotated[
-        Path | None,
-        typer.Option(help="Folder of preset files that override the package's.", show_default=False),
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(help="Start no new run after this many seconds.", show_default=False)
-    ] = None,
-    limit: Annotated[
-        float | None,
-        typer.Option(help="Stop a run that takes longer than this many seconds; its cell says so.", show_default=False),
-    ] = None,
-    retry: Annotated[bool, typer.Option(help="Repeat runs that failed before.")] = False,
+    presets: Annotated[Path | None, option("Folder of preset files that override the package's own.")] = None,
+    seconds: Annotated[float | None, option("Start no new run after this many seconds.")] = None,
+    limit: Annotated[float | None, option("Stop a run that takes more seconds; its cell says so.")] = None,
+    retry: Annotated[bool, option("Repeat runs that failed before.", "--retry")] = False,
     precision: Annotated[
-        str | None,
-        typer.Option(
-            help="float32, or bf16 for mixed precision, which is faster on a GPU for exact all-pair attention; tables "
-            "say which runs used it. Default: as in the presets.",
-            show_default=False,
-        ),
+        str | None, option("float32, or bf16 for mixed precision; by default as the presets say. Tables name it.")
     ] = None,
     table_only: Annotated[
-        bool, typer.Option("--table-only", help="Run nothing; write the tables and the figure from existing runs.")
+        bool, option("Run nothing: write tables and figure from existing runs.", "--table-only")
     ] = False,
     runs_only: Annotated[
-        bool, typer.Option("--runs-only", help="Write no tables and no figure, which need the extra 'figures'.")
+        bool, option("Write no tables and no figure, which need the extra 'figures'.", "--runs-only")
     ] = False,
-    results: Annotated[
-        Path | None,
-        typer.Option(help="Write the page of all results under OUT to this file, and exit.", show_default=False),
-    ] = None,
+    results: Annotated[Path | None, option("Write the page of all results under OUT to this file, and stop.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Reproduce a table or figure of the paper. Each finished run is one line of OUT/NAME/runs.jsonl.
+    """Reproduce a table or figure of the paper.
 
-    The same command resumes after an interruption. It also writes table.md, table.tex, figure.svg and figure.png, with
-    the paper's figures beside ours. A cell that could not be run gives the reason.
+    Every finished run is one line of OUT/NAME/runs.jsonl, so a second call continues where the first ended. The folder
+    also gets table.md, table.tex, figure.svg and figure.png, with the paper's figures next to ours. A cell that cannot
+    be run gives the reason.
     """
     from difformer.experiments.spec import NAMES, experiments, find
 
@@ -132,8 +105,8 @@ def reproduce(
     folder = out / experiment.name
     if table_only and not Ledger(folder).read():
         raise UserError(
-            f"--table-only: there are no runs in {folder}; make some with `difformer reproduce {name}`, or give their "
-            f"folder with --out (results-quick is the one of --quick)"
+            f"--table-only: there are no runs in {folder}, so there is nothing to write; make some with `difformer "
+            f"reproduce {name}`, or name their folder with --out (results-quick is that of --quick)"
         )
     outcome = None if table_only else run(experiment, folder, request, output.remark)
     files: list[Path] = []
@@ -147,7 +120,7 @@ def reproduce(
     for path in files:
         output.say(f"written: {path}")
     if outcome.stopped:
-        output.remark(f"{outcome.stopped}; finished runs are kept. Resume with: {_again()}")
+        output.remark(f"{outcome.stopped}; finished runs are kept. Continue with: {_again()}")
     if outcome.stopped == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if outcome.errors:
@@ -168,5 +141,5 @@ def _said(outcome: Outcome) -> str:
 
 
 def _again() -> str:
-    """The command that was typed, which resumes what is left."""
+    """The command that was typed: the same command continues."""
     return shlex.join(["difformer", *sys.argv[1:]])

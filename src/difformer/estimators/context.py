@@ -93,7 +93,7 @@ class ContextConv(nn.Module):
         else:
             latent = self.memory(unit(layer.query(z).view(z.shape[0], layer.num_heads, -1))).mean(1)
         if self.sent is None:
-            return latent
+            return layer.mixed(latent, None, values_of(layer, z).mean(1), None)
         observed = torch.zeros_like(latent) if edges is None else edges.receive(self.sent, z.shape[0], z.dtype)
         return latent + observed if layer.graph_weight is None else torch.lerp(latent, observed, layer.graph_weight)
 

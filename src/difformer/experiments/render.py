@@ -468,8 +468,8 @@ def _attention(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
         f"Attention is significantly better on {better}, significantly worse on {worse}, and on the other "
         f"{len(every) - better - worse} no difference is shown.",
         _md(pandas().DataFrame(rows)),
-        "Compare with attention off on your own data, and switch it off (`--model difformer --set diffusivity=none`) if "
-        "it is not ahead on validation.",
+        "Compare with attention off on your own data, and switch it off (`--model difformer --set diffusivity=none`) "
+        "if it is not ahead on validation.",
     ]
 
 

@@ -37,7 +37,7 @@ def build_model(task: Task, config: TrainConfig, seed: int | None = None) -> nn.
     Raises:
         UserError: If the model is unknown, does not serve this kind of task, or lacks an option.
     """
-    from difformer.zoo import MODELS, build, find
+    from difformer.zoo import MODELS, build, find, options_of
 
     info = find(config.model)
     if task.kind not in info.kinds:
@@ -46,17 +46,21 @@ def build_model(task: Task, config: TrainConfig, seed: int | None = None) -> nn.
         raise UserError(
             f"model {config.model!r} serves {', '.join(info.kinds)}; task {task.name!r} is {task.kind!r}{instead}"
         )
+    options = dict(config.options)
+    if "num_nodes" in options_of(config.model) and options.get("num_nodes") is None:  # a model with weights per node
+        options["num_nodes"] = task.num_nodes
     with nullcontext() if seed is None else private_rng(seed):
-        model = build(config.model, task.num_features, task.num_outputs, **config.options)
+        model = build(config.model, task.num_features, task.num_outputs, **options)
     return GraphLevel(model, config.readout) if task.kind == "graphs" else model  # type: ignore[arg-type]
 
 
 def hook(model: nn.Module, name: str) -> Any:
     """An optional method of a model, also of one that is wrapped for graph-level tasks; None where there is none.
 
-    There are three: ``penalty() -> Tensor``, a term of the loss of the pass just made; ``observe(y, train_index)``,
-    called once with the training labels; ``prepare(x, edge_index, edge_weight)``, called once for what the model would
-    rather be given.
+    There are four: ``penalty() -> Tensor``, a term of the loss of the pass just made; ``observe(y, train_index)``,
+    called once with the training labels; ``observe_validation(y, valid_index)``, for a model that also trains on
+    validation labels and says so; ``prepare(x, edge_index, edge_weight)``, called once for what the model would rather
+    be given.
     """
     found = getattr(model, name, None)
     return getattr(getattr(model, "encoder", None), name, None) if found is None else found

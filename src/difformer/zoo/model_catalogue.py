@@ -97,6 +97,16 @@ DIFFORMER = {
     "transform": (False, True),
     "qk_norm": ("row", "global"),
 }
+LDS = {
+    **USUAL,
+    "outer_rate": (0.01, 0.1, 1.0),
+    "inner_rate": (0.1, 1.0),
+    "inner_steps": (1, 5),
+    "outer_every": (5, 10),
+    "samples": (0, 16),
+    "k": (10, 20),
+}
+DRAWN = "1/√(dᵢdⱼ) on edges drawn with probability θᵢⱼ"
 TUNED_GNN = "Luo, Shi and Wu, NeurIPS 2024, Classic GNNs are strong baselines"
 
 
@@ -107,7 +117,8 @@ def _setting(rate: float, layers: int, width: int, decay: float, dropout: float,
 
 
 BN = {"norm": "batch", "residual": True}
-OBSERVED = {"k": None, "metric": "cosine"}  # no neighbour graph
+EXACT = {"graph_weight": None, "source_weight": 0.0, "initialisation": "torch"}  # the paper's form
+OBSERVED = {"k": None, "knn_metric": "cosine"}  # no neighbour graph
 
 ROWS: tuple[ModelInfo, ...] = (
     # ---- the paper's encoders
@@ -115,13 +126,13 @@ ROWS: tuple[ModelInfo, ...] = (
         "difformer-s", "difformer", "difformer.nn:DIFFormer",
         "All-pair diffusion with score 1 + qᵀk, linear in N, plus the graph where there is one.",
         coupling="(1 + qᵢᵀkⱼ) / Σₗ(1 + qᵢᵀkₗ)", energy=LATENT, cost="N d²", fixed={"diffusivity": "simple"},
-        space=DIFFORMER, stackable=True, paper="Wu et al., ICLR 2023, DIFFormer",
+        defaults=EXACT, space=DIFFORMER, stackable=True, paper="Wu et al., ICLR 2023, DIFFormer",
     ),
     ModelInfo(
         "difformer-a", "difformer", "difformer.nn:DIFFormer",
         "All-pair diffusion with sigmoid scores, plus the graph where there is one.",
         coupling="σ(qᵢᵀkⱼ) / Σₗσ(qᵢᵀkₗ)", energy=LATENT, cost="N² d", fixed={"diffusivity": "sigmoid"},
-        space=DIFFORMER, stackable=True, paper="Wu et al., ICLR 2023, DIFFormer",
+        defaults=EXACT, space=DIFFORMER, stackable=True, paper="Wu et al., ICLR 2023, DIFFormer",
     ),
     ModelInfo(
         "difformer", "difformer", "difformer.nn:DIFFormer",
@@ -309,14 +320,14 @@ ROWS: tuple[ModelInfo, ...] = (
         "Graph convolution over the k nearest neighbours in feature space; observed edges are ignored.",
         coupling="1/√(dᵢdⱼ) on neighbours", energy=QUADRATIC, cost="N k d + N d²", stackable=True,
         defaults={"k": 5, "dropout": 0.5},
-        space={**USUAL, "k": (3, 5, 10, 20, 30), "metric": ("cosine", "euclidean"), "num_layers": (2, 3)},
+        space={**USUAL, "k": (3, 5, 10, 20, 30), "knn_metric": ("cosine", "euclidean"), "num_layers": (2, 3)},
     ),
     ModelInfo(
         "gat-knn", "latent graphs", "difformer.zoo.classic:GAT",
         "Graph attention over the k nearest neighbours in feature space; observed edges are ignored.",
         coupling="softmax of LeakyReLU(aᵀ[vᵢ, vⱼ]) on neighbours", energy="||Z - Z_k||² + λ Σ_kNN δ(||z_i - z_j||²)",
         cost="N k d + N d²", stackable=True, defaults={"k": 5},
-        space={**USUAL, "k": (3, 5, 10, 20, 30), "metric": ("cosine", "euclidean"), "num_layers": (2, 3)},
+        space={**USUAL, "k": (3, 5, 10, 20, 30), "knn_metric": ("cosine", "euclidean"), "num_layers": (2, 3)},
     ),
     ModelInfo(
         "dense-gat", "latent graphs", "difformer.zoo.dense_gat:DenseGAT",
@@ -327,12 +338,14 @@ ROWS: tuple[ModelInfo, ...] = (
     ModelInfo(
         "lds", "latent graphs", "difformer.zoo.lds:LDS",
         "Bilevel learning of a probability for every edge, by gradients through the training of a graph convolution.",
-        kinds=NODES, coupling="1/√(dᵢdⱼ) on edges drawn with probability θᵢⱼ", energy=QUADRATIC, cost="N² d",
-        paper="Franceschi et al., ICML 2019",
-        space={
-            **USUAL, "outer_rate": (0.01, 0.1, 1.0), "inner_rate": (0.1, 1.0), "inner_steps": (1, 5),
-            "outer_every": (5, 10), "samples": (0, 16), "k": (10, 20),
-        },
+        kinds=NODES, coupling=DRAWN, energy=QUADRATIC, cost="N² d", fixed={"outer_labels": "train"},
+        paper="Franceschi et al., ICML 2019", space=LDS,
+    ),
+    ModelInfo(
+        "lds-valid", "latent graphs", "difformer.zoo.lds:LDS",
+        "lds as its authors train it: validation labels train the edges, so its validation score is not held out.",
+        kinds=NODES, coupling=DRAWN, energy=QUADRATIC, cost="N² d", fixed={"outer_labels": "validation"},
+        paper="Franceschi et al., ICML 2019", space=LDS,
     ),
     ModelInfo(
         "glcn", "latent graphs", "difformer.zoo.glcn:GLCN",
@@ -349,7 +362,7 @@ ROWS: tuple[ModelInfo, ...] = (
         stackable=True, paper="Wu et al., NeurIPS 2022",
         space={
             **TRANSFORMER, "random_features": (30, 50), "samples": (5, 10), "bias_order": (1, 2, 3),
-            "temperature": (0.25, 0.5), "edge_loss": (0.0, 0.1, 1.0),
+            "temperature": (0.25, 0.5), "edge_loss": (0.0, 0.1, 1.0), "jumping": (False, True),
         },
         published={
             name: _setting(0.01, 2, 32, 5e-4, 0.0, bias_order=3, samples=10)
@@ -389,6 +402,7 @@ ROWS: tuple[ModelInfo, ...] = (
         space={
             **USUAL, "num_layers": (2, 3, 4, 8), "num_heads": (1, 2), "attention_dropout": (0.0, 0.2, 0.5),
             "graph_weight": (0.2, 0.5, 0.8, 0.9), "residual_weight": (0.5, 0.7, 0.9), "norm": (False, True),
+            "local_norm": ("none", "batch"), "local_residual": (False, True), "join": ("add", "cat"),
         },
     ),
     ModelInfo(
@@ -399,9 +413,49 @@ ROWS: tuple[ModelInfo, ...] = (
         space={
             **USUAL, "num_layers": (5, 7, 10), "global_layers": (1, 2, 3, 4), "num_heads": (1, 8),
             "input_dropout": (0.1, 0.15, 0.2, 0.4), "local_passes": (100, 200), "pre_norm": (False, True),
+            "global_dropout": (0.3, 0.5, 0.7), "beta": (0.5, 0.9),
+        },
+    ),
+    ModelInfo(
+        "exphormer", "graph transformers", "difformer.zoo.exphormer:Exphormer",
+        "Attention along edges, along a random expander and through virtual nodes, beside graph convolutions.",
+        kinds=("nodes", "series"), coupling="softmax of qᵢᵀ(e ⊙ kⱼ)/√d on edges, expander and virtual nodes",
+        energy=ON_EDGES, cost="(E + N) d + N d²", stackable=True, paper="Shirzad et al., ICML 2023",
+        space={
+            **TRANSFORMER, "num_layers": (2, 3, 4, 6), "degree": (0, 4, 6, 10), "virtual_nodes": (0, 1, 4),
+            "norm": ("batch", "layer"),
+        },
+    ),
+    ModelInfo(
+        "advdifformer", "graph transformers", "difformer.zoo.advdifformer:AdvDIFFormer",
+        "Advective diffusion: all-pair diffusion plus advection along edges, as a series of K terms.",
+        coupling="(1 + qᵢᵀkⱼ) / Σₗ(1 + qᵢᵀkₗ) + β/√(dᵢdⱼ) on edges", energy=LATENT, cost="N d² + E d", stackable=True,
+        fixed={"solver": "series"}, paper="Wu et al., ICML 2025, advective diffusion",
+        space={
+            **USUAL, "num_layers": (1, 2, 4, 8), "num_heads": (1, 2, 4), "beta": (0.2, 0.5, 0.8, 1.0),
+            "residual": (False, True),
+        },
+    ),
+    ModelInfo(
+        "advdifformer-i", "graph transformers", "difformer.zoo.advdifformer:AdvDIFFormer",
+        "Advective diffusion in closed form: one linear system over all pairs per head.",
+        coupling="σ(qᵢᵀkⱼ) / Σₗσ(qᵢᵀkₗ) + β/√(dᵢdⱼ) on edges", energy=LATENT, cost="N³", fixed={"solver": "inverse"},
+        defaults={"diffusivity": "sigmoid"}, paper="Wu et al., ICML 2025, advective diffusion",
+        space={
+            **USUAL, "num_heads": (1, 2, 4), "beta": (0.2, 0.5, 0.8), "theta": (1.0, 2.0), "residual": (False, True),
         },
     ),
     # ---- made for heterophily
+    ModelInfo(
+        "linkx", "heterophily", "difformer.zoo.linkx:LINKX",
+        "Features and rows of the adjacency matrix, each with a perceptron, then both together.",
+        kinds=NODES, needs_graph=True, coupling="none: A is a feature", cost=EDGES, stackable=True,
+        paper="Lim et al., NeurIPS 2021",
+        space={
+            **USUAL, "hidden_channels": (16, 32, 64, 128, 256), "num_layers": (1, 2, 3), "edge_layers": (1, 2),
+            "feature_layers": (1, 2),
+        },
+    ),
     ModelInfo(
         "h2gcn", "heterophily", "difformer.zoo.h2gcn:H2GCN",
         "A node, its neighbours and those at exactly two hops, each apart from the others, in all rounds.",
@@ -437,25 +491,25 @@ ROWS: tuple[ModelInfo, ...] = (
         "diffusion-identity", "framework", "difformer.nn:DIFFormer",
         "Diffusion that takes nothing from other instances but along the graph, where there is one.",
         coupling="I", energy="||Z - Z_k||²", cost="N d²", fixed={"diffusivity": "identity"}, stackable=True,
-        space=DIFFORMER,
+        defaults=EXACT, space=DIFFORMER,
     ),
     ModelInfo(
         "diffusion-constant", "framework", "difformer.nn:DIFFormer",
         "Diffusion with the all-one coupling: every instance takes the mean of all.",
         coupling="1/N", energy="||Z - Z_k||² + λ Σ_ij ||z_i - z_j||²", cost="N d²", fixed={"diffusivity": "constant"},
-        stackable=True, space=DIFFORMER,
+        stackable=True, defaults=EXACT, space=DIFFORMER,
     ),
     ModelInfo(
         "diffusion-softmax", "framework", "difformer.nn:DIFFormer",
         "Diffusion with the softmax attention of Transformers.",
         coupling="exp(qᵢᵀkⱼ/√d) / Σₗexp(qᵢᵀkₗ/√d)", energy=LATENT, cost="N² d", fixed={"diffusivity": "softmax"},
-        stackable=True, space=DIFFORMER,
+        stackable=True, defaults=EXACT, space=DIFFORMER,
     ),
     ModelInfo(
         "diffusion-gaussian", "framework", "difformer.nn:DIFFormer",
         "Diffusion with a Gaussian kernel of distances between queries and keys.",
         coupling="exp(-||qᵢ - kⱼ||²/2σ²) / Σₗexp(-||qᵢ - kₗ||²/2σ²)", energy=LATENT, cost="N² d",
-        fixed={"diffusivity": "gaussian"}, stackable=True, space=DIFFORMER,
+        fixed={"diffusivity": "gaussian"}, stackable=True, defaults=EXACT, space=DIFFORMER,
     ),
     ModelInfo(
         "diffusion-edge-attention", "framework", "difformer.zoo.edge_diffusion:EdgeDiffusion",
@@ -472,3 +526,10 @@ MODELS: dict[str, ModelInfo] = {row.name: row for row in ROWS}
 
 # Names that earlier versions had, with what to use instead.
 REMOVED = {"idgl": "it was removed in version 0.2: use glcn or lds, which also learn a graph, or difformer-s"}
+
+# Options that earlier versions called otherwise, per model; run folders and presets may still hold the old name.
+RENAMED = {
+    "gcn-knn": {"metric": "knn_metric"},
+    "gat-knn": {"metric": "knn_metric"},
+    "diffusion-edge-attention": {"metric": "similarity"},
+}
