@@ -38,7 +38,7 @@ def predict(
     new.csv`, with the columns used in training) are propagated together with the instances of the run, so the
     prediction of a row may depend on the other new rows; with `--alone` they form a set of their own.
     """
-    from difformer.training.using import predict as ask
+    from difformer.training.trained_run import predict as ask
 
     output = Output(as_json)
     printed = str(out) == "-"

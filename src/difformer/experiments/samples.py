@@ -99,9 +99,7 @@ def _relabelled(task: Task, number: int, per_class: int) -> Split:
     free = torch.ones(task.num_nodes, dtype=torch.bool)
     free[split.valid] = free[split.test] = False
     # Nodes without features carry a filler label in some data sets.
-    free &= torch.tensor((abs(task.x).sum(1).to_dense() if task.x.layout != torch.strided else task.x.abs().sum(1)) > 0)
-    if task.y.dtype == torch.long:
-        free &= task.y >= 0
+    free &= (task.x.crow_indices().diff() if task.x.layout == torch.sparse_csr else task.x.abs().sum(1)) > 0
     order = torch.randperm(task.num_nodes, generator=torch.Generator().manual_seed(number))
     order = order[free[order]]
     train = [order[task.y[order] == label][:per_class] for label in range(task.num_outputs)]

@@ -74,7 +74,7 @@ def test_new_rows_beside_sparse_features_stay_sparse(tmp_path):
     rows = task.x.to_dense()[:3]
     made = [predict(tmp_path / "run", form, task=task).outputs for form in (rows, csr_array(rows.numpy()))]
     torch.testing.assert_close(made[0], made[1])
-    from difformer.training.joining import new_task
+    from difformer.training.trained_run import new_task
 
     assert new_task(task, rows)[0].x.layout == torch.sparse_csr
 
