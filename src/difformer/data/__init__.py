@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from difformer.data.batches import GraphBatch as GraphBatch
     from difformer.data.batches import GraphBatches as GraphBatches
-    from difformer.data.batches import NeighbourBatches as NeighbourBatches
-    from difformer.data.batches import NeighbourSampler as NeighbourSampler
     from difformer.data.batches import NodeBatch as NodeBatch
     from difformer.data.batches import NodePartitions as NodePartitions
     from difformer.data.batches import SnapshotBatch as SnapshotBatch
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from difformer.data.own import from_files as from_files
     from difformer.data.own import from_pyg as from_pyg
     from difformer.data.own import read_features as read_features
-    from difformer.data.pyg_loader import neighbour_loader as neighbour_loader
     from difformer.data.registry import dataset_options as dataset_options
     from difformer.data.registry import load as load
     from difformer.data.split import Split as Split
@@ -62,8 +59,6 @@ _HOME = {
     "GraphBatch": "batches",
     "GraphBatches": "batches",
     "Listing": "catalogue",
-    "NeighbourBatches": "batches",
-    "NeighbourSampler": "batches",
     "NodeBatch": "batches",
     "NodePartitions": "batches",
     "SnapshotBatch": "batches",
@@ -87,7 +82,6 @@ _HOME = {
     "load_images": "datasets.images",
     "load_splits": "split",
     "masks_split": "splitting",
-    "neighbour_loader": "pyg_loader",
     "partition_nodes": "batches",
     "per_class_split": "splitting",
     "period_scale": "datasets.temporal",
@@ -105,8 +99,6 @@ __all__ = [
     "GraphBatch",
     "GraphBatches",
     "Listing",
-    "NeighbourBatches",
-    "NeighbourSampler",
     "NodeBatch",
     "NodePartitions",
     "SnapshotBatch",
@@ -130,7 +122,6 @@ __all__ = [
     "load_images",
     "load_splits",
     "masks_split",
-    "neighbour_loader",
     "partition_nodes",
     "per_class_split",
     "period_scale",

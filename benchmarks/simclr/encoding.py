@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.features.images import check_images
-from difformer.data.features.resnet import ResNet18
+from benchmarks.simclr.resnet import ResNet18
+from difformer.data.datasets.pixels import check_images
 
 Array = np.ndarray[Any, Any]
 Precision = Literal["auto", "bfloat16", "float32"]

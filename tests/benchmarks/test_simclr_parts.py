@@ -7,13 +7,13 @@ import torch
 from pictures import STILL, generator, pictures
 from torch.nn import functional as F
 
-from difformer.data.features import (
+from benchmarks.simclr import (
     ResNet18,
     ViewConfig,
     nt_xent,
     random_views,
 )
-from difformer.data.features.augment import LUMA, crop_and_flip, hue_rotation, recolour
+from benchmarks.simclr.augment import LUMA, crop_and_flip, hue_rotation, recolour
 
 # --- the network -----------------------------------------------------------------------------------------------------
 

@@ -15,9 +15,9 @@ import numpy as np
 import safetensors
 import safetensors.torch
 
+from benchmarks.simclr.resnet import ResNet18
 from difformer.atomic import atomic_write, write_whole
 from difformer.data.archives import read_npz
-from difformer.data.features.resnet import ResNet18
 
 
 def save_features(

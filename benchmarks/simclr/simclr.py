@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from difformer.data.features.augment import ViewConfig, random_views
-from difformer.data.features.checkpoint import Checkpoint, fingerprint
-from difformer.data.features.config import SimCLRConfig, learning_rate_at
-from difformer.data.features.contrast import Contrast, nt_xent
-from difformer.data.features.encoding import Precision, autocast, autocast_type, normalise, resolve_device, to_device
-from difformer.data.features.images import check_images
-from difformer.data.features.progress import EpochBar
-from difformer.data.features.resnet import ResNet18
+from benchmarks.simclr.augment import ViewConfig, random_views
+from benchmarks.simclr.checkpoint import Checkpoint, fingerprint
+from benchmarks.simclr.config import SimCLRConfig, learning_rate_at
+from benchmarks.simclr.contrast import Contrast, nt_xent
+from benchmarks.simclr.encoding import Precision, autocast, autocast_type, normalise, resolve_device, to_device
+from benchmarks.simclr.progress import EpochBar
+from benchmarks.simclr.resnet import ResNet18
+from difformer.data.datasets.pixels import check_images
 
 Array = np.ndarray[Any, Any]
 

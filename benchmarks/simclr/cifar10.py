@@ -1,6 +1,6 @@
 """SimCLR on 15,000 CIFAR-10 images: how long it takes, and how good the features are.
 
-    python benchmarks/simclr_cifar10.py cifar10_15000.npz --epochs 200 --out runs/simclr
+    python -m benchmarks.simclr.cifar10 cifar10_15000.npz --epochs 200 --out runs/simclr
 
 trains once for every combination of ``--batch-size``, ``--lr`` and ``--temperature`` (with ``--compile``, through
 torch.compile), as long as ``--budget`` seconds allow, and prints one table: seconds, views a second, the linear probe
@@ -12,7 +12,7 @@ highest learning rate 0.5:
       500       105   62.9 / 72.7 / 74.8 %
      1000        92   61.2 / 71.9 / 74.1 %
 
-The first two lines of the table are features that need no training, for comparison; ``--compare`` adds feature files.
+The first line of the table is features that need no training, for comparison; ``--compare`` adds feature files.
 In ``--out`` each run leaves its features (.npz), its encoder (.safetensors) and its line (results.jsonl) when it ends.
 """
 
@@ -30,17 +30,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from difformer.data.features import (
+from benchmarks.simclr import (
     encode,
-    hog_features,
     load_features,
-    pca_features,
     probe_table,
     save_encoder,
     save_features,
     train_simclr,
 )
-from difformer.data.features.encoding import resolve_device
+from benchmarks.simclr.encoding import resolve_device
+from difformer.data.datasets.pixels import pca_features
 
 Array = np.ndarray[Any, Any]
 Row = tuple[str, ...]
@@ -79,7 +78,7 @@ def main() -> int:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"{len(images)} images, {options.epochs} epochs, {name}, torch {torch.__version__}", flush=True)
 
-    rows = [row("hog", hog_features, images, labels, options), row("pca-64", pca_features, images, labels, options)]
+    rows = [row("pca-64", pca_features, images, labels, options)]
     for path in options.compare:
         features, _ = load_features(path)
         rows.append((path.stem, "", "", *probes(features[: len(labels)], labels, options), "", ""))

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from difformer.data.features import ViewConfig
+from benchmarks.simclr import ViewConfig
 
 STILL = ViewConfig(scale=(1, 1), aspect=(1, 1), flip=0, jitter=0, grayscale=0)
 

@@ -5,21 +5,20 @@ import pytest
 import torch
 from pictures import blobs
 
-from difformer.data.features import (
+from benchmarks.simclr import (
     ResNet18,
     SimCLRConfig,
     ViewConfig,
     encode,
-    hog_features,
     linear_probe,
     load_encoder,
     load_features,
-    pca_features,
     save_encoder,
     save_features,
     train_simclr,
 )
-from difformer.data.features.config import learning_rate_at
+from benchmarks.simclr.config import learning_rate_at
+from difformer.data.datasets.pixels import pca_features
 
 # --- training --------------------------------------------------------------------------------------------------------
 
@@ -158,7 +157,7 @@ def test_options_out_of_range_are_refused(options, complaint):
         ([[1]], "numpy array"),
     ],
 )
-@pytest.mark.parametrize("function", [train_simclr, hog_features, pca_features])
+@pytest.mark.parametrize("function", [train_simclr, pca_features])
 def test_what_is_not_images_is_refused(function, images, complaint):
     with pytest.raises(ValueError, match=complaint):
         function(images)

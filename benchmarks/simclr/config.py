@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from difformer.data.features.augment import ViewConfig
+from benchmarks.simclr.augment import ViewConfig
 
 
 @dataclass(frozen=True)
