@@ -10,9 +10,9 @@ from own_people import BOTH_WAYS, EDGES, PEOPLE, X, Y, pairs
 
 from difformer.data.errors import DataError
 from difformer.data.own import from_arrays
+from difformer.data.own.labels import encode_targets
 from difformer.data.split import save_splits
 from difformer.data.splitting import index_split
-from difformer.data.targets import encode_targets
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_labels_that_are_called_as_columns_are_labels_still():
 
 @pytest.mark.parametrize("y", [None, 3, "yes", dict.fromkeys(range(8), 0), {"a", "b"}])
 def test_labels_without_an_order_are_refused(y):
-    with pytest.raises(DataError, match="y: expected one label a row of x, in the order of the rows"):
+    with pytest.raises(DataError, match="y: expected one label per row of x, in the order of the rows"):
         from_arrays(X, y)
 
 
@@ -291,7 +291,7 @@ def test_edges_to_nowhere_are_refused():
 
 
 def test_counts_must_agree():
-    with pytest.raises(DataError, match="expected 8 labels, one a row of x, got 3"):
+    with pytest.raises(DataError, match="expected 8 labels, one per row of x, got 3"):
         from_arrays(X, [0, 1, 0])
     with pytest.raises(DataError, match="3 labelled instances are too few to give 25% of them to valid"):
         from_arrays(X[:3], [0, 1, 1])

@@ -32,10 +32,14 @@ if TYPE_CHECKING:
     from difformer.data.knn import knn_edges as knn_edges
     from difformer.data.knn import knn_graph as knn_graph
     from difformer.data.lookup import cache_folder as cache_folder
+    from difformer.data.own import Preprocessing as Preprocessing
     from difformer.data.own import from_arrays as from_arrays
     from difformer.data.own import from_files as from_files
+    from difformer.data.own import from_frame as from_frame
     from difformer.data.own import from_pyg as from_pyg
     from difformer.data.own import read_features as read_features
+    from difformer.data.own.graphs import edge_ends as edge_ends
+    from difformer.data.own.table import is_missing as is_missing
     from difformer.data.registry import dataset_options as dataset_options
     from difformer.data.registry import load as load
     from difformer.data.split import Split as Split
@@ -61,6 +65,7 @@ _HOME = {
     "Listing": "catalogue",
     "NodeBatch": "batches",
     "NodePartitions": "batches",
+    "Preprocessing": "own",
     "SnapshotBatch": "batches",
     "SnapshotBatches": "batches",
     "Split": "split",
@@ -68,12 +73,15 @@ _HOME = {
     "authors_split": "splitting",
     "cache_folder": "lookup",
     "dataset_options": "registry",
+    "edge_ends": "own.graphs",
     "fraction_split": "splitting",
     "from_arrays": "own",
     "from_files": "own",
+    "from_frame": "own",
     "from_pyg": "own",
     "index_split": "splitting",
     "induced_subgraph": "batches",
+    "is_missing": "own.table",
     "knn_edges": "knn",
     "knn_graph": "knn",
     "labels_per_class_split": "splitting",
@@ -101,6 +109,7 @@ __all__ = [
     "Listing",
     "NodeBatch",
     "NodePartitions",
+    "Preprocessing",
     "SnapshotBatch",
     "SnapshotBatches",
     "Split",
@@ -108,12 +117,15 @@ __all__ = [
     "authors_split",
     "cache_folder",
     "dataset_options",
+    "edge_ends",
     "fraction_split",
     "from_arrays",
     "from_files",
+    "from_frame",
     "from_pyg",
     "index_split",
     "induced_subgraph",
+    "is_missing",
     "knn_edges",
     "knn_graph",
     "labels_per_class_split",

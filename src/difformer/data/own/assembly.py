@@ -10,21 +10,18 @@ from torch import Tensor
 
 from difformer.data.edges import SelfLoops
 from difformer.data.errors import DataError
+from difformer.data.own.labels import METRICS, Targets
+from difformer.data.own.preprocessing import Preprocessing
+from difformer.data.own.roles import PART_WORDS
 from difformer.data.scaling import Scaling, uneven
 from difformer.data.split import Split, load_splits
 from difformer.data.splitting import labelled, random_split, time_split
-from difformer.data.targets import METRICS, Targets
 from difformer.data.task import Task
 
 Splits = Split | Iterable[Split] | str | os.PathLike[str] | None
 
 HALVES = (0.5, 0.25, 0.25)
 SERIES = (0.2, 0.2, 0.6)
-PART_WORDS = {
-    **dict.fromkeys(("train", "training", "tr"), "train"),
-    **dict.fromkeys(("valid", "val", "validation", "dev"), "valid"),
-    **dict.fromkeys(("test", "testing", "te", "holdout"), "test"),
-}
 
 
 def assemble(
@@ -44,11 +41,12 @@ def assemble(
     feature_names: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
     standardize: bool = False,
+    preprocessing: Preprocessing | None = None,
 ) -> Task:
     """A task of nodes, or of graphs where there is a `node_ptr`.
 
     Splits that were found with the data (`found_splits`: a column, masks) give way to `splits` that were asked for, and
-    lose the instances that carry no label, of which nobody can say how well they were predicted.
+    lose the instances that carry no label.
 
     Raises:
         DataError: If the parts contradict each other.
@@ -56,9 +54,15 @@ def assemble(
     scaling = Scaling.of(x) if standardize else None
     if scaling is not None:
         x, notes = scaling(x), (*notes, scaling.describe(feature_names))
-    else:
+    elif preprocessing is None:
         notes = (*notes, *uneven(x, feature_names))
-    done = "" if scaling is None else "; columns standardised" if scaling.shift is not None else "; columns scaled"
+    done = (
+        ("; columns encoded" if preprocessing is not None else "")
+        if scaling is None
+        else "; columns standardised"
+        if scaling.shift is not None
+        else "; columns scaled"
+    )
     chosen = given_splits(splits)
     if not chosen and found_splits:
         chosen, left_out = _only_labelled(found_splits, targets.y)
@@ -86,6 +90,7 @@ def assemble(
             feature_names=feature_names,
             notes=(*targets.notes, *notes),
             scaling=scaling,
+            preprocessing=preprocessing,
         )
     except DataError:
         raise
@@ -137,7 +142,7 @@ def drawn_splits(
         DataError: If a part that should hold something would be empty.
     """
     if not seeds:
-        raise ValueError("seeds: got none, expected one a split")
+        raise ValueError("seeds: got none, expected one per split")
     shares = tuple(fractions) if fractions is not None else SERIES if series else HALVES
     if series or targets is None:
         splits = [time_split(size, ratio=shares)]

@@ -1,4 +1,4 @@
-"""A user's own data as a task: from arrays here, from files in `own_files`, from PyG objects in `own_pyg`."""
+"""A user's own data in memory as a task: arrays that are ready, or a data frame as it is."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from difformer.data.arrays import features_from, label_columns, row_ids
-from difformer.data.assemble import Splits, assemble, drawn_splits, given_splits, graph_protocol
 from difformer.data.edges import Duplicates, SelfLoops, tidy_edges
 from difformer.data.errors import DataError
-from difformer.data.own_files import from_files, read_features
-from difformer.data.own_pyg import from_pyg
-from difformer.data.structure import edges_from
-from difformer.data.tables import index_of_ids
-from difformer.data.targets import encode_targets
+from difformer.data.own.arrays import features_from, frame_columns, label_cells, row_ids
+from difformer.data.own.assembly import Splits, assemble, drawn_splits, given_splits, graph_protocol, split_from_words
+from difformer.data.own.features import select_features
+from difformer.data.own.graphs import edges_from
+from difformer.data.own.labels import encode_targets
+from difformer.data.own.roles import several
+from difformer.data.own.suspicions import constant_features, copies_of_labels, rare_labels
+from difformer.data.own.table import Column, ColumnSource, index_of_ids
+from difformer.data.split import Split
 from difformer.data.task import Problem, Task
-
-__all__ = ["from_arrays", "from_files", "from_pyg", "read_features"]
 
 
 def from_arrays(
@@ -49,13 +49,13 @@ def from_arrays(
     Args:
         x: Features ``[N, F]``; ``[T, N, F]`` for a series of snapshots. A sparse matrix stays sparse. The index of a
             pandas frame names its rows, unless it only counts them.
-        y: Labels, one a row, or several columns: see `difformer.data.targets`; of a series ``[T, N]`` numbers. With a
-            frame for `x` also the name of its column, or a list of names. What comes from pandas is matched with `x` by
-            index where both have one.
+        y: Labels, one per row, or several columns: see `difformer.data.own.labels`; of a series ``[T, N]`` numbers.
+            With a frame for `x` also the name of its column, or a list of names. What comes from pandas is matched with
+            `x` by index where both have one.
         edge_index: The graph, if any: ``[2, E]``, ``[E, 2]``, pairs of ids, an adjacency matrix, a frame of edges; for
-            a series also a list with one a snapshot.
+            a series also a list with one per snapshot.
         edge_weight: ``[E]`` weights ≥ 0; for a list of graphs a list.
-        name: How the data are called in reports.
+        name: Of the data in reports.
         problem: ``"multiclass"``, ``"multilabel"`` or ``"regression"``; found out from `y` where it is None.
         metric: None takes accuracy, ROC-AUC or MSE, after the problem.
         splits: Ready-made ones, or a file of them; None draws them.
@@ -67,7 +67,7 @@ def from_arrays(
         directed: Keep directions; otherwise both directions of every edge are listed.
         self_loops: ``"add"`` to every node that has none, ``"remove"``, or ``"keep"`` as given.
         duplicates: What becomes of an edge given with different weights: see `tidy_edges`.
-        missing: Texts that stand for no label, instead of the rule of `difformer.data.targets`.
+        missing: Texts that stand for no label, instead of the rule of `difformer.data.own.labels`.
         class_names: The classes in order, instead of numerical or alphabetical order.
         instance_names: Ids of the rows, or of the graphs.
         feature_names: Of the columns.
@@ -103,7 +103,7 @@ def from_arrays(
     index = index_of_ids(ids, lambda text, row: DataError(text, row=row)) if ids and node_ptr is None else None
     ptr = None if node_ptr is None else _pointer(node_ptr)
     expected = features.shape[0] if ptr is None else ptr.numel() - 1
-    cells, names = label_columns(y, x, expected)
+    cells, names = label_cells(y, x, expected)
     targets = encode_targets(cells, names=names, problem=problem, class_names=class_names, missing=missing)
     edges, notes = None, tuple[str, ...]()
     if edge_index is not None:
@@ -122,6 +122,125 @@ def from_arrays(
         notes=notes,
         standardize=standardize,
         **common,  # type: ignore[arg-type]
+    )
+
+
+def from_frame(
+    frame: Any,
+    label: Any,
+    *,
+    edges: Any = None,
+    edge_weight: Any = None,
+    ids: Column | None = None,
+    split_column: Column | None = None,
+    drop: Column | Sequence[Column] = (),
+    categories: Column | Sequence[Column] = (),
+    dates: Column | Sequence[Column] = (),
+    name: str = "own data",
+    problem: Problem | None = None,
+    metric: str | None = None,
+    splits: Splits = None,
+    fractions: Sequence[float] | None = None,
+    seeds: Sequence[int] = (0,),
+    directed: bool = False,
+    self_loops: SelfLoops = "add",
+    duplicates: Duplicates = "error",
+    missing: Sequence[str] | None = None,
+    class_names: Sequence[str] = (),
+    standardize: bool = True,
+) -> Task:
+    """A task from a pandas or polars frame as it is: numbers, texts, truth values, categories, dates, gaps.
+
+    What becomes of each column is in the task's ``preprocessing``: ``print(task.preprocessing.describe())``; new rows
+    are encoded by its ``transform``.
+
+    Args:
+        frame: One row per instance. The index of a pandas frame names its rows, unless it only counts them.
+        label: The column of labels by name, several of them, or labels as `from_arrays` takes them.
+        edges: The graph, if any, as `from_arrays` takes it; pairs of ids where rows have ids.
+        edge_weight: ``[E]`` weights ≥ 0.
+        ids: The column of ids, instead of the index.
+        split_column: The column that says train, valid or test; None finds it by its name.
+        drop: Columns to leave out.
+        categories: Columns to take as categories, whatever they look like.
+        dates: Columns to take as dates.
+        name: Of the data in reports.
+        problem: As in `from_arrays`, likewise all below.
+        metric: None takes accuracy, ROC-AUC or MSE, after the problem.
+        splits: Ready-made ones, or a file of them.
+        fractions: Of train, valid and test.
+        seeds: One split each.
+        directed: Keep directions.
+        self_loops: ``"add"``, ``"remove"`` or ``"keep"``.
+        duplicates: What becomes of an edge given with different weights.
+        missing: Texts that stand for no label.
+        class_names: The classes in order.
+        standardize: Bring columns of numbers to mean 0 and deviation 1 over all rows.
+
+    Raises:
+        DataError: If a column is absent, or the parts contradict each other; the message says where.
+    """
+    if not hasattr(frame, "columns"):
+        raise DataError(f"frame: expected a pandas or polars frame, got {type(frame).__name__}; see from_arrays")
+    names = [str(column) for column in frame.columns]
+    listed = [label] if isinstance(label, str) else list(label) if isinstance(label, (list, tuple)) else []
+    within = bool(listed) and len(set(map(str, listed))) == len(listed) and all(str(c) in names for c in listed)
+    if isinstance(label, str) and not within:
+        raise DataError(f"label: the frame has no column {label!r}; it has {', '.join(map(repr, names[:20]))}")
+    found = select_features(
+        ColumnSource("frame", frame_columns(frame)),
+        ids=False if ids is None else ids,
+        labels=[str(column) for column in listed] if within else None if label is None else (),
+        labels_here=True,
+        split=split_column,
+        drop=several(drop),
+        raw=True,
+        standardize=standardize,
+        categories=several(categories),
+        dates=several(dates),
+    )
+    size = found.x.shape[0]
+    rows = found.ids or row_ids(frame)
+    index = index_of_ids(rows, lambda text, row: found.error(text, row, found.id_column)) if rows else None
+    if found.labels:
+        cells, columns = list(found.labels.values()), tuple(found.labels)
+    else:
+        cells, columns = label_cells(label, frame, size)  # type: ignore[assignment]
+    targets = encode_targets(cells, names=columns, problem=problem, class_names=class_names, missing=missing)
+    tidied, notes = None, list(found.notes)
+    if edges is not None:
+        at, weight, said = edges_from(edges, edge_weight, num_nodes=size, ids=index)
+        notes += said
+        tidied = tidy_edges(
+            at, weight, num_nodes=size, names=rows, directed=directed, self_loops=self_loops, duplicates=duplicates
+        )
+    chosen: tuple[Split, ...] = ()
+    if found.split is not None and splits is None:
+        split, strange = split_from_words(found.split, "given")
+        if split is None:
+            raise found.error(
+                f"expected train, valid, test or nothing, got {found.split[strange or 0]!r}", strange or 0
+            )
+        chosen = (split,)
+    notes += [*rare_labels(targets), *copies_of_labels(found.raw, targets)]
+    if found.preprocessing is None:
+        notes += constant_features(found.x, found.names)
+    return assemble(
+        found.x,
+        targets,
+        tidied,
+        name=name,
+        metric=metric,
+        graph=graph_protocol(directed, self_loops),
+        splits=splits,
+        found_splits=chosen,
+        fractions=fractions,
+        seeds=seeds,
+        instance_names=rows,
+        feature_names=found.names,
+        notes=tuple(notes),
+        standardize=standardize and found.preprocessing is None,
+        preprocessing=found.preprocessing,
     )
 
 

@@ -15,21 +15,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from difformer.data.columnar import named_array, read_arrays, read_parquet
 from difformer.data.errors import DataError
-from difformer.data.readers import read_csv
-from difformer.data.sparse import check_scipy, sparse_to_scipy
-from difformer.data.tables import (
+from difformer.data.own.npz import ARRAY_ENDINGS, named_array, read_arrays
+from difformer.data.own.table import (
     SOURCE_NAMES,
     TARGET_NAMES,
     WEIGHT_NAMES,
     Head,
     Table,
     canonical_id,
-    looks_like_header,
+    near_misses,
     number,
 )
-from difformer.data.text_files import TextFormat
+from difformer.data.own.text import TextFormat, open_table
+from difformer.data.sparse import check_scipy, sparse_to_scipy
 
 Edges = tuple[Tensor, Tensor | None]
 Found = tuple[Tensor, Tensor | None, tuple[str, ...]]
@@ -140,8 +139,7 @@ def read_edges(
     Raises:
         DataError: With file, line and column.
     """
-    suffix = Path(path).suffix.lower()
-    if suffix in (".npz", ".npy"):
+    if Path(path).suffix.lower() in ARRAY_ENDINGS:
         arrays = read_arrays(path)
         found = named_array(arrays, "edges")
         found = arrays.get("x") if found is None else found
@@ -151,25 +149,12 @@ def read_edges(
             return edges_from(found, named_array(arrays, "weights"), num_nodes=num_nodes, ids=ids)
         except DataError as error:
             raise DataError(str(error), path=path) from error
-    roles: list[int] = []
-    ignored: list[str] = []
-
-    def choose(head: Head) -> list[int]:
-        roles[:] = _roles(head, columns)
-        ignored[:] = [name for i, name in enumerate(head.names) if i not in roles]
-        return [i for i in range(len(head.names)) if i not in roles or (ids is not None and i in roles[:2])]
-
-    def is_header(first: Sequence[str], second: Sequence[str] | None) -> bool:
-        known = [canonical_id(cell) in ids for cell in first[:2]] if ids else [False]
-        if ids and second is not None and not any(known) and all(canonical_id(cell) in ids for cell in second[:2]):
-            return True  # no node is called so, but those of the next row are
-        return not any(known) and looks_like_header(first, second)
-
-    if suffix in (".parquet", ".pq"):
-        table = read_parquet(path, text=choose)
-    else:
-        table = read_csv(path, text=choose, format=format, is_header=is_header)
-    index = np.stack([_positions(_column(table, i), num_nodes, ids, _at(table, i)) for i in roles[:2]])
+    source = open_table(path, format, ids=ids)
+    head = source.head
+    roles = _roles(head, columns)
+    ignored = [name for i, name in enumerate(head.names) if i not in roles]
+    table = source.read([i for i in range(len(head.names)) if i not in roles or (ids is not None and i in roles[:2])])
+    index = np.stack([_positions(table.column(i), num_nodes, ids, _at(table, i)) for i in roles[:2]])
     notes: tuple[str, ...] = (f"columns of {Path(path).name} not used: {', '.join(ignored)}",) if ignored else ()
     if len(roles) == 3 and columns is None and table.names[roles[2]].strip().lower() not in WEIGHT_NAMES:
         third = repr(table.names[roles[2]]) if table.named else roles[2] + 1
@@ -177,7 +162,7 @@ def read_edges(
         notes += (
             f"edges are weighted by column {third} of {Path(path).name}; pass edge_columns={ends} if it is no weight",
         )
-    weight = _weights(_column(table, roles[2]), _at(table, roles[2])) if len(roles) == 3 else None
+    weight = _weights(table.column(roles[2]), _at(table, roles[2])) if len(roles) == 3 else None
     return torch.from_numpy(index), weight, (*table.notes, *notes)
 
 
@@ -204,12 +189,6 @@ def _roles(head: Head, columns: Sequence[str | int] | None) -> list[int]:
             f"expected 2 or 3 columns, got {width}; pass edge_columns=(source, target, weight)", path=head.path
         )
     return [0, 1, 2] if width == 3 and not head.textual[2] else [0, 1]
-
-
-def _column(table: Table, column: int) -> Any:
-    if column in table.texts:
-        return table.texts[column]
-    return table.numbers[:, table.number_columns.index(column)]
 
 
 def _at(table: Table, column: int) -> Where:
@@ -248,7 +227,8 @@ def _by_id(values: list[Any], ids: Ids, num_nodes: int, where: Where) -> NDArray
             position = ids.get(canonical_id(value))
         if position is None:
             some = ", ".join(repr(name) for name in list(ids)[:3])
-            raise where(f"no node is called {str(value)!r}; the {num_nodes} there are begin with {some}", row)
+            close = near_misses([name for name in map(canonical_id, values) if name not in ids], ids)
+            raise where(f"no node is called {str(value)!r}; the {num_nodes} there are begin with {some}{close}", row)
         found[row] = position
     return found
 

@@ -1,4 +1,4 @@
-"""Arrays of every make, numpy, scipy, torch, pandas, polars or plain lists, as the tensors and columns of a task."""
+"""Objects in memory (numpy, scipy, torch, pandas, polars, plain lists) as the tensors and columns of a task."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.columnar import table_of
 from difformer.data.errors import DataError
+from difformer.data.own.table import ColumnSource, canonical_id, number
 from difformer.data.sparse import from_scipy, sparse_to_scipy
-from difformer.data.tables import canonical_id, number
 
 
 def features_from(
@@ -38,7 +37,7 @@ def features_from(
     elif isinstance(x, Tensor):
         tensor = x.detach().cpu().float()
     elif hasattr(x, "columns"):
-        table = table_of(name, [(str(label), _column(x, i)) for i, label in enumerate(x.columns)], lambda head: ())
+        table = ColumnSource(name, frame_columns(x)).read(())
         if finite:
             table.check_finite()
         names = table.names
@@ -71,7 +70,12 @@ def row_ids(x: Any) -> tuple[str, ...]:
     return tuple(canonical_id(label) for label in x.index)
 
 
-def label_columns(y: Any, x: Any, size: int) -> tuple[list[Sequence[Any]], tuple[str, ...]]:
+def frame_columns(frame: Any) -> list[tuple[str, Any]]:
+    """The columns of a pandas or polars frame by name, as arrays; dates as texts."""
+    return [(str(label), _column(frame, i)) for i, label in enumerate(frame.columns)]
+
+
+def label_cells(y: Any, x: Any, size: int) -> tuple[list[Sequence[Any]], tuple[str, ...]]:
     """Labels as columns of `size` cells each, and the columns' names where there are several.
 
     Raises:
@@ -79,7 +83,7 @@ def label_columns(y: Any, x: Any, size: int) -> tuple[list[Sequence[Any]], tuple
     """
     names: tuple[str, ...] = ()
     if y is None or isinstance(y, (Mapping, Set, str, bytes)) or not hasattr(y, "__iter__"):
-        raise DataError(f"y: expected one label a row of x, in the order of the rows, got {type(y).__name__}")
+        raise DataError(f"y: expected one label per row of x, in the order of the rows, got {type(y).__name__}")
     if hasattr(y, "columns"):
         names = tuple(str(label) for label in y.columns)
         columns: list[Sequence[Any]] = [_cells(_column(y, i)) for i in range(len(names))]
@@ -89,14 +93,16 @@ def label_columns(y: Any, x: Any, size: int) -> tuple[list[Sequence[Any]], tuple
         if isinstance(array, np.ndarray) or (isinstance(array, (list, tuple)) and array and _is_row(array[0])):
             array = np.asarray(array)
             if array.ndim not in (1, 2):
-                raise DataError(f"y: expected one label a row, [N], or several, [N, C]; got shape {list(array.shape)}")
+                raise DataError(
+                    f"y: expected one label per row, [N], or several, [N, C]; got shape {list(array.shape)}"
+                )
             columns = [array.tolist()] if array.ndim == 1 else [column.tolist() for column in array.T]
         else:
             columns = [_cells(array)]
     if _is_pandas(y) and _is_pandas(x) and list(y.index) != list(x.index):
         columns = _matched(columns, [canonical_id(i) for i in y.index], [canonical_id(i) for i in x.index])
     if not columns or len(columns[0]) != size:
-        raise DataError(f"y: expected {size} labels, one a row of x, got {len(columns[0]) if columns else 0}")
+        raise DataError(f"y: expected {size} labels, one per row of x, got {len(columns[0]) if columns else 0}")
     return columns, names
 
 
@@ -145,8 +151,10 @@ def _is_pandas(value: Any) -> bool:
 
 
 def _column(frame: Any, position: int) -> Any:
-    column = frame.iloc[:, position] if _is_pandas(frame) else frame[:, position]
-    return np.asarray(column)
+    array = np.asarray(frame.iloc[:, position] if _is_pandas(frame) else frame[:, position])
+    if array.dtype.kind == "M":
+        return ["" if np.isnat(moment) else str(moment.astype("M8[s]")) for moment in array]
+    return array
 
 
 def _cells(column: Any) -> list[Any]:

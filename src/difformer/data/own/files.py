@@ -10,29 +10,26 @@ Ids join the files where rows have them; otherwise rows are known by their numbe
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from difformer.data.arrays import label_columns as columns_of_array
-from difformer.data.assemble import Splits, assemble, graph_protocol, split_from_words
-from difformer.data.column_roles import Column, several
-from difformer.data.columnar import named_array
 from difformer.data.edges import Duplicates, SelfLoops, check_choices, tidy_edges
 from difformer.data.errors import DataError
-from difformer.data.feature_files import Features, load_features, read_features
-from difformer.data.label_files import Labels, read_labels
-from difformer.data.npz_parts import class_names_of, labels_by_name, mask_splits, refuse_other_kinds
-from difformer.data.own_pyg import from_pyg
-from difformer.data.pyg_files import ENDINGS, read_pyg
+from difformer.data.own.arrays import label_cells
+from difformer.data.own.assembly import Splits, assemble, graph_protocol, split_from_words
+from difformer.data.own.features import Features, load_features
+from difformer.data.own.graphs import Edges, edges_from, read_edges
+from difformer.data.own.labels import Labels, encode_targets, read_labels
+from difformer.data.own.npz import ARRAY_ENDINGS, class_names_of, labels_by_name, mask_splits, named_array
+from difformer.data.own.pyg import PYG_ENDINGS, from_pyg, read_pyg
+from difformer.data.own.roles import several
+from difformer.data.own.suspicions import constant_features, copies_of_labels, rare_labels
+from difformer.data.own.table import Column, index_of_ids
+from difformer.data.own.text import TextFormat
 from difformer.data.split import Split
-from difformer.data.structure import Edges, edges_from, read_edges
-from difformer.data.tables import index_of_ids
-from difformer.data.targets import encode_targets
 from difformer.data.task import Problem, Task
-from difformer.data.text_files import TextFormat
-
-__all__ = ["from_files", "read_features"]
 
 Path_ = str | os.PathLike[str]
 
@@ -48,6 +45,8 @@ def from_files(
     edge_columns: Sequence[Column] | None = None,
     split_column: Column | None = None,
     drop: Column | Sequence[Column] = (),
+    categories: Column | Sequence[Column] = (),
+    dates: Column | Sequence[Column] = (),
     header: bool | Mapping[str, bool] | None = None,
     delimiter: str | Mapping[str, str] | None = None,
     encoding: str | None = None,
@@ -64,18 +63,22 @@ def from_files(
     duplicates: Duplicates = "error",
     missing: Sequence[str] | None = None,
     class_names: Sequence[str] = (),
-    standardize: bool = False,
+    standardize: bool | None = None,
 ) -> Task:
     """A task from files: CSV and its relatives, Parquet, NPZ, and PyG's ``.pt``.
+
+    Tables are taken as they are: numbers, truth values, categories, dates and gaps become features as
+    `difformer.data.own.preprocessing` says, and the task's ``preprocessing`` tells what became of each column. Files of
+    arrays hold features that are ready.
 
     Columns are given by name, or by number counted from one. What is None is found out, and noted in the task where it
     was a choice.
 
     Args:
-        features: Rows of numbers, perhaps with a column of ids, of labels and of the split. An NPZ may hold everything:
+        features: A table, perhaps with a column of ids, of labels and of the split. An NPZ may hold everything:
             ``x``, ``y``, ``edge_index``, ``edge_weight``, ``ids``, masks. A ``.pt`` with a PyG ``Data`` or a list of
             them holds everything, see `from_pyg`.
-        labels: One label a row, or with a column of ids; None takes them from `features`.
+        labels: One label per row, or with a column of ids; None takes them from `features`.
         edges: Source, target and perhaps weight.
         ids: The column of ids in `features`; True for the first, False for none.
         label_columns: The columns of labels, in `labels` or else in `features`.
@@ -83,12 +86,14 @@ def from_files(
         edge_columns: Source, target and perhaps weight in `edges`.
         split_column: The column of `features` that says train, valid or test.
         drop: Columns of `features` to leave out.
+        categories: Columns of `features` to take as categories, whatever they look like: codes that are numbers.
+        dates: Columns of `features` to take as dates.
         header: Whether the first row names the columns; for one file only: ``{"edges": False}``.
         delimiter: Between cells, likewise.
         encoding: Of the text files.
         decimal: ``","`` where numbers are written 1,5.
         comment: What lines above a table begin with.
-        name: How the data are called in reports; None takes the name of the file.
+        name: Of the data in reports; None takes the name of the file.
         problem: See `from_arrays`, likewise all below.
         metric: None takes accuracy, ROC-AUC or MSE, after the problem.
         splits: Ready-made ones, or a file of them; None takes the split column, or masks, or draws them.
@@ -99,29 +104,38 @@ def from_files(
         duplicates: What becomes of an edge given with different weights.
         missing: Texts that stand for no label, instead of the rule of `difformer.data.targets`.
         class_names: The classes in order.
-        standardize: Bring columns to mean 0 and deviation 1 over all rows; the task's notes give the numbers.
+        standardize: Bring columns of numbers to mean 0 and deviation 1 over all rows; None does so for tables, and
+            leaves arrays as they are.
 
     Raises:
         DataError: If a file is broken, or files contradict each other; with file, line and column.
         FileNotFoundError: If a file is not there.
     """
-
     check_choices(self_loops, duplicates)
-    if Path(features).suffix.lower() in ENDINGS:
+    suffix = Path(features).suffix.lower()
+    called = name or Path(features).name.split(".")[0]
+    if suffix in PYG_ENDINGS:
         apart = {"labels": labels, "edges": edges, "ids": ids, "label_columns": label_columns, "label_ids": label_ids}
         apart |= {"edge_columns": edge_columns, "split_column": split_column, "drop": several(drop) or None}
+        apart |= {"categories": several(categories) or None, "dates": several(dates) or None}
         if extra := [option for option, value in apart.items() if value is not None]:
             raise DataError(f"a PyG file holds everything itself; leave out {', '.join(extra)}", path=features)
-        shared: dict[str, Any] = {
-            "metric": metric,
-            "splits": splits,
-            "fractions": fractions,
-            "seeds": seeds,
-            "problem": problem,
-        }
-        shared |= {"directed": directed, "self_loops": self_loops, "duplicates": duplicates, "standardize": standardize}
-        called = name or Path(features).name.split(".")[0]
-        return _from_pyg_file(features, name=called, missing=missing, class_names=class_names, **shared)
+        with _in_file(features):
+            return from_pyg(
+                read_pyg(features),
+                name=called,
+                problem=problem,
+                metric=metric,
+                splits=splits,
+                fractions=fractions,
+                seeds=seeds,
+                directed=directed,
+                self_loops=self_loops,
+                duplicates=duplicates,
+                missing=missing,
+                class_names=class_names,
+                standardize=bool(standardize),
+            )
 
     def format(role: str) -> TextFormat:
         def of(option: Any) -> Any:
@@ -130,23 +144,27 @@ def from_files(
         return TextFormat(of(delimiter), of(header), encoding, decimal, comment)
 
     columns = None if label_columns is None else several(label_columns)
-    suffix = Path(features).suffix.lower()
-    found = load_features(
-        features,
-        ids=ids,
-        labels=columns if labels is None else None,
-        labels_here=labels is None and suffix not in (".npz", ".npy"),
-        split=split_column,
-        drop=several(drop),
-        format=format("features"),
+    is_table = suffix not in ARRAY_ENDINGS
+    scale = is_table if standardize is None else standardize
+    options: dict[str, Any] = (
+        {}
+        if not is_table
+        else {
+            "ids": ids,
+            "labels": columns if labels is None else None,
+            "labels_here": labels is None,
+            "split": split_column,
+            "drop": several(drop),
+            "raw": True,
+            "standardize": scale,
+            "categories": several(categories),
+            "dates": several(dates),
+        }
     )
-    refuse_other_kinds(found)
+    found = load_features(features, format=format("features"), **options)
+    _refuse_other_kinds(found)
     size = found.x.shape[0]
-    index = (
-        index_of_ids(found.ids, lambda text, row: found.error(text, row, found.columns.get("ids")))
-        if found.ids
-        else None
-    )
+    index = index_of_ids(found.ids, lambda text, row: found.error(text, row, found.id_column)) if found.ids else None
     if labels is not None:
         given = read_labels(labels, size=size, ids=index, columns=columns, id_column=label_ids, format=format("labels"))
     else:
@@ -160,11 +178,20 @@ def from_files(
         where=given.where,
     )
     raw, notes = _edges(found, edges, index, edge_columns, format("edges"))
+    tidied = None
+    if raw is not None:
+        with _in_file(edges or features):
+            tidied = tidy_edges(
+                *raw, num_nodes=size, names=found.ids, directed=directed, self_loops=self_loops, duplicates=duplicates
+            )
+    doubts = [*rare_labels(targets), *copies_of_labels(found.raw, targets)]
+    if found.preprocessing is None and is_table:
+        doubts += constant_features(found.x, found.names)
     return assemble(
         found.x,
         targets,
-        None if raw is None else _tidied(raw, edges or features, found, directed, self_loops, duplicates),
-        name=name or Path(features).name.split(".")[0],
+        tidied,
+        name=called,
         metric=metric,
         graph=graph_protocol(directed, self_loops),
         splits=splits,
@@ -173,31 +200,41 @@ def from_files(
         seeds=seeds,
         instance_names=found.ids,
         feature_names=found.names,
-        notes=(*found.notes, *given.notes, *notes),
-        standardize=standardize,
+        notes=(*found.notes, *given.notes, *notes, *doubts),
+        standardize=scale and found.preprocessing is None,
+        preprocessing=found.preprocessing,
     )
 
 
-def _from_pyg_file(path: Path_, **options: Any) -> Task:
+@contextmanager
+def _in_file(path: Path_) -> Iterator[None]:
+    """Errors that do not name a file name this one."""
     try:
-        return from_pyg(read_pyg(path), **options)
+        yield
     except DataError as error:
         raise error if error.path is not None else DataError(str(error), path=path) from error
 
 
+def _refuse_other_kinds(found: Features) -> None:
+    """Files hold instances of one table or graph; what else an NPZ may hold is for `from_arrays`."""
+    ways = "load it with numpy.load and pass its arrays to difformer.data.from_arrays"
+    if found.x.dim() == 3:
+        raise DataError(f"x has shape {list(found.x.shape)}, a series of snapshots; {ways}", path=found.path)
+    if "node_ptr" in found.arrays:
+        raise DataError(f"holds many graphs (an array node_ptr); {ways}", path=found.path)
+
+
 def _labels_within(found: Features, size: int) -> Labels:
     """Labels from the file of features."""
-    if found.labels:
-        at = found.columns["labels"]
+    if found.labels and found.roles is not None:
+        at = found.roles.labels
         return Labels(list(found.labels.values()), tuple(found.labels), lambda t, row, c: found.error(t, row, at[c]))
     y = named_array(found.arrays, "y")
     if y is None:
         has = f"; it has {', '.join(found.arrays)}" if found.arrays else ""
         raise DataError(f"holds no labels (an array called y); pass labels=FILE{has}", path=found.path)
-    try:
-        columns, _ = columns_of_array(labels_by_name(y, found.arrays), None, size)
-    except DataError as error:
-        raise DataError(str(error), path=found.path) from error
+    with _in_file(found.path):
+        columns, _ = label_cells(labels_by_name(y, found.arrays), None, size)
     names = tuple(str(i + 1) for i in range(len(columns)))
     return Labels([list(column) for column in columns], names, lambda t, row, c: found.error(t, row))
 
@@ -216,21 +253,9 @@ def _edges(
     inside = named_array(found.arrays, "edges")
     if inside is None:
         return None, ()
-    try:
+    with _in_file(found.path):
         index, weight, notes = edges_from(inside, named_array(found.arrays, "weights"), num_nodes=size, ids=ids)
         return (index, weight), notes
-    except DataError as error:
-        raise DataError(str(error), path=found.path) from error
-
-
-def _tidied(
-    raw: Edges, path: Path_, found: Features, directed: bool, self_loops: SelfLoops, duplicates: Duplicates
-) -> Edges:
-    options: dict[str, Any] = {"directed": directed, "self_loops": self_loops, "duplicates": duplicates}
-    try:
-        return tidy_edges(*raw, num_nodes=found.x.shape[0], names=found.ids, **options)
-    except DataError as error:
-        raise DataError(str(error), path=path) from error
 
 
 def _split_within(found: Features) -> tuple[Split, ...]:
@@ -239,7 +264,8 @@ def _split_within(found: Features) -> tuple[Split, ...]:
         split, strange = split_from_words(found.split, "given")
         if split is None:
             assert strange is not None
-            word = found.split[strange]
-            raise found.error(f"expected train, valid, test or nothing, got {word!r}", strange, found.columns["split"])
+            word, at = found.split[strange], None if found.roles is None else found.roles.split
+            raise found.error(f"expected train, valid, test or nothing, got {word!r}", strange, at)
         return (split,)
-    return mask_splits(found)
+    with _in_file(found.path):
+        return mask_splits(found.arrays, found.x.shape[0])

@@ -1,22 +1,30 @@
-"""PyG's objects as tasks: one ``Data`` is a task of nodes, a list of them a task of graphs."""
+"""PyG's objects as tasks: one ``Data`` is a task of nodes, a list of them a task of graphs.
+
+A ``.pt`` file of ``torch.save`` is a pickle, and a pickle can call any function. It is read here by torch's restricted
+loader, which builds tensors, containers and the few classes that a PyG ``Data`` consists of, and refuses the rest.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from difformer.data.arrays import features_from, label_columns
-from difformer.data.assemble import Splits, assemble, graph_protocol
 from difformer.data.edges import Duplicates, SelfLoops, tidy_edges
 from difformer.data.errors import DataError
+from difformer.data.own.arrays import features_from, label_cells
+from difformer.data.own.assembly import Splits, assemble, graph_protocol
+from difformer.data.own.graphs import edges_from
+from difformer.data.own.labels import encode_targets
+from difformer.data.own.npz import mask_splits
 from difformer.data.split import Split
-from difformer.data.splitting import masks_split
-from difformer.data.structure import edges_from
-from difformer.data.targets import encode_targets
 from difformer.data.task import Problem, Task
+
+PYG_ENDINGS = (".pt", ".pth")
 
 
 def from_pyg(
@@ -54,7 +62,7 @@ def from_pyg(
         directed: Keep directions; otherwise both directions of every edge are listed.
         self_loops: ``"keep"``, ``"add"`` or ``"remove"``.
         duplicates: What becomes of an edge given with different weights.
-        missing: Texts that stand for no label, instead of the rule of `difformer.data.targets`.
+        missing: Texts that stand for no label, instead of the rule of `difformer.data.own.labels`.
         class_names: The classes in order.
         standardize: Bring columns to mean 0 and deviation 1 over all nodes.
 
@@ -86,12 +94,12 @@ def from_pyg(
             notes += (f"{added} of {given} edges came in one direction only; both are used: directed=true keeps them",)
     if many is None:
         x, y = parts[0][0], _attribute(data, "y", "data")
-        cells, names = label_columns(y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y, None, x.shape[0])
+        cells, names = label_cells(y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y, None, x.shape[0])
         found = _mask_splits(data, x.shape[0]) if splits is None else ()
     else:
         found = ()
         x = torch.cat([features for features, _, _ in parts])
-        cells, names = label_columns(_graph_targets(items), None, len(items))
+        cells, names = label_cells(_graph_targets(items), None, len(items))
     targets = encode_targets(cells, names=names, problem=problem, class_names=class_names, missing=missing)
     return assemble(
         x,
@@ -110,7 +118,6 @@ def from_pyg(
     )
 
 
-ASIDE = "pass splits= to set masks aside"
 Part = tuple[Tensor, Tensor | None, Tensor | None]
 
 
@@ -220,20 +227,62 @@ def _graph_targets(items: list[Any]) -> Tensor:
 
 
 def _mask_splits(data: Any, num_nodes: int) -> tuple[Split, ...]:
-    masks = [getattr(data, f"{part}_mask", None) for part in ("train", "val", "test")]
-    if masks[0] is None and masks[2] is None:
-        return ()
-    if masks[0] is None or masks[2] is None:
-        lacks = "train_mask" if masks[0] is None else "test_mask"
-        raise DataError(f"data: its masks do not say what to train on and what to test: there is no {lacks}; {ASIDE}")
-    if masks[1] is None:  # `assemble` takes validation from the training part
-        masks[1] = torch.zeros_like(masks[0], dtype=torch.bool) if isinstance(masks[0], Tensor) else masks[0]
-    found = [mask for mask in masks if mask is not None]
-    for mask in found:
-        if not isinstance(mask, Tensor) or mask.dim() not in (1, 2) or mask.shape[0] != num_nodes:
-            got = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-            raise DataError(f"data: a mask must have one entry a node, {num_nodes}, got {got}")
+    masks = {name: getattr(data, name, None) for name in ("train_mask", "val_mask", "test_mask")}
+    for name, mask in masks.items():
+        if mask is not None and not isinstance(mask, Tensor):
+            raise DataError(f"data: {name} must be a tensor, got {type(mask).__name__}")
     try:
-        return masks_split(*(mask.T if mask.dim() == 2 else mask for mask in found), name="masks")
-    except ValueError as error:
-        raise DataError(f"data: its masks are no splits: {error}; pass splits= to leave them aside") from error
+        return mask_splits(
+            {name: mask.numpy(force=True) for name, mask in masks.items() if mask is not None}, num_nodes, by_row=False
+        )
+    except DataError as error:
+        raise DataError(f"data: {error}") from error
+
+
+def read_pyg(path: str | os.PathLike[str]) -> Any:
+    """What a file holds: a ``Data``, a list of them, or a data set that PyG has processed (as a list).
+
+    Raises:
+        DataError: If the file is broken, holds something else, or needs more than the restricted loader builds.
+        FileNotFoundError: If there is none.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file at {os.fspath(path)}")
+    from torch_geometric.data import Data
+    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+    from torch_geometric.data.storage import GlobalStorage
+
+    try:
+        with torch.serialization.safe_globals([Data, GlobalStorage, DataEdgeAttr, DataTensorAttr]):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever the loader finds wrong is the file's fault, and is named so
+        raise DataError(
+            "cannot be read without running code that it holds, or is not a file of torch.save; if you trust it, "
+            "load it yourself from Python: difformer.data.from_pyg(torch.load(path, weights_only=False))",
+            path=path,
+        ) from error
+    return _graphs(found, path)
+
+
+def _graphs(found: Any, path: str | os.PathLike[str]) -> Any:
+    from torch_geometric.data import Data
+    from torch_geometric.data.separate import separate
+
+    if isinstance(found, Data):
+        return found
+    if isinstance(found, list) and found and all(isinstance(item, Data) for item in found):
+        return found
+    # As InMemoryDataset.save writes it: all graphs end to end, where each begins, and the class.
+    # Before PyG 2.4 the whole itself stands first.
+    if isinstance(found, tuple) and len(found) >= 2 and isinstance(found[0], (dict, Data)):
+        whole, slices = found[0] if isinstance(found[0], Data) else Data.from_dict(found[0]), found[1]
+        if not slices:
+            return whole
+        try:
+            count = len(next(iter(slices.values()))) - 1
+            return [separate(Data, batch=whole, idx=i, slice_dict=slices, decrement=False) for i in range(count)]
+        except Exception as error:  # whatever PyG finds wrong is the file's fault, and is named so
+            raise DataError(f"its graphs cannot be told apart ({type(error).__name__}: {error})", path=path) from error
+    raise DataError(
+        f"holds a {type(found).__name__}; expected a PyG Data, a list of them, or a processed data set", path=path
+    )
