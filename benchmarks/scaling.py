@@ -222,7 +222,7 @@ def main() -> None:
             )
             every.append({**asdict(found), "efficiency": share})
     if options.json is not None:
-        from difformer.atomic import write_whole
+        from difformer.files import write_whole
 
         write_whole(options.json, (json.dumps(every, indent=1) + "\n").encode())
 

@@ -40,9 +40,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 
 from benchmarks.semi_supervised_table import OURS, markdown, summary, write_into
-from difformer.atomic import atomic_write
 from difformer.data import Split, Task, knn_graph
 from difformer.estimators import DIFFormerClassifier
+from difformer.files import atomic_write
 from difformer.training import TrainConfig, train_one
 
 Array = np.ndarray[Any, Any]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from difformer.atomic import atomic_write
+from difformer.files import atomic_write
 
 OURS = "DIFFormerClassifier"
 STANDARDISED = ", standardised"

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from difformer import DIFFormer
 from difformer.graph import GRAPH_NORMS, Graph, propagate_edges
 
 every_norm = pytest.mark.parametrize("norm", GRAPH_NORMS)
@@ -116,3 +117,40 @@ def test_bad_input_is_explained(arguments, complaint):
 def test_unknown_norm_is_explained():
     with pytest.raises(ValueError, match="graph norm must be one of gcn, random_walk, none, got 'sym'"):
         random_graph().propagate(torch.randn(30, 2), "sym")
+
+
+@pytest.mark.parametrize("norm", ["gcn", "random_walk", "none"])
+def test_weights_changed_in_place_are_noticed(norm):
+    index = torch.randint(0, 20, (2, 60))
+    weight, z = torch.rand(60) + 0.1, torch.randn(20, 3)
+    graph = Graph(index, 20, weight)
+    before = graph.propagate(z, norm), graph.with_self_loops().propagate(z, norm)
+    weight[:30] *= 3
+    after = graph.propagate(z, norm), graph.with_self_loops().propagate(z, norm)
+    fresh = Graph(index, 20, weight)
+    wanted = fresh.propagate(z, norm), fresh.with_self_loops().propagate(z, norm)
+    for old, new, right in zip(before, after, wanted, strict=True):
+        torch.testing.assert_close(new, right)
+        assert not torch.allclose(old, new)
+
+
+def test_edges_changed_in_place_are_noticed_and_checked():
+    index, z = torch.randint(0, 20, (2, 60)), torch.randn(20, 3)
+    graph = Graph(index, 20)
+    graph.propagate(z)
+    index[0] = index[0].flip(0)
+    torch.testing.assert_close(graph.propagate(z), Graph(index, 20).propagate(z))
+    index[1, 0] = 20
+    with pytest.raises(ValueError, match="20"):
+        graph.propagate(z)
+
+
+def test_a_model_notices_weights_that_change_in_place():
+    model, x = DIFFormer(4, 64, 2), torch.randn(300, 4)
+    index, weight = torch.randint(0, 300, (2, 900)), torch.rand(900) + 0.1
+    graph = Graph(index, 300, weight)
+    before = model(x, graph)
+    weight[:400] = 0
+    after = model(x, graph)
+    torch.testing.assert_close(after, model(x, Graph(index, 300, weight)))
+    assert not torch.allclose(before, after)

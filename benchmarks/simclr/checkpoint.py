@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from difformer.atomic import atomic_write
+from difformer.files import atomic_write
 
 
 def fingerprint(images: np.ndarray[Any, Any]) -> str:

@@ -16,8 +16,8 @@ import safetensors
 import safetensors.torch
 
 from benchmarks.simclr.resnet import ResNet18
-from difformer.atomic import atomic_write, write_whole
 from difformer.data.archives import read_npz
+from difformer.files import atomic_write, write_whole
 
 
 def save_features(

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from difformer.nn import DIFFormer as DIFFormer
     from difformer.nn import DIFFormerConv as DIFFormerConv
     from difformer.nn import GraphLevel as GraphLevel
+    from difformer.zoo import register_model as register_model
 
 _HOME = {
     "DIFFormer": "difformer.nn",
     "DIFFormerConv": "difformer.nn",
     "GraphLevel": "difformer.nn",
     "Graph": "difformer.graph",
+    "register_model": "difformer.zoo",
     "Diffusivity": "difformer.diffusion",
     "DIFFormerClassifier": "difformer.estimators",
     "DIFFormerRegressor": "difformer.estimators",

@@ -11,12 +11,15 @@ are added.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from difformer.sparse import SparseMatrix
+
+if TYPE_CHECKING:
+    from difformer.attention.segments import Segments
 
 GRAPH_NORMS = ("gcn", "random_walk", "none")
 
@@ -57,6 +60,22 @@ class Graph:
         self.keep = keep
         self._matrices: dict[tuple[str, torch.dtype], SparseMatrix] = {}
         self._looped: Graph | None = None
+        self._batched: tuple[Segments, Tensor] | None = None
+        self._version = self._current_version()
+
+    def _current_version(self) -> tuple[int, int]:
+        """Changes whenever edges or weights are written to in place; tensors of inference mode have no counter."""
+        if torch.compiler.is_compiling():  # a compiled program sees no counters
+            return 0, 0
+        both = (self.edge_index, self.edge_weight)
+        return tuple(0 if x is None or x.is_inference() else x._version for x in both)  # type: ignore[return-value]
+
+    def _refresh(self) -> None:
+        """Forgets what was worked out before edges or weights were changed in place, and checks them again."""
+        version = self._current_version()
+        if version != self._version:
+            _check(self.edge_index, self.edge_weight, self.num_nodes)
+            self._matrices, self._looped, self._batched, self._version = {}, None, None, version
 
     @property
     def num_edges(self) -> int:
@@ -78,12 +97,15 @@ class Graph:
         moved = Graph.__new__(Graph)
         moved.edge_index, moved.edge_weight, moved.num_nodes = self.edge_index.to(device), weight, self.num_nodes
         moved.keep = self.keep
+        self._refresh()
         moved._looped = None if self._looped is None else self._looped.to(device)
         moved._matrices = {key: matrix.to(device) for key, matrix in self._matrices.items()}
+        moved._batched, moved._version = None, moved._current_version()
         return moved
 
     def with_self_loops(self) -> Graph:
         """The graph with a self-loop of weight one at every node that has none; worked out once."""
+        self._refresh()
         if self._looped is None:
             source, target = self.edge_index
             bare = torch.ones(self.num_nodes, dtype=torch.bool, device=self.device)
@@ -123,6 +145,8 @@ class Graph:
     def matrix(self, norm: str = "gcn", dtype: torch.dtype = torch.float32) -> SparseMatrix:
         """The propagation matrix S, sorted by rows and by columns; kept for the next call."""
         key = (norm, dtype)
+        if not torch.compiler.is_compiling():
+            self._refresh()
         if key not in self._matrices:
             # Made under inference mode it could never be trained on.
             with torch.inference_mode(False), torch.no_grad():
@@ -131,6 +155,24 @@ class Graph:
                 shape = (self.num_nodes, self.num_nodes)
                 self._matrices[key] = SparseMatrix.from_entries(target, source, value, shape)
         return self._matrices[key]
+
+    def rows_with_edges(self, segments: Segments) -> Tensor:
+        """``[N, 1]`` bool: whether the graph of each row has an edge; worked out once per batch.
+
+        Raises:
+            ValueError: If an edge joins two graphs of the batch.
+        """
+        if torch.compiler.is_compiling():
+            return segments.has_edges(self.edge_index).unsqueeze(1)
+        self._refresh()
+        if self._batched is None or self._batched[0] is not segments:
+            source, target = self.edge_index
+            across = segments.batch[source] != segments.batch[target]
+            if across.any():
+                i, j = self.edge_index[:, across.nonzero()[0, 0]].tolist()
+                raise ValueError(f"edge_index joins nodes {i} and {j}, which batch puts into different graphs")
+            self._batched = segments, segments.has_edges(self.edge_index).unsqueeze(1)
+        return self._batched[1]
 
     @property
     def is_kept(self) -> bool:

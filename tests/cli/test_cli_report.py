@@ -32,6 +32,8 @@ def test_report_writes_one_file(call, runs, tmp_path):
     document = json.loads(call("report", run, "--out", tmp_path / "r.html", "--node", "p3", "--json").out)
     assert document["bytes"] == (tmp_path / "r.html").stat().st_size
     assert document["verdict"]
+    assert "a logistic regression" in document["answer"]
+    assert document["answer"] in answer.out
     assert "p3: predicted" in (tmp_path / "r.html").read_text(encoding="utf-8")
     again = call("report", run, "--out", tmp_path / "r.html")
     assert again.code == 2
@@ -58,10 +60,14 @@ def test_report_without_plotly_names_the_extra(call, runs, monkeypatch):
     assert "pip install 'difformer[report]'" in answer.err
 
 
-def test_explain_shows_parts_and_instances(call, runs):
-    answer = call("explain", runs / "difformer-s", "--node", "p7", "--top", "3")
-    assert answer.code == 0, answer.err
-    assert "p7: predicted" in answer.out
+def test_explain_is_one_sentence_and_tables_on_request(call, runs):
+    short = call("explain", runs / "difformer-s", "--node", "p7")
+    assert short.code == 0, short.err
+    assert short.out.startswith("p7: Predicted ")
+    assert "with average features" in short.out
+    assert len(short.out.splitlines()) == 1
+    answer = call("explain", runs / "difformer-s", "--node", "p7", "--top", "3", "--full")
+    assert answer.out.startswith(short.out)
     assert "observed effect" in answer.out
     document = json.loads(call("explain", runs / "difformer-s", "--node", "7", "--top", "3", "--json").out)
     assert document["name"] == "p7"

@@ -11,15 +11,15 @@ import time
 
 import pytest
 
-from difformer.experiments.catalogue import MODULES
+from difformer.experiments.spec import NAMES
 
 
 def test_the_list(call):
     answer = call("reproduce", "--list")
     assert answer.code == 0
-    for name in MODULES:
+    for name in NAMES:
         assert f"\n {name} " in answer.out or f"\n{name} " in answer.out
-    assert [one["name"] for one in json.loads(call("reproduce", "--list", "--json").out)] == list(MODULES)
+    assert [one["name"] for one in json.loads(call("reproduce", "--list", "--json").out)] == list(NAMES)
 
 
 def test_the_list_needs_no_torch(environment):
@@ -110,7 +110,7 @@ def test_what_is_wrong_is_said(call, words, complaint):
 def test_the_page_of_results(call, tmp_path):
     call("reproduce", "depth", "--quick", "--models", "K2-t0.5", "--device", "cpu")
     assert call("reproduce", "--quick", "--results", "RESULTS.md").code == 0
-    assert "only the quick form" in (tmp_path / "RESULTS.md").read_text()
+    assert "only the quick form was run" in (tmp_path / "RESULTS.md").read_text()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

@@ -102,10 +102,10 @@ def test_energies_come_back_on_request_with_or_without_the_trajectory():
     assert diffuse(z, coupling, steps=0, energy=energy).energies.shape == (0,)
 
 
-def test_one_transformation_a_step():
+def test_one_transformation_per_step():
     z = states(5, 0)
     close(diffuse(z, Identity(), steps=2, transform=[lambda x: 2 * x, lambda x: x + 1]), 2 * z + 1)
-    with pytest.raises(ValueError, match="3 steps, 2 functions"):
+    with pytest.raises(ValueError, match="got 2 for 3 steps"):
         diffuse(z, Identity(), steps=3, transform=[torch.relu, torch.relu])
 
 
@@ -183,9 +183,9 @@ def test_a_module_list_is_one_transformation_a_step():
     found = diffuse(z, Identity(), steps=2, transform=layers)
     assert torch.equal(found, diffuse(z, Identity(), steps=2, transform=list(layers)))
     assert found.shape == (6, 2)
-    with pytest.raises(ValueError, match="2 functions"):
+    with pytest.raises(ValueError, match="got 2 for"):
         diffuse(z, Identity(), steps=3, transform=layers)
-    with pytest.raises(TypeError, match="transform must be a function of the states, or one a step, got int"):
+    with pytest.raises(TypeError, match="transform must be a function of the states, or one per step, got int"):
         diffuse(z, Identity(), steps=3, transform=3)
 
 

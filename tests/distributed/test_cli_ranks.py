@@ -12,7 +12,7 @@ from group_of_ranks import free_port
 from difformer.cli import main
 from difformer.cli.ranks import describe_sent
 from difformer.distributed.run import Sent
-from difformer.training.runfolder import RunFolder
+from difformer.training.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -77,8 +77,8 @@ def test_a_new_row_exchanges_with_the_population_and_feels_no_other(diffusivity:
     found = member.states(new, Edges.normalised(row, fitted, weight[row, column], 3, degree))
 
     model = model.double().eval()
-    everything = [model._encode(x)]
-    z = source = model._encode(new)
+    everything = [model.encode(x)]
+    z = source = model.encode(new)
     structure = Structure(graph)
     for k, layer in enumerate(model.layers):
         before: Any = everything[-1]
@@ -136,7 +136,7 @@ def test_landmarks_stand_for_the_population() -> None:
     member, _ = remember(model, [(x, None)], mass, landmarks=chosen)
     assert member.model.layers[0].memory.keys.shape[0] == 25  # type: ignore[union-attr]
     first = model.double().layers[0]
-    z = model._encode(x)
+    z = model.encode(x)
     q, k = first.queries_and_keys(z)  # type: ignore[operator]
     exchange = torch.sigmoid(torch.einsum("nhd,mhd->nm", q, k[chosen]))
     wanted = exchange @ first.value(z[chosen]) / exchange.sum(1, keepdim=True)  # type: ignore[operator]

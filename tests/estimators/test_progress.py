@@ -105,5 +105,5 @@ def test_few_models_are_trained_one_after_the_other_and_many_as_one(
     # The first models are the same ones, however they were trained.
     rows = torch.from_numpy(found[3].fitted_.scaling(x))
     for first, same in zip(found[3].fitted_.members, found[FEWEST["cpu"]].fitted_.members, strict=False):
-        wanted, states = (member.model._encode(rows) for member in (first, same))  # type: ignore[operator,union-attr]
+        wanted, states = (member.model.encode(rows) for member in (first, same))  # type: ignore[operator,union-attr]
         torch.testing.assert_close(states, wanted, rtol=1e-3, atol=1e-4)

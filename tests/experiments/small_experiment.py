@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from difformer.experiments.ledger import DONE
-from difformer.experiments.plan import Data, Experiment, System
-from difformer.experiments.systems import DIFFORMER_S, OFF
+from difformer.experiments.spec import Data, Experiment, shared_systems
 
 BLOCKS = Data(
     "blocks", "sbm", "blocks", options={"num_nodes": 60, "num_splits": 3, "fractions": (0.3, 0.2, 0.5)}, seeds=3
 )
 ABSENT = Data("absent", "pokec", "a graph that is not here", seeds=2)
-GCN = System("gcn", "GCN", "gcn")
-MLP = System("mlp", "MLP", "mlp")
+GCN, MLP, DIFFORMER_S, OFF = (shared_systems()[key] for key in ("gcn", "mlp", "difformer-s", "off"))
 SMALL = Experiment(
     name="citation",  # published figures of that name are found
     title="A small experiment",
@@ -30,6 +28,7 @@ def line(system: str, seed: int, test: float, *, valid: float = 0.5, data: str =
     return {
         "status": DONE,
         "id": f"{system}{seed}",
+        "key": f"{system}{seed}",
         "settings_id": system,
         "data": data,
         "dataset": "sbm",

@@ -2,8 +2,7 @@
 
 import pytest
 
-from difformer.experiments.collect import collected, identity, main
-from difformer.experiments.presets import SHIPPED, Preset, load_presets, write_preset
+from difformer.experiments.presets import SHIPPED, Preset, add_presets, load_presets, main, write_preset
 
 TEXT = """# Head.
 
@@ -42,13 +41,13 @@ def presets_of(text, tmp_path):
     path = tmp_path / "presets.toml"
     path.write_text(text, encoding="utf-8")
     load_presets.cache_clear()
-    return {identity(preset): preset for preset in load_presets(path)}
+    return {preset.identity: preset for preset in load_presets(path)}
 
 
 def test_a_preset_takes_the_place_of_its_predecessor(tmp_path):
-    text = collected(TEXT, [NEW])
+    text = add_presets(TEXT, [NEW])
     found = presets_of(text, tmp_path)
-    assert found[identity(NEW)] == NEW
+    assert found[NEW.identity] == NEW
     assert found["best", "mlp", "cora", None].settings == {"dropout": 0.5}
     assert text.index("# Of the next one.") < text.index('"mlp"')
     assert text.startswith("# Head.")
@@ -56,14 +55,14 @@ def test_a_preset_takes_the_place_of_its_predecessor(tmp_path):
 
 def test_others_are_added_once_however_often(tmp_path):
     other = Preset("best", "gat", "cora", {"dropout": 0.1}, variant="per_class=10")
-    text = collected(collected(TEXT, [other]), [other])
-    assert text == collected(TEXT, [other])
-    assert list(presets_of(text, tmp_path)) == [*presets_of(TEXT, tmp_path), identity(other)]
+    text = add_presets(add_presets(TEXT, [other]), [other])
+    assert text == add_presets(TEXT, [other])
+    assert list(presets_of(text, tmp_path)) == [*presets_of(TEXT, tmp_path), other.identity]
 
 
 def test_what_is_shipped_survives_it():
     text = SHIPPED.read_text(encoding="utf-8")
-    assert collected(text, []) == text
+    assert add_presets(text, []) == text
 
 
 def test_command(tmp_path, capsys):
@@ -76,4 +75,4 @@ def test_command(tmp_path, capsys):
     assert "several files hold a preset for paper / gcn / cora" in capsys.readouterr().err
     assert into.read_text(encoding="utf-8") == TEXT
     main([str(first), "--into", str(into)])
-    assert into.read_text(encoding="utf-8") == collected(TEXT, [NEW])
+    assert into.read_text(encoding="utf-8") == add_presets(TEXT, [NEW])

@@ -8,14 +8,16 @@ from statistics import fmean, stdev
 import pytest
 
 from difformer.data.catalogue import ENTRIES
-from difformer.experiments.asking import Request
-from difformer.experiments.catalogue import MODULES, experiments, find
-from difformer.experiments.choosing import cells
-from difformer.experiments.drawing import QUICK
+from difformer.experiments import spec
+from difformer.experiments.analysis import read_summary
+from difformer.experiments.cells import Request, cells
+from difformer.experiments.figures import DRAWINGS, QUICK
 from difformer.experiments.ledger import Ledger
 from difformer.experiments.presets import load_presets
-from difformer.experiments.running import run
-from difformer.experiments.writing import read_summary, write_files
+from difformer.experiments.render import write_files
+from difformer.experiments.runner import run
+from difformer.experiments.samples import SAMPLES
+from difformer.experiments.spec import experiments, find
 from difformer.training.tuning import make_config
 from difformer.zoo import MODELS
 
@@ -26,8 +28,8 @@ NAMES = (
 
 
 def test_there_are_these():
-    assert tuple(MODULES) == NAMES
-    assert [one.name for one in experiments()] == list(NAMES)
+    assert spec.NAMES[: len(NAMES)] == NAMES
+    assert [one.name for one in experiments()] == list(spec.NAMES)
     with pytest.raises(ValueError, match="did you mean 'heterophily'"):
         find("heterophilly")
 
@@ -40,12 +42,13 @@ def test_an_experiment_names_what_exists(name):
         assert sections
         assert len({one.key for one in sections}) == len(sections)
         for data in sections:
-            assert data.loader or data.dataset in ENTRIES
+            assert data.loader in SAMPLES if data.loader else data.dataset in ENTRIES
             rows = experiment.rows(data, quick)
             assert any(system.role == "off" for system in rows), f"{data.key} has no row without attention"
             assert any(system.role == "ours" for system in rows)
     assert len({one.key for one in experiment.systems}) == len(experiment.systems)
     assert all(one.baseline or one.model in MODELS for one in experiment.systems)
+    assert experiment.figure in DRAWINGS
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,21 +1,17 @@
-"""What figures show: every row, what lies outside of the axis, and in words what marks, bars and lines are."""
+"""Figures show every row, values outside the axis, and legends and titles that are not cut off."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import warnings
 
 import pytest
 from small_experiment import BLOCKS, GCN, MLP, SMALL, line
 
-from difformer.experiments import batch_size, large, visualise
-from difformer.experiments.catalogue import find
-from difformer.experiments.costs import draw as draw_cost
-from difformer.experiments.drawing import pyplot
-from difformer.experiments.figures import dots
-from difformer.experiments.outliers import near
-from difformer.experiments.plan import System
-from difformer.experiments.summary import summarise
+from difformer.experiments.analysis import summarise
+from difformer.experiments.figures import BARS, QUICK, attention_figure, draw, legend_below, near, panels, pyplot, save
+from difformer.experiments.spec import System, find
 
 MANY = dataclasses.replace(
     SMALL,
@@ -57,7 +53,7 @@ def test_what_lies_far_from_the_others_is_an_arrow_with_its_value():
     scores = {f"gcn{i}": 0.60 + 0.05 * i for i in range(6)} | {"mlp": 2.7777}
     rest = {"metric": "mse", "higher_is_better": False}
     lines = [line(key, seed, value, **rest) for key, value in scores.items() for seed in range(3)]
-    (ax,) = dots(summarise(MANY, lines, (), quick=False), None).axes
+    (ax,) = draw(summarise(MANY, lines, (), quick=False)).axes
     low, high = ax.get_xlim()
     assert 0.55 < low < 0.60
     assert 0.85 < high < 0.90
@@ -66,23 +62,23 @@ def test_what_lies_far_from_the_others_is_an_arrow_with_its_value():
     assert said.arrow_patch is not None
     assert said.xy == (high, names(ax).index("MLP (untuned)"))
     near_ones = [one for one in lines if one["system"] != "mlp"]
-    (ax,) = dots(summarise(MANY, near_ones, (), quick=False), None).axes
+    (ax,) = draw(summarise(MANY, near_ones, (), quick=False)).axes
     assert not ax.texts
 
 
 def test_names_say_the_settings_and_how_many_runs_are_missing():
     lines = [line("gcn", seed, 0.5, preset="paper") for seed in range(3)] + [line("mlp", 0, 0.4)]
-    fig = dots(summarise(MANY, lines, (), quick=False), None)
+    fig = draw(summarise(MANY, lines, (), quick=False))
     assert names(fig.axes[0]) == ["GCN (paper's grid)", "MLP (untuned), 1 of 3 runs"]
     assert "bars: ± standard deviation over seeds and splits" in legend(fig)
-    fig = dots(summarise(MANY, lines[-1:], (), quick=False), None)
+    fig = draw(summarise(MANY, lines[-1:], (), quick=False))
     assert not [said for said in legend(fig) if said.startswith("bars")]
 
 
 def test_the_legend_says_what_the_papers_figure_is_over():
     cora = find("citation")
     lines = [line("gcn", seed, 0.8, data="cora-random", preset="paper") for seed in range(10)]
-    fig = dots(summarise(cora, lines, (), quick=False), None)
+    fig = draw(summarise(cora, lines, (), quick=False))
     (said,) = [text for text in legend(fig) if "paper's figure" in text]
     assert said.endswith("five initialisations on one split")
 
@@ -95,7 +91,7 @@ def cost_lines(data, *systems, **rest):
 
 def test_costs_name_their_devices_and_the_runs_that_are_missing():
     lines = [*cost_lines("cora", "gcn"), *cost_lines("cora", "gat", device="another")]
-    time, _ = draw_cost(summarise(find("cost"), lines, (), quick=False), None).axes
+    time, _ = draw(summarise(find("cost"), lines, (), quick=False)).axes
     assert names(time) == ["GAT, 2 of 3 runs B", "GCN, 2 of 3 runs A"]
     assert "A a machine; B another" in time.get_title(loc="left")
 
@@ -105,10 +101,10 @@ def test_large_graphs_have_panels_of_scores_and_of_cost():
     costs = cost_lines("random-graph-quick", "gcn", "mlp")
     for lines, labels in (
         (scores, ["test accuracy in %"]),
-        (costs, ["milliseconds an epoch", "peak of memory in MB"]),
-        ([*scores, *costs], ["test accuracy in %", "milliseconds an epoch", "peak of memory in MB"]),
+        (costs, ["milliseconds per epoch", "peak memory in MB"]),
+        ([*scores, *costs], ["test accuracy in %", "milliseconds per epoch", "peak memory in MB"]),
     ):
-        fig = large.draw(summarise(find("large"), lines, (), quick=True), None)
+        fig = draw(summarise(find("large"), lines, (), quick=True))
         assert [ax.get_xlabel() for ax in fig.axes if ax.axison] == labels
 
 
@@ -117,7 +113,7 @@ def test_attention_off_stands_beside_the_sizes_of_batches():
     lines = [line(key, seed, value, data="pokec") for key, value in keys.items() for seed in range(5)]
     off = [line("off", 0, 0.4, data="pokec", settings={"batch_size": None}, peak_memory=9e6)]
     summary = summarise(find("batch-size"), [*lines, *off], (), quick=False)
-    fig = batch_size.draw(summary, None)
+    fig = draw(summary)
     assert "attention off" in legend(fig)
     score, memory = fig.axes
     drawn = [[list(one.get_ydata()) for one in ax.lines] for ax in (score, memory)]
@@ -125,7 +121,7 @@ def test_attention_off_stands_beside_the_sizes_of_batches():
     assert [9.0] in drawn[1]
     assert [text.get_text() for text in score.get_xticklabels()] == ["5000", "whole"]
     assert [text.get_text() for text in score.texts if text.get_text()] == ["1 of 5 runs"]
-    fig = batch_size.draw(summarise(find("batch-size"), lines, (), quick=False), None)
+    fig = draw(summarise(find("batch-size"), lines, (), quick=False))
     assert "attention off" not in legend(fig)
 
 
@@ -135,7 +131,7 @@ def test_attention_off_stands_beside_the_sizes_of_batches():
         ({"classes": [0, 2, 2], "values": None, "pairs": []}, ["class 0", "class 2"]),
         (
             {"classes": [1, 1, 0], "values": None, "pairs": [[0, 1, 0.5]]},
-            ["class 0", "class 1", "a pair with the largest attention, the darker the larger"],
+            ["class 0", "class 1", "a pair with the largest attention; darker is larger"],
         ),
         ({"classes": None, "values": [0.1, 0.2, 0.3], "pairs": []}, ["a node, coloured by its target"]),
     ],
@@ -143,7 +139,7 @@ def test_attention_off_stands_beside_the_sizes_of_batches():
 def test_maps_say_what_points_and_lines_are(panel, said):
     picture = [{"title": "layer 1", "x": [0, 50, 100], "y": [0, 50, 100], **panel}]
     lines = [line("difformer-s", 0, 0.5, data="cifar10", measures={"pictures": picture})]
-    fig = visualise.draw(summarise(find("visualise"), lines, (), quick=False), None)
+    fig = draw(summarise(find("visualise"), lines, (), quick=False))
     assert legend(fig) == said
 
 
@@ -151,4 +147,71 @@ def test_a_figure_of_one_row_has_room_for_its_titles(tmp_path):
     lines = [line("gcn", seed, 0.8, data="cora-authors") for seed in range(3)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a layout that collapses is a warning
-        dots(summarise(find("citation"), lines, (), quick=False), tmp_path).canvas.draw()
+        draw(summarise(find("citation"), lines, (), quick=False)).canvas.draw()
+
+
+def inside(fig, artist):
+    fig.canvas.draw()
+    box = artist.get_window_extent(fig.canvas.get_renderer())
+    return box.x0 >= 0 and box.x1 <= fig.bbox.width
+
+
+@pytest.mark.parametrize(("width", "columns"), [(12.0, 4), (3.9, 2), (1.9, 1)])
+def test_a_legend_has_as_many_columns_as_fit(width, columns):
+    fig, _ = panels(1, width=width, height=3)
+    marks = [pyplot().Line2D([], [], label=said) for said in ("ours", "rival", "attention off", "hollow: not tuned")]
+    legend_below(fig, marks)
+    (found,) = fig.legends
+    assert found._ncols == columns
+    assert inside(fig, found)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_heading_fits_and_marks_the_quick_form(quick):
+    lines = [line("mlp", 0, 0.5)]
+    fig = draw(summarise(SMALL, lines, (), quick=quick))
+    said = fig.get_suptitle()
+    assert said.startswith(SMALL.title)
+    assert (QUICK in said.replace("\n", " ")) == quick
+    assert inside(fig, fig._suptitle)
+
+
+def test_legend_of_one_small_panel():
+    lines = [line(system, seed, 0.5 + 0.1 * seed) for system in ("mlp", "difformer-s", "off") for seed in range(2)]
+    fig = draw(summarise(SMALL, lines, (), quick=False))
+    assert inside(fig, fig.legends[0])
+    assert set(legend(fig)) == {"ours", "rival", "attention off", "hollow: not tuned", BARS}
+
+
+def test_a_section_without_scores_has_no_panel():
+    fig = draw(summarise(SMALL, [line("mlp", 0, None, valid=None)], (), quick=False))
+    assert "nothing was run yet" in fig.axes[0].texts[0].get_text()
+
+
+def test_a_legend_names_lines_that_the_first_panel_lacks():
+    lines = [line(system, 0, 0.5, data="cora") for system in ("K2-t0.1", "K2-t0.5-source")]
+    fig = draw(summarise(find("depth"), lines, (), quick=False))
+    assert legend(fig) == ["τ = 0.1", "τ = 0.5", BARS]
+
+
+def test_a_title_wider_than_its_panel_widens_the_picture(tmp_path):
+    sizes = []
+    for title in ("short", "a title that is far longer than the panel below it can be wide"):
+        fig, (ax,) = panels(1, width=2, height=2)
+        ax.set_title(title, loc="left")
+        save(fig, tmp_path)
+        sizes.append(pyplot().imread(io.BytesIO((tmp_path / "figure.png").read_bytes())).shape[1])
+    assert sizes[1] > 1.5 * sizes[0]
+
+
+def test_what_attention_adds_is_drawn_with_its_interval():
+    runs = {"difformer-s": (0.80, 0.82, 0.85), "off": (0.70, 0.71, 0.72)}
+    lines = [line(key, seed, value) for key, found in runs.items() for seed, value in enumerate(found)]
+    sections = summarise(SMALL, lines, (), quick=False).sections
+    (ax,) = attention_figure(sections).axes
+    comparison = sections[0].comparison("attention off")
+    assert names(ax) == ["blocks"]
+    assert ax.lines[1].get_xdata() == pytest.approx([comparison.gain])
+    low, high = comparison.test.interval
+    (bar,) = ax.containers[0].lines[2][0].get_segments()
+    assert bar[1][0] - bar[0][0] == pytest.approx(100 * (high - low))

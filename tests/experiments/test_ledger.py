@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from pathlib import Path
 
 import pytest
 from small_experiment import line
 
-from difformer.experiments.ledger import FAILED, Ledger, current, identity, reasons
-from difformer.training.runfiles import RunFolderError
+from difformer.experiments.analysis import read_summary
+from difformer.experiments.cells import cells, complete
+from difformer.experiments.ledger import DONE, FAILED, Ledger, code_version, current, identity, named, reasons
+from difformer.experiments.presets import load_presets
+from difformer.experiments.spec import NAMES, find
+from difformer.files import RunFolderError
+from difformer.training.config import TrainConfig
 
 
 def test_lines_read_back_and_numbers_that_json_lacks_are_none(tmp_path):
@@ -49,7 +56,7 @@ def test_what_does_not_fit_on_the_disk_leaves_no_trace(tmp_path, monkeypatch):
     assert ledger.path.read_bytes() == before
 
 
-@pytest.mark.parametrize(("text", "said"), [("nonsense", "not JSON"), ('{"a": 1}', "no run"), ("[1]", "no run")])
+@pytest.mark.parametrize(("text", "said"), [("nonsense", "not JSON"), ('{"a": 1}', "not a run"), ("[1]", "not a run")])
 def test_a_whole_line_that_is_no_run_is_named(tmp_path, text, said):
     ledger = Ledger(tmp_path)
     ledger.append(line("gcn", 0, 0.5))
@@ -90,3 +97,59 @@ def test_a_run_takes_the_reason_away():
 def test_identities_are_those_of_contents():
     assert identity(a=1, b=[1, 2]) == identity(b=(1, 2), a=1)
     assert identity(a=1) != identity(a=2)
+
+
+RESULTS = Path(__file__).parents[2] / "results"
+STORED = [line for folder in sorted(RESULTS.glob("*/")) for line in Ledger(folder).read() if line["status"] == DONE]
+
+
+def test_no_id_of_the_stored_results_has_two_scores():
+    scores: dict[str, set[str]] = {}
+    for one in STORED:
+        scores.setdefault(one["id"], set()).add(json.dumps([one["test"], one["measures"].get("epoch_seconds")]))
+    assert len(scores) > 4000
+    assert {id_: found for id_, found in scores.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stored_lines_count_for_the_settings_of_today(name):
+    """Options that are new since then have defaults, and do not make a run another one."""
+    found = read_summary(find(name), RESULTS / name)
+    rows = {(row.data.key, row.system.key, row.preset): row for one in found.sections for row in one.rows}
+    run = [cell for cell in cells(find(name), load_presets()) if rows[cell.key].n]
+    assert run or not (RESULTS / name).is_dir()
+    assert [cell.key for cell in run if rows[cell.key].first("settings_id") != cell.settings_id()] == []
+
+
+def test_an_id_tells_versions_data_and_devices_apart():
+    settings = {"epochs": 2, "hidden_channels": 4}
+    versions = {"difformer": "0.1.0", "torch": "2.11"}
+    old = line("gcn", 0, 0.5, model="gcn", settings=settings, versions=versions, fingerprint="a")
+    del old["key"]
+    ids = {
+        named({**old, **change})["id"]
+        for change in (
+            {},
+            {"fingerprint": "b"},
+            {"versions": {**versions, "torch": "2.13"}},
+            {"versions": {**versions, "difformer": "0.2.0"}},
+            {"device": "another machine"},
+            {"settings": {**settings, "precision": "bf16"}},
+        )
+    }
+    assert len(ids) == 6
+    keys = {named({**old, **change})["key"] for change in ({}, {"fingerprint": "b"}, {"device": "another machine"})}
+    assert len(keys) == 1
+
+
+def test_an_option_at_its_default_does_not_change_the_key():
+    settings = {"hidden_channels": 4}
+    old = line("gcn", 0, 0.5, model="gcn", settings=settings, versions={}, fingerprint="a")
+    del old["key"]
+    full = {**complete(TrainConfig("gcn", {"hidden_channels": 4}))}
+    assert named(old)["key"] == named({**old, "settings": full})["key"]
+    assert named(old)["key"] != named({**old, "settings": {**full, "dropout": 0.9}})["key"]
+
+
+def test_the_code_version_names_the_sources():
+    assert re.fullmatch(r"\d+\.\d+\S*\+[0-9a-f]{8}", code_version())

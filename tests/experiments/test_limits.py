@@ -9,12 +9,11 @@ from types import SimpleNamespace
 import pytest
 from small_experiment import SMALL
 
-from difformer.experiments import limits, performing
-from difformer.experiments.asking import Request, wanted_cells
+from difformer.experiments import runner
+from difformer.experiments.cells import Request, wanted_cells
 from difformer.experiments.ledger import DONE, FAILED, Ledger
-from difformer.experiments.limits import Watch
-from difformer.experiments.performing import Interrupted
-from difformer.experiments.running import run
+from difformer.experiments.measure import Interrupted
+from difformer.experiments.runner import Watch, run
 from difformer.training import NonFiniteLossError
 
 LIMITED = Request(device="cpu", datasets=("blocks",), models=("gcn", "mlp"), limit=60.0)
@@ -24,7 +23,8 @@ LIMITED = Request(device="cpu", datasets=("blocks",), models=("gcn", "mlp"), lim
 def clock(monkeypatch):
     """A clock that stands still unless it is set."""
     found = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: found.now))
+    real = runner.time.perf_counter
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: found.now, perf_counter=real))
     return found
 
 
@@ -62,7 +62,7 @@ def test_somebody_who_asks_is_not_a_limit(clock):
 )
 def test_what_takes_too_long_is_a_cell_with_a_reason(tmp_path, monkeypatch, clock, stacked, had):
     """In the first cell 200 seconds pass whenever it is asked, in the others none."""
-    monkeypatch.setattr(performing, "faster", lambda *_: stacked)
+    monkeypatch.setattr(runner, "faster", lambda *_: stacked)
     ask = Watch.__call__
 
     def slow(watch):
@@ -86,8 +86,8 @@ def test_what_takes_too_long_is_a_cell_with_a_reason(tmp_path, monkeypatch, cloc
 
 def test_a_run_that_was_there_before_the_limit_is_kept(tmp_path, monkeypatch, clock):
     """Of a stack some were finished: the reason speaks of those that were not."""
-    monkeypatch.setattr(performing, "faster", lambda *_: True)
-    train = performing.train_stacked
+    monkeypatch.setattr(runner, "faster", lambda *_: True)
+    train = runner.train_stacked
 
     def half(task, settings, config, device, stop, keep_errors):
         records = train(task, settings, config, device, keep_errors=keep_errors)
@@ -95,7 +95,7 @@ def test_a_run_that_was_there_before_the_limit_is_kept(tmp_path, monkeypatch, cl
         assert stop()
         return [records[0], dataclasses.replace(records[1], status="interrupted", history=[])]
 
-    monkeypatch.setattr(performing, "train_stacked", half)
+    monkeypatch.setattr(runner, "train_stacked", half)
     request = dataclasses.replace(LIMITED, models=("gcn",))
     outcome, (reason,) = outcome_and_reasons(tmp_path, request)
     assert reason.startswith("too long: 1000 s for its first epoch on ")
@@ -103,8 +103,8 @@ def test_a_run_that_was_there_before_the_limit_is_kept(tmp_path, monkeypatch, cl
 
 
 def test_a_run_that_diverged_takes_none_of_the_next_ones_time(tmp_path, monkeypatch, clock):
-    monkeypatch.setattr(performing, "faster", lambda *_: False)
-    train, calls = performing.train_one, []
+    monkeypatch.setattr(runner, "faster", lambda *_: False)
+    train, calls = runner.train_one, []
 
     def first_diverges(*args, stop, **options):
         calls.append(1)
@@ -114,7 +114,7 @@ def test_a_run_that_diverged_takes_none_of_the_next_ones_time(tmp_path, monkeypa
         assert not stop()
         return train(*args, stop=stop, **options)
 
-    monkeypatch.setattr(performing, "train_one", first_diverges)
+    monkeypatch.setattr(runner, "train_one", first_diverges)
     outcome, (reason,) = outcome_and_reasons(tmp_path, dataclasses.replace(LIMITED, models=("gcn",)))
     assert reason.startswith("diverged")
     assert outcome.made == 2
@@ -123,14 +123,14 @@ def test_a_run_that_diverged_takes_none_of_the_next_ones_time(tmp_path, monkeypa
 def test_memory_is_not_measured_of_what_was_broken_off(tmp_path, monkeypatch, clock):
     data = dataclasses.replace(SMALL.data[0], alone=True)
     small = dataclasses.replace(SMALL, data=(data,))
-    train = performing.train_one
+    train = runner.train_one
 
     def late(*args, stop, **options):
         clock.now += 100.0
         return train(*args, stop=stop, **options)
 
-    monkeypatch.setattr(performing, "train_one", late)
-    monkeypatch.setattr(performing, "training_peak", lambda *_: pytest.fail("it was broken off"))
+    monkeypatch.setattr(runner, "train_one", late)
+    monkeypatch.setattr(runner, "training_peak", lambda *_: pytest.fail("it was broken off"))
     outcome = run(small, tmp_path, dataclasses.replace(LIMITED, models=("gcn",)), quiet)
     assert (outcome.made, len(outcome.failed)) == (0, 1)
 
@@ -146,7 +146,7 @@ def test_a_limit_is_more_than_nothing():
 
 def test_what_was_made_later_is_no_longer_refused(tmp_path, monkeypatch, clock):
     """After a run of the same settings more seeds are run, whatever stood in the way before."""
-    monkeypatch.setattr(performing, "faster", lambda *_: False)
+    monkeypatch.setattr(runner, "faster", lambda *_: False)
     request = dataclasses.replace(LIMITED, models=("gcn",), seeds=1)
     ask = Watch.__call__
     monkeypatch.setattr(Watch, "__call__", lambda watch: bool(setattr(clock, "now", clock.now + 100.0)) or ask(watch))

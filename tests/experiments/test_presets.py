@@ -6,7 +6,7 @@ import pytest
 
 from difformer.data.catalogue import ENTRIES
 from difformer.experiments import Preset, find_preset, load_presets, read_preset, write_preset
-from difformer.experiments.published import load_figures
+from difformer.experiments.analysis import published
 from difformer.zoo import MODELS, check_options, options_of
 
 SHIPPED = load_presets()
@@ -42,7 +42,7 @@ def test_every_system_is_tuned_where_the_paper_reports_it():
     tuned = {(p.dataset, p.model): p.trials or 0 for p in load_presets() if p.name == "paper"}
     missing = set()
     for name in ("citation", "heterophily", "temporal", "unobserved", "particles"):
-        for data, row in load_figures()[name]["paper"].items():
+        for data, row in published()[name]["paper"].items():
             dataset = data.split("-")[0]
             for system, value in row.items():
                 if dataset not in AT_HAND or isinstance(value, str):  # words stand where it did not fit into memory

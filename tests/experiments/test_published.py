@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from difformer.experiments.catalogue import experiments, find
-from difformer.experiments.published import AUTHORS, MEMORY, PAPER, figure, load_figures
+from difformer.experiments.analysis import AUTHORS, MEMORY, PAPER, figure, published
+from difformer.experiments.spec import experiments, find
 
 SOURCES = (PAPER, AUTHORS, MEMORY)
 
 
 def test_every_figure_belongs_to_a_row_of_a_table():
-    for name, tables in load_figures().items():
+    for name, tables in published().items():
         experiment = find(name)
         systems = {system.key for system in experiment.systems}
         for source in SOURCES:
@@ -27,7 +27,7 @@ def test_every_system_of_the_papers_tables_has_a_figure():
     """Rows that the paper has on every data set of a table."""
     wanted = {"citation": 21, "heterophily": 10, "temporal": 10, "unobserved": 8, "particles": 7, "large": 7, "cost": 5}
     for name, count in wanted.items():
-        for key, entries in load_figures()[name][PAPER].items():
+        for key, entries in published()[name][PAPER].items():
             assert len(entries) == count, f"{name}.{key}"
 
 
@@ -68,4 +68,4 @@ def test_the_true_error_of_series_is_never_set_beside_the_broadcast_one():
 
 
 def test_tables_are_named_after_experiments():
-    assert set(load_figures()) <= {one.name for one in experiments()}
+    assert set(published()) <= {one.name for one in experiments()}

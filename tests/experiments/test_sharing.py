@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 from small_experiment import BLOCKS, SMALL
 
-from difformer.experiments import performing, results
-from difformer.experiments.asking import Request
+from difformer.experiments import runner
+from difformer.experiments.analysis import summarise
+from difformer.experiments.cells import Request
 from difformer.experiments.ledger import Ledger
-from difformer.experiments.plan import Data, System
-from difformer.experiments.running import run
-from difformer.experiments.summary import summarise
-from difformer.experiments.tables import markdown
+from difformer.experiments.render import markdown
+from difformer.experiments.runner import run
+from difformer.experiments.spec import Data, System
 
 OTHER = dataclasses.replace(SMALL, name="depth", data=(dataclasses.replace(BLOCKS, key="again", seeds=2),))
 REQUEST = Request(device="cpu")
@@ -28,8 +28,8 @@ def made(tmp_path):
 
 
 def test_the_same_runs_are_taken_over(made, monkeypatch):
-    monkeypatch.setattr(performing, "train_one", None)
-    monkeypatch.setattr(performing, "train_stacked", None)
+    monkeypatch.setattr(runner, "train_one", None)
+    monkeypatch.setattr(runner, "train_stacked", None)
     said: list[str] = []
     outcome = run(OTHER, made / "depth", REQUEST, said.append)
     assert (outcome.made, outcome.taken, outcome.there, outcome.left) == (0, 8, 0, 0)
@@ -76,14 +76,14 @@ def test_a_file_that_cannot_be_read_is_passed_over_and_named(made):
     said: list[str] = []
     outcome = run(OTHER, made / "depth", REQUEST, said.append)
     assert (outcome.made, outcome.taken) == (8, 0)
-    (told,) = [text for text in said if "no run is taken over" in text]
+    (told,) = [text for text in said if "no run is reused" in text]
     assert f"{made / 'citation' / 'runs.jsonl'}, line 13" in told
 
 
 def test_a_line_that_does_not_say_what_it_is_of_is_passed_over(made):
     ledger = Ledger(made / "citation")
     for line in ledger.read():
-        ledger.append({key: value for key, value in line.items() if key not in ("id", "experiment")})
+        ledger.append({key: value for key, value in line.items() if key not in ("key", "experiment")})
     assert run(OTHER, made / "depth", REQUEST, lambda text: None).taken == 8
 
 
@@ -104,7 +104,7 @@ def test_a_run_that_was_removed_does_not_come_back_from_a_copy(made):
 def test_baselines_of_two_metrics_are_not_taken_for_each_other(tmp_path):
     """A baseline is known by its name alone, whatever it is judged by."""
     sections = tuple(
-        Data(name, "waves", name, loader="difformer.experiments.quick:waves", settings={"metric": name}, seeds=1)
+        Data(name, "waves", name, loader="waves", settings={"metric": name}, seeds=1)
         for name in ("mse", "broadcast-mse")
     )
     series = dataclasses.replace(SMALL, data=sections, systems=(System("zeros", "zeros", baseline="zeros"),))
@@ -112,13 +112,9 @@ def test_baselines_of_two_metrics_are_not_taken_for_each_other(tmp_path):
     assert [line["metric"] for line in Ledger(tmp_path / "citation").read()] == ["mse", "broadcast-mse"]
 
 
-def test_tables_say_what_was_made_for_others_and_hours_count_once(made):
+def test_tables_say_which_runs_are_shared(made):
     run(OTHER, made / "depth", REQUEST, lambda text: None)
     lines = Ledger(made / "depth").read()
     text = markdown(summarise(OTHER, lines, (), quick=False))
-    assert "Trained for citation and shown here too: 8 of these runs." in text
-    assert "shown here too" not in markdown(summarise(SMALL, Ledger(made / "citation").read(), (), quick=False))
-    long = [{**line, "seconds": 3600.0} for line in lines]
-    long[0].pop("taken_from")
-    overview = results._overview([summarise(OTHER, long, (), quick=False)])
-    assert "| 8 of 8 | complete | 1.00 |" in overview
+    assert "Shared with citation: 8 of these runs." in text
+    assert "Shared with" not in markdown(summarise(SMALL, Ledger(made / "citation").read(), (), quick=False))

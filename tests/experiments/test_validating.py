@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from difformer.data import Split, Task, load
-from difformer.experiments.quick import clouds
+from difformer.experiments.samples import clouds
 from difformer.experiments.validating import FEWEST, for_search, take_graphs
 from difformer.training import TrainConfig, train_one
 

@@ -167,9 +167,9 @@ def test_a_map_of_another_kind_is_called(monkeypatch, model):
     model.input_norm = torch.nn.Identity()
     model.input = Doubled(5, 8)
     model.input.load_state_dict(before.state_dict())
-    found = model._encode(x)
+    found = model.encode(x)
     model.input = before
-    torch.testing.assert_close(found, 2 * model._encode(x))
+    torch.testing.assert_close(found, 2 * model.encode(x))
 
 
 def test_without_a_key_dropout_is_drawn_from_torch(monkeypatch, model):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from difformer import DIFFormerConv, Graph
+from difformer import DIFFormer, DIFFormerConv, Graph
 from difformer.attention.reference import propagate as dense_propagate
 from difformer.diffusion import as_diffusivity
 
@@ -175,3 +175,9 @@ def test_a_graph_met_in_inference_mode_can_be_trained_on():
     with torch.inference_mode():
         conv(z, graph)
     conv(z, graph, batch=batch).sum().backward()
+
+
+def test_repr_says_whether_the_graph_term_is_added_or_mixed():
+    assert "graph term added" in repr(DIFFormerConv(4, 4))
+    assert "graph term mixed in with weight 0.3" in repr(DIFFormerConv(4, 4, graph_weight=0.3))
+    assert "graph term added" in repr(DIFFormer(4, 4, 2))

@@ -109,3 +109,14 @@ def test_rows_of_attention_sum_to_one(diffusivity, batched):
 def test_a_copied_model_can_be_looked_into():
     model = copy.deepcopy(DIFFormer(5, 8, 3, diffusivity="constant"))
     assert len(model.attention(torch.randn(6, 5), top_k=3)) == 3
+
+
+@pytest.mark.parametrize("ask", ["energy", "attention"])
+@pytest.mark.parametrize("training", [True, False])
+def test_frozen_parts_keep_their_mode(ask, training):
+    model = DIFFormer(5, 8, 3).train(training)
+    model.layers[0].train(not training)
+    model.input_norm.train(not training)
+    before = {name: module.training for name, module in model.named_modules()}
+    getattr(model, ask)(torch.randn(10, 5))
+    assert {name: module.training for name, module in model.named_modules()} == before

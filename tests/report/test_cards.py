@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from difformer.data import load
-from difformer.report.cards import SPRITE_COLUMNS, make_sprite, node_cards, png, shortened
+from difformer.report.gather import shortened
+from difformer.report.maps import SPRITE_COLUMNS, make_sprite, node_cards, png
 from difformer.training.source import TaskSource
 
 

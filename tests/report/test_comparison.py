@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from difformer.report import compare_runs
-from difformer.report.paired import holm, judge, paired
+from difformer.report.comparison import holm, judge, paired
 
 
 def with_values(path, target, values):

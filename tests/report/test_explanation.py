@@ -9,11 +9,10 @@ import torch
 from report_runs import RUNS, config, graphs_task, nodes_task, series_task
 
 from difformer import DIFFormer
-from difformer.nn.structure import as_structure
 from difformer.report import explain_node, explanation
-from difformer.report.decomposition import PARTS, pass_through, take_apart
-from difformer.report.latent import attention_of
-from difformer.report.scene import Scene
+from difformer.report.explanation import PARTS, pass_through, take_apart
+from difformer.report.gather import Scene
+from difformer.report.layers import attention_of
 from difformer.training import fit
 from difformer.training.feeding import Inputs, graph_of
 
@@ -80,14 +79,13 @@ def test_effects_before_the_last_layer_are_derivatives():
     """Scaling what one instance gives changes the score at the rate of its effect (without a LayerNorm)."""
     model, scene, x = made({"norm": False, "diffusivity": "sigmoid"}, True)
     i, h = 3, 1e-5
-    structure = as_structure(30, scene.graph)
     slope_out = (model.output.weight[2] - model.output.weight[1]).detach()
-    z0 = model._encode(x).detach()
+    z0 = model.encode(x).detach()
     with torch.no_grad():
-        p = model.layers[0].step(z0, structure, z0)
+        p = model.layers[0](z0, scene.graph, source=z0)
 
     def score(z1):
-        return model._advance(1, z1, structure, z0)[i] @ slope_out
+        return model.advance(1, z1, z0, scene.graph)[i] @ slope_out
 
     at = p.clone().requires_grad_()
     (slope,) = torch.autograd.grad(score(at), at)

@@ -7,12 +7,9 @@ import torch
 
 from difformer import DIFFormer
 from difformer.diffusion import penalty
-from difformer.report.energy import LayerEnergies, layer_energies
-from difformer.report.latent import chance, latent_layers
-from difformer.report.projection import GRID, project
-from difformer.report.sampling import draw, said
-from difformer.report.scene import Scene
-from difformer.report.words import verdict
+from difformer.report.gather import Scene, draw, said
+from difformer.report.layers import LayerEnergies, chance, latent_layers, layer_energies, verdict
+from difformer.report.maps import GRID, project
 from difformer.training.feeding import Inputs, graph_of
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from report_runs import EVIL, RUNS
@@ -63,7 +64,7 @@ def test_pages_load_without_errors_and_without_a_network(browser, workshop, name
     page = visit(browser, workshop, name)
     assert page.trouble == []
     assert [url for url in page.asked if not url.startswith(("file:", "data:", "blob:"))] == []
-    assert page.locator("#curves .main-svg").count() > 0
+    assert page.locator("#metric-curves .main-svg").count() > 0
     assert page.locator("#canvas-0 .points path").count() > 5
     page.close()
 
@@ -129,6 +130,48 @@ def test_hover_shows_the_instance_and_labels_are_text(page):
     assert page.evaluate("() => document.querySelectorAll('script').length") == 3
 
 
+def test_errors_can_be_sorted_and_downloaded(page):
+    cells = "(n) => [...document.querySelectorAll('#errors tbody tr')].map((row) => row.cells[n].textContent)"
+    page.click("#errors th:nth-child(4)")
+    up = [float(v) for v in page.evaluate(cells, 3)]
+    assert len(up) > 3
+    assert up == sorted(up)
+    page.click("#errors th:nth-child(4)")
+    assert [float(v) for v in page.evaluate(cells, 3)] == up[::-1]
+    page.click("#errors th:nth-child(1)")
+    names = page.evaluate(cells, 0)
+    assert names == page.evaluate("(names) => [...names].sort((a, b) => a.localeCompare(b))", names)
+    with page.expect_download() as started:
+        page.click("#errors a[download]")
+    text = Path(started.value.path()).read_text(encoding="utf-8")
+    assert text.startswith("instance,target,prediction,probability,")
+    assert len(text.strip().splitlines()) == 1 + len(up)
+
+
+def test_ten_classes_have_ten_colours(page):
+    """Colours of ten classes differ by at least 20 in CIE Lab, from each other and from what is unknown."""
+    colours = page.evaluate("() => JSON.parse(document.getElementById('data').textContent).colours")
+    assert len(colours) == 10
+    labs = [lab(colour) for colour in colours]
+    for i, one in enumerate(labs):
+        for other in labs[:i]:
+            assert sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) ** 0.5 > 20
+
+
+def lab(colour):
+    rgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    r, g, b = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in rgb)
+    xyz = (
+        0.4124 * r + 0.3576 * g + 0.1805 * b,
+        0.2126 * r + 0.7152 * g + 0.0722 * b,
+        0.0193 * r + 0.1192 * g + 0.9505 * b,
+    )
+    x, y, z = (
+        v ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116 for v in (xyz[0] / 0.9505, xyz[1], xyz[2] / 1.089)
+    )
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
 def test_colours_follow_the_choice(page):
     names = "() => document.querySelector('#canvas-0').data.slice(3).map((one) => one.name)"
     page.select_option("#colour-0", label="class")
@@ -142,7 +185,7 @@ def test_legends_cover_nothing_on_a_phone(browser, workshop):
     page.goto(workshop.page("nodes").report.path.resolve().as_uri())
     page.wait_for_selector("html[data-ready=yes]", timeout=30_000)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
-    for plot in ("curves", "within-plot", "energy-plot", "explanation-0"):
+    for plot in ("metric-curves", "within-plot", "energy-plot", "explanation-0", "reliability"):
         legend, *areas = page.evaluate(
             """(id) => [`#${id} .legend .bg`, `#${id} .plotbg rect, #${id} .bglayer rect, #${id} .plot`].flatMap((at) =>
             [...document.querySelectorAll(at)].map((one) => { const b = one.getBoundingClientRect();
@@ -173,7 +216,7 @@ def test_light_and_dark_can_be_read(page, scheme):
             ink = luminance(page.evaluate(f"() => getComputedStyle(document.querySelector('{selector}')).color"))
             contrast = (max(ink, back) + 0.05) / (min(ink, back) + 0.05)
             assert contrast >= 4.5, selector
-        assert page.evaluate("() => document.querySelector('#curves')._fullLayout.font.color") == page.evaluate(
+        assert page.evaluate("() => document.querySelector('#metric-curves')._fullLayout.font.color") == page.evaluate(
             "() => getComputedStyle(document.documentElement).getPropertyValue('--ink').trim()"
         )
         page.click("#theme")  # and the other way round

@@ -12,7 +12,9 @@ from report_runs import EVIL, RUNS, Page
 from difformer.report import write_report
 
 LIMIT = 8_000_000
-SECTIONS = ("run", "results", "predictions", "map", "within", "energy", "explanations", "cost", "use")
+SECTIONS = (
+    "results", "predictions", "errors", "columns", "map", "within", "energy", "explanations", "cost", "run", "use",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(RUNS))
@@ -22,11 +24,12 @@ def test_every_run_has_a_page_with_every_section(workshop, name):
         assert len(page.section(section)) > 60
     assert page.report.size == len(page.text.encode()) < LIMIT
     assert re.search(r"<script>.{4000000}", page.text, re.DOTALL)  # plotly itself
-    seeds = page.data["curves"]["seeds"]
-    assert len(seeds) == RUNS[name][2]
-    for one in seeds:
-        assert len(one["epoch"]) == len(one["valid"]) == RUNS[name][1].epochs
-        assert one["best"] in one["epoch"]
+    for figure, line in (("loss-curves", "training loss"), ("metric-curves", "valid"), ("metric-curves", "kept epoch")):
+        drawn = [one for one in page.data["figures"][figure]["data"] if one["name"] == line]
+        assert len(drawn) == RUNS[name][2]
+        assert {len(one["x"]) for one in drawn} == {1 if line == "kept epoch" else RUNS[name][1].epochs}
+    for figure in page.data["figures"]:
+        assert page.body.count(f'id="{figure}"') == 1 or figure == "rank-plot"
 
 
 @pytest.mark.parametrize("name", list(RUNS))
@@ -42,7 +45,7 @@ def test_names_from_data_are_text(workshop):
     assert EVIL not in page.body
     assert "<" not in page.raw
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page.section("predictions")
-    assert page.data["quality"]["names"][0] == EVIL
+    assert page.data["figures"]["confusion"]["layout"]["xaxis"]["ticktext"][0] == html.escape(EVIL)
     assert page.data["maps"][0]["titles"][-1] == f"{EVIL} & co"
     assert page.text.count("</script>") == 3 + page.text[len(page.body) + len(page.raw) :].count("<\\/script>")
 
@@ -54,7 +57,7 @@ def test_numbers_of_the_page_are_those_of_the_run(workshop):
 
     page, (path, task) = workshop.page("nodes"), workshop.run("nodes")
     folder = RunFolder.open(path)
-    confusion = np.array(page.data["quality"]["confusion"])
+    confusion = np.array(page.data["figures"]["confusion"]["data"][0]["text"])
     right = sum(round(r["test"] * folder.split_of(task, r["seed"]).test.numel()) for r in folder.results())
     assert confusion.trace() == right
     assert confusion.sum() == sum(folder.split_of(task, seed).test.numel() for seed in folder.seeds)
@@ -91,15 +94,15 @@ def test_models_without_diffusion_say_so(workshop, name):
     ):
         assert f"there is {what} to show" in page.section(section)
     assert "no latent structure to show" in page.section("map")
-    assert "energy" not in page.data
+    assert "energy-plot" not in page.data["figures"]
     assert page.report.verdict == ""
     assert page.data["maps"][0]["pairs"] == []
 
 
 def test_models_without_latent_pairs_say_why(workshop):
     assert "gives every pair the same weight" in workshop.page("constant").section("map")
-    assert "nothing be exchanged" in workshop.page("no latent").section("within")
-    assert workshop.page("no latent").data["energy"]["rank"]
+    assert "exchanges nothing" in workshop.page("no latent").section("within")
+    assert "energy-plot" in workshop.page("no latent").data["figures"]
 
 
 def test_regression_shows_residuals(workshop):
@@ -108,32 +111,30 @@ def test_regression_shows_residuals(workshop):
     from difformer.training import predict
 
     page, (path, task) = workshop.page("regression"), workshop.run("regression")
-    found = page.data["quality"]
-    assert found["kind"] == "residuals"
     assert [c["name"] for c in page.data["maps"][0]["colourings"]] == ["target 0", "prediction 0", "error 0", "part"]
     errors = []
     for seed in (0, 1):
         outputs, test = predict(path, seed=seed, task=task).outputs, task.splits[0].test
         gap = (outputs - task.y)[test]
         errors.append(gap[~gap.isnan()])
-    assert found["mean"] == pytest.approx(float(torch.cat(errors).mean()), abs=1e-5)
-    assert sum(found["histogram"]["height"]) == sum(map(len, errors))
+    assert f"has mean {float(torch.cat(errors).mean()):.3g}"[:-1] in page.section("predictions")
+    assert sum(page.data["figures"]["error-histogram"]["data"][0]["y"]) == sum(map(len, errors))
     assert "R²" in page.section("predictions")
 
 
 def test_series_and_graphs(workshop):
     series, graphs = workshop.page("series"), workshop.page("graphs")
     assert "Nodes at snapshot 15" in series.section("map")
-    assert series.data["quality"]["over_time"]["time"] == [12, 13, 14, 15]
+    assert series.data["figures"]["over-time"]["data"][0]["x"] == [12, 13, 14, 15]
     assert len(series.data["maps"][0]["titles"]) == 8
     assert len(graphs.data["maps"][0]["titles"]) == 30
     assert graphs.data["maps"][1]["colourings"][0]["name"] == "effect on the output"
     assert "Measured on graph" in graphs.section("energy")
 
 
-def test_multilabel_has_a_row_a_column(workshop):
+def test_multilabel_has_one_row_per_column(workshop):
     page = workshop.page("multilabel")
-    assert page.data["quality"]["names"] == ["no", "yes"]
+    assert page.data["figures"]["confusion"]["layout"]["xaxis"]["ticktext"] == ["no", "yes"]
     assert page.section("predictions").count("<tr>") == 4
     assert "auc" in page.section("predictions")
 
@@ -169,10 +170,11 @@ def test_folders_with_any_name_can_be_copied_into_a_shell(tmp_path):
     assert len(space["rows"]) == 150
 
 
-def test_without_plotly_the_extra_is_named(workshop, monkeypatch):
+@pytest.mark.parametrize("library", ["plotly.offline", "jinja2"])
+def test_a_missing_library_is_named_with_the_pip_command(workshop, monkeypatch, library):
     path, task = workshop.run("nodes")
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(ImportError, match=r"difformer\[report\]"):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError, match=rf"needs {library.partition('.')[0]}; .*difformer\[report\]"):
         write_report(path, task=task)
 
 

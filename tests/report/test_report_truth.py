@@ -39,8 +39,8 @@ def test_edges_that_join_one_class_are_counted_over_all_edges_not_the_shown_ones
     a, b = task.edge_index[:, task.edge_index[0] < task.edge_index[1]]
     known = (task.y[a] >= 0) & (task.y[b] >= 0)
     share = float((task.y[a] == task.y[b])[known].float().mean())
-    assert page.data["within"]["observed"] == pytest.approx(share, abs=1e-4)
-    assert page.data["within"]["edges"] == int(known.sum())
+    drawn = next(one for one in page.data["figures"]["within-plot"]["data"] if one["name"] == "observed edges")
+    assert drawn["y"][0] == pytest.approx(share, abs=1e-6)
     assert f"{int(known.sum()):,} observed edges" in text_of(page.section("within"))
 
 
@@ -143,12 +143,12 @@ def test_attention_at_chance_is_said_and_not_drawn(tmp_path):
     assert all(page.data["maps"][0]["uniform"])
     for section in ("map", "within"):
         assert "close to uniform" in text_of(page.section(section))
-    assert any("close to uniform" in note for note in page.report.notes)
+    assert any("close to uniform" in note for note in page.report.warnings)
 
 
 def test_attention_that_finds_classes_is_not_called_uniform():
-    from difformer.report.latent import latent_layers, near_uniform
-    from difformer.report.scene import Scene
+    from difformer.report.gather import Scene
+    from difformer.report.layers import latent_layers, near_uniform
     from difformer.training.feeding import Inputs
 
     classes = torch.arange(60) % 2

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 
 import pytest
@@ -59,6 +60,61 @@ def test_batches_of_rows_give_the_forward_pass(options, batch_size):
             torch.testing.assert_close(states, net.embed(x, structure), atol=1e-5, rtol=1e-5)
             outputs = decode_in_batches(net, states, batch_size=batch_size, device=CPU)
             torch.testing.assert_close(outputs, net(x, structure), atol=1e-5, rtol=1e-5)
+
+
+EVERY = ["simple", "constant", "identity", None, "sigmoid", "softmax", "gaussian", "gaussian:0.1", "gaussian:0.5"]
+
+
+@pytest.mark.parametrize("qk_norm", ["row", "global", "none"])
+@pytest.mark.parametrize("name", EVERY)
+def test_chunks_equal_the_full_pass_for_every_diffusivity(name, qk_norm):
+    """With default weights, and with weights so large that scores overflow unless the largest one is taken out."""
+    net = model(diffusivity=name, qk_norm=qk_norm, num_heads=2)
+    x, graph = inputs(n=200)
+    for scale in (1, 30):
+        with torch.no_grad():
+            for layer in net.layers:
+                for part in (layer.query, layer.key):
+                    if part is not None:
+                        part.weight.mul_(scale)
+            for structure in (graph, None):
+                states = embed_in_batches(net, x, structure, batch_size=33, device=CPU, storage=CPU)
+                assert states.isfinite().all()
+                wide, given = copy.deepcopy(net).double(), x.double()
+                # In double precision: unnormalised scores of a hundred lose five digits when they are exponentiated.
+                if structure is not None:
+                    structure = Graph(graph.edge_index, graph.num_nodes)
+                states = embed_in_batches(wide, given, structure, batch_size=33, device=CPU, storage=CPU)
+                torch.testing.assert_close(states, wide.embed(given, structure), atol=1e-9, rtol=1e-9)
+                outputs = decode_in_batches(wide, states, batch_size=33, device=CPU)
+                assert torch.equal(outputs.argmax(-1), wide(given, structure).argmax(-1))
+
+
+def test_a_diffusivity_is_evaluated_by_its_function_not_by_its_name():
+    from difformer.diffusion import Diffusivity
+
+    own = Diffusivity("simple", f=lambda u: torch.exp(-3 * u))
+    net = model(diffusivity=own)
+    x, graph = inputs()
+    with torch.no_grad():
+        full = net.embed(x, graph)
+        assert not torch.allclose(full, model(diffusivity="simple").embed(x, graph), atol=1e-3)
+        states = embed_in_batches(net, x, graph, batch_size=20, device=CPU, storage=CPU)
+        torch.testing.assert_close(states, full, atol=1e-5, rtol=1e-5)
+    feed = BatchesFeed(a_task(), a_task().splits[0], TrainConfig(batch_size=25), 0, CPU)
+    assert feed._rows(net) == 25
+
+
+def test_a_replaced_layer_is_evaluated_in_one_pass():
+    class Own(torch.nn.Module):
+        def forward(self, z, edge_index=None, edge_weight=None, batch=None, *, source=None):
+            return z - z.mean(0)
+
+    task, net = a_task(), model()
+    net.layers[1] = Own()
+    feed = BatchesFeed(task, task.splits[0], TrainConfig(batch_size=25), 0, CPU)
+    with torch.no_grad():
+        torch.testing.assert_close(feed.outputs(net), net(task.x, task_graph(task)))
 
 
 def test_sparse_features_and_edgeless_graphs():

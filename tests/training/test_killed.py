@@ -25,7 +25,7 @@ import torch
 torch.set_num_threads(1)
 from small_tasks import blocks
 from difformer.training import TrainConfig, fit, resume
-import difformer.training.loop, difformer.training.run, difformer.zoo.registry
+import difformer.training.loop, difformer.training.run, difformer.zoo.model_registry
 
 task = blocks(n=200)
 config = TrainConfig(

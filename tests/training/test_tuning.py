@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from difformer.data.registry import load
+from difformer.files import only_one
 from difformer.training.loop import train_one
-from difformer.training.runfiles import only_one
 from difformer.training.spaces import Space, default_space, load_spaces
 from difformer.training.tuning import Question, make_config, tune
 

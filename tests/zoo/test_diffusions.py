@@ -6,10 +6,9 @@ import torch
 from difformer import Graph, zoo
 from difformer.attention.segments import Segments
 from difformer.diffusion import EdgeAttention, diffuse
-from difformer.zoo import diffusion_graph
-from difformer.zoo.diffusion_graph import Diffusion, diffused
-from difformer.zoo.filters import heat_filter, pagerank_filter
-from difformer.zoo.solvers import integrate
+from difformer.zoo import graph_diffusion
+from difformer.zoo.grand import integrate
+from difformer.zoo.graph_diffusion import Diffusion, diffused, heat_filter, pagerank_filter
 
 
 def problem(nodes=20, edges=50, seed=0, directed=False):
@@ -191,8 +190,8 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_gdcs_matrix_is_the_closed_form(way, directed, large, monkeypatch):
     if large:  # what a graph too large for an N × N matrix goes through, in several blocks
-        monkeypatch.setattr(diffusion_graph, "DENSE", 0)
-        monkeypatch.setattr(diffusion_graph, "BLOCK_ENTRIES", 140)
+        monkeypatch.setattr(graph_diffusion, "DENSE", 0)
+        monkeypatch.setattr(graph_diffusion, "BLOCK_ENTRIES", 140)
     _, edge_index, weight = problem(directed=directed)
     graph, diffusion = Graph(edge_index, 20, weight), WAYS[way]
     matrix = closed_form(graph, diffusion)
@@ -220,7 +219,7 @@ def test_a_batch_of_graphs_is_diffused_graph_by_graph():
 
 @pytest.mark.parametrize("large", [False, True], ids=["closed", "blocks"])
 def test_equal_neighbours_stay_together_unless_they_are_many(large, monkeypatch):
-    monkeypatch.setattr(diffusion_graph, "DENSE", 0 if large else 1024)
+    monkeypatch.setattr(graph_diffusion, "DENSE", 0 if large else 1024)
     one = torch.arange(12)
     ring = torch.cat([torch.stack([one, (one + 1) % 12]), torch.stack([(one + 1) % 12, one])], 1)
     matrix = dense(diffused(Graph(ring, 12), Diffusion("ppr", top_k=2)))

@@ -207,7 +207,7 @@ def test_cpgnn_says_what_it_needs():
     model, x, edges = zoo.build("cpgnn", 6, 3, pretraining=0).train(), points(), some_edges()
     with pytest.raises(ValueError, match=r"call observe\(y, train_index\) before training"):
         model(x, edges)
-    with pytest.raises(ValueError, match="one class number an instance"):
+    with pytest.raises(ValueError, match="one class number per instance"):
         model.observe(torch.zeros(24, 2), torch.arange(3))
     with pytest.raises(ValueError, match="neither batches of graphs nor series"):
         model(x, batch=torch.arange(2).repeat_interleave(12))

@@ -1,9 +1,7 @@
 """Systems on latent graphs: each against the layer it is made of, a formula of its own, or what it must find."""
 
 import copy
-import gc
 import pickle
-import weakref
 
 import pytest
 import torch
@@ -13,18 +11,12 @@ from torch_geometric.nn import GATConv, GCNConv
 from difformer import Graph, zoo
 from difformer.attention import Segments
 from difformer.data import knn_graph, load
-from difformer.nn.dropout import dropout_key
 from difformer.sparse import SparseMatrix
 from difformer.training import TrainConfig, train_one
-from difformer.zoo import feature_pairs
 from difformer.zoo.dense_gat import attend_all
-from difformer.zoo.feature_pairs import Points
-from difformer.zoo.lds import draw
-from difformer.zoo.lds_network import network_states
-from difformer.zoo.lds_outer import OuterStep
+from difformer.zoo.glcn import weighted_distance
+from difformer.zoo.lds import OuterStep, draw, network_states
 from difformer.zoo.neighbour_graph import NeighbourGraph
-from difformer.zoo.similarity import WeightedCosine
-from difformer.zoo.weighted_distance import weighted_distance
 
 
 def points(nodes=30, features=6, seed=0):
@@ -189,7 +181,7 @@ def test_glcn_takes_all_pairs_where_there_are_no_edges():
 
 
 def test_the_weighted_distance_has_the_right_gradients_in_parts(monkeypatch):
-    from difformer.zoo import weighted_distance as module
+    from difformer.zoo import glcn as module
 
     monkeypatch.setattr(module, "ENTRIES", 60)  # a few rows at a time
     g = torch.Generator().manual_seed(0)
@@ -197,162 +189,6 @@ def test_the_weighted_distance_has_the_right_gradients_in_parts(monkeypatch):
     a = torch.randn(3, generator=g, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(weighted_distance(p, a), (p[:, :, None] - p[:, None]).abs() @ a)
     assert torch.autograd.gradcheck(weighted_distance, (p, a))
-
-
-# ---- IDGL
-
-
-def similarity(weight, v, epsilon=0.0):
-    found = torch.stack([functional.cosine_similarity((w * v)[:, None], (w * v)[None], dim=-1) for w in weight]).mean(0)
-    return torch.where(found > epsilon, found, 0.0)
-
-
-def test_idgl_learns_the_mean_weighted_cosine_of_dense_and_sparse_rows():
-    torch.manual_seed(0)
-    learner, x = WeightedCosine(6, 3, 0.1), points()
-    x = x * (x.abs() > 0.5)
-    expected = similarity(learner.weight, x, 0.1)
-    torch.testing.assert_close(learner(x, None).parts[0][0], expected, rtol=1e-4, atol=1e-5)
-    sparse = learner(SparseMatrix.from_tensor(x.to_sparse()), None).parts[0][0]
-    torch.testing.assert_close(sparse, expected, rtol=1e-4, atol=1e-5)
-    (grad,) = torch.autograd.grad(sparse.square().sum(), learner.weight)
-    torch.testing.assert_close(
-        grad, torch.autograd.grad(expected.square().sum(), learner.weight)[0], rtol=1e-3, atol=1e-5
-    )
-
-
-@pytest.mark.parametrize("iterations", [1, 3])
-def test_idgl_propagates_over_the_mixture_as_defined(iterations):
-    model = made("idgl", max_iterations=iterations, tolerance=0.0, epsilon=0.05, graph_weight=0.6, update_weight=0.3)
-    x, edges = points(), some_edges()
-    observed = Graph(edges, 30).with_self_loops().matrix().to_dense()
-    rows = lambda a: a / a.sum(1, keepdim=True)
-    first = similarity(model.of_features.weight, x, 0.05)
-    now = first
-    for t in range(iterations):
-        if t:
-            now = similarity(model.of_states.weight, z, 0.05)  # noqa: F821
-        mixture = 0.6 * observed + 0.4 * (0.3 * rows(now) + 0.7 * rows(first))
-        z = torch.relu(mixture @ model.hidden[0](x))
-    torch.testing.assert_close(model.embed(x, edges), mixture @ z, rtol=1e-4, atol=1e-5)
-    assert model.iterations == iterations
-
-
-def test_idgl_stops_once_its_graph_stays_and_weighs_its_graphs():
-    x, edges = points(), some_edges()
-    model = made("idgl", max_iterations=50, tolerance=1e-3, smoothness=0.5, connectivity=0.2, sparsity=0.3)
-    settled = model(x, edges)
-    assert 2 < model.iterations < 50
-    closer = made("idgl", max_iterations=50, tolerance=1e-6)
-    torch.testing.assert_close(closer(x, edges), settled, rtol=0.05, atol=0.02)
-    once = made("idgl", max_iterations=1, smoothness=0.5, connectivity=0.2, sparsity=0.3)
-    once(x, edges)
-    a = similarity(once.of_features.weight, x)
-    distances = (x[:, None] - x[None]).square().sum(-1)
-    expected = 0.5 * (a * distances).sum() / (2 * 900) - 0.2 * a.sum(1).log().mean() + 0.3 * a.square().sum() / 900
-    torch.testing.assert_close(once.penalty(), expected, rtol=1e-4, atol=1e-5)
-
-
-def counts(nodes=30, features=6, seed=0):
-    """Features that are nowhere negative, one row of them empty."""
-    x = points(nodes, features, seed).double()
-    x = torch.where(x > 0.3, x, 0.0)
-    x[4] = 0.0
-    return x
-
-
-def in_both_ways(model, x, edges):
-    """Outputs, penalty, iterations and every gradient: without pairs, and with all of them."""
-    found = []
-    for _ in range(2):
-        model.zero_grad()
-        with dropout_key(seed=5):
-            out = model(x, edges)
-        (out.square().sum() + 100 * model.penalty()).backward()
-        grads = [parameter.grad.clone() for parameter in model.parameters()]
-        found.append(([out.detach(), model.penalty().detach(), *grads], model.iterations))
-        model._linear = lambda *arguments: None
-    return found
-
-
-@pytest.mark.parametrize("layout", ["dense", "sparse"])
-@pytest.mark.parametrize(
-    "options", [{}, {"num_layers": 3, "connectivity": 0.3, "tolerance": 0.0}, {"update_weight": 0}]
-)
-def test_idgl_without_pairs_is_idgl_with_all_of_them(layout, options):
-    model, x, edges = made("idgl", **options).double().train(), counts(), some_edges()
-    if layout == "sparse":
-        x = SparseMatrix.from_tensor(x.to_sparse())
-    assert model._linear(x, None) is not None
-    (linear, steps), (pairs, more) = in_both_ways(model, x, edges)
-    assert steps == more == 4
-    for a, b in zip(linear, pairs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-11)
-    assert all(float(b.abs().max()) > 0 for b in pairs[: 2 if "update_weight" in options else None])
-
-
-@pytest.mark.parametrize("tolerance", [1.0, 1e-2, 1e-4, 1e-6])
-def test_idgl_stops_without_pairs_where_it_stops_with_them(tolerance):
-    for x in (counts(), SparseMatrix.from_tensor(counts().to_sparse())):
-        model = made("idgl", max_iterations=60, tolerance=tolerance).double()
-        (_, steps), (_, more) = in_both_ways(model, x, some_edges())
-        assert steps == more < 60
-
-
-def test_a_gram_matrix_knows_what_its_entries_would_say():
-    torch.manual_seed(0)
-    x, z = counts(), counts(30, 5, seed=3)
-    of_features, of_states = WeightedCosine(6, 3, 0.0).double(), WeightedCosine(5, 2, 0.0).double()
-    second = of_states.factored(z)
-    b = similarity(of_states.weight, z).detach()
-    distances = (x[:, None] - x[None]).square().sum(-1)
-    sparse = SparseMatrix.from_tensor(x.to_sparse())
-    for first, known in ((of_features.factored(x), Points(x)), (of_features.factored(Points(sparse)), Points(sparse))):
-        if isinstance(known.x, SparseMatrix):
-            known = first.points
-        a = similarity(of_features.weight, x).detach()
-        assert (a == 0).any()
-        torch.testing.assert_close(first @ z, a @ z)
-        torch.testing.assert_close(first.row_sums(), a.sum(1))
-        torch.testing.assert_close(first.squared, a.square().sum())
-        torch.testing.assert_close(first.inner(second), (a * b).sum())
-        torch.testing.assert_close(first.spread(known), (a * distances).sum())
-        torch.testing.assert_close(second.spread(known), (b * distances).sum())
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_idgl_can_be_trained_after_it_was_asked(sparse):
-    model, x = zoo.build("idgl", 6, 3, hidden_channels=8), counts().float()
-    x = SparseMatrix.from_tensor(x.to_sparse()) if sparse else x
-    edges = torch.arange(30).view(2, 15)
-    with torch.inference_mode():
-        model.eval()(x, edges)
-    out = model.train()(x, edges)
-    (out.sum() + model.penalty()).backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
-def test_idgl_looks_at_pairs_where_it_must(monkeypatch):
-    x = counts().float()
-    assert made("idgl")._linear(x, None) is not None
-    assert made("idgl")._linear(points(), None) is None  # a similarity may be negative
-    assert made("idgl", epsilon=0.1)._linear(x, None) is None
-    assert made("idgl", sparsity=0.1)._linear(x, None) is None
-    assert made("idgl")._linear(x.clone().requires_grad_(), None) is None
-    assert made("idgl")._linear(x, Segments(torch.arange(2).repeat_interleave(15))) is None
-    monkeypatch.setattr(feature_pairs, "MOST_MEETINGS", 10)
-    assert made("idgl")._linear(x.to_sparse(), None) is None
-
-
-def test_what_idgl_knows_of_features_goes_with_them():
-    model = made("idgl")
-    x = SparseMatrix.from_tensor(counts().float().to_sparse())
-    with torch.no_grad():  # a graph of operations holds its operands
-        model(x, some_edges())
-    gone = weakref.ref(x)
-    del x
-    gc.collect()
-    assert gone() is None
 
 
 # ---- LDS
@@ -466,13 +302,13 @@ def test_lds_keeps_to_its_nodes():
         again(task.x.flip(0) + 1)
     with pytest.raises(ValueError, match="neither batches of graphs nor series"):
         again(task.x, batch=torch.arange(2).repeat_interleave(20))
-    with pytest.raises(ValueError, match="one class number an instance"):
+    with pytest.raises(ValueError, match="one class number per instance"):
         again.observe(torch.zeros(40, 2), torch.arange(4))
 
 
-@pytest.mark.parametrize(("name", "what"), [("lds", "edge probabilities"), ("idgl", "pairs in"), ("glcn", "pairs")])
+@pytest.mark.parametrize(("name", "what"), [("lds", "edge probabilities"), ("glcn", "pairs")])
 def test_graphs_that_do_not_fit_are_refused_beforehand(name, what, monkeypatch):
-    from difformer.zoo import inputs
+    from difformer.zoo import encoder as inputs
 
     monkeypatch.setattr(inputs, "free_bytes", lambda device: 2**30)
     x = -torch.ones(20_000, 3)
@@ -484,7 +320,7 @@ def test_graphs_that_do_not_fit_are_refused_beforehand(name, what, monkeypatch):
     ("machine", "said"), [(8, "; do less, or take device='cpu', where 8.0 GiB"), (3, "; do less$")]
 )
 def test_the_cpu_is_advised_where_it_is_elsewhere_and_suffices(machine, said, monkeypatch):
-    from difformer.zoo import inputs
+    from difformer.zoo import encoder as inputs
 
     monkeypatch.setattr(inputs, "free_bytes", lambda device: 2**30 * (machine if device.type == "cpu" else 1))
     with pytest.raises(MemoryError, match=f"needs about 4.0 GiB, and 1.0 GiB are free on cuda{said}"):
@@ -492,7 +328,7 @@ def test_the_cpu_is_advised_where_it_is_elsewhere_and_suffices(machine, said, mo
 
 
 def test_nobody_asks_a_device_for_its_memory_while_work_is_recorded(monkeypatch):
-    from difformer.zoo import inputs
+    from difformer.zoo import encoder as inputs
 
     asked = []
     monkeypatch.setattr(inputs, "free_bytes", lambda device: asked.append(device) or 2**40)

@@ -6,7 +6,14 @@ from torch.nn import functional
 
 from difformer import Graph, zoo
 from difformer.diffusion import diffuse, models
-from difformer.zoo.edges import attention_bytes, edge_scores, edge_softmax, edge_sum, from_sources, from_targets
+from difformer.zoo.edge_attention import (
+    attention_bytes,
+    edge_scores,
+    edge_softmax,
+    edge_sum,
+    from_sources,
+    from_targets,
+)
 
 
 def problem(nodes=20, features=6, edges=50, seed=0):
@@ -174,7 +181,7 @@ def test_edge_attention_is_a_masked_dense_one(keep):
 
 @pytest.mark.parametrize(("keep", "entries"), [(False, 1), (True, 2**22), (True, 1)], ids=["gathered", "all", "each"])
 def test_edge_products_have_right_derivatives(keep, entries, monkeypatch):
-    from difformer.zoo import edges
+    from difformer.zoo import edge_attention as edges
 
     monkeypatch.setattr(edges, "EDGE_ENTRIES", 64)  # several slices
     monkeypatch.setattr(edges, "HEAD_ENTRIES", entries)  # all heads by one product, or one after the other
@@ -221,7 +228,7 @@ def test_weights_of_edges_do_not_depend_on_what_scores_are_relative_to():
 def test_dropped_sparse_features_are_multiplied_as_dense_ones():
     from difformer.nn.dropout import dropout_key
     from difformer.sparse import SparseMatrix
-    from difformer.zoo import inputs
+    from difformer.zoo import encoder as inputs
 
     g = torch.Generator().manual_seed(0)
     x = torch.randn(30, 12, generator=g) * (torch.rand(30, 12, generator=g) < 0.3)
@@ -270,7 +277,7 @@ def test_memory_of_attention_is_neither_forgotten_nor_invented(name, options, mo
 
 
 def test_what_does_not_fit_is_refused_beforehand(monkeypatch):
-    from difformer.zoo import inputs
+    from difformer.zoo import encoder as inputs
 
     monkeypatch.setattr(inputs, "WORTH_A_LOOK", 0)
     monkeypatch.setattr(inputs, "free_bytes", lambda device: 1000)

@@ -14,8 +14,7 @@ from difformer.training import TrainConfig
 from difformer.training.metrics import METRICS
 from difformer.training.stacked_journal import RECORDABLE, Run
 from difformer.training.stacked_loop import StackedTrainer
-from difformer.zoo.inputs import observed_graph
-from difformer.zoo.passes import Passes
+from difformer.zoo.encoder import Passes, self_loops
 
 # Operators that bring a number to the host, or whose result is as large as values say.
 WAITING = {
@@ -152,12 +151,12 @@ def test_phases_follow_what_is_loaded(name, option):
 
 
 def test_self_loops_alone_are_made_once():
-    first, second = (observed_graph(7, None, self_loops=True) for _ in range(2))
+    first, second = (self_loops(7) for _ in range(2))
     assert first is second
     assert torch.equal(first.edge_index, torch.arange(7).expand(2, 7))
-    assert observed_graph(8, None, self_loops=True).num_nodes == 8
+    assert self_loops(8).num_nodes == 8
     with torch.inference_mode():
-        made = observed_graph(9, None, self_loops=True)
+        made = self_loops(9)
     assert not made.edge_index.is_inference()
     states = torch.ones(9, 2, requires_grad=True)
     made.propagate(states).sum().backward()

@@ -1,7 +1,6 @@
 """Graph transformers: each against the dense formula it stands for."""
 
 import math
-import threading
 from contextlib import nullcontext
 from itertools import pairwise
 
@@ -14,10 +13,8 @@ from torch.nn import functional
 from difformer import Graph, zoo
 from difformer.attention import Segments
 from difformer.nn.dropout import dropout_key, dropout_keys
-from difformer.zoo import biased_blocks, row_threads
-from difformer.zoo.biased_attention import attend
-from difformer.zoo.biased_blocks import Places, attend_blocks
-from difformer.zoo.nodeformer_layer import attend_drawn, edge_loss, gumbel
+from difformer.zoo.graphormer import attend
+from difformer.zoo.nodeformer import attend_drawn, edge_loss, gumbel
 from difformer.zoo.polynormer import GlobalLayer, LocalLayer
 from difformer.zoo.random_features import (
     draw_projection,
@@ -26,7 +23,6 @@ from difformer.zoo.random_features import (
     orthonormal,
     query_features,
 )
-from difformer.zoo.row_threads import share_out
 from difformer.zoo.sgformer import simple_attention
 from difformer.zoo.structure_encodings import hop_distances, laplacian_eigenvectors, return_probabilities
 
@@ -261,7 +257,7 @@ def test_linear_attention_is_its_dense_form(heads):
 )
 def test_nodeformers_memory_is_known_beforehand(options, monkeypatch):
     from difformer.training.saved import saved_bytes
-    from difformer.zoo import inputs
+    from difformer.zoo import encoder as inputs
 
     torch.manual_seed(0)
     model, x, edges = zoo.build("nodeformer", 6, 3, **options).train(), points(500), some_edges(500, 1000)
@@ -409,129 +405,29 @@ def test_graphormers_attention_has_the_gradients_of_the_plain_formula():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def some_heads(nodes=9, channels=3, distances=4, scale=1.0):
+def test_attention_dropout_of_graphormer_scales_what_is_kept():
+    """Weights are dropped after the softmax, and what is kept is scaled: the mean over masks is the whole."""
     g = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(nodes, 2, channels, generator=g, dtype=torch.float64) for _ in range(3))
-    table = torch.randn(distances, 2, generator=g, dtype=torch.float64)
-    hops = torch.randint(0, distances, (nodes, nodes), generator=g).to(torch.uint8)
-    return [x.requires_grad_() for x in (scale * q, k, v, table)], hops
-
-
-@pytest.mark.parametrize("scale", [1.0, 300.0])  # scores whose exponentials overflow
-@pytest.mark.parametrize(("nodes", "distances"), [(9, 4), (10, 4), (1, 2), (9, 252)])
-def test_attention_by_blocks_of_rows_is_the_formula_with_every_gradient(nodes, distances, scale, monkeypatch):
-    monkeypatch.setattr(biased_blocks, "CACHED", 1)  # blocks of 8 rows: the last one is shorter
-    (q, k, v, table), hops = some_heads(nodes, distances=distances, scale=scale)
-    inputs = (q, k, v, table)
-    heads = ((x[None, :, h] for x in (q, k, v)) for h in range(2))
-    plain = torch.stack([attend(None, hops[None], *parts, table[:, h])[0] for h, parts in enumerate(heads)], 1)
-    found = attend_blocks(*inputs, Places.of(hops, distances))
-    torch.testing.assert_close(found, plain)
-    probe = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    for a, b in zip(*(torch.autograd.grad((y * probe).sum(), inputs) for y in (found, plain)), strict=True):
-        torch.testing.assert_close(a, b)
-
-
-@pytest.fixture
-def three_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
-
-
-def test_blocks_are_shared_out_among_threads(three_threads, monkeypatch):
-    monkeypatch.setattr(biased_blocks, "CACHED", 1)
-    inputs, hops = some_heads(40, scale=300.0)  # five blocks; shifts are worked out by blocks, too
-    places = Places.of(hops, 4)
-    seen = []
-    found = []
-    for threads in (3, 1):
-        torch.set_num_threads(threads)
-        together = threading.Barrier(threads)
-
-        def look(blocks, together=together):
-            seen.append((threading.get_ident(), torch.get_num_threads()))
-            together.wait(timeout=60)
-
-        share_out(look, places.rows())
-        assert torch.get_num_threads() == threads
-        out = attend_blocks(*inputs, places)
-        found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
-        with torch.inference_mode():
-            torch.testing.assert_close(attend_blocks(*inputs, places), out.detach())
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b)
-    assert len(seen) == 4
-    assert len({thread for thread, _ in seen[:3]}) == 3
-    assert all(threads == 1 for _, threads in seen)
-
-
-def test_a_share_that_fails_is_heard_of_and_threads_are_as_before(three_threads):
-    def fail(blocks):
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        share_out(fail, [slice(k, k + 1) for k in range(5)])
-    assert torch.get_num_threads() == 3
-
-
-def test_a_thread_that_begins_meanwhile_keeps_all_of_torchs_threads(three_threads):
-    """torch has one number of threads for whoever comes next: nobody must come while it is one."""
-    five, seen = [slice(k, k + 1) for k in range(5)], []
-    share_out(len, five)
-
-    def look(blocks):
-        other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-        other.start()
-        other.join()
-
-    share_out(look, five)
-    assert seen == [3, 3, 3]
-
-
-def test_more_threads_and_a_forked_process_get_workers_of_their_own(three_threads):
-    five = [slice(k, k + 1) for k in range(5)]
-    for threads in (2, 5, 3):
-        torch.set_num_threads(threads)
-        assert sorted(share_out(len, five)) == sorted(len(five[k::threads]) for k in range(threads))
-    row_threads._begin_anew()
-    assert sorted(share_out(len, five)) == [1, 2, 2]
-    assert torch.get_num_threads() == 3
-
-
-def test_graphormer_takes_blocks_on_a_cpu_and_says_the_same_without(monkeypatch):
-    from difformer.zoo import graphormer
-
-    model, x, edges = made("graphormer", dropout=0.0).double(), points().double(), some_edges()
-    calls = []
-    monkeypatch.setattr(graphormer, "attend_blocks", lambda *given: calls.append(1) or attend_blocks(*given))
-    found = []
-    for quick in (True, False):
-        model.zero_grad()
-        out = model(x, edges)
-        out.square().sum().backward()
-        found.append([out.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
-        assert len(calls) == len(model.layers), quick
-        monkeypatch.setattr(graphormer, "serves", lambda *given: False)
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
-
-
-def test_attention_by_blocks_is_for_plain_tensors_of_one_type():
-    inputs, hops = some_heads()
-    assert biased_blocks.serves(*inputs)
-    assert not biased_blocks.serves(*(x.detach().bfloat16() for x in inputs))
-    assert not biased_blocks.serves(*inputs[:3], inputs[3].float())
-    assert not biased_blocks.serves(*(x.to("meta") for x in inputs))
-    out = attend_blocks(*inputs, Places.of(hops, 4))
-    (grad,) = torch.autograd.grad(out.square().sum(), inputs[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+    q, k, v = (torch.randn(1, 6, 3, generator=g) for _ in range(3))
+    table, hops = torch.randn(4, generator=g), torch.randint(0, 4, (1, 6, 6), generator=g).to(torch.uint8)
+    whole = attend(None, hops, q, k, v, table)
+    torch.testing.assert_close(attend(None, hops, q, k, v, table, torch.ones(1, 6, 6)), whole)
+    with dropout_key(0):
+        masks = [functional.dropout(torch.ones(1, 6, 6), 0.3) for _ in range(4000)]
+    mean = torch.stack([attend(None, hops, q, k, v, table, mask) for mask in masks]).mean(0)
+    torch.testing.assert_close(mean, whole, rtol=0.1, atol=0.05)
+    model, x, edges = made("graphormer", dropout=0.0, attention_dropout=0.5).train(), points(), some_edges()
+    outs = []
+    for step in (0, 0, 1):
+        with dropout_key(0, step):
+            outs.append(model(x, edges))
+        outs[-1].sum().backward()  # heads are computed again here, with the masks of the pass
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
 
 
 def test_graphs_too_large_for_pairs_are_refused(monkeypatch):
-    from difformer.zoo import inputs
+    from difformer.zoo import encoder as inputs
 
     monkeypatch.setattr(inputs, "free_bytes", lambda device: 2**30)
     with pytest.raises(MemoryError, match=r"graphormer, which looks at 400,000,000 pairs, needs about [\d.]+ GiB"):
@@ -630,7 +526,8 @@ def test_polynormers_global_attention_is_its_dense_form():
 
 
 def test_polynormer_drops_where_its_authors_do(monkeypatch):
-    from difformer.zoo import inputs, polynormer
+    from difformer.zoo import encoder as inputs
+    from difformer.zoo import polynormer
 
     calls = []
 

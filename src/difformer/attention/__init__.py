@@ -1,8 +1,21 @@
-"""All-pair propagation: one call, one operator a file, each tested against `reference`."""
+"""All-pair propagation: one call (`propagate`), or a summary of the senders and an answer (`summarise`)."""
 
 from difformer.attention.chebyshev import Bounds, bounds
 from difformer.attention.choice import BACKENDS, Choice, explain
 from difformer.attention.dispatch import propagate
 from difformer.attention.segments import Segments, as_segments
+from difformer.attention.summary import Summary, restore, summarise
 
-__all__ = ["BACKENDS", "Bounds", "Choice", "Segments", "as_segments", "bounds", "explain", "propagate"]
+__all__ = [
+    "BACKENDS",
+    "Bounds",
+    "Choice",
+    "Segments",
+    "Summary",
+    "as_segments",
+    "bounds",
+    "explain",
+    "propagate",
+    "restore",
+    "summarise",
+]

@@ -7,8 +7,10 @@ from torch import Tensor
 
 from difformer.attention import blockwise, flex, fused, linear, polynomial, reference
 from difformer.attention.choice import BACKENDS, Situation, choose
+from difformer.attention.reference import safe_total
 from difformer.attention.scores import form_of, score_key
 from difformer.attention.segments import Segments, as_segments
+from difformer.attention.summary import summarise
 from difformer.diffusion.diffusivity import Diffusivity
 
 
@@ -21,8 +23,9 @@ def propagate(
     batch: Tensor | Segments | None = None,
     backend: str = "auto",
     tol: float | None = None,
+    weight: Tensor | None = None,
 ) -> Tensor:
-    r"""All-pair propagation :math:`P_i = \sum_j g(q_i^\top k_j) v_j / \sum_l g(q_i^\top k_l)`.
+    r"""All-pair propagation :math:`P_i = \sum_j w_j g(q_i^\top k_j) v_j / \sum_l w_l g(q_i^\top k_l)`.
 
     Args:
         q: Queries, ``[N, H, d]`` or ``[N, d]``.
@@ -36,6 +39,7 @@ def propagate(
             diffusivity, CUDA) and ``"polynomial"`` (any, within `tol`, for rows of norm at most one).
         tol: Relative error allowed in g. None asks ``"auto"`` for the exact sums, and stands for 1e-3 where the backend
             is ``"polynomial"``.
+        weight: ``[N]`` non-negative w: how often each row counts as a sender; None for once.
 
     Returns:
         ``[N, H, c]``, or ``[N, c]`` where `q` has no heads.
@@ -46,7 +50,9 @@ def propagate(
     _check(q, k, v, backend)
     if q.dim() == 2:
         q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
-        return propagate(q, k, v, diffusivity, batch=batch, backend=backend, tol=tol).squeeze(1)
+        return propagate(q, k, v, diffusivity, batch=batch, backend=backend, tol=tol, weight=weight).squeeze(1)
+    if weight is not None:
+        return _weighted(q, k, v, diffusivity, batch, backend, tol, weight)
     key = score_key(diffusivity, q.shape[-1])
     if form_of(key) == "identity":
         return v.expand(-1, q.shape[1], -1)
@@ -63,6 +69,35 @@ def propagate(
         backend = _auto(q, k, v, key, segments, tol)
     with torch.autocast(q.device.type, enabled=False):
         return _run(backend, q, k, v, key, segments, tol)
+
+
+def _weighted(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    diffusivity: str | Diffusivity,
+    batch: Tensor | Segments | None,
+    backend: str,
+    tol: float | None,
+    weight: Tensor,
+) -> Tensor:
+    """Senders with weights: by their sums where these are exact, otherwise by any operator.
+
+    For values [w v, w] an operator gives Σ_j g_ij [w_j v_j, w_j] / Σ_l g_il; the division of the first part by the
+    second drops what it was normalised by.
+    """
+    if weight.shape != q.shape[:1]:
+        raise ValueError(f"weight must have one entry per row, shape ({q.shape[0]},), got {tuple(weight.shape)}")
+    form = form_of(score_key(diffusivity, q.shape[-1]))
+    if form == "identity":
+        return propagate(q, k, v, diffusivity, batch=batch, backend=backend, tol=tol)
+    if form in linear.LINEAR and batch is None and backend in ("auto", "linear"):
+        q, k, v = _same_dtype(q, k, v)
+        with torch.autocast(q.device.type, enabled=False):
+            return summarise(k, v, diffusivity, weight).answer(q)
+    mass = weight.to(v.dtype).view(-1, 1, 1).expand(-1, v.shape[1], 1)
+    both = propagate(q, k, torch.cat([mass * v, mass], -1), diffusivity, batch=batch, backend=backend, tol=tol)
+    return both[..., :-1] / safe_total(both[..., -1:], 1, torch.finfo(both.dtype).tiny)
 
 
 def _auto(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None, tol: float | None) -> str:

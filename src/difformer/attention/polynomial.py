@@ -57,14 +57,17 @@ def pairs_that_pay(d: int, c: int, polynomial: tuple[float, ...]) -> int:
     return 2 * total_count(d, degrees_of(polynomial)) * (c + 1) // (d + c)
 
 
-def summarise(k: Tensor, v: Tensor, diffusivity: str | Diffusivity, *, tol: float = DEFAULT_TOL) -> Tensor:
+def summarise(
+    k: Tensor, v: Tensor, diffusivity: str | Diffusivity, *, tol: float = DEFAULT_TOL, mass: Tensor | None = None
+) -> Tensor:
     """All that queries need to know of keys ``[N, H, d]`` and values ``[N, H or 1, c]``.
 
     The state ``[H, monomials, c + 1]`` holds T. States of parts add up to that of the whole, and `answer` reads them.
-    Both differentiate.
+    Both differentiate. `mass`, of the values' shape with one channel, replaces the ones that are summed next to v.
     """
     key = score_key(diffusivity, k.shape[-1])
-    return moments(k, torch.cat([v, v.new_ones(*v.shape[:-1], 1)], dim=-1), expand(key, tol))
+    ones = v.new_ones(*v.shape[:-1], 1) if mass is None else mass
+    return moments(k, torch.cat([v, ones], dim=-1), expand(key, tol))
 
 
 def answer(q: Tensor, state: Tensor, diffusivity: str | Diffusivity, *, tol: float = DEFAULT_TOL) -> Tensor:

@@ -169,11 +169,11 @@ def diffusivity_of(given: str | Diffusivity) -> Diffusivity:
 
 def _form(diffusivity: Diffusivity) -> tuple[str, float]:
     """The form of g, by comparing values; beyond [-1, 1] too, for scores that are not normalised."""
-    if diffusivity.name == "identity":
-        return "identity", 1.0
     x = torch.linspace(-20.0, 20.0, 401, dtype=torch.float64)
     with torch.no_grad():
         g = diffusivity.g(x.clone())
+    if diffusivity.name == "identity" and not g.any():
+        return "identity", 1.0
     for form, expected in (("constant", torch.ones_like(x)), ("simple", 1 + x), ("sigmoid", torch.sigmoid(x))):
         if torch.allclose(g, expected, rtol=1e-12, atol=0):
             return form, 1.0

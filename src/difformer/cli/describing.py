@@ -36,8 +36,7 @@ def describe_request(request: Request, source: TaskSource | None) -> list[str]:
 
 def untuned(request: Request, source: TaskSource | None) -> str:
     """That settings are defaults, and which presets there are instead."""
-    from difformer.experiments.choosing import ONE_OF_OURS
-    from difformer.experiments.presets import load_presets
+    from difformer.experiments.presets import PREFERRED, load_presets
 
     model, dataset = request.config.model, request.dataset
     if dataset is None:
@@ -46,7 +45,7 @@ def untuned(request: Request, source: TaskSource | None) -> str:
     known = [p for p in load_presets() if (p.model, p.dataset, p.variant) == (model, dataset, None)]
     if not known:
         return f"untuned: defaults of {model}, no preset for {dataset}"
-    known.sort(key=lambda preset: ONE_OF_OURS.index(preset.name) if preset.name in ONE_OF_OURS else len(ONE_OF_OURS))
+    known.sort(key=lambda preset: PREFERRED.index(preset.name) if preset.name in PREFERRED else len(PREFERRED))
     here = _protocol(source)
     names = [p.name if p.protocol in (None, here) else f"{p.name} under protocol {p.protocol}" for p in known]
     first = known[0]

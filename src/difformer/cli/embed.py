@@ -32,7 +32,7 @@ def embed(
     as_json: Json = False,
 ) -> None:
     """Write the state of every instance before the output layer: a table for plots, clustering and search."""
-    from difformer.training.runfolder import RunFolder
+    from difformer.training.run_folder import RunFolder
     from difformer.training.using import embed as ask
 
     output = Output(as_json)
@@ -62,7 +62,7 @@ def embed(
 def _write(path: Path, states: Tensor, names: tuple[str, ...]) -> None:
     import numpy as np
 
-    from difformer.training.runfiles import write_bytes
+    from difformer.files import write_bytes
 
     array = states.numpy(force=True)
     named = names if len(names) == array.shape[0] else ()

@@ -79,7 +79,12 @@ def resumable(folder: Path) -> Iterator[None]:
 
 def _kept(error: KeyboardInterrupt) -> str:
     """What a run that was stopped leaves, and how it goes on; a second Ctrl-C leaves no time to save."""
-    if folder := getattr(error, "folder", ""):
+    if (folder := getattr(error, "folder", "")) and "no checkpoints" in error.kept:  # type: ignore[attr-defined]
+        return (
+            f"; the results so far were saved, but seeds that are trained as one have no checkpoints. Train them again "
+            f"from their first epoch with: difformer fit --resume {folder}"
+        )
+    if folder:
         return f"; what there is was saved. Go on with: difformer fit --resume {folder}"
     if folder := getattr(error, "begun", ""):
         return f" at once. Go on from the last checkpoint with: difformer fit --resume {folder}"

@@ -18,7 +18,7 @@ def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
     import numpy as np
 
     from difformer.training.record import spread
-    from difformer.training.runfolder import RunFolder
+    from difformer.training.run_folder import RunFolder
     from difformer.training.using import evaluate as measure
 
     output = Output(as_json)

@@ -1,4 +1,4 @@
-"""``difformer explain``: one prediction, taken apart layer by layer."""
+"""``difformer explain``: one prediction in one sentence, or taken apart layer by layer."""
 
 from __future__ import annotations
 
@@ -22,24 +22,31 @@ def explain(
             show_default=False,
         ),
     ],
-    top: Annotated[int, typer.Option(help="Instances and edges listed a layer.", min=1)] = 8,
+    full: Annotated[
+        bool, typer.Option("--full", help="Add the tables: every layer's step as an exact sum of its parts.")
+    ] = False,
+    top: Annotated[int, typer.Option(help="Instances and edges listed per layer with --full.", min=1)] = 8,
     seed: Seed = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Take one prediction apart: which instances and edges moved it, at which layer.
+    """Explain one prediction: which columns, neighbours and other instances moved it, in one sentence.
 
-    A step of a DIFFormer is exactly the sum of what is kept of the state (self), what latent pairs give, what observed
-    edges give, and the source. An effect is what a part does to the score of the prediction.
+    The effects add up to the predicted probability less the one that average features would give (integrated
+    gradients); those below 1 % are summed up. With `--full`, each layer's step is taken apart into what is kept of the
+    state (self), what latent pairs give, what observed edges give, and the source.
     """
     from difformer.report import explain_node
-    from difformer.report.decomposition import PARTS
+    from difformer.report.explanation import PARTS
 
     output = Output(as_json)
     found = explain_node(run, node, top_k=top, seed=seed, device=device)
     output.json({"run": run, **asdict(found)})
-    target = f", target {found.target}" if found.target else ""
-    output.say(f"{found.title}: predicted {found.prediction}{target}")
+    target = f" Its target is {found.target}." if found.target else ""
+    output.say(f"{found.title}: {found.sentence}{target}")
+    if not full:
+        output.remark("For every layer's step, add --full.")
+        return
     output.say(f"score: {found.meaning} = {found.score:.4f}")
     headings = ["layer", *(f"|{part}|" for part in PARTS), *(f"{part} effect" for part in PARTS), "residue"]
     output.table(

@@ -171,7 +171,7 @@ def fit(
     chosen = _seeds(seeds, request)
 
     from difformer.training.run import fit as train
-    from difformer.training.rundescription import default_path
+    from difformer.training.run_folder import default_path
 
     task = source.load()
     task.check_finite()
@@ -217,7 +217,7 @@ def _resume(path: Path, device: str, tensorboard: bool, output: Output, parts: P
         resume_partition(path, parts, device=device, output=output, callbacks=_tensorboard(path, tensorboard))
         return
     from difformer.training.run import resume
-    from difformer.training.runfolder import RunFolder
+    from difformer.training.run_folder import RunFolder
 
     folder = RunFolder.open(path)
     waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]

@@ -30,7 +30,7 @@ def models(
 
     `difformer models NAME` shows settings with their meaning and defaults, and presets.
     """
-    from difformer.zoo.catalogue import MODELS
+    from difformer.zoo.model_catalogue import MODELS
 
     output = Output(as_json)
     if presets and name is None:
@@ -49,7 +49,7 @@ def models(
 def _one(name: str, output: Output, *, in_full: bool) -> None:
     from difformer.experiments.presets import load_presets
     from difformer.training.config import TrainConfig
-    from difformer.zoo.registry import find, model_class, options_of
+    from difformer.zoo.model_registry import find, model_class, options_of
 
     info, options = find(name), options_of(name)
     training = {key: value for key, value in TrainConfig().to_dict().items() if key not in ("model", "options")}

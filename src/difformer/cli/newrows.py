@@ -12,10 +12,10 @@ from torch import Tensor
 
 from difformer.data import DataError, Task
 from difformer.data.edges import tidy_edges
-from difformer.data.feature_files import Features, id_column_name, read_features
-from difformer.data.structure import read_edges
-from difformer.data.text_files import TextFormat
-from difformer.training.runfolder import RunFolder
+from difformer.data.own.features import Features, id_column_name, read_features
+from difformer.data.own.graphs import read_edges
+from difformer.data.own.text import TextFormat
+from difformer.training.run_folder import RunFolder
 
 # How a user's files are written: what was said of those of the training holds for new ones.
 _FORMAT = ("delimiter", "header", "encoding", "decimal", "comment")
@@ -69,10 +69,17 @@ def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, togeth
     if task.instance_names and folder.source is not None and folder.source.files:
         name = id_column_name(folder.source.files["features"], ids=ids, format=TextFormat(**form))
     found = read_features(
-        features, columns=task.feature_names, num_columns=task.num_features, ids=ids, id_name=name, **form
+        features,
+        columns=task.feature_names,
+        num_columns=task.num_features,
+        preprocessing=task.preprocessing,
+        ids=ids,
+        id_name=name,
+        **form,
     )
+    told = found.notes if task.preprocessing is not None else ()
     if edges is None:
-        return NewRows(found.x, found.ids, notes=_familiar(task, found))
+        return NewRows(found.x, found.ids, notes=(*told, *_familiar(task, found)))
     start = task.num_instances if together else 0
     form = {key: _of(options[key], "edges") for key in _FORMAT if key in options}
     index, weight, _ = read_edges(
@@ -91,7 +98,7 @@ def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, togeth
         self_loops="remove",
         duplicates=options.get("duplicates", "error"),
     )
-    return NewRows(found.x, found.ids, index, weight)
+    return NewRows(found.x, found.ids, index, weight, told)
 
 
 def _familiar(task: Task, found: Features) -> tuple[str, ...]:
@@ -127,6 +134,6 @@ def _index(task: Task, found: Features, together: bool) -> dict[str, int] | None
     for row, name in enumerate(found.ids):
         if name in index:
             whose = "an instance of the run" if index[name] < len(old) else "another row"
-            raise found.error(f"id {name!r} is that of {whose}", row, found.columns.get("ids"))
+            raise found.error(f"id {name!r} is that of {whose}", row, found.id_column)
         index[name] = len(old) + row
     return index

@@ -65,7 +65,7 @@ def fit_partition(
     """Train on a partitioned task, over as many ranks as there are."""
     from difformer.distributed.folder import Partition
     from difformer.distributed.run import fit_sharded
-    from difformer.training.rundescription import default_path
+    from difformer.training.run_folder import default_path
 
     partition = Partition.open(path)
     with joined(device, output) as ranks:
@@ -85,7 +85,7 @@ def resume_partition(run: Path, path: Path, *, device: str, output: Output, call
     """Go on with a run on a partitioned task, over as many ranks as there are now."""
     from difformer.distributed.folder import Partition
     from difformer.distributed.run import resume_sharded
-    from difformer.training.runfolder import RunFolder
+    from difformer.training.run_folder import RunFolder
 
     folder, partition = RunFolder.open(run), Partition.open(path)
     with joined(device, output) as ranks:
@@ -114,7 +114,7 @@ def fit_runs(
 ) -> None:
     """Train on a task that every rank holds: seeds spread over ranks, or batches of graphs shared among them."""
     from difformer.distributed.seeds import fit_seeds
-    from difformer.training.rundescription import default_path
+    from difformer.training.run_folder import default_path
 
     with joined(device, output) as ranks:
         folder = ranks.shared(out or default_path(task.name, config.model))
@@ -130,7 +130,7 @@ def fit_runs(
 def resume_runs(run: Path, *, device: str, output: Output) -> None:
     """Go on with a run, its seeds spread over ranks."""
     from difformer.distributed.seeds import resume_seeds
-    from difformer.training.runfolder import RunFolder
+    from difformer.training.run_folder import RunFolder
 
     folder = RunFolder.open(run)
     if folder.stacked:

@@ -17,12 +17,12 @@ def report(
     run: Run,
     out: Annotated[
         Path | None,
-        typer.Option(help="File to write; RUN/report.html by default, which is written anew.", show_default=False),
+        typer.Option(help="File to write; RUN/report.html by default, which is overwritten.", show_default=False),
     ] = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser when it is written.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     node: Annotated[
         list[str] | None,
-        typer.Option(help="An instance to explain besides those chosen by themselves; repeatable.", show_default=False),
+        typer.Option(help="An instance to explain besides the chosen ones; repeatable.", show_default=False),
     ] = None,
     seed: Seed = None,
     force: Force = False,
@@ -31,8 +31,9 @@ def report(
 ) -> None:
     """Write a page about a run: one HTML file that works without a network.
 
-    Learning curves, errors, maps of the states layer by layer with the strongest latent pairs, energy, predictions
-    taken apart, cost. Needs plotly: `pip install 'difformer[report]'`.
+    The result against a constant prediction and a linear model, warnings, learning curves, confusion, calibration,
+    errors, columns that matter, maps of the states with the strongest latent pairs, energy, predictions explained,
+    cost. Needs plotly and jinja2: `pip install 'difformer[report]'`.
     """
     from difformer.report import write_report
 
@@ -45,14 +46,18 @@ def report(
             "run": run,
             "report": written.path,
             "bytes": written.size,
+            "answer": written.answer,
+            "warnings": list(written.warnings),
             "verdict": written.verdict,
             "notes": list(written.notes),
         }
     )
-    if written.verdict:
-        output.say(written.verdict)
-    for note in written.notes:
-        output.say(note)
+    output.say(written.answer)
+    for warning in written.warnings:
+        output.say(f"warning: {warning}")
+    for note in (written.verdict, *written.notes):
+        if note:
+            output.say(note)
     output.say(f"report: {written.path} ({written.size / 1e6:.1f} MB)")
     if open_it:
         import webbrowser

@@ -15,7 +15,7 @@ from difformer.cli.options import Device, Json
 from difformer.cli.output import Output
 
 if TYPE_CHECKING:
-    from difformer.experiments.asking import Outcome
+    from difformer.experiments.runner import Outcome
 
 
 @verb
@@ -82,7 +82,7 @@ def reproduce(
     A second call goes on where the first ended. Beside the runs stand table.md, table.tex, figure.svg and figure.png,
     with the paper's figures beside ours. What cannot be run is a cell with a reason.
     """
-    from difformer.experiments.catalogue import MODULES, experiments, find
+    from difformer.experiments.spec import NAMES, experiments, find
 
     output = Output(as_json)
     out = out or Path("results-quick" if quick else "results")
@@ -92,22 +92,23 @@ def reproduce(
         output.table(["name", "what", "where"], [[one.name, one.about, one.source] for one in found])
         return
     if results is not None:
-        from difformer.experiments.results import write_results
+        from difformer.experiments.render import write_results
 
         write_results(out, results)
         output.json({"results": str(results)})
         output.say(f"written: {results}")
         return
     if name is None:
-        raise ValueError(f"NAME is missing: one of {', '.join(MODULES)}; `difformer reproduce --list` explains them")
+        raise ValueError(f"NAME is missing: one of {', '.join(NAMES)}; `difformer reproduce --list` explains them")
     experiment = find(name)
-    from difformer.experiments.asking import Request, as_dict, seen
-    from difformer.experiments.drawing import pyplot
+    from difformer.experiments.analysis import pandas, read_summary, remaining
+    from difformer.experiments.cells import Request
+    from difformer.experiments.figures import pyplot
     from difformer.experiments.ledger import Ledger
-    from difformer.experiments.running import run
-    from difformer.experiments.writing import read_summary, write_files
+    from difformer.experiments.render import write_files
+    from difformer.experiments.runner import run
 
-    pyplot()  # what is not installed is said before hours of training, not after
+    pandas(), pyplot()  # a missing extra is reported before hours of training, not after
     request = Request(
         quick=quick,
         seeds=seeds,
@@ -129,9 +130,9 @@ def reproduce(
         )
     outcome = None if table_only else run(experiment, folder, request, output.remark)
     summary = read_summary(experiment, folder, presets)
-    outcome = outcome or seen(summary, request)
+    outcome = outcome or remaining(summary, request)
     files = write_files(summary, folder)
-    output.json({"experiment": name, **as_dict(outcome), "files": [str(path) for path in files]})
+    output.json({"experiment": name, **outcome.to_dict(), "files": [str(path) for path in files]})
     output.say(_said(outcome))
     for path in files:
         output.say(f"written: {path}")

@@ -14,7 +14,7 @@ from difformer.cli.output import make_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from difformer.zoo.catalogue import ModelInfo
+    from difformer.zoo.model_catalogue import ModelInfo
 
 ROW, ABOUT = 160, 200  # columns from which a system has one row, and from which that has room for a sentence
 NONE = "–"
@@ -35,7 +35,7 @@ def listing(models: Iterable[ModelInfo], width: int) -> Table:
 
 def tasks(info: ModelInfo) -> str:
     """Kinds of task that a system serves, in as few words as possible."""
-    from difformer.zoo.catalogue import ALL_KINDS
+    from difformer.zoo.model_catalogue import ALL_KINDS
 
     return "all" if info.kinds == ALL_KINDS else ", ".join(info.kinds)
 

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from difformer.atomic import atomic_write, write_whole
 from difformer.data.errors import DataError
 from difformer.data.sources import JSON, ZIP, RemoteFile
+from difformer.files import atomic_write, write_whole
 
 CHUNK = 1 << 20
 TIMEOUT_S = 60.0

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from difformer.atomic import atomic_write
 from difformer.data.archives import read_npz
 from difformer.data.errors import DAMAGE
 from difformer.data.lookup import cache_folder
+from difformer.files import atomic_write
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.atomic import atomic_write
 from difformer.data.archives import read_npz
 from difformer.data.errors import DAMAGE, DataError
+from difformer.files import atomic_write
 
 PARTS = ("train", "valid", "test")
 # What other people's files call the three parts.

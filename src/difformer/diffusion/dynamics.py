@@ -100,7 +100,7 @@ def diffuse(  # type: ignore[misc]
         conservation: ``"degree"``, ``"unit"`` or ``"none"``.
         source: H, ``[N, d]``. With a `source_weight` and no `source`, H is Z^(0).
         source_weight: β; left out, 1 where there is a `source` and 0 otherwise.
-        transform: h, one for all steps or a sequence with one a step (an ``nn.ModuleList`` too).
+        transform: h, one for all steps or a sequence with one per step (also an ``nn.ModuleList``).
         activation: σ.
         coupling_at: Where the coupling is computed: ``"transformed"`` (at h(Z)) or ``"input"`` (at Z).
         save: ``"last"`` for Z^(steps), or ``"all"`` for the trajectory ``[steps + 1, N, d]`` from Z^(0) on.
@@ -199,10 +199,10 @@ def _inflow(z: Tensor, source: Tensor | None, weight: float | None) -> Tensor | 
 def _transforms(transform: Transform | Sequence[Transform] | None, steps: int) -> Sequence[Transform | None]:
     if isinstance(transform, (Sequence, nn.ModuleList)):  # the latter is callable, but only to say that it is not
         if len(transform) != steps:
-            raise ValueError(f"transform must be one function or one a step: {steps} steps, {len(transform)} functions")
+            raise ValueError(f"transform must be one function or one per step, got {len(transform)} for {steps} steps")
         return list(transform)
     if transform is not None and not callable(transform):
-        raise TypeError(f"transform must be a function of the states, or one a step, got {type(transform).__name__}")
+        raise TypeError(f"transform must be a function of the states, or one per step, got {type(transform).__name__}")
     return [transform] * steps
 
 

@@ -15,17 +15,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from difformer.data import Split
 from difformer.distributed.folder import Partition
 from difformer.distributed.ranks import Ranks
 from difformer.distributed.shard import Shard, parts_of
+from difformer.files import write_bytes
 from difformer.training.predictions import Predictions
 from difformer.training.record import RunRecord
-from difformer.training.runfiles import write_bytes, write_json
-from difformer.training.runfolder import CHECKPOINT, RESULT, WEIGHTS, RunFolder
+from difformer.training.run_folder import RunFolder
 
 MOST_CELLS = 2**27
 
@@ -116,15 +115,7 @@ def write_outputs(folder: RunFolder, record: RunRecord, labels: Labels | None, s
     _write_own(place / f"predictions-{ranks.rank:05d}.npz", record, shard, problem)
     ranks.wait_for_all()
 
-    def finish() -> None:
-        weights = {name: tensor.contiguous().clone() for name, tensor in record.state.items()}
-        write_bytes(place / WEIGHTS, save_tensors(weights, metadata={"format": "difformer"}))
-        write_json(place / RESULT, record.result())
-        if record.status != "interrupted":
-            (place / CHECKPOINT).unlink(missing_ok=True)
-        folder.write_summary()
-
-    ranks.first_does(finish)
+    ranks.first_does(lambda: folder.write_result(record))
 
 
 def _write_own(path: Path, record: RunRecord, shard: Shard, problem: str) -> None:

@@ -52,7 +52,7 @@ class Rows:
 
 def embed(model: DIFFormer, x: Tensor | SparseMatrix, rows: Rows) -> Tensor:
     """Final states of own rows, ``[n, hidden_channels]``; all ranks must call it together."""
-    z = source = model._encode(x)
+    z = source = model.encode(x)
     for k, layer in enumerate(model.layers):
         assert isinstance(layer, DIFFormerConv)
         z = model.norms[k](step(layer, z, rows, source))

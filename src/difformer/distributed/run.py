@@ -20,17 +20,16 @@ from difformer.distributed.gathering import Labels, gather_labels, write_outputs
 from difformer.distributed.ranks import Ranks
 from difformer.distributed.shard import Shard
 from difformer.distributed.trainer import Facts, ShardedTrainer, check_config
+from difformer.files import RunFolderError, only_one, read_json, sweep, write_json
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import Snapshot
 from difformer.training.config import TrainConfig
-from difformer.training.continuing import check_same_run, warn_of_changes
 from difformer.training.interrupt import TrainingInterrupted, stop_requests
 from difformer.training.metrics import find_metric
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord, Summary
 from difformer.training.run import begin_seed, closing
-from difformer.training.runfiles import RunFolderError, only_one, read_json, sweep, write_json
-from difformer.training.runfolder import RunFolder
+from difformer.training.run_folder import RunFolder, check_same_run, warn_of_changes
 from difformer.training.source import TaskSource
 
 ABOUT = "distributed.json"

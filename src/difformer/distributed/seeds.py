@@ -16,18 +16,17 @@ from typing import Any
 from difformer.data import Task
 from difformer.distributed.batches import GraphsTrainer, shares_batches
 from difformer.distributed.ranks import Ranks
+from difformer.files import only_one, sweep
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import Snapshot
 from difformer.training.config import TrainConfig
-from difformer.training.continuing import check_same_run, warn_of_changes
 from difformer.training.interrupt import TrainingInterrupted, stop_requests
 from difformer.training.loop import train_one
 from difformer.training.metrics import find_metric
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import Row, RunRecord, Summary
 from difformer.training.run import begin_seed, check_together, closing
-from difformer.training.runfiles import only_one, sweep
-from difformer.training.runfolder import RunFolder
+from difformer.training.run_folder import RunFolder, check_same_run, warn_of_changes
 from difformer.training.source import TaskSource
 
 

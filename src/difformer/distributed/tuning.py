@@ -15,7 +15,7 @@ from pathlib import Path
 from difformer.data import Task
 from difformer.data.errors import require
 from difformer.distributed.ranks import Ranks
-from difformer.training.runfiles import only_one, writing
+from difformer.files import only_one, writing
 from difformer.training.study import (
     DATABASE,
     STUDY,

@@ -29,7 +29,6 @@ from difformer.attention.linear import LINEAR
 from difformer.attention.scores import form_of
 from difformer.estimators.memory import Keys, Mean, Memory, Moments, Sums
 from difformer.nn import DIFFormer, DIFFormerConv
-from difformer.nn.structure import Structure
 from difformer.sparse import SparseMatrix
 
 ROWS_AT_ONCE = 8192
@@ -98,10 +97,9 @@ class ContextConv(nn.Module):
         observed = torch.zeros_like(latent) if edges is None else edges.receive(self.sent, z.shape[0], z.dtype)
         return latent + observed if layer.graph_weight is None else torch.lerp(latent, observed, layer.graph_weight)
 
-    def step(self, z: Tensor, structure: Structure, source: Tensor) -> Tensor:
-        """z⁺ before the norm, as `DIFFormerConv.step` makes it; `structure` carries `Edges` for a graph."""
+    def forward(self, z: Tensor, edges: Edges | None, *_: Any, source: Tensor) -> Tensor:
+        """z⁺ before the norm, as `DIFFormerConv` makes it; `edges` take the place of a graph."""
         layer = self.layer
-        edges: Any = structure.graph
         p = self.propagated(z, edges)
         if layer.residual:
             p = torch.lerp(z, p, layer.step_size)
@@ -121,10 +119,9 @@ class Member(nn.Module):
 
     def states(self, x: Tensor | SparseMatrix, edges: Edges | None) -> Tensor:
         """Final states of some rows, from their scaled features."""
-        structure = Structure(edges)  # type: ignore[arg-type]  # layers of a context ask for nothing else
-        z = source = self.model._encode(x)
+        z = source = self.model.encode(x)
         for k in range(len(self.model.layers)):
-            z = self.model._advance(k, z, structure, source)
+            z = self.model.advance(k, z, source, edges)  # type: ignore[arg-type]
         return z
 
     def decode(self, states: Tensor) -> Tensor:
@@ -148,7 +145,7 @@ def remember(
         landmarks: Rows that stand for the population where the keys themselves are remembered; None for all.
     """
     model = copy.deepcopy(model).double().eval().requires_grad_(False)
-    z = source = torch.cat([model._encode(x) for x, _ in parts])
+    z = source = torch.cat([model.encode(x) for x, _ in parts])
     # A graph without edges is none, as it was in training: with a graph weight the two differ.
     joined = any(edges is not None and edges.row.numel() for _, edges in parts)
     for k, layer in enumerate(model.layers):
@@ -158,7 +155,7 @@ def remember(
         before, start, z = z, 0, torch.empty_like(z)
         for x, edges in parts:
             rows = slice(start, start + x.shape[0])
-            z[rows] = model._advance(k, before[rows], Structure(edges), source[rows])  # type: ignore[arg-type]
+            z[rows] = model.advance(k, before[rows], source[rows], edges)  # type: ignore[arg-type]
             start = rows.stop
     return Member(model), z
 

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from difformer.atomic import atomic_write
 from difformer.estimators.context import Edges
 from difformer.estimators.fitted import Fitted
 from difformer.estimators.neighbours import SparseNeighbours
+from difformer.files import atomic_write
 
 LARGEST_DENSE = 1 << 28  # entries of fitted sparse rows that a program may hold densely
 EXTRA = "difformer.json"

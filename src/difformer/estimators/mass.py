@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.attention import propagate
 from difformer.attention.segments import Segments
 from difformer.data import Split, Task
 from difformer.estimators.judging import ACCURATE_THEN_SURE
 from difformer.estimators.parts import PartsFeed
+from difformer.graph import Graph
 from difformer.nn import DIFFormer, DIFFormerConv
-from difformer.nn.structure import Structure
+from difformer.nn.structure import as_structure
 from difformer.training.callbacks import Callback
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
@@ -36,36 +36,28 @@ from difformer.training.record import RunRecord
 
 
 class MassConv(DIFFormerConv):
-    """A layer whose rows have mass ``[N, 1, 1]``; made by changing the class of a `DIFFormerConv`."""
+    """A layer whose rows have mass ``[N]``; made by changing the class of a `DIFFormerConv`."""
 
     mass: Tensor
 
-    def step(self, z: Tensor, structure: Structure, source: Tensor | None = None) -> Tensor:
-        # Term by term: the short ways of a layer work out the exchange by themselves, and know of no mass.
-        p = self.propagated(z, structure)
-        if self.residual:
-            p = torch.lerp(z, p.to(z.dtype), self.step_size)
-        if source is not None and self.source_weight:
-            p = p + self.step_size * self.source_weight * source
-        return p
-
-    def latent(self, z: Tensor, v: Tensor, segments: Segments | None) -> Tensor:
-        if self.diffusivity is None or self.diffusivity.name == "identity":
-            return v.mean(1)
-        if self.query is None:
-            q = k = v.expand(-1, self.num_heads, -1)
-        else:
-            q, k = self.queries_and_keys(z, segments)
-        mass = self.mass.to(q.dtype).expand(-1, v.shape[1], 1)
-        both = propagate(q, k, torch.cat([mass * v.to(q.dtype), mass], -1), self.diffusivity, backend=self.backend)
-        return (both[..., :-1] / both[..., -1:]).mean(1)
+    def forward(  # type: ignore[override]
+        self,
+        z: Tensor,
+        edge_index: Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Segments | None = None,
+        *,
+        source: Tensor | None = None,
+    ) -> Tensor:
+        senders = as_structure(z.shape[0], edge_index, edge_weight, batch, weight=self.mass)
+        return super().forward(z, source=source, context=senders)
 
 
 def give_mass(model: DIFFormer, mass: Tensor) -> None:
     """From now on the rows of whole passes count with their mass; parameters and their names stay."""
     for layer in model.layers:
         layer.__class__ = MassConv
-        layer.mass = (mass / mass.mean()).view(-1, 1, 1)
+        layer.mass = mass / mass.mean()
 
 
 def train_weighted(

@@ -18,13 +18,13 @@ from safetensors.torch import save as save_tensors
 from scipy import sparse
 from torch import Tensor
 
-from difformer.atomic import atomic_write
 from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
 from difformer.estimators.context import ContextConv, Member
 from difformer.estimators.fitted import Fitted, GivenGraph, Search
 from difformer.estimators.memory import Keys, Mean, Memory, Moments, Sums
 from difformer.estimators.neighbours import Neighbours, SparseNeighbours
 from difformer.estimators.scaling import Scaling
+from difformer.files import atomic_write
 from difformer.nn import DIFFormer, PretrainedError
 from difformer.training.randomness import isolated_rng
 

@@ -1,4 +1,4 @@
-"""What is tried on which data, as data: presets of hyper-parameters, and the tables and figures made with them."""
+"""Presets of hyper-parameters, and the experiments that reproduce tables and figures with them."""
 
 from difformer.experiments.presets import Preset, find_preset, load_presets, read_preset, write_preset
 

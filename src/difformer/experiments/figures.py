@@ -1,63 +1,214 @@
-"""The figure of a table: every system a dot with its deviation, the paper's figure a hollow diamond beside it."""
+"""Figures of experiments, saved as SVG and PNG.
+
+Colours are those of Okabe and Ito, which remain distinct for colour-blind readers; shapes repeat what colours say.
+An experiment names its drawing in `DRAWINGS`, a function of a `Summary`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import quantiles
 from textwrap import fill
 from typing import Any
 
-from difformer.experiments.choosing import NO_TRAINING, UNTUNED
-from difformer.experiments.drawing import BLACK, ROLES, bars, empty, few, head, legend_below, panels, pyplot
-from difformer.experiments.measures import LABELS
-from difformer.experiments.outliers import near
-from difformer.experiments.published import PAPER, source_of
-from difformer.experiments.summary import Row, Section, Summary, is_percent
+from difformer.data.errors import require
+from difformer.experiments.analysis import PAPER, Row, Section, Summary, published
+from difformer.experiments.cells import UNTUNED
+from difformer.experiments.render import LABELS, devices, letters
+from difformer.files import write_whole
 
-MARGIN = 0.04  # of an axis, on both sides
+BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
+SKY, YELLOW, BLACK, GREY = "#56B4E9", "#F0E442", "#000000", "#767676"
+CYCLE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, YELLOW)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
+LINES = ("-", "--", "-.", ":", (0, (3, 1, 1, 1, 1, 1)), (0, (5, 1)), (0, (1, 1)), "-")
+ROLES = {"ours": (BLUE, "o"), "rival": (GREY, "s"), "off": (RED, "X"), "variant": (GREEN, "^")}
+ROLE_NAMES = {"ours": "ours", "rival": "rival", "off": "attention off", "variant": "variant"}
+QUICK = "quick form: the numbers mean nothing"
+LETTERS_PER_INCH = 13  # of a heading
+BARS = "bars: ± standard deviation over seeds and splits"
+# Points outside [q₁ - 3 (q₃ - q₁), q₃ + 3 (q₃ - q₁)] are drawn at the edge if that more than doubles the scale.
+FAR, GAIN, FEWEST = 3.0, 2.0, 5
+
+_STYLE: Mapping[str, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E2E2E2",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "figure.dpi": 100,
+    "savefig.dpi": 160,
+    "svg.hashsalt": "difformer",  # the same figure gives the same file
+    "svg.fonttype": "none",
+}
 
 
-def dots(summary: Summary, folder: Path) -> Any:
-    """One panel a data set that was run."""
-    shown = scored(summary)
+def pyplot() -> Any:
+    """Matplotlib without a display, in the style of this package.
+
+    Raises:
+        ImportError: If it is not installed, naming the extra.
+    """
+    matplotlib = require("matplotlib", extra="figures", purpose="drawing figures")
+    matplotlib.use("Agg")
+    plt = require("matplotlib.pyplot", extra="figures", purpose="drawing figures")
+    plt.rcParams.update(_STYLE)
+    return plt
+
+
+def draw(summary: Summary) -> Any:
+    """The figure of an experiment; one sentence if nothing was run."""
+    drawn = DRAWINGS[summary.experiment.figure](summary)
+    if drawn is None:
+        drawn, (ax,) = panels(1, width=6, height=1.2)
+        ax.set_axis_off()
+        said = f"{summary.experiment.title}: nothing was run yet"
+        ax.text(0.5, 0.5, said, ha="center", va="center", transform=ax.transAxes, wrap=True)
+        return drawn
+    lines = [summary.experiment.title, *([QUICK] if summary.quick else [])]
+    wide = int(LETTERS_PER_INCH * drawn.get_figwidth())
+    drawn.suptitle("\n".join(fill(line, wide) for line in lines), fontsize=10)
+    return drawn
+
+
+def save(fig: Any, folder: Path, name: str = "figure") -> list[Path]:
+    """Write the figure in both formats, each atomically, and close it."""
+    written = []
+    for kind in ("svg", "png"):
+        content = io.BytesIO()
+        metadata = {"Date": None} if kind == "svg" else None
+        fig.savefig(content, format=kind, bbox_inches="tight", pad_inches=0.06, metadata=metadata)
+        write_whole(folder / f"{name}.{kind}", content.getvalue())
+        written.append(folder / f"{name}.{kind}")
+    pyplot().close(fig)
+    return written
+
+
+def panels(count: int, *, width: float = 3.2, height: float = 2.8, across: int = 3, **options: Any) -> tuple[Any, Any]:
+    """A figure with `count` panels, `across` per row, and a flat list of their axes."""
+    columns = min(across, max(count, 1))
+    rows = -(-max(count, 1) // columns)
+    fig, grid = pyplot().subplots(
+        rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained", **options
+    )
+    axes = list(grid.flat)
+    for spare in axes[count:]:
+        spare.set_axis_off()
+    return fig, axes[:count]
+
+
+def mark(label: str, **look: Any) -> Any:
+    """A legend entry; a marker without a line unless `ls` or `lw` is given."""
+    return pyplot().Line2D([], [], label=label, **({"ls": ""} if not look.keys() & {"ls", "lw"} else {}), **look)
+
+
+def legend_below(fig: Any, handles: Sequence[Any]) -> None:
+    """One legend for all panels, in as many rows as the width requires."""
+    for rows in range(1, len(handles) + 1):
+        columns = -(-len(handles) // rows)
+        legend = fig.legend(handles=handles, loc="outside lower center", ncols=columns)
+        if columns == 1 or legend.get_window_extent(fig.canvas.get_renderer()).width <= fig.bbox.width:
+            return
+        legend.remove()
+
+
+def bars() -> Any:
+    return mark(BARS, color=GREY, marker="|", ms=6, lw=1.1)
+
+
+def few(row: Row, what: str = "test") -> str:
+    """How many runs a row has if the protocol asks for more."""
+    count = len(row.values(what))
+    return "" if count >= row.data.seeds else f", {count} of {row.data.seeds} runs"
+
+
+def near(points: Sequence[float]) -> tuple[float, float]:
+    """The lowest and highest point that an axis should contain."""
+    low, high = min(points), max(points)
+    if len(points) < FEWEST:
+        return low, high
+    first, _, third = quantiles(points, n=4, method="inclusive")
+    reach = FAR * (third - first)
+    kept = [point for point in points if first - reach <= point <= third + reach]
+    return (min(kept), max(kept)) if (max(kept) - min(kept)) * GAIN < high - low else (low, high)
+
+
+# Scores: every row a dot with its deviation, the paper's figure a hollow diamond.
+
+
+def scores(summary: Summary) -> Any:
+    """One panel per data set."""
+    shown = _scored(summary)
     if not shown:
-        return empty(f"{summary.experiment.title}: nothing was run yet")
-    width, height = size(shown)
+        return None
+    width, height = _size(shown)
     fig, axes = panels(len(shown), width=width, height=height, across=2 if len(shown) in (2, 4) else 3)
-    score_panels(fig, axes, shown, summary)
-    head(fig, summary)
+    _score_panels(fig, axes, shown, summary)
     return fig
 
 
-def scored(summary: Summary) -> list[Section]:
-    """Sections with a score to draw."""
+def scores_and_cost(summary: Summary) -> Any:
+    """Scores, and below them two panels of cost per section."""
+    shown, costs = _scored(summary), _measured(summary)
+    if not shown or not costs:
+        return scores(summary) if shown else cost(summary)
+    width, height = _size(shown)
+    start = len(shown) + len(shown) % 2  # cost starts on a row of its own
+    fig, axes = panels(start + 2 * len(costs), width=width, height=height, across=2)
+    for spare in axes[len(shown) : start]:
+        spare.set_axis_off()
+    _score_panels(fig, axes[: len(shown)], shown, summary)
+    _cost_panels(axes[start:], costs)
+    return fig
+
+
+def _scored(summary: Summary) -> list[Section]:
     return [section for section in summary.sections if section.data.mode != "cost" and _rows(section)]
 
 
-def size(sections: Sequence[Section]) -> tuple[float, float]:
-    """Width and height of a panel in inches: names and rows have to find room."""
+def _rows(section: Section) -> list[Row]:
+    return [row for row in section.rows if len(row.values(section.data.compare))]
+
+
+def _name(row: Row) -> str:
+    return row.label + few(row, row.data.compare)
+
+
+def _size(sections: Sequence[Section]) -> tuple[float, float]:
+    """Width and height of a panel in inches."""
     tallest = max(len(_rows(section)) for section in sections)
     longest = max(len(_name(row)) for section in sections for row in _rows(section))
-    return 2.9 + 0.075 * longest, max(2.6, 1.6 + 0.2 * tallest)  # titles and legend need theirs beside one row too
+    return 2.9 + 0.075 * longest, max(2.6, 1.6 + 0.2 * tallest)
 
 
-def score_panels(fig: Any, axes: Sequence[Any], sections: Sequence[Section], summary: Summary) -> None:
-    """A panel a section, and one legend for all."""
+def _score_panels(fig: Any, axes: Sequence[Any], sections: Sequence[Section], summary: Summary) -> None:
     for ax, section in zip(axes, sections, strict=True):
-        _panel(ax, section)
-    _legend(fig, sections, summary.experiment.name)
+        _score_panel(ax, section)
+    every = [row for section in sections for row in _rows(section)]
+    roles = {row.system.role for row in every}
+    marks = [mark(ROLE_NAMES[role], marker=ROLES[role][1], color=ROLES[role][0]) for role in ROLES if role in roles]
+    if any(row.preset == UNTUNED for row in every):
+        marks.append(mark("hollow: not tuned", marker="o", mfc="white", mec=GREY))
+    if any(row.n > 1 for row in every):
+        marks.append(bars())
+    if any(row.paper is not None for row in every):
+        source = published().get(summary.experiment.name, {}).get(f"{PAPER}-source", "")
+        marks.append(mark(fill(f"the paper's figure: {source}", 70), marker="D", mfc="none", mec=BLACK))
+    legend_below(fig, marks)
 
 
-def _rows(section: Section) -> list[Row]:
-    return [row for row in section.rows if row.values(section.data.compare)]
-
-
-def _panel(ax: Any, section: Section) -> None:
+def _score_panel(ax: Any, section: Section) -> None:
     rows, what = _rows(section)[::-1], section.data.compare
-    metric = rows[0].metric if what == "test" else what
-    factor = 100 if is_percent(metric) else 1
-    means = [factor * (row.mean(what) or 0.0) for row in rows]
-    spreads = [factor * row.deviation(what) for row in rows]
+    factor = rows[0].scale
+    means, spreads = [factor * (row.mean(what) or 0.0) for row in rows], [factor * row.std(what) for row in rows]
     papers = [None if row.paper is None else row.paper.mean for row in rows]
     low, high = _limits(means, spreads, [paper for paper in papers if paper is not None])
     for place, (row, mean, spread, paper) in enumerate(zip(rows, means, spreads, papers, strict=True)):
@@ -67,37 +218,30 @@ def _panel(ax: Any, section: Section) -> None:
             ax.errorbar(mean, place, xerr=spread, fmt=shape, color=colour, mfc=filled, ms=5, capsize=2, lw=1.1)
         else:
             _beyond(ax, mean, place, (low, high), colour)
-        if paper is None:
-            continue
-        if low <= paper <= high:
+        if paper is not None and low <= paper <= high:
             ax.plot(paper, place, "D", mfc="none", mec=BLACK, ms=4.5, mew=0.9, zorder=3)
-        else:
+        elif paper is not None:
             _beyond(ax, paper, place, (low, high), BLACK, "◇ ")
     ax.set_xlim(low, high)
     ax.locator_params(axis="x", nbins=6)
     ax.set_yticks(range(len(rows)), [_name(row) for row in rows])
     ax.set_ylim(-0.7, len(rows) - 0.3)
     ax.set_title(f"{fill(section.data.label, 34)}\n{section.counted}", loc="left")
-    ax.set_xlabel(
-        f"test {LABELS.get(metric, metric)} in %"
-        if factor == 100
-        else f"test {LABELS.get(metric, metric)} (lower is better)"
-    )
+    metric = rows[0].metric if what == "test" else what
+    ax.set_xlabel(f"test {LABELS.get(metric, metric)} {'in %' if factor == 100 else '(lower is better)'}")
 
 
 def _limits(means: Sequence[float], spreads: Sequence[float], papers: Sequence[float]) -> tuple[float, float]:
-    """Of an axis that holds every point that is near the others, with its bar, and a margin."""
+    """An axis that contains every near point with its bar, and a margin."""
     first, last = near([*means, *papers])
-    inside = [
-        (mean - spread, mean + spread) for mean, spread in zip(means, spreads, strict=True) if first <= mean <= last
-    ]
+    inside = [(m - s, m + s) for m, s in zip(means, spreads, strict=True) if first <= m <= last]
     low, high = min([first, *(start for start, _ in inside)]), max([last, *(end for _, end in inside)])
-    margin = MARGIN * ((high - low) or abs(high) or 1.0)
+    margin = 0.04 * ((high - low) or abs(high) or 1.0)
     return low - margin, high + margin
 
 
 def _beyond(ax: Any, value: float, place: int, limits: tuple[float, float], colour: str, before: str = "") -> None:
-    """A value that lies outside of the axis: an arrow at the edge, and the number."""
+    """A value outside the axis: an arrow at the edge, and the number."""
     right = value > limits[1]
     ax.annotate(
         f"{before}{value:.4g}",
@@ -113,26 +257,307 @@ def _beyond(ax: Any, value: float, place: int, limits: tuple[float, float], colo
     )
 
 
-def _name(row: Row) -> str:
-    known = row.system.label if row.preset == NO_TRAINING else row.label
-    return known + few(row, row.data.compare)
+def attention_figure(sections: Sequence[Section]) -> Any:
+    """What attention adds on each data set, in points, with the 95 % interval of the corrected test."""
+    found = [(section, one) for section in sections if (one := section.comparison("attention off"))]
+    found = [(section, one) for section, one in found if one.ours.scale == 100][::-1]
+    fig, (ax,) = panels(1, width=7.5, height=1.2 + 0.22 * len(found))
+    ax.axvline(0, color=BLACK, lw=0.8)
+    reach = [abs(one.gain) for _, one in found]
+    limit = 2.5 * near(reach)[1] if reach else 1.0
+    for place, (_, one) in enumerate(found):
+        colour = BLUE if one.gain > 0 else RED
+        interval = one.test.interval if one.test is not None else None
+        half = 100 * (interval[1] - interval[0]) / 2 if interval is not None else 0.0
+        shown = max(-limit, min(limit, one.gain))
+        look = {"color": colour, "mfc": colour if one.significant else "white", "ms": 5, "capsize": 2, "lw": 1.1}
+        ax.errorbar(shown, place, xerr=half, fmt="o", **look)
+        if shown != one.gain:
+            _beyond(ax, one.gain, place, (-limit, limit), colour)
+    ax.set_xlim(-limit, limit)
+    ax.set_ylim(-0.7, len(found) - 0.3)
+    ax.set_yticks(range(len(found)), [section.data.label for section, _ in found])
+    ax.set_xlabel("our best model minus attention off, in points of accuracy or AUROC")
+    marks = [mark("significant", marker="o", color=BLUE), mark("not significant", marker="o", mfc="white", mec=BLUE)]
+    legend_below(fig, [*marks, mark("95 % interval", color=GREY, marker="|", ms=6, lw=1.1)])
+    return fig
 
 
-def _legend(fig: Any, sections: Sequence[Section], experiment: str) -> None:
-    line = pyplot().Line2D
-    every = [row for section in sections for row in _rows(section)]
-    said = {"ours": "ours", "rival": "rival", "off": "attention off", "variant": "variant"}
-    marks = [
-        line([], [], ls="", marker=ROLES[role][1], color=ROLES[role][0], label=said[role])
-        for role in ROLES
-        if role in {row.system.role for row in every}
+# Cost: bars of seconds and megabytes.
+
+
+def cost(summary: Summary) -> Any:
+    """Two panels per data set."""
+    shown = _measured(summary)
+    if not shown:
+        return None
+    fig, axes = panels(2 * len(shown), width=3.8, height=2.2, across=2)
+    _cost_panels(axes, shown)
+    return fig
+
+
+def _measured(summary: Summary) -> list[Section]:
+    return [section for section in summary.sections if len(section.runs) and section.data.mode == "cost"]
+
+
+def _cost_panels(axes: Sequence[Any], sections: Sequence[Section]) -> None:
+    for place, section in enumerate(sections):
+        rows, known = [row for row in section.rows if row.n][::-1], devices(section)
+        names = [f"{row.system.label}{few(row, 'epoch_seconds')} {letters(row, known)}".rstrip() for row in rows]
+        colours = [ROLES[row.system.role][0] for row in rows]
+        where = "; ".join(f"{letter} {device}" for device, letter in known.items()) or section.runs["place"].iloc[0]
+        seconds, memory = axes[2 * place : 2 * place + 2]
+        seconds.barh(names, [1000 * (row.mean("epoch_seconds") or 0) for row in rows], color=colours)
+        seconds.set_xlabel("milliseconds per epoch")
+        seconds.set_title(f"{section.data.label}\n{where}; {section.counted}", loc="left", fontsize=8)
+        memory.barh(names, [float(row.values("megabytes").median()) if row.n else 0 for row in rows], color=colours)
+        memory.set_xlabel("peak memory in MB")
+
+
+# Curves: depth, batch size, robustness.
+
+
+def depth(summary: Summary) -> Any:
+    """Accuracy against depth: one line per step size, without and with the source term, one row per data set."""
+    shown = [section for section in summary.sections if len(section.runs)]
+    if not shown:
+        return None
+    fig, axes = panels(2 * len(shown), width=3.6, height=2.8, across=2, sharey="row")
+    for place, section in enumerate(shown):
+        for ax, source in zip(axes[2 * place : 2 * place + 2], (0.0, 1.0), strict=True):
+            _depth_panel(ax, section, source)
+    marks = {label: one for ax in axes for one, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    legend_below(fig, [*marks.values(), bars()])
+    return fig
+
+
+def _depth_panel(ax: Any, section: Section, source: float) -> None:
+    rows = [row for row in section.rows if row.n and row.system.settings["source_weight"] == source]
+    kinds = sorted({(row.system.role == "off", row.system.settings["step_size"]) for row in section.rows})
+    depths = sorted({row.system.settings["num_layers"] for row in section.rows})
+    for number, (off, step) in enumerate(kinds):
+        own = [row for row in rows if (row.system.role == "off", row.system.settings["step_size"]) == (off, step)]
+        label = f"{'attention off, ' if off else ''}τ = {step:g}"
+        _curve(ax, own, [row.system.settings["num_layers"] for row in own], number, label)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(depths, [str(one) for one in depths])
+    ax.set_xlim(depths[0] / 1.15, depths[-1] * 1.15)
+    ax.set_xlabel("depth K")
+    ax.set_ylabel("test accuracy in %")
+    ax.set_title(
+        f"{fill(section.data.label, 42)}\n{'with' if source else 'without'} source; {section.counted}", loc="left"
+    )
+
+
+def _curve(ax: Any, rows: Sequence[Row], x: Sequence[Any], number: int, label: str) -> None:
+    """Mean ± deviation over `x`, in the colour, line and marker of a number."""
+    if not rows:
+        return
+    means, spread = [row.scale * (row.mean() or 0.0) for row in rows], [row.scale * row.std() for row in rows]
+    look = {"color": CYCLE[number], "ls": LINES[number], "marker": MARKERS[number], "ms": 4, "capsize": 2}
+    ax.errorbar(x, means, yerr=spread, label=label, **look)
+
+
+def robustness(summary: Summary) -> Any:
+    """Accuracy against labels per class and against removed edges, one row per data set, one line per system."""
+    shown = [section for section in summary.sections if len(section.runs)]
+    if not shown:
+        return None
+    kinds = {"labels_per_class": "training labels per class", "edges_removed": "share of edges removed"}
+    names = list(dict.fromkeys(section.data.dataset for section in shown))
+    systems = list(dict.fromkeys(row.system.key for section in shown for row in section.rows))
+    fig, axes = panels(2 * len(names), width=3.8, height=2.7, across=2, sharey="row")
+    for place, name in enumerate(names):
+        for ax, (kind, said) in zip(axes[2 * place : 2 * place + 2], kinds.items(), strict=True):
+            own = [one for one in shown if one.data.dataset == name and (kind in one.data.alter)]
+            for number, key in enumerate(systems):
+                rows = [row for one in own for row in one.rows if row.system.key == key and row.n]
+                label = rows[0].system.label if rows else key
+                _curve(ax, rows, [row.data.alter[kind] for row in rows], number, label)
+            if kind == "labels_per_class" and own:
+                ticks = [one.data.alter[kind] for one in own]
+                ax.set_xscale("log")
+                ax.set_xticks(ticks, [str(one) for one in ticks])
+                ax.minorticks_off()
+            ax.set(xlabel=said, ylabel="test accuracy in %")
+            ax.set_title(name, loc="left")
+    marks = {label: one for ax in axes for one, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    legend_below(fig, [*marks.values(), bars()])
+    return fig
+
+
+def batch_size(summary: Summary) -> Any:
+    """Accuracy on the left, memory on the right, over the size of batches; the whole graph at the right end."""
+    shown = [section for section in summary.sections if any(len(row.values()) for row in section.rows)]
+    if not shown:
+        return None
+    fig, axes = panels(2 * len(shown), width=4.2, height=2.8, across=2)
+    colour, shape = ROLES["off"]
+    for place, section in enumerate(shown):
+        accuracy, memory = axes[2 * place : 2 * place + 2]
+        for role, line, point, dashed in (("ours", BLUE, "o-", "s--"), ("off", colour, shape, shape)):
+            rows = [row for row in section.rows if row.system.role == role and len(row.values())]
+            sizes = [
+                str(row.system.settings.get("batch_size", row.first("settings", {}).get("batch_size")) or "whole")
+                for row in rows
+            ]
+            means, spread = [row.scale * (row.mean() or 0.0) for row in rows], [row.scale * row.std() for row in rows]
+            accuracy.errorbar(sizes, means, yerr=spread, fmt=point, color=line, capsize=2)
+            for row, size, mean in zip(rows, sizes, means, strict=True):
+                said = few(row).removeprefix(", ")
+                accuracy.annotate(said, (size, mean), (4, 4), textcoords="offset points", fontsize=7)
+            peaks = [float(row.values("megabytes").median()) for row in rows]
+            memory.plot(sizes, peaks, dashed, color=ORANGE if role == "ours" else colour)
+        accuracy.set(xlabel="nodes per batch", ylabel="test accuracy in %")
+        accuracy.set_title(f"{section.data.label}; {section.counted}", loc="left")
+        memory.set(xlabel="nodes per batch", ylabel="peak memory in MB", ylim=(0, None))
+        memory.set_title(" / ".join(section.runs["device"].unique()), loc="left")
+    rows = [row for section in shown for row in section.rows if row.n]
+    marks = [mark("DIFFormer-s, score", color=BLUE, marker="o", ls="-")]
+    marks.append(mark("DIFFormer-s, memory", color=ORANGE, marker="s", ls="--"))
+    marks += [mark("attention off", color=colour, marker=shape)] if any(r.system.role == "off" for r in rows) else []
+    legend_below(fig, [*marks, *([bars()] if any(row.n > 1 for row in rows) else [])])
+    return fig
+
+
+# Energy: forms and fields of a diffusivity, and what trained models spend.
+
+FORMS = {"simple": "DIFFormer-s: f = 2 - z²/2", "sigmoid": "DIFFormer-a: f = σ(1 - z²/2)"}
+
+
+def energy(summary: Summary) -> Any:
+    r"""Per form its curves, velocity field and energy field; below, energy and effective rank of trained models.
+
+    With f = δ', the state z of one instance among others z_j has the velocity v(z) = Σ_j f(||z - z_j||²) (z_j - z) and
+    the energy E(z) = Σ_j δ(||z - z_j||²), so that v = -½ ∇E. Drawn for ten random instances in the unit disc, where f
+    is non-negative.
+    """
+    trained = [section for section in summary.sections if len(section.runs)]
+    fig, axes = panels(6 + 3 * len(trained), width=3.5, height=2.9, across=3)
+    for place, name in enumerate(FORMS):
+        _form(axes[3 * place : 3 * place + 3], name)
+    titles = {"energy": "mean δ over pairs", "rank": "effective rank", "separation": "variance between classes"}
+    for place, section in enumerate(trained):
+        for ax, (what, said) in zip(axes[6 + 3 * place : 9 + 3 * place], titles.items(), strict=True):
+            for number, row in enumerate(row for row in section.rows if row.n):
+                curves = [one[what] for one in row.runs["measures"] if one.get(what)]
+                mean = [sum(values) / len(values) for values in zip(*curves, strict=True)]
+                look = {"color": CYCLE[number], "ls": LINES[number], "marker": MARKERS[number], "ms": 4}
+                ax.plot(range(len(mean)), mean, label=row.system.label, **look)
+            ax.set_xlabel("layer")
+            ax.set_title(f"{section.data.label}: {said}\n{section.counted}", loc="left", fontsize=8)
+            ax.xaxis.get_major_locator().set_params(integer=True)
+        axes[6 + 3 * place].legend()
+    return fig
+
+
+def _form(axes: Any, name: str) -> None:
+    import torch
+
+    from difformer.diffusion import as_diffusivity
+
+    form = as_diffusivity(name)
+    curves, field, height = axes
+    z = torch.linspace(-2, 2, 201, dtype=torch.float64)
+    curves.plot(z, form.delta(z.square()), color=BLUE, label="δ(z²)")
+    curves.plot(z, form.f(z.square()), color=ORANGE, ls="--", label="f(z²)")
+    curves.set(xlabel="z", title=FORMS[name])
+    curves.legend()
+    generator = torch.Generator().manual_seed(7)
+    angle = 2 * torch.pi * torch.rand(10, generator=generator, dtype=torch.float64)
+    radius = 0.9 * torch.rand(10, generator=generator, dtype=torch.float64).sqrt()
+    stars = torch.stack([radius * angle.cos(), radius * angle.sin()], 1)
+
+    def grid(count: int) -> tuple[Any, Any]:
+        """Points of a square grid and their squared distances to the instances, at most 4, where f is defined."""
+        side = torch.linspace(-1, 1, count, dtype=torch.float64)
+        place = torch.stack(torch.meshgrid(side, side, indexing="xy"), -1)
+        return place, (place.unsqueeze(-2) - stars).square().sum(-1).clamp_max(4.0)
+
+    place, u = grid(17)
+    push = (form.f(u).unsqueeze(-1) * (stars - place.unsqueeze(-2))).sum(-2)
+    field.quiver(place[..., 0], place[..., 1], push[..., 0], push[..., 1], color=BLUE, width=0.005)
+    place, u = grid(101)
+    drawn = height.contourf(place[..., 0], place[..., 1], form.delta(u).sum(-1), levels=20, cmap="cividis")
+    pyplot().colorbar(drawn, ax=height, label="Σⱼ δ(||z - zⱼ||²)")
+    for ax, said in ((field, "velocity field"), (height, "energy of one instance")):
+        ax.plot(stars[:, 0], stars[:, 1], "*", color=RED, mec="white", mew=0.5, ms=9)
+        ax.set(title=said, xlim=(-1, 1), ylim=(-1, 1), aspect="equal", xticks=(-1, 0, 1), yticks=(-1, 0, 1))
+        ax.grid(False)
+
+
+# Maps of states.
+
+
+def visualise(summary: Summary) -> Any:
+    """One row per data set and system, one panel per layer or snapshot."""
+    pictures = [
+        (f"{section.data.label}, {row.system.label}, seed {row.first('seed')}", picture)
+        for section in summary.sections
+        for row in section.rows
+        if row.n and (picture := row.first("measures").get("pictures"))
     ]
-    if any(row.preset == UNTUNED for row in every):
-        marks.append(line([], [], ls="", marker="o", mfc="white", mec="#767676", label="hollow: not tuned"))
-    if any(len(row.values(row.data.compare)) > 1 for row in every):
-        marks.append(bars())
-    if any(row.paper is not None for row in every):
-        # What the paper measured need not be what a panel shows: its source says over which splits.
-        about = f"the paper's figure, whatever the panel's splits: {source_of(experiment, PAPER)}"
-        marks.append(line([], [], ls="", marker="D", mfc="none", mec=BLACK, label=fill(about, 70)))
+    if not pictures:
+        return None
+    across = max(len(picture) for _, picture in pictures)
+    fig, axes = panels(across * len(pictures), width=3.1, height=3.2, across=across)
+    for place, (title, picture) in enumerate(pictures):
+        row = axes[across * place : across * (place + 1)]
+        for ax in row[len(picture) :]:
+            ax.set_axis_off()
+        seen = [value for panel in picture for value in panel["values"] or ()]
+        drawn = None
+        for ax, panel in zip(row, picture, strict=False):
+            drawn = _map(ax, panel, f"{fill(title, 42)}\n{panel['title']}", (min(seen), max(seen)) if seen else None)
+        if drawn is not None:
+            fig.colorbar(drawn, ax=row[len(picture) - 1], label="target", shrink=0.8)
+    every = [panel for _, picture in pictures for panel in picture]
+    classes = sorted({number for panel in every if panel["values"] is None for number in panel["classes"] or ()})
+    marks = [mark(f"class {number}", **_look(number)) for number in classes]
+    if any(panel["values"] is not None for panel in every):
+        marks.append(mark("a node, coloured by its target", marker="o", mec="black", mfc="white"))
+    if any(panel["pairs"] for panel in every):
+        marks.append(mark("a pair with the largest attention; darker is larger", color=GREY, lw=1.0))
     legend_below(fig, marks)
+    return fig
+
+
+def _look(number: int) -> dict[str, str]:
+    return {"color": CYCLE[number % len(CYCLE)], "marker": MARKERS[number % len(MARKERS)]}
+
+
+def _map(ax: Any, panel: Any, title: str, values: tuple[float, float] | None) -> Any:
+    """States as points, pairs as lines; returns the points if their colour is a number."""
+    from difformer.report.maps import GRID
+
+    x, y = panel["x"], panel["y"]
+    strongest = max((weight for _, _, weight in panel["pairs"]), default=1.0)
+    for source, target, weight in panel["pairs"]:
+        shade = 0.15 + 0.5 * weight / strongest
+        ax.plot([x[source], x[target]], [y[source], y[target]], color=GREY, lw=0.5, alpha=shade)
+    drawn = None
+    if values is None:
+        for number in sorted(set(panel["classes"])):
+            chosen = [i for i, one in enumerate(panel["classes"]) if one == number]
+            ax.scatter([x[i] for i in chosen], [y[i] for i in chosen], s=11, lw=0, zorder=2, **_look(number))
+    else:
+        look = {"cmap": "cividis", "vmin": values[0], "vmax": values[1], "edgecolors": "black", "lw": 0.4}
+        drawn = ax.scatter(x, y, s=36, c=panel["values"], zorder=2, **look)
+    reach = (-0.05 * GRID, 1.05 * GRID)
+    ax.set(xticks=[], yticks=[], xlim=reach, ylim=reach, aspect="equal")
+    ax.spines[:].set(visible=True, color="#BBBBBB")
+    ax.set_title(title, loc="left", fontsize=8)
+    ax.grid(False)
+    return drawn
+
+
+DRAWINGS: Mapping[str, Callable[[Summary], Any]] = {
+    "scores": scores,
+    "scores-and-cost": scores_and_cost,
+    "cost": cost,
+    "depth": depth,
+    "batch-size": batch_size,
+    "robustness": robustness,
+    "energy": energy,
+    "visualise": visualise,
+}

@@ -1,8 +1,19 @@
-"""``runs.jsonl``: one line a finished run, and one a run that could not be made, with the reason.
+"""``runs.jsonl``: an append-only ledger with one line per finished run, and one per run that failed, with the reason.
 
-A line is written in one go and flushed to disk before the next run begins. Whatever stops the process, every line is
-whole but perhaps the last, and that one is cut off before anything is added. Lines stand for themselves: files of
-several machines can be joined by writing one after the other.
+A line is written in one call and flushed to disk before the next run starts. Whatever stops the process, every line is
+complete except perhaps the last, which is cut off before anything is appended. Lines are self-contained, so files from
+several machines can be concatenated.
+
+Each finished run has two names:
+
+* ``key`` identifies what was asked for: data set with options, settings that differ from their defaults, seed, split
+  and what is measured. A run is made again only if no line of its row has its key.
+* ``id`` identifies what was measured: the key, the fingerprint of the data, the version of the code and of torch, the
+  kind of device and the precision. Two lines with the same id have the same score.
+
+Lines written before version 0.2 carry the key's predecessor under ``id``. `Ledger.read` adds both names to them, so the
+files stay as they were written: where two such lines shared an id but not a score, they differ in fingerprint, torch
+version or device, and so in their new ids.
 """
 
 from __future__ import annotations
@@ -11,22 +22,25 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from difformer.training.runfiles import finite, writing
+from difformer.errors import UserError
+from difformer.experiments.spec import NAMES
+from difformer.files import finite, writing
 
-DONE, FAILED = "done", "failed"
-
+DONE, FAILED, TAKEN_FROM = "done", "failed", "taken_from"
 Line = dict[str, Any]
+CellKey = tuple[str, str, str]
 
 
 class Ledger:
     """The lines of one experiment.
 
     Args:
-        folder: Of the experiment; made with the first line.
+        folder: Folder of the experiment; created with the first line.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -34,92 +48,185 @@ class Ledger:
         self.path = self.folder / "runs.jsonl"
 
     def read(self) -> list[Line]:
-        """Every whole line, in order.
+        """Every complete line, in order, with ``key`` and ``id``.
 
         Raises:
-            ValueError: If a line that is whole is no run, naming it.
+            UserError: If a complete line is not a run; the message names the line.
         """
-        if not self.path.is_file():
-            return []
-        lines: list[Line] = []
-        for number, text in enumerate(self.path.read_bytes().split(b"\n")[:-1], 1):
-            try:
-                line = json.loads(text)
-            except ValueError as error:
-                raise ValueError(f"{self.path}, line {number}: not JSON ({error}); remove the line") from error
+        lines = read_lines(self.path)
+        for number, line in enumerate(lines, 1):
             if not isinstance(line, dict) or "data" not in line or "status" not in line:
-                raise ValueError(f"{self.path}, line {number}: no run of `difformer reproduce`; remove the line")
-            lines.append(line)
-        return lines
+                raise UserError(f"{self.path}, line {number}: not a run of `difformer reproduce`; remove the line")
+        return [named(line) for line in lines]
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Adds one line: on disk when this returns, and not there at all if it cannot be."""
-        content = (json.dumps(finite(dict(line)), ensure_ascii=False) + "\n").encode()
-        with writing(self.path):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        """Add one line: on disk when this returns, or not there at all."""
+        append_line(self.path, line)
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Add one JSON line to a file: on disk when this returns, or not there at all. An incomplete last line is cut."""
+    content = (json.dumps(finite(dict(line)), ensure_ascii=False) + "\n").encode()
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            end = _end_of_last_line(descriptor)
+            os.ftruncate(descriptor, end)
+            os.lseek(descriptor, end, os.SEEK_SET)
             try:
-                end = _end_of_last_line(descriptor)
+                if os.write(descriptor, content) < len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(descriptor)
+            except OSError:
                 os.ftruncate(descriptor, end)
-                os.lseek(descriptor, end, os.SEEK_SET)
-                try:
-                    if os.write(descriptor, content) < len(content):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                    os.fsync(descriptor)
-                except OSError:
-                    os.ftruncate(descriptor, end)
-                    raise
-            finally:
-                os.close(descriptor)
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Every complete JSON line of a file; empty if the file does not exist.
+
+    Raises:
+        UserError: If a complete line is not JSON; the message names the line.
+    """
+    lines = []
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), 1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: not JSON ({error}); remove the line") from error
+    return lines
 
 
 def identity(**parts: Any) -> str:
-    """A name for what a run is: equal where everything that decides its result is equal."""
+    """A hash of the content of `parts`."""
     text = json.dumps(finite(parts), sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def current(lines: Sequence[Line], planned: Mapping[tuple[str, str, str], str] | None = None) -> list[Line]:
-    """Finished runs that count: of every cell those with one and the same settings, each seed once, the last.
+@cache
+def code_version() -> str:
+    """Version of the package and a hash of its source files: ``"0.1.0+3f2a9c81"``."""
+    from difformer import __version__
 
-    A preset that changes makes its earlier runs those of another system; one that is changed back finds them again.
+    root, found = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(one for one in root.rglob("*") if one.suffix in (".py", ".c", ".h")):
+        found.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return f"{__version__}+{found.hexdigest()[:8]}"
+
+
+def run_key(settings_id: str, seed: int, split: str, mode: str = "score") -> str:
+    """Identity of what a run is asked for."""
+    return identity(settings=settings_id, seed=seed, split=split, mode=mode)
+
+
+def run_id(line: Mapping[str, Any]) -> str:
+    """Identity of what a run measured, see the module."""
+    versions = line.get("versions", {})
+    return identity(
+        key=line["key"],
+        fingerprint=line.get("fingerprint", ""),
+        code=versions.get("difformer", ""),
+        torch=versions.get("torch", ""),
+        device=str(line.get("device", "")).partition(",")[0],
+        precision=line.get("settings", {}).get("precision", "float32"),
+    )
+
+
+def named(line: Line) -> Line:
+    """The line with ``key``, ``id`` and ``settings_id``; those of an older version are computed."""
+    if line["status"] != DONE or "key" in line or not line.keys() >= {"id", "settings", "dataset", "model"}:
+        return line
+    from difformer.experiments.cells import settings_id
+
+    settings = dict(line["settings"])
+    if settings.get("metric") == "cosine":  # the model's option of that name was written in place of the metric
+        settings["metric"] = line["metric"] if line["metric"].endswith("mse") else "auto"
+    found = settings_id(line["model"], settings, line["dataset"], line.get("data_options", {}))
+    signs = {"epoch_seconds": "cost", "pictures": "visualise", "energy": "energy"}
+    mode = next((mode for sign, mode in signs.items() if sign in line["measures"]), "score")
+    line = {**line, "settings_id": found, "key": run_key(found, line["seed"], line["split"], mode)}
+    return {**line, "id": run_id(line)}
+
+
+def current(lines: Sequence[Line], planned: Mapping[CellKey, str] | None = None) -> list[Line]:
+    """Finished runs that count: for each cell those with one and the same settings, for each seed the last.
 
     Args:
-        lines: Of the file.
-        planned: Identity of the settings that a cell has now, by (data, system, preset). Where none of its runs has
-            them, or nothing is planned for it, those of its last run are meant.
+        lines: Lines of the ledger.
+        planned: ``settings_id`` of each cell today. A cell without runs of these settings, or that is not planned,
+            shows those of its last run.
     """
     done = [line for line in lines if line["status"] == DONE]
-    meant = {_cell(line): line["settings_id"] for line in done}
-    there = {(_cell(line), line["settings_id"]) for line in done}
+    meant = {cell_of(line): line["settings_id"] for line in done}
+    there = {(cell_of(line), line["settings_id"]) for line in done}
     meant |= {cell: id_ for cell, id_ in (planned or {}).items() if (cell, id_) in there}
-    kept = {(*_cell(line), line["seed"]): line for line in done if line["settings_id"] == meant[_cell(line)]}
+    kept = {(*cell_of(line), line["seed"]): line for line in done if line["settings_id"] == meant[cell_of(line)]}
     return list(kept.values())
 
 
-def reasons(lines: Sequence[Line]) -> dict[tuple[str, str, str], str]:
-    """Why a cell could not be run, by (data, system, preset); system and preset are empty where all of them are meant.
-
-    A run that was made later takes the reason away.
-    """
-    found: dict[tuple[str, str, str], str] = {}
+def reasons(lines: Sequence[Line]) -> dict[CellKey, str]:
+    """Why a cell has no runs; system and preset are empty if the whole data set is meant. A later run clears it."""
+    found: dict[CellKey, str] = {}
     for line in lines:
         if line["status"] == FAILED:
-            found[_cell(line)] = line["reason"]
+            found[cell_of(line)] = line["reason"]
         else:
-            found.pop(_cell(line), None)
+            found.pop(cell_of(line), None)
             found.pop((line["data"], "", ""), None)
     return found
 
 
-def _cell(line: Mapping[str, Any]) -> tuple[str, str, str]:
+def cell_of(line: Mapping[str, Any]) -> CellKey:
+    """Data, system and preset of a line."""
     return line["data"], line.get("system", ""), line.get("preset", "")
 
 
+class Finished:
+    """Finished runs of this and other experiments, for rows that ask for the same run.
+
+    A copy names the experiment that it comes from, and is never copied again: a run that is removed and repeated does
+    not come back from a copy.
+
+    Args:
+        folder: Folder of the experiment. Its sibling folders are read when they are first needed.
+        own: Lines of this experiment.
+        quick: Whether quick runs are wanted.
+        say: Takes remarks about files that cannot be read.
+    """
+
+    def __init__(self, folder: Path, own: Iterable[Line], quick: bool, say: Callable[[str], None]) -> None:
+        self.folder, self.quick, self.say = folder, quick, say
+        self._known: dict[tuple[str, str], Line] = {}
+        self._others_read = False
+        self.add(own)
+
+    def add(self, lines: Iterable[Line]) -> None:
+        """Lines that other rows may use from now on."""
+        for line in lines:
+            usable = line["status"] == DONE and line.keys() >= {"key", "fingerprint", "experiment"}
+            if usable and TAKEN_FROM not in line and bool(line.get("quick")) == self.quick and line["test"] is not None:
+                self._known.setdefault((line["key"], line["fingerprint"]), line)
+
+    def find(self, key: str, fingerprint: str, measures: Sequence[str]) -> Line | None:
+        """A finished run with this key on the same data that has all `measures`; None if there is none."""
+        if not self._others_read:
+            self._others_read = True
+            beside = [self.folder.parent / name for name in NAMES] if self.folder.name in NAMES else []
+            for folder in beside:
+                try:
+                    self.add(Ledger(folder).read() if folder != self.folder else ())
+                except (OSError, ValueError) as error:
+                    self.say(f"{self.folder.name}: no run is reused from {folder}: {error}")
+        found = self._known.get((key, fingerprint))
+        return found if found is not None and found["measures"].keys() >= set(measures) else None
+
+
 def _end_of_last_line(descriptor: int) -> int:
-    """Bytes up to and with the last line break."""
-    size = os.fstat(descriptor).st_size
-    place = size
+    """Number of bytes up to and including the last line break."""
+    place = os.fstat(descriptor).st_size
     while place > 0:
         start = max(0, place - 65536)
         os.lseek(descriptor, start, os.SEEK_SET)

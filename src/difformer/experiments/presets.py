@@ -2,31 +2,38 @@
 
 ``presets.toml`` holds those of the package. Three names are used:
 
-* ``"public-code"``: what the authors' public code sets, oddities included.
+* ``"public-code"``: the values of the authors' public code, including its oddities.
 * ``"paper"``: tuned over the paper's own grid, under its protocol.
-* ``"best"``: tuned over whatever helps, under the default protocol.
+* ``"best"``: tuned over a larger space, under the default protocol.
 
-The last two exist only where something was really tuned; they carry the validation score, the number of trials and the
-command that found them. `difformer tune` writes a file with one preset of the same form, for `fit --preset FILE`.
-No torch here: the command line reads presets before it knows whether it will train.
+The last two exist only where a search was run; they record the validation score, the number of trials and the command.
+`difformer tune` writes a file with one preset in the same form, for `difformer fit --preset FILE`.
+
+    python -m difformer.experiments.presets found/*.toml
+
+adds such files to ``presets.toml``. This module does not import torch: the command line reads presets before it knows
+whether it will train.
 """
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from difformer.atomic import write_whole
+from difformer.errors import UserError
+from difformer.files import write_whole
 from difformer.training import toml
 
 NAMES = ("paper", "public-code", "best")
+PREFERRED = ("best", "public-code", "paper")  # the order in which one of them is chosen
 SHIPPED = Path(__file__).with_name("presets.toml")
 _FIELDS = (
     "name",
@@ -42,8 +49,9 @@ _FIELDS = (
     "command",
     "note",
     "variant",
+    "data",
 )
-# How the search and `difformer tune` are told, and how presets that are older than the field say it.
+# How older presets, without the field `runs`, mention it.
 _RUNS = (re.compile(r"--(?:runs|seeds)[ =](\d+)"), re.compile(r"mean over (\d+) (?:run|split)"))
 
 
@@ -52,21 +60,22 @@ class Preset:
     """Hyper-parameters with a name and an origin.
 
     Args:
-        name: ``"public-code"``, ``"paper"``, ``"best"``, or a name of your own.
-        model: Model of the zoo that they are for.
+        name: ``"public-code"``, ``"paper"``, ``"best"``, or your own name.
+        model: Model of the zoo.
         dataset: Data set that they were chosen on.
-        settings: What `--set` takes, in one mapping: fields of the training configuration and options of the model.
+        settings: Fields of the training configuration and options of the model, as `--set` takes them.
         source: Where they come from, in a sentence.
-        protocol: Protocol under which they were chosen, where it is known.
-        seeds: How many runs the source averages over, where it says so.
+        protocol: Protocol under which they were chosen, if known.
+        seeds: Number of runs that the source averages over, if known.
         metric: What `validation` measures.
-        validation: Validation score that selected them, where they were tuned here.
-        trials: How many settings competed.
-        runs: Over how many runs each of them was averaged; read from `command` or `note` where it is left out.
+        validation: Validation score that selected them, if they were tuned here.
+        trials: Number of settings that were compared.
+        runs: Number of runs that each of them was averaged over; read from `command` or `note` if omitted.
         command: The command that found them.
-        note: What a reader should know.
-        variant: Which question of the data set they are for, where it is asked several (``"per_class=10"``); such a
-            preset is taken by experiments that ask it, and by nobody else.
+        note: A remark for readers.
+        variant: Label count or other variant of the data set (``"per_class=10"``); only experiments that ask for the
+            variant use such a preset.
+        data: Options of the data set that the settings need, such as ``features="raw"``.
     """
 
     name: str
@@ -83,6 +92,7 @@ class Preset:
     command: str | None = None
     note: str | None = None
     variant: str | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.runs is None and self.trials is not None:
@@ -93,6 +103,11 @@ class Preset:
             ]
             object.__setattr__(self, "runs", int(said[0][1]) if said else None)
 
+    @property
+    def identity(self) -> tuple[str, str, str, str | None]:
+        """What a preset is for; a file has at most one of each."""
+        return self.name, self.model, self.dataset, self.variant
+
     def describe(self) -> str:
         """Origin in one line."""
         tuned = ""
@@ -102,8 +117,8 @@ class Preset:
 
     @property
     def data_options(self) -> dict[str, str]:
-        """Options of the data set that they were found with, as its command has them: ``--data KEY=VALUE …``."""
-        found: dict[str, str] = {}
+        """Options of the data set that they were found with: `data`, or ``--data KEY=VALUE`` of the command."""
+        found: dict[str, str] = {key: str(value) for key, value in self.data.items()}
         within = False
         for word in shlex.split(self.command or ""):
             within = word == "--data" if word.startswith("--") else within
@@ -113,8 +128,8 @@ class Preset:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Fields that are set, with `settings` last, as they stand in a file."""
-        written = {key: getattr(self, key) for key in _FIELDS if getattr(self, key) not in (None, "")}
+        """Fields that are set, with `settings` last, as in a file."""
+        written = {key: getattr(self, key) for key in _FIELDS if getattr(self, key) not in (None, "", {})}
         return {**written, "settings": dict(self.settings)}
 
 
@@ -122,7 +137,7 @@ class Preset:
 def load_presets(path: Path = SHIPPED) -> tuple[Preset, ...]:
     """Every preset of a file in which ``[base.NAME]`` tables hold what several presets share.
 
-    A preset's ``inherits`` names bases, later ones and its own settings going before earlier ones.
+    A preset's ``inherits`` names bases. Later bases override earlier ones, and its own settings override all of them.
     """
     content = _parse(path)
     bases: dict[str, dict[str, Any]] = content.get("base", {})
@@ -139,7 +154,7 @@ def find_preset(name: str, *, model: str, dataset: str) -> Preset:
     """A preset of the package.
 
     Raises:
-        ValueError: If there is none of that name for the pair; the message names those that there are.
+        UserError: If the pair has no preset of that name; the message lists those that exist.
     """
     shipped = load_presets()
     for preset in shipped:
@@ -149,7 +164,7 @@ def find_preset(name: str, *, model: str, dataset: str) -> Preset:
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"preset: there is no preset {name!r}; {hint}known are {', '.join(names)}, or a .toml file")
+        raise UserError(f"preset: there is no preset {name!r}; {hint}known are {', '.join(names)}, or a .toml file")
     plain = [preset for preset in shipped if preset.variant is None]
     here = ", ".join(p.name for p in plain if (p.model, p.dataset) == (model, dataset))
     models = ", ".join(sorted({p.model for p in plain if (p.name, p.dataset) == (name, dataset)}))
@@ -160,18 +175,18 @@ def find_preset(name: str, *, model: str, dataset: str) -> Preset:
         exists += [f"{model} has it for {datasets}"] if datasets else []
     if not exists:
         exists = [f"{model} has it for no data set"]
-    raise ValueError(
+    raise UserError(
         f"preset: there is no preset {name!r} for {model} on {dataset}; {'; '.join(exists)}. "
         f"Leave --preset out to use the defaults, or find values of your own with `difformer tune`"
     )
 
 
 def read_preset(path: str | os.PathLike[str]) -> Preset:
-    """The one preset of a file as `write_preset` and `difformer tune` write it.
+    """The preset of a file as `write_preset` and `difformer tune` write it.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is no preset, naming what is wrong.
+        FileNotFoundError: If the file does not exist.
+        UserError: If it is not a preset; the message says what is wrong.
     """
     place = Path(path)
     if not place.is_file():
@@ -180,7 +195,7 @@ def read_preset(path: str | os.PathLike[str]) -> Preset:
 
 
 def write_preset(preset: Preset, path: str | os.PathLike[str]) -> None:
-    """Write one preset as TOML, whole or not at all."""
+    """Write one preset as TOML, atomically."""
     write_whole(path, toml.dumps(preset.to_dict()).encode())
 
 
@@ -188,19 +203,62 @@ def _parse(path: Path) -> dict[str, Any]:
     try:
         return toml.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"preset: {path} is not a TOML file ({error})") from error
+        raise UserError(f"preset: {path} is not a TOML file ({error})") from error
 
 
 def _preset(entry: Mapping[str, Any], path: Path) -> Preset:
     unknown = sorted(set(entry) - set(_FIELDS) - {"settings"})
     if unknown:
-        raise ValueError(
+        raise UserError(
             f"preset: {path} has the unknown field {unknown[0]!r}; known are {', '.join(_FIELDS)}, settings"
         )
     for required in ("name", "model", "dataset"):
         if not isinstance(entry.get(required), str):
-            raise ValueError(f'preset: {path} must say {required} = "…", got {entry.get(required)!r}')
+            raise UserError(f'preset: {path} must say {required} = "…", got {entry.get(required)!r}')
     settings = entry.get("settings", {})
     if not isinstance(settings, Mapping):
-        raise ValueError(f"preset: {path} must hold a table [settings], got {settings!r}")
+        raise UserError(f"preset: {path} must hold a table [settings], got {settings!r}")
     return Preset(**{**entry, "settings": dict(settings)})
+
+
+def add_presets(text: str, presets: Iterable[Preset]) -> str:
+    """The text of a presets.toml with `presets` added or replaced; everything else, comments included, stays."""
+    mark = "\n[[preset]]\n"
+    head, *entries = text.split(mark)
+    known = {}
+    for place, entry in enumerate(entries):
+        found = toml.loads(f"[[preset]]\n{entry}")["preset"][0]
+        known[found["name"], found["model"], found["dataset"], found.get("variant")] = place
+    for preset in presets:
+        fields = preset.to_dict()
+        settings, data = fields.pop("settings"), fields.pop("data", {})
+        written = toml.dumps(fields)
+        written += f"[preset.data]\n{toml.dumps(data)}" if data else ""
+        written += f"[preset.settings]\n{toml.dumps(settings)}"
+        place = known.setdefault(preset.identity, len(entries))
+        if place == len(entries):
+            entries[-1:] = [entries[-1].rstrip() + "\n"] if entries else []
+            entries.append(written)
+        else:
+            # Comments at the end of an entry belong to the next one.
+            lines = entries[place].splitlines(keepends=True)
+            last = next((i for i in range(len(lines), 0, -1) if lines[i - 1].strip() and lines[i - 1][0] != "#"), 0)
+            entries[place] = written + "".join(lines[last:])
+    return mark.join([head, *entries]).rstrip() + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m difformer.experiments.presets", description="Add preset files.")
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--into", type=Path, default=SHIPPED)
+    given = parser.parse_args(arguments)
+    presets = [read_preset(path) for path in given.files]
+    names = [preset.identity for preset in presets]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        parser.error(f"several files hold a preset for {' / '.join(map(str, twice))}: give one of them")
+    write_whole(given.into, add_presets(given.into.read_text(encoding="utf-8"), presets).encode())
+    print(f"{len(presets)} presets into {given.into}")
+
+
+if __name__ == "__main__":
+    main()

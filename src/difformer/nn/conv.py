@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from difformer.attention import BACKENDS, propagate
+from difformer.attention import BACKENDS
 from difformer.attention.scores import form_of, score_key
 from difformer.attention.segments import Segments
 from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
 from difformer.graph import GRAPH_NORMS, Graph
+from difformer.kernels.fused import fused_step, why_not_fused, why_not_gram
+from difformer.nn.context import Context
 from difformer.nn.gram import gram_attention
-from difformer.nn.short_step import over_heads, short_step
 from difformer.nn.structure import Structure, as_structure
 from difformer.nn.unit import unit_rows
 
@@ -45,7 +46,8 @@ class DIFFormerConv(nn.Module):
             propagation off, so that only observed edges remain (a graph without edges then propagates to itself).
         step_size: τ.
         source_weight: β, weight of the initial states that `forward` is given as `source`.
-        graph_weight: None adds the graph term; w in [0, 1] mixes. Ignored for graphs without edges.
+        graph_weight: None adds the graph term, so that a row receives a total mass of 2; w in [0, 1] mixes, so that it
+            receives a mass of 1. Ignored for graphs without edges.
         graph_norm: ``"gcn"``, ``"random_walk"`` or ``"none"``, see `Graph`.
         transform: Whether V = Z W_V + b; otherwise V = Z.
         residual: Whether the step keeps (1 - τ) Z; otherwise Z⁺ = P̄ (+ τβZ⁰).
@@ -58,6 +60,8 @@ class DIFFormerConv(nn.Module):
     Shapes:
         ``[N, in_channels]`` → ``[N, out_channels]``.
     """
+
+    written_here = True  # not inherited: kernels replace this class alone, see `difformer.kernels.fused`
 
     def __init__(
         self,
@@ -113,78 +117,69 @@ class DIFFormerConv(nn.Module):
 
     def extra_repr(self) -> str:
         name = None if self.diffusivity is None else self.diffusivity.name
-        return f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}, diffusivity={name}"
-
-    def queries_and_keys(self, z: Tensor, segments: Segments | None = None) -> tuple[Tensor, Tensor]:
-        """Normalised Q and K, each ``[N, H, out_channels]``."""
-        if self.query is None:
-            raise ValueError(f"diffusivity {self.extra_repr()} infers no exchange, so it has no queries and keys")
-        shape = (z.shape[0], self.num_heads, self.out_channels)
-        q = self._normalise(self.query(z).view(shape), segments)
-        return q, q if self.key is None else self._normalise(self.key(z).view(shape), segments)
-
-    def _normalise(self, x: Tensor, segments: Segments | None) -> Tensor:
-        if self.qk_norm == "row":
-            return unit_rows(x)
-        if self.qk_norm == "none":
-            return x
-        squares = x.square().sum((1, 2))
-        if segments is None:
-            return x / squares.sum().sqrt().clamp_min(1e-12)
-        total = squares.new_zeros(segments.num_graphs).index_add(0, segments.batch, squares)
-        return x / total.sqrt().clamp_min(1e-12)[segments.batch].view(-1, 1, 1)
-
-    def is_linear_in_states(self, segments: Segments | None) -> bool:
-        """Whether all pairs can be summed without queries and keys, see `difformer.nn.gram`."""
+        graph = "added" if self.graph_weight is None else f"mixed in with weight {self.graph_weight:g}"
         return (
-            self.form == "simple" and self.qk_norm != "row" and segments is None and self.backend in ("auto", "linear")
+            f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}, diffusivity={name}, "
+            f"graph term {graph}"
         )
 
-    def latent(self, z: Tensor, v: Tensor, segments: Segments | None) -> Tensor:
-        """Mean over heads of the all-pair term, ``[N, out_channels]``, from values ``[N, H or 1, out_channels]``."""
+    def queries_and_keys(self, z: Tensor, context: Context | None = None) -> tuple[Tensor, Tensor]:
+        """Normalised Q and K, each ``[N, H, out_channels]``; `context` gives the norms of ``qk_norm="global"``."""
+        q, k = self._queries_and_keys(z)
+        if self.qk_norm == "row":
+            unit = unit_rows(q)
+            return unit, unit if k is q else unit_rows(k)
+        if self.qk_norm == "none":
+            return q, k
+        query_norm, key_norm = (Structure() if context is None else context).norms(q, k)
+        scaled = q / query_norm
+        return scaled, scaled if k is q else k / key_norm
+
+    def _queries_and_keys(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        if self.query is None:
+            raise ValueError(f"diffusivity {self.diffusivity!r} infers no exchange, so it has no queries and keys")
+        shape = (z.shape[0], self.num_heads, self.out_channels)
+        q = self.query(z).view(shape)
+        return q, q if self.key is None else self.key(z).view(shape)
+
+    def squares(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """‖Q‖² and ‖K‖² of some rows before normalisation; they add over rows, for ``qk_norm="global"``."""
+        q, k = self._queries_and_keys(z)
+        square = q.square().sum()
+        return square, square if k is q else k.square().sum()
+
+    def values(self, z: Tensor) -> Tensor:
+        """V: ``[N, H, out_channels]``, or the states themselves, ``[N, 1, out_channels]``, without `transform`."""
+        if self.value is None:
+            return z.unsqueeze(1)
+        return self.value(z).view(z.shape[0], self.num_heads, self.out_channels)
+
+    def latent(self, z: Tensor, v: Tensor, context: Context) -> Tensor:
+        """Mean over heads of the all-pair term, ``[N, out_channels]``."""
         if self.diffusivity is None or self.form == "identity":
             return over_heads(v)
-        if self.query is not None and self.is_linear_in_states(segments):
+        if self.query is not None and why_not_gram(self, context) is None:
             key = self.query if self.key is None else self.key
             return gram_attention(z, self.query, key, self.value, self.num_heads, scaled=self.qk_norm == "global")
         if self.query is None:
             q = k = v.expand(-1, self.num_heads, -1)  # constant: no pair is looked at
         else:
-            q, k = self.queries_and_keys(z, segments)
+            q, k = self.queries_and_keys(z, context)
         # By the key of its score: older compilers cannot pass the object.
         assert self._score is not None
-        return over_heads(propagate(q, k, v.to(q.dtype), self._score, batch=segments, backend=self.backend))
+        return over_heads(context.latent(q, k, v.to(q.dtype), self._score, self.backend))
 
-    def propagated(self, z: Tensor, structure: Structure) -> Tensor:
-        """P̄: latent and observed propagation together, ``[N, out_channels]``."""
-        shape = (z.shape[0], self.num_heads, self.out_channels)
-        v = z.unsqueeze(1) if self.value is None else self.value(z).view(shape)
-        if structure.graph is None:
-            return self.latent(z, v, structure.segments)
-        # The graph is the same for every head, so the mean over heads may be taken before it.
-        observed = structure.graph.propagate(over_heads(v), self.graph_norm)
-        if self.diffusivity is None and structure.has_edges is None:
-            return observed
-        latent = self.latent(z, v, structure.segments)
+    def mixed(self, latent: Tensor, observed: Tensor | None, has_edges: Tensor | None) -> Tensor:
+        """P̄: the latent and the observed term together; rows of graphs without edges have the latent one alone."""
+        if observed is None:
+            return latent
         if self.diffusivity is None:
-            mixed = observed
+            both = observed
         elif self.graph_weight is None:
-            mixed = latent + observed
+            both = latent + observed
         else:
-            mixed = torch.lerp(latent, observed, self.graph_weight)
-        return mixed if structure.has_edges is None else torch.where(structure.has_edges, mixed, latent)
-
-    def step(self, z: Tensor, structure: Structure, source: Tensor | None = None) -> Tensor:
-        """Z⁺ from Z, with the structure of the whole forward pass worked out before."""
-        short = short_step(self, z, structure, source)
-        if short is not None:
-            return short
-        p = self.propagated(z, structure)
-        if self.residual:
-            p = torch.lerp(z, p.to(z.dtype), self.step_size)
-        if source is not None and (isinstance(self.source_weight, Tensor) or self.source_weight):
-            p = p + self.step_size * self.source_weight * source
-        return p
+            both = torch.lerp(latent, observed, self.graph_weight)
+        return both if has_edges is None else torch.where(has_edges, both, latent)
 
     def forward(
         self,
@@ -194,16 +189,45 @@ class DIFFormerConv(nn.Module):
         batch: Tensor | Segments | None = None,
         *,
         source: Tensor | None = None,
+        context: Context | None = None,
     ) -> Tensor:
+        """Z⁺ from Z.
+
+        Args:
+            z: States ``[N, in_channels]``.
+            edge_index, edge_weight, batch: Observed edges and graphs, as in `difformer.DIFFormer.forward`.
+            source: Z⁰ ``[N, out_channels]``; used where `source_weight` is not 0.
+            context: How to sum over the rows that send, in place of `edge_index` and `batch`; see
+                `difformer.nn.context`.
+        """
         if z.dim() != 2 or z.shape[1] != self.in_channels:
             raise ValueError(f"z must have shape [N, {self.in_channels}], got {tuple(z.shape)}")
-        used = source is not None and self.source_weight
-        if used and (source.shape != (z.shape[0], self.out_channels) or source.dtype != z.dtype):  # type: ignore[union-attr]
+        # A stack of runs has weights that are tensors, of which nobody may ask whether they are 0.
+        used = source is not None and (isinstance(self.source_weight, Tensor) or self.source_weight != 0)
+        if not used:
+            source = None
+        elif source.shape != (z.shape[0], self.out_channels) or source.dtype != z.dtype:  # type: ignore[union-attr]
             raise ValueError(
                 f"source must have shape {(z.shape[0], self.out_channels)} and type {z.dtype} as the states have, got "
                 f"{tuple(source.shape)} and {source.dtype}"  # type: ignore[union-attr]
             )
-        return self.step(z, as_structure(z.shape[0], edge_index, edge_weight, batch), source)
+        if context is None:
+            context = as_structure(z.shape[0], edge_index, edge_weight, batch)
+        elif edge_index is not None or edge_weight is not None or batch is not None:
+            raise ValueError("context says who sends, so edge_index, edge_weight and batch must be left out")
+        if why_not_fused(self, z, context) is None:
+            return fused_step(self, z, context, source)
+        v = self.values(z)
+        observed = context.observed(over_heads(v), self.graph_norm)  # the same for every head: their mean suffices
+        p = self.mixed(self.latent(z, v, context), observed, context.has_edges)
+        if self.residual:
+            p = torch.lerp(z, p.to(z.dtype), self.step_size)
+        return p if source is None else p + self.step_size * self.source_weight * source
+
+
+def over_heads(x: Tensor) -> Tensor:
+    """Mean of ``[N, H, c]`` over heads; a single head is not copied."""
+    return x.squeeze(1) if x.shape[1] == 1 else x.mean(1)
 
 
 def check_count(name: str, count: int, least: int = 1) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ from torch.nn import functional
 from difformer.attention.segments import Segments
 from difformer.diffusion.diffusivity import Diffusivity
 from difformer.graph import Graph
+from difformer.kernels.fused import fused_layer
+from difformer.nn.context import Context
 from difformer.nn.conv import DIFFormerConv, check_count
 from difformer.nn.dropout import dropout
 from difformer.nn.inspection import EnergyProfile, StrongestPairs, energy_profile, strongest_pairs
 from difformer.nn.layer_norm import LayerNorm
 from difformer.nn.native_input import native_input
 from difformer.nn.native_input import reference as reference_input
-from difformer.nn.short_step import whole_layer
 from difformer.nn.structure import Structure, as_structure
 from difformer.sparse import SparseMatrix
 
@@ -52,7 +53,8 @@ class DIFFormer(nn.Module):
         diffusivity: A name, a `Diffusivity`, or None for no latent propagation.
         step_size: τ in (0, 1].
         source_weight: β; above 0 each step adds τβZ⁰, which holds deep models back from over-smoothing.
-        graph_weight: None adds the graph term; w in [0, 1] gives (1 - w) latent + w graph. Ignored without edges.
+        graph_weight: None adds the graph term to the latent one (total mass 2); w in [0, 1] mixes them, (1 - w) latent
+            + w graph (total mass 1). Ignored without edges.
         graph_norm: ``"gcn"``, ``"random_walk"`` or ``"none"``. No self-loops are added.
         transform: Whether values are Z W_V + b, or Z itself.
         norm: Whether there are LayerNorms, the input layer's included.
@@ -107,22 +109,34 @@ class DIFFormer(nn.Module):
         self.norms = nn.ModuleList(LayerNorm(hidden_channels) if norm else nn.Identity() for _ in range(num_layers))
         self.output = nn.Linear(hidden_channels, out_channels)
 
-    def _encode(self, x: Tensor | SparseMatrix) -> Tensor:
+    def encode(self, x: Tensor | SparseMatrix) -> Tensor:
         """Z⁰ of the features; a bag of words stays sparse."""
         given = (self.input, self.input_norm, x, self.dropout, self.training)
         whole = native_input(*given)
         return reference_input(*given) if whole is None else whole
 
-    def _advance(self, k: int, z: Tensor, structure: Structure, source: Tensor) -> Tensor:
-        """Z^(k+1) from Z^(k)."""
-        layer: DIFFormerConv = self.layers[k]  # type: ignore[assignment]
-        if self.activation in (None, "relu"):
+    def advance(
+        self,
+        k: int,
+        z: Tensor,
+        source: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+        *,
+        context: Context | None = None,
+    ) -> Tensor:
+        """Z^(k+1) from Z^(k) and Z⁰: layer k, its norm, activation and dropout."""
+        layer, norm = self.layers[k], self.norms[k]
+        if context is None and type(layer) is DIFFormerConv and self.activation in (None, "relu"):
+            structure = as_structure(z.shape[0], edge_index, edge_weight, batch)
             relu, rate, training = self.activation is not None, self.dropout, self.training
-            given = (layer, self.norms[k], z, structure, source)
-            whole = whole_layer(*given, relu=relu, rate=rate, training=training)
+            whole = fused_layer(layer, norm, z, structure, source, relu=relu, rate=rate, training=training)
             if whole is not None:
                 return whole
-        z = self.norms[k](layer.step(z, structure, source))
+        # A layer of your own need not know of contexts unless it is given one.
+        options = {} if context is None else {"context": context}
+        z = norm(layer(z, edge_index, edge_weight, batch, source=source, **options))
         if self.activation is not None:
             z = ACTIVATIONS[self.activation](z)
         return dropout(z, self.dropout, self.training)
@@ -153,12 +167,17 @@ class DIFFormer(nn.Module):
         edge_index: Tensor | Graph | None = None,
         edge_weight: Tensor | None = None,
         batch: Tensor | Segments | None = None,
+        *,
+        context: Context | Sequence[Context] | None = None,
     ) -> Tensor:
-        """Final states Z^L, ``[N, hidden_channels]``."""
+        """Final states Z^L, ``[N, hidden_channels]``; see `forward` for the arguments."""
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
-        z = source = self._encode(x)
+        if context is not None and (edge_index is not None or batch is not None):
+            raise ValueError("context says who sends, so edge_index, edge_weight and batch must be left out")
+        contexts = context if isinstance(context, Sequence) else (context,) * len(self.layers)
+        z = source = self.encode(x)
         for k in range(len(self.layers)):
-            z = self._advance(k, z, structure, source)
+            z = self.advance(k, z, source, structure.graph, None, structure.segments, context=contexts[k])
         return z
 
     def decode(self, states: Tensor) -> Tensor:
@@ -171,6 +190,8 @@ class DIFFormer(nn.Module):
         edge_index: Tensor | Graph | None = None,
         edge_weight: Tensor | None = None,
         batch: Tensor | Segments | None = None,
+        *,
+        context: Context | Sequence[Context] | None = None,
     ) -> Tensor:
         """Outputs ``[N, out_channels]``.
 
@@ -180,8 +201,10 @@ class DIFFormer(nn.Module):
                 and normalised once).
             edge_weight: ``[E]`` weights of an ``edge_index`` tensor.
             batch: Graph of each row, in any order; a graph in a batch gets the answer it gets alone.
+            context: How layers sum over the rows that send, in place of `edge_index` and `batch`: one for all layers,
+                or one per layer; see `difformer.nn.context`.
         """
-        return self.decode(self.embed(x, edge_index, edge_weight, batch))
+        return self.decode(self.embed(x, edge_index, edge_weight, batch, context=context))
 
     def trajectory(
         self,
@@ -192,9 +215,9 @@ class DIFFormer(nn.Module):
     ) -> Tensor:
         """States of every layer, ``[L + 1, N, hidden_channels]``, from Z⁰ to Z^L."""
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
-        states = [self._encode(x)]
+        states = [self.encode(x)]
         for k in range(len(self.layers)):
-            states.append(self._advance(k, states[-1], structure, states[0]))
+            states.append(self.advance(k, states[-1], states[0], structure.graph, None, structure.segments))
         return torch.stack(states)
 
     @torch.no_grad()
@@ -249,12 +272,14 @@ class DIFFormer(nn.Module):
     ) -> tuple[Tensor, Structure]:
         """States of every layer without dropout, and the structure they were worked out on."""
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
-        was_training = self.training
+        # Of every module by itself: a part that was frozen in evaluation mode stays so.
+        modes = [(module, module.training) for module in self.modules()]
         self.eval()
         try:
             states = self.trajectory(x, structure.graph, None, structure.segments)
         finally:
-            self.train(was_training)
+            for module, training in modes:
+                module.training = training
         return states, structure
 
     def save_pretrained(self, folder: str | Path) -> None:

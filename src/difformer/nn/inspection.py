@@ -64,7 +64,7 @@ def attention_rows(
     if layer.query is None:  # constant: every pair alike
         q = k = z.new_zeros(z.shape[0], layer.num_heads, 1)
     else:
-        q, k = layer.queries_and_keys(z, segments)
+        q, k = layer.queries_and_keys(z, Structure(None, segments))
     if head is not None:
         if not 0 <= head < layer.num_heads:
             raise ValueError(f"head must lie in 0 … {layer.num_heads - 1}, got {head}")

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.kernels.fused import is_plain_map, is_plain_norm
 from difformer.native.passes import padded, run, serves, space
 from difformer.nn.dropout import dropout, next_mask
 from difformer.nn.layer_norm import LayerNorm
 from difformer.nn.linear import linear
 from difformer.nn.native_step import Tail, tracks
-from difformer.nn.plain_modules import is_plain_map, is_plain_norm
 from difformer.sparse import SparseMatrix, add_product
 
 

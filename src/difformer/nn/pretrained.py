@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from difformer.atomic import write_whole
 from difformer.diffusion.diffusivity import Diffusivity
+from difformer.files import write_whole
 
 if TYPE_CHECKING:
     from difformer.nn.difformer import DIFFormer

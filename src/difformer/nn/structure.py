@@ -1,4 +1,8 @@
-"""Observed structure of one forward pass: the graph, which rows form a graph of their own, and where edges are."""
+"""Who sends to whom in one forward pass: observed edges, and which rows form a graph of their own.
+
+`Structure` is the default context of a layer (`difformer.nn.context`): every row of the pass sends to every row of its
+graph, and along the observed edges.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from difformer.attention import propagate
 from difformer.attention.segments import Segments, as_segments
+from difformer.diffusion.diffusivity import Diffusivity
 from difformer.graph import Graph
+
+SMALLEST_NORM = 1e-12
 
 
 @dataclass(frozen=True)
@@ -20,11 +28,33 @@ class Structure:
         segments: The graphs of a batch; None for a single graph.
         has_edges: ``[N, 1]`` bool, whether the row's own graph has an edge; None where that holds for all rows alike.
             A graph without edges must not feel that its batch mates have some.
+        weight: ``[N]`` how often each row counts as a sender in the all-pair term; None for once.
     """
 
     graph: Graph | None = None
     segments: Segments | None = None
     has_edges: Tensor | None = None
+    weight: Tensor | None = None
+
+    def norms(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """‖Q‖ and ‖K‖ over the nodes and heads of each graph, shaped to divide ``[N, H, d]``."""
+        norm = self._norm(q)
+        return norm, norm if k is q else self._norm(k)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        squares = x.square().sum((1, 2))
+        if self.segments is None:
+            return squares.sum().sqrt().clamp_min(SMALLEST_NORM)
+        total = squares.new_zeros(self.segments.num_graphs).index_add(0, self.segments.batch, squares)
+        return total.sqrt().clamp_min(SMALLEST_NORM)[self.segments.batch].view(-1, 1, 1)
+
+    def latent(self, q: Tensor, k: Tensor, v: Tensor, diffusivity: str | Diffusivity, backend: str) -> Tensor:
+        """Σ_j w_j g(q_iᵀk_j) v_j / Σ_l w_l g(q_iᵀk_l) over the rows of i's graph, ``[N, H, c]``."""
+        return propagate(q, k, v, diffusivity, batch=self.segments, backend=backend, weight=self.weight)
+
+    def observed(self, v: Tensor, norm: str) -> Tensor | None:
+        """Σ_j s_ij v_j over observed edges, ``[N, c]``; None where there are none."""
+        return None if self.graph is None else self.graph.propagate(v, norm)
 
 
 def as_structure(
@@ -32,6 +62,8 @@ def as_structure(
     edge_index: Tensor | Graph | None = None,
     edge_weight: Tensor | None = None,
     batch: Tensor | Segments | None = None,
+    *,
+    weight: Tensor | None = None,
 ) -> Structure:
     """Arguments of a forward pass, checked and brought into one form.
 
@@ -46,10 +78,12 @@ def as_structure(
     segments = as_segments(batch)
     if segments is not None and segments.batch.numel() != num_nodes:
         raise ValueError(f"batch must name a graph for each of the {num_nodes} rows of x, got {segments.batch.numel()}")
+    if weight is not None and weight.shape != (num_nodes,):
+        raise ValueError(f"weight must have one entry per row, shape ({num_nodes},), got {tuple(weight.shape)}")
     if edge_index is None:
         if edge_weight is not None:
             raise ValueError("edge_weight was given without edge_index")
-        return Structure(None, segments)
+        return Structure(None, segments, weight=weight)
     if isinstance(edge_index, Graph):
         graph = edge_index
         if edge_weight is not None:
@@ -59,13 +93,7 @@ def as_structure(
     else:
         graph = Graph(edge_index, num_nodes, edge_weight, keep=False)
     if graph.num_edges == 0:
-        return Structure(None, segments)
+        return Structure(None, segments, weight=weight)
     if segments is None or segments.num_graphs == 1:
-        return Structure(graph, segments)
-    if not torch.compiler.is_compiling():
-        source, target = graph.edge_index
-        across = segments.batch[source] != segments.batch[target]
-        if across.any():
-            i, j = graph.edge_index[:, across.nonzero()[0, 0]].tolist()
-            raise ValueError(f"edge_index joins nodes {i} and {j}, which batch puts into different graphs")
-    return Structure(graph, segments, segments.has_edges(graph.edge_index).unsqueeze(1))
+        return Structure(graph, segments, weight=weight)
+    return Structure(graph, segments, graph.rows_with_edges(segments), weight)

@@ -1,6 +1,6 @@
-"""Seeing a run: one HTML page, the parts of a single prediction, and runs side by side.
+"""Reports on runs: one HTML page, one prediction explained, and runs side by side.
 
-Names are resolved on first use. `write_report` needs plotly (extra ``report``); the other two need nothing more.
+Names are resolved on first use. `write_report` needs plotly and jinja2 (extra ``report``); the other two need neither.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from difformer.report.comparison import compare_runs as compare_runs
     from difformer.report.explanation import Explanation as Explanation
     from difformer.report.explanation import explain_node as explain_node
-    from difformer.report.writing import Report as Report
-    from difformer.report.writing import write_report as write_report
+    from difformer.report.page import Report as Report
+    from difformer.report.page import write_report as write_report
 
 _HOME = {
     "Comparison": "comparison",
     "compare_runs": "comparison",
     "Explanation": "explanation",
     "explain_node": "explanation",
-    "Report": "writing",
-    "write_report": "writing",
+    "Report": "page",
+    "write_report": "page",
 }
 
 __all__ = list(_HOME)

@@ -1,29 +1,357 @@
-"""One prediction, explained: where the instance is, what its score is, and every layer of it taken apart.
+r"""One prediction, explained: in one sentence by columns and neighbours, and layer by layer as an exact sum.
 
-The mathematics is in `difformer.report.decomposition`.
+A step of a DIFFormer is a sum,
+
+.. math::
+    p_i = \underbrace{(1 - τ) z_i}_{\text{self}}
+        + \underbrace{τ a \sum_j \tfrac1H \sum_h \hat s^{(h)}_{ij} v^{(h)}_j}_{\text{latent}}
+        + \underbrace{τ b \sum_j \tilde a_{ij} \bar v_j}_{\text{observed}}
+        + \underbrace{τ β z^{(0)}_i}_{\text{source}},
+    \qquad z_i^{+} = σ'(\mathrm{LayerNorm}(p_i)),
+
+with a = b = 1 where latent and observed terms are added, a = 1 - w and b = w where they are mixed. The parts and every
+single :math:`j` are computed one by one and must add up to the step that the model takes; `Step.residue` is what is
+left.
+
+The *effect* of a part x on the prediction is :math:`g^\top x`. The score m is the output of the predicted class less
+that of the runner-up (the output itself for a regression or a single column), and g takes a change of p_i to m:
+:math:`g = \frac{1}{s} C (γ \odot σ' \odot ∂m/∂z_i^{+})`, the LayerNorm being linear (C centres, γ scales) once its
+deviation s is held at what it was. After the last layer this is exact: effects of all parts, biases of LayerNorm and
+output layer, and what a curved activation adds, sum to m (`last_terms`). Before it, ∂m/∂z⁺ is the derivative through
+all later layers, so effects are of first order.
+
+The *sentence* attributes the predicted probability F to the inputs by integrated gradients: on the straight path from
+the average row :math:`\bar x` (the same for all instances) to the features X,
+
+.. math:: e_{jc} = (x_{jc} - \bar x_c) \int_0^1 \frac{∂F(\bar x + α (X - \bar x))}{∂x_{jc}}\, dα,
+    \qquad \sum_{jc} e_{jc} = F(X) - F(\bar x),
+
+with Gauss and Legendre's quadrature. Columns are the :math:`e_{ic}` of the instance itself, a neighbour's effect is
+:math:`\sum_c e_{jc}`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from difformer.data import Task
-from difformer.nn import GraphLevel, readout
-from difformer.report.decomposition import PARTS, Influence, Passage, Step, last_terms, pass_through, take_apart
-from difformer.report.quality import column_names
-from difformer.report.scene import Scene, is_diffusion, make_scene, usual_number
-from difformer.training.runfolder import RunFolder
+from difformer.errors import UserError
+from difformer.nn import DIFFormer, DIFFormerConv, GraphLevel, readout
+from difformer.nn.difformer import ACTIVATIONS
+from difformer.report.gather import (
+    DENSE_ENTRIES,
+    Material,
+    Scene,
+    column_names,
+    is_diffusion,
+    make_scene,
+    usual_number,
+)
+from difformer.report.layers import attention_of
+from difformer.training.run_folder import RunFolder
 from difformer.training.using import Loaded, load_run
 
+PARTS = ("self", "latent", "observed", "source")
+QUADRATURE = 24  # points of the path
+LEAST = 0.01  # effects below this share of all are summed up
+NAMED = 5  # columns and neighbours of a sentence
+WRONG, NARROW = 2, 1  # instances that a report explains by itself
 # A number, a name, or both a snapshot or graph and a node of it.
 Place = int | str | tuple[int, int]
 
-__all__ = ["PARTS", "Explanation", "Influence", "Step", "explain_node", "explain_nodes"]
+
+@dataclass(frozen=True)
+class Influence:
+    """What one instance gave to another in a step.
+
+    Args:
+        node: Number of the giver within the scene.
+        name: What it is called.
+        through: ``"latent"`` or ``"observed"``.
+        weight: Attention (mean over heads) or entry of the normalised graph, before step size and mixing.
+        length: Norm of what it gave.
+        effect: What that did to the score.
+    """
+
+    node: int
+    name: str
+    through: str
+    weight: float
+    length: float
+    effect: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer's step, taken apart.
+
+    Args:
+        layer: Counted from 1.
+        lengths: Norm of each part of p_i.
+        effects: Effect of each part on the score.
+        influences: Those with the largest effect, of all instances.
+        others: Effect of all latent and observed instances that are not listed.
+        residue: Norm of p_i less all parts, over the norm of p_i.
+    """
+
+    layer: int
+    lengths: dict[str, float]
+    effects: dict[str, float]
+    influences: tuple[Influence, ...]
+    others: float
+    residue: float
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One pass through a scene's model, kept for as many explanations as are wanted.
+
+    Args:
+        scene: What was passed through.
+        states: Z⁰ … Z^L, ready to be differentiated.
+        before: Z^(k+1) before norm and activation, a layer each.
+    """
+
+    scene: Scene
+    states: tuple[Tensor, ...]
+    before: tuple[Tensor, ...]
+
+
+def pass_through(scene: Scene) -> Passage:
+    """The pass of `DIFFormer.trajectory`, with what each step gives before it is normalised."""
+    model = scene.difformer
+    with torch.enable_grad():
+        states, before = [model.encode(scene.inputs.x).detach().requires_grad_()], []
+        for k, layer in enumerate(model.layers):
+            p = layer(states[-1], scene.graph, source=states[0])
+            z = model.norms[k](p)
+            states.append(z if model.activation is None else ACTIVATIONS[model.activation](z))
+            before.append(p.detach())
+    return Passage(scene, tuple(states), tuple(before))
+
+
+@torch.no_grad()
+def take_apart(passage: Passage, k: int, slope: Tensor, i: int, names: Callable[[int], str], top_k: int) -> Step:
+    """Layer k's step for instance i.
+
+    Args:
+        passage: The pass.
+        k: Which layer, from 0.
+        slope: ∂m/∂z_i after the layer.
+        i: Which instance.
+        names: What instances are called.
+        top_k: Influences listed.
+    """
+    scene, model = passage.scene, passage.scene.difformer
+    layer: DIFFormerConv = model.layers[k]  # type: ignore[assignment]
+    z, p = passage.states[k].detach(), passage.before[k][i]
+    given = _given(layer, z, scene, i)
+    parts = {name: z.new_zeros(z.shape[1]) for name in PARTS}
+    if layer.residual:
+        parts["self"] = (1 - layer.step_size) * z[i]
+    for through, (_, _, vectors) in given.items():
+        parts[through] = parts[through] + vectors.sum(0)
+    if layer.source_weight:
+        parts["source"] = layer.step_size * layer.source_weight * passage.states[0].detach()[i]
+    residue = float((p - sum(parts.values())).norm() / p.norm().clamp_min(1e-12))
+    g = _through_norm(model, k, p, slope)
+    found = [
+        Influence(int(j), names(int(j)), through, float(w), float(length), float(effect))
+        for through, (nodes, weights, vectors) in given.items()
+        if through != "self"
+        for j, w, length, effect in _largest(nodes, weights, vectors, vectors @ g, top_k)
+    ]
+    found.sort(key=lambda one: -abs(one.effect))
+    effects = {name: float(part @ g) for name, part in parts.items()}
+    listed = found[:top_k]
+    others = effects["latent"] + effects["observed"] - sum(one.effect for one in listed)
+    lengths = {name: float(part.norm()) for name, part in parts.items()}
+    return Step(k + 1, lengths, effects, tuple(listed), others, residue)
+
+
+def _largest(
+    nodes: Tensor, weights: Tensor, vectors: Tensor, effects: Tensor, count: int
+) -> list[tuple[float, float, float, float]]:
+    order = effects.abs().topk(min(count, effects.numel())).indices
+    columns = (nodes[order], weights[order], vectors[order].norm(dim=1), effects[order])
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _given(layer: DIFFormerConv, z: Tensor, scene: Scene, i: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """What every instance gives to i, by way: nodes, weights, and vectors ``[n, c]`` as they enter p_i."""
+    heads, graph = layer.num_heads, scene.graph
+    v = z.unsqueeze(1) if layer.value is None else layer.value(z).view(z.shape[0], heads, layer.out_channels)
+    mean = v.mean(1)
+    tau = layer.step_size if layer.residual else 1.0
+    latent, observed = 1.0, 1.0
+    if graph is not None and layer.diffusivity is None:
+        latent = 0.0
+    elif graph is not None and layer.graph_weight is not None:
+        latent, observed = 1 - layer.graph_weight, layer.graph_weight
+    here = torch.tensor([i], device=z.device)
+    found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    if layer.diffusivity is None or layer.form == "identity":
+        if latent:  # an instance that is propagated to itself: no exchange
+            found["self"] = (here, z.new_ones(1), tau * latent * mean[here])
+    elif latent:
+        attention = attention_of(layer, z)(here)[:, 0]  # [H, n]
+        vectors = torch.einsum("hn,nhc->nc", attention, v.expand(-1, heads, -1)) / heads
+        found["latent"] = (torch.arange(z.shape[0], device=z.device), attention.mean(0), tau * latent * vectors)
+    if graph is not None:
+        edges = (graph.edge_index[1] == i).nonzero().squeeze(1)
+        weights = graph.normalised_weights(layer.graph_norm, z.dtype)[edges]
+        nodes = graph.edge_index[0][edges]
+        found["observed"] = (nodes, weights, tau * observed * weights.unsqueeze(1) * mean[nodes])
+    return found
+
+
+def _through_norm(model: DIFFormer, k: int, p: Tensor, slope: Tensor) -> Tensor:
+    """g: from the slope at z⁺ to that at p, the deviation of the LayerNorm held fixed."""
+    norm = model.norms[k]
+    with torch.enable_grad():
+        after = norm(p.unsqueeze(0))[0].detach().requires_grad_()
+        if model.activation is not None:
+            (slope,) = torch.autograd.grad(ACTIVATIONS[model.activation](after), after, slope)
+    if isinstance(norm, nn.Identity):
+        return slope
+    scaled = slope * norm.weight  # type: ignore[operator]
+    deviation = (p.var(unbiased=False) + norm.eps).sqrt()  # type: ignore[operator]
+    return (scaled - scaled.mean()) / deviation
+
+
+@torch.no_grad()
+def last_terms(passage: Passage, effects: dict[str, float], slopes: Tensor, i: int, score: float) -> dict[str, float]:
+    """Terms that sum to the score m, seen from the last layer.
+
+    Args:
+        passage: The pass.
+        effects: Of the last layer's parts on m; empty for a model without layers, whose state is one term.
+        slopes: ``[n, d]`` ∂m/∂z of the final states.
+        i: Which instance.
+        score: m.
+    """
+    model, final = passage.scene.difformer, passage.states[-1].detach()
+    given = (slopes * final).sum(1)
+    terms = dict(effects) if effects else {"state": float(given[i])}
+    bias = score - float(given.sum())  # of the output layer
+    if effects:
+        k, norm = len(model.layers) - 1, model.norms[-1]
+        after = norm(passage.before[k][i].unsqueeze(0))[0]
+        slope = slopes[i]
+        if model.activation is not None:
+            with torch.enable_grad():
+                at = after.clone().requires_grad_()
+                (slope,) = torch.autograd.grad(ACTIVATIONS[model.activation](at), at, slopes[i])
+            terms["activation"] = float(given[i] - slope @ after)
+        if not isinstance(norm, nn.Identity):
+            bias += float(slope @ norm.bias)  # type: ignore[operator]
+    terms["biases"] = bias
+    if isinstance(passage.scene.number, int) and int((slopes.abs().sum(1) > 0).sum()) > 1:
+        terms["other nodes"] = float(given.sum() - given[i])
+    return terms
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """The predicted probability, or value, attributed to columns and instances.
+
+    Args:
+        value: F(X): probability of the predicted class or column, or the predicted value.
+        base: The same if every instance had the average row.
+        columns: Effect of each column of the instance; of a graph, of each column of all its nodes.
+        neighbours: Effect of each instance that an observed edge leads from, by name; self-loops are not neighbours.
+        others: Effect of all other instances together.
+        gap: What quadrature leaves of value - base.
+    """
+
+    value: float
+    base: float
+    columns: dict[str, float]
+    neighbours: dict[str, float]
+    others: float
+    gap: float
+
+
+def attribute(loaded: Loaded, scene: Scene, place: int, names: Callable[[int], str]) -> Attribution | None:
+    """Integrated gradients; None where the features are too large to be differentiated as a dense matrix."""
+    if scene.size * scene.inputs.x.shape[1] > DENSE_ENTRIES:
+        return None
+    x = scene.inputs.x.to_dense().detach()
+    whole = isinstance(loaded.model, GraphLevel)
+    with torch.no_grad():
+        final = scene.inputs.outputs(loaded.model)[0 if whole else place]
+    column = int(final.argmax()) if loaded.task.problem == "multiclass" else _column(loaded.task, final)
+
+    def value(features: Tensor) -> Tensor:
+        out = replace(scene.inputs, x=features).outputs(loaded.model)[0 if whole else place]
+        if loaded.task.problem == "multiclass":
+            return out.softmax(-1)[column]
+        return out[column].sigmoid() if loaded.task.problem == "multilabel" else out[column]
+
+    middle = x.mean(0, keepdim=True)
+    away, slope = x - middle, torch.zeros_like(x)
+    points, weights = np.polynomial.legendre.leggauss(QUADRATURE)
+    for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
+        with torch.enable_grad():
+            at = (middle + float(point) * away).requires_grad_()
+            slope += float(weight) * torch.autograd.grad(value(at), at)[0]
+    effects = slope * away
+    with torch.no_grad():
+        top, base = float(value(x)), float(value(middle.expand_as(x).contiguous()))
+    own = effects.sum(0) if whole else effects[place]
+    each = torch.zeros(scene.size) if whole else effects.sum(1).cpu()
+    linked: list[int] = []
+    if scene.graph is not None and not whole:
+        source, target = scene.graph.edge_index.cpu()
+        linked = [j for j in source[target == place].unique().tolist() if j != place]
+    given = {j: float(each[j]) for j in linked}
+    others = 0.0 if whole else float(each.sum() - each[place]) - sum(given.values())
+    heads = loaded.task.feature_names if len(loaded.task.feature_names) == x.shape[1] else ()
+    columns = {(heads[c] if heads else f"column {c}"): v for c, v in enumerate(own.tolist())}
+    gap = top - base - float(effects.sum())
+    return Attribution(top, base, columns, {names(j): v for j, v in given.items()}, others, gap)
+
+
+def sentence(task: Task, prediction: str, found: Attribution | None) -> str:
+    """``Predicted churns (0.71): late_payments (+0.31) …; neighbours Ewa Silva and Ivan Rossi (+0.18) …``."""
+    if found is None:
+        return f"Predicted {prediction}."
+    form = ".3g" if task.problem == "regression" else ".2f"
+    least = LEAST * sum(map(abs, [*found.columns.values(), *found.neighbours.values(), found.others]))
+    named, rest = _largest_named(found.columns, least)
+    listed = [f"{name} ({effect:+{form}})" for name, effect in named]
+    if more := len(found.columns) - len(named):
+        listed.append(f"{more} other column{'s' * (more > 1)} ({rest:+{form}})")
+    parts = [", ".join(listed)]
+    if found.neighbours:
+        named, rest = _largest_named(found.neighbours, least)
+        same = [[one for one in named if sign * one[1] > 0] for sign in (1, -1)]
+        listed = [f"{_joined([n for n, _ in some])} ({sum(v for _, v in some):+{form}})" for some in same if some]
+        if more := len(found.neighbours) - len(named):
+            listed.append(f"{more} {'other' + 's' * (more > 1) if named else 'in all'} ({rest:+{form}})")
+        parts.append(f"neighbour{'s' * (len(found.neighbours) > 1)} {', '.join(listed)}")
+    if abs(found.others) >= least and found.others:
+        parts.append(f"all other instances ({found.others:+{form}})")
+    return (
+        f"Predicted {prediction} ({found.value:{form}}; {found.base:{form}} with average features): {'; '.join(parts)}."
+    )
+
+
+def _largest_named(effects: dict[str, float], least: float) -> tuple[list[tuple[str, float]], float]:
+    """At most `NAMED` effects of at least `least`, the largest first, and the sum of the rest."""
+    order = sorted(effects.items(), key=lambda one: -abs(one[1]))
+    named = [(name, effect) for name, effect in order[:NAMED] if abs(effect) >= least and effect]
+    return named, sum(effect for _, effect in order[len(named) :])
+
+
+def _joined(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 @dataclass(frozen=True)
@@ -34,14 +362,16 @@ class Explanation:
         name: The instance.
         node: Its number within the scene (a snapshot, a graph, or the whole task).
         number: Snapshot or graph; None for a task on nodes.
-        score: m, see `difformer.report.decomposition`.
+        score: m, see the module.
         meaning: What m is, in words.
         prediction: What was predicted.
         target: What it should be; empty where unknown.
         steps: One per layer.
         terms: The score as a sum: effects of the last layer's parts, ``"biases"`` of LayerNorm and output layer,
             ``"activation"`` (what a curved one adds) and, of graphs, ``"other nodes"``; the sum is exact.
-        title: The instance with its snapshot or graph, and how these were chosen where nobody named them.
+        title: The instance with its snapshot or graph, and how these were chosen where none was named.
+        attribution: The prediction by columns and neighbours; None where features are too large for it.
+        sentence: The same in one sentence.
     """
 
     name: str
@@ -54,6 +384,8 @@ class Explanation:
     steps: tuple[Step, ...] = field(repr=False)
     terms: dict[str, float] = field(default_factory=dict)
     title: str = ""
+    attribution: Attribution | None = field(default=None, repr=False)
+    sentence: str = ""
 
 
 def explain_node(
@@ -72,13 +404,13 @@ def explain_node(
         node: An instance by number or name. Of a series ``"SNAPSHOT:NODE"``, or a node of the last test snapshot; of
             graphs ``"GRAPH:NODE"``, or a graph, of which the node with the largest effect is taken. A pair of numbers
             is understood too.
-        top_k: Instances and edges listed a layer.
+        top_k: Instances and edges listed per layer.
         seed: Which of the run's seeds; the best on validation by default.
         task: The run's task, where it was made from a task object.
         device: Where to.
 
     Raises:
-        ValueError: If there is no such instance, or the model takes no diffusion steps.
+        UserError: If there is no such instance, or the model takes no diffusion steps.
     """
     loaded = load_run(run, seed=seed, task=task, device=device)
     return explain_nodes(loaded, [node], top_k=top_k)[0]
@@ -87,9 +419,9 @@ def explain_node(
 def explain_nodes(loaded: Loaded, nodes: Sequence[Place], *, top_k: int = 8) -> list[Explanation]:
     """Several predictions of a run that is loaded; those of one scene share a forward pass."""
     if top_k < 1:
-        raise ValueError(f"top_k must be at least 1, got {top_k}")
+        raise UserError(f"top_k must be at least 1, got {top_k}")
     if not is_diffusion(loaded.model):
-        raise ValueError(
+        raise UserError(
             f"model {type(loaded.model).__name__} takes no diffusion steps to be taken apart; DIFFormer models do"
         )
     passages: dict[int | None, Passage] = {}
@@ -98,8 +430,12 @@ def explain_nodes(loaded: Loaded, nodes: Sequence[Place], *, top_k: int = 8) -> 
         number, place = locate(loaded, node)
         if number not in passages:
             passages[number] = pass_through(make_scene(loaded, number, with_states=False))
+        scene = passages[number].scene
         one = _explain(loaded, passages[number], place, top_k)
-        found.append(replace(one, title=_title(loaded, one, usual=_pair(node, loaded.task.instance_names)[0] is None)))
+        title = _title(loaded, one, usual=_pair(node, loaded.task.instance_names)[0] is None)
+        parts = attribute(loaded, scene, one.node, _names(loaded.task, scene))
+        text = sentence(loaded.task, one.prediction, parts)
+        found.append(replace(one, title=title, attribution=parts, sentence=text))
     return found
 
 
@@ -126,12 +462,12 @@ def locate(loaded: Loaded, node: Place) -> tuple[int | None, int | None]:
     """Snapshot or graph (None on nodes) and place there (None for a whole graph).
 
     Raises:
-        ValueError: If there is no such instance.
+        UserError: If there is no such instance.
     """
     task = loaded.task
     if task.kind == "nodes":
         if isinstance(node, tuple):
-            raise ValueError(f"node: {node} names a snapshot or graph; {task.name!r} has neither")
+            raise UserError(f"node: {node} names a snapshot or graph; {task.name!r} has neither")
         return None, find(node, task.num_nodes, task.instance_names, "instance")
     first, second = _pair(node, task.instance_names)
     if task.kind == "series":
@@ -160,12 +496,12 @@ def find(word: int | str, count: int, names: Sequence[str], what: str) -> int:
         places = [place for place, name in enumerate(names) if name == word]
         if len(places) > 1:
             shown = ", ".join(map(str, places[:5])) + (" …" if len(places) > 5 else "")
-            raise ValueError(f"node: {len(places)} have the name {word!r}; give the number of one of them: {shown}")
+            raise UserError(f"node: {len(places)} have the name {word!r}; give the number of one of them: {shown}")
         return places[0]
     if str(word).isdecimal() and int(word) < count:
         return int(word)
     known = f"names such as {names[0]!r}, or " if names else ""
-    raise ValueError(f"node: there is no {what} {word!r}; expected {known}a number from 0 to {count - 1}")
+    raise UserError(f"node: there is no {what} {word!r}; expected {known}a number from 0 to {count - 1}")
 
 
 def _explain(loaded: Loaded, passage: Passage, place: int | None, top_k: int) -> Explanation:
@@ -196,8 +532,13 @@ def _score(task: Task, outputs: Tensor) -> tuple[Tensor, str]:
             return outputs[0], f"output of {names[0]!r}, the only class"
         first, second = outputs.detach().topk(2).indices.tolist()
         return outputs[first] - outputs[second], f"output of {names[first]!r} less that of {names[second]!r}"
-    column = int(outputs.detach().abs().argmax()) if task.problem == "multilabel" else 0
+    column = _column(task, outputs)
     return outputs[column], "the output" if outputs.numel() == 1 else f"output of {names[column]!r}"
+
+
+def _column(task: Task, outputs: Tensor) -> int:
+    """The output that is explained: the surest column, or the first value."""
+    return int(outputs.detach().abs().argmax()) if task.problem == "multilabel" else 0
 
 
 class _Names:
@@ -233,3 +574,40 @@ def _said(task: Task, scene: Scene, place: int, outputs: Tensor) -> tuple[str, s
         return ", ".join(said) or "none", ", ".join(wanted) or "none"
     values = [f"{v:.4g}" for v in outputs.reshape(-1).tolist()]
     return ", ".join(values), ", ".join("" if v != v else f"{v:.4g}" for v in y.reshape(-1).tolist())
+
+
+def worth_explaining(material: Material) -> list[Place]:
+    """Confident errors and a narrow success; of a series the largest error of its snapshot, of graphs the one shown."""
+    task, outputs = material.task, material.outputs
+    number = usual_number(material.loaded)
+    if task.kind == "graphs":
+        assert number is not None
+        return [number]
+    if task.kind == "series":
+        assert number is not None
+        gap = (outputs[number].reshape(task.y[number].shape) - task.y[number]).abs()
+        flat = gap.reshape(gap.shape[0], -1).sum(1).nan_to_num(-1)
+        return [(number, int(flat.argmax()))]
+    part = material.rows
+    if not part.numel():
+        return []
+    if task.problem == "multiclass":
+        return _surprising(part, outputs[part], task.y[part])
+    if task.problem == "multilabel":
+        targets = task.y[part].reshape(outputs[part].shape)
+        sign = torch.where(targets > 0.5, 1.0, -1.0)
+        loss = torch.nn.functional.softplus(-sign * outputs[part]).masked_fill(targets.isnan(), 0).sum(1)
+        return [int(part[i]) for i in loss.topk(min(WRONG, part.numel())).indices]
+    gap = (outputs[part].reshape(task.y[part].shape) - task.y[part]).abs().reshape(part.numel(), -1).sum(1)
+    return [int(part[i]) for i in gap.nan_to_num(-1).topk(min(WRONG, part.numel())).indices]
+
+
+def _surprising(part: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor) -> list[Place]:
+    top = outputs.softmax(-1).topk(min(2, outputs.shape[1]), dim=-1)
+    margin = top.values[:, 0] - (top.values[:, 1] if outputs.shape[1] > 1 else 0)
+    wrong = (top.indices[:, 0] != targets) & (targets >= 0)
+    found: list[Place] = []
+    for which, sign, count in ((wrong, -1, WRONG), (~wrong & (targets >= 0), 1, NARROW)):
+        rows = which.nonzero().squeeze(1)
+        found += part[rows[(sign * margin[rows]).argsort()[:count]]].tolist()
+    return found

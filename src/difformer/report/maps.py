@@ -1,46 +1,68 @@
-"""Maps of a run: instances layer by layer, with the strongest latent pairs and the observed edges between them."""
+r"""Maps of a run: instances layer by layer, with colours, cards, the strongest latent pairs and the observed edges.
+
+With centred states :math:`Z = U Σ V^\top` a layer's map is :math:`M = Z V_{:2}`. Signs and order of singular vectors
+are arbitrary, so each map is turned by the orthogonal R that minimises :math:`\|M R - M'\|` for the map M' before it
+(Procrustes: :math:`R = A B^\top` for :math:`M^\top M' = A S B^\top`). A slider then moves points, not axes.
+
+A point's card shows a picture, the first words of a text, or the columns in which the instance is most unusual.
+Pictures share one PNG, so that a page holds one picture, not thousands.
+"""
 
 from __future__ import annotations
 
+import gzip
+import json
+import struct
+import zlib
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.sparse import take_rows
+from difformer.data import Split, Task
 from difformer.nn import GraphLevel, readout
-from difformer.report.cards import (
-    IMAGES,
-    SPRITE_COLUMNS,
-    TITLE_LENGTH,
-    Cards,
-    instance_titles,
-    node_cards,
+from difformer.report.gather import (
+    DENSE_ENTRIES,
+    Scene,
+    column_names,
+    dense_rows,
+    draw,
+    encoder_of,
+    is_diffusion,
+    original_rows,
+    rounded,
+    said,
     shortened,
 )
-from difformer.report.colourings import Colouring, by_part, by_value, of_predictions
-from difformer.report.latent import (
+from difformer.report.layers import (
     LatentLayer,
     asking,
     chance,
     latent_layers,
     near_uniform,
     observed_pairs,
-    uniform_note,
     why_no_attention,
 )
-from difformer.report.projection import project
-from difformer.report.sampling import draw, said
-from difformer.report.scene import Scene, encoder_of, is_diffusion
 from difformer.training.source import TaskSource
 from difformer.training.using import Loaded
 
 POINTS, PICTURES = 3_000, 1_000
 NUMBERS = 60_000  # points times layers: deep models show fewer points
 EDGES = 3_000
+GRID = 9_999  # coordinates are whole numbers from 0 to this: four digits are more than a screen can show
+SPRITE_BYTES = 1_750_000
+SPRITE_COLUMNS = 50
+TEXT_LENGTH, TITLE_LENGTH = 160, 80
+TOP_COLUMNS = 4
+COLUMNS = 6  # of a multi-label task that can be chosen as colour
+IMAGES = ("digits", "cifar10", "stl10")
+Array = np.ndarray[Any, Any]
+Colouring = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -51,7 +73,7 @@ class Map:
         data: For the page's script.
         notes: Sentences about it.
         shown: ``[r]`` rows of the scene that are shown.
-        latent: One a layer; empty without latent pairs.
+        latent: One per layer; empty without latent pairs.
     """
 
     data: dict[str, Any]
@@ -91,14 +113,9 @@ def scene_map(
         titles = [shortened(names[i], TITLE_LENGTH) if names else f"node {i}" for i in shown.tolist()]
         cards = Cards(titles, [f"snapshot {number}"] * len(titles))
     if scene.states is None:
-        features = task.x if number is None else task.x[number]
-        x = take_rows(features, shown)
         states = loaded.states()
         named = ["features", "states"]
-        points = [
-            x.to_dense() if x.layout != torch.strided else x,
-            (states if number is None else states[number])[shown],
-        ]
+        points = [dense_rows(task, shown, number), (states if number is None else states[number])[shown]]
     else:
         named, points = layer_names(layers), [z[shown] for z in scene.states]
     what = "instances" if number is None else f"nodes of snapshot {number}"
@@ -181,12 +198,11 @@ def _joined(
             if asked < shown.numel():
                 notes = (
                     *notes,
-                    f"Attention was worked out from {asked:,} of the shown {shown.numel():,} to all others.",
+                    f"Attention was computed from {asked:,} of the shown {shown.numel():,} to all others.",
                 )
             base = None if classes is None else chance(classes, shown)
             count = 0 if classes is None else int((classes[shown] >= 0).sum())
             data["uniform"] = [near_uniform(one, base, count) for one in latent]
-            notes = (*notes, uniform_note(data["uniform"], latent, base))
         source, target = observed_pairs(scene, shown)
         edges = set(zip(source.tolist(), target.tolist(), strict=True))
         own = None if classes is None else classes[shown].tolist()
@@ -205,3 +221,227 @@ def _pairs(layer: LatentLayer, edges: set[tuple[int, int]], classes: list[int] |
         ends = [(classes[s], classes[t]) for s, t in zip(layer.source, layer.target, strict=True)]
         found["same"] = [-1 if min(pair) < 0 else int(pair[0] == pair[1]) for pair in ends]
     return found
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points of one layer.
+
+    Args:
+        x: ``[n]`` from 0 to `GRID`.
+        y: Likewise.
+        explained: Share of the variance of the states that the two directions hold.
+    """
+
+    x: list[int]
+    y: list[int]
+    explained: float
+
+
+def project(layers: list[Tensor]) -> list[Points]:
+    """One map per layer, from states ``[n, d]`` whose d may differ between layers."""
+    maps, before = [], None
+    for z in layers:
+        points, explained = _principal(z.double())
+        if before is not None:
+            a, _, b = torch.linalg.svd(points.T @ before)
+            points = points @ (a @ b)
+        before = points
+        scaled = _to_grid(points)
+        maps.append(Points(scaled[:, 0].tolist(), scaled[:, 1].tolist(), explained))
+    return maps
+
+
+def _principal(z: Tensor) -> tuple[Tensor, float]:
+    centred = z - z.mean(0)
+    # The d × d covariance is small where there are many rows.
+    values, vectors = torch.linalg.eigh(centred.T @ centred)
+    top = vectors[:, -2:].flip(1)
+    points = centred @ top
+    if points.shape[1] < 2:
+        points = torch.cat([points, points.new_zeros(points.shape[0], 2 - points.shape[1])], 1)
+    total = float(values.clamp_min(0).sum())
+    return points, float(values[-2:].clamp_min(0).sum()) / total if total > 0 else 1.0
+
+
+def _to_grid(points: Tensor) -> Tensor:
+    """One scale for both axes, the cloud in the middle."""
+    low, high = points.min(0).values, points.max(0).values
+    reach = float((high - low).max()) or 1.0
+    return ((points - (low + high) / 2) / reach * GRID + GRID / 2).round().long().clamp(0, GRID)
+
+
+def by_class(name: str, numbers: Tensor, names: list[str]) -> Colouring:
+    """Classes by number; -1 is unknown."""
+    return {"name": name, "kind": "class", "values": numbers.tolist(), "names": names}
+
+
+def by_value(name: str, values: Tensor) -> Colouring:
+    return {"name": name, "kind": "value", "values": [rounded(v, 4) for v in values.double().tolist()]}
+
+
+def by_correctness(right: Tensor, known: Tensor) -> Colouring:
+    numbers = torch.where(known, torch.where(right, 0, 1), torch.tensor(-1))
+    return {"name": "correctness", "kind": "right", "values": numbers.tolist(), "names": ["right", "wrong"]}
+
+
+def by_part(split: Split, rows: Tensor, count: int) -> Colouring:
+    number = torch.full((count,), -1)
+    names = list(split.parts())
+    for place, index in enumerate(split.parts().values()):
+        number[index] = place
+    return by_class("part", number[rows], names)
+
+
+def of_predictions(task: Task, targets: Tensor, outputs: Tensor) -> list[Colouring]:
+    """By what should be and what is predicted, for targets ``[n]`` or ``[n, C]`` and outputs ``[n, C]``."""
+    names = column_names(task)
+    if task.problem == "multiclass":
+        predicted = outputs.argmax(-1)
+        return [
+            by_class("class", targets, names),
+            by_class("prediction", predicted, names),
+            by_correctness(predicted == targets, targets >= 0),
+        ]
+    targets = targets.reshape(outputs.shape)
+    if task.problem == "multilabel":
+        known, right = ~targets.isnan(), (outputs > 0) == (targets > 0.5)
+        found = []
+        for c in range(min(COLUMNS, outputs.shape[1])):
+            end = f" {names[c]}" if outputs.shape[1] > 1 else ""
+            truth = torch.where(known[:, c], (targets[:, c] > 0.5).long(), torch.tensor(-1))
+            found += [
+                by_class(f"class{end}", truth, ["no", "yes"]),
+                by_class(f"prediction{end}", (outputs[:, c] > 0).long(), ["no", "yes"]),
+            ]
+        if outputs.shape[1] == 1:
+            return [*found, by_correctness(right[:, 0], known[:, 0])]
+        share = (right & known).sum(1) / known.sum(1).clamp_min(1)
+        return [*found, by_value("share of columns right", share)]
+    first = f" {names[0]}" if outputs.shape[1] > 1 else ""
+    error = outputs[:, 0] - targets[:, 0]
+    return [
+        by_value(f"target{first}", targets[:, 0]),
+        by_value(f"prediction{first}", outputs[:, 0]),
+        by_value(f"error{first}", error.abs()),
+    ]
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Of the shown instances, in their order.
+
+    Args:
+        titles: One short line each: a name, or kind and number.
+        texts: More of each, or empty.
+        sprite: PNG of all pictures, or None.
+        side: Width and height of one picture.
+        note: What could not be shown, and why; empty where nothing is missing.
+    """
+
+    titles: list[str]
+    texts: list[str]
+    sprite: bytes | None = None
+    side: int = 0
+    note: str = ""
+
+
+def instance_titles(task: Task, rows: Tensor, what: str) -> list[str]:
+    """Names where there are some, numbers otherwise; long names are cut, thousands of them would fill a page."""
+    names = task.instance_names
+    return [shortened(names[i], TITLE_LENGTH) if i < len(names) else f"{what} {i}" for i in rows.tolist()]
+
+
+def node_cards(task: Task, source: TaskSource | None, rows: Tensor) -> Cards:
+    """Of some nodes of a task on nodes."""
+    titles = instance_titles(task, rows, "instance")
+    name = None if source is None else source.name
+    root = None if source is None else source.root
+    if name in IMAGES:
+        pictures = _pictures(name, root, task.num_instances)
+        if pictures is not None:
+            sprite, side = make_sprite(pictures[rows.numpy()])
+            return Cards(titles, [""] * len(titles), sprite, side)
+        return Cards(titles, [""] * len(titles), note=f"The images of {name} are not on disk, so none are shown.")
+    if name == "20news":
+        texts = _posts(root, task.num_instances)
+        if texts is not None:
+            return Cards(titles, [shortened(texts[i], TEXT_LENGTH) for i in rows.tolist()])
+    return Cards(titles, _strong_columns(task, rows))
+
+
+def _pictures(name: str | None, root: str | None, count: int) -> Array | None:
+    """Images ``[N, H, W, C]`` uint8 in the order of the task; None where they are not on disk."""
+    if name == "digits":
+        from sklearn.datasets import load_digits
+
+        grey = np.asarray(load_digits().images) * (255 / 16)
+        found = grey.astype(np.uint8)[..., None]
+    else:
+        from difformer.data.datasets.images import load_images
+        from difformer.data.lookup import find
+
+        if find(str(name), root) is None:
+            return None
+        found = load_images(str(name), root)[0]
+    return found if len(found) == count else None
+
+
+def _posts(root: str | None, count: int) -> list[str] | None:
+    from difformer.data.lookup import find
+
+    found = find("20news", root, forms=("text",))
+    if found is None:
+        return None
+    with gzip.open(Path(found.path), "rt", encoding="utf-8") as stream:
+        texts = [str(json.loads(line)["text"]) for line in stream]
+    return texts if len(texts) == count else None
+
+
+def _strong_columns(task: Task, rows: Tensor) -> list[str]:
+    """The columns in which an instance is most unusual, in original units, where columns have names."""
+    if not task.feature_names or task.kind != "nodes":
+        return [""] * rows.numel()
+    cells = original_rows(task, rows)
+    score = dense_rows(task, rows)
+    if task.x.layout == torch.strided and task.x.numel() <= DENSE_ENTRIES:
+        spread = task.x.float().std(0)
+        score = (score - task.x.float().mean(0)) / torch.where(spread > 0, spread, 1.0)
+    top = score.abs().topk(min(TOP_COLUMNS, score.shape[1]), dim=1).indices
+    return [
+        ", ".join(f"{shortened(task.feature_names[c], TITLE_LENGTH)} {cells[i, c]:.4g}" for c in columns)
+        for i, columns in enumerate(top.tolist())
+    ]
+
+
+def make_sprite(pictures: Array) -> tuple[bytes, int]:
+    """All pictures ``[n, H, W, C]`` in rows of `SPRITE_COLUMNS`, shrunk until they fit; and the side of one."""
+    side = int(pictures.shape[1])
+    while side > 8 and len(pictures) * side * side * pictures.shape[3] > SPRITE_BYTES:
+        side -= 4
+    if side < pictures.shape[1]:
+        # Means over areas: pixels of the small picture are means of those they cover.
+        edges = np.linspace(0, pictures.shape[1], side + 1).round().astype(int)
+        rows = np.add.reduceat(pictures.astype(np.float32), edges[:-1], axis=1)
+        both = np.add.reduceat(rows, edges[:-1], axis=2)
+        area = np.diff(edges)
+        pictures = (both / (area[:, None] * area)[None, ..., None]).round().astype(np.uint8)
+    lines = -(-len(pictures) // SPRITE_COLUMNS)
+    padding = np.zeros((lines * SPRITE_COLUMNS - len(pictures), *pictures.shape[1:]), dtype=np.uint8)
+    grid = np.concatenate([pictures, padding]).reshape(lines, SPRITE_COLUMNS, side, side, -1)
+    return png(grid.transpose(0, 2, 1, 3, 4).reshape(lines * side, SPRITE_COLUMNS * side, -1)), side
+
+
+def png(pixels: Array) -> bytes:
+    """A PNG of ``[H, W, 1 or 3]`` uint8: signature, header, one block of compressed rows, end."""
+    height, width, channels = pixels.shape
+    # Each row begins with its filter: 1 stores the difference to the pixel at its left, which compresses better.
+    left = np.concatenate([np.zeros_like(pixels[:, :1]), pixels[:, :-1]], axis=1)
+    filtered = (pixels.astype(np.int16) - left).astype(np.uint8).reshape(height, -1)
+    rows = np.concatenate([np.ones((height, 1), dtype=np.uint8), filtered], axis=1).tobytes()
+    header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b"")]
+    chunks = [
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in parts
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)

@@ -1,27 +1,44 @@
-"""How good the predictions of the test part are: by class, by column, or as residuals.
+"""How good the predictions are: by class or as residuals, how well calibrated, against simple models, and where wrong.
 
 For class c with TP, FP and FN: precision TP / (TP + FP), recall TP / (TP + FN), F1 2TP / (2TP + FP + FN); each the mean
-over seeds, with the sample standard deviation. The confusion matrix adds up the seeds.
+over the seeds that have it, with the sample standard deviation. The confusion matrix adds up the seeds. The expected
+calibration error over bins b of the predicted probability is Σ_b n_b/n |accuracy_b - confidence_b|.
 """
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from difformer.data import Task
-from difformer.report.sampling import draw
-from difformer.training.metrics import rocauc
+from difformer.data import Split, Task
+from difformer.report.gather import (
+    DENSE_ENTRIES,
+    Material,
+    column_names,
+    dense_rows,
+    draw,
+    original_rows,
+    rounded,
+)
+from difformer.training.metrics import find_metric, rocauc
 from difformer.training.predictions import Predictions
 from difformer.training.record import spread
 
 SHOWN_CLASSES = 30
 SCATTER_POINTS = 2_000
-BINS = 60
+BINS, CONFIDENCE_BINS = 60, 10
+ERRORS, ERROR_COLUMNS = 300, 12
+FIT_ENTRIES, FIT_SPLITS, FIT_COLUMNS = 20_000_000, 5, 16
+TRIED_COLUMNS, REPEATS, SECONDS = 64, 3, 15.0
 Array = np.ndarray[Any, Any]
+Spread = tuple[float, float | None]
 
 
 def quality(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, Any]:
@@ -29,11 +46,6 @@ def quality(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, An
     if task.problem == "multiclass":
         return _classes(task, seeds, part)
     return _columns(task, seeds, part) if task.problem == "multilabel" else _residuals(task, seeds, part)
-
-
-def column_names(task: Task) -> list[str]:
-    """Of classes or target columns."""
-    return list(task.class_names) if task.class_names else [str(c) for c in range(task.num_outputs)]
 
 
 def _rows(predictions: Predictions, part: str) -> Array:
@@ -49,13 +61,12 @@ def _classes(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, A
         p = predictions.labels().numpy(force=True)[rows].reshape(-1)
         known = y >= 0
         matrices.append(np.bincount(y[known] * count + p[known], minlength=count**2).reshape(count, count))
-    table = _scores(column_names(task), [(m.diagonal(), m.sum(0), m.sum(1)) for m in matrices])
+    names = column_names(task)
     total = np.sum(matrices, axis=0) if matrices else np.zeros((count, count), dtype=int)
     order = np.sort(np.argsort(-total.sum(1), kind="stable")[:SHOWN_CLASSES])
-    names = column_names(task)
     return {
         "kind": "classes",
-        "table": table,
+        "table": _scores(names, [(m.diagonal(), m.sum(0), m.sum(1)) for m in matrices]),
         "confusion": total[np.ix_(order, order)].tolist(),
         "names": [names[c] for c in order],
         "hidden": max(0, count - SHOWN_CLASSES),
@@ -71,25 +82,18 @@ def _columns(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, A
         outputs = predictions.outputs[rows].reshape(-1, task.num_outputs)
         targets = predictions.targets[rows].reshape(-1, task.num_outputs)
         known, truth, claim = ~targets.isnan(), targets > 0.5, outputs > 0
-        hits = (known & truth & claim).sum(0).numpy(force=True)
-        claimed, true = ((known & which).sum(0).numpy(force=True) for which in (claim, truth))
-        counts.append((hits, claimed, true))
+        counts.append(tuple((known & which).sum(0).numpy(force=True) for which in (truth & claim, claim, truth)))
         for i, wanted in enumerate((~truth, truth)):
-            for j, said in enumerate((~claim, claim)):
-                cells[i, j] += int((known & wanted & said).sum())
+            for j, given in enumerate((~claim, claim)):
+                cells[i, j] += int((known & wanted & given).sum())
         areas.append([float(rocauc(outputs[:, [c]], targets[:, [c]])) for c in range(task.num_outputs)])
-    table = _scores(column_names(task), counts)
+    table = _scores(column_names(task), counts)  # type: ignore[arg-type]
     for c, row in enumerate(table):
-        values = [seed[c] for seed in areas if seed[c] == seed[c]]
-        row["auc"] = _mean(values)
+        row["auc"] = _mean([seed[c] for seed in areas if seed[c] == seed[c]])
+    names = ["no", "yes"]
     return {
-        "kind": "classes",
-        "table": table,
-        "confusion": cells.tolist(),
-        "names": ["no", "yes"],
-        "hidden": 0,
-        "seeds": len(seeds),
-    }
+        "kind": "classes", "table": table, "confusion": cells.tolist(), "names": names, "hidden": 0, "seeds": len(seeds)
+    }  # fmt: skip
 
 
 def _scores(names: list[str], counts: Sequence[tuple[Array, Array, Array]]) -> list[dict[str, Any]]:
@@ -98,13 +102,10 @@ def _scores(names: list[str], counts: Sequence[tuple[Array, Array, Array]]) -> l
     for c, name in enumerate(names):
         found: dict[str, list[float]] = {"precision": [], "recall": [], "f1": []}
         for hits, predicted, actual in counts:
-            for key, below, factor in (
-                ("precision", predicted[c], 1),
-                ("recall", actual[c], 1),
-                ("f1", predicted[c] + actual[c], 2),
-            ):
-                if below:
-                    found[key].append(factor * float(hits[c]) / float(below))
+            below = {"precision": predicted[c], "recall": actual[c], "f1": (predicted[c] + actual[c]) / 2}
+            for key, number in below.items():
+                if number:
+                    found[key].append(float(hits[c]) / float(number))
         rows.append(
             {
                 "name": name,
@@ -116,18 +117,22 @@ def _scores(names: list[str], counts: Sequence[tuple[Array, Array, Array]]) -> l
     return rows
 
 
+def _mean(values: Sequence[float]) -> Spread | None:
+    """Mean and sample deviation; one value has no deviation."""
+    if not values:
+        return None
+    return float(np.mean(values)), spread(values) if len(values) > 1 else None
+
+
 def _residuals(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, Any]:
-    """Target against prediction of the first seed given, and the errors of all."""
-    targets, values, errors = [], [], []
+    """Target against prediction of the first seed, and the errors of all."""
+    targets, values = [], []
     for predictions in seeds:
         assert predictions.targets is not None
         rows = _rows(predictions, part)
-        y = predictions.targets[rows].double()
-        p = predictions.outputs[rows].double().reshape(y.shape)
-        targets.append(y)
-        values.append(p)
-        errors.append((p - y)[~y.isnan()])
-    flat = torch.cat(errors) if errors else torch.zeros(0, dtype=torch.float64)
+        targets.append(predictions.targets[rows].double())
+        values.append(predictions.outputs[rows].double().reshape(targets[-1].shape))
+    flat = torch.cat([(p - y)[~y.isnan()] for p, y in zip(values, targets, strict=True)])
     if not flat.numel():
         return {"kind": "residuals", "seeds": len(seeds), "scatter": None, "table": []}
     known = ~targets[0].isnan()
@@ -147,26 +152,25 @@ def _residuals(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str,
             scores["mae"].append(float(error.abs().mean()))
             variance = float(target[mask].var(unbiased=False))
             if variance > 0:
-                scores["r2"].append(1 - float(error.square().mean()) / variance)
+                scores["r2"].append(1 - scores["mse"][-1] / variance)
         table.append({"name": name, **{k: _mean(v) for k, v in scores.items()}})
     over_time = None
     if task.kind == "series":
-        rows = _rows(seeds[0], part)
-        gaps = (values[0] - targets[0]).square()
-        over_time = {"time": rows.tolist(), "mse": [_short(v) for v in gaps.flatten(1).nanmean(1).tolist()]}
+        gaps = (values[0] - targets[0]).square().flatten(1).nanmean(1).tolist()
+        over_time = {"time": _rows(seeds[0], part).tolist(), "mse": [rounded(v) for v in gaps]}
     return {
         "kind": "residuals",
         "seeds": len(seeds),
-        "scatter": {"target": _list(y[some]), "prediction": _list(p[some]), "all": y.numel()},
-        "histogram": {"left": [_short(e) for e in edges[:-1]], "width": float(edges[1] - edges[0]),
-                      "height": heights.tolist()},
+        "scatter": {"target": [rounded(v) for v in y[some].tolist()],
+                    "prediction": [rounded(v) for v in p[some].tolist()]},
+        "histogram": {"left": edges[:-1].tolist(), "width": float(edges[1] - edges[0]), "height": heights.tolist()},
         "mean": float(flat.mean()),
         "over_time": over_time,
         "table": table,
     }  # fmt: skip
 
 
-def _groups(task: Task, y: torch.Tensor) -> list[tuple[str, int | None]]:
+def _groups(task: Task, y: Tensor) -> list[tuple[str, int | None]]:
     """All together, then by target column, or by node of a series: a name and the number of the column."""
     groups: list[tuple[str, int | None]] = [("all", None)]
     axis = y.shape[1] if y.dim() > 1 else 1
@@ -178,16 +182,303 @@ def _groups(task: Task, y: torch.Tensor) -> list[tuple[str, int | None]]:
     return groups + [(names[c] if c < len(names) else str(c), c) for c in range(axis)]
 
 
-def _mean(values: list[float]) -> tuple[float, float | None] | None:
-    """Mean and sample deviation; one value has no deviation."""
-    if not values:
+@dataclass(frozen=True)
+class Calibration:
+    """Predicted probabilities against how often they are right, in bins that hold anything.
+
+    Args:
+        confidence: Mean predicted probability of each bin.
+        accuracy: Share that is right.
+        count: Predictions in the bin.
+        error: Expected calibration error.
+    """
+
+    confidence: list[float]
+    accuracy: list[float]
+    count: list[int]
+    error: float
+
+
+def calibration(task: Task, seeds: Sequence[Predictions], part: str) -> Calibration | None:
+    """Of the predicted class, or of the more probable answer of every column; None for a regression."""
+    sure, right = [], []
+    for predictions in seeds if task.problem != "regression" else ():
+        assert predictions.targets is not None
+        rows = _rows(predictions, part)
+        p, y = predictions.probabilities()[rows], predictions.targets[rows]
+        if task.problem == "multiclass":
+            best, known = p.max(-1), y >= 0
+            sure.append(best.values[known])
+            right.append(best.indices[known] == y[known])
+        else:
+            y, known = y.reshape(p.shape), ~y.reshape(p.shape).isnan()
+            sure.append(torch.maximum(p, 1 - p)[known])
+            right.append(((p > 0.5) == (y > 0.5))[known])
+    if not sure or not (total := sum(one.numel() for one in sure)):
         return None
-    return float(np.mean(values)), spread(values) if len(values) > 1 else None
+    c, hit = torch.cat(sure).double().numpy(), torch.cat(right).double().numpy()
+    which = np.minimum((c * CONFIDENCE_BINS).astype(int), CONFIDENCE_BINS - 1)
+    bins = [which == b for b in range(CONFIDENCE_BINS) if (which == b).any()]
+    means = [(float(c[b].mean()), float(hit[b].mean()), int(b.sum())) for b in bins]
+    error = sum(n * abs(a - p) for p, a, n in means) / total
+    return Calibration([m[0] for m in means], [m[1] for m in means], [m[2] for m in means], error)
 
 
-def _short(value: float) -> float | None:
-    return None if value != value else float(f"{value:.5g}")
+@dataclass(frozen=True)
+class Baseline:
+    """A simple model on the same split.
+
+    Args:
+        name: What it is, as in "… gives 0.56".
+        values: The run's metric, one per split.
+    """
+
+    name: str
+    values: list[float]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.values)) if self.values else float("nan")
 
 
-def _list(values: torch.Tensor) -> list[float | None]:
-    return [_short(v) for v in values.tolist()]
+def baselines(material: Material) -> tuple[Baseline, Baseline]:
+    """A constant prediction and a linear model on the features alone, fitted on the training part of the run's splits.
+
+    The linear model is a logistic regression (ridge for values and for many columns) on standardised features; of
+    graphs on the mean of their nodes. At most `FIT_SPLITS` splits are used, and `FIT_ENTRIES` entries of features.
+    """
+    task, metric = material.task, find_metric(material.folder.summary().metric)
+    splits: dict[str, Split] = {}
+    for result in material.folder.results():
+        splits.setdefault(result["split"], material.folder.split_of(task, result["seed"]))
+    constant: list[float] = []
+    linear: list[float] = []
+    for split in list(splits.values())[:FIT_SPLITS]:
+        part = split.parts()[material.part]
+        y = task.y[part]
+        for model, values in ((_constant, constant), (_linear, linear)):
+            outputs = (
+                torch.from_numpy(model(task, split.train, part)).float().reshape(*y.shape[:1], -1, task.num_outputs)
+            )
+            values.append(float(metric(outputs.squeeze(1) if task.kind != "series" else outputs, y)))
+    names = {
+        "multiclass": ("always predicting the most frequent class", "a logistic regression"),
+        "multilabel": ("always predicting the base rate", "a linear model"),
+        "regression": ("always predicting the training mean", "a ridge regression"),
+    }[task.problem]
+    return Baseline(names[0], constant), Baseline(names[1], linear)
+
+
+def _table(task: Task, rows: Tensor) -> Any:
+    """Features of instances, dense or scipy's CSR; of graphs means over nodes, of series one row per node."""
+    if task.kind == "series":
+        return task.x[rows].flatten(0, 1).numpy()
+    if task.kind == "graphs":
+        assert task.node_ptr is not None
+        bounds = task.node_ptr.tolist()
+        return torch.stack(
+            [dense_rows(task, torch.arange(bounds[g], bounds[g + 1])).mean(0) for g in rows.tolist()]
+        ).numpy()
+    if task.x.layout == torch.strided:
+        return task.x[rows].float().numpy()
+    from scipy.sparse import csr_matrix
+
+    x = task.x
+    return csr_matrix((x.values().numpy(), x.col_indices().numpy(), x.crow_indices().numpy()), tuple(x.shape))[
+        rows.numpy()
+    ]
+
+
+def _flat(task: Task, rows: Tensor) -> Array:
+    """Targets as columns of floats, NaN where unknown; of classes one column of numbers."""
+    y = task.y[rows]
+    if task.problem == "multiclass":
+        return np.where(y.reshape(-1, 1).numpy() < 0, np.nan, y.reshape(-1, 1).numpy())
+    return y.reshape(-1, task.num_outputs).double().numpy()
+
+
+def _constant(task: Task, train: Tensor, part: Tensor) -> Array:
+    y = _flat(task, train)
+    size = len(_flat(task, part))
+    if task.problem == "multiclass":
+        counts = np.bincount(y[~np.isnan(y)].astype(int), minlength=task.num_outputs)
+        return np.tile(np.eye(task.num_outputs)[counts.argmax()], (size, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a column without any label
+        mean = np.nan_to_num(np.nanmean(y, axis=0))
+    return np.tile(mean if task.problem == "regression" else mean - 0.5, (size, 1))
+
+
+def _linear(task: Task, train: Tensor, part: Tensor) -> Array:
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    each = task.num_nodes * task.num_features if task.kind == "series" else task.num_features
+    train = train[draw(train.numel(), max(50, FIT_ENTRIES // max(each, 1)))]
+    x, y, asked = _table(task, train), _flat(task, train), _table(task, part)
+    outputs = _constant(task, train, part)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # not converged is close enough for a yardstick
+        for c in range(y.shape[1]):
+            known = ~np.isnan(y[:, c])
+            if not known.any():
+                continue
+            scale = StandardScaler(with_mean=not hasattr(x, "tocsr"))
+            values = y[known, c]
+            if task.problem == "regression" or y.shape[1] > FIT_COLUMNS:
+                fitted = make_pipeline(scale, Ridge()).fit(x[known], values)
+                outputs[:, c] = fitted.predict(asked) - (0.5 if task.problem == "multilabel" else 0)
+            elif len(np.unique(values)) > 1:
+                fitted = make_pipeline(scale, LogisticRegression(max_iter=200)).fit(x[known], values.astype(int))
+                chances = np.log(fitted.predict_proba(asked).clip(1e-12))
+                if task.problem == "multilabel":
+                    outputs[:, c] = chances[:, 1] - chances[:, 0]
+                else:
+                    outputs = np.full(outputs.shape, np.log(1e-12))
+                    outputs[:, fitted[-1].classes_] = chances
+    return outputs
+
+
+@dataclass(frozen=True)
+class Importance:
+    """What happens to the metric when a column is shuffled.
+
+    Args:
+        names: Of the columns, the most important first.
+        losses: By how much the metric gets worse, mean over shufflings.
+        note: What was left out, or why nothing was measured.
+    """
+
+    names: list[str]
+    losses: list[float]
+    note: str = ""
+
+
+@torch.no_grad()
+def column_importance(material: Material) -> Importance:
+    """Permutation importance on the part that is reported, for the seed that is looked into.
+
+    Of more than `TRIED_COLUMNS` columns those with the largest gradient times deviation are tried.
+    """
+    loaded, task, rows = material.loaded, material.task, material.rows
+    passes, model = loaded.feed.passes(), loaded.model
+    if not rows.numel() or passes[0].x.shape[1] != task.num_features:
+        return Importance([], [], "Not measured: the model makes features of its own from the columns.")
+    if sum(one.x.shape[0] * one.x.shape[1] for one in passes) > DENSE_ENTRIES:
+        return Importance([], [], "Not measured: there are too many rows and columns to shuffle one after the other.")
+    dense = [one.x.to_dense() for one in passes]
+    metric, targets = find_metric(material.folder.summary().metric), task.y[rows]
+    sign = 1.0 if metric.higher_is_better else -1.0
+
+    def score(features: Sequence[Tensor]) -> float:
+        made = [replace(one, x=x).outputs(model).float().cpu() for one, x in zip(passes, features, strict=True)]
+        return sign * float(metric(torch.cat(made).reshape(material.outputs.shape)[rows], targets))
+
+    begun = time.perf_counter()
+    base = score(dense)
+    once = time.perf_counter() - begun
+    expected = sign * float(metric(material.outputs[rows], targets))
+    if not abs(base - expected) <= 0.02 * max(1.0, abs(expected)):
+        return Importance([], [], "Not measured: this run is evaluated in batches that cannot be put together again.")
+    columns = list(range(task.num_features))
+    limit = min(TRIED_COLUMNS, max(8, int(SECONDS / max(once * REPEATS, 1e-6))))
+    note = ""
+    if len(columns) > limit:
+        columns = _steepest(material, dense, limit)
+        note = f"{limit} of {task.num_features:,} columns were tried, those with the largest gradients. "
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for c in columns:
+        drops = []
+        for _ in range(REPEATS):
+            shuffled = [x.clone() for x in dense]
+            for x in shuffled:
+                x[:, c] = x[torch.randperm(x.shape[0], generator=generator).to(x.device), c]
+            drops.append(base - score(shuffled))
+        found.append((float(np.mean(drops)), c))
+    found.sort(key=lambda one: (-one[0], one[1]))
+    names = [task.feature_names[c] if task.feature_names else f"column {c}" for _, c in found]
+    return Importance(names, [one[0] for one in found], note.strip())
+
+
+def _steepest(material: Material, dense: Sequence[Tensor], limit: int) -> list[int]:
+    """Columns by Σ_i |∂L/∂x_ic| times their deviation, L the sum of squared outputs."""
+    total = torch.zeros(dense[0].shape[1])
+    for one, x in zip(material.loaded.feed.passes(), dense, strict=True):
+        with torch.enable_grad():
+            at = x.detach().clone().requires_grad_()
+            (slope,) = torch.autograd.grad(replace(one, x=at).outputs(material.loaded.model).square().sum(), at)
+        total += (slope.abs().mean(0) * x.std(0)).float().cpu().nan_to_num()
+    return total.topk(limit).indices.sort().values.tolist()
+
+
+@dataclass(frozen=True)
+class ErrorList:
+    """Wrong or far predictions of the part, the worst first.
+
+    Args:
+        headings: Of the columns.
+        rows: One per error.
+        right: Numbers of the columns that hold numbers.
+        said: How many there are, and how many are listed.
+    """
+
+    headings: list[str]
+    rows: list[list[Any]]
+    right: list[int]
+    said: str
+
+
+def errors(material: Material, important: Sequence[str]) -> ErrorList:
+    """Errors of the seed that is looked into, with the columns of their instances in original units."""
+    task, part = material.task, material.rows
+    y, o = task.y[part], material.outputs[part]
+    names = column_names(task)
+    if task.problem == "multiclass":
+        top = o.softmax(-1).max(-1)
+        wrong = ((top.indices != y) & (y >= 0)).nonzero().squeeze(1)
+        order = wrong[top.values[wrong].argsort(descending=True)]
+        cells = [
+            [names[int(y[i])], names[int(top.indices[i])], round(float(top.values[i]), 4)]
+            for i in order[:ERRORS].tolist()
+        ]
+        heads, total, what = ["target", "prediction", "probability"], int((y >= 0).sum()), "wrong"
+        places: list[tuple[int, ...]] = [(int(part[i]),) for i in order[:ERRORS].tolist()]
+    else:
+        o, known = o.reshape(y.shape), ~y.isnan()
+        value = o.sigmoid() if task.problem == "multilabel" else o
+        gap = (value - y).abs().masked_fill(~known, -1)
+        far = (gap > 0.5).sum() if task.problem == "multilabel" else known.sum()
+        order = gap.flatten().argsort(descending=True)[: min(ERRORS, int(far))]
+        where = [np.unravel_index(int(i), tuple(y.shape)) for i in order.tolist()]
+        label = "probability" if task.problem == "multilabel" else "prediction"
+        heads, total, what = ["target", label, "error"], int(known.sum()), "wrong" if label == "probability" else ""
+        cells = [[rounded(float(v)) for v in (y[at], value[at], value[at] - y[at])] for at in where]
+        places = [(int(part[at[0]]), *map(int, at[1:])) for at in where]
+        if task.kind != "series" and y.dim() > 1 and y.shape[1] > 1:
+            heads, cells = ["column", *heads], [[names[at[1]], *row] for at, row in zip(where, cells, strict=True)]
+        order = order if task.problem == "regression" else torch.zeros(int(far))
+    lead, first = _places(task, places)
+    columns = [n for n in important if n in task.feature_names][:ERROR_COLUMNS] if task.kind == "nodes" else []
+    table = [[*a, *b] for a, b in zip(first, cells, strict=True)]
+    if columns and places:
+        held = original_rows(task, torch.tensor([p[0] for p in places]))
+        at = [task.feature_names.index(n) for n in columns]
+        table = [[*row, *(rounded(v, 4) for v in held[i, at].tolist())] for i, row in enumerate(table)]
+    headings = [*lead, *heads, *columns]
+    right = [c for c in range(len(headings)) if table and isinstance(table[0][c], (int, float))]
+    said = f"{order.numel():,} of {total:,} {material.part} predictions of seed {material.seed} are wrong."
+    if not what:
+        said = f"The largest of {total:,} {material.part} errors of seed {material.seed}."
+    if order.numel() > len(table):
+        said += f" The {len(table)} most confident ones are listed."
+    return ErrorList(headings, table, right, said)
+
+
+def _places(task: Task, places: Sequence[tuple[int, ...]]) -> tuple[list[str], list[list[Any]]]:
+    if task.kind == "series":
+        named = task.instance_names if len(task.instance_names) == task.num_nodes else ()
+        return ["snapshot", "node"], [[p[0], named[p[1]] if named else p[1]] for p in places]
+    named = task.instance_names
+    return ["graph" if task.kind == "graphs" else "instance"], [[named[p[0]] if named else p[0]] for p in places]

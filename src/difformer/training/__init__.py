@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from difformer.files import RunFolderError as RunFolderError
     from difformer.training.callbacks import Callback as Callback
     from difformer.training.callbacks import EpochEvent as EpochEvent
     from difformer.training.config import TrainConfig as TrainConfig
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from difformer.training.record import Summary as Summary
     from difformer.training.run import fit as fit
     from difformer.training.run import resume as resume
-    from difformer.training.runfiles import RunFolderError as RunFolderError
-    from difformer.training.runfolder import RunFolder as RunFolder
+    from difformer.training.run_folder import RunFolder as RunFolder
     from difformer.training.source import TaskSource as TaskSource
     from difformer.training.using import embed as embed
     from difformer.training.using import energy as energy
@@ -41,8 +41,8 @@ _HOME = {
     "Summary": "record",
     "fit": "run",
     "resume": "run",
-    "RunFolderError": "runfiles",
-    "RunFolder": "runfolder",
+    "RunFolderError": "run_folder",
+    "RunFolder": "run_folder",
     "TaskSource": "source",
     "embed": "using",
     "energy": "using",

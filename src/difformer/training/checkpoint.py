@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from difformer.atomic import write_whole
 from difformer.errors import UserError
+from difformer.files import write_whole
 from difformer.training.config import TrainConfig
 from difformer.training.randomness import rng_state, set_rng_state
 

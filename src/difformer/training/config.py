@@ -23,7 +23,7 @@ class TrainConfig:
     """Model and training of one run; the epoch that is kept is the first that is best on validation.
 
     Args:
-        model: Name of a model, see `difformer.zoo.MODELS`.
+        model: Name of a model, see `difformer.zoo.MODELS`; or your own, as ``"package.module:Class"`` or as the class.
         options: Options of the model; what is left out keeps the model's default.
         epochs: Passes over the training part at most.
         learning_rate: Of Adam, at its highest.
@@ -78,6 +78,10 @@ class TrainConfig:
     checkpoint_seconds: float = 10.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, type):
+            from difformer.zoo.model_registry import name_of
+
+            object.__setattr__(self, "model", name_of(self.model))
         # A preset file or a command line writes 1 where a float is meant.
         for name in _FLOATS:
             value = getattr(self, name)

@@ -7,17 +7,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from difformer.attention.linear import LINEAR
 from difformer.data import Split, Task
 from difformer.data.batches import NodePartitions
 from difformer.graph import Graph
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.training.config import TrainConfig
 from difformer.training.feeding import Inputs, Step, features, graph_of
-from difformer.training.inference import choose_storage, decode_in_batches, embed_in_batches, has_room
+from difformer.training.inference import can_chunk, choose_storage, decode_in_batches, embed_in_batches, has_room
 
 LEAST_ROWS = 4096  # of an evaluation in batches: below, calls cost more than rows
-ADDED = (*LINEAR, "identity")  # diffusivities whose layers meet a row at a time
+ADDED = ("simple", "constant", "identity", None)  # forms whose summary does not grow with the rows
 
 
 class BatchesFeed:
@@ -76,7 +75,7 @@ class BatchesFeed:
 
     def _rows(self, model: DIFFormer) -> int:
         """Rows at a time in evaluation: where they are added up one by one, few save nothing and cost time."""
-        sums = all(layer.diffusivity is None or layer.diffusivity.name in ADDED for layer in _layers(model))
+        sums = all(layer.form in ADDED for layer in _layers(model))
         return max(self.batch_size, LEAST_ROWS) if sums else self.batch_size
 
     def _fits(self, model: DIFFormer) -> bool:
@@ -87,7 +86,8 @@ class BatchesFeed:
             other = any(layer.backend in ("reference", "polynomial") for layer in _layers(model))
             # Queries, keys, values and sums of every head, in float32.
             states = 4 * self.task.num_nodes * model.input.out_features * (4 + 4 * heads)
-            self._in_one_pass = not other and has_room(self.device, states + _bytes(self.task))
+            room = has_room(self.device, states + _bytes(self.task))
+            self._in_one_pass = not can_chunk(model) or (not other and room)
         return self._in_one_pass
 
     def passes(self) -> list[Inputs]:

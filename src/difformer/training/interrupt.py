@@ -1,4 +1,4 @@
-"""Ctrl-C: the first asks a training to stop after its epoch, the second stops it at once."""
+"""Ctrl-C: the first press stops training after the current epoch, the second stops it at once."""
 
 from __future__ import annotations
 
@@ -14,27 +14,37 @@ if TYPE_CHECKING:
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """A training that was stopped by Ctrl-C, after everything was saved.
+    """Training was stopped by Ctrl-C, after everything that can be saved was saved.
 
     Args:
-        summary: What there is; None where no epoch had been evaluated yet.
+        summary: Results so far; None where no epoch had been evaluated yet.
         folder: The run folder to resume, as text; empty without one.
+        stacked: Whether the seeds were trained as one: results were then saved, but no checkpoint.
+
+    Attributes:
+        kept: What was saved, what was not, and how to resume; empty without a folder.
     """
 
-    def __init__(self, summary: Summary | None, folder: str) -> None:
+    def __init__(self, summary: Summary | None, folder: str, stacked: bool = False) -> None:
         self.summary, self.folder = summary, folder
-        saved = f"; what there is was saved, continue with resume: {folder}" if folder else ""
-        super().__init__(f"training was interrupted{saved}")
+        self.kept = ""
+        if folder and stacked:
+            self.kept = (
+                f"the results so far were saved, but seeds that are trained as one have no checkpoints: continue with "
+                f"resume, which trains them again from their first epoch: {folder}"
+            )
+        elif folder:
+            self.kept = f"what there is was saved, continue with resume: {folder}"
+        super().__init__("training was interrupted" + (f"; {self.kept}" if self.kept else ""))
 
 
 @contextmanager
 def stop_requests(callbacks: Iterable[object] = ()) -> Iterator[Callable[[], bool]]:
     """Gives a function that says whether Ctrl-C has been pressed.
 
-    Callbacks that have ``on_stop_request()`` hear of it at once.
-
-    A signal can come in the middle of a step of the optimiser; a run that is to be resumed may only stop between
-    epochs. Outside the main thread, where Python delivers no signals, nobody ever asks to stop.
+    Callbacks that have ``on_stop_request()`` are called at once. A signal can come in the middle of a step of the
+    optimiser, but a run that is to be resumed may only stop between epochs. Outside the main thread, where Python
+    delivers no signals, the answer is always False.
     """
     asked = False
     listeners = [told for callback in callbacks if callable(told := getattr(callback, "on_stop_request", None))]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from difformer.data import Split, Task
 from difformer.errors import UserError
-from difformer.training.runfiles import write_bytes
+from difformer.files import write_bytes
 
 CSV_CELLS = 2_000_000  # a table with more is kept as arrays alone
 

@@ -1,4 +1,4 @@
-"""`fit`: all seeds of a configuration, with or without a run folder; and how an interrupted run goes on."""
+"""`fit`: all seeds of a configuration, with or without a run folder; and `resume` for an interrupted run."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import torch
 
 from difformer.data import Task
 from difformer.errors import UserError
+from difformer.files import only_one, sweep
 from difformer.training.callbacks import Callback
 from difformer.training.config import TrainConfig
-from difformer.training.continuing import check_same_run, warn_of_changes
 from difformer.training.devices import resolve
 from difformer.training.interrupt import TrainingInterrupted, stop_requests
 from difformer.training.loop import train_one
 from difformer.training.losses import make_loss
 from difformer.training.metrics import chosen_metric
-from difformer.training.model import build_model
+from difformer.training.model import build_model, split_number
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord, Summary
-from difformer.training.runfiles import only_one, sweep
-from difformer.training.runfolder import RunFolder
+from difformer.training.run_folder import RunFolder, check_same_run, warn_of_changes
 from difformer.training.source import TaskSource
 
 __all__ = ["TrainingInterrupted", "fit", "resume"]
@@ -48,21 +47,21 @@ def fit(
         task: A task, where it comes from, or the name of a data set.
         config: Model and training; `TrainConfig()` where left out.
         seeds: The seeds, or their number: 0, 1, …
-        out: Folder for everything that comes of it, see `difformer.training.runfolder`; None keeps it in memory.
+        out: Folder for all results, see `difformer.training.run_folder`; None keeps it in memory.
         device: See `difformer.training.devices.resolve`.
-        resume: Whether `out` may hold the same run, unfinished; it then goes on, to the same result.
-        callbacks: Told of every evaluated epoch.
+        resume: Whether `out` may hold the same run, unfinished; it is then resumed, to the same result.
+        callbacks: Called after every evaluated epoch.
         source: Where `task` comes from, if it is a task: kept in the folder, so that the folder suffices to use it.
         stacked: Whether to train all seeds as one, see `difformer.training.stacked`; None does so where that is likely
             to be faster. Such runs are short and have no checkpoints: an interrupted one is trained again.
-        preset: Name or file of the preset that `config` comes from, to be written down in the folder.
+        preset: Name or file of the preset that `config` comes from, recorded in the folder.
 
     Returns:
-        Mean and spread over seeds, and one record a seed that was trained in this call.
+        Mean and spread over seeds, and one record per seed that was trained in this call.
 
     Raises:
         TrainingInterrupted: After Ctrl-C, when everything is saved.
-        RunFolderError: If the folder is there already, holds another run, or cannot be written.
+        RunFolderError: If the folder exists already, holds another run, or cannot be written.
         WouldNotFitError: If the model says beforehand that it does not fit, a MemoryError; no folder is left then.
         NonFiniteLossError: If a loss becomes NaN or infinite.
     """
@@ -98,13 +97,13 @@ def resume(
     device: str | torch.device | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> Summary:
-    """Go on with a run folder, to the result that it would have had without the interruption.
+    """Resume a run folder, to the result that it would have had without the interruption.
 
     Args:
         path: The run folder.
         task: The task, where the run was made from a task object.
         device: Another device than the run's own; results then agree to rounding only.
-        callbacks: Told of every evaluated epoch.
+        callbacks: Called after every evaluated epoch.
     """
     folder = RunFolder.open(path)
     place = resolve(folder.device if device is None else device)
@@ -123,7 +122,7 @@ def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
 def _stack(task: Task, config: TrainConfig, seeds: Sequence[int], device: torch.device, stacked: bool | None) -> bool:
     from difformer.training.stacked import faster, unstackable
 
-    if stacked and (reason := unstackable(task, config, {seed % len(task.splits) for seed in seeds})):
+    if stacked and (reason := unstackable(task, config, {split_number(task, seed) for seed in seeds})):
         raise UserError(f"stacked: these runs cannot be trained as one: {reason}")
     if stacked is not None:
         return stacked
@@ -132,12 +131,12 @@ def _stack(task: Task, config: TrainConfig, seeds: Sequence[int], device: torch.
 
 
 def check_together(task: Task, config: TrainConfig, seeds: Sequence[int]) -> None:
-    """What can be wrong with a request is said before a folder is made for it."""
+    """Finds what is wrong with a request before a folder is made for it."""
     cpu = torch.device("cpu")
     with isolated_rng(cpu):
         build_model(task, config)
     metric = chosen_metric(config, task)
-    for split in {seed % len(task.splits) for seed in seeds}:
+    for split in {split_number(task, seed) for seed in seeds}:
         make_loss(task, task.splits[split], config, cpu)
         metric.check(task.y[task.splits[split].valid], task.num_outputs)
 
@@ -155,7 +154,7 @@ def _in_memory(
         if stacked:
             records = _all_seeds(task, config, seeds, device, callbacks, stop)
         for seed in () if stacked else seeds:
-            split = task.splits[seed % len(task.splits)]
+            split = task.splits[split_number(task, seed)]
             records.append(train_one(task, split, config, seed, device, callbacks=callbacks, stop=stop))
             if stop():
                 break
@@ -189,7 +188,7 @@ def _in_folder(folder: RunFolder, task: Task, device: torch.device, callbacks: t
             folder.write_summary()  # a process may have been killed between the last result and the summary
     results = folder.results()
     if len(results) < len(folder.seeds) or any(result["status"] == "interrupted" for result in results):
-        raise TrainingInterrupted(folder.summary(records) if results else None, str(folder.path))
+        raise TrainingInterrupted(folder.summary(records) if results else None, str(folder.path), folder.stacked)
     return folder.summary(records)
 
 
@@ -203,12 +202,12 @@ def _all_seeds(
 ) -> list[RunRecord]:
     from difformer.training.stacked import StackedSetting, train_stacked
 
-    settings = [StackedSetting(seed, seed % len(task.splits)) for seed in seeds]
+    settings = [StackedSetting(seed, split_number(task, seed)) for seed in seeds]
     return train_stacked(task, settings, config, device, callbacks=callbacks, stop=stop)
 
 
 def begin_seed(folder: RunFolder, seed: int, history: list[dict[str, Any]]) -> None:
-    """Lines of a seed that stand beyond `history`, from a process that was killed, are taken back."""
+    """Removes lines of a seed beyond `history`, which a killed process may have left."""
     folder.metrics.rewrite(lambda row: row["seed"] != seed and row["seed"] in folder.seeds, seed, history)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import inspect
 from collections.abc import Sequence
 
 
@@ -37,9 +36,9 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
 
 def takes_a_name(setting: str, model: str, config: type) -> bool:
     """Whether a setting is always a text, by its annotation: then the word none is a name, as in ``qk_norm=none``."""
-    from difformer.zoo.registry import find, model_class
+    from difformer.zoo.model_registry import find, model_class, parameters_of
 
     kinds = {field.name: str(field.type) for field in dataclasses.fields(config)}
-    for name, parameter in inspect.signature(model_class(find(model))).parameters.items():
+    for name, parameter in parameters_of(model_class(find(model))).items():
         kinds.setdefault(name, str(parameter.annotation))
     return kinds.get(setting) == "str"

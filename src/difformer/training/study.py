@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from difformer.data import Task
 from difformer.errors import UserError
+from difformer.files import RunFolderError
 from difformer.training import NonFiniteLossError, train_one
 from difformer.training.callbacks import EpochEvent
-from difformer.training.runfiles import RunFolderError
 
 if TYPE_CHECKING:
     from difformer.training.tuning import Question

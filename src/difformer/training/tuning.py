@@ -26,9 +26,9 @@ from typing import Any
 from difformer.data import Task
 from difformer.data.errors import require
 from difformer.errors import UserError
+from difformer.files import only_one, writing
 from difformer.training.config import TrainConfig
 from difformer.training.metrics import Metric, find_metric
-from difformer.training.runfiles import only_one, writing
 from difformer.training.spaces import Space
 from difformer.training.study import (
     database,

@@ -16,17 +16,17 @@ from torch import Tensor, nn
 
 from difformer.data import Split, Task
 from difformer.errors import UserError
+from difformer.files import RunFolderError
 from difformer.nn.inspection import EnergyProfile
 from difformer.training.config import knn_of
 from difformer.training.devices import resolve
 from difformer.training.feeding import Feed, make_feed, with_neighbours
 from difformer.training.joining import new_task
 from difformer.training.metrics import METRICS
-from difformer.training.model import build_model, hook
+from difformer.training.model import build_model, hook, no_larger_than
 from difformer.training.predictions import Predictions
 from difformer.training.randomness import isolated_rng
-from difformer.training.runfiles import RunFolderError
-from difformer.training.runfolder import RunFolder
+from difformer.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,13 @@ def _load(folder: RunFolder, own: Task, seed: int | None, on: Task | None, devic
     if used.kind == "series" and not split.train.numel() and (neighbours := knn_of(config.graph)) is not None:
         used = with_neighbours(used, own, folder.split_of(own, chosen), neighbours)
         config = config.replace(graph="given")
+    weights = folder.read_weights(chosen)
     with isolated_rng(place):
-        model = build_model(own, folder.config)
         try:
-            model.load_state_dict(folder.read_weights(chosen))
-        except RuntimeError as error:
+            with no_larger_than(weights):
+                model = build_model(own, folder.config, chosen)
+            model.load_state_dict(weights)
+        except (UserError, RuntimeError, TypeError, OverflowError) as error:
             raise RunFolderError(f"{folder.of_seed(chosen)}: the weights are of another model: {error}") from error
         model.to(place).eval()
         if (observe := hook(model, "observe")) is not None:

@@ -8,15 +8,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.attention.segments import Segments
-from difformer.graph import GRAPH_NORMS, Graph
-from difformer.nn.dropout import dropout
-from difformer.nn.protocol import Edges, Features
-from difformer.nn.structure import as_structure
-from difformer.zoo.base import Encoder, check_choice, check_layers, check_rate
-from difformer.zoo.inputs import linear
-from difformer.zoo.loopless import Loopless
-from difformer.zoo.passes import Passes
+from difformer.errors import UserError
+from difformer.zoo.encoder import (
+    GRAPH_NORMS,
+    Encoder,
+    Features,
+    Graph,
+    Observed,
+    Passes,
+    check_choice,
+    check_count,
+    check_rate,
+    dropout,
+    linear,
+    without_loops,
+)
 
 SINKHORN_STEPS = 1000
 SINKHORN_ERROR = 1e-6
@@ -63,7 +69,7 @@ class CPGNN(Encoder):
     It needs classes of nodes: the labels come by `observe`.
 
     Args:
-        in_channels: Features of an instance.
+        in_channels: Features per instance.
         hidden_channels: Length of the perceptron's states.
         out_channels: C, classes.
         num_layers: K, propagations.
@@ -90,8 +96,8 @@ class CPGNN(Encoder):
         graph_norm: str = "none",
     ) -> None:
         super().__init__()
-        check_layers(num_layers, least=0)
-        check_layers(prior_layers)
+        check_count("num_layers", num_layers, 0)
+        check_count("prior_layers", prior_layers)
         check_rate("dropout", dropout)
         check_choice("graph_norm", graph_norm, GRAPH_NORMS)
         sizes = [in_channels, *[hidden_channels] * (prior_layers - 1), out_channels]
@@ -102,33 +108,25 @@ class CPGNN(Encoder):
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
         self.passes: Tensor
         self._passes = Passes()
-        self._bare = Loopless()
         self._labels: tuple[Tensor, Tensor] | None = None
         self._penalty: Tensor | None = None
 
     def observe(self, y: Tensor, train_index: Tensor) -> None:
         """Takes the training labels, from which compatibility is estimated."""
         if y.dim() != 1 or y.is_floating_point():
-            raise ValueError(f"cpgnn needs one class number an instance, got {y.dtype} {tuple(y.shape)}")
+            raise UserError(f"cpgnn needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
         known = train_index[y[train_index] >= 0]
         self._labels = (known, y[known])
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
+    def states(self, x: Features, observed: Observed) -> Tensor:
         """Centred beliefs after the last propagation, ``[N, C]``; the perceptron's outputs while it trains alone."""
-        structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
-        if structure.segments is not None and structure.segments.num_graphs > 1:
-            raise ValueError("cpgnn knows labels of one graph's nodes; it serves neither batches of graphs nor series")
+        if observed.segments is not None and observed.segments.num_graphs > 1:
+            raise UserError("cpgnn knows labels of one graph's nodes; it serves neither batches of graphs nor series")
         logits = self._logits(x)
         if self.training:
             self._passes.add(self.passes)
         self._penalty = logits.new_zeros(())
-        graph, passes = self._bare(structure.graph), self._passes.of(self.passes)
+        graph, passes = without_loops(observed.graph), self._passes.of(self.passes)
         if graph is None or passes <= self.pretraining:
             return logits
         beliefs = torch.softmax(logits, 1)
@@ -151,7 +149,7 @@ class CPGNN(Encoder):
     def penalty(self) -> Tensor:
         """The perceptron's own loss and the centring of H, of the last pass."""
         if self._penalty is None:
-            raise ValueError("cpgnn has made no pass yet: its penalty is that of the last one")
+            raise UserError("cpgnn has made no pass yet: its penalty is that of the last one")
         return self._penalty
 
     def _logits(self, x: Features) -> Tensor:
@@ -162,7 +160,7 @@ class CPGNN(Encoder):
 
     def _estimate(self, graph: Graph, beliefs: Tensor) -> None:
         if self._labels is None:
-            raise ValueError("cpgnn estimates compatibility from labels; call observe(y, train_index) before training")
+            raise UserError("cpgnn estimates compatibility from labels; call observe(y, train_index) before training")
         index, labels = self._labels
         with torch.no_grad():
             found = estimated_compatibility(graph, beliefs, labels, index)

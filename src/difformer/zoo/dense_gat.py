@@ -13,20 +13,13 @@ largest, so nothing cancels and nothing overflows.
 
 from __future__ import annotations
 
-import math
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from difformer.attention.segments import Segments
-from difformer.nn.dropout import dropout
-from difformer.nn.protocol import Edges, Features
-from difformer.nn.structure import as_structure
-from difformer.zoo.base import Encoder, check_layers, check_rate, check_share
-from difformer.zoo.gat import HEADS, SLOPE, GATLayer
-from difformer.zoo.inputs import dense, observed_graph
-from difformer.zoo.per_graph import by_graph
+from difformer.zoo.classic import GAT, SLOPE, GATLayer
+from difformer.zoo.encoder import Features, Observed, check_share
+from difformer.zoo.node_pairs import by_graph
 
 
 def attend_all(mask: Tensor | None, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
@@ -62,21 +55,20 @@ def attend_all(mask: Tensor | None, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return (sums[..., :-1] / sums[..., -1:]).transpose(1, 2)
 
 
-class DenseGAT(Encoder):
-    r"""Layers :math:`Z^{(k+1)} = \mathrm{ELU}(\Vert_h S_h V_h + b)` whose attention S_h runs over all pairs.
+class DenseGAT(GAT):
+    r"""`difformer.zoo.classic.GAT` whose attention S_h runs over all pairs.
 
     Where edges are given, each layer mixes in their propagation with a weight w, as DIFFormer does:
     :math:`(1 - w) S_h V_h + w \tilde D^{-1/2} (A + I) \tilde D^{-1/2} V_h`. With w = 0, or without edges, it is equal
-    to PyTorch Geometric's ``GATConv`` on the complete graph; its states are then near to each other, as every node
-    sees the same nodes. The last layer has one head; it is computed as (S Z) W, so `embed` gives its propagated states.
-    Attention, of which no entry exists by itself, has no dropout.
+    to PyTorch Geometric's ``GATConv`` on the complete graph; its states are then close to each other, as every node
+    sees the same nodes. The last layer has one head. No single entry of the attention exists, so it has no dropout.
 
     Args:
-        in_channels: Features of an instance.
+        in_channels: Features per instance.
         hidden_channels: Length of a state, all heads together.
-        out_channels: Outputs of an instance.
+        out_channels: Outputs per instance.
         num_layers: Attention layers, the output's included.
-        num_heads: Heads of the hidden layers; None takes 8, or the largest part of it that divides `hidden_channels`.
+        num_heads: Heads of the hidden layers; None takes 8, or its largest divisor that divides `hidden_channels`.
         dropout: Before every layer, on features too.
         graph_weight: w, share of the observed edges.
     """
@@ -92,46 +84,18 @@ class DenseGAT(Encoder):
         dropout: float = 0.6,
         graph_weight: float = 0.5,
     ) -> None:
-        super().__init__()
-        check_layers(num_layers)
-        check_rate("dropout", dropout)
+        super().__init__(
+            in_channels, hidden_channels, out_channels, num_layers=num_layers, num_heads=num_heads, dropout=dropout
+        )
         check_share("graph_weight", graph_weight)
-        heads = math.gcd(HEADS, hidden_channels) if num_heads is None else num_heads
-        if heads < 1 or hidden_channels % heads:
-            raise ValueError(f"num_heads must divide hidden_channels = {hidden_channels}, got {num_heads!r}")
-        sizes = [in_channels] + [hidden_channels] * (num_layers - 1)
-        self.layers = nn.ModuleList(GATLayer(size, hidden_channels // heads, heads, dropout) for size in sizes[:-1])
-        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(hidden_channels)) for _ in sizes[1:])
-        self.last = GATLayer(sizes[-1], out_channels, 1, dropout)
-        self.bias = nn.Parameter(torch.zeros(out_channels))
-        self.dropout, self.graph_weight = dropout, graph_weight
+        self.graph_weight = graph_weight
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
-        """Propagated states before the last linear map."""
-        structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
-        graph = None
-        if edge_index is not None and (isinstance(self.graph_weight, Tensor) or self.graph_weight > 0):
-            graph = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
+    def surroundings(self, x: Features, observed: Observed) -> Observed:
+        return observed
 
-        def spread(layer: GATLayer, values: Tensor, v: Tensor) -> Tensor:
-            u, w = layer.scores(values)
-            latent = by_graph(attend_all, structure.segments, u, w, v)
-            return latent if graph is None else torch.lerp(latent, graph.propagate(v), self.graph_weight)
-
-        z = x
-        for layer, bias in zip(self.layers, self.biases, strict=True):
-            assert isinstance(layer, GATLayer)
-            values = layer.values(z)
-            z = functional.elu(spread(layer, values, values).flatten(1) + bias)
-        z = dropout(dense(z), self.dropout, self.training)
-        return spread(self.last, self.last.values(z, drop=False), z.unsqueeze(1)).flatten(1)
-
-    def decode(self, states: Tensor) -> Tensor:
-        """The last layer's linear map."""
-        return functional.linear(states, self.last.linear.weight, self.bias)
+    def attend(self, layer: GATLayer, values: Tensor, v: Tensor, graph: Observed) -> Tensor:
+        u, w = layer.scores(values)
+        latent = by_graph(attend_all, graph.segments, u, w, v)
+        if not graph.given or (not isinstance(self.graph_weight, Tensor) and self.graph_weight == 0):
+            return latent
+        return torch.lerp(latent, graph.looped.propagate(v), self.graph_weight)

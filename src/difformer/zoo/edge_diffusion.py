@@ -6,14 +6,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.attention.segments import Segments
 from difformer.diffusion.coupling import EdgeAttention
 from difformer.diffusion.diffusivity import Diffusivity
 from difformer.diffusion.dynamics import flow
-from difformer.nn.dropout import dropout
-from difformer.nn.protocol import Edges, Features
-from difformer.zoo.base import Encoder, check_layers, check_rate
-from difformer.zoo.inputs import linear, observed_graph, refuse_beyond_memory
+from difformer.errors import UserError
+from difformer.zoo.encoder import (
+    Encoder,
+    Features,
+    Observed,
+    check_count,
+    check_rate,
+    dropout,
+    linear,
+    refuse_beyond_memory,
+    self_loops,
+)
 
 
 class EdgeDiffusion(Encoder):
@@ -28,9 +35,9 @@ class EdgeDiffusion(Encoder):
     of S sums to one. S is taken at h(Z), from the states alone: there are no queries and keys.
 
     Args:
-        in_channels: Features of an instance.
+        in_channels: Features per instance.
         hidden_channels: Length of a state.
-        out_channels: Outputs of an instance.
+        out_channels: Outputs per instance.
         num_layers: Steps.
         diffusivity: g: a name, or a `Diffusivity`.
         metric: ``"cosine"`` as above, or ``"distance"`` for f(‖z_i - z_j‖²).
@@ -57,12 +64,12 @@ class EdgeDiffusion(Encoder):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_layers(num_layers, least=0)
+        check_count("num_layers", num_layers, 0)
         check_rate("dropout", dropout)
         if not 0 < step_size <= 1:
-            raise ValueError(f"step_size must lie in (0, 1], got {step_size!r}")
+            raise UserError(f"step_size must lie in (0, 1], got {step_size!r}")
         # What is wrong with these two is said by the coupling itself, before anything is trained.
-        EdgeAttention(observed_graph(1, None, self_loops=True), diffusivity, metric)  # type: ignore[arg-type]
+        EdgeAttention(self_loops(1), diffusivity, metric)
         self.diffusivity, self.metric = diffusivity, metric
         self.step_size, self.source_weight, self.dropout = step_size, source_weight, dropout
         self.input = nn.Linear(in_channels, hidden_channels)
@@ -74,16 +81,9 @@ class EdgeDiffusion(Encoder):
         )
         self.output = nn.Linear(hidden_channels, out_channels)
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
+    def states(self, x: Features, observed: Observed) -> Tensor:
         """States after the last step."""
-        graph = observed_graph(x.shape[0], edge_index, edge_weight, batch, self_loops=True, device=x.device)
-        assert graph is not None  # there always are self-loops
+        graph = observed.looped
         if torch.is_grad_enabled():
             needed = 4.0 * 4 * graph.num_edges * self.output.in_features * len(self.maps)
             what = f"{len(self.maps)} steps of edge attention on {graph.num_edges:,} edges"

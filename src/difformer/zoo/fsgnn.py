@@ -6,14 +6,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.attention.segments import Segments
-from difformer.nn.dropout import dropout
-from difformer.nn.protocol import Edges, Features
-from difformer.nn.structure import as_structure
-from difformer.nn.unit import unit_rows
-from difformer.zoo.base import Encoder, check_layers, check_rate
-from difformer.zoo.inputs import mapped, observed_graph
-from difformer.zoo.loopless import Loopless
+from difformer.zoo.encoder import (
+    Encoder,
+    Features,
+    Observed,
+    check_count,
+    check_rate,
+    dropout,
+    mapped,
+    unit_rows,
+    without_loops,
+)
 
 
 class FSGNN(Encoder):
@@ -27,9 +30,9 @@ class FSGNN(Encoder):
     its length. Propagation and map commute, so it is the mapped features that are propagated.
 
     Args:
-        in_channels: Features of an instance.
+        in_channels: Features per instance.
         hidden_channels: Length of each mapped matrix; a state has 2K + 1 of them.
-        out_channels: Outputs of an instance.
+        out_channels: Outputs per instance.
         num_layers: K, hops.
         dropout: Before the output.
         unit_length: Whether mapped rows are divided by their length.
@@ -46,26 +49,18 @@ class FSGNN(Encoder):
         unit_length: bool = True,
     ) -> None:
         super().__init__()
-        check_layers(num_layers, least=0)
+        check_count("num_layers", num_layers, 0)
         check_rate("dropout", dropout)
         count = 2 * num_layers + 1
         self.maps = nn.ModuleList(nn.Linear(in_channels, hidden_channels) for _ in range(count))
         self.selection = nn.Parameter(torch.ones(count))
         self.output = nn.Linear(count * hidden_channels, out_channels)
         self.num_layers, self.dropout, self.unit_length = num_layers, dropout, unit_length
-        self._bare = Loopless()
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
+    def states(self, x: Features, observed: Observed) -> Tensor:
         """Selected features side by side, ``[N, (2K + 1) hidden]``."""
-        structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
-        bare = self._bare(structure.graph)
-        looped = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
+        bare = without_loops(observed.graph)
+        looped = observed.looped
         shares = torch.softmax(self.selection, 0)
         parts = []
         for m, layer in enumerate(self.maps):

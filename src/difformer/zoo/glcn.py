@@ -1,47 +1,50 @@
-r"""Graph learning-convolutional network of Jiang et al. (CVPR 2019): edges weighted by a learned distance."""
+r"""Graph learning-convolutional network of Jiang et al. (CVPR 2019): edges weighted by a learned distance.
+
+The distance of all pairs, :math:`s_{ij} = \sum_c a_c |p_{ic} - p_{jc}|`, is computed without ever holding N² c numbers:
+forward and backward work on as many rows at a time as a fixed budget allows,
+
+.. math::
+    ∂p_{ic} = a_c \sum_j (G_{ij} + G_{ji}) \, \mathrm{sign}(p_{ic} - p_{jc}), \qquad
+    ∂a_c = \sum_{ij} G_{ij} |p_{ic} - p_{jc}|.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.attention.segments import Segments
-from difformer.graph import Graph
-from difformer.nn.conv import check_count
-from difformer.nn.dropout import dropout
-from difformer.nn.protocol import Edges, Features
-from difformer.nn.structure import as_structure
-from difformer.zoo.base import Encoder, check_layers, check_rate
-from difformer.zoo.edges import edge_softmax, edge_sum
-from difformer.zoo.inputs import dense, linear, observed_graph, refuse_beyond_memory
-from difformer.zoo.pair_matrix import PairMatrix
-from difformer.zoo.per_graph import pairs
-from difformer.zoo.weighted_distance import weighted_distance
+from difformer.errors import UserError
+from difformer.zoo.classic import GCN
+from difformer.zoo.edge_attention import edge_softmax, edge_sum
+from difformer.zoo.encoder import Features, Graph, Observed, Segments, check_count, linear, refuse_beyond_memory
+from difformer.zoo.node_pairs import PairMatrix, pairs
 
 PAIR_COPIES = 6  # of S: scores, weights, their gradients, and those of a layer's product
+ENTRIES = 1 << 23  # differences held at a time
 
 
-class GLCN(Encoder):
-    r"""A graph learned from projected features p = x P, then graph convolutions over it.
+class GLCN(GCN):
+    r"""Graph convolutions over a graph that is learned from projected features p = x P.
 
     .. math::
         S_{ij} = \frac{A_{ij} \exp(\mathrm{ReLU}(a^\top |p_i - p_j|))}{\sum_l A_{il} \exp(\mathrm{ReLU}(a^\top
         |p_i - p_l|))}, \qquad Z^{(k+1)} = \mathrm{ReLU}(S Z^{(k)} W_k + b_k).
 
     A holds the observed edges and self-loops; where no edges are given it is one for all pairs, which costs N² numbers
-    and is refused where they do not fit. The graph has a loss of its own, see `penalty`. The last layer propagates too:
-    `embed` gives its propagated states.
+    and is refused where they do not fit. The graph has a loss of its own, see `penalty`.
 
     Args:
-        in_channels: Features of an instance.
+        in_channels: Features per instance.
         hidden_channels: Length of a state.
-        out_channels: Outputs of an instance.
+        out_channels: Outputs per instance.
         num_layers: Convolutions, the output's included.
         dropout: Before every convolution, on features too.
         graph_channels: Length of p.
         graph_loss: λ, weight of the graph's own loss.
-        sparsity: γ, within it: how far weights of a row are kept apart from a single large one.
+        sparsity: γ, within it: how much a single large weight in a row is penalised.
     """
 
     def __init__(
@@ -56,55 +59,32 @@ class GLCN(Encoder):
         graph_loss: float = 0.01,
         sparsity: float = 0.1,
     ) -> None:
-        super().__init__()
-        check_layers(num_layers)
-        check_rate("dropout", dropout)
-        check_count("graph_channels", graph_channels, 1)
+        super().__init__(
+            in_channels, hidden_channels, out_channels, num_layers=num_layers, dropout=dropout, input_dropout=None
+        )
+        check_count("graph_channels", graph_channels)
         self.project = nn.Linear(in_channels, graph_channels, bias=False)
         self.metric = nn.Parameter(torch.empty(graph_channels, 1))
-        sizes = [in_channels] + [hidden_channels] * (num_layers - 1)
-        self.hidden = nn.ModuleList(nn.Linear(size, hidden_channels, bias=False) for size in sizes[:-1])
-        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(hidden_channels)) for _ in sizes[1:])
-        self.output = nn.Linear(sizes[-1], out_channels)
-        self.dropout, self.graph_loss, self.sparsity = dropout, graph_loss, sparsity
-        for weight in (parameter for parameter in self.parameters() if parameter.dim() == 2):
+        for weight in (self.project.weight, self.metric):
             nn.init.xavier_uniform_(weight)
-        nn.init.zeros_(self.output.bias)
+        self.graph_loss, self.sparsity = graph_loss, sparsity
         self._penalty: Tensor | None = None
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
-        """Propagated states before the last linear map."""
-        structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
+    def surroundings(self, x: Features, observed: Observed) -> _OnEdges | _OnPairs:
+        """S."""
         p = linear(self.project, x)
-        learned: _OnEdges | _OnPairs
-        if edge_index is None:
-            learned = self._on_pairs(p, structure.segments)
-        else:
-            graph = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
-            assert graph is not None  # there always are self-loops
-            learned = self._on_edges(p, graph)
+        learned = self._on_edges(p, observed.looped) if observed.given else self._on_pairs(p, observed.segments)
         self._penalty = learned.loss(p, self.sparsity)
-        z = x
-        for layer, bias in zip(self.hidden, self.biases, strict=True):
-            assert isinstance(layer, nn.Linear)
-            # Mapping first: there are fewer hidden channels than features.
-            z = functional.relu(learned.propagate(linear(layer, z, self.dropout, self.training)) + bias)
-        return learned.propagate(dropout(dense(z), self.dropout, self.training))
+        return learned
 
     def penalty(self) -> Tensor:
-        r"""λ times the loss of the graph of the last pass, a node's mean.
+        r"""λ times the loss of the graph of the last pass, a mean over nodes.
 
         .. math::
             \frac{1}{N} \sum_{ij} S_{ij} ‖p_i - p_j‖^2 + \frac{γ}{N} ‖S‖_F^2
         """
         if self._penalty is None:
-            raise ValueError("glcn has no graph yet: its penalty is that of the last forward pass")
+            raise UserError("glcn has no graph yet: its penalty is that of the last forward pass")
         return self.graph_loss * self._penalty
 
     def _on_edges(self, p: Tensor, graph: Graph) -> _OnEdges:
@@ -160,3 +140,40 @@ def _loss(p: Tensor, given: Tensor, received: Tensor, squares: Tensor, sparsity:
     """Σ S_ij ‖p_i - p_j‖² = Σ_i ‖p_i‖² (1 + Σ_j S_ji) - 2 Σ_i p_iᵀ(S p)_i, as rows of S sum to one."""
     smoothness = (p.square().sum(1) * (1 + given)).sum() - 2 * (p * received).sum()
     return (smoothness + sparsity * squares) / p.shape[0]
+
+
+def _rows(p: Tensor) -> list[slice]:
+    graphs, n, channels = p.shape
+    size = max(1, ENTRIES // max(1, graphs * n * channels))
+    return [slice(start, start + size) for start in range(0, n, size)]
+
+
+class _Distance(torch.autograd.Function):
+    """``p [G, n, c]``, ``a [c]`` → ``[G, n, n]``."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(p: Tensor, a: Tensor) -> Tensor:
+        parts = [(p[:, rows, None] - p[:, None]).abs() @ a for rows in _rows(p)]
+        return torch.cat(parts, 1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        p, a = ctx.saved_tensors
+        both = grad + grad.mT
+        to_p, to_a = [], torch.zeros_like(a)
+        for rows in _rows(p):
+            difference = p[:, rows, None] - p[:, None]
+            to_p.append(torch.einsum("gij,gijc->gic", both[:, rows], difference.sign()) * a)
+            to_a = to_a + torch.einsum("gij,gijc->c", grad[:, rows], difference.abs())
+        return torch.cat(to_p, 1), to_a
+
+
+def weighted_distance(p: Tensor, a: Tensor) -> Tensor:
+    """s of the module's formula for graphs side by side: ``p [G, n, c]``, ``a [c]`` → ``[G, n, n]``."""
+    return _Distance.apply(p, a)

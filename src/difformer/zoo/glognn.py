@@ -25,15 +25,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.attention.segments import Segments
-from difformer.graph import Graph
-from difformer.nn.conv import check_count
-from difformer.nn.dropout import dropout
-from difformer.nn.protocol import Edges, Features
-from difformer.nn.structure import as_structure
-from difformer.zoo.base import Encoder, check_layers, check_rate
-from difformer.zoo.inputs import linear, observed_graph
-from difformer.zoo.per_graph import by_graph
+from difformer.errors import UserError
+from difformer.zoo.encoder import (
+    Encoder,
+    Features,
+    Graph,
+    Observed,
+    Segments,
+    check_count,
+    check_rate,
+    dropout,
+    linear,
+)
+from difformer.zoo.node_pairs import by_graph
 
 
 def rebuilt(
@@ -91,9 +95,9 @@ class GloGNN(Encoder):
     instead of as many channels as there are classes.
 
     Args:
-        in_channels: Features of an instance.
+        in_channels: Features per instance.
         hidden_channels: Length of a state.
-        out_channels: Outputs of an instance.
+        out_channels: Outputs per instance.
         num_layers: Layers.
         dropout: Of the features and before the perceptron's second map.
         gamma: γ, share of H₀.
@@ -116,13 +120,13 @@ class GloGNN(Encoder):
         hops: int = 3,
     ) -> None:
         super().__init__()
-        check_layers(num_layers, least=0)
+        check_count("num_layers", num_layers, 0)
         check_rate("dropout", dropout)
         check_count("hops", hops, 1)
         if not 0 <= gamma < 1:
-            raise ValueError(f"gamma must lie in [0, 1), got {gamma!r}")
+            raise UserError(f"gamma must lie in [0, 1), got {gamma!r}")
         if beta1 < 0 or beta2 < 0 or beta1 + beta2 <= 0:
-            raise ValueError(f"beta1 and beta2 must not be negative, nor both zero; got {beta1!r} and {beta2!r}")
+            raise UserError(f"beta1 and beta2 must not be negative, nor both zero; got {beta1!r} and {beta2!r}")
         self.first = nn.Linear(in_channels, hidden_channels)
         self.second = nn.Linear(hidden_channels, hidden_channels)
         self.hops = nn.Parameter(torch.full((hops,), 1.0 / hops))
@@ -130,22 +134,14 @@ class GloGNN(Encoder):
         self.num_layers, self.dropout = num_layers, dropout
         self.gamma, self.beta1, self.beta2 = gamma, beta1, beta2
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
+    def states(self, x: Features, observed: Observed) -> Tensor:
         """States after the last layer."""
-        structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
-        graph = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
-        assert graph is not None  # there always are self-loops
+        graph = observed.looped
         z = functional.relu(linear(self.first, x, self.dropout, self.training))
         h = h0 = self.second(dropout(z, self.dropout, self.training))
         for _ in range(self.num_layers):
             again = rebuilt(
-                h, h0, graph, self.hops, structure.segments, gamma=self.gamma, beta1=self.beta1, beta2=self.beta2
+                h, h0, graph, self.hops, observed.segments, gamma=self.gamma, beta1=self.beta1, beta2=self.beta2
             )
             h = (1 - self.gamma) * again + self.gamma * h0
         return h

@@ -1,22 +1,83 @@
-"""Graph neural diffusion: GRAND of Chamberlain et al. (ICML 2021)."""
+r"""Graph neural diffusion: GRAND of Chamberlain et al. (ICML 2021), and GRAND++ with a source.
+
+The equation :math:`\partial Z / \partial t = r(Z)` is solved by explicit steps of fixed length, or by an adaptive
+solver:
+
+.. math::
+    Z^{+} = Z + τ r(Z) \;\; \text{(Euler)}, \qquad
+    Z^{+} = Z + \tfrac{τ}{6} (r_1 + 2 r_2 + 2 r_3 + r_4) \;\; \text{(Runge and Kutta's, of order four)}.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.attention.segments import Segments
-from difformer.graph import Graph
-from difformer.nn.dropout import dropout
-from difformer.nn.protocol import Edges, Features
-from difformer.zoo.base import Encoder, check_layers, check_positive, check_rate
-from difformer.zoo.edges import attention_bytes, edge_scores, edge_softmax, edge_sum
-from difformer.zoo.inputs import linear, observed_graph, refuse_beyond_memory
-from difformer.zoo.solvers import check_method, integrate
+from difformer.errors import UserError
+from difformer.zoo.edge_attention import attention_bytes, edge_scores, edge_softmax, edge_sum
+from difformer.zoo.encoder import (
+    Encoder,
+    Features,
+    Graph,
+    Observed,
+    check_choice,
+    check_count,
+    check_heads,
+    check_positive,
+    check_rate,
+    dropout,
+    linear,
+    refuse_beyond_memory,
+)
+
+METHODS = ("euler", "rk4", "dopri5")
+Rate = Callable[[Tensor], Tensor]
+
+
+def integrate(
+    rate: Rate, z: Tensor, steps: int, step_size: float | Tensor, *, method: str = "euler", tolerance: float = 1e-3
+) -> Tensor:
+    """States at time ``steps × step_size``.
+
+    Args:
+        rate: r.
+        z: States at time 0.
+        steps: Steps of ``"euler"`` and ``"rk4"``; ``"dopri5"`` chooses its own on the way to the same time.
+        step_size: τ.
+        method: One of `METHODS`.
+        tolerance: Relative and absolute, of ``"dopri5"``.
+    """
+    if method == "dopri5":
+        return _adaptive(rate, z, steps * step_size, tolerance)
+    advance = _euler if method == "euler" else _rk4
+    for _ in range(steps):
+        z = advance(rate, z, step_size)
+    return z
+
+
+def _euler(rate: Rate, z: Tensor, step: float | Tensor) -> Tensor:
+    return z + step * rate(z)
+
+
+def _rk4(rate: Rate, z: Tensor, step: float | Tensor) -> Tensor:
+    first = rate(z)
+    second = rate(z + step / 2 * first)
+    third = rate(z + step / 2 * second)
+    fourth = rate(z + step * third)
+    return z + step / 6 * (first + 2 * second + 2 * third + fourth)
+
+
+def _adaptive(rate: Rate, z: Tensor, time: float | Tensor, tolerance: float) -> Tensor:
+    try:
+        from torchdiffeq import odeint
+    except ImportError as missing:
+        raise ImportError("method='dopri5' needs torchdiffeq: pip install 'difformer[ode]'") from missing
+    times = torch.tensor([0.0, float(time)], dtype=z.dtype, device=z.device)
+    return odeint(lambda _, states: rate(states), z, times, method="dopri5", rtol=tolerance, atol=tolerance)[-1]
 
 
 class GRAND(Encoder):
@@ -32,9 +93,9 @@ class GRAND(Encoder):
     exponential.
 
     Args:
-        in_channels: Features of an instance.
+        in_channels: Features per instance.
         hidden_channels: Length of a state.
-        out_channels: Outputs of an instance.
+        out_channels: Outputs per instance.
         linear: Whether attention is taken once, at the initial states.
         num_layers: Steps of the solver.
         step_size: τ; the time that is integrated over is ``num_layers × step_size`` unless `time` says otherwise.
@@ -62,16 +123,14 @@ class GRAND(Encoder):
         dropout: float = 0.5,
     ) -> None:
         super().__init__()
-        check_layers(num_layers)
+        check_count("num_layers", num_layers)
         check_rate("dropout", dropout)
         check_positive("step_size", step_size)
         check_positive("tolerance", tolerance)
-        check_method(method)
+        check_choice("method", method, METHODS)
         if time is not None:
             check_positive("time", time)
-        heads = math.gcd(4, hidden_channels) if num_heads is None else num_heads
-        if heads < 1 or hidden_channels % heads:
-            raise ValueError(f"num_heads must divide hidden_channels = {hidden_channels}, got {num_heads!r}")
+        heads = check_heads(num_heads, hidden_channels, default=4)
         self.input = nn.Linear(in_channels, hidden_channels)
         self.query, self.key = (nn.Linear(hidden_channels, hidden_channels) for _ in range(2))
         self.output = nn.Linear(hidden_channels, out_channels)
@@ -102,16 +161,9 @@ class GRAND(Encoder):
 
         return reached
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
+    def states(self, x: Features, observed: Observed) -> Tensor:
         """ReLU of the states at the end of the integration."""
-        graph = observed_graph(x.shape[0], edge_index, edge_weight, batch, self_loops=True, device=x.device)
-        assert graph is not None  # there always are self-loops
+        graph = observed.looped
         if torch.is_grad_enabled():
             passes = self.num_layers * (4 if self.method == "rk4" else 1)
             needed = attention_bytes(graph, self.heads, self.output.in_features, passes)
@@ -128,3 +180,45 @@ class GRAND(Encoder):
                 lambda z: reached(z) - z, z, self.num_layers, step, method=self.method, tolerance=self.tolerance
             )
         return dropout(functional.relu(z), self.dropout, self.training)
+
+
+class GRANDPlusPlus(GRAND):
+    r"""GRAND with a source at the labelled nodes I: GRAND++ of Thorpe et al. (ICLR 2022),
+
+    .. math::
+        \frac{\partial z_i}{\partial t} = \sum_j s_{ij} z_j - z_i + β \, [\, i \in I \,] \, (z_i(0) - \bar z),
+        \qquad \bar z = \frac{1}{|I|} \sum_{j \in I} z_j(0),
+
+    which keeps states apart however long they diffuse, and adds nothing in total. `observe` says which nodes carry
+    training labels; before that there is no source. It needs the whole graph: parts do not know their labelled nodes.
+
+    Args:
+        source_weight: β.
+    """
+
+    def __init__(
+        self, in_channels: int, hidden_channels: int, out_channels: int, *, source_weight: float = 1.0, **options: Any
+    ) -> None:
+        super().__init__(in_channels, hidden_channels, out_channels, **options)
+        self.source_weight = source_weight
+        # Not saved: which nodes are labelled belongs to the graph, and each run of a stack may have its own labels.
+        self.register_buffer("labelled", None, persistent=False)
+        self.labelled: Tensor | None
+
+    def observe(self, y: Tensor, train_index: Tensor) -> None:
+        """Takes which nodes are labelled; the labels themselves are not looked at."""
+        labelled = torch.zeros(y.shape[0], dtype=torch.bool, device=y.device)
+        self.labelled = labelled.index_fill(0, train_index, True)
+
+    def source(self, initial: Tensor) -> Tensor | None:
+        """β (z_i(0) - z̄) at labelled nodes, zero elsewhere."""
+        if self.labelled is None:
+            return None
+        if self.labelled.numel() != initial.shape[0]:
+            raise UserError(
+                f"grand++ has observed {self.labelled.numel()} nodes, but there are {initial.shape[0]}: it takes the "
+                f"whole graph; leave batch_size out, or call observe(y, train_index) for this graph"
+            )
+        here = self.labelled.unsqueeze(1).to(initial.dtype)
+        mean = (here * initial).sum(0) / here.sum().clamp_min(1)
+        return self.source_weight * here * (initial - mean)

@@ -2,33 +2,32 @@ r"""GraphGPS of Rampášek et al. (NeurIPS 2022): message passing and global att
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.attention import propagate
-from difformer.attention.segments import Segments
-from difformer.graph import Graph
-from difformer.kept import Kept
-from difformer.nn.conv import check_count
-from difformer.nn.dropout import dropout
-from difformer.nn.protocol import Edges, Features
-from difformer.nn.structure import Structure, as_structure
-from difformer.zoo.base import Encoder, check_choice, check_layers, check_rate
-from difformer.zoo.inputs import linear, observed_graph
+from difformer.zoo.encoder import (
+    Encoder,
+    Features,
+    Graph,
+    Kept,
+    Observed,
+    Segments,
+    check_choice,
+    check_count,
+    check_heads,
+    check_rate,
+    dropout,
+    linear,
+    make_norm,
+)
 from difformer.zoo.random_features import draw_projection, key_features, linear_attention, query_features
 from difformer.zoo.structure_encodings import laplacian_eigenvectors, return_probabilities
 
 LOCAL = ("gcn", "gin")
 ATTENTION = ("performer", "softmax")
 ENCODINGS = ("random_walk", "laplacian", "none")
-NORMS: dict[str, Callable[[int], nn.Module]] = {
-    "batch": nn.BatchNorm1d,
-    "layer": nn.LayerNorm,
-    "none": lambda channels: nn.Identity(),
-}
 
 
 class GPSLayer(nn.Module):
@@ -53,24 +52,24 @@ class GPSLayer(nn.Module):
             self.epsilon = nn.Parameter(torch.zeros(()))
         self.qkv, self.join = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
         self.wide, self.narrow = nn.Linear(channels, 2 * channels), nn.Linear(2 * channels, channels)
-        self.norms = nn.ModuleList(NORMS[norm](channels) for _ in range(3))
+        self.norms = nn.ModuleList(make_norm(norm, channels) for _ in range(3))
         if attention == "performer":
             self.register_buffer("projection", draw_projection(features, channels // heads))
             self.projection: Tensor
 
-    def forward(self, z: Tensor, structure: Structure, graph: Graph) -> Tensor:
-        passed = dropout(self._messages(z, structure, graph), self.dropout, self.training)
-        attended = dropout(self.join(self._attend(z, structure.segments)), self.dropout, self.training)
+    def forward(self, z: Tensor, observed: Observed, graph: Graph) -> Tensor:
+        passed = dropout(self._messages(z, observed, graph), self.dropout, self.training)
+        attended = dropout(self.join(self._attend(z, observed.segments)), self.dropout, self.training)
         both = self.norms[0](z + passed) + self.norms[1](z + attended)
         inner = dropout(functional.relu(self.wide(both)), self.dropout, self.training)
         return self.norms[2](both + dropout(self.narrow(inner), self.dropout, self.training))
 
-    def _messages(self, z: Tensor, structure: Structure, graph: Graph) -> Tensor:
+    def _messages(self, z: Tensor, observed: Observed, graph: Graph) -> Tensor:
         if self.local == "gcn":
             return functional.relu(graph.propagate(self.message(z)))
         received = (1 + self.epsilon) * z
-        if structure.graph is not None:
-            received = received + structure.graph.propagate(z, "none")
+        if observed.graph is not None:
+            received = received + observed.graph.propagate(z, "none")
         return self.message_second(functional.relu(self.message(received)))
 
     def _attend(self, z: Tensor, segments: Segments | None) -> Tensor:
@@ -93,9 +92,9 @@ class GraphGPS(Encoder):
     Eigenvectors have no sign of their own: it is drawn anew in every pass of training.
 
     Args:
-        in_channels: Features of an instance.
+        in_channels: Features per instance.
         hidden_channels: Length of a state, all heads together.
-        out_channels: Outputs of an instance.
+        out_channels: Outputs per instance.
         num_layers: Layers.
         num_heads: Heads of attention; must divide `hidden_channels`.
         dropout: Of the features and within each layer.
@@ -125,17 +124,14 @@ class GraphGPS(Encoder):
         norm: str = "layer",
     ) -> None:
         super().__init__()
-        check_layers(num_layers)
-        check_count("num_heads", num_heads, 1)
+        check_count("num_layers", num_layers)
+        check_heads(num_heads, hidden_channels)
         check_rate("dropout", dropout)
         check_choice("local", local, LOCAL)
         check_choice("attention", attention, ATTENTION)
         check_choice("encoding", encoding, ENCODINGS)
-        check_choice("norm", norm, tuple(NORMS))
         check_count("random_features", random_features, 1)
         check_count("encoding_steps", encoding_steps, 1)
-        if hidden_channels % num_heads:
-            raise ValueError(f"num_heads must divide hidden_channels = {hidden_channels}, got {num_heads!r}")
         self.input = nn.Linear(in_channels, hidden_channels)
         self.position = None if encoding == "none" else nn.Linear(encoding_steps, hidden_channels, bias=False)
         self.layers = nn.ModuleList(
@@ -154,20 +150,12 @@ class GraphGPS(Encoder):
         self.dropout, self.encoding, self.encoding_steps = dropout, encoding, encoding_steps
         self._positions: Kept[Tensor] = Kept()
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
+    def states(self, x: Features, observed: Observed) -> Tensor:
         """States after the last layer."""
-        structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
-        graph = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
-        assert graph is not None  # there always are self-loops
+        graph = observed.looped
         z = linear(self.input, x, self.dropout, self.training)
         if self.position is not None:
-            positions = self.positions(structure, x.shape[0], x.device).to(z.dtype)
+            positions = self.positions(observed).to(z.dtype)
             if self.encoding == "laplacian" and self.training:
                 # By a dropout of ones: signs then follow from seed and epoch, as all masks of a run do.
                 kept = dropout(torch.ones_like(positions[:1]), 0.5, True)
@@ -175,19 +163,19 @@ class GraphGPS(Encoder):
             z = z + self.position(positions)
         z = dropout(z, self.dropout, self.training)
         for layer in self.layers:
-            z = layer(z, structure, graph)
+            z = layer(z, observed, graph)
         return z
 
-    def positions(self, structure: Structure, rows: int, device: torch.device) -> Tensor:
+    def positions(self, observed: Observed) -> Tensor:
         """e of every node; worked out once for a graph."""
         make = return_probabilities if self.encoding == "random_walk" else laplacian_eigenvectors
 
         def work() -> Tensor:
-            return make(structure.graph, rows, structure.segments, self.encoding_steps, device)
+            return make(observed.graph, observed.rows, observed.segments, self.encoding_steps, observed.device)
 
-        if structure.graph is None:
+        if observed.graph is None:
             return work()
         key = (self.encoding, self.encoding_steps)
         return self._positions.of(
-            structure.graph, key if structure.segments is None else (*key, structure.segments.batch), work
+            observed.graph, key if observed.segments is None else (*key, observed.segments.batch), work
         )

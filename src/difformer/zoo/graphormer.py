@@ -2,27 +2,32 @@ r"""Graphormer of Ying et al. (NeurIPS 2021): full attention that knows degrees 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from difformer.attention.segments import Segments
-from difformer.graph import Graph
-from difformer.kept import Kept
-from difformer.nn.conv import check_count
-from difformer.nn.dropout import dropout
-from difformer.nn.protocol import Edges, Features
-from difformer.nn.structure import as_structure
-from difformer.zoo.base import Encoder, check_layers, check_rate
-from difformer.zoo.biased_attention import attend
-from difformer.zoo.biased_blocks import Places, attend_blocks, serves
-from difformer.zoo.inputs import linear, refuse_beyond_memory
-from difformer.zoo.per_graph import pairs
+from difformer.errors import UserError
+from difformer.zoo.encoder import (
+    Encoder,
+    Features,
+    Graph,
+    Kept,
+    Observed,
+    Segments,
+    check_count,
+    check_heads,
+    check_rate,
+    dropout,
+    linear,
+    refuse_beyond_memory,
+)
+from difformer.zoo.node_pairs import pairs
 from difformer.zoo.structure_encodings import hop_distances
 
-PAIR_BYTES = 32  # held for a pair at a time: one head's scores, weights and their gradients; and its distance
-BLOCK_BYTES = 5  # the same where rows are gone through in blocks: distances, and what they are looked up by
+PAIR_BYTES = 32  # held per pair at a time: one head's scores, weights and their gradients; and its distance
 
 
 class Layer(nn.Module):
@@ -49,20 +54,21 @@ class Graphormer(Encoder):
         \mathrm{score}_{ij} = \frac{q_i^\top k_j}{\sqrt d} + b_{φ(i, j)},
 
     φ(i, j) being the number of hops from j to i, all above `max_distance` counted as that, with a bias of its own where
-    there is no way. The norm gives features the say that embeddings of atoms have in the paper: rows that sum to one
-    would drown in the centralities. The biases, one for each head, are shared by all layers. Edge features
-    and the virtual node of the paper are left out: a graph's state is the readout of its nodes. Heads are worked out
-    one after the other and again in the backward pass: memory is that of one N × N matrix and a byte a pair, and
-    refused where that does not fit. One graph on a CPU takes three bytes a pair and goes through its rows in blocks
-    (`difformer.zoo.biased_blocks`).
+    j cannot reach i. The norm puts features on the scale that embeddings of atoms have in the paper: rows that sum to
+    one would vanish beside the centralities. The biases, one per head, are shared by all layers. Edge features and the
+    virtual node of the paper are left out: a graph's state is the readout of its nodes. Heads are computed one after
+    the other and again in the backward pass: memory is that of one N × N matrix and one byte per pair, and refused
+    where that does not fit.
 
     Args:
-        in_channels: Features of an instance.
+        in_channels: Features per instance.
         hidden_channels: Length of a state, all heads together.
-        out_channels: Outputs of an instance.
+        out_channels: Outputs per instance.
         num_layers: Layers.
         num_heads: Heads; must divide `hidden_channels`.
-        dropout: After attention and after the network of each layer.
+        dropout: After the input, after attention and after the network of each layer.
+        attention_dropout: On the weights of attention.
+        input_dropout: On the features.
         max_distance: Hops that are told apart.
         max_degree: Degrees that are told apart; all above count as this one.
         widening: Channels of the network within a layer, as a multiple of a state's.
@@ -77,21 +83,22 @@ class Graphormer(Encoder):
         num_layers: int = 2,
         num_heads: int = 4,
         dropout: float = 0.1,
+        attention_dropout: float = 0.0,
+        input_dropout: float = 0.0,
         max_distance: int = 10,
         max_degree: int = 64,
         widening: int = 1,
     ) -> None:
         super().__init__()
-        check_layers(num_layers)
-        check_count("num_heads", num_heads, 1)
-        check_count("max_distance", max_distance, 1)
-        check_count("max_degree", max_degree, 1)
-        check_count("widening", widening, 1)
+        for name, count in (("num_layers", num_layers), ("max_distance", max_distance), ("max_degree", max_degree)):
+            check_count(name, count)
+        check_count("widening", widening)
+        check_heads(num_heads, hidden_channels)
         check_rate("dropout", dropout)
-        if hidden_channels % num_heads:
-            raise ValueError(f"num_heads must divide hidden_channels = {hidden_channels}, got {num_heads!r}")
+        check_rate("attention_dropout", attention_dropout)
+        check_rate("input_dropout", input_dropout)
         if max_distance > 250:
-            raise ValueError(f"max_distance must be at most 250, as distances are kept in a byte; got {max_distance!r}")
+            raise UserError(f"max_distance must be at most 250, as distances are kept in a byte; got {max_distance!r}")
         self.input, self.input_norm = nn.Linear(in_channels, hidden_channels, bias=False), nn.LayerNorm(hidden_channels)
         self.in_degree, self.out_degree = (nn.Embedding(max_degree + 1, hidden_channels) for _ in range(2))
         self.distance = nn.Embedding(max_distance + 2, num_heads)
@@ -102,33 +109,23 @@ class Graphormer(Encoder):
         )
         self.norm = nn.LayerNorm(hidden_channels)
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.num_heads, self.dropout, self.max_distance, self.max_degree = num_heads, dropout, max_distance, max_degree
+        self.num_heads, self.max_distance, self.max_degree = num_heads, max_distance, max_degree
+        self.dropout, self.attention_dropout, self.input_dropout = dropout, attention_dropout, input_dropout
         self._distances: Kept[Tensor] = Kept()
-        self._places: Kept[Places] = Kept()
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
+    def states(self, x: Features, observed: Observed) -> Tensor:
         """States after the last norm."""
-        structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
-        graph, segments = structure.graph, structure.segments
-        count = pairs(x.shape[0], segments)
-        largest = x.shape[0] if segments is None else segments.largest
-        table = self.distance.weight
-        in_blocks = segments is None and serves(table, table, table, table) and not torch.is_autocast_enabled("cpu")
-        held = float(BLOCK_BYTES if in_blocks else PAIR_BYTES)
+        segments, count = observed.segments, pairs(observed.rows, observed.segments)
+        largest = observed.rows if segments is None else segments.largest
         refuse_beyond_memory(
-            x.shape[0] * largest + held * (count if segments is None else min(count, largest**2 + 2**26)),
+            observed.rows * largest + PAIR_BYTES * (count if segments is None else min(count, largest**2 + 2**26)),
             x.device,
             f"graphormer, which looks at {count:,} pairs,",
             "take a system that is linear in the nodes, such as sgformer, or batch_size=…",
         )
-        z = self.input_norm(linear(self.input, x)) + self._centrality(graph, x.shape[0], x.device)
-        hops = self.hops(graph, x.shape[0], segments, x.device)
+        drop_input = self.training and self.input_dropout > 0
+        z = self.input_norm(linear(self.input, x, self.input_dropout, drop_input)) + self._centrality(observed)
+        hops = self.hops(observed)
         z = dropout(z, self.dropout, self.training)
         for layer in self.layers:
             assert isinstance(layer, Layer)
@@ -139,31 +136,29 @@ class Graphormer(Encoder):
             z = z + dropout(layer.second(dropout(inner, self.dropout, self.training)), self.dropout, self.training)
         return self.norm(z)
 
-    def hops(self, graph: Graph | None, rows: int, segments: Segments | None, device: torch.device) -> Tensor:
-        """φ of every pair of one graph, see `hop_distances`; worked out once for a graph."""
+    def hops(self, observed: Observed) -> Tensor:
+        """φ of every pair of one graph, see `hop_distances`; computed once per graph."""
+        graph, segments = observed.graph, observed.segments
 
         def work() -> Tensor:
-            return hop_distances(graph, rows, segments, self.max_distance, device)
+            return hop_distances(graph, observed.rows, segments, self.max_distance, observed.device)
 
         if graph is None:
             return work()
         key = (self.max_distance,) if segments is None else (self.max_distance, segments.batch)
         return self._distances.of(graph, key, work)
 
-    def _centrality(self, graph: Graph | None, rows: int, device: torch.device) -> Tensor:
-        degrees = [torch.zeros(rows, dtype=torch.long, device=device)] * 2
+    def _centrality(self, observed: Observed) -> Tensor:
+        graph: Graph | None = observed.graph
+        degrees = [torch.zeros(observed.rows, dtype=torch.long, device=observed.device)] * 2
         if graph is not None:
-            # A self-loop says nothing of how many others there are.
-            source, target = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
-            degrees = [torch.bincount(end, minlength=rows).clamp(max=self.max_degree) for end in (target, source)]
+            # A self-loop says nothing about how many others there are.
+            ends = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
+            degrees = [torch.bincount(end, minlength=observed.rows).clamp(max=self.max_degree) for end in ends.flip(0)]
         return self.in_degree(degrees[0]) + self.out_degree(degrees[1])
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, hops: Tensor, segments: Segments | None) -> Tensor:
         """``[N, H, c]`` from queries, keys and values of the same shape."""
-        table = self.distance.weight
-        if segments is None and serves(q, k, v, table):
-            places = self._places.of(hops, (), lambda: Places.of(hops, self.max_distance + 2))
-            return attend_blocks(q, k, v, table, places)
         if segments is None:
             return self._heads(None, hops.unsqueeze(0), *(x.unsqueeze(0) for x in (q, k, v))).squeeze(0)
         parts = []
@@ -174,10 +169,54 @@ class Graphormer(Encoder):
         return segments.gather(parts)
 
     def _heads(self, mask: Tensor | None, hops: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        table = self.distance.weight
-        found = []
+        table, rate, found = self.distance.weight, self.attention_dropout, []
         for h in range(self.num_heads):
-            inputs = (mask, hops, q[:, :, h], k[:, :, h], v[:, :, h], table[:, h])
+            # Masks are drawn out here: within a checkpoint they would be drawn twice.
+            drop = dropout(torch.ones_like(hops, dtype=q.dtype), rate, True) if self.training and rate else None
+            inputs = (mask, hops, q[:, :, h], k[:, :, h], v[:, :, h], table[:, h], drop)
             again = torch.is_grad_enabled() and q.requires_grad
             found.append(checkpoint(attend, *inputs, use_reentrant=False) if again else attend(*inputs))
         return torch.stack(found, 2)
+
+
+def attend(
+    mask: Tensor | None, hops: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor, drop: Tensor | None = None
+) -> Tensor:
+    r"""One head of graphs side by side.
+
+    .. math::
+        P_i = \sum_j d_{ij} \, \mathrm{softmax}_j(q_i^\top k_j / \sqrt c + b_{φ(i, j)}) \, v_j
+
+    Args:
+        mask: ``[G, n]``, False at padding; None where there is none.
+        hops: φ, ``[G, n, n]``.
+        q, k, v: ``[G, n, c]``.
+        table: b, ``[distances]``.
+        drop: d, ``[G, n, n]`` factors of the weights; None for ones.
+    """
+    bias = biases(table, hops).to(q.dtype)
+    if mask is not None:
+        bias = bias.masked_fill(~mask.unsqueeze(1), -torch.inf)
+    if drop is None:
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    return (torch.softmax(torch.baddbmm(bias, q, k.mT, alpha=q.shape[-1] ** -0.5), -1) * drop) @ v
+
+
+class _Biases(torch.autograd.Function):
+    """Entries of a small table; the gradient adds up in one pass, without an index per pair."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, hops: Tensor) -> Tensor:
+        ctx.save_for_backward(hops)
+        ctx.size = table.numel()
+        return table.index_select(0, hops.reshape(-1).int()).view(hops.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (hops,) = ctx.saved_tensors
+        return torch.bincount(hops.reshape(-1), grad.reshape(-1), minlength=ctx.size).to(grad.dtype), None
+
+
+def biases(table: Tensor, hops: Tensor) -> Tensor:
+    """``table[hops]``."""
+    return _Biases.apply(table, hops)

@@ -6,14 +6,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.attention.segments import Segments
-from difformer.graph import Graph
-from difformer.kept import Kept
-from difformer.nn.dropout import dropout
-from difformer.nn.protocol import Edges, Features
-from difformer.nn.structure import as_structure
-from difformer.zoo.base import Encoder, check_layers, check_rate
-from difformer.zoo.inputs import linear, refuse_beyond_memory
+from difformer.errors import UserError
+from difformer.zoo.encoder import (
+    Encoder,
+    Features,
+    Graph,
+    Kept,
+    Observed,
+    check_count,
+    check_rate,
+    dropout,
+    linear,
+    refuse_beyond_memory,
+)
 
 MOST_CHANNELS = 1 << 16
 
@@ -66,9 +71,9 @@ class H2GCN(Encoder):
     `hidden_channels`, so K is small.
 
     Args:
-        in_channels: Features of an instance.
+        in_channels: Features per instance.
         hidden_channels: Length of R⁰.
-        out_channels: Outputs of an instance.
+        out_channels: Outputs per instance.
         num_layers: K, rounds.
         dropout: Before the output.
     """
@@ -77,11 +82,11 @@ class H2GCN(Encoder):
         self, in_channels: int, hidden_channels: int, out_channels: int, *, num_layers: int = 2, dropout: float = 0.5
     ) -> None:
         super().__init__()
-        check_layers(num_layers, least=0)
+        check_count("num_layers", num_layers, 0)
         check_rate("dropout", dropout)
         channels = (2 ** (num_layers + 1) - 1) * hidden_channels
         if channels > MOST_CHANNELS:
-            raise ValueError(
+            raise UserError(
                 f"num_layers={num_layers} gives h2gcn (2^{num_layers + 1} - 1) × {hidden_channels} = {channels:,} "
                 f"channels, at most {MOST_CHANNELS:,} are possible; take fewer layers (the paper takes 1 or 2)"
             )
@@ -93,15 +98,9 @@ class H2GCN(Encoder):
         self.num_layers, self.dropout = num_layers, dropout
         self._rings: Kept[tuple[Graph, Graph]] = Kept()
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
+    def states(self, x: Features, observed: Observed) -> Tensor:
         """All rounds side by side, ``[N, (2^{K+1} - 1) hidden]``."""
-        graph = as_structure(x.shape[0], edge_index, edge_weight, batch).graph
+        graph = observed.graph
         found = [functional.relu(linear(self.input, x))]
         near = None if graph is None else self._rings.of(graph, (), lambda: rings(graph))
         for _ in range(self.num_layers):

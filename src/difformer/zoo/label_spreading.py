@@ -1,25 +1,122 @@
-"""Label spreading of Zhou et al. (NIPS 2003), by scikit-learn: diffusion of labels instead of features."""
+"""Labels that diffuse instead of features, of Zhu et al. (ICML 2003) and Zhou et al. (NIPS 2003)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 
-from difformer.attention.segments import Segments
-from difformer.graph import Graph
-from difformer.sparse import SparseMatrix
+from difformer.diffusion.coupling import GRAPH_WEIGHTS
+from difformer.diffusion.label_propagation import CLAMPS, propagate_labels
+from difformer.errors import UserError
+from difformer.zoo.encoder import (
+    Encoder,
+    Features,
+    Graph,
+    Observed,
+    check_choice,
+    check_count,
+    check_share,
+)
+
+LEAST = 1e-12
 
 
-class LabelSpreading(nn.Module):
-    r"""Labels spread over neighbours in feature space, :math:`F^{+} = α S F + (1 - α) Y`.
+class LabelPropagation(Encoder):
+    r"""Labels diffuse over the graph, :math:`Y^{(k+1)} = \mathrm{clamp}[α S Y^{(k)} + (1 - α) Y^{(0)}]`.
+
+    Nothing is trained, and features are not looked at; `observe` gives it the training labels. With α = 1,
+    ``graph_norm="random_walk"`` and ``clamp="labels"`` it is the harmonic solution of Zhu et al.; with the defaults it
+    is PyTorch Geometric's ``LabelPropagation``. Where an instance has several labels, presence and absence of each
+    diffuse by themselves, and the output is the logarithm of their ratio.
+
+    Args:
+        in_channels: Features per instance; not used.
+        hidden_channels: Not used.
+        out_channels: Classes, or labels.
+        num_layers: Steps.
+        alpha: α, what part comes from the neighbours.
+        graph_norm: S: ``"gcn"``, ``"random_walk"``, ``"gin"`` or ``"raw"``, see `difformer.diffusion.GraphCoupling`.
+        clamp: ``"range"`` keeps scores in [0, 1]; ``"labels"`` puts known labels back after every step; ``"none"``.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_layers: int = 50,
+        alpha: float = 0.9,
+        graph_norm: str = "gcn",
+        clamp: str = "range",
+    ) -> None:
+        super().__init__()
+        check_count("num_layers", num_layers, 0)
+        check_share("alpha", alpha)
+        check_choice("graph_norm", graph_norm, GRAPH_WEIGHTS)
+        check_choice("clamp", clamp, CLAMPS)
+        self.out_channels, self.num_layers = out_channels, num_layers
+        self.alpha, self.graph_norm, self.clamp = alpha, graph_norm, clamp
+        self._scores: Tensor | None = None
+        self._known: Tensor | None = None
+
+    def observe(self, y: Tensor, train_index: Tensor) -> None:
+        """Takes the training labels: class numbers ``[N]``, or 0 and 1 ``[N, C]`` with NaN where unknown.
+
+        Raises:
+            ValueError: If the targets are numbers to be predicted instead of labels.
+        """
+        if y.dim() == 1 and not y.is_floating_point():
+            scores = functional.one_hot(y.clamp_min(0), self.out_channels).float() * (y >= 0).unsqueeze(1)
+        elif y.dim() == 2 and bool(((y == 0) | (y == 1) | y.isnan()).all()):
+            scores = torch.cat([y == 1, y == 0], 1).float()
+        else:
+            raise UserError(
+                f"label propagation needs class numbers [N], or labels 0 and 1 [N, C]; got {y.dtype} {tuple(y.shape)}"
+            )
+        self._scores, self._known = scores, train_index
+
+    def states(self, x: Features, observed: Observed) -> Tensor:
+        """Scores of classes ``[N, C]``; of several labels, presence beside absence, ``[N, 2 C]``."""
+        if self._scores is None or self._scores.shape[0] != x.shape[0]:
+            seen = "none" if self._scores is None else f"{self._scores.shape[0]}"
+            raise UserError(
+                f"label propagation has observed {seen} labels for {x.shape[0]} rows; call observe(y, train_index), "
+                f"and leave batch_size out: it takes the whole graph"
+            )
+        graph = observed.graph
+        if graph is None:
+            graph = Graph(torch.empty(2, 0, dtype=torch.long, device=x.device), x.shape[0])
+        return propagate_labels(
+            self._scores,
+            graph,
+            known=self._known,
+            steps=self.num_layers,
+            alpha=self.alpha,
+            weights=self.graph_norm,
+            clamp=self.clamp,
+        )
+
+    def decode(self, states: Tensor) -> Tensor:
+        """Logarithms, so that a softmax (a sigmoid for several labels) gives the distribution back."""
+        logs = states.clamp_min(LEAST).log()
+        if states.shape[-1] == self.out_channels:
+            return logs
+        present, absent = logs.split(self.out_channels, -1)
+        return present - absent
+
+
+class LabelSpreading(Encoder):
+    r"""scikit-learn's label spreading over neighbours in feature space, :math:`F^{+} = α S F + (1 - α) Y`.
 
     Nothing is trained; `observe` gives it the training labels, and each forward pass is one call of scikit-learn's
     estimator on the given rows.
 
     Args:
-        in_channels: Features of an instance; not used.
+        in_channels: Features per instance; not used.
         hidden_channels: Not used.
         out_channels: Classes.
         neighbours: Size of the neighbourhood.
@@ -45,26 +142,20 @@ class LabelSpreading(nn.Module):
     def observe(self, y: Tensor, train_index: Tensor) -> None:
         """Takes the training labels; all others stay unknown."""
         if y.dim() != 1 or y.is_floating_point():
-            raise ValueError(f"label spreading needs one class number an instance, got {y.dtype} {tuple(y.shape)}")
+            raise UserError(f"label spreading needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
         self._labels = torch.full_like(y, -1)
         self._labels[train_index] = y[train_index]
 
-    def embed(
-        self,
-        x: Tensor | SparseMatrix,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
+    def states(self, x: Features, observed: Observed) -> Tensor:
         """Distribution over classes of each instance."""
         from sklearn.semi_supervised import LabelSpreading as Estimator
 
         if self._labels is None or self._labels.numel() != x.shape[0]:
             seen = "none" if self._labels is None else f"{self._labels.numel()}"
-            raise ValueError(
+            raise UserError(
                 f"label spreading has observed {seen} labels for {x.shape[0]} rows; call observe(y, train_index)"
             )
-        features: Any = x.to_dense() if isinstance(x, SparseMatrix) or x.layout != torch.strided else x
+        features: Any = x.to_dense() if not isinstance(x, Tensor) or x.layout != torch.strided else x
         estimator = Estimator(kernel="knn", n_neighbors=self.neighbours, alpha=self.alpha, max_iter=self.max_iter)
         estimator.fit(features.detach().cpu().numpy(), self._labels.cpu().numpy())
         states = torch.zeros(x.shape[0], self.out_channels, device=features.device)
@@ -74,12 +165,3 @@ class LabelSpreading(nn.Module):
     def decode(self, states: Tensor) -> Tensor:
         """Logarithms, so that a softmax gives the distribution back."""
         return states.clamp_min(1e-12).log()
-
-    def forward(
-        self,
-        x: Tensor | SparseMatrix,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
-        return self.decode(self.embed(x, edge_index, edge_weight, batch))

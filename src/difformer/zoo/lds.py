@@ -12,20 +12,26 @@ L being the loss on one part of the labels and F that on another one.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from difformer.attention.segments import Segments
-from difformer.graph import Graph
-from difformer.nn.conv import check_count
-from difformer.nn.protocol import Edges, Features
-from difformer.nn.structure import as_structure
-from difformer.zoo.base import Encoder, check_layers, check_positive, check_rate
-from difformer.zoo.inputs import refuse_beyond_memory
-from difformer.zoo.lds_network import Network, Weights, network_states
-from difformer.zoo.lds_outer import OuterStep
+from difformer.errors import UserError
+from difformer.zoo.encoder import (
+    Encoder,
+    Features,
+    Graph,
+    Observed,
+    SparseMatrix,
+    check_count,
+    check_positive,
+    check_rate,
+    dropout,
+    refuse_beyond_memory,
+)
 from difformer.zoo.neighbour_graph import NeighbourGraph
 
 
@@ -48,7 +54,7 @@ class LDS(Encoder):
     The graph belongs to the nodes it was learned for: new rows may follow them, joined by their own edges.
 
     Args:
-        in_channels: Features of an instance.
+        in_channels: Features per instance.
         hidden_channels: Length of a state.
         out_channels: Classes.
         num_layers: Convolutions, the output's included.
@@ -79,7 +85,7 @@ class LDS(Encoder):
         k: int = 10,
     ) -> None:
         super().__init__()
-        check_layers(num_layers, least=2)
+        check_count("num_layers", num_layers, 2)
         check_rate("dropout", dropout)
         for name, value in {
             "outer_every": outer_every,
@@ -110,7 +116,7 @@ class LDS(Encoder):
     def observe(self, y: Tensor, train_index: Tensor) -> None:
         """Takes the training labels, of which both parts of the bilevel problem are made."""
         if y.dim() != 1 or y.is_floating_point():
-            raise ValueError(f"lds needs one class number an instance, got {y.dtype} {tuple(y.shape)}")
+            raise UserError(f"lds needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
         known = train_index[y[train_index] >= 0]
         self._labels = (known, y[known])
 
@@ -120,21 +126,14 @@ class LDS(Encoder):
             self._begin(x, None if edge_index is None else Graph(edge_index, x.shape[0], edge_weight))
         return x, edge_index, edge_weight
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
+    def states(self, x: Features, observed: Observed) -> Tensor:
         """Propagated states before the last linear map."""
-        structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
-        if structure.segments is not None and structure.segments.num_graphs > 1:
-            raise ValueError("lds learns the edges of one graph; it serves nodes, neither batches of graphs nor series")
+        if observed.segments is not None and observed.segments.num_graphs > 1:
+            raise UserError("lds learns the edges of one graph; it serves nodes, neither batches of graphs nor series")
         if not self.theta.numel():
-            self._begin(x, structure.graph)
+            self._begin(x, observed.graph)
         if not self.training:
-            return self._evaluated(x, structure.graph)
+            return self._evaluated(x, observed.graph)
         self._check_rows(x, exactly=True)
         if self._labels is not None and int(self.passes) % self.outer_every == 0:
             self.outer.step(self.theta, x, *self._labels)
@@ -175,11 +174,9 @@ class LDS(Encoder):
     def _check_rows(self, x: Features, exactly: bool) -> None:
         known = self.theta.shape[0]
         if x.shape[0] < known or (exactly and x.shape[0] > known):
-            raise ValueError(
-                f"lds has learned the edges of {known} nodes, got {x.shape[0]} rows; give it all its nodes"
-            )
+            raise UserError(f"lds has learned the edges of {known} nodes, got {x.shape[0]} rows; give it all its nodes")
         if not torch.allclose(_sums(x, known).to(self.seen), self.seen, rtol=1e-3, atol=1e-3):
-            raise ValueError(
+            raise UserError(
                 f"lds has learned the edges of {known} nodes, but the first {known} rows are others; new ones follow"
             )
 
@@ -217,4 +214,153 @@ def _sums(x: Features, rows: int) -> Tensor:
         return (x.T @ first).squeeze(1)
 
 
-__all__ = ["LDS", "Weights", "draw"]
+Weights = list[tuple[Tensor, Tensor]]
+
+
+class Network(nn.Module):
+    """Weights of the hidden layers.
+
+    Args:
+        in_channels: Features per instance.
+        hidden_channels: Length of a state.
+        num_layers: Convolutions, the output's included, whose own map is not here.
+    """
+
+    def __init__(self, in_channels: int, hidden_channels: int, num_layers: int) -> None:
+        super().__init__()
+        sizes = [in_channels] + [hidden_channels] * (num_layers - 1)
+        self.maps = nn.ParameterList(
+            nn.Parameter(nn.init.xavier_uniform_(torch.empty(a, b))) for a, b in pairwise(sizes)
+        )
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in sizes[1:])
+
+    def weights(self) -> Weights:
+        """Maps and biases, layer by layer."""
+        return list(zip(self.maps, self.biases, strict=True))
+
+
+def network_states(weights: Weights, x: Features, adjacency: Tensor, rate: float = 0.0) -> Tensor:
+    """Propagated states before the output's map; a rate of dropout is for training."""
+    inverse = (adjacency.sum(1) + 1).rsqrt().unsqueeze(1)
+
+    def propagate(z: Tensor) -> Tensor:
+        z = inverse * z
+        return inverse * (adjacency @ z + z)  # the graph itself stays as it was drawn: one N × N tensor, no more
+
+    z = x
+    for weight, bias in weights:
+        z = functional.relu(propagate(_product(z, weight)) + bias)
+        z = dropout(z, rate, rate > 0)
+    assert isinstance(z, Tensor)  # there is a hidden layer
+    return propagate(z)
+
+
+def _product(z: Features, weight: Tensor) -> Tensor:
+    if isinstance(z, Tensor) and z.layout != torch.strided:
+        z = SparseMatrix.from_tensor(z)
+    return z @ weight
+
+
+class OuterStep(nn.Module):
+    """The inner network w, which half of the labels trains it, and how θ is moved.
+
+    Its weights are buffers: the training loop saves them and leaves them alone.
+
+    Args:
+        in_channels: Features per instance.
+        hidden_channels: Length of a state.
+        out_channels: Classes.
+        num_layers: Convolutions, the output's included.
+        rate: η.
+        inner_steps: τ.
+        inner_rate: γ.
+        restart_every: Steps after which w begins anew, with other halves.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        *,
+        rate: float,
+        inner_steps: int,
+        inner_rate: float,
+        restart_every: int,
+    ) -> None:
+        super().__init__()
+        self.rate, self.inner_steps, self.inner_rate, self.restart_every = rate, inner_steps, inner_rate, restart_every
+        self.sizes = (in_channels, hidden_channels, num_layers, out_channels)
+        self.names: list[str] = []
+        for k, tensor in enumerate(self._fresh()):
+            self.names.append(f"w{k}")
+            self.register_buffer(self.names[-1], tensor)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("halves_seed", torch.zeros((), dtype=torch.long))
+        self.steps: Tensor
+        self.halves_seed: Tensor
+
+    def _fresh(self) -> list[Tensor]:
+        in_channels, hidden, layers, out_channels = self.sizes
+        network = Network(in_channels, hidden, layers)
+        last = nn.init.xavier_uniform_(torch.empty(hidden, out_channels)), torch.zeros(out_channels)
+        return [part.detach() for pair in [*network.weights(), last] for part in pair]
+
+    def step(self, theta: Tensor, x: Features, index: Tensor, labels: Tensor) -> None:
+        """Moves θ, in place.
+
+        Args:
+            theta: ``[N, N]`` symmetric probabilities.
+            x: Features ``[N, F]``.
+            index: Labelled nodes.
+            labels: Their classes.
+        """
+        if int(self.steps) % self.restart_every == 0:
+            self._restart()
+        self.steps += 1
+        inner, outer = self.halves(labels)
+        if isinstance(x, Tensor) and x.layout != torch.strided:
+            x = SparseMatrix.from_tensor(x)
+        flat: list[Tensor] = [getattr(self, name) for name in self.names]
+        with torch.inference_mode(False), torch.enable_grad():
+            flat = [tensor.detach().requires_grad_() for tensor in flat]
+            graphs = []
+            for _ in range(self.inner_steps):
+                graphs.append(_drawn(theta))
+                loss = self._loss(flat, x, graphs[-1], index[inner], labels[inner])
+                slopes = torch.autograd.grad(loss, flat, create_graph=True)
+                flat = [w - self.inner_rate * slope for w, slope in zip(flat, slopes, strict=True)]
+            graphs.append(_drawn(theta))
+            reached = self._loss(flat, x, graphs[-1], index[outer], labels[outer])
+            slopes = torch.autograd.grad(reached, graphs)
+        total = torch.zeros_like(theta)
+        for slope in slopes:
+            total.add_(slope)
+        total = total.T.contiguous().add_(total).fill_diagonal_(0.0)
+        theta.sub_(total, alpha=self.rate).clamp_(0.0, 1.0)
+        for name, w in zip(self.names, flat, strict=True):
+            getattr(self, name).copy_(w.detach())
+
+    def halves(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions of the labels of L and of F: of every class one half each, the odd one to L."""
+        generator = torch.Generator().manual_seed(int(self.halves_seed))
+        order = torch.randperm(labels.numel(), generator=generator).to(labels.device)
+        by_class = order[torch.argsort(labels[order], stable=True)]
+        return by_class[::2], by_class[1::2]
+
+    def _restart(self) -> None:
+        self.halves_seed.fill_(int(torch.randint(2**31, ())))
+        for name, tensor in zip(self.names, self._fresh(), strict=True):
+            getattr(self, name).copy_(tensor)
+
+    def _loss(self, flat: list[Tensor], x: Features, adjacency: Tensor, index: Tensor, labels: Tensor) -> Tensor:
+        weights: Weights = list(zip(flat[::2], flat[1::2], strict=True))
+        states = network_states(weights[:-1], x, adjacency)
+        last, bias = weights[-1]
+        return functional.cross_entropy(states[index] @ last + bias, labels)
+
+
+def _drawn(theta: Tensor) -> Tensor:
+    """A graph that is differentiated as if it were θ itself: straight through the drawing."""
+    return draw(theta).requires_grad_()

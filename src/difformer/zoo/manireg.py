@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from difformer.attention.segments import Segments
-from difformer.graph import Graph
-from difformer.nn.protocol import Edges, Features
-from difformer.zoo.base import check_choice
-from difformer.zoo.inputs import observed_graph
-from difformer.zoo.mlp import MLP
+from difformer.errors import UserError
+from difformer.zoo.classic import MLP
+from difformer.zoo.encoder import (
+    Edges,
+    Features,
+    Graph,
+    Observed,
+    Segments,
+    check_choice,
+)
 
 LAPLACIANS = ("gcn", "none")
 
@@ -34,12 +40,7 @@ class ManiReg(MLP):
     neighbour graph of the features where the training is told so (``graph="knn:5"``); without edges there is no term.
 
     Args:
-        in_channels: Features of an instance.
-        hidden_channels: Length of a state.
-        out_channels: Outputs of an instance.
-        num_layers: Linear maps, the output's included.
-        dropout: After each ReLU.
-        norm: Whether each hidden layer has a LayerNorm.
+        dropout: After each activation.
         penalty_weight: λ.
         graph_norm: The Laplacian: ``"gcn"`` is the normalised one, ``"none"`` the plain one.
     """
@@ -50,16 +51,15 @@ class ManiReg(MLP):
         hidden_channels: int,
         out_channels: int,
         *,
-        num_layers: int = 2,
         dropout: float = 0.5,
-        norm: bool = False,
         penalty_weight: float = 0.1,
         graph_norm: str = "gcn",
+        **options: Any,
     ) -> None:
-        super().__init__(in_channels, hidden_channels, out_channels, num_layers=num_layers, dropout=dropout, norm=norm)
+        super().__init__(in_channels, hidden_channels, out_channels, dropout=dropout, **options)
         check_choice("graph_norm", graph_norm, LAPLACIANS)
         if not penalty_weight >= 0:
-            raise ValueError(f"penalty_weight must not be negative, got {penalty_weight!r}")
+            raise UserError(f"penalty_weight must not be negative, got {penalty_weight!r}")
         self.penalty_weight, self.graph_norm = penalty_weight, graph_norm
         self._last: Tensor | None = None
 
@@ -73,7 +73,7 @@ class ManiReg(MLP):
         outputs = super().forward(x)
         self._last = None
         if self.training:
-            graph = observed_graph(x.shape[0], edge_index, edge_weight, batch)
+            graph = Observed.of(x, edge_index, edge_weight, batch).graph
             self._last = self.penalty_weight / max(1, x.shape[0]) * roughness(outputs, graph, self.graph_norm)
         return outputs
 

@@ -11,16 +11,18 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from difformer.attention.segments import Segments
 from difformer.data.knn import knn_graph
 from difformer.data.knn_exact import Metric
 from difformer.data.sparse import take_rows
-from difformer.graph import Graph
-from difformer.kept import Kept
-from difformer.nn.conv import check_count
-from difformer.nn.protocol import Features
-from difformer.sparse import SparseMatrix
-from difformer.zoo.base import check_choice
+from difformer.zoo.encoder import (
+    Features,
+    Graph,
+    Kept,
+    Segments,
+    SparseMatrix,
+    check_choice,
+    check_count,
+)
 
 METRICS = ("cosine", "euclidean")
 

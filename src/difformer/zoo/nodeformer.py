@@ -2,18 +2,30 @@ r"""NodeFormer of Wu et al. (NeurIPS 2022): all-pair attention that draws latent
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.attention.segments import Segments
-from difformer.nn.conv import check_count
-from difformer.nn.dropout import dropout
-from difformer.nn.protocol import Edges, Features
-from difformer.nn.structure import as_structure
-from difformer.zoo.base import Encoder, check_layers, check_positive, check_rate
-from difformer.zoo.inputs import linear, observed_graph, refuse_beyond_memory
-from difformer.zoo.nodeformer_layer import NodeFormerLayer
+from difformer.errors import UserError
+from difformer.zoo.edge_attention import edge_scores
+from difformer.zoo.encoder import (
+    Encoder,
+    Features,
+    Graph,
+    Observed,
+    Segments,
+    check_count,
+    check_positive,
+    check_rate,
+    dropout,
+    keyed_uniform,
+    linear,
+    refuse_beyond_memory,
+)
+from difformer.zoo.node_pairs import by_graph, graph_max, graph_sum
+from difformer.zoo.random_features import SMALLEST, draw_projection, key_features, relative_features
 
 
 class NodeFormer(Encoder):
@@ -28,9 +40,9 @@ class NodeFormer(Encoder):
     evaluation there is no noise, and the features are those that are saved with the model.
 
     Args:
-        in_channels: Features of an instance.
+        in_channels: Features per instance.
         hidden_channels: Length of a state, and of each head.
-        out_channels: Outputs of an instance.
+        out_channels: Outputs per instance.
         num_layers: Attention layers.
         num_heads: Heads.
         dropout: After the input and each layer.
@@ -63,7 +75,7 @@ class NodeFormer(Encoder):
         redraw: bool = True,
     ) -> None:
         super().__init__()
-        check_layers(num_layers)
+        check_count("num_layers", num_layers)
         check_count("num_heads", num_heads, 1)
         check_count("random_features", random_features, 1)
         check_count("samples", samples, 0)
@@ -91,18 +103,9 @@ class NodeFormer(Encoder):
         self.dropout, self.edge_loss, self.residual = dropout, edge_loss, residual
         self._penalty: Tensor | None = None
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
+    def states(self, x: Features, observed: Observed) -> Tensor:
         """States after the last layer."""
-        structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
-        graph = None
-        if edge_index is not None:
-            graph = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
+        graph = observed.looped if observed.given else None
         if torch.is_grad_enabled():
             refuse_beyond_memory(
                 self._bytes(x.shape[0]),
@@ -113,7 +116,7 @@ class NodeFormer(Encoder):
         z = dropout(functional.elu(self.norms[0](linear(self.input, x))), self.dropout, self.training)
         losses = []
         for layer, norm in zip(self.layers, self.norms[1:], strict=True):
-            p, loss = layer(z, structure, graph)
+            p, loss = layer(z, observed, graph)
             if loss is not None:
                 losses.append(loss)
             z = dropout(norm(p + z if self.residual else p), self.dropout, self.training)
@@ -132,5 +135,142 @@ class NodeFormer(Encoder):
     def penalty(self) -> Tensor:
         """λ times the edge loss of the last pass, a mean over layers; zero where nothing is observed."""
         if self._penalty is None:
-            raise ValueError("nodeformer's penalty is that of the last pass with gradients: make one first")
+            raise UserError("nodeformer's penalty is that of the last pass with gradients: make one first")
         return self.edge_loss * self._penalty
+
+
+class NodeFormerLayer(nn.Module):
+    r"""Kernelised Gumbel-softmax attention, and the observed edges as a bias beside it.
+
+    With φ the positive random features of `difformer.zoo.random_features`, τ a temperature, and Gumbel noise g_j drawn
+    S times while training (none in evaluation), each head has
+
+    .. math::
+        P_i = \frac1S \sum_s \frac{φ(q_i / \sqrt τ)^\top \sum_j e^{g_j^s / τ} φ(k_j / \sqrt τ) v_j^\top}
+                     {φ(q_i / \sqrt τ)^\top \sum_j e^{g_j^s / τ} φ(k_j / \sqrt τ)}
+              + \sum_r σ(b_r) \, (\hat A^r V)_i,
+
+    Â the observed graph with self-loops, normalised by degrees; q, k are scaled by d^{-1/4}, so that qᵀk is that of
+    softmax attention. Heads are joined by a linear map. All of it is linear in the values v = W_v z + b_v: states are
+    propagated, and the values' map and the joining one are applied, as one matrix a head, to sums over nodes.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int,
+        *,
+        features: int,
+        temperature: float,
+        samples: int,
+        bias_order: int,
+        redraw: bool,
+    ) -> None:
+        super().__init__()
+        self.shape = (heads, channels)
+        self.query, self.key, self.value = (nn.Linear(channels, heads * channels) for _ in range(3))
+        self.join = nn.Linear(heads * channels, channels)
+        self.bias = nn.Parameter(torch.full((bias_order, heads), 0.1)) if bias_order else None
+        self.temperature, self.samples, self.redraw = temperature, samples, redraw
+        self.register_buffer("projection", draw_projection(features, channels))
+        self.projection: Tensor
+
+    def forward(self, z: Tensor, observed: Observed, graph: Graph | None) -> tuple[Tensor, Tensor | None]:
+        """Propagated states ``[N, channels]`` and the layer's edge loss, see `NodeFormer.penalty`.
+
+        Without gradients there is no loss to work out, and None in its place.
+        """
+        projection = self.projection
+        if self.training and self.redraw:
+            features, channels = projection.shape
+            projection = draw_projection(features, channels, projection.device).to(projection.dtype)
+        scale = self.temperature**-0.5 * self.shape[1] ** -0.25
+        phi_q = self._query_features(z, scale * projection)
+        k = functional.linear(z, scale * self.key.weight, scale * self.key.bias).unflatten(1, self.shape)
+        phi_k = key_features(k, projection, observed.segments)
+        noise = None
+        if self.training and self.samples:
+            noise = gumbel((*phi_k.shape[:2], self.samples), z)
+            noise = ((noise - graph_max(noise, observed.segments)) / self.temperature).exp().transpose(1, 2)
+        maps = self._maps()
+        drawn = (phi_q, phi_k, z) if noise is None else (phi_q, phi_k, z, noise)
+        p = by_graph(partial(attend_drawn, maps), observed.segments, *drawn)
+        shift = (self.join.weight.unflatten(1, self.shape) * self.value.bias.view(self.shape)).sum(2)  # [c, H]
+        p = p + (self.join.bias + shift.sum(1))
+        if graph is not None and self.bias is not None:
+            hop, ones = z, z.new_ones(z.shape[0], 1)
+            for strength in torch.sigmoid(self.bias):
+                hop, ones = graph.propagate(hop), graph.propagate(ones)
+                # Rows of Â do not sum to one, so the bias of the values comes as often as they say.
+                p = p + hop @ torch.einsum("h,hco->co", strength, maps) + ones * (shift @ strength)
+        wanted = graph is not None and torch.is_grad_enabled()
+        return p, edge_loss(phi_q, phi_k, graph, observed.segments) if wanted and graph is not None else None
+
+    def _query_features(self, z: Tensor, projection: Tensor) -> Tensor:
+        """φ(q) up to a factor of each query, which ‖q‖² is too: q itself is not needed, only ωᵀ W_q z."""
+        maps = projection @ self.query.weight.unflatten(0, self.shape)  # [H, m, c]
+        shift = self.query.bias.view(self.shape) @ projection.T
+        return relative_features(functional.linear(z, maps.flatten(0, 1), shift.flatten()).unflatten(1, shift.shape))
+
+    def _maps(self) -> Tensor:
+        """``[H, c, c]``: the map of a head's values and its part of the joining map, as one."""
+        value, join = self.value.weight.unflatten(0, self.shape), self.join.weight.unflatten(1, self.shape)
+        return torch.einsum("hvc,ohv->hco", value, join)
+
+
+def gumbel(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """-log(-log(1 - u)), u uniform: by the key of `dropout_key` where there is one, else by torch's generator."""
+    u = keyed_uniform(shape, like.device)
+    if u is None:
+        return -torch.empty(shape, device=like.device, dtype=like.dtype).exponential_().log()
+    return -torch.log1p(-u).neg().log().to(like.dtype)
+
+
+def attend_drawn(
+    maps: Tensor, mask: Tensor | None, q: Tensor, k: Tensor, z: Tensor, noise: Tensor | None = None
+) -> Tensor:
+    """Sums over heads of mapped answers ``[G, n, o]`` to queries, each a mean over draws; padding is zero.
+
+    Args:
+        maps: ``[H, c, o]``.
+        mask: Not needed: padding has no features.
+        q: ``[G, n, H, m]``.
+        k: ``[G, n, H, m]``.
+        z: ``[G, n, c]``, what is averaged.
+        noise: ``[G, n, S, H]`` factors of keys, one a draw; None for one draw without noise.
+    """
+    draws = 1 if noise is None else noise.shape[2]
+    heads, features = q.shape[2:]
+    # One row a head, ones at its features: what heads have is brought to features, and back, by products with it.
+    own = torch.eye(heads, dtype=q.dtype, device=q.device).repeat_interleave(features, 1)
+    q, keys = q.flatten(2), k.flatten(2).unsqueeze(2)
+    if noise is not None:
+        keys = keys * (noise @ own)  # [G, n, S, H m]
+    # States with a column of ones: numerators and denominators are the same sums.
+    sums = keys.flatten(2).transpose(1, 2) @ torch.cat([z, z.new_ones(*z.shape[:2], 1)], -1)
+    total = q @ torch.einsum("gsk,hk->gksh", sums[..., -1].unflatten(1, (draws, -1)), own).flatten(2)
+    # Divided before the product, heads and draws summed by it: nothing of their number times channels ever exists.
+    inverse = (draws * total.clamp_min(SMALLEST)).reciprocal().unflatten(2, (draws, heads))
+    shares = q.unsqueeze(2) * (inverse @ own)
+    by_head = sums[..., :-1].unflatten(1, (draws, heads, features))
+    mapped = torch.einsum("gshmc,hco->gshmo", by_head, maps)
+    return shares.flatten(2) @ mapped.flatten(1, 3)
+
+
+def edge_loss(phi_q: Tensor, phi_k: Tensor, graph: Graph, segments: Segments | None) -> Tensor:
+    r"""How unlikely attention finds the observed edges, a mean over nodes and heads.
+
+    .. math::
+        -\frac{1}{N H} \sum_h \sum_{(i, j) \in E} \frac{1}{d_i} \log π_{ij}^h, \qquad
+        π_{ij} = \frac{φ(q_i)^\top φ(k_j)}{φ(q_i)^\top \sum_l φ(k_l)}
+    """
+    target = graph.edge_index[1]
+    count = phi_q.new_zeros(graph.num_nodes).index_add(0, target, phi_q.new_ones(graph.num_edges))
+    share = count.clamp_min(1).reciprocal().index_select(0, target)
+    found = (share @ edge_scores(phi_q, phi_k, graph).log()).sum()
+    # The denominator is that of the node, whose edges have shares that sum to one.
+    if segments is None:
+        total = torch.einsum("nhm,hm->nh", phi_q, phi_k.sum(0))
+    else:
+        total = (phi_q * graph_sum(phi_k, segments)).sum(-1)
+    return ((count > 0).to(total.dtype) @ total.log()).sum().sub(found) / (graph.num_nodes * phi_q.shape[1])

@@ -9,17 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.attention.segments import Segments
-from difformer.graph import Graph
-from difformer.nn.conv import check_count
-from difformer.nn.dropout import dropout
-from difformer.nn.protocol import Edges, Features
-from difformer.nn.structure import as_structure
-from difformer.zoo.base import Encoder, check_layers, check_rate
-from difformer.zoo.edges import attention_bytes, edge_sum
-from difformer.zoo.gat import HEADS, GATLayer
-from difformer.zoo.inputs import linear, observed_graph, refuse_beyond_memory
-from difformer.zoo.passes import Passes
+from difformer.zoo.classic import GATLayer
+from difformer.zoo.edge_attention import attention_bytes, edge_sum
+from difformer.zoo.encoder import (
+    Encoder,
+    Features,
+    Graph,
+    Observed,
+    Passes,
+    Segments,
+    check_count,
+    check_heads,
+    check_rate,
+    dropout,
+    linear,
+    refuse_beyond_memory,
+)
 from difformer.zoo.random_features import linear_attention
 
 FIRST_BETA = 0.9
@@ -43,7 +48,7 @@ class LocalLayer(nn.Module):
 
     def __init__(self, channels: int, heads: int, dropout: float, pre_norm: bool = False) -> None:
         super().__init__()
-        self.attention = GATLayer(channels, channels // heads, heads, 0.0)
+        self.attention = GATLayer(channels, channels // heads, heads)
         self.bias = nn.Parameter(torch.zeros(channels))
         self.direct, self.gate = nn.Linear(channels, channels), nn.Linear(channels, channels)
         self.norm = nn.LayerNorm(channels)
@@ -108,9 +113,9 @@ class Polynormer(Encoder):
     model, so that the best epoch is used as it was measured.
 
     Args:
-        in_channels: Features of an instance.
+        in_channels: Features per instance.
         hidden_channels: Length of a state, all heads together.
-        out_channels: Outputs of an instance.
+        out_channels: Outputs per instance.
         num_layers: Local layers.
         global_layers: Global layers; 0 for none.
         num_heads: Heads; None takes 8, or the largest part of it that divides `hidden_channels`.
@@ -135,14 +140,12 @@ class Polynormer(Encoder):
         pre_norm: bool = True,
     ) -> None:
         super().__init__()
-        check_layers(num_layers)
+        check_count("num_layers", num_layers)
         check_count("global_layers", global_layers, 0)
         check_count("local_passes", local_passes, 0)
         check_rate("dropout", dropout)
         check_rate("input_dropout", input_dropout)
-        heads = math.gcd(HEADS, hidden_channels) if num_heads is None else num_heads
-        if heads < 1 or hidden_channels % heads:
-            raise ValueError(f"num_heads must divide hidden_channels = {hidden_channels}, got {num_heads!r}")
+        heads = check_heads(num_heads, hidden_channels)
         self.input = nn.Linear(in_channels, hidden_channels)
         self.local = nn.ModuleList(LocalLayer(hidden_channels, heads, dropout, pre_norm) for _ in range(num_layers))
         self.joining = nn.Linear(hidden_channels, hidden_channels) if global_layers else nn.Identity()
@@ -156,17 +159,9 @@ class Polynormer(Encoder):
         self.passes: Tensor
         self._passes = Passes()
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
+    def states(self, x: Features, observed: Observed) -> Tensor:
         """The sum of the local layers' states, or what the global layers make of it."""
-        structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
-        graph = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
-        assert graph is not None  # there always are self-loops
+        graph = observed.looped
         if torch.is_grad_enabled():
             needed = attention_bytes(graph, self.heads, 5 * self.channels, len(self.local))
             refuse_beyond_memory(
@@ -183,7 +178,7 @@ class Polynormer(Encoder):
             return total
         z = self.norm(total)
         for layer in self.everywhere:
-            z = layer(z, structure.segments, self.joining)
+            z = layer(z, observed.segments, self.joining)
         return z
 
     def decode(self, states: Tensor) -> Tensor:

@@ -18,9 +18,11 @@ import math
 import torch
 from torch import Tensor
 
-from difformer.attention.segments import Segments
-from difformer.nn.dropout import keyed_uniform
-from difformer.zoo.per_graph import by_graph, graph_max
+from difformer.zoo.encoder import (
+    Segments,
+    keyed_uniform,
+)
+from difformer.zoo.node_pairs import by_graph, graph_max
 
 FLOOR = 1e-6  # of a feature, whose largest is 1: a query and keys that share none still have a sum to divide by
 FEW_HEADS = 8  # for which products between heads are cheap

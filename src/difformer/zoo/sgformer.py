@@ -6,14 +6,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.attention.segments import Segments
-from difformer.nn.conv import check_count
-from difformer.nn.dropout import dropout
-from difformer.nn.protocol import Edges, Features
-from difformer.nn.structure import as_structure
-from difformer.zoo.base import Encoder, check_layers, check_rate, check_share
-from difformer.zoo.inputs import linear, mapped, observed_graph
-from difformer.zoo.per_graph import by_graph, graph_sizes, graph_sum
+from difformer.zoo.encoder import (
+    Encoder,
+    Features,
+    Observed,
+    Segments,
+    check_count,
+    check_rate,
+    check_share,
+    dropout,
+    linear,
+    mapped,
+)
+from difformer.zoo.node_pairs import by_graph, graph_sizes, graph_sum
 
 
 def simple_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments | None) -> Tensor:
@@ -61,9 +66,9 @@ class SGFormer(Encoder):
     Each branch begins with a map of its own. Where no edges are given the local branch has self-loops alone.
 
     Args:
-        in_channels: Features of an instance.
+        in_channels: Features per instance.
         hidden_channels: Length of a state.
-        out_channels: Outputs of an instance.
+        out_channels: Outputs per instance.
         num_layers: Convolutions of the local branch.
         attention_layers: Layers of attention; the paper has one.
         num_heads: Heads of attention, averaged.
@@ -90,7 +95,7 @@ class SGFormer(Encoder):
         norm: bool = False,
     ) -> None:
         super().__init__()
-        check_layers(num_layers)
+        check_count("num_layers", num_layers)
         check_count("attention_layers", attention_layers, 1)
         check_count("num_heads", num_heads, 1)
         check_rate("dropout", dropout)
@@ -116,24 +121,16 @@ class SGFormer(Encoder):
         self.num_heads, self.residual_weight, self.graph_weight = num_heads, residual_weight, graph_weight
         self.dropout, self.attention_dropout = dropout, attention_dropout
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
+    def states(self, x: Features, observed: Observed) -> Tensor:
         """Both branches, added."""
-        structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
-        graph = observed_graph(x.shape[0], structure.graph, self_loops=True, device=x.device)
-        assert graph is not None  # there always are self-loops
+        graph = observed.looped
         local = x
         for layer in self.local:
             assert isinstance(layer, nn.Linear)
             spread = graph.propagate(mapped(layer.weight, local)) + layer.bias
             local = dropout(functional.relu(spread), self.dropout, self.training)
         assert isinstance(local, Tensor)
-        everywhere = self._everywhere(x, structure.segments)
+        everywhere = self._everywhere(x, observed.segments)
         return torch.lerp(everywhere.to(local.dtype), local, self.graph_weight)  # under autocast types may differ
 
     def _everywhere(self, x: Features, segments: Segments | None) -> Tensor:

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from difformer.attention.segments import Segments
-from difformer.graph import Graph
-from difformer.sparse import SparseMatrix
-from difformer.zoo.per_graph import place_in_graph
+from difformer.zoo.encoder import (
+    Graph,
+    Segments,
+    SparseMatrix,
+)
+from difformer.zoo.node_pairs import place_in_graph
 
 ENTRIES = 1 << 24  # of a table that is worked on at a time
 DENSE = 1500  # nodes up to which all eigenvectors of a graph are worked out

@@ -1,26 +1,32 @@
 """Certificates: each theorem, proposition and corollary of the paper, in the form that holds, measured on given data.
 
-One function a claim; each returns a `Certificate` with the claim, its condition, whether the data meet it, and the
-largest violation measured. `certify` runs them all. What the paper claims and what is not so stands in
-`difformer.diffusion.counterexamples`.
+There is one function per claim. Each returns a `Certificate` with the claim, its condition, whether the data meet it,
+and the largest violation measured. `certify` runs them all. `difformer.diffusion.counterexamples` has the claims of the
+paper that do not hold.
 """
 
-from difformer.diffusion.certificates.attention import coro_main, prop_energy, thm_main, thm_main_definite
 from difformer.diffusion.certificates.certificate import Certificate
-from difformer.diffusion.certificates.extensions import (
+from difformer.diffusion.certificates.checklist import CERTIFICATES, certificate_summary, certificate_table, certify
+from difformer.diffusion.certificates.exchange_theorems import (
     activation_contracts,
+    coro_main,
     eqn_energy_graph,
+    prop_energy,
     prop_feattrans,
     prop_trans_oversmooth,
+    thm_main,
+    thm_main_definite,
 )
-from difformer.diffusion.certificates.registry import CERTIFICATES, certificate_summary, certificate_table, certify
-from difformer.diffusion.certificates.source import prop_convergence, prop_convergence_step, source_drift, source_limit
-from difformer.diffusion.certificates.static import (
+from difformer.diffusion.certificates.matrix_theorems import (
     component_means,
     cora_conv,
     corollary_gcn_cont,
     example_gcn,
     prop_bound,
+    prop_convergence,
+    prop_convergence_step,
+    source_drift,
+    source_limit,
     thm_gcn,
     thm_gcn_step,
 )

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from difformer.diffusion.coupling.attention import AllPairAttention, Attention, EdgeAttention
 from difformer.diffusion.coupling.base import Coupling, SparseCoupling
-from difformer.diffusion.coupling.static import GRAPH_WEIGHTS, GraphCoupling, Identity, MatrixCoupling
+from difformer.diffusion.coupling.exchange import AllPairAttention, Attention, EdgeAttention
+from difformer.diffusion.coupling.matrix import GRAPH_WEIGHTS, GraphCoupling, Identity, MatrixCoupling
 from difformer.diffusion.diffusivity import Diffusivity
 from difformer.graph import Graph
 from difformer.sparse import SparseMatrix
@@ -53,7 +53,7 @@ class Mix(Coupling):
         given = tuple(float(weight) for weight in self.weights)
         object.__setattr__(self, "weights", given or (1 / len(self.parts),) * len(self.parts) if self.parts else ())
         if not self.parts or len(self.weights) != len(self.parts):
-            raise ValueError(f"a mix needs one weight a part, got {len(self.parts)} parts and {len(given)} weights")
+            raise ValueError(f"a mix needs one weight per part, got {len(self.parts)} parts and {len(given)} weights")
 
     @property
     def static(self) -> bool:

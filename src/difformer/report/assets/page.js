@@ -1,12 +1,10 @@
 "use strict";
-// Draws the page from the data beside it. Texts from data reach the page by textContent, or by Plotly with every
-// < and & written as entities: Plotly would take them for tags.
+// Draws the figures beside it in the colours of the page, and the maps. Texts from data reach the page by textContent,
+// or by Plotly with every < and & written as entities: Plotly would take them for tags.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  // Okabe and Ito's colours, which the colour-blind tell apart; shapes repeat the message where there are more classes.
-  const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#B3A100", "#7F7F7F"];
+  const COLOURS = data.colours; // shapes repeat the message where there are more classes than colours
   const SHAPES = ["circle", "square", "diamond", "cross", "x", "triangle-up", "triangle-down", "star"];
-  const PARTS = { train: "#7F7F7F", valid: "#E69F00", test: "#0072B2" };
   const UNKNOWN = "#9a9a9a";
   const drawn = [];
   const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
@@ -17,102 +15,20 @@
     node.append(...children);
     return node;
   };
-  // On a phone plots stand below each other, and legends below plots, where they cover nothing.
   const narrow = () => innerWidth < 640;
-  const two = () => (narrow() ? { height: 720, grid: { rows: 2, columns: 1, pattern: "independent", ygap: 0.3 } } : { height: 380, grid: { rows: 1, columns: 2, pattern: "independent" } });
-  const below = { orientation: "h", y: -0.12, yanchor: "top", x: 0 };
-  const axis = (title, more = {}) => ({ title: { text: title }, gridcolor: css("--line"), zerolinecolor: css("--line"), linecolor: css("--line"), automargin: true, ...more });
-  const frame = (more = {}) => ({
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: css("--ink"), family: "system-ui, sans-serif", size: 13 },
-    margin: { l: 60, r: 20, t: 30, b: 50 }, hoverlabel: { bgcolor: css("--panel"), font: { color: css("--ink") }, bordercolor: css("--line") },
-    legend: narrow() ? below : { orientation: "h", y: 1.12, x: 0 }, modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") }, ...more,
-  });
   const config = { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
-  // Every plot can be drawn again, for when light turns to dark.
-  const plot = (id, build) => {
-    const place = document.getElementById(id);
-    if (!place) return;
-    const draw = () => { const [traces, layout] = build(); return Plotly.react(place, traces, frame(layout), config); };
+  // A layout in the colours of the page.
+  const themed = (layout) => {
+    const line = { gridcolor: css("--line"), zerolinecolor: css("--line"), linecolor: css("--line") };
+    const axes = Object.fromEntries(Object.keys(layout).filter((key) => /^[xy]axis/.test(key)).map((key) => [key, { ...layout[key], ...line }]));
+    return { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: css("--ink"), family: "system-ui, sans-serif", size: 13 }, hoverlabel: { bgcolor: css("--panel"), font: { color: css("--ink") }, bordercolor: css("--line") }, modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") }, ...layout, ...axes };
+  };
+  for (const [name, figure] of Object.entries(data.figures)) {
+    const place = document.getElementById(name);
+    if (!place) continue;
+    const draw = () => Plotly.react(place, figure.data, themed(figure.layout), config);
     drawn.push(draw);
     draw();
-  };
-
-  function curves() {
-    const { metric, seeds } = data.curves;
-    if (!seeds.length) return;
-    plot("curves", () => {
-      const traces = [];
-      for (const one of seeds) {
-        const first = one === seeds[0];
-        traces.push({ x: one.loss.epoch, y: one.loss.value, xaxis: "x", yaxis: "y", mode: "lines", line: { color: "#009E73", width: 1 }, opacity: 0.75, name: "training loss", legendgroup: "loss", showlegend: first, hovertemplate: `seed ${one.seed}, epoch %{x}: loss %{y:.4g}<extra></extra>` });
-        for (const [part, colour] of Object.entries(PARTS)) {
-          if (one[part].every((v) => v === null)) continue;
-          traces.push({ x: one.epoch, y: one[part], xaxis: "x2", yaxis: "y2", mode: "lines", line: { color: colour, width: 1.3, dash: part === "train" ? "dot" : part === "valid" ? "dash" : "solid" }, opacity: 0.75, name: part, legendgroup: part, showlegend: first, hovertemplate: `seed ${one.seed}, epoch %{x}: ${part} %{y:.4f}<extra></extra>` });
-        }
-        const at = one.epoch.indexOf(one.best);
-        if (at >= 0) traces.push({ x: [one.best], y: [one.valid[at]], xaxis: "x2", yaxis: "y2", mode: "markers", marker: { color: PARTS.valid, size: 9, line: { color: css("--ink"), width: 1 } }, name: "kept epoch", legendgroup: "kept", showlegend: first, hovertemplate: `seed ${one.seed}: kept epoch %{x}, valid %{y:.4f}<extra></extra>` });
-      }
-      return [traces, { ...two(), xaxis: axis("epoch"), yaxis: axis("loss"), xaxis2: axis("epoch"), yaxis2: axis(safe(metric)) }];
-    });
-  }
-
-  function confusion(found) {
-    const names = found.names.map((n) => safe(short(n)));
-    const rows = found.confusion;
-    const shares = rows.map((row) => { const all = row.reduce((a, b) => a + b, 0); return row.map((v) => (all ? v / all : 0)); });
-    const places = names.map((_, i) => i);
-    plot("confusion", () => [
-      [{ type: "heatmap", x: places, y: places, z: shares, zmin: 0, zmax: 1, colorscale: "Cividis", customdata: rows, text: rows, texttemplate: names.length <= 15 ? "%{text}" : "", hovertemplate: "true %{y}, predicted %{x}: %{customdata} (%{z:.1%})<extra></extra>", colorbar: { title: { text: "share of row" }, tickformat: ".0%" } }],
-      { height: Math.max(360, 140 + 26 * names.length), xaxis: axis("predicted", { tickvals: places, ticktext: names, constrain: "domain" }), yaxis: axis("true", { tickvals: places, ticktext: names, autorange: "reversed" }) },
-    ]);
-  }
-
-  function residuals(found) {
-    if (!found.scatter) return;
-    const { target, prediction } = found.scatter;
-    const low = Math.min(...target), high = Math.max(...target);
-    plot("residuals", () => [
-      [
-        { x: target, y: prediction, mode: "markers", marker: { color: COLOURS[0], size: 5, opacity: 0.6 }, showlegend: false, hovertemplate: "target %{x:.4g}, prediction %{y:.4g}<extra></extra>" },
-        { x: [low, high], y: [low, high], mode: "lines", line: { color: css("--soft"), dash: "dash" }, showlegend: false, hoverinfo: "skip" },
-        { type: "bar", x: found.histogram.left.map((v) => v + found.histogram.width / 2), y: found.histogram.height, width: found.histogram.width, xaxis: "x2", yaxis: "y2", marker: { color: COLOURS[1] }, showlegend: false, hovertemplate: "error %{x:.4g}: %{y}<extra></extra>" },
-      ],
-      { ...two(), xaxis: axis("target"), yaxis: axis("prediction"), xaxis2: axis("prediction less target"), yaxis2: axis("how many") },
-    ]);
-    if (found.over_time) plot("over-time", () => [[{ x: found.over_time.time, y: found.over_time.mse, mode: "lines", line: { color: COLOURS[0] } }], { height: 300, xaxis: axis("snapshot"), yaxis: axis("mean squared error") }]);
-  }
-
-  function energy(found) {
-    const line = (name, y, more) => ({ x: found.layers, y, name, mode: "lines+markers", ...more });
-    plot("energy-plot", () => {
-      const traces = [line("energy, all pairs (measured)", found.energy, { line: { color: COLOURS[0] } })];
-      if (found.edges) traces.push(line("energy, edges (measured)", found.edges, { line: { color: COLOURS[2] }, marker: { symbol: "square" } }));
-      if (found.theorem) traces.push(line("diffusion the theorem covers", found.theorem, { line: { color: COLOURS[3], dash: "dash" }, marker: { symbol: "diamond" } }));
-      traces.push(line("effective rank", found.rank, { xaxis: "x2", yaxis: "y2", line: { color: COLOURS[4] }, marker: { symbol: "triangle-up" } }));
-      if (found.separation) traces.push(line("between classes", found.separation, { xaxis: "x2", yaxis: "y3", line: { color: COLOURS[1], dash: "dot" }, marker: { symbol: "star" } }));
-      const [left, right, upper, lower] = narrow() ? [[0, 1], [0, 1], [0.57, 1], [0, 0.43]] : [[0, 0.44], [0.55, 1], [0, 1], [0, 1]];
-      return [traces, { height: narrow() ? 780 : 400, margin: { l: 60, r: 60, t: 60, b: 50 }, xaxis: axis("", { domain: left }), yaxis: axis("mean over pairs", { domain: upper }), xaxis2: axis("", { domain: right, anchor: "y2" }), yaxis2: axis("effective rank", { anchor: "x2", rangemode: "tozero", domain: lower }), yaxis3: axis("share of variance between classes", { overlaying: "y2", side: "right", anchor: "x2", range: [0, 1], tickformat: ".0%", tickmode: "linear", dtick: 0.25, showgrid: false }), legend: narrow() ? below : { orientation: "h", y: 1.2 } }];
-    });
-  }
-
-  function within(found) {
-    plot("within-plot", () => {
-      const level = (y, name, colour, dash) => ({ x: found.layers, y: found.layers.map(() => y), name, mode: "lines", line: { color: colour, dash } });
-      const traces = [
-        { type: "bar", x: found.layers, y: found.share, name: "attention within classes", marker: { color: COLOURS[0] }, hovertemplate: "%{y:.1%}<extra></extra>" },
-        level(found.chance, "uniform attention", COLOURS[3], "dash"),
-      ];
-      if (found.observed !== null) traces.push(level(found.observed, "observed edges", COLOURS[2], "dot"));
-      return [traces, { height: 340, xaxis: axis(""), yaxis: axis("share", { tickformat: ".0%", rangemode: "tozero" }) }];
-    });
-  }
-
-  function explanation(found, number) {
-    plot(`explanation-${number}`, () => {
-      const colours = [COLOURS[7], COLOURS[0], COLOURS[2], COLOURS[1]], patterns = ["", "/", "x", "."];
-      const traces = Object.entries(found.parts).map(([name, y], i) => ({ type: "bar", x: found.layers, y, name, marker: { color: colours[i], pattern: { shape: patterns[i] } }, hovertemplate: `${name}: %{y:.4g}<extra></extra>` }));
-      return [traces, { height: 300, barmode: "relative", xaxis: axis(""), yaxis: axis("effect on the score") }];
-    });
   }
 
   // A map: points that a slider moves from layer to layer, pairs above a threshold, observed edges, a card.
@@ -167,7 +83,7 @@
       for (const c of [...groups.keys()].sort((a, b) => a - b)) {
         if (c < 0) traces.push(at(groups.get(c), "unknown", { color: UNKNOWN, symbol: "circle-open" }));
         else if (colouring.kind === "right") traces.push(at(groups.get(c), colouring.names[c], { color: c ? "#D55E00" : "#0072B2", symbol: c ? "x" : "circle", size: c ? 9 : 6 }));
-        else traces.push(at(groups.get(c), colouring.names[c], { color: COLOURS[c % 8], symbol: SHAPES[Math.floor(c / 8) % 8] }));
+        else traces.push(at(groups.get(c), colouring.names[c], { color: COLOURS[c % COLOURS.length], symbol: SHAPES[Math.floor(c / COLOURS.length) % SHAPES.length] }));
       }
       return traces;
     }
@@ -196,7 +112,7 @@
       layerName.textContent = found.layers[layer];
       thresholdName.textContent = `${least.toPrecision(3)}/n`;
       count();
-      return Plotly.react(canvas, [...lines(), ...points()], frame({ height: 560, margin: { l: 10, r: 10, t: 10, b: 10 }, hovermode: "closest", xaxis: { ...hidden }, yaxis: { ...hidden, scaleanchor: "x" }, legend: { orientation: "h", y: -0.02, x: 0 }, uirevision: "map" }), config);
+      return Plotly.react(canvas, [...lines(), ...points()], themed({ height: narrow() ? 480 : 560, margin: { l: 10, r: 10, t: 10, b: 10 }, hovermode: "closest", xaxis: { ...hidden }, yaxis: { ...hidden, scaleanchor: "x" }, legend: { orientation: "h", y: -0.02, x: 0 }, uirevision: "map" }), config);
     };
     function show(i) {
       card.replaceChildren();
@@ -224,7 +140,22 @@
     showEdges.addEventListener("change", draw);
     choice.addEventListener("change", () => { colouring = found.colourings[Number(choice.value)]; draw(); });
     drawn.push(draw);
-    draw().then(() => canvas.on("plotly_hover", (event) => { const i = event.points[0].customdata; if (i !== undefined) show(i); }));
+    draw().then(() => ["plotly_hover", "plotly_click"].forEach((name) => canvas.on(name, (event) => { const i = event.points[0].customdata; if (i !== undefined) show(i); })));
+  }
+
+  // Tables sort by a click on a heading: numbers as numbers, texts as texts.
+  for (const table of document.querySelectorAll("table.sortable")) {
+    table.tHead.addEventListener("click", (event) => {
+      const heading = event.target.closest("th");
+      if (!heading) return;
+      const down = heading.dataset.order === "up";
+      for (const one of heading.parentNode.cells) delete one.dataset.order;
+      heading.dataset.order = down ? "down" : "up";
+      const column = heading.cellIndex, numeric = heading.classList.contains("number");
+      const key = (row) => row.cells[column].textContent;
+      const compare = (a, b) => (numeric ? Number(key(a)) - Number(key(b)) : key(a).localeCompare(key(b)));
+      table.tBodies[0].append(...[...table.tBodies[0].rows].sort((a, b) => (down ? compare(b, a) : compare(a, b))));
+    });
   }
 
   const again = () => drawn.forEach((draw) => draw());
@@ -235,15 +166,8 @@
     again();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
-
-  curves();
-  if (data.quality.kind === "classes") confusion(data.quality);
-  else residuals(data.quality);
   data.maps.forEach(map);
-  if (data.within) within(data.within);
-  if (data.energy) energy(data.energy);
-  data.explanations.forEach(explanation);
-  // What was drawn inside a closed fold has no width until it is opened.
+  // A figure inside a closed fold has no width until the fold is opened.
   document.querySelectorAll("details").forEach((fold) => fold.addEventListener("toggle", () => fold.querySelectorAll(".js-plotly-plot").forEach((one) => Plotly.Plots.resize(one))));
   document.documentElement.dataset.ready = "yes";
 })();

@@ -1,0 +1,275 @@
+r"""All-pair propagation in two steps: summarise the senders, then answer the receivers.
+
+With keys k, values v and weights w of the senders, and the query q of a receiver,
+
+.. math::
+    P(q) = \frac{\sum_j w_j \, g(q^\top k_j) \, v_j}{\sum_l w_l \, g(q^\top k_l)} .
+
+The senders enter through a summary alone, and summaries add:
+
+=========================== =============================================== ==========
+diffusivity                 summary                                         size
+=========================== =============================================== ==========
+simple, constant            `Sums`: Σ w [1, k]ᵀ[1, v]                       O(d c)
+any, with a tolerance       `Moments`: the same over the monomials of k     O(F c)
+any other                   `Pairs`: the keys and values, visited in tiles  O(N d)
+                            with a running maximum and normaliser
+=========================== =============================================== ==========
+
+So one graph, a graph in chunks of rows, weighted rows, rows on several ranks (add = all-reduce) and rows that were
+never seen (keep the summary) are the same computation. All summaries differentiate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from difformer.attention import blockwise, polynomial
+from difformer.attention.layout import working_dtype
+from difformer.attention.reference import attention_matrix, safe_total
+from difformer.attention.scores import diffusivity_of, find_score, form_of, score_key
+from difformer.attention.tiles import Sums as RunningSums
+from difformer.attention.tiles import add_keys
+from difformer.diffusion.diffusivity import Diffusivity
+
+S = TypeVar("S", bound="Summary")
+
+
+class Summary(Protocol):
+    """What receivers need to know of senders."""
+
+    def answer(self, q: Tensor) -> Tensor:
+        """What queries ``[M, H, d]`` receive: ``[M, H, c]``."""
+
+    def __add__(self: S, other: S) -> S:
+        """The summary of both sets of senders."""
+
+    def to(self: S, device: torch.device | str) -> S:
+        """The same on another device."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Plain tensors to be saved; `restore` reads them."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """g(x) = 1 + x, or 1: sums whose size does not depend on the number of senders.
+
+    Args:
+        sums: ``[H, 1 + d, 1 + c]``: Σ_j w_j [1, k_j]ᵀ[1, v_j]; d is 0 for the constant diffusivity. To sum over ranks,
+            all-reduce this tensor and put it back with ``dataclasses.replace``.
+    """
+
+    sums: Tensor
+
+    @staticmethod
+    def of(k: Tensor | None, v: Tensor, weight: Tensor | None) -> Sums:
+        ones = v.new_ones(*v.shape[:2], 1)
+        left = ones if k is None else torch.cat([ones, k], -1)
+        if weight is not None:
+            left = left * weight.to(v.dtype).view(-1, 1, 1)
+        return Sums(torch.einsum("nha,nhb->hab", left, torch.cat([ones, v], -1)))
+
+    def answer(self, q: Tensor) -> Tensor:
+        state = self.sums.to(working_dtype(q.dtype))
+        count, values = state[:, :1, :1], state[:, :1, 1:]
+        if state.shape[1] == 1:
+            mean = values / count.clamp_min(torch.finfo(state.dtype).tiny)
+            return mean.squeeze(1).expand(q.shape[0], -1, -1).to(q.dtype)
+        queries = q.to(state.dtype).transpose(0, 1)
+        total = safe_total(torch.baddbmm(count, queries, state[:, 1:, :1]), count.detach())
+        return (torch.baddbmm(values, queries, state[:, 1:, 1:]) / total).transpose(0, 1).to(q.dtype)
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(self.sums + other.sums)
+
+    def to(self, device: torch.device | str) -> Sums:
+        return Sums(self.sums.to(device))
+
+    def state(self) -> dict[str, Tensor]:
+        return {"sums": self.sums}
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Any g as a polynomial on [-1, 1]: sums over the monomials of the keys, whose rows have norm at most one.
+
+    Args:
+        moments: ``[H, monomials, c + 1]``, see `difformer.attention.polynomial`; all-reduce it to sum over ranks.
+        diffusivity: g.
+        tol: Relative error allowed in g.
+    """
+
+    moments: Tensor
+    diffusivity: Diffusivity
+    tol: float = polynomial.DEFAULT_TOL
+
+    def answer(self, q: Tensor) -> Tensor:
+        polynomial.check_norms(q=q)
+        wide = q.to(working_dtype(q.dtype))
+        key = score_key(self.diffusivity, q.shape[-1])
+        return polynomial.answer(wide, self.moments.to(wide.dtype), key, tol=self.tol).to(q.dtype)
+
+    def __add__(self, other: Moments) -> Moments:
+        return replace(self, moments=self.moments + other.moments)
+
+    def to(self, device: torch.device | str) -> Moments:
+        return replace(self, moments=self.moments.to(device))
+
+    def state(self) -> dict[str, Tensor]:
+        return {"moments": self.moments}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Any g, exactly: keys and values are kept, and each answer visits them block by block and tile by tile.
+
+    Exponentials keep the largest score of each row and rescale when a larger one comes, so that nothing overflows or
+    underflows where one dense softmax would not. Blocks may live on another device than the queries; they are copied
+    one at a time.
+
+    Args:
+        blocks: Keys ``[m, H, d]``, values ``[m, H, c]`` and weights ``[m]`` (None: one each) of each block.
+        diffusivity: g.
+    """
+
+    blocks: tuple[tuple[Tensor, Tensor, Tensor | None], ...]
+    diffusivity: Diffusivity
+
+    def answer(self, q: Tensor) -> Tensor:
+        inputs = [x for block in self.blocks for x in block if x is not None]
+        tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (q, *inputs))
+        wide = q.to(working_dtype(q.dtype))
+        if torch.compiler.is_exporting():
+            return self._dense(wide).to(q.dtype)
+        return (self._whole(wide) if tracked else self._streamed(wide)).to(q.dtype)
+
+    def _moved(self, block: tuple[Tensor, Tensor, Tensor | None], q: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values in the queries' place and precision; with weights, values are [w v, w]."""
+        k, v, weight = block
+        k, v = k.to(q.device, q.dtype), v.to(q.device, q.dtype)
+        if weight is not None:
+            mass = weight.to(q.device, q.dtype).view(-1, 1, 1).expand(-1, v.shape[1], 1)
+            v = torch.cat([mass * v, mass], -1)
+        return k, v
+
+    @property
+    def weighted(self) -> bool:
+        return self.blocks[0][2] is not None
+
+    def _whole(self, q: Tensor) -> Tensor:
+        keys, values = zip(*(self._moved(block, q) for block in self.blocks), strict=True)
+        out = blockwise.propagate(q, torch.cat(keys), torch.cat(values), self.diffusivity)
+        return out[..., :-1] / out[..., -1:].clamp_min(torch.finfo(out.dtype).tiny) if self.weighted else out
+
+    def _streamed(self, q: Tensor) -> Tensor:
+        score, count = find_score(score_key(self.diffusivity, q.shape[-1])), 0
+        queries = (q * score.slope if score.exponential else q).detach().transpose(0, 1).contiguous()
+        width = self.blocks[0][1].shape[-1] + self.weighted
+        sums = RunningSums.start(score, q.new_empty(q.shape[1], q.shape[0], width))
+        for block in self.blocks:
+            k, v = self._moved(block, q)
+            add_keys(score, queries, k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous(), sums)
+            count += k.shape[0]
+        if self.weighted:  # the weights' own column is the total, relative to the largest score as the others are
+            out = sums.weighted[..., :-1] / sums.weighted[..., -1:].clamp_min(torch.finfo(q.dtype).tiny)
+        else:
+            out = sums.finish(count, score.least)[0]
+        return out.transpose(0, 1)
+
+    def _dense(self, q: Tensor) -> Tensor:
+        keys, values = zip(*(self._moved(block, q) for block in self.blocks), strict=True)
+        matrix = attention_matrix(q, torch.cat(keys), score_key(self.diffusivity, q.shape[-1]))
+        out = torch.einsum("hnm,mhc->nhc", matrix, torch.cat(values))
+        return out[..., :-1] / out[..., -1:] if self.weighted else out
+
+    def __add__(self, other: Pairs) -> Pairs:
+        if self.weighted != other.weighted:
+            raise ValueError("senders with and without weights cannot be added: give every block a weight, or none")
+        return replace(self, blocks=self.blocks + other.blocks)
+
+    def to(self, device: torch.device | str) -> Pairs:
+        moved = tuple((k.to(device), v.to(device), None if w is None else w.to(device)) for k, v, w in self.blocks)
+        return replace(self, blocks=moved)
+
+    def state(self) -> dict[str, Tensor]:
+        keys, values, weights = zip(*self.blocks, strict=True)
+        found = {"keys": torch.cat(keys), "values": torch.cat(values)}
+        return found | ({"weight": torch.cat(weights)} if self.weighted else {})
+
+
+def adds_up(diffusivity: str | Diffusivity, tol: float | None = None) -> bool:
+    """Whether the summary has a fixed size, so that it can be all-reduced; otherwise it is the senders themselves."""
+    return tol is not None or form_of(diffusivity) in ("simple", "constant")
+
+
+def summarise(
+    k: Tensor,
+    v: Tensor,
+    diffusivity: str | Diffusivity,
+    weight: Tensor | None = None,
+    *,
+    tol: float | None = None,
+) -> Summary:
+    """The summary of senders.
+
+    Args:
+        k: Keys ``[N, H, d]``, normalised as the layer has them.
+        v: Values ``[N, H or 1, c]``; one for all heads is shared by them.
+        diffusivity: A name, a `Diffusivity` or the key of a score.
+        weight: ``[N]`` non-negative: how often each sender counts; None for once.
+        tol: Relative error allowed in g: sums of monomials instead of the pairs themselves. Ignored where the sums are
+            exact anyway.
+
+    Raises:
+        ValueError: For the identity diffusivity, which has no senders; for a tolerance with rows longer than one.
+
+    Example:
+        >>> q, k, v = torch.rand(3, 1, 4), torch.rand(9, 1, 4), torch.rand(9, 1, 2)
+        >>> whole = summarise(k, v, "sigmoid").answer(q)
+        >>> parts = summarise(k[:5], v[:5], "sigmoid") + summarise(k[5:], v[5:], "sigmoid")
+        >>> bool((parts.answer(q) - whole).abs().max() < 1e-6)
+        True
+    """
+    key = score_key(diffusivity, k.shape[-1])
+    form, wide = form_of(key), working_dtype(k.dtype)
+    if form == "identity":
+        raise ValueError("the identity diffusivity propagates each row to itself, so there is nothing to summarise")
+    heads = max(k.shape[1], v.shape[1])
+    k, v = k.to(wide), v.to(wide).expand(-1, heads, -1)
+    if form in ("simple", "constant"):
+        return Sums.of(None if form == "constant" else k, v, weight)
+    chosen = diffusivity_of(key)
+    if tol is not None:
+        polynomial.check_norms(k=k)
+        mass = v.new_ones(*v.shape[:2], 1)
+        if weight is not None:
+            mass = mass * weight.to(wide).view(-1, 1, 1)
+            v = v * mass
+        return Moments(polynomial.summarise(k, v, key, tol=tol, mass=mass), chosen, tol)
+    if weight is not None and not weight.requires_grad and bool((weight == 0).any()):
+        there = weight > 0  # a sender without weight must not be the largest score of a row
+        k, v, weight = k[there], v[there], weight[there]
+    return Pairs(((k, v, weight),), chosen)
+
+
+def restore(state: dict[str, Tensor], diffusivity: str | Diffusivity, *, tol: float | None = None) -> Summary:
+    """A summary from what `Summary.state` gave.
+
+    Raises:
+        ValueError: If the tensors are not those of a summary.
+    """
+    names: Sequence[str] = sorted(state)
+    chosen = diffusivity_of(diffusivity)
+    if names == ["sums"]:
+        return Sums(state["sums"])
+    if names == ["moments"]:
+        return Moments(state["moments"], chosen, polynomial.DEFAULT_TOL if tol is None else tol)
+    if names in (["keys", "values"], ["keys", "values", "weight"]):
+        return Pairs(((state["keys"], state["values"], state.get("weight")),), chosen)
+    raise ValueError(f"a summary is 'sums', 'moments', or 'keys' and 'values', got {', '.join(names) or 'nothing'}")

@@ -1,0 +1,343 @@
+"""Certificates for a constant coupling, with and without a source.
+
+Without a source the step is Z⁺ = Z - τΔZ, where Δ = D̃ - S and S is symmetric and non-negative. The energy is
+E(Z, k) = ||Z - Z^(k)||² + λ Σ_ij s_ij ||z_i - z_j||², and E_k = E(Z^(k), k - 1); λ₁ is the largest eigenvalue of Δ and
+μ its smallest non-zero one.
+
+With a source the step is Z⁺ = Z - τΔZ + τβH. The paper's claim for it (`prop-convergence`, E_{k+1} ≤ E_k) is false, see
+`difformer.diffusion.counterexamples`. What holds is here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from difformer.diffusion.certificates.certificate import Certificate, double, largest_gap, largest_rise
+from difformer.diffusion.coupling import Coupling, GraphCoupling, as_coupling
+from difformer.diffusion.dynamics import diffuse, flow
+from difformer.diffusion.energy import Energy, normalised_dirichlet_energy, smoothness
+from difformer.diffusion.laplacian import Laplacian, component_labels
+from difformer.diffusion.spectrum import laplacian_spectrum, stable_step_size
+from difformer.graph import Graph
+from difformer.sparse import SparseMatrix
+
+AnyCoupling = Coupling | Tensor | SparseMatrix
+
+SLACK = 1 + 1e-9  # a step size of exactly 2/λ₁ counts as one, whatever the rounding of λ₁
+
+
+@dataclass(frozen=True)
+class Static:
+    """A constant coupling and its data, ready to be measured."""
+
+    z: Tensor
+    coupling: Coupling
+    largest: float
+    step_size: float
+    symmetric: bool
+
+    @staticmethod
+    def of(z: Tensor, coupling: AnyCoupling, step_size: float | None, share: float) -> Static:
+        """`step_size` where it is given, else the `share` of 1/λ₁."""
+        z = double(z)
+        chosen = as_coupling(coupling, num_nodes=z.shape[0])
+        if not chosen.static:
+            raise ValueError("coupling depends on the states: this certificate is for constant ones; see thm_main")
+        largest = 2 / stable_step_size(chosen, z)
+        usual = share / largest if largest > 0 else 1.0
+        return Static(z, chosen, largest, usual if step_size is None else step_size, chosen.symmetric(z))
+
+    def trajectory(self, steps: int, source: Tensor | None = None, source_weight: float | None = None) -> Tensor:
+        return diffuse(
+            self.z,
+            self.coupling,
+            steps=steps,
+            step_size=self.step_size,
+            source=source,
+            source_weight=source_weight,
+            save="all",
+        )
+
+    def rate(self) -> float:
+        """ρ = max(|1 - τμ|, |1 - τλ₁|), the factor of the slowest mode; not a number where S is not symmetric."""
+        return math.sqrt(laplacian_spectrum(self.coupling, self.z).rate(self.step_size)) if self.symmetric else math.nan
+
+    def up_to(self, share: float) -> bool:
+        """Whether S is symmetric and 0 < τ ≤ share/λ₁."""
+        return self.symmetric and self.step_size > 0 and self.step_size * self.largest <= share * SLACK
+
+    def magnitude(self, weight: float) -> float:
+        return float((self.z**2).sum()) * (1 + weight * self.largest)
+
+    def details(self, **more: float) -> dict[str, float]:
+        return {"step_size": self.step_size, "largest eigenvalue": self.largest, **more}
+
+
+def thm_gcn(
+    z: Tensor, coupling: AnyCoupling, *, step_size: float | None = None, weight: float = 1.0, steps: int = 8
+) -> Certificate:
+    """E_{k+1} ≤ E_k for every λ ≥ 0 and 0 < τ ≤ 2/λ₁; the paper asks for τ ≤ 1/λ₁."""
+    case = Static.of(z, coupling, step_size, 2.0)
+    energies = Energy(smoothness(case.coupling), weight).along(case.trajectory(steps))
+    return Certificate(
+        name="thm-gcn",
+        claim="E(Z^(k+1), k) ≤ E(Z^(k), k-1)",
+        condition="S = Sᵀ ≥ 0, 0 < τ ≤ 2/λ₁, λ ≥ 0",
+        condition_met=case.up_to(2) and weight >= 0,
+        violation=largest_rise(energies[:-1], energies[1:], magnitude=case.magnitude(weight)),
+        details=case.details(weight=weight),
+    )
+
+
+def needed_weight(step_size: float, largest: float) -> float:
+    """λ = τ / (2(2 - τλ₁)), from which on every single step descends its own energy; infinite for τ ≥ 2/λ₁."""
+    left = 2 - step_size * largest
+    return step_size / (2 * left) if left > 0 else math.inf
+
+
+def thm_gcn_step(
+    z: Tensor, coupling: AnyCoupling, *, step_size: float | None = None, weight: float | None = None, steps: int = 8
+) -> Certificate:
+    """The stronger E(Z^(k+1), k) ≤ E(Z^(k), k), which needs τ < 2/λ₁ and λ ≥ τ / (2(2 - τλ₁))."""
+    case = Static.of(z, coupling, step_size, 1.0)
+    least = needed_weight(case.step_size, case.largest)
+    weight = (least if math.isfinite(least) else 1.0) if weight is None else weight
+    energy = Energy(smoothness(case.coupling), weight)
+    states = case.trajectory(steps)
+    return Certificate(
+        name="thm-gcn (one step)",
+        claim="E(Z^(k+1), k) ≤ E(Z^(k), k)",
+        condition="S = Sᵀ ≥ 0, 0 < τ < 2/λ₁, λ ≥ τ / (2(2 - τλ₁))",
+        condition_met=case.up_to(2) and weight * SLACK >= least,
+        violation=largest_rise(
+            [energy(now, now) for now in states[:-1]],
+            [energy(after, now) for now, after in pairwise(states)],
+            magnitude=case.magnitude(weight),
+        ),
+        details=case.details(weight=weight),
+    )
+
+
+def prop_bound(
+    z: Tensor, coupling: AnyCoupling, *, step_size: float | None = None, weight: float = 1.0, steps: int = 8
+) -> Certificate:
+    """(1 - τλ₁)² E_k ≤ E_{k+1} ≤ (1 - τμ)² E_k for τ ≤ 1/λ₁, on disconnected graphs too.
+
+    The paper has the smallest eigenvalue in place of μ. That one is 0 for every graph, and bounds nothing.
+    """
+    case = Static.of(z, coupling, step_size, 1.0)
+    slowest = (laplacian_spectrum(case.coupling, case.z).gap if case.symmetric else None) or 0.0
+    energies = Energy(smoothness(case.coupling), weight).along(case.trajectory(steps))
+    low, high = (1 - case.step_size * case.largest) ** 2, (1 - case.step_size * slowest) ** 2
+    magnitude = case.magnitude(weight)
+    return Certificate(
+        name="prop-bound",
+        claim="(1 - τλ₁)² E_k ≤ E_{k+1} ≤ (1 - τμ)² E_k",
+        condition="S = Sᵀ ≥ 0, 0 < τ ≤ 1/λ₁, λ ≥ 0, μ the smallest non-zero eigenvalue",
+        condition_met=case.up_to(1) and weight >= 0,
+        violation=max(
+            largest_rise(energies[1:], low * energies[:-1], magnitude=magnitude),
+            largest_rise(high * energies[:-1], energies[1:], magnitude=magnitude),
+        ),
+        details=case.details(gap=slowest, weight=weight),
+    )
+
+
+def component_means(z: Tensor, coupling: Coupling) -> Tensor:
+    """The mean of each connected component at each of its nodes: where diffusion ends."""
+    labels = component_labels(coupling, z)
+    total = z.new_zeros(z.shape).index_add(0, labels, z)
+    return (total / torch.bincount(labels, minlength=z.shape[0]).clamp_min(1).unsqueeze(1))[labels]
+
+
+def cora_conv(z: Tensor, coupling: AnyCoupling, *, step_size: float | None = None, steps: int = 30) -> Certificate:
+    """Z^(k) goes to the mean of each connected component, at least as fast as ρ^k, ρ = max(|1 - τμ|, |1 - τλ₁|) < 1.
+
+    The paper says "a single point", which is so where the graph is connected.
+    """
+    case = Static.of(z, coupling, step_size, 1.0)
+    rate = case.rate()
+    away = (case.trajectory(steps) - component_means(case.z, case.coupling)).flatten(1).norm(dim=1)
+    bound = away[0] * rate ** torch.arange(steps + 1, dtype=torch.float64, device=away.device)
+    return Certificate(
+        name="cora-conv",
+        claim="||Z^(k) - component means|| ≤ ρ^k ||Z^(0) - component means||, ρ < 1",
+        condition="S = Sᵀ ≥ 0, 0 < τ < 2/λ₁",
+        condition_met=case.up_to(2) and rate < 1,
+        violation=largest_rise(bound, away, magnitude=float(case.z.norm())),
+        details=case.details(rate=rate, left=float(away[-1])),
+    )
+
+
+def corollary_gcn_cont(z: Tensor, coupling: AnyCoupling) -> Certificate:
+    """dz_i/dt = Σ_j s_ij (z_j - z_i) = -½ ∇E at Z = Z(t), with λ = ½."""
+    case = Static.of(z, coupling, None, 1.0)
+    at = case.z.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(Energy(smoothness(case.coupling), 0.5)(at, case.z), at)
+    return Certificate(
+        name="corollary-gcn-cont",
+        claim="dZ/dt = -½ ∇E(Z, t) with λ = ½",
+        condition="S = Sᵀ",
+        condition_met=case.symmetric,
+        violation=largest_gap(
+            flow(case.z, case.coupling),
+            -gradient / 2,
+            magnitude=float(case.coupling.degree(case.z).max() * case.z.abs().max()),
+        ),
+        details={"weight": 0.5},
+    )
+
+
+def example_gcn(z: Tensor, graph: Graph, *, step_size: float | None = None, steps: int = 8) -> Certificate:
+    """What graph convolution with a residual descends: tr(Zᵀ(I - S)Z), S = D^-½ A D^-½, for 0 < τ ≤ 2/λ₁(I - S).
+
+    The paper derives (1-τ)Z + τSZ from `eqn-diffuse-iter`, which has D̃ in place of I, and is another iteration.
+    """
+    z, coupling = double(z), GraphCoupling(graph, "gcn")
+    symmetric = coupling.symmetric(z)
+    stable = stable_step_size(coupling, z, conservation="unit") if symmetric else 1.0
+    step_size = (stable if math.isfinite(stable) else 1.0) if step_size is None else step_size
+    states = diffuse(z, coupling, steps=steps, step_size=step_size, conservation="unit", save="all")
+    energies = [normalised_dirichlet_energy(now, graph) for now in states]
+    return Certificate(
+        name="exa-gcn",
+        claim="½ Σ_ij a_ij ||z_i/√d_i - z_j/√d_j||² + Σ_isolated ||z_i||² does not rise",
+        condition="A = Aᵀ ≥ 0, Z⁺ = (1-τ)Z + τSZ, 0 < τ ≤ 2/λ₁(I - S)",
+        condition_met=symmetric and 0 < step_size <= stable * SLACK,
+        violation=largest_rise(energies[:-1], energies[1:], magnitude=float((z**2).sum())),
+        details={"step_size": step_size, "largest eigenvalue": 2 / stable},
+    )
+
+
+def _source(z: Tensor, source: Tensor | None) -> Tensor:
+    return double(z if source is None else source)
+
+
+def _solve(case: Static, h: Tensor) -> Tensor:
+    """Δ⁺H, column by column."""
+    laplacian = Laplacian.of(case.coupling, case.z, "degree")
+    columns = [torch.from_numpy(laplacian.solve(column)) for column in h.cpu().numpy().T]
+    return torch.stack(columns, 1).to(h.device)
+
+
+def prop_convergence(
+    z: Tensor,
+    coupling: AnyCoupling,
+    *,
+    source: Tensor | None = None,
+    source_weight: float = 1.0,
+    step_size: float | None = None,
+    steps: int = 8,
+) -> Certificate:
+    """F(Z) = ½ tr(ZᵀΔZ) - β⟨Z, H⟩ does not rise for 0 < τ ≤ 2/λ₁: the iteration is gradient descent on it."""
+    case, inflow = Static.of(z, coupling, step_size, 2.0), _source(z, source)
+    states = case.trajectory(steps, source=inflow, source_weight=source_weight)
+    values = [case.coupling.variation(now) / 4 - source_weight * (now * inflow).sum() for now in states]
+    size = float(states.flatten(1).norm(dim=1).max())
+    return Certificate(
+        name="prop-convergence",
+        claim="F(Z) = ½ tr(ZᵀΔZ) - β⟨Z, H⟩ does not rise",
+        condition="S = Sᵀ ≥ 0, 0 < τ ≤ 2/λ₁",
+        condition_met=case.up_to(2),
+        violation=largest_rise(
+            values[:-1],
+            values[1:],
+            magnitude=size**2 * case.largest + abs(source_weight) * size * float(inflow.norm()),
+        ),
+        details=case.details(source_weight=source_weight),
+    )
+
+
+def prop_convergence_step(
+    z: Tensor,
+    coupling: AnyCoupling,
+    *,
+    source: Tensor | None = None,
+    source_weight: float = 1.0,
+    step_size: float | None = None,
+    weight: float | None = None,
+    steps: int = 8,
+) -> Certificate:
+    """E(Z^(k+1), k) ≤ E(Z^(k), k), E(Z, k) = ||Z - (Z^(k) + ηH)||² + λ Σ_ij s_ij ||z_i - z_j||², η = 2λβ."""
+    case, inflow = Static.of(z, coupling, step_size, 1.0), _source(z, source)
+    least = needed_weight(case.step_size, case.largest)
+    weight = (least if math.isfinite(least) else 1.0) if weight is None else weight
+    eta = 2 * weight * source_weight
+    energy = Energy(smoothness(case.coupling), weight, source=inflow, source_weight=eta)
+    states = case.trajectory(steps, source=inflow, source_weight=source_weight)
+    size = float(states.flatten(1).norm(dim=1).max()) + abs(eta) * float(inflow.norm())
+    return Certificate(
+        name="prop-convergence (one step)",
+        claim="E(Z^(k+1), k) ≤ E(Z^(k), k) with η = 2λβ",
+        condition="S = Sᵀ ≥ 0, 0 < τ < 2/λ₁, λ ≥ τ / (2(2 - τλ₁))",
+        condition_met=case.up_to(2) and weight * SLACK >= least,
+        violation=largest_rise(
+            [energy(now, now) for now in states[:-1]],
+            [energy(after, now) for now, after in pairwise(states)],
+            magnitude=size**2 * (1 + weight * case.largest),
+        ),
+        details=case.details(weight=weight, source_weight=source_weight, eta=eta),
+    )
+
+
+def source_drift(
+    z: Tensor,
+    coupling: AnyCoupling,
+    *,
+    source: Tensor | None = None,
+    source_weight: float = 1.0,
+    step_size: float | None = None,
+    steps: int = 8,
+) -> Certificate:
+    """Component means grow by τβ·mean(H) per step, without end: Δ is singular, and the paper's Δ⁻¹H need not exist."""
+    case, inflow = Static.of(z, coupling, step_size, 1.0), _source(z, source)
+    states = case.trajectory(steps, source=inflow, source_weight=source_weight)
+    growth = steps * case.step_size * source_weight * component_means(inflow, case.coupling)
+    expected = component_means(case.z, case.coupling) + growth
+    return Certificate(
+        name="prop-convergence (drift)",
+        claim="mean(Z^(k)) = mean(Z^(0)) + kτβ·mean(H) on each component",
+        condition="S = Sᵀ",
+        condition_met=case.symmetric,
+        violation=largest_gap(
+            component_means(states[-1], case.coupling), expected, magnitude=float(states.abs().max())
+        ),
+        details=case.details(source_weight=source_weight),
+    )
+
+
+def source_limit(
+    z: Tensor,
+    coupling: AnyCoupling,
+    *,
+    source: Tensor | None = None,
+    source_weight: float = 1.0,
+    step_size: float | None = None,
+    steps: int = 30,
+) -> Certificate:
+    """Where H has mean zero on each component, Z^(k) goes to βΔ⁺H + component means, at least as fast as ρ^k.
+
+    H is taken less its component means, so that the condition is met.
+    """
+    case, inflow = Static.of(z, coupling, step_size, 1.0), _source(z, source)
+    means = component_means(case.z, case.coupling)
+    inflow = inflow - component_means(inflow, case.coupling)
+    rate = case.rate()
+    limit = source_weight * _solve(case, inflow) + means if case.symmetric else torch.full_like(means, math.nan)
+    states = case.trajectory(steps, source=inflow, source_weight=source_weight)
+    away = (states - limit).flatten(1).norm(dim=1)
+    bound = away[0] * rate ** torch.arange(steps + 1, dtype=torch.float64, device=away.device)
+    return Certificate(
+        name="prop-convergence (limit)",
+        claim="||Z^(k) - Z*|| ≤ ρ^k ||Z^(0) - Z*||, Z* = βΔ⁺H + component means",
+        condition="S = Sᵀ ≥ 0, 0 < τ < 2/λ₁, H of mean zero on each component",
+        condition_met=case.up_to(2) and rate < 1,
+        # Rounding adds up over the steps, and the limit itself is known to 13 digits.
+        violation=largest_rise(bound, away, magnitude=10 * float(limit.norm() + states.flatten(1).norm(dim=1).max())),
+        details=case.details(rate=rate, left=float(away[-1])),
+    )

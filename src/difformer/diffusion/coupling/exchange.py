@@ -1,0 +1,205 @@
+r"""Couplings that are inferred from the states: attention on observed edges, and between all pairs.
+
+An exchange :math:`\omega_{ij}` between two states comes from a diffusivity in one of two ways:
+
+    metric="distance"   ω_ij = f(||z_i - z_j||²)            what the theorems speak of
+    metric="cosine"     ω_ij = g(z_iᵀz_j / ||z_i|| ||z_j||)  what the network computes
+
+which agree on unit states. The coupling is s_ij = ω_ij / Σ_l ω_il, or ω_ij itself where it is not normalised. Distances
+should stay within [0, 4], as they do in the unit ball: beyond, a diffusivity such as `simple` turns negative.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from difformer.attention import propagate
+from difformer.attention.reference import attention_matrix, exchange
+from difformer.attention.scores import form_of, slope_of
+from difformer.attention.segments import Segments, as_segments
+from difformer.diffusion.coupling.base import Coupling, SparseCoupling, edge_distances, edge_products
+from difformer.diffusion.coupling.matrix import is_symmetric
+from difformer.diffusion.diffusivity import IDENTITY, Diffusivity, as_diffusivity
+from difformer.diffusion.pairs import BLOCK_SIZE, distance_factors, exchange_sums
+from difformer.graph import Graph
+
+METRICS = ("distance", "cosine")
+
+
+@lru_cache(maxsize=64)
+def _chosen(diffusivity: str | Diffusivity, channels: int) -> Diffusivity:
+    """A diffusivity is checked on a grid when it is made: once is enough."""
+    return as_diffusivity(diffusivity, channels=channels)
+
+
+class Attention(Coupling):
+    """What edge and all-pair attention share."""
+
+    diffusivity: str | Diffusivity
+    metric: str
+    normalised: bool
+
+    @property
+    def static(self) -> bool:
+        return False
+
+    @abstractmethod
+    def exchange_sums(self, z: Tensor) -> Tensor:
+        """d̄ = Ω1, the row sums before normalisation, ``[N]``."""
+
+    def chosen(self, z: Tensor) -> Diffusivity:
+        """The diffusivity; plain ``softmax`` takes its temperature √d from the states."""
+        return _chosen(self.diffusivity, z.shape[1])
+
+    def _check(self) -> None:
+        as_diffusivity(self.diffusivity)
+        if self.metric not in METRICS:
+            raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}")
+
+    def _balance(self, z: Tensor) -> Tensor:
+        sums = self.exchange_sums(z)
+        # A node without an exchange partner has an empty row: any weight balances it.
+        return torch.where(sums > 0, sums, 1.0) if self.normalised else torch.ones_like(sums)
+
+
+@dataclass(frozen=True, eq=False)
+class AllPairAttention(Attention):
+    """Attention between all pairs of states: the coupling of DIFFormer and, with ``"softmax"``, of Transformers.
+
+    `propagate` needs O(N d²) time for ``simple`` and ``constant``, on distances too; any other diffusivity needs
+    O(N² d) time, and no N×N matrix.
+
+    Args:
+        diffusivity: A name or a `Diffusivity`.
+        metric: ``"distance"`` or ``"cosine"``.
+        normalised: Whether rows are divided by their sums.
+        batch: Which graph each state belongs to; graphs never see each other.
+        backend: Handed to `difformer.attention.propagate`.
+        block_size: Rows and columns of the largest tile when row sums are taken.
+    """
+
+    diffusivity: str | Diffusivity = "simple"
+    metric: str = "distance"
+    normalised: bool = True
+    batch: Tensor | Segments | None = None
+    backend: str = "auto"
+    block_size: int = BLOCK_SIZE
+
+    def __post_init__(self) -> None:
+        self._check()
+        object.__setattr__(self, "batch", as_segments(self.batch))
+
+    @property
+    def segments(self) -> Segments | None:
+        return as_segments(self.batch)
+
+    @property
+    def num_nodes(self) -> int | None:
+        return None if self.segments is None else self.segments.batch.numel()
+
+    def _factors(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        if self.metric == "distance":
+            return distance_factors(z, self.segments)
+        unit = functional.normalize(z, dim=1)
+        return unit, unit
+
+    def propagate(self, z: Tensor, values: Tensor | None = None) -> Tensor:
+        values = z if values is None else values
+        chosen = self.chosen(z)
+        if chosen is IDENTITY:
+            return values
+        q, k = self._factors(z)
+        received = propagate(q, k, values, chosen, batch=self.segments, backend=self.backend)
+        return received if self.normalised else self.exchange_sums(z).unsqueeze(1) * received
+
+    def exchange_sums(self, z: Tensor) -> Tensor:
+        return exchange_sums(*self._factors(z), self.chosen(z), batch=self.segments, block_size=self.block_size)
+
+    def degree(self, z: Tensor) -> Tensor:
+        return z.new_ones(z.shape[0]) if self.normalised else self.exchange_sums(z)
+
+    def matrix(self, z: Tensor) -> Tensor:
+        if self.chosen(z) is IDENTITY:
+            return torch.eye(z.shape[0], dtype=z.dtype, device=z.device)
+        q, k = (part.unsqueeze(1) for part in self._factors(z))
+        weights = attention_matrix if self.normalised else exchange
+        return weights(q, k, self.chosen(z), None if self.segments is None else self.segments.batch).squeeze(0)
+
+    def balance(self, z: Tensor) -> Tensor:
+        return self._balance(z)
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeAttention(SparseCoupling, Attention):
+    """Attention on observed edges: the paper's extension of graph attention networks.
+
+    The exchange on an edge is a_ij f(u_ij) or a_ij g(x_ij), a_ij its weight. A node without edges receives nothing.
+
+    Args:
+        graph: The graph; self-loops count only where it has them.
+        diffusivity: A name or a `Diffusivity`.
+        metric: ``"distance"`` or ``"cosine"``.
+        normalised: Whether rows are divided by their sums.
+    """
+
+    graph: Graph
+    diffusivity: str | Diffusivity = "simple"
+    metric: str = "distance"
+    normalised: bool = True
+
+    def __post_init__(self) -> None:
+        self._check()
+        if self.diffusivity == "identity" or self.diffusivity is IDENTITY:
+            raise ValueError("diffusivity 'identity' takes nothing from neighbours; use the Identity coupling")
+
+    @property
+    def num_nodes(self) -> int:
+        return self.graph.num_nodes
+
+    def _exchange(self, z: Tensor) -> Tensor:
+        source, target = self.graph.edge_index
+        if self.metric == "distance":
+            exchange = self.chosen(z).f(edge_distances(z, target, source))
+        else:
+            exchange = self.chosen(z).g(edge_products(functional.normalize(z, dim=1), target, source))
+        return self.graph.weights(z.dtype) * exchange
+
+    def _relative_exchange(self, z: Tensor) -> Tensor:
+        """Exchange up to a factor of each target: exponentials relative to its largest, so that none overflows."""
+        chosen = self.chosen(z)
+        if form_of(chosen) != "exponential":
+            return self._exchange(z)
+        source, target = self.graph.edge_index
+        if self.metric == "distance":
+            score = 1 - edge_distances(z, target, source) / 2
+        else:
+            score = edge_products(functional.normalize(z, dim=1), target, source)
+        score = slope_of(chosen) * score
+        largest = score.new_full((z.shape[0],), -torch.inf).scatter_reduce(0, target, score.detach(), "amax")
+        return self.graph.weights(z.dtype) * torch.exp(score - largest[target])
+
+    def exchange_sums(self, z: Tensor) -> Tensor:
+        return z.new_zeros(z.shape[0]).index_add(0, self.graph.edge_index[1], self._exchange(z))
+
+    def entries(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        source, target = self.graph.edge_index
+        exchange = self._relative_exchange(z) if self.normalised else self._exchange(z)
+        if self.normalised:
+            sums = z.new_zeros(z.shape[0]).index_add(0, target, exchange)
+            exchange = exchange / torch.where(sums > 0, sums, 1.0)[target]
+        return target, source, exchange
+
+    @cached_property
+    def undirected(self) -> bool:
+        """Whether the graph's own weights are symmetric."""
+        source, target = self.graph.edge_index
+        return is_symmetric(target, source, self.graph.weights(torch.float64), self.num_nodes)
+
+    def balance(self, z: Tensor) -> Tensor | None:
+        return self._balance(z) if self.undirected else None

@@ -1,0 +1,389 @@
+"""From the ledger to tables: pandas frames of runs and rows, published figures beside them, and paired comparisons.
+
+Means are over runs; deviations are sample standard deviations (n - 1). The best row of a role is the one with the best
+mean *validation* score; test scores are compared, never used to choose.
+
+There is one rule of significance. Two rows are compared over the seeds and splits that they share by a paired t-test
+with Nadeau and Bengio's correction for overlapping splits (on a single split, by the plain paired t-test, which then
+speaks of that split only), and Holm's correction covers all comparisons of a section: `difformer.report.comparison`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from difformer.data.errors import require
+from difformer.experiments.cells import NO_TRAINING, UNTUNED, Cell, Request, cells, read_presets, wanted_cells
+from difformer.experiments.ledger import TAKEN_FROM, Ledger, Line, current, reasons
+from difformer.experiments.presets import Preset
+from difformer.experiments.runner import Outcome
+from difformer.experiments.spec import Data, Experiment, System
+from difformer.report.comparison import ALPHA, Paired, judge, paired
+from difformer.training import toml
+
+NOT_YET = "not run yet"
+# The preset `paper` was tuned here; under its own name it could be mistaken for the paper's figures.
+SHOWN = {"paper": "paper's grid"}
+PERCENT = ("accuracy", "rocauc", "f1", "f1-micro", "batch-rocauc")
+PUBLISHED = Path(__file__).with_name("published.toml")
+PAPER, AUTHORS, MEMORY = "paper", "authors-code", "paper-memory"
+
+
+def pandas() -> Any:
+    """The pandas module.
+
+    Raises:
+        ImportError: If it is not installed, naming the extra.
+    """
+    return require("pandas", extra="figures", purpose="making tables of results")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A published figure in the units and digits of its source; `text` if the source prints no number."""
+
+    mean: float | None = None
+    deviation: float | None = None
+    text: str = ""
+    digits: int = 1
+
+    def __str__(self) -> str:
+        given = [value for value in (self.mean, self.deviation) if value is not None]
+        return " ± ".join(f"{value:.{self.digits}f}" for value in given) or self.text
+
+
+@cache
+def published() -> dict[str, Any]:
+    """Everything in ``published.toml``: the paper's figures, and those measured with the authors' public code."""
+    return toml.loads(PUBLISHED.read_text(encoding="utf-8"))
+
+
+def figure(experiment: str, source: str, data: Data, system: str) -> Figure | None:
+    """A published figure, or None.
+
+    Args:
+        experiment: Its name.
+        source: ``"paper"``, ``"authors-code"`` or ``"paper-memory"``.
+        data: The section, found by its key or, for the paper, by what it names as published.
+        system: Key of the system.
+    """
+    tables = published().get(experiment, {}).get(source, {})
+    keys = (data.key,) if source == AUTHORS else (data.key, data.published)
+    table = next((tables[key] for key in keys if system in tables.get(key, {})), None)
+    if table is None:
+        return None
+    found = table[system]
+    if isinstance(found, str):
+        return Figure(text=found)
+    # TOML reads 83.0 as 83: all figures of one table have the same number of digits.
+    printed = [value for entry in table.values() if not isinstance(entry, str) for value in entry]
+    digits = max(len(repr(value).partition(".")[2]) if isinstance(value, float) else 0 for value in printed)
+    return Figure(float(found[0]), float(found[1]) if len(found) > 1 else None, digits=digits)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A system with one preset on one section.
+
+    Args:
+        data: The section.
+        system: The system.
+        preset: Name of its settings.
+        runs: Frame of its runs, see `frame`.
+        reason: Why runs are missing; empty if none is.
+        planned: Whether `reproduce` would run it today.
+        paper: The paper's figure.
+        authors: The figure of the authors' code.
+        memory: The paper's memory in megabytes.
+    """
+
+    data: Data
+    system: System
+    preset: str
+    runs: Any = field(repr=False)
+    reason: str = ""
+    planned: bool = True
+    paper: Figure | None = None
+    authors: Figure | None = None
+    memory: Figure | None = None
+
+    @property
+    def n(self) -> int:
+        return len(self.runs)
+
+    @property
+    def label(self) -> str:
+        return self.system.label if self.preset == NO_TRAINING else f"{self.system.label} ({self.settings})"
+
+    @property
+    def settings(self) -> str:
+        """Name of the preset in tables."""
+        return SHOWN.get(self.preset, self.preset)
+
+    @property
+    def metric(self) -> str:
+        return str(self.first("metric", ""))
+
+    @property
+    def higher_is_better(self) -> bool:
+        return bool(self.first("higher_is_better", True))
+
+    @property
+    def scale(self) -> float:
+        """100 for metrics shown in percent, otherwise 1."""
+        return 100.0 if is_percent(self.metric, self.data.compare) else 1.0
+
+    def first(self, what: str, default: Any = None) -> Any:
+        """A field of the first run."""
+        return self.runs.iloc[0][what] if self.n and what in self.runs else default
+
+    def values(self, what: str = "test") -> Any:
+        """One number per run: ``"test"``, ``"valid"``, ``"seconds"``, …, or a measure."""
+        return self.runs[what].dropna().astype(float) if what in self.runs else pandas().Series(dtype=float)
+
+    def mean(self, what: str = "test") -> float | None:
+        values = self.values(what)
+        return float(values.mean()) if len(values) else None
+
+    def std(self, what: str = "test") -> float:
+        values = self.values(what)
+        return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+    def scores(self, what: str = "test") -> dict[tuple[int, str], float]:
+        """Scores by seed and split."""
+        return dict(self.runs.set_index(["seed", "split"])[what].dropna()) if self.n else {}
+
+    @property
+    def missing(self) -> str:
+        """Why some runs are missing where others exist."""
+        if not self.n or self.n >= self.data.seeds or not self.planned:
+            return ""
+        return f"; {self.reason or 'the others are ' + NOT_YET}"
+
+    @property
+    def budget(self) -> str:
+        """How it was tuned: ``"16 × 2"`` settings and runs each; empty if unknown or not tuned itself."""
+        trials, runs = self.first("trials"), self.first("tuning_runs")
+        borrowed = self.system.base and f"({self.system.base} on " in str(self.first("origin", ""))
+        if self.preset == UNTUNED or borrowed or pandas().isna(trials):
+            return "borrowed" if borrowed else ""
+        return f"{trials:.0f}" if pandas().isna(runs) else f"{trials:.0f} × {runs:.0f}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Our best row against another: `test` holds differences of ours less the other's, with Holm's p."""
+
+    ours: Row
+    other: Row
+    what: str
+    test: Paired | None
+
+    @property
+    def p(self) -> float | None:
+        return None if self.test is None else self.test.adjusted
+
+    @property
+    def significant(self) -> bool:
+        return self.p is not None and self.p < ALPHA
+
+    @property
+    def ahead(self) -> bool:
+        assert self.test is not None
+        return (self.test.difference > 0) == self.ours.higher_is_better
+
+    @property
+    def gain(self) -> float:
+        """How much better ours is, in the units of the table; negative if it is worse."""
+        assert self.test is not None
+        return self.ours.scale * self.test.difference * (1 if self.ours.higher_is_better else -1)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One data set of a table; `reason` says why it has no runs."""
+
+    data: Data
+    rows: tuple[Row, ...]
+    reason: str = ""
+
+    @cached_property
+    def runs(self) -> Any:
+        """Runs of all rows."""
+        found = [row.runs for row in self.rows if row.n]
+        return pandas().concat(found) if found else frame([])
+
+    @property
+    def shown(self) -> tuple[Row, ...]:
+        """Rows of systems that were run, or that could not be."""
+        there = {row.system.key for row in self.rows if row.n or row.reason not in ("", NOT_YET)}
+        return tuple(row for row in self.rows if row.system.key in there) if len(self.runs) or not self.reason else ()
+
+    @property
+    def counted(self) -> str:
+        """``"10 seeds, 10 splits"``."""
+        counts = ((self.runs[what].nunique(), what) for what in ("seed", "split"))
+        return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts)
+
+    def best(self, role: str, **fields: str) -> Row | None:
+        """The row of a role with the best mean validation score; None if none was run."""
+        rows = [row for row in self.rows if row.system.role == role and row.mean("valid") is not None]
+        rows = [row for row in rows if all(getattr(row, key) == value for key, value in fields.items())]
+        return max(rows, key=lambda row: (1 if row.higher_is_better else -1) * (row.mean("valid") or 0), default=None)
+
+    @cached_property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Our best row against the best rival, the best variant, attention off and the authors' settings."""
+        ours = self.best("ours")
+        if ours is None or self.data.mode == "cost":
+            return ()
+        other = {"the best rival": "rival", "the best variant": "variant", "attention off": "off"}
+        found = [(what, row) for what, role in other.items() if (row := self.best(role)) is not None]
+        code = next((row for row in self.rows if row.system == ours.system and row.preset == "public-code"), None)
+        if code is not None and code.n and code is not ours:
+            found.append(("the authors' settings", code))
+        tests = {
+            what: paired(
+                row.scores(),
+                ours.scores(),
+                name=what,
+                test_to_train=_test_to_train(ours),
+                higher=ours.higher_is_better,
+            )
+            for what, row in found
+            if ours.scores().keys() & row.scores().keys()
+        }
+        judged = dict(zip(tests, judge(list(tests.values()), ours.higher_is_better, against=""), strict=True))
+        return tuple(Comparison(ours, row, what, judged.get(what)) for what, row in found)
+
+    def comparison(self, what: str) -> Comparison | None:
+        """The comparison of this name, if both sides share runs."""
+        return next((one for one in self.comparisons if one.what == what and one.test is not None), None)
+
+
+def _test_to_train(row: Row) -> float | None:
+    train, _, test = row.first("sizes", (0, 0, 0))
+    return test / train if train else None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What tables, figures and the page of results are made from."""
+
+    experiment: Experiment
+    quick: bool
+    sections: tuple[Section, ...]
+
+    @property
+    def made(self) -> int:
+        return sum(row.n for section in self.sections for row in section.rows)
+
+    @property
+    def counted(self) -> str:
+        """``"1185 of 1215 runs, and 35 from earlier presets"``."""
+        rows = [row for section in self.sections for row in section.rows]
+        wanted = sum(row.data.seeds for row in rows if row.planned)
+        besides = sum(row.n for row in rows if not row.planned)
+        more = f", and {besides} from earlier presets" if besides else ""
+        return f"{self.made - besides} of {wanted} runs{more}"
+
+    def section(self, key: str) -> Section | None:
+        return next((one for one in self.sections if one.data.key == key), None)
+
+
+def frame(lines: Sequence[Line]) -> Any:
+    """One row per run: the fields of its line, its measures as columns, ``megabytes`` and ``place``.
+
+    Runs that trained as one stack have an equal share of its memory. ``place`` is the device, with the precision if it
+    is not float32: what time and memory depend on.
+    """
+    runs = pandas().DataFrame(list(lines))
+    if runs.empty:
+        return pandas().DataFrame(columns=["data", "system", "preset", "seed", "split", "test", "valid"])
+    settings = [line.get("settings", {}) for line in lines]
+    low = [str(one.get("precision", "float32")) for one in settings]
+    runs["place"] = [
+        str(line["device"]) + ("" if precision == "float32" else f" in {precision}")
+        for line, precision in zip(lines, low, strict=True)
+    ]
+    runs["megabytes"] = [
+        None if line["peak_memory"] is None else line["peak_memory"] / line.get("stacked", 1) / 1e6 for line in lines
+    ]
+    for name in dict.fromkeys(name for line in lines for name in line["measures"]):
+        runs[name] = [
+            value if isinstance(value := line["measures"].get(name), (int, float)) else None for line in lines
+        ]
+    return runs
+
+
+def is_percent(metric: str, measure: str = "test") -> bool:
+    """Whether a metric, or a measure in its place, is shown in percent."""
+    return (metric if measure in ("test", "valid", "train") else measure) in PERCENT
+
+
+def summarise(experiment: Experiment, lines: Sequence[Line], presets: Sequence[Preset], *, quick: bool) -> Summary:
+    """Rows of what is planned, and of what was run with presets that are no longer in use."""
+    planned = cells(experiment, presets, quick=quick)
+    asked = {cell.key for cell in planned}
+    runs = current(lines, {cell.key: cell.settings_id() for cell in planned} if lines else None)
+    why = reasons(lines)
+    by_cell: dict[tuple[str, str, str], list[Line]] = {}
+    for line in sorted(runs, key=lambda one: int(one["seed"])):
+        by_cell.setdefault((line["data"], line["system"], line["preset"]), []).append(line)
+    sections = []
+    for data in experiment.sections(quick):
+        here = any(key[0] == data.key for key in by_cell)
+        absent = "" if here else why.get((data.key, "", ""), "")
+        rows = []
+        for system in experiment.rows(data, quick):
+            for key in _keys(planned, data, system, by_cell):
+                own = by_cell.get(key, [])
+                reason = absent.partition(":")[0] or why.get(key, "") or ("" if own else NOT_YET)
+                sources = (figure(experiment.name, source, data, system.key) for source in (PAPER, AUTHORS, MEMORY))
+                rows.append(Row(data, system, key[2], frame(own), reason, key in asked, *sources))
+        sections.append(Section(data, tuple(rows), absent))
+    return Summary(experiment, quick, tuple(sections))
+
+
+def _keys(
+    planned: Sequence[Cell], data: Data, system: System, made: Mapping[tuple[str, str, str], Any]
+) -> dict[tuple[str, str, str], None]:
+    keys = [*(cell.key for cell in planned), *made]
+    return dict.fromkeys(key for key in keys if key[:2] == (data.key, system.key))
+
+
+def read_summary(experiment: Experiment, folder: Path, preset_folder: Path | None = None) -> Summary:
+    """The summary of a results folder; of the quick form if its runs are quick."""
+    lines = Ledger(folder).read()
+    quick = any(line.get("quick") for line in lines)
+    return summarise(experiment, lines, read_presets(preset_folder), quick=quick)
+
+
+def remaining(summary: Summary, request: Request) -> Outcome:
+    """What a call without ``--table-only`` would find: runs that exist, runs that are left, and failures."""
+    outcome = Outcome(there=summary.made)
+    rows = {(row.data.key, row.system.key, row.preset): row for section in summary.sections for row in section.rows}
+    absent = {section.data.key: section.reason for section in summary.sections if section.reason}
+    for cell in wanted_cells(summary.experiment, Request(**{**vars(request), "quick": summary.quick})):
+        row, count = rows[cell.key], request.seeds or cell.data.seeds
+        # Runs of a preset that has changed are shown until the new ones are made, but do not count as done.
+        same = row.n and row.first("settings_id") == cell.settings_id()
+        missing = count - (int((row.runs["seed"] < count).sum()) if same else 0)
+        if cell.data.key in absent:
+            outcome.failed[(cell.data.key, "", "")] = absent[cell.data.key]
+        elif missing and row.reason not in ("", NOT_YET):
+            outcome.failed[cell.key] = row.reason
+            continue
+        outcome.left += missing
+    return outcome
+
+
+def reused(section: Section) -> Any:
+    """Counts of runs by the experiment that they were copied from."""
+    return (
+        section.runs[TAKEN_FROM].dropna().value_counts() if TAKEN_FROM in section.runs else pandas().Series(dtype=int)
+    )

@@ -1,0 +1,503 @@
+"""Tables from a summary: ``table.md``, ``table.tex``, and the one-page ``RESULTS.md``.
+
+Every number is read from the ledger or from ``published.toml``; a page of results contains no typed figure.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from difformer.experiments.analysis import (
+    AUTHORS,
+    NOT_YET,
+    PAPER,
+    Comparison,
+    Figure,
+    Row,
+    Section,
+    Summary,
+    is_percent,
+    pandas,
+    published,
+    read_summary,
+    reused,
+)
+from difformer.experiments.cells import UNTUNED
+from difformer.experiments.spec import experiments
+from difformer.files import write_whole
+
+NONE = "–"
+LABELS = {
+    "rocauc": "AUROC",
+    "mse": "MSE",
+    "broadcast-mse": "broadcast MSE",
+    "period-mse": "MSE in units of the period",
+    "batch-rocauc": "mean AUROC per batch",
+}
+DAGGER = "† untuned: customary values, the same for all such rows; tuning may improve it."
+QUICK_NOTE = "**Quick form**: small data and few epochs, to check that everything works. The numbers mean nothing."
+BELOW = 2.0  # points below the paper from which on a rival is named
+_BY_LAYER = {
+    "energy": "energy by layer",
+    "rank": "effective rank by layer",
+    "within": "attention within classes by layer",
+    "uniform": "uniform attention",
+    "entropy": "entropy by layer (1: uniform)",
+    "separation": "variance between classes by layer",
+}
+
+
+def score(row: Row, what: str = "test", *, count: bool = True) -> str:
+    """``"82.38 ± 1.31 (10)"``; if runs are missing, of how many, and why."""
+    values = row.values(what)
+    if not len(values):
+        return (row.reason if what == "test" else "") or NONE
+    mean = float(values.mean())
+    factor, digits = (100, 2) if is_percent(row.metric, what) else (1, 3 if abs(mean) >= 0.01 or mean == 0 else 6)
+    spread = f" ± {factor * row.std(what):.{digits}f}" if len(values) > 1 else ""
+    return f"{factor * mean:.{digits}f}{spread}" + (_count(row, len(values), what == "test") if count else "")
+
+
+def _count(row: Row, n: int, why: bool) -> str:
+    of = str(n) if n >= row.data.seeds else f"{n} of {row.data.seeds}"
+    return f" ({of}{row.missing if why else ''})" + (" †" if row.preset == UNTUNED and why else "")
+
+
+def difference(row: Row, found: Figure | None) -> str:
+    """Ours minus the published figure, in the units of the table."""
+    mean = row.mean(row.data.compare)
+    if found is None or found.mean is None or mean is None:
+        return NONE
+    return f"{row.scale * mean - found.mean:+.{2 if row.scale == 100 else 3}f}"
+
+
+def devices(section: Section) -> dict[str, str]:
+    """A letter for each device of the section; empty if there is only one."""
+    found = section.runs["place"].unique() if len(section.runs) else ()
+    return dict(zip(found, ascii_uppercase, strict=False)) if len(found) > 1 else {}
+
+
+def letters(row: Row, known: Mapping[str, str]) -> str:
+    """The letters of a row's devices."""
+    return "/".join(known[place] for place in row.runs["place"].unique()) if known and row.n else ""
+
+
+def _median(row: Row, what: str, known: Mapping[str, str], form: str) -> str:
+    """Medians by device; ``~`` marks the share of a run that was trained in a stack."""
+    said = []
+    for place, runs in row.runs.groupby("place", sort=False) if row.n else ():
+        values = runs[what].dropna()
+        if len(values):
+            share = "~" if "stacked" in runs and (runs["stacked"] > 1).any() else ""
+            said.append(f"{share}{float(values.median()):{form}} {known.get(place, '')}".rstrip())
+    return ", ".join(said) or NONE
+
+
+def table(section: Section) -> Any:
+    """The cells of a section as text: a frame with one row per row of the table; empty columns are left out."""
+    rows, known = section.shown, devices(section)
+    columns = _cost_columns(section, known) if section.data.mode == "cost" else _score_columns(section, known)
+    found = pandas().DataFrame({name: [text(row) for row in rows] for name, text in columns.items()})
+    fixed = list(columns)[:3]
+    return found[[name for name in found if name in fixed or (found[name] != NONE).any()]]
+
+
+def _score_columns(section: Section, known: Mapping[str, str]) -> dict[str, Callable[[Row], str]]:
+    metric = next((row.metric for row in section.rows if row.n), "score")
+    unit = f"{LABELS.get(metric, metric)}{' in %' if is_percent(metric) else ''}"
+    measures = [name for name in section.data.measures if name != metric]
+    return {
+        "system": lambda row: row.system.label,
+        "settings": lambda row: row.settings,
+        f"test {unit}, mean ± std (n)": score,
+        **{LABELS.get(name, name): _of(score, name) for name in measures},
+        "validation": lambda row: score(row, "valid"),
+        **{said: _of(_by_layer, name) for name, said in _BY_LAYER.items()},
+        "paper": lambda row: str(row.paper or NONE),
+        "Δ paper": lambda row: difference(row, row.paper),
+        "authors' code": lambda row: str(row.authors or NONE),
+        "Δ code": lambda row: difference(row, row.authors),
+        "tuning (settings × runs)": lambda row: row.budget or NONE,
+        "seconds per run (median)": lambda row: _median(row, "seconds", known, ".1f"),
+        "peak MB (median)": lambda row: _median(row, "megabytes", known, ",.0f"),
+        "paper, MB": lambda row: str(row.memory or NONE),
+    }
+
+
+def _cost_columns(section: Section, known: Mapping[str, str]) -> dict[str, Callable[[Row], str]]:
+    base = next((row for row in section.rows if row.system.key == "gcn" and row.n), None)
+    paper = next((row.paper for row in section.rows if row.system.key == "gcn" and row.paper), None)
+
+    def seconds(row: Row) -> str:
+        mean = row.mean("epoch_seconds")
+        if mean is None:
+            return row.reason or NONE
+        spread = f" ± {row.std('epoch_seconds'):.2g}" if row.n > 1 else ""
+        return f"{mean:.3g}{spread}{_count(row, row.n, True).removesuffix(' †')} {letters(row, known)}".rstrip()
+
+    def relative(row: Row) -> str:
+        mine, theirs = row.mean("epoch_seconds"), base.mean("epoch_seconds") if base else None
+        same = base is not None and letters(row, known) == letters(base, known)
+        return f"{mine / theirs:.2f}" if mine and theirs and same else NONE
+
+    def relative_paper(row: Row) -> str:
+        there = row.paper and row.paper.mean and paper and paper.mean
+        return f"{row.paper.mean / paper.mean:.2f}" if there else NONE  # type: ignore[union-attr, operator]
+
+    return {
+        "system": lambda row: row.system.label,
+        "settings": lambda row: row.settings,
+        "seconds per epoch, mean ± std (n)": seconds,
+        "× GCN": relative,
+        "peak MB (median)": lambda row: _median(row, "megabytes", known, ",.0f"),
+        "paper, seconds": lambda row: str(row.paper or NONE),
+        "paper, × GCN": relative_paper,
+        "paper, MB": lambda row: str(row.memory or NONE),
+        "authors' code on a CPU, seconds": lambda row: str(row.authors or NONE),
+    }
+
+
+def _of(text: Callable[[Row, str], str], name: str) -> Callable[[Row], str]:
+    return lambda row: text(row, name)
+
+
+def _by_layer(row: Row, name: str) -> str:
+    """Means over runs, layer by layer."""
+    curves = [found for one in row.runs.get("measures", ()) if (found := one.get(name)) is not None]
+    curves = [curve if isinstance(curve, list) else [curve] for curve in curves]
+    return " → ".join(f"{sum(v) / len(v):.3g}" for v in zip(*curves, strict=True)) or NONE
+
+
+def heading(section: Section) -> str:
+    """Protocol, splits, seeds and device of what was run; otherwise why nothing was."""
+    runs = section.runs
+    if not len(runs):
+        refused = any(row.reason not in ("", NOT_YET) for row in section.rows)
+        return section.reason or ("Nothing could be run." if refused else "Nothing was run yet.")
+    splits, seeds = list(runs["split"].unique()), sorted(runs["seed"].unique())
+    named = ", ".join(splits) if len(splits) <= 3 else f"{splits[0]} … {splits[-1]} ({len(splits)})"
+    over = "splits and initialisations" if len(splits) > 1 else "initialisations on one split"
+    over = f"± is over {over}" if len(seeds) > 1 else "one run per row, hence no ±"
+    device = "" if devices(section) else f" Device: {runs['device'].iloc[0]}."
+    protocol = " | ".join(runs["protocol"].unique())
+    return f"Protocol: {protocol}. Splits: {named}. Seeds: {', '.join(map(str, seeds))}; {over}.{device}"
+
+
+def sentence(one: Comparison) -> str:
+    """A comparison in words."""
+    start = f"{one.ours.label} against {one.what}{'' if one.what == one.other.label else f', {one.other.label}'}: "
+    test = one.test
+    if test is None:
+        return f"{start}no seed and split in common, so nothing can be tested."
+    unit = " points" if one.ours.scale == 100 else ""
+    who = "equal" if one.gain == 0 else f"{abs(one.gain):.3g}{unit} {'better' if one.gain > 0 else 'worse'}"
+    ties = sum(
+        one.ours.scores()[pair] == value for pair, value in one.other.scores().items() if pair in one.ours.scores()
+    )
+    wins = f"better in {test.wins} of {test.pairs} pairs" + (f", equal in {ties}" if ties else "")
+    if one.p is None:
+        return f"{start}{who} ({wins}); one pair cannot be tested."
+    only = "" if len({split for _, split in one.ours.scores()}) > 1 else " on this split"
+    verdict = f"{'' if one.significant else 'not '}significant{only}"
+    return f"{start}{who} ({wins}), p = {one.p:.2g}: {verdict}."
+
+
+def under(section: Section) -> list[str]:
+    """The sentences under a table."""
+    runs, known, rows = section.runs, devices(section), section.shown
+    said = [DAGGER] if any(row.preset == UNTUNED and len(row.values()) for row in rows) else []
+    if known:
+        named = "; ".join(f"{letter} {place}" for place, letter in known.items())
+        said.append(f"Seconds and megabytes of different devices are not comparable: {named}.")
+    if "stacked" in runs and (runs["stacked"] > 1).any():
+        said.append("~ runs trained as one stack: an equal share of its time and memory, not what one run takes alone.")
+    if old := [row.label for row in section.rows if row.n and not row.planned]:
+        said.append(f"Run with earlier presets and no longer repeated: {', '.join(old)}.")
+    low = [(row, int(row.runs["place"].str.endswith(" in bf16").sum())) for row in rows if row.n]
+    if any(count for _, count in low):
+        named = "; ".join(f"{row.label}, {count} of {row.n}" for row, count in low if count)
+        said.append(f"Runs in mixed precision (bf16), all others in float32: {named}.")
+    marks: Any = runs["fingerprint"].dropna().value_counts() if "fingerprint" in runs else ()
+    if len(marks) > 1:
+        told = ", ".join(f"{mark[:8]} ({count} run{'' if count == 1 else 's'})" for mark, count in marks.items())
+        said.append(f"Not all runs used bit-identical data; the fingerprints start with {told}.")
+    if len(copied := reused(section)):
+        said.append(f"Shared with {', '.join(copied.index)}: {copied.sum()} of these runs.")
+    if left := _not_run(section):
+        said.append(f"Not run yet: {left}.")
+    return [*said, *map(sentence, section.comparisons), *_below_paper(section)]
+
+
+def _not_run(section: Section) -> str:
+    """Systems without a row, with their settings and published figures."""
+    shown = {row.system.key for row in section.shown}
+    left: dict[str, list[Row]] = {}
+    for row in section.rows:
+        if row.system.key not in shown:
+            left.setdefault(row.system.key, []).append(row)
+    said = []
+    for rows in left.values():
+        figures = [f"published {rows[0].paper}"] if rows[0].paper else []
+        said.append(f"{rows[0].system.label} ({'; '.join([', '.join(row.settings for row in rows), *figures])})")
+    return ", ".join(said)
+
+
+def _below_paper(section: Section) -> list[str]:
+    """Rivals more than two points below the paper on the paper's own splits, with what was tried for them."""
+    if not section.data.paper_protocol:
+        return []
+    keys = dict.fromkeys(row.system.key for row in section.rows if row.system.role == "rival" and len(row.values()))
+    best = [max((r for r in section.rows if r.system.key == key and r.n), key=_valid) for key in keys]
+    gaps = [(row, float(difference(row, row.paper))) for row in best if row.paper is not None and row.paper.mean]
+    low = [(row, gap) for row, gap in gaps if gap < -BELOW]
+    if not gaps:
+        return []
+    if not low:
+        return [f"No rival is more than {BELOW:g} points below the paper."]
+    named = ", ".join(f"{row.system.label} {gap:+.2f} ({_tried(row)})" for row, gap in low)
+    return [f"More than {BELOW:g} points below the paper: {named}. `results/NOTES.md` says what was tried."]
+
+
+def _valid(row: Row) -> float:
+    return (1 if row.higher_is_better else -1) * (row.mean("valid") or 0.0)
+
+
+def _tried(row: Row) -> str:
+    trials, _, runs = row.budget.partition(" × ")
+    return f"{trials} settings" + (f" × {runs} runs" if runs else "") if trials else "untuned"
+
+
+def remarks(summary: Summary) -> list[str]:
+    """Sentences that hold for a whole table."""
+    if summary.quick:
+        return [QUICK_NOTE]
+    tables = published().get(summary.experiment.name, {})
+    sources = {"paper": PAPER, "authors' code": AUTHORS}
+    said = [f"Column {name}: {text}." for name, kind in sources.items() if (text := tables.get(f"{kind}-source"))]
+    if any(row.preset == "paper" and row.n for section in summary.sections for row in section.rows):
+        said.append("Settings called paper's grid were tuned here over the grid of the paper's Appendix E.")
+    said.append(
+        "The epoch of a run, the settings of a tuned row and the best row of a kind are chosen on validation. Rows are "
+        "compared by a paired t-test corrected for overlapping splits, with Holm's correction within a section."
+    )
+    return [*said, *summary.experiment.notes]
+
+
+def markdown(summary: Summary) -> str:
+    """The whole table in Markdown."""
+    experiment = summary.experiment
+    parts = [f"# {experiment.title}", f"{experiment.source}. {summary.counted}.", *remarks(summary)]
+    for section in summary.sections:
+        parts.append(f"## {section.data.label}")
+        parts.append(" ".join(filter(None, [heading(section), section.data.note])))
+        if section.shown:
+            parts.append(_md(table(section)))
+        parts += under(section)
+    return "\n\n".join(parts) + "\n"
+
+
+def _md(cells: Any) -> str:
+    rows = [list(cells), ["---"] * len(cells.columns), *cells.values.tolist()]
+    return "\n".join("| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in row) + " |" for row in rows)
+
+
+_TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}"}
+_TEX |= {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "–": "--", "…": r"\dots{}", "Å": r"\AA{}"}
+_TEX |= {"†": r"$\dagger$", "±": r"$\pm$", "×": r"$\times$", "→": r"$\to$", "²": "$^2$", "−": "$-$"}
+_TEX |= {"|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
+_TEX |= {"τ": r"$\tau$", "β": r"$\beta$", "δ": r"$\delta$", "Δ": r"$\Delta$", "σ": r"$\sigma$", "λ": r"$\lambda$"}
+
+
+def tex(text: str) -> str:
+    """Text with LaTeX's special characters escaped."""
+    return "".join(_TEX.get(letter, letter) for letter in text.replace("**", "").replace("`", "'"))
+
+
+def latex(summary: Summary) -> str:
+    """Every section as a table (booktabs and graphicx); a section without runs as a comment."""
+    name = summary.experiment.name
+    blocks = [f"% {summary.experiment.title}: written by `difformer reproduce {name}`"]
+    return "\n\n".join([*blocks, *(_tex_table(summary, section) for section in summary.sections)]) + "\n"
+
+
+def _tex_table(summary: Summary, section: Section) -> str:
+    title, said = f"{summary.experiment.title}: {section.data.label}.", [heading(section), section.data.note]
+    notes = [" ".join(text.split()) for text in (*said, *under(section)) if text]
+    if not section.shown:
+        return "\n".join(f"% {text}" for text in [title, *notes])
+    cells = table(section)
+    rows = [" & ".join(map(tex, row)) + r" \\" for row in [list(cells), *cells.values.tolist()]]
+    return "\n".join(
+        [
+            r"\begin{table}[t]\centering\small",
+            rf"\caption{{{tex(title)}}}",
+            r"\resizebox{\textwidth}{!}{%",
+            rf"\begin{{tabular}}{{ll{'r' * (len(cells.columns) - 2)}}}",
+            r"\toprule",
+            rows[0],
+            r"\midrule",
+            *rows[1:],
+            r"\bottomrule",
+            r"\end{tabular}}",
+            r"\par\smallskip",
+            r"\begin{minipage}{\textwidth}\footnotesize\raggedright",
+            "\n\n".join(map(tex, notes)),
+            r"\end{minipage}",
+            r"\end{table}",
+        ]
+    )
+
+
+def write_files(summary: Summary, folder: Path) -> list[Path]:
+    """Write the tables and the figure of a summary, each file atomically."""
+    from difformer.experiments.figures import draw, save
+
+    written = []
+    for name, content in (("table.md", markdown(summary)), ("table.tex", latex(summary))):
+        write_whole(folder / name, content.encode())
+        written.append(folder / name)
+    return [*written, *save(draw(summary), folder)]
+
+
+# The page of results.
+
+ON_PAGE = ("citation", "heterophily", "large", "temporal", "unobserved", "particles")
+_OPENING = """# Results
+
+`difformer reproduce --results docs/RESULTS.md` writes this page from the ledgers in `results/*/runs.jsonl`. Every \
+number is read from a ledger, or is a published figure of the paper or of the authors' code. [Reproducing the \
+paper](reproduce.md) explains the protocol."""
+_HOW_TO_READ = """Test accuracy or AUROC in % (series: mean squared error, lower is better), mean ± standard \
+deviation over the seeds and splits of the protocol. *Ours* is DIFFormer-s or DIFFormer-a, the *rival* is the best \
+other model; validation chooses both. *Off* is our encoder without all-pair attention. p-values belong to paired \
+t-tests of ours against the rival and against off, corrected for overlapping splits (Nadeau and Bengio) and for the \
+comparisons of a section (Holm). **Bold** marks the better of ours and the rival if p < 0.05. With few training labels \
+the correction is severe: a difference that is not significant is not shown to be zero."""
+
+
+def results_page(folder: Path, links: str = "../results") -> str:
+    """The page of all results, from whatever was run.
+
+    Args:
+        folder: Folder of results.
+        links: The same folder as seen from the page.
+    """
+    found = [read_summary(one, folder / one.name) for one in experiments()]
+    full = [one for one in found if one.made and not one.quick]
+    if not full:
+        only = any(one.quick for one in found)
+        why = "only the quick form was run, which measures nothing" if only else "nothing was run"
+        return f"{_OPENING}\n\nNo results yet: {why}.\n"
+    tables = [one for one in full if one.experiment.name in ON_PAGE]
+    sections = [(one, section) for one in tables for section in one.sections if section.comparisons]
+    parts = [_OPENING, "## Does all-pair attention help, and where?", *_attention(sections)]
+    if (folder / "attention.png").is_file():
+        parts.append(f"![What all-pair attention adds, by data set]({links}/attention.png)")
+    parts += ["## One row per data set", _HOW_TO_READ]
+    parts.append(_md(pandas().DataFrame([_page_row(one, section, links) for one, section in sections])))
+    parts += ["## Where rivals win", *_losses(sections), "## All tables", _list_of_tables(found, links)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _page_row(summary: Summary, section: Section, links: str) -> dict[str, str]:
+    rival, off = section.comparison("the best rival"), section.comparison("attention off")
+    ours = section.comparisons[0].ours
+    won = rival is not None and rival.significant
+    row, other = score(ours, count=False), NONE if rival is None else score(rival.other, count=False)
+    if won and rival is not None:
+        row, other = (f"**{row}**", other) if rival.ahead else (row, f"**{other}**")
+    published_rows = [one for one in section.rows if one.system.role == "ours" and section.data.compare == "test"]
+    return {
+        "data": f"[{section.data.label}]({links}/{summary.experiment.name}/table.md)",
+        "paper": _top(one.paper for one in published_rows),
+        "authors' code": _top(one.authors for one in published_rows),
+        "ours": f"{row} ({ours.system.label})",
+        "best rival": other if rival is None else f"{other} ({rival.other.system.label})",
+        "off": NONE if off is None else score(off.other, count=False),
+        "splits": str(len({split for _, split in ours.scores()})),
+        "p, rival": _p(rival),
+        "p, off": _p(off),
+    }
+
+
+def _top(figures: Iterable[Figure | None]) -> str:
+    known = [one for one in figures if one is not None and one.mean is not None]
+    errors = any(one.mean is not None and one.mean < 2 for one in known)  # of series: lower is better
+    return str((min if errors else max)(known, key=lambda one: one.mean or 0.0)) if known else NONE
+
+
+def _p(one: Comparison | None) -> str:
+    return NONE if one is None or one.p is None else f"{one.p:.2g}"
+
+
+def _attention(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
+    """Where attention helps, where it does not, and where nothing is shown, from the comparisons with attention off."""
+    found = [(section, one) for _, section in sections if (one := section.comparison("attention off"))]
+    groups: dict[str, list[str]] = {"helps": [], "hurts": [], "open": []}
+    for section, one in found:
+        unit = " points" if one.ours.scale == 100 else ""
+        name = "open" if not one.significant else "helps" if one.gain > 0 else "hurts"
+        groups[name].append(f"{section.data.label} ({one.gain:+.2g}{unit})")
+    gains = [one.gain for _, one in found if one.ours.scale == 100]
+    said = [
+        f"Our best model was compared with the same encoder without attention on {len(found)} data sets and protocols."
+    ]
+    if groups["helps"]:
+        said.append(f"Attention helps significantly on {len(groups['helps'])}: {'; '.join(groups['helps'])}.")
+    if groups["hurts"]:
+        said.append(f"It hurts significantly on {len(groups['hurts'])}: {'; '.join(groups['hurts'])}.")
+    if groups["open"]:
+        said.append(f"On {len(groups['open'])} no difference is shown: {'; '.join(groups['open'])}.")
+    if gains:
+        ahead = sum(gain > 0 for gain in gains)
+        middle = pandas().Series(gains).median()
+        said.append(
+            f"Over all {len(gains)} classification tasks the median difference is {middle:+.2g} points, and attention "
+            f"is ahead in {ahead}. Always compare with attention off on your own data: switch attention off "
+            "(`--set diffusivity=none`) if it is not ahead on validation."
+        )
+    return said
+
+
+def _losses(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
+    found = [(section, one) for _, section in sections if (one := section.comparison("the best rival"))]
+    lost = [(section, one) for section, one in found if one.gain < 0]
+    if not lost:
+        return ["On every data set ours is ahead of the best rival."]
+    named = "; ".join(
+        f"{section.data.label}: {one.other.system.label} ({-one.gain:+.2g}{' points' if one.ours.scale == 100 else ''}"
+        f"{', significant' if one.significant else ''})"
+        for section, one in lost
+    )
+    return [f"On {len(lost)} of {len(found)} the best rival is ahead of ours. {named}."]
+
+
+def _list_of_tables(found: Sequence[Summary], links: str) -> str:
+    lines = []
+    for one in found:
+        name = one.experiment.name
+        state = one.counted if one.made and not one.quick else "not run"
+        lines.append(f"- [{name}]({links}/{name}/table.md): {one.experiment.about}. {state}.")
+    return "\n".join(lines)
+
+
+def write_results(folder: Path, path: Path) -> None:
+    """Write the page of results and its figure, each atomically.
+
+    Raises:
+        FileNotFoundError: If the folder of results does not exist.
+    """
+    from difformer.experiments.figures import attention_figure, save
+
+    if not folder.is_dir():
+        raise FileNotFoundError(f"--out: there is no folder {folder}; run `difformer reproduce NAME` first")
+    found = [read_summary(one, folder / one.name) for one in experiments() if one.name in ON_PAGE]
+    sections = [section for one in found if one.made and not one.quick for section in one.sections]
+    if any(section.comparison("attention off") for section in sections):
+        save(attention_figure(sections), folder, "attention")
+    links = Path(os.path.relpath(folder.resolve(), path.resolve().parent)).as_posix()
+    write_whole(path, results_page(folder, links).encode())

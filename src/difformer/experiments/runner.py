@@ -1,0 +1,507 @@
+"""Running an experiment: finished runs are skipped, new ones are written at once, and gaps have a reason.
+
+A run ends in one of four ways: a line with its scores; a line with the reason why there are none (missing data, not
+enough memory, over the time limit, a loss that is not finite, an error); no line because the time was up; no line
+because of Ctrl-C. The next call resumes the last two. Seeds of a cell train as one stack where that is faster
+(`difformer.training.stacked`), otherwise one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from difformer.attention.memory import free_bytes
+from difformer.data import DataError, Task
+from difformer.data.lookup import check_folders
+from difformer.errors import UserError, WouldNotFitError
+from difformer.experiments.cells import Cell, Request, complete, wanted_cells
+from difformer.experiments.ledger import DONE, FAILED, TAKEN_FROM, Finished, Ledger, Line, cell_of, run_id, run_key
+from difformer.experiments.measure import (
+    Interrupted,
+    Peak,
+    epoch_cost,
+    look,
+    measure,
+    peak_memory,
+    surroundings,
+    training_peak,
+)
+from difformer.experiments.samples import baseline, load_data
+from difformer.experiments.spec import Data, Experiment
+from difformer.files import only_one, writing
+from difformer.training.config import TrainConfig
+from difformer.training.devices import resolve
+from difformer.training.interrupt import stop_requests
+from difformer.training.journal import NonFiniteLossError
+from difformer.training.loop import train_one
+from difformer.training.metrics import find_metric
+from difformer.training.record import RunRecord
+from difformer.training.stacked import StackedSetting, faster, train_stacked
+from difformer.zoo import MODELS
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Outcome:
+    """What a call did.
+
+    Args:
+        made: Runs made by this call.
+        there: Runs that existed before.
+        taken: Runs reused from another table or row.
+        failed: Cells that could not be run, with the reason.
+        errors: How many of them are errors of the program, not of data, memory or divergence.
+        left: Runs that remain.
+        stopped: ``"interrupted"``, ``"out of time"``, or empty.
+    """
+
+    made: int = 0
+    there: int = 0
+    taken: int = 0
+    failed: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    errors: int = 0
+    left: int = 0
+    stopped: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        failed = [{"data": d, "system": s, "preset": p, "reason": why} for (d, s, p), why in self.failed.items()]
+        return {**asdict(self), "failed": failed}
+
+
+class Watch:
+    """Asked whether to stop: yes if `stop` says so, or if the present runs have used up their time.
+
+    Args:
+        stop: Whether the user asked for an end.
+        seconds: Time limit of one run.
+    """
+
+    def __init__(self, stop: Callable[[], bool], seconds: float = math.inf) -> None:
+        self.stop, self.limit = stop, seconds
+        self.too_long = 0.0
+        self.begin()
+
+    def begin(self, runs: int = 1) -> None:
+        """Restart the clock; `runs` that train as one stack have the time of all of them."""
+        self._began, self._allowed = time.monotonic(), runs * self.limit
+
+    def __call__(self) -> bool:
+        if self.stop():
+            return True
+        taken = time.monotonic() - self._began
+        if taken > self._allowed:
+            self.too_long = taken
+        return bool(self.too_long)
+
+    def reason(self, epochs: int, where: str) -> str:
+        """The reason in a table for a run over its limit."""
+        had = "its first epoch" if epochs == 0 else "one epoch" if epochs == 1 else f"{epochs} epochs"
+        return f"too long: {self.too_long:.{0 if self.too_long >= 10 else 1}f} s for {had} on {where}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell with its task and configuration; `config` is None for a baseline.
+
+    A precision that overrides the settings' own, like the device, does not make it another cell; its lines record it.
+    """
+
+    cell: Cell
+    task: Task
+    config: TrainConfig | None
+    settings_id: str
+
+    @classmethod
+    def of(cls, cell: Cell, task: Task, precision: str | None = None) -> Job:
+        config = cell.config()
+        if config is not None and precision is not None:
+            config = config.replace(precision=precision)
+        return cls(cell, task, config, cell.settings_id())
+
+    def split(self, seed: int) -> int:
+        return seed % len(self.task.splits)
+
+    def key(self, seed: int) -> str:
+        return run_key(self.settings_id, seed, self.task.splits[self.split(seed)].name, self.cell.data.mode)
+
+    def line(self, seed: int) -> Line:
+        """What a line says of its run, whatever was measured."""
+        cell, split = self.cell, self.task.splits[self.split(seed)]
+        return {
+            "status": DONE,
+            "key": self.key(seed),
+            "data": cell.data.key,
+            "dataset": cell.data.dataset,
+            "data_options": {**cell.options, **cell.data.alter},
+            "protocol": self.task.protocol,
+            "system": cell.system.key,
+            "model": cell.system.model or cell.system.baseline,
+            "preset": cell.choice.name,
+            "origin": cell.choice.origin,
+            "trials": cell.choice.trials,
+            "tuning_runs": cell.choice.runs,
+            "settings": cell.settings() if self.config is None else complete(self.config),
+            "settings_id": self.settings_id,
+            "seed": seed,
+            "split": split.name,
+            "sizes": list(split.sizes()),
+        }
+
+    @property
+    def reusable(self) -> bool:
+        """Whether its runs may come from elsewhere: scores may; cost is always measured side by side."""
+        data = self.cell.data
+        return data.mode == "score" and not data.alone and not self.cell.system.baseline
+
+
+def why_not(cell: Cell, task: Task) -> str:
+    """Why a system cannot run on a task at all; empty if it can be tried."""
+    if cell.system.baseline:
+        return "" if task.kind == "series" else "a baseline for series"
+    info = MODELS[cell.system.model]
+    graph = str(cell.choice.settings.get("graph", "given"))
+    if task.kind not in info.kinds:
+        return f"{cell.system.model} is not for {task.kind}"
+    if info.needs_graph and not graph.startswith("knn") and (task.edge_index is None or graph != "given"):
+        return f"{cell.system.model} needs a graph, and there is none"
+    return ""
+
+
+def perform(job: Job, seeds: Sequence[int], device: torch.device, watch: Watch, shared: Line) -> Iterator[Line]:
+    """One line per seed, as soon as it is finished.
+
+    Raises:
+        Interrupted: If `watch` stopped a run.
+        NonFiniteLossError: If a seed diverged, after all others were trained.
+    """
+    data, task = job.cell.data, job.task
+    if data.mode == "cost":
+        assert job.config is not None
+        for seed in seeds:
+            watch.begin()
+            with peak_memory(device, added=False) as peak:
+                cost = epoch_cost(task, job.config, seed, device, watch, quick=bool(shared["quick"]))
+            scores = {"metric": "seconds per epoch", "higher_is_better": False, "train": None, "valid": None}
+            scores |= {"test": None, "measures": {"epoch_seconds": cost.each}, "best_epoch": None}
+            yield _line(job, seed, shared, scores, cost.epochs, cost.seconds, 1, peak)
+        return
+    for record, peak, together in _records(job, seeds, device, watch):
+        config, split = job.config or TrainConfig(), task.splits[job.split(record.seed)]
+        measures = measure(data.measures, data.dataset, task, split, config, record.outputs)
+        if data.mode in ("energy", "visualise"):
+            measures |= look(data.mode, task, config, record, device)
+        scores = {
+            "metric": record.metric,
+            "higher_is_better": find_metric(record.metric).higher_is_better,
+            "train": record.train,
+            "valid": record.valid,
+            "test": record.test,
+            "measures": measures,
+            "best_epoch": record.best_epoch,
+        }
+        yield _line(job, record.seed, shared, scores, record.epochs, record.seconds, together, peak)
+
+
+def _line(
+    job: Job, seed: int, shared: Line, scores: Line, epochs: int, seconds: float, together: int, peak: Peak
+) -> Line:
+    cost = {"epochs": epochs, "seconds": round(seconds, 4), "stacked": together, "peak_memory": peak.bytes}
+    line = {**shared, **job.line(seed), **scores, **cost}
+    return {**line, "id": run_id(line)}
+
+
+def _records(
+    job: Job, seeds: Sequence[int], device: torch.device, watch: Watch
+) -> Iterator[tuple[RunRecord, Peak, int]]:
+    """Records with their memory and the number of runs that trained as one."""
+    task, config, alone = job.task, job.config, job.cell.data.alone
+    diverged: list[NonFiniteLossError] = []
+    if config is None:
+        for seed in seeds:
+            yield _untrained(job, seed), Peak(), 1
+    elif not alone and faster(task, config, len(seeds), device):
+        watch.begin(len(seeds))
+        with peak_memory(device) as peak:
+            settings = [StackedSetting(seed, job.split(seed)) for seed in seeds]
+            results = train_stacked(task, settings, config, device, stop=watch, keep_errors=True)
+        diverged = [one for one in results if isinstance(one, NonFiniteLossError)]
+        whole = [one for one in results if isinstance(one, RunRecord) and one.status != "interrupted"]
+        for record in whole:
+            yield record, peak, len(results)
+        if len(whole) + len(diverged) < len(seeds):
+            cut = [one.epochs for one in results if isinstance(one, RunRecord) and one.status == "interrupted"]
+            raise Interrupted(min(cut, default=0))
+    else:
+        for seed in seeds:
+            watch.begin()
+            if watch():
+                raise Interrupted
+            try:
+                with peak_memory(device) as peak:
+                    record = train_one(task, job.split(seed), config, seed, device, stop=watch)
+                if alone and record.status != "interrupted":
+                    peak = training_peak(task, config, seed, device)
+            except NonFiniteLossError as error:  # the other seeds still run
+                diverged.append(error)
+                continue
+            if record.status == "interrupted":
+                raise Interrupted(record.epochs)
+            yield record, peak, 1
+    if diverged:
+        raise diverged[0]
+
+
+def _untrained(job: Job, seed: int) -> RunRecord:
+    """The record of a baseline."""
+    task, started = job.task, time.perf_counter()
+    split = task.splits[job.split(seed)]
+    outputs = baseline(job.cell.system.baseline, task, split)
+    metric = find_metric(job.cell.data.settings.get("metric", task.metric), task.problem)
+    scores = {part: float(metric(outputs[index], task.y[index])) for part, index in split.parts().items()}
+    return RunRecord(
+        seed=seed,
+        split=split.name,
+        metric=metric.name,
+        best_epoch=0,
+        train=scores["train"],
+        valid=scores["valid"],
+        test=scores["test"],
+        loss=math.nan,
+        history=[],
+        seconds=time.perf_counter() - started,
+        state={},
+        outputs=outputs.float(),
+    )
+
+
+def run(experiment: Experiment, folder: Path, request: Request, say: Say) -> Outcome:
+    """Make every run that is asked for and missing.
+
+    Raises:
+        UserError: If the request names something unknown, or the folder holds runs of the other form.
+        DataError: If ``$DIFFORMER_DATA`` is not a folder.
+    """
+    device = resolve(request.device)
+    check_folders()
+    wanted = wanted_cells(experiment, request)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(folder)
+    with only_one(folder), stop_requests() as stop:
+        known = ledger.read()
+        for line in known:
+            if bool(line.get("quick")) != request.quick:
+                there, asked = ("full", "quick") if request.quick else ("quick", "full")
+                raise UserError(
+                    f"{folder} holds {there} runs, but {asked} ones were requested, and the two are never mixed: "
+                    f"choose another folder with --out, or remove this one"
+                )
+        work = _Work(experiment, ledger, known, request, device, stop, say)
+        for data in experiment.sections(request.quick):
+            work.section(data, [cell for cell in wanted if cell.data.key == data.key])
+        return work.outcome
+
+
+class _Work:
+    """The state of one call."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        ledger: Ledger,
+        known: Sequence[Line],
+        request: Request,
+        device: torch.device,
+        stop: Callable[[], bool],
+        say: Say,
+    ) -> None:
+        self.experiment, self.ledger, self.request = experiment, ledger, request
+        self.device, self.stop, self.say = device, stop, say
+        self.began = time.monotonic()
+        self.outcome = Outcome()
+        # Two rows may have the same settings under different names: a run belongs to its row.
+        self.done = {(*cell_of(line), line.get("key")) for line in known if line["status"] == DONE}
+        self.finished = Finished(ledger.folder, known, request.quick, say)
+        self.refused = _refused(known)
+        self.fingerprints: dict[str, set[str]] = {}
+        for line in known:
+            if line["status"] == DONE and "fingerprint" in line:
+                self.fingerprints.setdefault(line["data"], set()).add(line["fingerprint"])
+
+    def over(self) -> bool:
+        """Whether to start nothing new."""
+        if not self.outcome.stopped:
+            if self.stop():
+                self.outcome.stopped = "interrupted"
+            elif time.monotonic() - self.began > self.request.seconds:
+                self.outcome.stopped = "out of time"
+        return bool(self.outcome.stopped)
+
+    def section(self, data: Data, wanted: Sequence[Cell]) -> None:
+        """Every cell of one section; its data are loaded once per set of options."""
+        count = self.request.seeds or data.seeds
+        tasks: dict[str, tuple[Task, str]] = {}
+        for place, cell in enumerate(wanted):
+            name = str(cell.options)
+            if name not in tasks:
+                loaded = None if self.over() else self._load(data, cell.options)
+                if loaded is None:
+                    self.outcome.left += count * (len(wanted) - place)
+                    return
+                tasks[name] = loaded
+            task, fingerprint = tasks[name]
+            shared = {"experiment": self.experiment.name, "quick": self.request.quick, "fingerprint": fingerprint}
+            job = Job.of(cell, task, self.request.precision)
+            self._cell(job, count, {**shared, **surroundings(self.device)})
+
+    def _load(self, data: Data, options: Mapping[str, Any]) -> tuple[Task, str] | None:
+        about = {"data": data.key, "id": f"data:{data.key}"}
+        free = free_bytes(torch.device("cpu")) / 1e9
+        if data.needs > free:
+            self._refuse(about, f"not enough memory: the graph needs about {data.needs:g} GB, {free:.0f} GB are free")
+            return None
+        try:
+            task = load_data(data, options)
+        except Exception as error:  # other data sets still run
+            if isinstance(error, (DataError, OSError, ImportError)):
+                self.say(f"{self.experiment.name} {data.key}: {error}")
+                said = str(error).split(". ")[0].replace(str(Path.home()), "~")
+                self._refuse(about, f"data not here: {said}")
+            else:
+                self._refuse(about, reason_of(error, torch.device("cpu")))
+                self.outcome.errors += not expected(error)
+            return None
+        fingerprint = task.fingerprint()
+        if others := self.fingerprints.get(data.key, set()) - {fingerprint}:
+            self.say(
+                f"{self.experiment.name} {data.key}: some runs were made with other data (fingerprint "
+                f"{', '.join(sorted(others))}, now {fingerprint}); they still count. To repeat them, remove their "
+                f"lines from {self.ledger.path}"
+            )
+        return task, fingerprint
+
+    def _cell(self, job: Job, count: int, shared: Line) -> None:
+        cell, request = job.cell, self.request
+        seeds = [seed for seed in range(count) if (*cell.key, job.key(seed)) not in self.done]
+        self.outcome.there += count - len(seeds)
+        seeds = [seed for seed in seeds if not self._reused(job, seed, shared)]
+        if not seeds:
+            return
+        if self.over():
+            self.outcome.left += len(seeds)
+            return
+        # What fails on one kind of device, or in one precision, may work on another.
+        chosen = request.precision
+        attempt = " ".join([job.settings_id, self.device.type, *([chosen] if chosen else [])])
+        about = {"data": cell.data.key, "system": cell.system.key, "preset": cell.choice.name, "id": attempt}
+        about |= {"settings_id": job.settings_id, **({"precision": chosen} if chosen else {})}
+        earlier = self.refused.get(attempt) or self.refused.get(" ".join([*cell.key, *attempt.split()[1:]]))
+        # A run that took too long may have the time now.
+        if earlier and not request.retry and not request.limit > earlier.get("limit", math.inf):
+            self.outcome.failed[cell.key] = earlier["reason"]
+            self.outcome.errors += bool(earlier.get("fault"))
+            return
+        if reason := why_not(cell, job.task):
+            self._refuse(about, reason)
+            return
+        made, watch = 0, Watch(self.stop, request.limit)
+        try:
+            for line in perform(job, seeds, self.device, watch, shared):
+                self.ledger.append({**line, "time": _now()})
+                self.finished.add([line])
+                made += 1
+                score = "" if line["test"] is None else f": {line['metric']} {line['test']:.4f}"
+                done = f"seed {line['seed']} [{made}/{len(seeds)}]{score}, {line['seconds']:.1f} s"
+                self.say(f"{self.experiment.name} {cell.data.key} {cell.system.key} ({cell.choice.name}) {done}")
+                if made < len(seeds) and self.over():
+                    break
+        except Interrupted as cut:
+            if watch.too_long:
+                self._refuse({**about, "limit": request.limit}, watch.reason(cut.epochs, str(shared["device"])))
+            else:
+                self.outcome.stopped = "interrupted"
+        except Exception as error:  # other systems still run; the table gives the reason
+            fault = not expected(error)
+            reason = reason_of(error, self.device) + (f" (in {chosen})" if chosen else "")
+            self._refuse({**about, "fault": True} if fault else about, reason)
+            self.outcome.errors += fault
+        self.outcome.made += made
+        self.outcome.left += len(seeds) - made
+
+    def _reused(self, job: Job, seed: int, shared: Line) -> bool:
+        """Copy the same run of another row or table, if there is one."""
+        data, own = job.cell.data, self.experiment.name
+        found = self.finished.find(job.key(seed), shared["fingerprint"], data.measures) if job.reusable else None
+        if found is None:
+            return False
+        origin = found["experiment"]
+        line = {**found, **job.line(seed), "settings": found["settings"], TAKEN_FROM: origin, "experiment": own}
+        self.ledger.append(line)
+        self.outcome.taken += 1
+        where = "another row" if origin == own else origin
+        self.say(f"{own} {data.key} {line['system']} ({line['preset']}) seed {seed}: the same run as in {where}")
+        return True
+
+    def _refuse(self, about: Line, reason: str) -> None:
+        """Report why a cell or data set cannot be run, and write it down unless it is already known."""
+        self.outcome.failed[(about["data"], about.get("system", ""), about.get("preset", ""))] = reason
+        which = " ".join(str(about[what]) for what in ("data", "system") if about.get(what))
+        preset = f" ({about['preset']})" if about.get("preset") else ""
+        self.say(f"{self.experiment.name} {which}{preset}: {reason}")
+        if self.refused.get(about["id"], {}).get("reason") != reason:
+            shared = {"experiment": self.experiment.name, "quick": self.request.quick, "device": str(self.device)}
+            line = {**shared, **about, "status": FAILED, "reason": reason, "time": _now()}
+            self.refused[about["id"]] = line
+            self.ledger.append(line)
+
+
+def _refused(lines: Sequence[Line]) -> dict[str, Line]:
+    """The last failure of each attempt; a later run of the same cell clears it.
+
+    Lines of older versions have no ``settings_id``. They are found by their cell in place of it.
+    """
+    found: dict[str, Line] = {}
+    for line in lines:
+        if line["status"] == FAILED:
+            old = "settings_id" not in line and line.get("system")
+            name = " ".join([*cell_of(line), *str(line["id"]).split()[1:]]) if old else line["id"]
+            found[name] = line
+        else:
+            found = {name: one for name, one in found.items() if cell_of(one) != cell_of(line)}
+    return found
+
+
+def expected(error: Exception) -> bool:
+    """Whether a failure is a result: not enough memory, divergence, an extra that is not installed."""
+    return isinstance(error, (NonFiniteLossError, ImportError)) or _out_of_memory(error)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def reason_of(error: Exception, device: torch.device) -> str:
+    """The text that a table shows in place of a score."""
+    if isinstance(error, WouldNotFitError):
+        return f"not enough memory: {str(error).partition(';')[0]}"
+    if _out_of_memory(error):
+        return f"out of memory on {device}"
+    if isinstance(error, NonFiniteLossError):
+        return f"diverged: {str(error).partition(';')[0]}"
+    return f"{type(error).__name__}: {error}"
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

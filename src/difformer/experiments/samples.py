@@ -1,0 +1,138 @@
+"""Data made for experiments: small samples for quick forms, altered tasks, and predictions without training.
+
+With lags x_{t,i} ∈ R^L of node i and target y_{t,i}, the baselines of a series are
+
+* ``"zeros"``: ŷ = 0, the mean that the series was standardised with;
+* ``"last"``: ŷ = the newest lag;
+* ``"autoregression"``: ŷ = a + bᵀx_{t,i}, with the same a and b for all nodes, by least squares on the training part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from difformer.data import Split, Task, knn_graph, load, random_split, time_split
+from difformer.experiments.spec import Data
+
+
+def load_data(data: Data, options: Mapping[str, Any]) -> Task:
+    """The task of a section."""
+    task = SAMPLES[data.loader](**options) if data.loader else load(data.dataset, **options)
+    return altered(task, **data.alter)
+
+
+def waves(*, num_nodes: int = 8, length: int = 40, lags: int = 3, seed: int = 0) -> Task:
+    """A noisy wave on a ring of nodes, to be predicted from its past: y_{t,i} = sin(t/3 - i) + ε."""
+    generator = torch.Generator().manual_seed(seed)
+    time, node = torch.arange(length).unsqueeze(1), torch.arange(num_nodes)
+    values = torch.sin(time / 3 - node) + 0.3 * torch.randn(length, num_nodes, generator=generator)
+    following = (node + 1) % num_nodes
+    ring = torch.stack([torch.cat([node, following, node]), torch.cat([following, node, node])])
+    return Task(
+        name="waves",
+        kind="series",
+        problem="regression",
+        metric="mse",
+        protocol=f"generated: waves on a ring of {num_nodes}, {lags} lags, split 2:2:6 in time order; MSE",
+        x=values.unfold(0, lags, 1)[:-1].contiguous(),
+        y=values[lags:].contiguous(),
+        splits=(time_split(length - lags, ratio=(2, 2, 6)),),
+        num_outputs=1,
+        edge_index=ring,
+    )
+
+
+def clouds(*, count: int = 60, size: int = 6, num_splits: int = 2, seed: int = 0) -> Task:
+    """Point clouds in space, stretched along one axis in the positive class, with a graph of three neighbours."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(count) % 2
+    points = torch.randn(count, size, 3, generator=generator)
+    points[:, :, 0] *= 1 + y.unsqueeze(1)
+    x, node_ptr = points.reshape(-1, 3), torch.arange(count + 1) * size
+    return Task(
+        name="clouds",
+        kind="graphs",
+        problem="multiclass",
+        metric="rocauc",
+        protocol=f"generated: {count} clouds of {size} points, random 30/20/50; AUROC",
+        x=x,
+        y=y,
+        splits=tuple(random_split(y, fractions=(0.3, 0.2, 0.5), seed=s, stratify=True) for s in range(num_splits)),
+        num_outputs=2,
+        edge_index=knn_graph(x, 3, include_self=True, node_ptr=node_ptr),
+        node_ptr=node_ptr,
+    )
+
+
+SAMPLES: Mapping[str, Callable[..., Task]] = {"waves": waves, "clouds": clouds}
+
+
+def altered(task: Task, *, labels_per_class: int | None = None, edges_removed: float = 0.0) -> Task:
+    """The task with other training labels, or without some of its edges.
+
+    Args:
+        task: Nodes of one graph with classes.
+        labels_per_class: Draw so many training labels of each class from the nodes that are neither in the validation
+            nor in the test part, seeded by the number of the split. A larger number contains a smaller one's labels.
+            A class with fewer candidates contributes all of them.
+        edges_removed: Share of the undirected edges to remove at random. Self-loops stay, and a larger share contains
+            a smaller one.
+    """
+    said = []
+    if labels_per_class is not None:
+        task = replace(task, splits=tuple(_relabelled(task, n, labels_per_class) for n in range(len(task.splits))))
+        said.append(f"{labels_per_class} training labels per class")
+    if edges_removed:
+        task = replace(task, edge_index=_thinned(task.edge_index, task.num_nodes, edges_removed))
+        said.append(f"{100 * edges_removed:g} % of edges removed")
+    return replace(task, protocol="; ".join([task.protocol, *said])) if said else task
+
+
+def _relabelled(task: Task, number: int, per_class: int) -> Split:
+    split = task.splits[number]
+    free = torch.ones(task.num_nodes, dtype=torch.bool)
+    free[split.valid] = free[split.test] = False
+    # Nodes without features carry a filler label in some data sets.
+    free &= torch.tensor((abs(task.x).sum(1).to_dense() if task.x.layout != torch.strided else task.x.abs().sum(1)) > 0)
+    if task.y.dtype == torch.long:
+        free &= task.y >= 0
+    order = torch.randperm(task.num_nodes, generator=torch.Generator().manual_seed(number))
+    order = order[free[order]]
+    train = [order[task.y[order] == label][:per_class] for label in range(task.num_outputs)]
+    return Split(f"{split.name}, {per_class} per class", torch.cat(train).sort().values, split.valid, split.test)
+
+
+def _thinned(edge_index: Any, num_nodes: int, share: float) -> Tensor:
+    if not isinstance(edge_index, Tensor):
+        raise ValueError(f"edges can be removed from a graph given as edge_index, got {type(edge_index).__name__}")
+    low, high = edge_index.min(0).values, edge_index.max(0).values
+    pairs, place = torch.unique(low * num_nodes + high, return_inverse=True)
+    rank = torch.rand(pairs.numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return edge_index[:, (rank[place] >= share) | (low == high)]
+
+
+def baseline(name: str, task: Task, split: Split) -> Tensor:
+    """Predictions ``[T, N, 1]`` for all snapshots.
+
+    Raises:
+        ValueError: If the task is not a series, or the baseline is unknown.
+    """
+    if task.kind != "series":
+        raise ValueError(f"baseline {name!r} is for series; task {task.name!r} holds {task.kind}")
+    x = task.x.double()
+    if name == "zeros":
+        return torch.zeros_like(x[..., :1])
+    if name == "last":
+        return x[..., -1:]
+    if name != "autoregression":
+        raise ValueError(f"unknown baseline {name!r}; known are zeros, last, autoregression")
+    design = torch.cat([x, torch.ones_like(x[..., :1])], dim=-1)
+    seen, wanted = design[split.train].flatten(0, 1), task.y[split.train].double().flatten()
+    known = ~wanted.isnan()
+    weights = torch.linalg.lstsq(seen[known], wanted[known].unsqueeze(1)).solution
+    return design @ weights

@@ -1,0 +1,211 @@
+"""Files on disk: whole or absent, written with errors that say what to do, and by one process at a time.
+
+Every file that the package writes goes through `atomic_write`: it is written beside its place, flushed to disk, then
+renamed into it. A killed process leaves at most ``.<name>.<random>.part``, never a half-written file under its own
+name.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import filelock
+
+_NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0)  # the last: Windows would translate line ends
+LARGEST_TEXT = 64 * 2**20  # bytes of a JSON or TOML file; ours are far smaller
+LOCK = ".lock"
+
+
+class RunFolderError(OSError):
+    """A folder that cannot be made, written, read or resumed; the message says why and what to do."""
+
+
+@contextmanager
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a temporary file beside `path` for writing; it replaces `path` when the block ends without an error.
+
+    If the block raises, or the process dies, `path` is as it was before. A missing folder is created. The file gets the
+    permissions that any new file of this process gets.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
+    descriptor = os.open(temporary, _NEW, 0o666)
+    try:
+        with os.fdopen(descriptor, "w+b") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file that fits in memory, whole or not at all."""
+    with atomic_write(path) as stream:
+        stream.write(content)
+
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full; make room",
+    errno.EDQUOT: "your quota is used up; make room",
+    errno.ENOENT: "there can be no file or folder at that place; choose another",
+    errno.EROFS: "the place is read-only; choose another folder",
+    errno.EACCES: "you may not write there; choose another folder, or change its permissions",
+    errno.EPERM: "you may not write there; choose another folder, or change its permissions",
+    errno.ENOTDIR: "a part of the path is a file, not a folder; choose another folder",
+    errno.EEXIST: "a part of the path is a file, not a folder; choose another folder",
+}
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns whatever keeps `path` from being written into a `RunFolderError`; earlier content stays as it was.
+
+    Below a folder that this process has locked (`only_one`), it is also checked that the lock still holds.
+    """
+    for folder in (path, *path.parents):
+        if folder in _held:
+            _check_lock(folder)
+    try:
+        yield
+    except RunFolderError:
+        raise
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, "see to it that it can be written")
+        if "choose another" not in advice and _within_a_run(path):
+            advice += ", then continue with resume"
+        said = error.strerror or str(error)
+        raise RunFolderError(f"{path} cannot be written ({said}): {advice}. Nothing was overwritten.") from error
+
+
+def _within_a_run(path: Path) -> bool:
+    """Whether there is a run to resume; False where a folder may not even be read."""
+    return any(os.path.isfile(place / "config.toml") for place in (path, *path.parents))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a whole file or none of it, with errors as `writing` gives them."""
+    with writing(path):
+        write_whole(path, content)
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a JSON file; NaN and infinities, which JSON does not have, become null."""
+    write_bytes(path, (json.dumps(finite(document), indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_text(path: Path, largest: int = LARGEST_TEXT) -> str:
+    """A small text file.
+
+    Raises:
+        RunFolderError: If it is absent, unreadable, not UTF-8, or implausibly large.
+    """
+    try:
+        if (size := path.stat().st_size) > largest:
+            raise RunFolderError(f"{path} has {size:,} bytes, where at most {largest:,} are expected; restore the file")
+        return path.read_text(encoding="utf-8")
+    except RunFolderError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}") from error
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        RunFolderError: If the file is absent or damaged.
+    """
+    try:
+        return json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}; restore the file") from error
+
+
+def finite(value: Any) -> Any:
+    """The same value with null for every number that JSON cannot hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+_held: dict[Path, tuple[int, int]] = {}  # folders that this process has locked: device and inode of the lock file
+
+
+@contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Keeps other processes out of a folder; the system releases the lock if this process is killed.
+
+    Raises:
+        RunFolderError: If another process is at work there.
+    """
+    lock = filelock.FileLock(folder / LOCK)
+    with writing(folder / LOCK):
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise RunFolderError(f"{folder} is being written by another process; wait until it has ended") from None
+        found = (folder / LOCK).stat()
+    _held[folder] = (found.st_dev, found.st_ino)
+    try:
+        yield
+    finally:
+        _held.pop(folder, None)
+        lock.release()
+
+
+def _check_lock(folder: Path) -> None:
+    """Refuses to write where the lock file was removed: another process may have taken the folder since."""
+    try:
+        found = (folder / LOCK).stat()
+    except OSError:
+        found = None
+    if found is None or (found.st_dev, found.st_ino) != _held[folder]:
+        raise RunFolderError(
+            f"{folder / LOCK} was removed or replaced while this process was writing to the folder, so another process "
+            f"may be writing there too; make sure that none is, then continue with resume"
+        )
+
+
+def within(folder: Path, path: Path) -> Path:
+    """`path`, after a check that it lies in `folder` even when symbolic links are followed.
+
+    Raises:
+        RunFolderError: If a link leads out of the folder.
+    """
+    inside = os.path.realpath(folder)
+    if os.path.commonpath([inside, real := os.path.realpath(path)]) != inside:
+        raise RunFolderError(
+            f"{path} leads out of the run folder through a symbolic link, to {real}; replace the link by the file"
+        )
+    return path
+
+
+def sweep(folder: Path) -> None:
+    """Removes what killed processes left half-written beside the files they would have become."""
+    for base, _, names in os.walk(folder):  # which does not follow links
+        for name in names:
+            if name.startswith(".") and name.endswith(".part"):
+                Path(base, name).unlink(missing_ok=True)
+
+
+def file_mask() -> int:
+    """Permissions that new files of this process do not get."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,180 @@
+"""When a fused kernel replaces the formula of `difformer.nn.conv`, and which.
+
+`why_not_fused` is the only place that decides. A kernel reads weights and states; it calls no module. So it may replace
+only what nobody could tell apart: the layer as it is written in this package, made of plain `nn.Linear` maps, on plain
+tensors. A layer or map that was replaced, subclassed, hooked, pruned, parametrised, quantised or wrapped takes the
+plain formula, and so does everything while a program is traced, compiled or transformed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from difformer.eager import is_eager
+from difformer.native.passes import serves
+from difformer.nn.dropout import dropout, next_mask
+from difformer.nn.gram_step import gram_step
+from difformer.nn.layer_norm import LayerNorm
+from difformer.nn.mixing import Weights
+from difformer.nn.native_step import Plan, Tail, native_step
+from difformer.nn.row_step import row_step
+from difformer.nn.structure import Structure
+from difformer.sparse import SparseMatrix
+
+if TYPE_CHECKING:
+    from difformer.nn.conv import DIFFormerConv
+
+_METHODS = ("forward", "latent", "mixed", "values", "queries_and_keys", "_queries_and_keys")
+
+
+def is_touched(module: nn.Module) -> bool:
+    """Whether calling the module may do more than its class says: hooks, pruning, or a method set on the instance."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or any(name in vars(module) for name in _METHODS)
+
+
+def is_plain_map(layer: nn.Module | None) -> bool:
+    """`nn.Linear` with a bias and nothing else."""
+    return type(layer) is nn.Linear and isinstance(layer._parameters.get("weight"), nn.Parameter) and (
+        isinstance(layer._parameters.get("bias"), nn.Parameter) and not is_touched(layer)
+    )  # fmt: skip
+
+
+def is_plain_norm(norm: nn.Module) -> bool:
+    """No norm, or a LayerNorm with weight and bias."""
+    known = type(norm) is nn.Identity or (type(norm) is LayerNorm and norm.weight is not None and norm.bias is not None)
+    return known and not is_touched(norm)
+
+
+def why_not_plain(conv: nn.Module) -> str | None:
+    """Why a kernel may not stand in for the layer at all; None where it may."""
+    if torch.compiler.is_compiling():
+        return "the program is compiled or exported"
+    if "written_here" not in vars(type(conv)):
+        return f"the layer is a {type(conv).__name__}, not a DIFFormerConv itself"
+    if is_touched(conv):
+        return "the layer has hooks or a method of its own"
+    for name in ("query", "key", "value"):
+        part = getattr(conv, name)
+        if part is not None and not is_plain_map(part):
+            return f"{name} is not a plain nn.Linear with a bias: subclassed, hooked, pruned, parametrised or wrapped"
+    if nn.modules.module._has_any_global_hook():
+        return "a global module hook is registered"
+    return None
+
+
+def why_not_fused(conv: DIFFormerConv, z: Tensor, structure: Any) -> str | None:
+    """Why the formula of `difformer.nn.conv` computes a step; None where a fused kernel does."""
+    reason = why_not_plain(conv)
+    if reason is not None:
+        return reason
+    if type(structure) is not Structure or structure.weight is not None:
+        return "a context sums over the senders, or they have weights"
+    if conv.form != "simple":
+        return f"diffusivity {None if conv.diffusivity is None else conv.diffusivity.name!r} is not 1 + x"
+    if conv.num_heads != 1:
+        return f"there are {conv.num_heads} heads"
+    if conv.backend not in ("auto", "linear"):
+        return f"backend {conv.backend!r} was asked for"
+    if structure.segments is not None:
+        return "the rows are a batch of graphs"
+    if conv.qk_norm != "row" and conv.value is not None:
+        return f"qk_norm {conv.qk_norm!r} with transform goes by the Gram matrix of the states"
+    if any(isinstance(x, Tensor) for x in (conv.step_size, conv.source_weight, conv.graph_weight)):
+        return "a stack of runs has step sizes that are tensors"
+    if structure.graph is not None and (not structure.graph.is_kept or conv.graph_weight == 1):
+        return "edge weights are trained, or the latent term has weight 0"
+    if z.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(z.device.type):
+        return f"precision is {z.dtype}, or mixed"
+    if not is_eager(z, *conv.parameters()):
+        return "the program is inside torch.func, or has tensors of a class of their own"
+    return None
+
+
+def why_not_gram(conv: DIFFormerConv, structure: Any) -> str | None:
+    """Why all pairs are not summed from the Gram matrix of the states, see `difformer.nn.gram`; None where they are."""
+    if conv.form != "simple" or conv.qk_norm == "row" or conv.backend not in ("auto", "linear"):
+        return "queries and keys are not linear in the states"
+    if type(structure) is not Structure or structure.segments is not None or structure.weight is not None:
+        return "the rows are not one graph, each counted once"
+    return why_not_plain(conv)
+
+
+def fused_step(conv: DIFFormerConv, z: Tensor, structure: Any, source: Tensor | None) -> Tensor:
+    """Z⁺ of a layer for which `why_not_fused` found no reason; `structure` is then a `Structure`."""
+    weights, matrix = _terms(conv, z, structure)
+    if _in_c(conv, z, source, matrix):
+        return native_step(z, source, None, _plan(conv, matrix, weights, Tail()), _parameters(conv))
+    assert conv.query is not None
+    if conv.qk_norm == "row":
+        return row_step(z, conv.query, conv.key, conv.value, source, matrix, weights)
+    return gram_step(z, conv.query, conv.key, source, matrix, weights, scaled=conv.qk_norm == "global")
+
+
+def fused_layer(
+    conv: nn.Module,
+    norm: nn.Module,
+    z: Tensor,
+    structure: Structure,
+    source: Tensor | None,
+    *,
+    relu: bool,
+    rate: float | Tensor,
+    training: bool,
+) -> Tensor | None:
+    """Z⁺ with norm, activation and dropout in the same kernel; None where they go one after the other.
+
+    Args:
+        conv, norm: Of the layer.
+        z, structure, source: As in `DIFFormerConv.forward`.
+        relu: Whether the activation is ReLU; otherwise there must be none.
+        rate: Of dropout.
+        training: Whether there is dropout.
+    """
+    if isinstance(rate, Tensor) or z.device.type != "cpu" or not is_plain_norm(norm):
+        return None
+    if "written_here" not in vars(type(conv)) or why_not_fused(conv, z, structure) is not None:  # type: ignore[arg-type]
+        return None
+    layer: Any = conv
+    weights, matrix = _terms(layer, z, structure)
+    given = source if layer.source_weight else None
+    if not _in_c(layer, z, given, matrix, *norm.parameters()):
+        return None
+    mask = next_mask(rate, training)
+    found = norm if isinstance(norm, LayerNorm) else None
+    tail = Tail(None if found is None else found.eps, relu, mask)
+    out = native_step(z, given, found, _plan(layer, matrix, weights, tail), _parameters(layer))
+    return out if mask is not None else dropout(out, rate, training)
+
+
+def _terms(conv: DIFFormerConv, z: Tensor, structure: Structure) -> tuple[Weights, SparseMatrix | None]:
+    """Weights of the four terms of a step, and the graph's matrix where there is one."""
+    matrix = None if structure.graph is None else structure.graph.matrix(conv.graph_norm, z.dtype)
+    tau, kept = (conv.step_size, 1 - conv.step_size) if conv.residual else (1.0, 0.0)
+    latent = observed = 1.0
+    if matrix is not None and conv.graph_weight is not None:
+        latent, observed = 1 - conv.graph_weight, conv.graph_weight
+    return Weights(kept, tau * latent, tau * observed, conv.step_size * conv.source_weight), matrix
+
+
+def _in_c(
+    conv: DIFFormerConv, z: Tensor, source: Tensor | None, matrix: SparseMatrix | None, *parameters: Tensor
+) -> bool:
+    """Whether the kernels in C take these tensors: float32 on a CPU, enough rows, a compiler at hand."""
+    if matrix is not None and matrix.rows.crow.dtype != torch.int32:
+        return False
+    given = (z, *parameters, *_parameters(conv), *(() if source is None else (source,)))
+    return serves(z.shape[0], max(conv.in_channels, conv.out_channels), *given)
+
+
+def _plan(conv: DIFFormerConv, matrix: SparseMatrix | None, weights: Weights, tail: Tail) -> Plan:
+    linear = conv.qk_norm != "row"
+    return Plan(weights, matrix, tail, linear, scaled=conv.qk_norm == "global", tied=conv.key is None)
+
+
+def _parameters(conv: DIFFormerConv) -> tuple[Tensor, ...]:
+    maps = (conv.query, conv.key, conv.value)
+    return tuple(x for layer in maps if layer is not None for x in (layer.weight, layer.bias))

@@ -1,0 +1,276 @@
+"""Everything a report needs of a run, read once: folder, model of one seed, predictions of all seeds, and its scenes.
+
+A *scene* is one graph's worth of instances that exchange with each other. Of a task on nodes it is everything; of a
+series it is one snapshot, of many graphs one graph: instances of different snapshots and graphs never exchange.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from difformer.data import Task
+from difformer.data.sparse import take_rows
+from difformer.errors import UserError
+from difformer.files import RunFolderError
+from difformer.graph import Graph
+from difformer.nn import DIFFormer, GraphLevel
+from difformer.training.feeding import Inputs
+from difformer.training.predictions import Predictions
+from difformer.training.run_folder import RunFolder
+from difformer.training.using import Loaded, best_seed, load_run
+
+SEED = 0  # of every sample that is drawn
+DENSE_ENTRIES = 50_000_000  # of features; larger ones stay as they are and are not looked at column by column
+
+
+@dataclass(frozen=True)
+class Material:
+    """A run, ready to be looked at.
+
+    Args:
+        folder: The run folder.
+        loaded: The model of the seed that is looked into.
+        seed: That seed.
+        predictions: Of every seed with a result, the seed's own first.
+        part: ``"test"``; ``"valid"`` or ``"train"`` where there is no test part.
+    """
+
+    folder: RunFolder
+    loaded: Loaded
+    seed: int
+    predictions: tuple[Predictions, ...]
+    part: str
+
+    @property
+    def task(self) -> Task:
+        return self.loaded.task
+
+    @property
+    def outputs(self) -> Tensor:
+        """Of all instances, as the seed's folder has them."""
+        return self.predictions[0].outputs
+
+    @property
+    def rows(self) -> Tensor:
+        """Instances of the part, in the split of the seed."""
+        return self.loaded.split.parts()[self.part]
+
+    @property
+    def classes(self) -> Tensor | None:
+        """Class of every instance of a task on nodes, -1 where unknown; None where there are no classes to compare."""
+        task = self.task
+        if task.kind != "nodes":
+            return None
+        if task.problem == "multiclass":
+            return task.y
+        if task.problem == "multilabel" and task.num_outputs == 1:
+            flat = task.y.reshape(-1)
+            return torch.where(flat.isnan(), -1, (flat > 0.5).long())
+        return None
+
+
+def gather(
+    run: RunFolder | str | Path,
+    *,
+    seed: int | None = None,
+    task: Task | None = None,
+    device: str | torch.device = "auto",
+) -> Material:
+    """Opens a run.
+
+    Raises:
+        RunFolderError: If it has no result yet, or its data have changed.
+    """
+    folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
+    chosen = best_seed(folder) if seed is None else seed
+    loaded = load_run(folder, seed=chosen, task=task, device=device)
+    done = [chosen, *(r["seed"] for r in folder.results() if r["seed"] != chosen)]
+    predictions = tuple(_read_predictions(folder, loaded.task, one) for one in done)
+    sizes = {name: index.numel() for name, index in loaded.split.parts().items()}
+    part = next((name for name in ("test", "valid", "train") if sizes[name]), "test")
+    return Material(folder, loaded, chosen, predictions, part)
+
+
+def _read_predictions(folder: RunFolder, task: Task, seed: int) -> Predictions:
+    path = folder.of_seed(seed) / "predictions.npz"
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            outputs, part = torch.from_numpy(file["outputs"]), tuple(file["part"].tolist())
+    except Exception as error:  # whatever a decoder finds wrong is the file's fault, and is named so
+        raise RunFolderError(f"{path} cannot be read: {error}; fit the run anew") from error
+    return Predictions(task.problem, outputs, task.class_names, task.instance_names, task.y, part)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Instances that exchange with each other.
+
+    Args:
+        encoder: The model that makes states, in evaluation mode.
+        inputs: Its arguments; one graph, hence no batch.
+        number: Which snapshot or graph of the task; None where the scene is the whole task.
+        states: ``[L + 1, n, d]`` of a DIFFormer, on the CPU; None of any other model.
+    """
+
+    encoder: nn.Module
+    inputs: Inputs
+    number: int | None
+    states: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def size(self) -> int:
+        return self.inputs.x.shape[0]
+
+    @property
+    def graph(self) -> Graph | None:
+        """Observed edges; None without any."""
+        graph = self.inputs.graph
+        return graph if graph is not None and graph.num_edges else None
+
+    @property
+    def difformer(self) -> DIFFormer:
+        """The encoder, known to be a DIFFormer.
+
+        Raises:
+            TypeError: If it is another model.
+        """
+        if not isinstance(self.encoder, DIFFormer):
+            raise TypeError(f"{type(self.encoder).__name__} is no DIFFormer")
+        return self.encoder
+
+
+def encoder_of(model: nn.Module) -> nn.Module:
+    """The model of nodes, also where it is wrapped for graphs."""
+    return model.encoder if isinstance(model, GraphLevel) else model  # type: ignore[return-value]
+
+
+def is_diffusion(model: nn.Module) -> bool:
+    """Whether layers are diffusion steps that can be looked into."""
+    return isinstance(encoder_of(model), DIFFormer)
+
+
+def usual_number(loaded: Loaded) -> int | None:
+    """The snapshot or graph that is shown: the last test snapshot, the first test graph."""
+    if loaded.task.kind == "nodes":
+        return None
+    part = next((part for part in (loaded.split.test, loaded.split.valid, loaded.split.train) if part.numel()), None)
+    if part is None:
+        return loaded.task.num_instances - 1 if loaded.task.kind == "series" else 0
+    return int(part.max()) if loaded.task.kind == "series" else int(part[0])
+
+
+def make_scene(loaded: Loaded, number: int | None = None, *, with_states: bool = True) -> Scene:
+    """The scene of a task, or of one of its snapshots or graphs.
+
+    Args:
+        loaded: A run.
+        number: Which snapshot or graph; `usual_number` by default.
+        with_states: Whether to compute the states of a DIFFormer.
+
+    Raises:
+        UserError: If there is no such snapshot or graph.
+    """
+    kind, count = loaded.task.kind, loaded.task.num_instances
+    if kind == "nodes":
+        inputs, number = loaded.feed.passes()[0], None
+    else:
+        number = usual_number(loaded) if number is None else number
+        assert number is not None
+        if not 0 <= number < count:
+            what = "snapshot" if kind == "series" else "graph"
+            raise UserError(f"{what} {number} is not in {loaded.task.name!r}, which has {what}s 0 to {count - 1}")
+        inputs = _one_graph(loaded.feed.passes(), number)
+    encoder = encoder_of(loaded.model)
+    states = None
+    if with_states and isinstance(encoder, DIFFormer):
+        with torch.no_grad():
+            states = encoder.trajectory(inputs.x, inputs.graph).float().cpu()
+    return Scene(encoder, inputs, number, states)
+
+
+def _one_graph(passes: list[Inputs], number: int) -> Inputs:
+    """Rows and edges of graph `number`, numbered through all passes."""
+    for inputs in passes:
+        held = 1 if inputs.batch is None else inputs.batch.num_graphs
+        if number < held:
+            break
+        number -= held
+    if inputs.batch is None:
+        return inputs
+    assert isinstance(inputs.x, Tensor)
+    rows = (inputs.batch.batch == number).nonzero().squeeze(1)
+    graph = None
+    if inputs.graph is not None:
+        place = torch.full((inputs.x.shape[0],), -1, device=rows.device)
+        place[rows] = torch.arange(rows.numel(), device=rows.device)
+        edges = place[inputs.graph.edge_index]
+        inside = edges[1] >= 0
+        weight = inputs.graph.edge_weight
+        graph = Graph(edges[:, inside], rows.numel(), None if weight is None else weight[inside])
+    return Inputs(inputs.x[rows], graph)
+
+
+def draw(count: int, limit: int, classes: Tensor | None = None, always: Sequence[int] = ()) -> Tensor:
+    """At most `limit` of `count` instances at random, in their order.
+
+    Args:
+        count: How many there are.
+        limit: How many are wanted.
+        classes: ``[count]`` class numbers; at least one instance of every class is then kept.
+        always: Instances that are kept in any case.
+    """
+    if count <= limit:
+        return torch.arange(count)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
+    first = list(always)
+    if classes is not None:
+        shuffled = classes[order]
+        first += [int(order[shuffled == c][0]) for c in classes.unique().tolist()]
+    chosen = dict.fromkeys([*first, *order.tolist()])
+    return torch.tensor(list(chosen)[:limit]).sort().values
+
+
+def said(shown: int, count: int, what: str) -> str:
+    """The sentence about a sample; empty where all are shown."""
+    return "" if shown >= count else f"{shown:,} of {count:,} {what} are shown, drawn at random (seed {SEED})."
+
+
+def dense_rows(task: Task, rows: Tensor, snapshot: int | None = None) -> Tensor:
+    """Features ``[r, F]`` of some rows, as the model gets them."""
+    x = take_rows(task.x if snapshot is None else task.x[snapshot], rows)
+    return (x.to_dense() if x.layout != torch.strided else x).float()
+
+
+def original_rows(task: Task, rows: Tensor) -> Tensor:
+    """The same in the units of the user's table: a standardisation that the task carries is undone."""
+    x, scaling = dense_rows(task, rows), task.scaling
+    if scaling is None:
+        return x
+    found = x.double() * scaling.scale + (0.0 if scaling.shift is None else scaling.shift)
+    return torch.where(found.abs() < 1e-6 * scaling.scale, 0.0, found)  # what rounding leaves of a zero
+
+
+def column_names(task: Task) -> list[str]:
+    """Of classes or target columns."""
+    return list(task.class_names) if task.class_names else [str(c) for c in range(task.num_outputs)]
+
+
+def shortened(text: str, length: int) -> str:
+    """The beginning of a text, in one line."""
+    line = " ".join(text[: 4 * length].split())
+    return line if len(line) <= length else f"{line[: length - 1]}…"
+
+
+def rounded(value: float | None, digits: int = 5) -> float | None:
+    """To significant digits, whole numbers without a point; None for NaN, which JSON does not have."""
+    if value is None or not math.isfinite(value):
+        return None
+    short = float(f"{value:.{digits}g}")
+    return int(short) if short.is_integer() and abs(short) < 1e15 else short

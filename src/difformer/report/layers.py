@@ -1,0 +1,438 @@
+r"""What each layer of a DIFFormer does: latent pairs, attention within classes, energy, rank, and a verdict in words.
+
+Attention :math:`\hat s_{ij}` of instance i to instance j is computed for some i and *all* j, so that its rows sum to
+one whatever is shown. Within class c(i) falls
+
+.. math:: w_i = \sum_{j: c(j) = c(i)} \hat s_{ij} \Big/ \sum_{j: c(j)\ \mathrm{known}} \hat s_{ij},
+
+and uniform attention would give the share of class c(i) among the labelled.
+
+The measured energy is the mean of δ(||z_i - z_j||²) over pairs of unit states (as `difformer energy` shows it). What a
+theorem says is another curve: the diffusion from the same Z⁰, with the same f and step size, whose exchange is a
+function of distances. There E(Z^(k+1), k) ≤ E(Z^(k), k), hence Σδ never rises. A trained network is covered by the
+theorem only if it *is* that diffusion; where it is not, the reasons are named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from difformer.attention.linear import LINEAR
+from difformer.attention.reference import attention_matrix
+from difformer.diffusion import AllPairAttention, diffuse, penalty
+from difformer.diffusion.diffusivity import CONSTANT
+from difformer.diffusion.energy import effective_rank
+from difformer.nn import DIFFormer, DIFFormerConv
+from difformer.nn.inspection import PAIRS_OF_A_BLOCK
+from difformer.report.gather import Scene, draw
+
+PAIRS = 400  # kept per layer
+ENTRIES = 50_000_000  # of attention computed per layer
+ENTROPY_MARGIN = 0.01  # attention whose entropy is closer than this to the uniform one is called uniform
+PAIRWISE_LIMIT = 4_000  # states whose pairs are all summed; of more a sample is drawn
+THEOREM_LIMIT = 1_000
+# Below these all states are as good as one: cosines above 0.99, or one singular value left.
+ALIKE = 0.02
+ONE_DIRECTION = 1.2
+MUCH_CLOSER = 0.5  # of the distance before diffusion; less than that is not "apart" any more
+LOSS_OF_SEPARATION = 0.05
+LITTLE = 0.02
+
+
+@dataclass(frozen=True)
+class LatentLayer:
+    """What one layer's attention looks like.
+
+    Args:
+        source: ``[k]`` places among the shown instances that are attended to.
+        target: ``[k]`` places that attend.
+        weight: ``[k]`` attention in units of 1/n, the uniform one; strongest first.
+        within: Mean over the shown instances with a class of w_i; None without classes.
+        entropy: Mean entropy of the rows over that of uniform attention: 1 where every pair exchanges alike.
+    """
+
+    source: list[int]
+    target: list[int]
+    weight: list[float]
+    within: float | None
+    entropy: float
+
+
+def why_no_attention(layer: DIFFormerConv) -> str | None:
+    """Why a layer has no pairs to look at; None where it has."""
+    if layer.diffusivity is None:
+        return "this model propagates over observed edges alone (no diffusivity), so it infers no latent pairs"
+    if layer.form == "identity":
+        return "the identity diffusivity exchanges nothing, so there are no latent pairs"
+    if layer.query is None:
+        return "the constant diffusivity gives every pair the same weight, so no pair is stronger than another"
+    if layer.graph_weight == 1:
+        return "graph_weight=1 leaves latent pairs out"
+    return None
+
+
+def attention_of(layer: DIFFormerConv, z: Tensor) -> Callable[[Tensor], Tensor]:
+    """A function from some rows to their attention ``[H, r, n]`` to all; queries and keys are computed once."""
+    assert layer.diffusivity is not None
+    if layer.query is None:
+        return lambda targets: z.new_full((layer.num_heads, targets.numel(), z.shape[0]), 1 / z.shape[0])
+    diffusivity = layer.diffusivity
+    q, k = layer.queries_and_keys(z)
+    return lambda targets: attention_matrix(q[targets], k, diffusivity)
+
+
+@torch.no_grad()
+def latent_layers(scene: Scene, shown: Tensor, classes: Tensor | None) -> list[LatentLayer]:
+    """Every layer of a scene's DIFFormer.
+
+    Args:
+        scene: With states.
+        shown: ``[r]`` rows that are shown; pairs are looked for among them, from those of `asking`.
+        classes: ``[n]`` class of every row, -1 where unknown.
+    """
+    assert scene.states is not None
+    device = scene.inputs.x.device
+    return [
+        _layer(layer, scene.states[k].to(device), shown.to(device), classes)  # type: ignore[arg-type]
+        for k, layer in enumerate(scene.difformer.layers)
+    ]
+
+
+def asking(shown: Tensor, size: int) -> Tensor:
+    """Places among the shown whose attention to all is computed: all, or as many as `ENTRIES` of attention allow."""
+    return draw(shown.numel(), max(1, ENTRIES // max(size, 1)))
+
+
+def _layer(layer: DIFFormerConv, z: Tensor, shown: Tensor, classes: Tensor | None) -> LatentLayer:
+    n = z.shape[0]
+    asked = asking(shown, n).to(z.device)
+    best = (z.new_empty(0), asked.new_empty(0), asked.new_empty(0))
+    known = None if classes is None else classes.to(z.device)
+    members = None if known is None else functional.one_hot(known.clamp_min(-1) + 1).to(z.dtype)
+    shares, entropies, attention = [], [], attention_of(layer, z)
+    for places in asked.split(max(1, PAIRS_OF_A_BLOCK // max(n, 1))):
+        targets = shown[places]
+        rows = attention(targets).mean(0)
+        entropies.append(torch.special.entr(rows).sum(1))
+        if known is not None and members is not None:
+            mass = rows @ members  # attention by class, the unlabelled first
+            own = mass.gather(1, known[targets].unsqueeze(1) + 1).squeeze(1)
+            shares.append((own / mass[:, 1:].sum(1).clamp_min(1e-12))[known[targets] >= 0])
+        among = rows[:, shown].masked_fill(targets.unsqueeze(1) == shown, -torch.inf)
+        value, place = among.flatten().topk(min(PAIRS, among.numel()))
+        here = (value, place % shown.numel(), places[place // shown.numel()])
+        joined = [torch.cat(pair) for pair in zip(best, here, strict=True)]
+        order = joined[0].topk(min(PAIRS, joined[0].numel())).indices
+        best = (joined[0][order], joined[1][order], joined[2][order])
+    kept = best[0] > -torch.inf
+    within = torch.cat(shares) if shares else None
+    return LatentLayer(
+        source=best[1][kept].tolist(),
+        target=best[2][kept].tolist(),
+        weight=[float(f"{v * n:.4g}") for v in best[0][kept].tolist()],
+        within=float(within.mean()) if within is not None and within.numel() else None,
+        entropy=float(torch.cat(entropies).mean()) / math.log(max(n, 2)),
+    )
+
+
+def near_uniform(layer: LatentLayer, chance: float | None, count: int) -> bool:
+    """Whether a layer's attention cannot be told from uniform attention.
+
+    That is so where its entropy is within 1 % of the uniform one, or where the share within classes lies within two
+    standard errors √(p (1 - p) / count) of what uniform attention gives.
+
+    Args:
+        layer: The layer.
+        chance: Share p that uniform attention would give; None without classes.
+        count: Instances that the share was measured on.
+    """
+    if layer.entropy >= 1 - ENTROPY_MARGIN:
+        return True
+    if layer.within is None or chance is None or not count:
+        return False
+    return abs(layer.within - chance) <= 2 * math.sqrt(chance * (1 - chance) / count)
+
+
+def uniform_note(uniform: Sequence[bool], latent: Sequence[LatentLayer], chance: float | None) -> str:
+    """The sentence about layers whose attention is close to uniform; empty where there are none."""
+    if not any(uniform):
+        return ""
+    numbers = [str(k + 1) for k, even in enumerate(uniform) if even]
+    where = "at every layer" if all(uniform) else f"at layer{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
+    figures = [f"entropy {min(100 * one.entropy for one, even in zip(latent, uniform, strict=True) if even):.1f} %"]
+    last = next(one for one, even in reversed(list(zip(latent, uniform, strict=True))) if even)
+    if last.within is not None and chance is not None:
+        figures.append(f"{100 * last.within:.1f} % within classes where uniform attention gives {100 * chance:.1f} %")
+    return (
+        f"Attention is close to uniform {where} ({', '.join(figures)}): all pairs get nearly the same weight, so that "
+        "the strongest ones explain little. Attention off may do as well: rerun with --with attention-off."
+    )
+
+
+def chance(classes: Tensor, shown: Tensor) -> float:
+    """Mean over the shown of the share of their class among the labelled: what uniform attention would give."""
+    labelled = classes[classes >= 0]
+    counts = torch.bincount(labelled)
+    own = classes[shown]
+    return float(counts[own[own >= 0]].float().mean()) / max(labelled.numel(), 1)
+
+
+def observed_pairs(scene: Scene, shown: Tensor) -> tuple[Tensor, Tensor]:
+    """Observed edges between shown rows as places among them, self-loops left out."""
+    if scene.graph is None:
+        return torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
+    place = torch.full((scene.size,), -1)
+    place[shown] = torch.arange(shown.numel())
+    source, target = place[scene.graph.edge_index.cpu()]
+    inside = (source >= 0) & (target >= 0) & (source != target)
+    return source[inside], target[inside]
+
+
+def homophily(scene: Scene, classes: Tensor) -> tuple[int, int]:
+    """Observed edges that join one class, and all edges whose two ends have a known label.
+
+    Both directions of an edge count once, self-loops not at all.
+    """
+    if scene.graph is None:
+        return 0, 0
+    low, high = scene.graph.edge_index.cpu().sort(0).values
+    apart = low != high
+    pairs = (low[apart] * scene.size + high[apart]).unique()
+    first, second = classes[pairs // scene.size], classes[pairs % scene.size]
+    known = (first >= 0) & (second >= 0)
+    return int((first == second)[known].sum()), int(known.sum())
+
+
+@dataclass(frozen=True)
+class Within:
+    """How much attention falls within classes.
+
+    Args:
+        share: Of every layer.
+        chance: What uniform attention would give.
+        edges: Observed edges with two known labels.
+        joined: Those that join one class.
+    """
+
+    share: list[float]
+    chance: float
+    edges: int
+    joined: int
+
+    @property
+    def sentence(self) -> str:
+        first, last = 100 * self.share[0], 100 * self.share[-1]
+        text = (
+            f"At the last layer {last:.1f} % of an instance's attention goes to its own class (first layer "
+            f"{first:.1f} %); uniform attention would give {100 * self.chance:.1f} %."
+        )
+        if not self.edges:
+            return text
+        return (
+            f"{text} Of the {self.edges:,} observed edges whose two ends have a known label, "
+            f"{100 * self.joined / self.edges:.1f} % join one class."
+        )
+
+
+def within_classes(
+    scene: Scene | None, latent: Sequence[LatentLayer], shown: Tensor, classes: Tensor | None
+) -> Within | None:
+    """None where there are no classes, or no attention."""
+    if scene is None or classes is None or not latent or any(layer.within is None for layer in latent):
+        return None
+    joined, edges = homophily(scene, classes)
+    return Within([float(layer.within or 0) for layer in latent], chance(classes, shown), edges, joined)
+
+
+@dataclass(frozen=True)
+class LayerEnergies:
+    """Entry k belongs to Z^(k), entry 0 to the input layer's.
+
+    Args:
+        energy: Mean δ over pairs of unit states.
+        edges: Mean a_ij ||z_i - z_j||² over observed edges; None without any.
+        rank: Effective rank.
+        spread: Mean squared distance of unit states, in [0, 2]: 0 where all point the same way.
+        separation: Share of the variance of unit states that lies between classes; None without classes.
+        theorem: Mean δ along the diffusion that the theorem covers; None where it has nothing to say.
+        reasons: Why the run itself is not covered; empty where it is.
+        sampled: Size of the sample that `energy` was measured on; None where all states were taken.
+    """
+
+    energy: list[float]
+    edges: list[float] | None
+    rank: list[float]
+    spread: list[float]
+    separation: list[float] | None
+    theorem: list[float] | None
+    reasons: tuple[str, ...]
+    sampled: int | None
+
+
+@torch.no_grad()
+def layer_energies(scene: Scene, classes: Tensor | None = None) -> LayerEnergies:
+    """Of a scene with states; `classes` are -1 where unknown."""
+    assert scene.states is not None
+    model, states, graph = scene.difformer, scene.states, scene.graph
+    layer: DIFFormerConv | None = model.layers[0] if len(model.layers) else None  # type: ignore[assignment]
+    diffusivity = CONSTANT if layer is None or layer.diffusivity is None else layer.diffusivity
+    some = None
+    if diffusivity.name not in (*LINEAR, "identity") and scene.size > PAIRWISE_LIMIT:
+        some = draw(scene.size, PAIRWISE_LIMIT)
+    graph = None if graph is None else graph.to("cpu")
+    energy, edges, rank, spread, separation = [], [], [], [], []
+    for z in states:
+        unit = functional.normalize(z, dim=-1)
+        chosen = (unit if some is None else unit[some]).double()
+        energy.append(float(penalty(diffusivity)(chosen)) / chosen.shape[0] ** 2)
+        if graph is not None:
+            edges.append(float(penalty(CONSTANT, graph=graph)(unit)) / graph.num_edges)
+        rank.append(float(effective_rank(z)))
+        spread.append(float(2 * (unit.square().sum(1).mean() - unit.mean(0).square().sum())))
+        if classes is not None and (known := classes >= 0).any():
+            separation.append(_between(unit[known], classes[known]))
+    return LayerEnergies(
+        energy,
+        edges or None,
+        rank,
+        spread,
+        separation or None,
+        None if layer is None else _theorem(layer, states[0], len(model.layers)),
+        () if layer is None else uncovered(model, scene),
+        None if some is None else some.numel(),
+    )
+
+
+def _between(z: Tensor, classes: Tensor) -> float:
+    """Σ_c n_c ||m_c - m||² / Σ_i ||z_i - m||²."""
+    count = int(classes.max()) + 1
+    sums = z.new_zeros(count, z.shape[1]).index_add(0, classes, z)
+    sizes = torch.bincount(classes, minlength=count).to(z.dtype)
+    means = sums / sizes.clamp_min(1).unsqueeze(1)
+    total = float((z - z.mean(0)).square().sum())
+    return float((sizes.unsqueeze(1) * (means - z.mean(0)).square()).sum()) / total if total > 0 else 0.0
+
+
+def _theorem(layer: DIFFormerConv, z: Tensor, steps: int) -> list[float] | None:
+    """Mean δ along Z⁺ = (1-τ)Z + τ D̄⁻¹ΩZ from the unit Z⁰; None without pairs or without τ < 1."""
+    if layer.diffusivity is None or layer.form == "identity" or not layer.residual or layer.step_size >= 1:
+        return None
+    start = functional.normalize(z[draw(z.shape[0], THEOREM_LIMIT)].double(), dim=-1)
+    start = start[start.square().sum(1) > 0.5]  # a state that is zero has no direction
+    if start.shape[0] < 2:
+        return None
+    states = diffuse(start, AllPairAttention(layer.diffusivity), steps=steps, step_size=layer.step_size, save="all")
+    measure = penalty(layer.diffusivity)
+    return [float(measure(state)) / start.shape[0] ** 2 for state in states]
+
+
+def uncovered(model: DIFFormer, scene: Scene) -> tuple[str, ...]:
+    """What keeps a network from being the diffusion of the theorem, one clause each."""
+    layer: DIFFormerConv = model.layers[0]  # type: ignore[assignment]
+    reasons = []
+    if layer.query is not None:
+        if layer.qk_norm == "global":
+            reasons.append("queries and keys are divided by the norm of all rows (qk_norm=global), not by their own")
+        if not layer.tied_qk:
+            reasons.append("queries and keys have weights of their own, so the exchange is not symmetric")
+        elif not all(_isometry(one) for one in model.layers):  # type: ignore[arg-type]
+            reasons.append("the map to queries is no isometry, so the exchange is no function of the states' distances")
+    if layer.value is not None:
+        reasons.append("values are transformed (transform=true)")
+    if model.config["norm"]:
+        reasons.append("a LayerNorm follows every step")
+    if model.activation is not None:
+        reasons.append(f"an activation ({model.activation}) follows every step")
+    if not layer.residual or layer.step_size >= 1:
+        reasons.append("a step keeps nothing of the state (the theorem needs a step size below 1)")
+    if layer.num_heads > 1:
+        reasons.append(f"{layer.num_heads} heads are averaged")
+    if layer.source_weight:
+        reasons.append("there is a source term")
+    if scene.graph is not None:
+        reasons.append("observed edges take part")
+    assert scene.states is not None
+    lengths = scene.states[:-1].norm(dim=-1)  # those that are stepped from
+    if not bool(((lengths - 1).abs() < 1e-3).all()):
+        reasons.append("the states are not all of unit length")
+    return tuple(reasons)
+
+
+def _isometry(layer: DIFFormerConv) -> bool:
+    assert layer.query is not None
+    weight = layer.query.weight.detach().double()
+    gram = weight.T @ weight - torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
+    return float(gram.abs().max()) < 1e-3 and float(layer.query.bias.detach().abs().max()) < 1e-6
+
+
+def smoothed_layers(measured: LayerEnergies) -> list[int]:
+    """Layers, counted from 1, whose states have become alike."""
+    pairs = enumerate(zip(measured.spread, measured.rank, strict=True))
+    # With one channel, or one feature, there is one direction from the start.
+    several = measured.rank[0] >= ONE_DIRECTION
+    return [k for k, (spread, rank) in pairs if k > 0 and (spread < ALIKE or (several and rank < ONE_DIRECTION))]
+
+
+def verdict(measured: LayerEnergies, source_weight: float) -> str:
+    """One or two sentences about depth."""
+    last = len(measured.spread) - 1
+    if last == 0:
+        return "There are no diffusion layers, so nothing can be smoothed."
+    if measured.spread[0] < ALIKE:
+        return (
+            f"States are alike before anything is diffused (mean squared distance {measured.spread[0]:.3f} of at most "
+            "2): see whether the features differ from instance to instance, and whether they are scaled."
+        )
+    smoothed = smoothed_layers(measured)
+    if smoothed:
+        advice = "try source_weight=1" if source_weight < 1 else f"source_weight is {source_weight:g} already"
+        tail = ", or fewer layers" if smoothed[0] > 1 else ""
+        return (
+            f"{_span(smoothed).capitalize()} over-smoothed: their states point almost the same way (mean squared "
+            f"distance {measured.spread[smoothed[-1]]:.3f} of at most 2, effective rank "
+            f"{measured.rank[smoothed[-1]]:.1f}): {advice}{tail}."
+        )
+    if measured.separation is None:
+        apart, together = measured.spread[0], measured.spread[last]
+        begins = "States stay apart"
+        if together < MUCH_CLOSER * apart:
+            begins = f"States move closer together, but are not over-smoothed yet (that is below {ALIKE:g})"
+        return (
+            f"{begins}: the mean squared distance of unit states goes from {apart:.2f} to {together:.2f} of at most 2, "
+            f"the effective rank from {measured.rank[0]:.1f} to {measured.rank[last]:.1f}."
+        )
+    best = max(range(last + 1), key=lambda k: measured.separation[k])  # type: ignore[index]
+    first, top, end = (100 * measured.separation[k] for k in (0, best, last))
+    if top - end <= 100 * LITTLE and abs(end - first) <= 100 * LITTLE:
+        return (
+            f"Depth changes little: {first:.0f} % of the variance of the states lies between classes after the input "
+            f"layer, {end:.0f} % after the last one. Train longer, or compare with fewer layers."
+        )
+    if top - end <= 100 * LOSS_OF_SEPARATION and end > first:
+        return (
+            f"Deeper layers still separate classes: {first:.0f} % of the variance of the states lies between classes "
+            f"after the input layer, {end:.0f} % after the last one."
+        )
+    if best == 0:
+        return (
+            f"Diffusion does not separate classes further: {first:.0f} % of the variance lies between classes after "
+            f"the input layer, {end:.0f} % after the last one. Compare with fewer layers, or with an MLP."
+        )
+    return (
+        f"Classes are farthest apart after layer {best} ({top:.0f} % of the variance lies between them); at the end it "
+        f"is {end:.0f} %: try num_layers={best}, or a larger source_weight."
+    )
+
+
+def _span(layers: list[int]) -> str:
+    if len(layers) == 1:
+        return f"layer {layers[0]} is"
+    if layers == list(range(layers[0], layers[-1] + 1)):
+        return f"layers {layers[0]}–{layers[-1]} are"
+    return f"layers {', '.join(map(str, layers))} are"

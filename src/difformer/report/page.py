@@ -1,0 +1,275 @@
+"""``write_report``: a run folder becomes one HTML file that needs nothing else.
+
+The page is ``assets/page.html``, a jinja2 template that escapes whatever comes from data; figures and maps reach it as
+JSON. Its content security policy forbids every request.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from difformer.data import Task
+from difformer.files import finite, write_bytes
+from difformer.report import plots, sections
+from difformer.report.explanation import PARTS, Explanation, Place, explain_nodes, worth_explaining
+from difformer.report.gather import Material, Scene, gather, is_diffusion, make_scene, shortened
+from difformer.report.layers import layer_energies, uniform_note, verdict, why_no_attention, within_classes
+from difformer.report.maps import TEXT_LENGTH, TITLE_LENGTH, Map, graphs_map, nodes_of_graph_map, scene_map
+from difformer.report.quality import ErrorList, baselines, calibration, column_importance, errors, quality
+from difformer.training.run_folder import RunFolder
+
+NAME = "report.html"
+NAVIGATION = {
+    "results": "Results", "predictions": "Predictions", "errors": "Errors", "columns": "Columns", "map": "Map",
+    "within": "Attention", "energy": "Energy", "explanations": "Explanations", "cost": "Cost", "run": "Run",
+    "use": "Use",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report that was written.
+
+    Args:
+        path: The file.
+        size: In bytes.
+        notes: What was left out or sampled, one sentence each.
+        verdict: What the layers' energies mean, in a sentence; empty for models that have none.
+        answer: The result against simple models, in a sentence.
+        warnings: What a reader should know before believing the result.
+    """
+
+    path: Path
+    size: int
+    notes: tuple[str, ...]
+    verdict: str
+    answer: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def write_report(
+    run: RunFolder | str | Path,
+    out: str | Path | None = None,
+    *,
+    seed: int | None = None,
+    nodes: Sequence[Place] = (),
+    task: Task | None = None,
+    device: str | torch.device = "auto",
+) -> Report:
+    """Writes a page about a run: result against simple models, errors, columns, maps, latent structure, energy, cost.
+
+    Args:
+        run: The run folder.
+        out: The file; ``report.html`` in the run folder by default, which is overwritten.
+        seed: Which seed is looked into; the best on validation by default. Curves and metrics are of all seeds.
+        nodes: Instances to explain besides those that are chosen, as `explain_node` takes them.
+        task: The run's task, where it was made from a task object.
+        device: Where the model is run.
+
+    Raises:
+        ImportError: If plotly or jinja2 (extra ``report``) is not installed.
+        RunFolderError: If the run has no result yet, or its data have changed.
+    """
+    plotly, environment = _libraries()  # before anything is computed
+    material = gather(run, seed=seed, task=task, device=device)
+    folder, loaded, metric = material.folder, material.loaded, material.folder.summary().metric
+    diffuses = is_diffusion(loaded.model)
+    scene = None if material.task.kind == "graphs" and not diffuses else make_scene(loaded)
+    chosen = [*nodes, *worth_explaining(material)] if diffuses else []
+    explanations = explain_nodes(loaded, list(dict.fromkeys(chosen))) if chosen else []
+    maps = _maps(material, scene, explanations)
+    energies = layer_energies(scene, material.classes) if scene is not None and diffuses else None
+    latent, shown = maps[-1].latent, maps[-1].shown
+    attention = within_classes(scene, latent, shown, material.classes)
+    even = uniform_note(maps[-1].data["uniform"], latent, None if attention is None else attention.chance)
+    options = folder.about["model"].get("options", {})
+    said = "" if energies is None else verdict(energies, float(options.get("source_weight", 0.0)))
+    found, base = quality(material.task, material.predictions, material.part), baselines(material)
+    sure, columns = calibration(material.task, material.predictions, material.part), column_importance(material)
+    wrong = errors(material, columns.names)
+    drawn, thinned = plots.learning_curves(folder, metric)
+    if found["kind"] == "classes":
+        drawn["confusion"] = plots.confusion(found)
+    elif found["scatter"] is not None:
+        drawn |= plots.residuals(found)
+    if sure is not None:
+        drawn["reliability"] = plots.reliability(sure)
+    if columns.names:
+        drawn["importance"] = plots.importance(columns, metric)
+    if attention is not None:
+        drawn["within-plot"] = plots.within(attention)
+    if energies is not None:
+        drawn |= plots.energies(energies)
+    drawn |= {f"explanation-{i}": plots.explanation(one) for i, one in enumerate(explanations) if one.steps}
+    warnings = sections.warnings_of(material, base, found, energies, said, even)
+    answer = sections.answer(material, base)
+    facts, settings = sections.run_facts(material)
+    context = {
+        "title": f"{folder.config.model} on {folder.about['data']['task']}",
+        "navigation": NAVIGATION, "answer": answer, "cards": sections.cards(material, base, sure),
+        "warnings": warnings, "material": material, "results": sections.result_rows(material), "thinned": thinned,
+        "found": found, "classes": sections.class_rows(found), "calibration": sure, "errors": wrong,
+        "errors_csv": _csv_link(wrong), "importance": columns, "metric": metric, "figures": drawn,
+        "maps": _map_texts(material, scene, maps), "pairs": _about_pairs(scene, maps, even),
+        "within": _about_attention(material, scene, attention), "even": even, "verdict": said, "energies": energies,
+        "energy_note": _about_energy(material, scene, energies),
+        "energy_rows": energies and sections.energy_rows(energies, plots.layer_names(len(energies.energy))),
+        "theorem": sections.theorem(energies) if energies is not None else "",
+        "explanations": [_explained(material, one) for one in explanations],
+        "no_diffusion": "" if diffuses else sections.NO_DIFFUSION,
+        "costs": sections.costs(material), "facts": facts, "settings": settings,
+        "snippets": sections.snippets(material), "own": folder.source is not None,
+        "css": _asset("page.css"), "js": _asset("page.js"), "plotly": plotly,
+        "data": _embedded({"figures": drawn, "maps": [one.data for one in maps], "colours": plots.COLOURS}),
+    }  # fmt: skip
+    content = environment.get_template("page.html").render(context).encode()
+    path = folder.path / NAME if out is None else Path(out)
+    write_bytes(path, content)
+    notes = tuple(dict.fromkeys(note for one in maps for note in one.notes if note not in warnings))
+    return Report(path, len(content), notes, said, answer, tuple(warnings))
+
+
+def _libraries() -> tuple[str, Any]:
+    """Plotly's whole program, and jinja2 with this page's files.
+
+    Raises:
+        ImportError: If one of them is not installed, naming the extra.
+    """
+    try:
+        import jinja2
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        name = (error.name or "plotly").partition(".")[0]
+        raise ImportError(f"a report needs {name}; install it with: pip install 'difformer[report]'") from error
+    loader = jinja2.FunctionLoader(_asset)
+    options: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined}
+    return str(get_plotlyjs()), jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
+
+
+def _asset(name: str) -> str:
+    return (files("difformer.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _embedded(document: Any) -> str:
+    """JSON that no text inside can break out of: every ``<`` is written as ``\\u003c``."""
+    text = json.dumps(finite(document), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _csv_link(found: ErrorList) -> str:
+    """The table as a link to save; a spreadsheet must not take a text for a formula."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in (found.headings, *found.rows):
+        writer.writerow([f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@\t\r") else v for v in row])
+    return "data:text/csv;base64," + base64.b64encode(text.getvalue().encode()).decode()
+
+
+def _maps(material: Material, scene: Scene | None, explanations: Sequence[Explanation]) -> list[Map]:
+    loaded = material.loaded
+    if material.task.kind == "graphs":
+        graphs = graphs_map(loaded, material.outputs)
+        return [graphs] if scene is None else [graphs, nodes_of_graph_map(loaded, scene)]
+    assert scene is not None
+    always = [one.node for one in explanations if one.number == scene.number]
+    return [scene_map(loaded, scene, material.outputs, material.classes, material.folder.source, always)]
+
+
+def _map_texts(material: Material, scene: Scene | None, maps: Sequence[Map]) -> list[tuple[str, tuple[str, ...]]]:
+    """Heading and notes of every map."""
+    kind = material.task.kind
+    heads = [""]
+    if kind == "series" and scene is not None:
+        heads = [f"Nodes at snapshot {scene.number}"]
+    if kind == "graphs":
+        heads = ["Graphs, by their pooled states", f"Nodes of graph {scene.number if scene else 0}"]
+    return [(head, one.notes) for head, one in zip(heads, maps, strict=False)]
+
+
+def _about_pairs(scene: Scene | None, maps: Sequence[Map], even: str) -> str:
+    if scene is None or scene.states is None:
+        return sections.NO_DIFFUSION.format("no latent structure")
+    if not len(scene.difformer.layers):
+        return "There are no diffusion layers, hence no latent pairs."
+    if (why := why_no_attention(scene.difformer.layers[0])) is not None:  # type: ignore[arg-type]
+        return f"{why[0].upper()}{why[1:]}."
+    latent = maps[-1].latent
+    kept = max(len(one.weight) for one in latent)
+    hidden = "Attention is close to uniform, so that pairs are not drawn until you ask for them. " if even else ""
+    evenness = ", ".join(f"{100 * one.entropy:.1f}" for one in latent)
+    return (
+        f"{hidden}Pairs are drawn where the attention of one shown instance to another is above the threshold, in "
+        f"units of the uniform attention 1/n; the {kept} strongest per layer are kept. "
+        f"Entropy of the attention, in percent of that of uniform attention, by layer: {evenness}."
+    )
+
+
+def _about_attention(material: Material, scene: Scene | None, found: Any) -> str:
+    if found is not None:
+        return found.sentence
+    if scene is None or scene.states is None:
+        return sections.NO_DIFFUSION.format("no attention")
+    if len(scene.difformer.layers) and (why := why_no_attention(scene.difformer.layers[0])) is not None:  # type: ignore[arg-type]
+        return f"{why[0].upper()}{why[1:]}."
+    kind = material.task.kind
+    what = "instances have no classes" if kind == "nodes" else f"the nodes of {kind} have no classes of their own"
+    return f"Not shown: {what}, so there is nothing to compare attention with."
+
+
+def _about_energy(material: Material, scene: Scene | None, measured: Any) -> str:
+    if measured is None or scene is None:
+        return sections.NO_DIFFUSION.format("no energy")
+    of = {
+        "nodes": "",
+        "series": f" Measured on snapshot {scene.number}.",
+        "graphs": f" Measured on graph {scene.number}.",
+    }
+    sampled = f" Measured on a sample of {measured.sampled:,} of {scene.size:,} states." if measured.sampled else ""
+    return (
+        "Measured: mean of δ(‖zᵢ - zⱼ‖²) over pairs, and of ‖zᵢ - zⱼ‖² over observed edges, on unit states."
+        f"{sampled}{of[material.task.kind]}"
+    )
+
+
+def _explained(material: Material, one: Explanation) -> dict[str, Any]:
+    """Texts and tables of an explanation."""
+    where = {"nodes": "", "series": f" at snapshot {one.number}", "graphs": f" of graph {one.number}"}
+    target = f", target {one.target}" if one.target else ""
+    who: list[list[object]] = []
+    for s in one.steps:
+        who += [
+            [
+                s.layer,
+                shortened(i.name, TITLE_LENGTH),
+                i.through,
+                f"{i.weight:.3g}",
+                f"{i.length:.3g}",
+                f"{i.effect:+.3g}",
+            ]
+            for i in s.influences
+        ]
+        if s.influences:
+            who.append([s.layer, "all others", "", "", "", f"{s.others:+.3g}"])
+    return {
+        "head": f"{shortened(one.name, TEXT_LENGTH)}{where[material.task.kind]}: predicted {one.prediction}{target}",
+        "sentence": shortened(one.sentence, 1_000),
+        "score": f"Score: {one.meaning} = {one.score:.4g} = "
+        + " ".join(f"{value:+.4g} ({name})" for name, value in one.terms.items()),
+        "headings": ["layer", *(f"‖{p}‖" for p in PARTS), *(f"{p} effect" for p in PARTS), "residue"],
+        "parts": [
+            [s.layer, *(f"{s.lengths[p]:.3g}" for p in PARTS), *(f"{s.effects[p]:+.3g}" for p in PARTS),
+             f"{s.residue:.0e}"]
+            for s in one.steps
+        ],
+        "who": who,
+    }  # fmt: skip

@@ -1,0 +1,530 @@
+"""The run folder: everything of a run in one place, whole at any moment.
+
+    config.toml          what was asked for, complete: model, training, data, seeds, versions, device
+    metrics.jsonl        one line per epoch and seed
+    summary.json         mean ± standard deviation over the runs that have ended
+    seed-0/              one folder per seed
+      model.safetensors    parameters of the best epoch
+      predictions.npz      outputs of the best epoch for every instance (and .csv, unless it would be huge)
+      split.npz            which instances were used for training, validation and test
+      result.json          best epoch and its metrics; written last, so a seed that has it is done
+      checkpoint.safetensors  where to resume, while it is not
+
+Every file is written beside its place, flushed and renamed into it; the folder itself appears with its configuration
+already inside. Nothing is pickled. A folder may come from elsewhere: links that lead out of it, weights that are not
+those of their seed, and files that do not have the expected form are refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from difformer.data import Split, Task
+from difformer.data.split import save_splits
+from difformer.errors import UserError
+from difformer.files import (
+    LOCK,
+    RunFolderError,
+    file_mask,
+    finite,
+    read_json,
+    read_text,
+    within,
+    write_bytes,
+    write_json,
+    writing,
+)
+from difformer.native import library
+from difformer.native.passes import FEWEST_ELEMENTS
+from difformer.training import toml
+from difformer.training.checkpoint import CheckpointError, Snapshot
+from difformer.training.config import TrainConfig
+from difformer.training.devices import describe
+from difformer.training.metrics import find_metric
+from difformer.training.model import split_number
+from difformer.training.predictions import CSV_CELLS, Predictions
+from difformer.training.record import Row, RunRecord, Summary
+from difformer.training.source import TaskSource
+
+FORMAT = 1
+CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
+WEIGHTS, CHECKPOINT, RESULT = "model.safetensors", "checkpoint.safetensors", "result.json"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run on disk; make one with `create` or `open`.
+
+    Args:
+        path: The folder.
+        config: What is trained.
+        seeds: One run per seed; seed s uses split s modulo the number of splits.
+        stacked: Whether the runs are trained as one.
+        source: Where the task comes from; None where it was handed over as an object.
+        about: The whole of ``config.toml``.
+    """
+
+    path: Path
+    config: TrainConfig
+    seeds: tuple[int, ...]
+    stacked: bool
+    source: TaskSource | None
+    about: Mapping[str, Any]
+
+    @staticmethod
+    def create(
+        path: str | Path,
+        task: Task,
+        config: TrainConfig,
+        *,
+        seeds: Sequence[int],
+        device: torch.device,
+        source: TaskSource | None = None,
+        stacked: bool = False,
+        preset: str | None = None,
+    ) -> RunFolder:
+        """A new run folder, which appears at once with its configuration in it; see `description`.
+
+        Raises:
+            RunFolderError: If the folder is there already and not empty, or cannot be made.
+        """
+        path = Path(path)
+        with writing(path):
+            taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+        if taken:
+            what = "already holds a run" if (path / CONFIG).exists() else "is already there and not empty"
+            raise RunFolderError(
+                f"{path} {what}; nothing was changed. Choose another folder, or continue the run with resume"
+            )
+        about = description(task, config, seeds=seeds, device=device, source=source, stacked=stacked, preset=preset)
+        try:
+            text = toml.dumps(about)
+        except TypeError as error:
+            raise UserError(f"this run cannot be kept in a folder: {error}; train it with out=None") from error
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+            try:
+                write_bytes(new / CONFIG, text.encode())
+                new.chmod(0o777 & ~file_mask())  # mkdtemp makes folders that only their owner may read
+                if path.is_dir():
+                    path.rmdir()
+                os.replace(new, path)
+            except BaseException:
+                shutil.rmtree(new, ignore_errors=True)
+                raise
+        return RunFolder.open(path)
+
+    @staticmethod
+    def open(path: str | Path) -> RunFolder:
+        """A run folder that is there.
+
+        Raises:
+            RunFolderError: If it is absent, damaged, or written by a newer version.
+        """
+        path = Path(path)
+        if not (path / CONFIG).is_file():
+            what = "has no config.toml, so it is not a run folder" if path.is_dir() else "is not there"
+            raise RunFolderError(f"{path} {what}; `difformer fit` makes run folders")
+        text = read_text(within(path, path / CONFIG))
+        try:
+            about = toml.loads(text)
+            if (written := about["run"]["format"]) > FORMAT:
+                raise RunFolderError(
+                    f"{path / CONFIG}: in format {written}, this difformer reads up to {FORMAT}: upgrade difformer"
+                )
+            _check_description(about)
+            model = about["model"]
+            config = TrainConfig.from_dict({**about["training"], "model": model["name"], "options": model["options"]})
+            data, run = about["data"], about["run"]
+            source = TaskSource.from_dict(data["source"]) if "source" in data else None
+            return RunFolder(path, config, tuple(run["seeds"]), run["stacked"], source, about)
+        except RecursionError:
+            raise RunFolderError(f"{path / CONFIG} cannot be used: its tables are nested too deeply") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunFolderError(f"{path / CONFIG} cannot be used: {type(error).__name__}: {error}") from error
+
+    @property
+    def metrics(self) -> MetricsFile:
+        return MetricsFile(within(self.path, self.path / METRICS))
+
+    @property
+    def device(self) -> str:
+        """Where it was trained."""
+        return str(self.about["run"]["device"])
+
+    @property
+    def preset(self) -> str | None:
+        """Name or file of the preset that its settings began with; None without one, or where nothing is known."""
+        return self.about["run"].get("preset")
+
+    def of_seed(self, seed: int) -> Path:
+        """The folder of one seed; refused where a link leads out of the run folder."""
+        return within(self.path, self.path / f"seed-{seed}")
+
+    def file(self, seed: int, name: str) -> Path:
+        """A file of one seed; refused where a link leads out of the run folder."""
+        return within(self.path, self.path / f"seed-{seed}" / name)
+
+    def discard(self) -> None:
+        """Removes the folder if the run has left nothing in it; a folder with anything else in it stays as it is."""
+        files = tuple(self.path.iterdir())
+        own = {path.name for path in files} <= {CONFIG, METRICS, LOCK}
+        if own and not any(path.name == METRICS and path.stat().st_size for path in files):
+            shutil.rmtree(self.path)
+
+    def task(self, given: Task | None = None) -> Task:
+        """The task of the run: made again, or as given, and in both cases the very same.
+
+        Raises:
+            RunFolderError: If it cannot be made again, or its data have changed.
+        """
+        if given is None and self.source is None:
+            raise RunFolderError(
+                f"{self.path} was trained on a task that was handed over as an object; pass that task again: task=…"
+            )
+        task = given if given is not None else self.source.load()  # type: ignore[union-attr]
+        expected, found = self.about["data"]["fingerprint"], task.fingerprint()
+        if found != expected:
+            raise RunFolderError(
+                f"the data of {self.path} have changed: the run was made on {self.about['data']['task']!r} with "
+                f"fingerprint {expected[:12]}…, what is there now has {found[:12]}…; restore the data, or fit anew"
+            )
+        return task
+
+    def split_of(self, task: Task, seed: int) -> Split:
+        """Seed s uses split s modulo the number of splits."""
+        return task.splits[split_number(task, seed)]
+
+    def write_checkpoint(self, seed: int, snapshot: Snapshot) -> None:
+        path = self.file(seed, CHECKPOINT)
+        with writing(path):
+            snapshot.write(path)
+
+    def read_checkpoint(self, seed: int) -> Snapshot | None:
+        """The checkpoint of a seed; None where it has none yet.
+
+        Raises:
+            RunFolderError: If there is a checkpoint that cannot be used.
+        """
+        path = self.file(seed, CHECKPOINT)
+        try:
+            return Snapshot.read(path) if path.is_file() else None
+        except CheckpointError as error:
+            raise RunFolderError(f"{error}; delete it to train seed {seed} from its beginning") from error
+
+    def write_record(self, record: RunRecord, task: Task) -> None:
+        """Everything of a run that has ended, ``result.json`` last."""
+        folder, split = self.of_seed(record.seed), self.split_of(task, record.seed)
+        predictions = Predictions.of(task, record.outputs, split)
+        predictions.write_npz(folder / "predictions.npz")
+        if predictions.cells <= CSV_CELLS:
+            predictions.write_csv(folder / "predictions.csv")
+        with writing(folder / "split.npz"):
+            save_splits([split], folder / "split.npz")
+        self.write_result(record)
+
+    def write_result(self, record: RunRecord) -> None:
+        """Weights, then ``result.json``, which holds their hash: weights of another seed or run are noticed."""
+        weights = {name: tensor.contiguous().clone() for name, tensor in record.state.items()}
+        content = save_tensors(weights, metadata={"format": "difformer"})
+        write_bytes(self.file(record.seed, WEIGHTS), content)
+        write_json(self.file(record.seed, RESULT), record.result() | {"weights": hashlib.sha256(content).hexdigest()})
+        if record.status != "interrupted":
+            self.file(record.seed, CHECKPOINT).unlink(missing_ok=True)
+        self.write_summary()
+
+    def result(self, seed: int) -> dict[str, Any] | None:
+        """The result of a seed, an interrupted one included; None where it has none.
+
+        Raises:
+            RunFolderError: If the file is damaged, or holds the result of another seed.
+        """
+        path = self.file(seed, RESULT)
+        if not path.is_file():
+            return None
+        found = read_json(path)
+        if not isinstance(found, dict) or not found.keys() >= _RESULT_FIELDS:
+            raise RunFolderError(f"{path} is not the result of a run; delete it to train seed {seed} again with resume")
+        numbers = [found[name] for name in ("train", "valid", "test", "loss", "seconds", "best_epoch", "epochs")]
+        texts = [found[name] for name in ("status", "metric", "split")]
+        if not all(number is None or _is_number(number) for number in numbers) or not all(
+            isinstance(text, str) for text in texts
+        ):
+            raise RunFolderError(f"{path} is not the result of a run; delete it to train seed {seed} again with resume")
+        if found["seed"] != seed:
+            raise RunFolderError(f"{path} is the result of seed {found['seed']!r}; restore the files of each seed")
+        return found
+
+    def results(self) -> tuple[dict[str, Any], ...]:
+        """Results of the seeds that have one, in the order of seeds; interrupted ones included."""
+        return tuple(found for seed in self.seeds if (found := self.result(seed)) is not None)
+
+    def is_done(self, seed: int) -> bool:
+        """Whether a seed was trained to its end."""
+        found = self.result(seed)
+        return found is not None and found["status"] != "interrupted"
+
+    @property
+    def unfinished(self) -> tuple[int, ...]:
+        """Seeds that have not been trained to their end."""
+        return tuple(seed for seed in self.seeds if not self.is_done(seed))
+
+    def summary(self, records: Sequence[RunRecord] = ()) -> Summary:
+        """Over all seeds that have a result."""
+        results = self.results()
+        if not results:
+            raise RunFolderError(f"{self.path} has no results yet; continue the run with resume: {self.path}")
+        metric = find_metric(results[0]["metric"])
+        return Summary(results, metric.name, metric.higher_is_better, self.path, tuple(records))
+
+    def write_summary(self) -> None:
+        document = self.summary().to_dict()
+        document["complete"] = document["complete"] and document["runs"] == len(self.seeds)
+        write_json(self.path / SUMMARY, document)
+
+    def read_weights(self, seed: int) -> dict[str, Tensor]:
+        """Parameters of a seed's best epoch.
+
+        Raises:
+            RunFolderError: If they are absent or damaged.
+        """
+        path = self.file(seed, WEIGHTS)
+        if not path.is_file():
+            raise RunFolderError(f"{path} is missing: seed {seed} has not been trained yet; continue with resume")
+        content, result = path.read_bytes(), self.result(seed)
+        expected = None if result is None else result.get("weights")  # older folders have none
+        if expected is not None and hashlib.sha256(content).hexdigest() != expected:
+            raise RunFolderError(
+                f"{path} does not hold the weights that seed {seed} was measured with (result.json has another hash): "
+                f"they were changed, or belong to another seed or run; restore them, or delete result.json and train "
+                f"seed {seed} again with resume"
+            )
+        try:
+            return load_tensors(content)
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise RunFolderError(f"{path} is damaged: {error}") from error
+
+
+_RESULT_FIELDS = {
+    "seed", "split", "metric", "status", "best_epoch", "epochs", "train", "valid", "test", "loss", "seconds",
+}  # fmt: skip
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_description(about: Mapping[str, Any]) -> None:
+    """Refuses a ``config.toml`` whose parts do not have the form that `description` gives them.
+
+    Raises:
+        UserError: Naming the part.
+    """
+    for table in ("run", "versions", "data", "model", "training"):
+        if not isinstance(about.get(table), dict):
+            raise UserError(f"[{table}] must be a table, got {type(about.get(table)).__name__}")
+    run, data, model = about["run"], about["data"], about["model"]
+    seeds = run["seeds"]
+    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise UserError("run.seeds must be a list of whole numbers of at least 0")
+    if len(set(seeds)) != len(seeds):
+        raise UserError("run.seeds names a seed twice")
+    expected: list[tuple[str, Any, type]] = [
+        ("run.stacked", run["stacked"], bool),
+        ("run.device", run["device"], str),
+        ("run.threads", run["threads"], int),
+        ("versions.torch", about["versions"]["torch"], str),
+        ("data.task", data["task"], str),
+        ("data.fingerprint", data["fingerprint"], str),
+        ("data.metric", data["metric"], str),
+        ("data.problem", data["problem"], str),
+        ("model.name", model["name"], str),
+        ("model.options", model["options"], dict),
+        ("data.source", data.get("source", {}), dict),
+    ]
+    for name, value, kind in expected:
+        if not isinstance(value, kind):
+            raise UserError(f"{name} must be of type {kind.__name__}, got {type(value).__name__}")
+
+
+class MetricsFile:
+    """``metrics.jsonl``: one line per epoch and seed. A line that does not fit on the disk is taken back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, seed: int, rows: Iterable[Row]) -> None:
+        """Adds lines at the end."""
+        content = _lines(seed, rows)
+        with writing(self.path):
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                length = os.fstat(descriptor).st_size
+                try:
+                    written = os.write(descriptor, content)
+                    if written < len(content):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                except OSError:
+                    os.ftruncate(descriptor, length)
+                    raise
+            finally:
+                os.close(descriptor)
+
+    def read(self) -> list[Row]:
+        """Every whole line; the rest of a line that a killed process left is skipped."""
+        if not self.path.is_file():
+            return []
+        rows = []
+        for line in self.path.read_bytes().split(b"\n"):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict) and type(row.get("seed")) is int and type(row.get("epoch")) is int:
+                rows.append({name: value for name, value in row.items() if value is None or _is_number(value)})
+        return rows
+
+    def rewrite(self, keep: Callable[[Row], bool], seed: int, rows: Iterable[Row]) -> None:
+        """Replaces the file by some of its lines, followed by those of a seed."""
+        kept = [row for row in self.read() if keep(row)]
+        content = b"".join(_lines(row["seed"], [row]) for row in kept) + _lines(seed, rows)
+        write_bytes(self.path, content)
+
+
+def _lines(seed: int, rows: Iterable[Row]) -> bytes:
+    return "".join(f"{json.dumps(finite({'seed': seed} | row))}\n" for row in rows).encode()
+
+
+def description(
+    task: Task,
+    config: TrainConfig,
+    *,
+    seeds: Sequence[int],
+    device: torch.device,
+    source: TaskSource | None,
+    stacked: bool,
+    preset: str | None = None,
+) -> dict[str, Any]:
+    """Everything that a result depends on, defaults included.
+
+    `preset` is the name or the file of the preset that the settings come from; it is only a remark, since the settings
+    are there in full.
+    """
+    from difformer import __version__
+    from difformer.zoo import options_of
+
+    training = {name: value for name, value in config.to_dict().items() if name not in ("model", "options")}
+    data: dict[str, Any] = {
+        "task": task.name,
+        "protocol": task.protocol,
+        "fingerprint": task.fingerprint(),
+        "kind": task.kind,
+        "problem": task.problem,
+        "metric": task.metric,
+        "splits": [split.name for split in task.splits],
+    }
+    if source is not None:
+        data["source"] = source.complete().to_dict()
+    return {
+        "run": {
+            "format": FORMAT,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "seeds": list(seeds),
+            "stacked": stacked,
+            **({} if preset is None else {"preset": preset}),
+            "device": str(device),
+            "device_name": describe(device),
+            "threads": torch.get_num_threads(),
+            **({"kernels": kernels()} if _profits_from_kernels(task, config, device) else {}),
+        },
+        "versions": {
+            "difformer": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "data": data,
+        "model": {"name": config.model, "options": {**options_of(config.model), **config.options}},
+        "training": training,
+    }
+
+
+def kernels() -> str:
+    """Which kernels this process uses for passes over rows: ``"C"`` or ``"torch"``, which agree to rounding."""
+    return "torch" if library() is None else "C"
+
+
+def _profits_from_kernels(task: Task, config: TrainConfig, device: torch.device) -> bool:
+    """Whether a pass is long enough for kernels in C; otherwise nothing is compiled."""
+    rows = task.num_nodes * (task.num_instances if task.kind == "series" else 1)
+    return device.type == "cpu" and rows * int(config.options.get("hidden_channels", 64)) >= FEWEST_ELEMENTS
+
+
+def default_path(task_name: str, model: str, parent: str | Path = "runs") -> Path:
+    """A folder that does not exist yet, named after data set, model and time: ``runs/cora-mlp-20250131-235959``."""
+    stem = f"{task_name}-{model}-{datetime.now():%Y%m%d-%H%M%S}"
+    path, number = Path(parent) / stem, 1
+    while path.exists():
+        number += 1
+        path = Path(parent) / f"{stem}-{number}"
+    return path
+
+
+def check_same_run(folder: RunFolder, task: Task, config: TrainConfig, seeds: tuple[int, ...]) -> None:
+    """Refuses to resume a folder that holds another run.
+
+    Raises:
+        RunFolderError: Naming what differs.
+    """
+    folder.task(task)
+    asked = description(
+        task, config, seeds=seeds, device=torch.device("cpu"), source=folder.source, stacked=folder.stacked
+    )
+    there = folder.about
+    differs = [
+        f"{name} is {there[table].get(name)!r} there and {value!r} here"
+        for table in ("model", "training")
+        for name, value in asked[table].items()
+        if value != there[table].get(name) and not name.startswith("checkpoint_")
+    ]
+    if tuple(there["run"]["seeds"]) != seeds:
+        differs.append(f"seeds are {list(there['run']['seeds'])} there and {list(seeds)} here")
+    if differs:
+        raise RunFolderError(
+            f"{folder.path} holds another run: {'; '.join(differs)}. Choose another folder, or resume it as it is"
+        )
+
+
+def warn_of_changes(folder: RunFolder) -> None:
+    """Warns where a resumed run may differ by rounding: sums are the same to the bit only in the same order."""
+    here = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    there = {"torch": folder.about["versions"]["torch"], "threads": folder.about["run"]["threads"]}
+    if "kernels" in folder.about["run"]:
+        here["kernels in"], there["kernels in"] = kernels(), folder.about["run"]["kernels"]
+    changed = [f"{name} {there[name]}, now {here[name]}" for name in here if here[name] != there[name]]
+    if changed:
+        warnings.warn(
+            f"{folder.path} was begun with {'; '.join(changed)}: results may differ from an uninterrupted run's by "
+            f"rounding",
+            stacklevel=4,
+        )

@@ -1,0 +1,614 @@
+r"""Classic networks: MLP, GCN, GraphSAGE, GAT, GIN, SGC, APPNP and GCNII, with the options of tuned baselines.
+
+MLP, GCN, GraphSAGE, GAT and GIN are stacks of layers and share one loop (`Stack`). Its options make them the tuned
+baselines of Luo, Shi and Wu, "Classic GNNs are Strong Baselines" (NeurIPS 2024): ``gcn+``, ``sage+`` and ``gat+`` in
+the catalogue are the same classes with other defaults. GCN and GAT can also run on a k-nearest-neighbour graph of the
+features (``gcn-knn`` and ``gat-knn``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from difformer.errors import UserError
+from difformer.zoo.edge_attention import attention_bytes, edge_softmax, edge_sum, from_sources, from_targets
+from difformer.zoo.encoder import (
+    Edges,
+    Encoder,
+    Features,
+    Graph,
+    Observed,
+    Segments,
+    check_choice,
+    check_count,
+    check_heads,
+    check_positive,
+    check_rate,
+    check_share,
+    dense,
+    dropout,
+    linear,
+    make_norm,
+    mapped,
+    refuse_beyond_memory,
+)
+from difformer.zoo.neighbour_graph import NeighbourGraph
+
+ACTIVATIONS: dict[str, Any] = {"relu": functional.relu, "elu": functional.elu}
+SLOPE = 0.2  # of the LeakyReLU of graph attention, below zero
+
+
+class Stack(Encoder):
+    r"""Layers that differ by how they combine a node with its neighbours.
+
+    .. math::
+        Z^{(k+1)} = \mathrm{dropout}(σ(\mathrm{norm}(\mathrm{layer}_k(Z^{(k)}) + Z^{(k)} R_k))),
+
+    with :math:`Z^{(0)} = X` or dropout(X W + b), and R only with `residual`. The outputs are a last layer without norm
+    and activation or, with `linear_head`, a linear map of the states; with `jumping`, of their sum over all layers.
+    A subclass gives `maps` and `combine`: all linear maps of a layer's input are one product, so that features may be
+    sparse, and there is one dropout mask for all of them.
+
+    Args:
+        in_channels: Features per instance.
+        hidden_channels: Length of a state.
+        out_channels: Outputs per instance.
+        num_layers: Layers; without `linear_head` the last of them gives the outputs.
+        dropout: After each activation.
+        input_dropout: On the features; None is the same as `dropout`.
+        residual: Whether a linear map of its input is added to every hidden layer.
+        norm: Before each activation: ``"batch"``, ``"layer"`` or ``"none"``; true and false mean ``"layer"`` and
+            ``"none"``.
+        jumping: Whether the output layer sees the sum of all hidden states instead of the last.
+        linear_input: Whether a linear map and dropout come before the first layer.
+        linear_head: Whether the outputs are a linear map of the states, after `num_layers` hidden layers.
+        activation: ``"relu"`` or ``"elu"``.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_layers: int = 2,
+        dropout: float = 0.0,
+        input_dropout: float | None = 0.0,
+        residual: bool = False,
+        norm: str = "none",
+        jumping: bool = False,
+        linear_input: bool = False,
+        linear_head: bool = False,
+        activation: str = "relu",
+    ) -> None:
+        super().__init__()
+        check_count("num_layers", num_layers)
+        check_rate("dropout", dropout)
+        check_rate("input_dropout", input_dropout or 0.0)
+        check_choice("activation", activation, tuple(ACTIVATIONS))
+        hidden = num_layers if linear_head else num_layers - 1
+        if jumping and not hidden:
+            raise UserError("jumping=True sums hidden states, and num_layers=1 has none; take more layers")
+        self.sizes = [hidden_channels if linear_input else in_channels] + [hidden_channels] * hidden
+        self.input = nn.Linear(in_channels, hidden_channels) if linear_input else None
+        self.norms = nn.ModuleList(make_norm(norm, hidden_channels) for _ in range(hidden))
+        sizes = pairwise(self.sizes) if residual else ()
+        self.shortcuts = nn.ModuleList(nn.Linear(a, b) for a, b in sizes)
+        self.dropout, self.input_dropout, self.activation = dropout, input_dropout, activation
+        self.jumping, self.linear_head = jumping, linear_head
+
+    def maps(self, k: int) -> list[Tensor]:
+        """Weights ``[out, in]`` of all linear maps that layer k takes of its input."""
+        raise NotImplementedError
+
+    def combine(self, k: int, products: list[Tensor], graph: Any) -> Tensor:
+        """Layer k from these maps of its input."""
+        raise NotImplementedError
+
+    def surroundings(self, x: Features, observed: Observed) -> Any:
+        """What `combine` and `last_layer` are given of the graph."""
+        return None
+
+    def last_layer(self, z: Tensor, graph: Any) -> Tensor:
+        """What the last layer does before its linear map, which is the decoder's."""
+        return z
+
+    def states(self, x: Features, observed: Observed) -> Tensor:
+        """What the decoder maps: states, or with the propagation of the last layer already made."""
+        graph = self.surroundings(x, observed)
+        activation: Callable[[Tensor], Tensor] = ACTIVATIONS[self.activation]
+        rate = self.dropout if self.input_dropout is None else self.input_dropout
+        drop = self.training and (self.input_dropout is None or self.input_dropout > 0)
+        z: Features = x
+        if self.input is not None:
+            z, drop = dropout(linear(self.input, x, rate, drop), self.dropout, self.training), False
+        total: Tensor | None = None
+        for k, norm in enumerate(self.norms):
+            shortcut: Any = self.shortcuts[k] if len(self.shortcuts) else None
+            weights = self.maps(k) if shortcut is None else [*self.maps(k), shortcut.weight]
+            joined = weights[0] if len(weights) == 1 else torch.cat(weights)
+            products = list(mapped(joined, z, rate, drop).split([weight.shape[0] for weight in weights], 1))
+            new = self.combine(k, products, graph)
+            if shortcut is not None:
+                new = new + products[-1] + shortcut.bias
+            z, drop = dropout(activation(norm(new)), self.dropout, self.training), False
+            if self.jumping:
+                total = z if total is None else total + z
+        found = dropout(dense(z), rate, drop) if drop else dense(z)
+        found = found if total is None else total
+        return found if self.linear_head else self.last_layer(found, graph)
+
+
+class MLP(Stack):
+    r"""The multi-layer perceptron: layers :math:`σ(\mathrm{norm}(Z W_k + b_k))`; it does not look at structure.
+
+    As diffusion it has the identity as its coupling.
+
+    Args:
+        num_layers: Linear maps, the output's included.
+    """
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, **options: Any) -> None:
+        super().__init__(in_channels, hidden_channels, out_channels, **options)
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(self.sizes))
+        self.output = nn.Linear(self.sizes[-1], out_channels)
+
+    def maps(self, k: int) -> list[Tensor]:
+        return [self.hidden[k].weight]  # type: ignore[list-item]
+
+    def combine(self, k: int, products: list[Tensor], graph: None) -> Tensor:
+        return products[0] + self.hidden[k].bias  # type: ignore[operator]
+
+    def embed(
+        self,
+        x: Features,
+        edge_index: Edges | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> Tensor:
+        """States before the output layer; structure is neither used nor checked."""
+        return self.states(x, Observed(x.shape[0], x.device, None, None, False))
+
+    def decode(self, states: Tensor) -> Tensor:
+        return linear(self.output, states)
+
+
+class GCN(Stack):
+    r"""Graph convolution (Kipf and Welling, ICLR 2017): layers :math:`σ(S Z W_k + b_k)`.
+
+    S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`. The last layer propagates as well: `embed` gives the states
+    after that propagation, so that pooled states can be decoded too. Equal to PyTorch Geometric's ``GCNConv`` layers on
+    a graph that is normalised once (a self-loop given twice counts twice here, once there).
+
+    Args:
+        num_layers: Convolutions, the output's included unless `linear_head` is set.
+        k: Replace the observed edges by those to the k nearest neighbours in feature space, the node itself counted;
+            None uses the observed edges. In a batch, and in every snapshot of a series, neighbours belong to the same
+            graph.
+        metric: ``"cosine"`` or ``"euclidean"``, by which they are nearest.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        k: int | None = None,
+        metric: str = "cosine",
+        **options: Any,
+    ) -> None:
+        super().__init__(in_channels, hidden_channels, out_channels, **options)
+        # The bias comes after propagation, so it is kept apart from the map that comes before.
+        self.hidden = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(self.sizes))
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in self.sizes[1:])
+        self.output = nn.Linear(self.sizes[-1], out_channels)
+        for layer in (*self.hidden, self.output):
+            nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(self.output.bias)
+        self.neighbours = None if k is None else NeighbourGraph(k, metric)
+
+    def surroundings(self, x: Features, observed: Observed) -> Any:
+        """The graph with self-loops, or the neighbour graph."""
+        return observed.looped if self.neighbours is None else _with_loops(self.neighbours, x, observed)
+
+    def spread(self, z: Tensor, graph: Any) -> Tensor:
+        """S z."""
+        return graph.propagate(z)
+
+    def maps(self, k: int) -> list[Tensor]:
+        return [self.hidden[k].weight]  # type: ignore[list-item]
+
+    def combine(self, k: int, products: list[Tensor], graph: Any) -> Tensor:
+        # Mapping first: propagation is linear, and there are fewer hidden channels than features.
+        return self.spread(products[0], graph) + self.biases[k]
+
+    def last_layer(self, z: Tensor, graph: Any) -> Tensor:
+        return self.spread(z, graph)
+
+
+def _with_loops(neighbours: NeighbourGraph, x: Features, observed: Observed) -> Graph:
+    return neighbours(x, observed.segments).with_self_loops()
+
+
+class GraphSAGE(Stack):
+    r"""GraphSAGE (Hamilton et al., NIPS 2017): :math:`σ(W_k z_i + M_k \, \mathrm{mean}_{j \in N(i)} z_j + b_k)`.
+
+    The two maps of the last layer, side by side, are the decoder: `embed` gives each state beside the mean of its
+    neighbours' states. Equal to PyTorch Geometric's ``SAGEConv`` layers. Neighbourhoods are taken whole; where they do
+    not fit, ``batch_size`` trains on parts of the graph.
+
+    Args:
+        num_layers: Layers, the output's included unless `linear_head` is set.
+        dropout: After each activation.
+    """
+
+    def __init__(
+        self, in_channels: int, hidden_channels: int, out_channels: int, *, dropout: float = 0.5, **options: Any
+    ) -> None:
+        super().__init__(in_channels, hidden_channels, out_channels, dropout=dropout, **options)
+        self.own = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(self.sizes))
+        self.neighbours = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(self.sizes))
+        self.output = nn.Linear((1 if self.linear_head else 2) * self.sizes[-1], out_channels)
+
+    def surroundings(self, x: Features, observed: Observed) -> Graph | None:
+        return observed.graph
+
+    def maps(self, k: int) -> list[Tensor]:
+        return [self.own[k].weight, self.neighbours[k].weight]  # type: ignore[list-item]
+
+    def combine(self, k: int, products: list[Tensor], graph: Graph | None) -> Tensor:
+        return products[0] + self.own[k].bias + neighbour_mean(products[1], graph)  # type: ignore[operator]
+
+    def last_layer(self, z: Tensor, graph: Graph | None) -> Tensor:
+        return torch.cat([z, neighbour_mean(z, graph)], 1)
+
+
+def neighbour_mean(z: Tensor, graph: Graph | None) -> Tensor:
+    """Mean over neighbours, weighted where edges are; zero for a node without neighbours."""
+    return torch.zeros_like(z) if graph is None else graph.propagate(z, "random_walk")
+
+
+class GATLayer(nn.Module):
+    r"""Values and attention of one layer.
+
+    .. math::
+        v_i = W z_i, \qquad s_{ij} \propto a_{ij} \exp(\mathrm{LeakyReLU}(a_1^\top v_i + a_2^\top v_j)),
+
+    for each head; the weights of a node's neighbours, the node itself among them, sum to one.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, heads: int) -> None:
+        super().__init__()
+        self.shape = (heads, out_channels)
+        self.linear = nn.Linear(in_channels, heads * out_channels, bias=False)
+        self.to_target = nn.Parameter(torch.empty(heads, out_channels))
+        self.to_source = nn.Parameter(torch.empty(heads, out_channels))
+        for weight in (self.linear.weight, self.to_target, self.to_source):
+            nn.init.xavier_uniform_(weight)
+
+    def scores(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """``[N, H]`` each, of values ``[N, H, C]``: what a node adds to a score as its target, and as its source."""
+        both = torch.stack([self.to_target, self.to_source], 1)  # [H, 2, C]
+        heads = torch.eye(self.shape[0], dtype=both.dtype, device=both.device)
+        # One product with a map that is zero between heads: faster than sums over short last axes.
+        maps = torch.einsum("htc,hk->hctk", both, heads).flatten(2).flatten(0, 1)
+        target, source = (values.flatten(1) @ maps).unflatten(1, (2, -1)).unbind(1)
+        return target, source
+
+    def weights(self, values: Tensor, graph: Graph) -> Tensor:
+        """Attention ``[E, H]``."""
+        to_target, to_source = self.scores(values)
+        scores = from_targets(to_target, graph) + from_sources(to_source, graph)
+        return edge_softmax(functional.leaky_relu(scores, SLOPE), graph)
+
+
+class GAT(Stack):
+    r"""Graph attention (Veličković et al., ICLR 2018): layers :math:`σ(\Vert_h S_h V_h + b)`, see `GATLayer`.
+
+    The last layer averages its heads: :math:`\hat Y = \frac1H \sum_h S_h V_h + b` with V = Z W. It is computed as
+    (S_h Z) W_h: `embed` gives the propagated states of all its heads, `decode` the map. Equal to PyTorch Geometric's
+    ``GATConv`` layers; edge weights, which those do not take, multiply the exponentials.
+
+    Args:
+        hidden_channels: Length of a state, all heads together.
+        num_layers: Attention layers, the output's included unless `linear_head` is set.
+        num_heads: Heads of the hidden layers; None takes 8, or its largest divisor that divides `hidden_channels`.
+        output_heads: Heads of the last layer.
+        dropout: After each activation.
+        attention_dropout: On the weights of attention; None is the same as `dropout`.
+        k: Replace the observed edges by those to the k nearest neighbours in feature space, the node itself counted;
+            None uses the observed edges.
+        metric: ``"cosine"`` or ``"euclidean"``, by which they are nearest.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_heads: int | None = None,
+        output_heads: int = 1,
+        dropout: float = 0.6,
+        input_dropout: float | None = None,
+        attention_dropout: float | None = None,
+        activation: str = "elu",
+        k: int | None = None,
+        metric: str = "cosine",
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            hidden_channels,
+            out_channels,
+            dropout=dropout,
+            input_dropout=input_dropout,
+            activation=activation,
+            **options,
+        )
+        self.heads = check_heads(num_heads, hidden_channels)
+        check_count("output_heads", output_heads)
+        check_rate("attention_dropout", attention_dropout or 0.0)
+        self.layers = nn.ModuleList(
+            GATLayer(size, hidden_channels // self.heads, self.heads) for size in self.sizes[:-1]
+        )
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(hidden_channels)) for _ in self.sizes[1:])
+        if self.linear_head:
+            self.output = nn.Linear(self.sizes[-1], out_channels)
+        else:
+            self.last = GATLayer(self.sizes[-1], out_channels, output_heads)
+            self.bias = nn.Parameter(torch.zeros(out_channels))
+        self.hidden_channels, self.attention_dropout = hidden_channels, attention_dropout
+        self.neighbours = None if k is None else NeighbourGraph(k, metric)
+
+    def surroundings(self, x: Features, observed: Observed) -> Any:
+        """The graph with self-loops, or the neighbour graph; refused where attention on it would not fit."""
+        graph = observed.looped if self.neighbours is None else _with_loops(self.neighbours, x, observed)
+        if torch.is_grad_enabled():
+            needed = attention_bytes(graph, self.heads, self.hidden_channels, len(self.layers) + 1)
+            what = f"attention on {graph.num_edges:,} edges"
+            refuse_beyond_memory(needed, graph.device, what, "train with batch_size=…, or fewer heads")
+        return graph
+
+    def attend(self, layer: GATLayer, values: Tensor, v: Tensor, graph: Any) -> Tensor:
+        """``[N, H, c]``: ``v [N, H, c]``, propagated with the attention of ``values [N, H, C]``."""
+        rate = self.dropout if self.attention_dropout is None else self.attention_dropout
+        return edge_sum(dropout(layer.weights(values, graph), rate, self.training), v, graph)
+
+    def maps(self, k: int) -> list[Tensor]:
+        return [self.layers[k].linear.weight]  # type: ignore[union-attr, list-item]
+
+    def combine(self, k: int, products: list[Tensor], graph: Any) -> Tensor:
+        layer = self.layers[k]
+        assert isinstance(layer, GATLayer)
+        values = products[0].unflatten(1, layer.shape)
+        return self.attend(layer, values, values, graph).flatten(1) + self.biases[k]
+
+    def last_layer(self, z: Tensor, graph: Any) -> Tensor:
+        """States propagated by each head of the last layer, ``[N, output_heads × hidden]``."""
+        values = self.last.linear(z).unflatten(1, self.last.shape)
+        return self.attend(self.last, values, z.unsqueeze(1).expand(-1, self.last.shape[0], -1), graph).flatten(1)
+
+    def decode(self, states: Tensor) -> Tensor:
+        """The last layer's map of each head, averaged."""
+        if self.linear_head:
+            return self.output(states)
+        heads, channels = self.last.shape
+        maps = self.last.linear.weight.view(heads, channels, -1)
+        return torch.einsum("...hd,hcd->...c", states.unflatten(-1, (heads, -1)), maps) / heads + self.bias
+
+
+class GINLayer(nn.Module):
+    r"""One layer :math:`W_2 \, \mathrm{ReLU}(\mathrm{norm}(W_1 ((1 + ε) Z + A Z)))`, from the products W_1 Z."""
+
+    def __init__(self, in_channels: int, channels: int, eps: float, learn_eps: bool, norm: str) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(in_channels, channels), nn.Linear(channels, channels)
+        self.norm = make_norm(norm, channels)
+        self.eps: float | Tensor = nn.Parameter(torch.tensor(float(eps))) if learn_eps else float(eps)
+
+    def forward(self, own: Tensor, graph: Graph | None) -> Tensor:
+        total = (1 + self.eps) * own
+        if graph is not None:
+            total = total + graph.propagate(own, "none")
+        return self.second(functional.relu(self.norm(total + self.first.bias)))
+
+
+class GIN(Stack):
+    r"""The isomorphism network (Xu et al., ICLR 2019): :math:`σ(\mathrm{norm}(\mathrm{MLP}((1 + ε) Z + A Z)))`.
+
+    Neighbours are summed, not averaged, so that multisets can be told apart; edge weights weigh the sum. The layers are
+    PyTorch Geometric's ``GINConv`` with an MLP of two maps, followed by a linear output.
+
+    Args:
+        num_layers: Sums over neighbours.
+        eps: ε, what a node's own state counts above a neighbour's.
+        learn_eps: Whether ε is trained, one per layer.
+        norm: ``"batch"`` (statistics over nodes, as its authors have it), ``"layer"`` or ``"none"``; also within the
+            MLP of each layer.
+        dropout: After each layer.
+        linear_head: Whether all `num_layers` layers are hidden; false makes the linear output the last of them.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        eps: float = 0.0,
+        learn_eps: bool = False,
+        norm: str = "batch",
+        dropout: float = 0.5,
+        linear_head: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            in_channels, hidden_channels, out_channels, norm=norm, dropout=dropout, linear_head=linear_head, **options
+        )
+        self.layers = nn.ModuleList(GINLayer(a, b, eps, learn_eps, norm) for a, b in pairwise(self.sizes))
+        self.output = nn.Linear(self.sizes[-1], out_channels)
+
+    def surroundings(self, x: Features, observed: Observed) -> Graph | None:
+        return observed.graph
+
+    def maps(self, k: int) -> list[Tensor]:
+        return [self.layers[k].first.weight]  # type: ignore[union-attr, list-item]
+
+    def combine(self, k: int, products: list[Tensor], graph: Graph | None) -> Tensor:
+        return self.layers[k](products[0], graph)
+
+
+class SGC(Encoder):
+    r"""Simple graph convolution (Wu et al., ICML 2019): :math:`\hat Y = S^K X W + b`, linear in diffused features.
+
+    S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`. Propagation and map commute, so outputs are computed as
+    S^K (X W), with as many columns as there are outputs.
+
+    Args:
+        in_channels: Features per instance.
+        hidden_channels: Not used: there is no hidden layer.
+        out_channels: Outputs per instance.
+        num_layers: K, propagations.
+    """
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, *, num_layers: int = 2) -> None:
+        super().__init__()
+        check_count("num_layers", num_layers, 0)
+        self.num_layers = num_layers
+        self.output = nn.Linear(in_channels, out_channels)
+        nn.init.xavier_uniform_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    def diffused(self, z: Tensor, observed: Observed) -> Tensor:
+        """S^K z."""
+        graph = observed.looped
+        for _ in range(self.num_layers):
+            z = graph.propagate(z)
+        return z
+
+    def states(self, x: Features, observed: Observed) -> Tensor:
+        """Diffused features S^K X, ``[N, in_channels]``."""
+        return self.diffused(dense(x), observed)
+
+    def forward(
+        self,
+        x: Features,
+        edge_index: Edges | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> Tensor:
+        few = mapped(self.output.weight, x)
+        return self.diffused(few, Observed.of(x, edge_index, edge_weight, batch)) + self.output.bias
+
+
+class APPNP(Encoder):
+    r"""Predict, then propagate (Gasteiger et al., ICLR 2019): :math:`Z^{(k+1)} = (1 - α) S Z^{(k)} + α Z^{(0)}`.
+
+    Z⁰ are the states of an MLP and S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`; after many steps Z is the
+    personalised PageRank :math:`α (I - (1 - α) S)^{-1} Z^{(0)}`. The authors propagate the MLP's outputs; here its last
+    map comes after propagation, with which it commutes, so that pooled states can be decoded too, and its bias is added
+    once. The steps are PyTorch Geometric's ``APPNP``; no edges are dropped.
+
+    Args:
+        in_channels: Features per instance.
+        hidden_channels: Length of a state.
+        out_channels: Outputs per instance.
+        num_layers: Steps K.
+        alpha: α, the share of a node's own prediction.
+        mlp_layers: Linear maps of the MLP, the output's included.
+        dropout: Before each linear map, on features too.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_layers: int = 10,
+        alpha: float = 0.1,
+        mlp_layers: int = 2,
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__()
+        check_count("num_layers", num_layers, 0)
+        check_count("mlp_layers", mlp_layers)
+        check_rate("dropout", dropout)
+        check_share("alpha", alpha)
+        sizes = [in_channels] + [hidden_channels] * (mlp_layers - 1)
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.output = nn.Linear(sizes[-1], out_channels)
+        self.num_layers, self.alpha, self.dropout = num_layers, alpha, dropout
+
+    def states(self, x: Features, observed: Observed) -> Tensor:
+        """States of the MLP, propagated."""
+        graph, features = observed.looped, x
+        for layer in self.hidden:
+            features = functional.relu(linear(layer, features, self.dropout, self.training))  # type: ignore[arg-type]
+        z = initial = dropout(dense(features), self.dropout, self.training)
+        for _ in range(self.num_layers):
+            z = torch.lerp(graph.propagate(z), initial, self.alpha)
+        return z
+
+
+class GCNII(Encoder):
+    r"""Deep graph convolution (Chen et al., ICML 2020) with initial residual and identity mapping,
+
+    .. math::
+        Z^{(k+1)} = \mathrm{ReLU}\left( \left( (1 - α) S Z^{(k)} + α Z^{(0)} \right)
+        \left( (1 - β_k) I + β_k W_k \right) \right), \qquad β_k = \ln(θ / k + 1), \; k = 1 … K,
+
+    between a linear input with ReLU and a linear output; S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`. The
+    layers are PyTorch Geometric's ``GCN2Conv``.
+
+    Args:
+        in_channels: Features per instance.
+        hidden_channels: Length of a state.
+        out_channels: Outputs per instance.
+        num_layers: K.
+        alpha: α, the share of the initial states.
+        theta: θ, how much of a layer's map counts.
+        dropout: Before each linear map and each layer, on features too.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_layers: int = 16,
+        alpha: float = 0.1,
+        theta: float = 0.5,
+        dropout: float = 0.6,
+    ) -> None:
+        super().__init__()
+        check_count("num_layers", num_layers)
+        check_rate("dropout", dropout)
+        check_share("alpha", alpha)
+        check_positive("theta", theta)
+        self.input = nn.Linear(in_channels, hidden_channels)
+        maps = (torch.empty(hidden_channels, hidden_channels) for _ in range(num_layers))
+        self.maps = nn.ParameterList(nn.Parameter(nn.init.xavier_uniform_(weight)) for weight in maps)
+        self.output = nn.Linear(hidden_channels, out_channels)
+        self.alpha, self.theta, self.dropout = alpha, theta, dropout
+
+    def states(self, x: Features, observed: Observed) -> Tensor:
+        """States after the last layer."""
+        graph = observed.looped
+        z = initial = functional.relu(linear(self.input, x, self.dropout, self.training))
+        for k, weight in enumerate(self.maps, 1):
+            z = graph.propagate(dropout(z, self.dropout, self.training))
+            mixed = torch.lerp(z, initial, self.alpha)
+            share = math.log(self.theta / k + 1)
+            z = functional.relu((1 - share) * mixed + share * (mixed @ weight))
+        return dropout(z, self.dropout, self.training)

@@ -1,0 +1,341 @@
+"""What every model of the zoo is made from: the encoder, checks of options, features of any layout, and the graph.
+
+A model gives `Encoder.states`: states from features and from what is observed beside them (`Observed`). Arguments of a
+pass are checked once, before that, so a model never sees an ``edge_index`` that does not fit its rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from difformer.attention.memory import free_bytes
+from difformer.attention.segments import Segments, as_segments
+from difformer.eager import is_eager
+from difformer.errors import UserError, WouldNotFitError
+from difformer.graph import GRAPH_NORMS, Graph
+from difformer.kept import Kept
+from difformer.nn.conv import check_count
+from difformer.nn.dropout import dropout, keyed_uniform
+from difformer.nn.protocol import Edges, Features
+from difformer.nn.structure import as_structure
+from difformer.nn.unit import unit_rows
+from difformer.sparse import CSR, SparseMatrix
+
+__all__ = [
+    "CSR",
+    "GRAPH_NORMS",
+    "Edges",
+    "Encoder",
+    "Features",
+    "Graph",
+    "Kept",
+    "Observed",
+    "Passes",
+    "Segments",
+    "SparseMatrix",
+    "as_segments",
+    "check_choice",
+    "check_count",
+    "check_heads",
+    "check_positive",
+    "check_rate",
+    "check_share",
+    "dense",
+    "dropout",
+    "is_eager",
+    "keyed_uniform",
+    "linear",
+    "make_norm",
+    "mapped",
+    "refuse_beyond_memory",
+    "self_loops",
+    "unit_rows",
+    "without_loops",
+]
+
+WORTH_A_LOOK = 2**28  # bytes: what is smaller is not worth asking the system for
+NORMS = ("batch", "layer", "none")
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a forward pass knows beside the features, checked.
+
+    Args:
+        rows: N.
+        device: Where the features are.
+        graph: Observed edges; None where there are none.
+        segments: The graphs of a batch; None for a single graph.
+        given: Whether edges were given at all, if only an empty list of them.
+    """
+
+    rows: int
+    device: torch.device
+    graph: Graph | None
+    segments: Segments | None
+    given: bool
+
+    @staticmethod
+    def of(
+        x: Features,
+        edge_index: Edges | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> Observed:
+        """Arguments of a forward pass in one form.
+
+        Raises:
+            ValueError: If edges, weights or batch do not fit the rows of `x`.
+        """
+        structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
+        return Observed(x.shape[0], x.device, structure.graph, structure.segments, edge_index is not None)
+
+    @property
+    def looped(self) -> Graph:
+        """The graph with a self-loop at every node; self-loops alone where there are no edges."""
+        return self_loops(self.rows, self.device) if self.graph is None else self.graph.with_self_loops()
+
+    @property
+    def edges(self) -> Graph:
+        """The graph as it was given; one without edges where there are none."""
+        if self.graph is not None:
+            return self.graph
+        return Graph(torch.empty(2, 0, dtype=torch.long, device=self.device), self.rows)
+
+
+def self_loops(num_nodes: int, device: torch.device | None = None) -> Graph:
+    """Self-loops and nothing else; kept for the next pass, which then asks nothing of the device."""
+    # What a compiler traces with must not outlive it.
+    make = _loops.__wrapped__ if torch.compiler.is_compiling() else _loops
+    return make(num_nodes, torch.device("cpu") if device is None else device)
+
+
+@lru_cache(maxsize=1)
+def _loops(num_nodes: int, device: torch.device) -> Graph:
+    with torch.inference_mode(False):
+        return Graph(torch.arange(num_nodes, device=device).expand(2, -1), num_nodes)
+
+
+_loopless: Kept[Graph] = Kept()
+
+
+def without_loops(graph: Graph | None) -> Graph | None:
+    """A graph without its self-loops, for models that treat a node apart from its neighbours; made once per graph."""
+    if graph is None:
+        return None
+    if graph.edge_weight is not None and graph.edge_weight.requires_grad:
+        return _others(graph)
+    return _loopless.of(graph, (), lambda: _others(graph))
+
+
+def _others(graph: Graph) -> Graph:
+    other = graph.edge_index[0] != graph.edge_index[1]
+    weight = None if graph.edge_weight is None else graph.edge_weight[other]
+    return Graph(graph.edge_index[:, other], graph.num_nodes, weight, keep=graph.keep)
+
+
+class Encoder(nn.Module):
+    """A model in the form of `difformer.nn.Model`; subclasses give `states`, and `output` for a linear decoder."""
+
+    output: nn.Linear
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: the penalty of the last pass holds on to that pass and is left out."""
+        return {**vars(self), "_penalty": None} if "_penalty" in vars(self) else vars(self)
+
+    def states(self, x: Features, observed: Observed) -> Tensor:
+        """States ``[N, hidden]`` before the output layer."""
+        raise NotImplementedError(f"{type(self).__name__} must define states(x, observed)")
+
+    def embed(
+        self,
+        x: Features,
+        edge_index: Edges | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> Tensor:
+        """States ``[N, hidden]`` before the output layer."""
+        return self.states(x, Observed.of(x, edge_index, edge_weight, batch))
+
+    def decode(self, states: Tensor) -> Tensor:
+        """Outputs of states, or of pooled states: ``[…, out_channels]``."""
+        return self.output(states)
+
+    def forward(
+        self,
+        x: Features,
+        edge_index: Edges | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> Tensor:
+        """Outputs ``[N, out_channels]``."""
+        return self.decode(self.embed(x, edge_index, edge_weight, batch))
+
+
+# ---- checks of options
+
+
+def check_rate(name: str, value: float) -> None:
+    """Raises a ValueError unless `value` lies in [0, 1)."""
+    if not 0 <= value < 1:
+        raise UserError(f"{name} must lie in [0, 1), got {value!r}")
+
+
+def check_share(name: str, value: float) -> None:
+    """Raises a ValueError unless `value` lies in [0, 1]."""
+    if not 0 <= value <= 1:
+        raise UserError(f"{name} must lie in [0, 1], got {value!r}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raises a ValueError unless `value` is finite and above zero."""
+    if not 0 < value < math.inf:
+        raise UserError(f"{name} must be a number above 0, got {value!r}")
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raises a ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_heads(num_heads: int | None, hidden_channels: int, default: int = 8) -> int:
+    """The number of heads: `default`, or its largest divisor that divides `hidden_channels`, where None is given."""
+    heads = math.gcd(default, hidden_channels) if num_heads is None else num_heads
+    if heads < 1 or hidden_channels % heads:
+        raise UserError(f"num_heads must divide hidden_channels = {hidden_channels}, got {num_heads!r}")
+    return heads
+
+
+def make_norm(name: str | bool, channels: int) -> nn.Module:
+    """A norm of states: ``"batch"``, ``"layer"`` (also True) or ``"none"`` (also False)."""
+    name = {True: "layer", False: "none"}[name] if isinstance(name, bool) else name
+    check_choice("norm", name, NORMS)
+    if name == "none":
+        return nn.Identity()
+    return nn.BatchNorm1d(channels) if name == "batch" else nn.LayerNorm(channels)
+
+
+# ---- features of any layout
+
+
+def dense(x: Features) -> Tensor:
+    """Features as a dense tensor, where a model cannot do without."""
+    return x if isinstance(x, Tensor) and x.layout == torch.strided else x.to_dense()
+
+
+def linear(layer: nn.Linear, x: Features, rate: float | Tensor = 0.0, training: bool = False) -> Tensor:
+    """A linear layer whose input may be sparse, after a dropout of its input.
+
+    Of a sparse input the stored entries are dropped; all others are zero either way.
+    """
+    if isinstance(x, Tensor) and x.layout == torch.strided:
+        return layer(dropout(x, rate, training))
+    product = mapped(layer.weight, x, rate, training)
+    return product if layer.bias is None else product + layer.bias
+
+
+def mapped(weight: Tensor, x: Features, rate: float | Tensor = 0.0, training: bool = False) -> Tensor:
+    """``x Wᵀ``, dense or sparse, after a dropout of x; what `linear` computes without a bias."""
+    if isinstance(x, Tensor):
+        if x.layout == torch.strided:
+            return dropout(x, rate, training) @ weight.T
+        x = SparseMatrix.from_tensor(x)
+    if training:
+        values = dropout(x.rows.value, rate, training)
+        if values is x.rows.value:  # nothing was dropped
+            return x @ weight.T
+        if x.device.type == "cpu" and is_eager(values, weight) and not values.requires_grad:
+            return _with_values(x, values) @ weight.T
+        return _product(x, values, weight.T.contiguous())
+    return x @ weight.T
+
+
+_columns: Kept[tuple[Tensor, Tensor]] = Kept()
+
+
+def _with_values(x: SparseMatrix, values: Tensor) -> SparseMatrix:
+    """`x` with other values in the order of its rows; their order by columns is worked out once."""
+    order, row = _columns.of(x, (), lambda: _by_columns(x))
+    rows, columns = x.rows, x.columns
+    return SparseMatrix(
+        x.shape, CSR(rows.crow, rows.col, values), CSR(columns.crow, row, values.index_select(0, order))
+    )
+
+
+def _by_columns(x: SparseMatrix) -> tuple[Tensor, Tensor]:
+    order = torch.argsort(x.rows.col, stable=True)
+    count = (x.rows.crow[1:] - x.rows.crow[:-1]).long()
+    row = torch.arange(count.numel(), device=count.device).repeat_interleave(count)
+    return order, row[order].to(x.columns.col.dtype)
+
+
+def _product(x: SparseMatrix, values: Tensor, columns: Tensor) -> Tensor:
+    """``x @ columns`` with other values in place of its own, which may differ from run to run of a stack."""
+    count = (x.rows.crow[1:] - x.rows.crow[:-1]).long()
+    row = torch.arange(count.numel(), device=count.device).repeat_interleave(count, output_size=x.rows.col.numel())
+    # Selecting along an axis is several times as fast as indexing, forward and backward.
+    terms = values.unsqueeze(1) * columns.index_select(0, x.rows.col.long())
+    return terms.new_zeros(x.shape[0], columns.shape[1]).index_add(0, row, terms)
+
+
+# ---- memory, and counts of passes
+
+
+def refuse_beyond_memory(needed: float, device: torch.device, what: str, remedy: str) -> None:
+    """Raises a `WouldNotFitError` before a pass that cannot fit, with what it needs and what is free.
+
+    Args:
+        needed: Bytes.
+        device: Where they are needed.
+        what: What needs them, for example ``"gat on 5,000,000 edges"``.
+        remedy: What to do instead.
+    """
+    if needed < WORTH_A_LOOK or torch.compiler.is_compiling():
+        return
+    # Work that is being recorded has run before; a question to the device may spoil the recording.
+    if device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return
+    free = free_bytes(device)
+    if needed > free:
+        gib = 2**30
+        # The CPU's memory is advice only where it is another one, and suffices.
+        if device.type != "cpu" and needed <= (of_machine := free_bytes(torch.device("cpu"))):
+            remedy += f", or take device='cpu', where {of_machine / gib:,.1f} GiB are free"
+        raise WouldNotFitError(
+            f"{what} needs about {needed / gib:,.1f} GiB, and {free / gib:,.1f} GiB are free on {device}; {remedy}"
+        )
+
+
+class Passes:
+    """How many training passes a model has made: a buffer ``[]`` of integers, saved with the model.
+
+    Its value is read from the device only after something else wrote to it: a read waits until the device has finished
+    all earlier work.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[Tensor, int, int] | None = None  # the buffer, its version, its value
+
+    def of(self, count: Tensor) -> int:
+        """The value of the buffer."""
+        if not is_eager(count) or count.is_inference():
+            return int(count)
+        if self._known is None or self._known[0] is not count or self._known[1] != count._version:
+            self._known = (count, count._version, int(count))
+        return self._known[2]
+
+    def add(self, count: Tensor) -> None:
+        """One more, in place."""
+        plain = is_eager(count) and not count.is_inference()
+        value = self.of(count) + 1 if plain else 0
+        with torch.no_grad():
+            count += 1
+        if plain:
+            self._known = (count, count._version, value)

@@ -1,0 +1,346 @@
+r"""Diffusion kernels of the observed graph: GDC (Gasteiger et al., NeurIPS 2019) and GraphHeat (Xu et al., IJCAI 2019).
+
+With T = D^{-½} A D^{-½} (or D^{-1} A) and the Laplacian L = I - T, two filters spread what a node holds:
+
+.. math::
+    e^{-tL} \;\; \text{(heat)}, \qquad α \, (I - (1 - α) T)^{-1} \;\; \text{(personalised PageRank)}.
+
+The eigenvalues of T lie in [-1, 1] where the graph is undirected. There the Chebyshev expansion
+
+.. math::
+    f(T) = \sum_k c_k \, T_k(T), \qquad T_{k+1}(x) = 2 x T_k(x) - T_{k-1}(x),
+
+needs the fewest products with T: about √(2/α) ln(1/ε) for PageRank, where a power iteration needs (1/α) ln(1/ε). On
+directed graphs eigenvalues are complex, within the unit disc, where powers of T converge and Chebyshev polynomials may
+not: there the filter is e^{-t} Σ_k t^k/k! T^k, or α Σ_k (1 - α)^k T^k.
+
+GraphHeat applies the filter to states. GDC computes its matrix once (with self-loops in T), keeps the k largest entries
+of each row, or those of at least ε, divides by the row's sum and runs a GCN on the result. Small graphs take the closed
+form; large ones the polynomial, some rows at a time, so that no N × N matrix ever exists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.polynomial import chebyshev
+from torch import Tensor
+
+from difformer.diffusion.coupling.matrix import is_symmetric
+from difformer.errors import UserError
+from difformer.zoo.classic import GCN
+from difformer.zoo.encoder import (
+    Features,
+    Graph,
+    Observed,
+    Segments,
+    SparseMatrix,
+    check_choice,
+    check_positive,
+    refuse_beyond_memory,
+)
+
+FILTER_TOLERANCE = 1e-7
+LARGEST_DEGREE = 2000
+
+_undirected: WeakKeyDictionary[Graph, bool] = WeakKeyDictionary()
+
+
+def is_undirected(graph: Graph) -> bool:
+    """Whether the weights of a graph are symmetric; looked at once a graph."""
+    if graph not in _undirected:
+        source, target = graph.edge_index
+        weights = graph.weights(torch.float64).detach()
+        _undirected[graph] = is_symmetric(target, source, weights, graph.num_nodes)
+    return _undirected[graph]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A polynomial of the propagation matrix.
+
+    Args:
+        coefficients: c_0 … c_K.
+        chebyshev: Whether they are of Chebyshev polynomials, or of powers.
+    """
+
+    coefficients: tuple[float, ...]
+    chebyshev: bool
+
+    def __call__(self, product: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+        """f(T) z, where `product` gives T z; one product a degree."""
+        total = self.coefficients[0] * z
+        before, current = z, z
+        for k, coefficient in enumerate(self.coefficients[1:], 1):
+            after = product(current)
+            if self.chebyshev and k > 1:
+                after = 2 * after - before
+            before, current = current, after
+            total = total + coefficient * current
+        return total
+
+
+@lru_cache(maxsize=64)
+def heat_filter(time: float, undirected: bool = True, tolerance: float = FILTER_TOLERANCE) -> Filter:
+    """e^{-tL}."""
+    if undirected:
+        return _expanded(lambda x: np.exp(time * (x - 1)), tolerance)
+    # Poisson weights: all positive, and together one.
+    return _powers(lambda k: math.exp(k * math.log(time) - time - math.lgamma(k + 1)), tolerance)
+
+
+@lru_cache(maxsize=64)
+def pagerank_filter(teleport: float, undirected: bool = True, tolerance: float = FILTER_TOLERANCE) -> Filter:
+    """α (I - (1 - α) T)^{-1}."""
+    if undirected:
+        return _expanded(lambda x: teleport / (1 - (1 - teleport) * x), tolerance)
+    return _powers(lambda k: teleport * (1 - teleport) ** k, tolerance)
+
+
+def _expanded(function: Callable[[np.ndarray], np.ndarray], tolerance: float) -> Filter:
+    """The shortest Chebyshev expansion whose left-out coefficients sum to less than `tolerance`."""
+    degree = 32
+    while True:
+        found = chebyshev.chebinterpolate(function, degree)  # type: ignore[type-var]
+        tails = np.abs(found)[::-1].cumsum()[::-1]  # bounds on what is left out from each degree on
+        enough = int((tails > tolerance).sum())
+        # Aliasing folds what is beyond the degree back into it: coefficients are right where the last ones vanish.
+        if enough <= degree // 2 or degree >= LARGEST_DEGREE:
+            return Filter(tuple(float(c) for c in found[: max(1, enough)]), True)
+        degree *= 2
+
+
+def _powers(coefficient: Callable[[int], float], tolerance: float) -> Filter:
+    """Powers until the coefficients, which sum to one, leave less than `tolerance`."""
+    found = [coefficient(0)]
+    while 1 - math.fsum(found) > tolerance and len(found) <= 10 * LARGEST_DEGREE:
+        found.append(coefficient(len(found)))
+    return Filter(tuple(found), False)
+
+
+KERNELS = ("ppr", "heat")
+TRANSITIONS = ("gcn", "random_walk")
+DENSE = 1024  # nodes up to which the closed form is taken
+BLOCK_ENTRIES = 2**23  # entries of the rows that are worked out at a time
+TOLERANCE = 1e-6  # of entries in rows that sum to about one; the closed form is exact
+NOTHING = 1e-10  # what rounding leaves of an entry that is zero
+ENTRY_BYTES = 64  # an edge of the result: two indices, a weight, two sorted forms of them
+
+Entries = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Diffusion:
+    """Which diffusion, and how sparse.
+
+    Args:
+        kernel: ``"ppr"`` or ``"heat"``.
+        teleport: α of PageRank.
+        time: t of heat.
+        top_k: Entries of a row that are kept, and a few more where several equal the last. None keeps by threshold.
+        threshold: ε, taken where `top_k` is None.
+        transition: T: ``"gcn"`` or ``"random_walk"``.
+    """
+
+    kernel: str = "ppr"
+    teleport: float = 0.05
+    time: float = 5.0
+    top_k: int | None = 64
+    threshold: float = 1e-4
+    transition: str = "gcn"
+
+    def __post_init__(self) -> None:
+        check_choice("kernel", self.kernel, KERNELS)
+        check_choice("graph_norm", self.transition, TRANSITIONS)
+        check_positive("time", self.time)
+        check_positive("threshold", self.threshold)
+        if not 0 < self.teleport < 1:
+            raise UserError(f"teleport must lie between 0 and 1, got {self.teleport!r}")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k must be at least 1, or None to keep by threshold, got {self.top_k!r}")
+
+    def closed_form(self, transition: Tensor) -> Tensor:
+        """S of matrices T ``[…, n, n]``, dense."""
+        eye = torch.eye(transition.shape[-1], dtype=transition.dtype, device=transition.device)
+        if self.kernel == "heat":
+            return torch.linalg.matrix_exp(self.time * (transition - eye))
+        return self.teleport * torch.linalg.inv(eye - (1 - self.teleport) * transition)
+
+    def kept(self, rows: Tensor) -> Tensor:
+        """Which entries of rows ``[…, n, N]`` stay."""
+        if self.top_k is None:
+            return rows >= self.threshold
+        count = min(self.top_k, rows.shape[-1])
+        largest = rows.topk(count, dim=-1)
+        # Entries that are equal stay together, since which of them comes first is a matter of rounding; unless they
+        # are many: the leaves of a star are all alike.
+        keep = rows >= torch.clamp(largest.values[..., -1:] * (1 - 1e-6), min=NOTHING)
+        crowded = keep.sum(-1, keepdim=True) > 2 * count
+        if bool(crowded.any()):
+            exact = torch.zeros_like(keep).scatter(-1, largest.indices, True)
+            keep = torch.where(crowded, exact & keep, keep)
+        return keep
+
+
+_diffused: WeakKeyDictionary[Graph, dict[Diffusion, Graph]] = WeakKeyDictionary()
+
+
+def diffused(graph: Graph, diffusion: Diffusion, segments: Segments | None = None) -> Graph:
+    """The diffused graph, a weighted one; worked out once for a graph that is used again.
+
+    Raises:
+        MemoryError: If the result would not fit, before it is begun.
+    """
+    known = _diffused.setdefault(graph, {})
+    if diffusion not in known:
+        # Made under inference mode it could never be trained on.
+        with torch.inference_mode(False), torch.no_grad():
+            known[diffusion] = _make(graph, diffusion, segments)
+    return known[diffusion]
+
+
+def _make(graph: Graph, diffusion: Diffusion, segments: Segments | None) -> Graph:
+    nodes = graph.num_nodes
+    most = nodes if segments is None else segments.largest
+    size = min(most, diffusion.top_k or most)
+    if diffusion.top_k is not None or most <= DENSE:
+        what = f"a diffused graph of {nodes:,} nodes with {size:,} neighbours each"
+        refuse_beyond_memory(nodes * size * ENTRY_BYTES, graph.device, what, "set a smaller top_k")
+    looped = graph.with_self_loops()
+    if most > DENSE:
+        parts = _in_blocks(looped, diffusion)
+    elif segments is None:
+        parts = _closed(looped, diffusion, torch.arange(nodes, device=graph.device).unsqueeze(0))
+    else:
+        parts = (part for block in segments.blocks for part in _closed(looped, diffusion, block.rows, block.mask))
+    rows, columns, values = (torch.cat(found) for found in zip(*parts, strict=True))
+    total = values.new_zeros(nodes).index_add(0, rows, values)
+    weight = values / total.index_select(0, rows)
+    return Graph(torch.stack([columns, rows]), nodes, weight.float(), keep=graph.keep)
+
+
+def _closed(graph: Graph, diffusion: Diffusion, nodes: Tensor, mask: Tensor | None = None) -> Iterator[Entries]:
+    """Entries of the closed form of graphs laid side by side, ``nodes [graphs, n]``."""
+    graphs, n = nodes.shape
+    place = torch.full((graph.num_nodes,), -1, dtype=torch.long, device=graph.device)
+    real = torch.ones_like(nodes, dtype=torch.bool) if mask is None else mask
+    place[nodes[real]] = real.flatten().nonzero().squeeze(1)
+    source, target = graph.edge_index
+    here = place[target] >= 0
+    row, column = place[target[here]], place[source[here]] % n
+    value = graph.normalised_weights(diffusion.transition, torch.float64)[here]
+    transition = value.new_zeros(graphs * n, n).index_put((row, column), value, accumulate=True).view(graphs, n, n)
+    matrix = diffusion.closed_form(transition)
+    keep = diffusion.kept(matrix) & real.unsqueeze(1) & real.unsqueeze(2)
+    which, i, j = keep.nonzero(as_tuple=True)
+    yield nodes[which, i], nodes[which, j], matrix[which, i, j]
+
+
+def _in_blocks(graph: Graph, diffusion: Diffusion) -> Iterator[Entries]:
+    """Entries of S, some rows at a time: rows of f(T) are columns of f(Tᵀ)."""
+    undirected = is_undirected(graph)
+    if diffusion.kernel == "heat":
+        spread = heat_filter(diffusion.time, undirected, TOLERANCE)
+    else:
+        spread = pagerank_filter(diffusion.teleport, undirected, TOLERANCE)
+    forward = graph.matrix(diffusion.transition)
+    backward = SparseMatrix(forward.shape, forward.columns, forward.rows)
+    size = max(1, BLOCK_ENTRIES // graph.num_nodes)
+    kept = 0
+    for start in range(0, graph.num_nodes, size):
+        chosen = torch.arange(start, min(start + size, graph.num_nodes), device=graph.device)
+        units = torch.zeros(graph.num_nodes, chosen.numel(), device=graph.device)
+        units[chosen, torch.arange(chosen.numel(), device=graph.device)] = 1.0
+        rows = spread(backward.__matmul__, units).T
+        i, j = diffusion.kept(rows).nonzero(as_tuple=True)
+        kept += i.numel()
+        # With a threshold the size is not known beforehand: the first rows tell what the others will need.
+        needed = ENTRY_BYTES * kept * graph.num_nodes / int(chosen[-1] + 1)
+        what = (
+            f"a diffused graph of {graph.num_nodes:,} nodes with about {kept // int(chosen[-1] + 1):,} neighbours each"
+        )
+        refuse_beyond_memory(needed, graph.device, what, "set a larger threshold, or top_k")
+        yield chosen[i], j, rows[i, j]
+
+
+class GDC(GCN):
+    r"""`difformer.zoo.classic.GCN` on the graph :math:`α (I - (1 - α) T)^{-1}` or :math:`e^{-t (I - T)}`, made sparse.
+
+    The diffused graph is computed once per `Graph`, and anew for edges that come as tensors. Edge weights that are
+    trained get no gradient through it.
+
+    Args:
+        dropout: After each activation.
+        kernel: ``"ppr"`` or ``"heat"``.
+        teleport: α of PageRank.
+        time: t of heat.
+        top_k: Neighbours that a node keeps; None keeps those of at least `threshold`.
+        threshold: Least entry of the diffusion matrix that is kept, where `top_k` is None.
+        graph_norm: T: ``"gcn"`` or ``"random_walk"``.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        dropout: float = 0.5,
+        kernel: str = "ppr",
+        teleport: float = 0.05,
+        time: float = 5.0,
+        top_k: int | None = 64,
+        threshold: float = 1e-4,
+        graph_norm: str = "gcn",
+        **options: Any,
+    ) -> None:
+        super().__init__(in_channels, hidden_channels, out_channels, dropout=dropout, **options)
+        self.diffusion = Diffusion(kernel, teleport, time, top_k, threshold, graph_norm)
+
+    def surroundings(self, x: Features, observed: Observed) -> Graph:
+        return diffused(observed.edges, self.diffusion, observed.segments).with_self_loops()
+
+
+class GraphHeat(GCN):
+    r"""Layers :math:`σ(e^{-sL} Z W_k + b_k)` with :math:`L = I - D^{-1/2} A D^{-1/2}`.
+
+    The heat kernel is a low-pass filter whose range s sets, where a neighbourhood of K hops has a hard border. It is
+    applied by its Chebyshev expansion, exact to single precision and never a matrix; the authors build the matrix and
+    cut off what is small. No self-loops are added.
+
+    Args:
+        time: s, how far heat spreads.
+        dropout: After each activation.
+        input_dropout: On the features; None is the same as `dropout`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        time: float = 3.5,
+        dropout: float = 0.5,
+        input_dropout: float | None = None,
+        **options: Any,
+    ) -> None:
+        check_positive("time", time)
+        super().__init__(
+            in_channels, hidden_channels, out_channels, dropout=dropout, input_dropout=input_dropout, **options
+        )
+        self.time = time
+
+    def surroundings(self, x: Features, observed: Observed) -> Graph:
+        return observed.edges
+
+    def spread(self, z: Tensor, graph: Graph) -> Tensor:
+        """:math:`e^{-sL} z`."""
+        return heat_filter(self.time, is_undirected(graph))(graph.propagate, z)

@@ -1,0 +1,273 @@
+"""From a name and options to a model: names of the catalogue, registered names, and ``package.module:Class``.
+
+Your own model is a class ``(in_channels, hidden_channels, out_channels, *, options…)``. It either follows
+`difformer.nn.Model` (``embed``, ``decode`` and ``forward``), or has only a ``forward`` as PyTorch Geometric's models
+have: then it is called with those of ``x``, ``edge_index``, ``edge_weight`` and ``batch`` that its signature names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from difformer.errors import UserError
+from difformer.zoo.encoder import Edges, Features, Graph, Segments, dense
+from difformer.zoo.model_catalogue import ALL_KINDS, MODELS, REMOVED, ModelInfo
+
+DEFAULT_HIDDEN_CHANNELS = 64
+ENTRY_POINTS = "difformer.models"  # the group in which an installed package may name models of its own
+
+_registered: dict[str, type[nn.Module]] = {}
+
+
+def register_model(
+    name: str,
+    model: type[nn.Module],
+    *,
+    about: str = "",
+    kinds: tuple[str, ...] = ALL_KINDS,
+    needs_graph: bool = False,
+    stackable: bool = False,
+    defaults: Mapping[str, Any] | None = None,
+    space: Mapping[str, tuple[Any, ...]] | None = None,
+) -> ModelInfo:
+    """Adds a model, so that ``fit``, ``tune``, ``report`` and all else take its name.
+
+    The name is known in this process. A command line knows it where an installed package names it in the entry-point
+    group ``difformer.models``, or without a name as ``package.module:Class``.
+
+    Args:
+        name: What ``--model`` and ``TrainConfig(model=…)`` take.
+        model: A class ``(in_channels, hidden_channels, out_channels, *, options…)``, as described in
+            `difformer.zoo.model_registry`.
+        about: One sentence; left out, the first line of the class's docstring.
+        kinds: Kinds of task that it serves, of ``"nodes"``, ``"series"`` and ``"graphs"``.
+        needs_graph: Whether it is pointless without observed edges.
+        stackable: Whether `torch.vmap` can train several runs of it as one.
+        defaults: Options whose default should differ from the class's.
+        space: Search space of ``difformer tune``: values per setting.
+
+    Raises:
+        ValueError: If the name is that of a model of the package, or the class cannot be built from three sizes.
+
+    Example:
+        >>> class Sandwich(torch.nn.Module):
+        ...     def __init__(self, in_channels, hidden_channels, out_channels, *, slices=2):
+        ...         super().__init__()
+        ...         self.net = torch.nn.Linear(in_channels, out_channels)
+        ...
+        ...     def forward(self, x):
+        ...         return self.net(x)
+        >>> register_model("sandwich", Sandwich).name
+        'sandwich'
+        >>> build("sandwich", 8, 3)(torch.ones(5, 8)).shape
+        torch.Size([5, 3])
+    """
+    if not name or set(name) & set(" :/\\"):
+        raise UserError(f"a model's name has no spaces, colons or slashes, got {name!r}")
+    if name in MODELS and name not in _registered:
+        raise UserError(f"{name!r} is a model of the package; register yours under another name")
+    check_class(name, model)
+    if unknown := set(kinds) - set(ALL_KINDS):
+        raise UserError(f"kinds are of {', '.join(ALL_KINDS)}, got {', '.join(sorted(unknown))}")
+    info = _info(name, model, about, kinds=kinds, needs_graph=needs_graph, stackable=stackable)
+    info = ModelInfo(**{**vars(info), "defaults": dict(defaults or {}), "space": dict(space or {})})
+    _registered[name], MODELS[name] = model, info
+    return info
+
+
+def check_class(name: str, model: Any) -> None:
+    """Raises a ValueError unless `model` is a class that can be built as every model is."""
+    if not (isinstance(model, type) and issubclass(model, nn.Module)):
+        raise UserError(f"model {name!r} must be a class derived from torch.nn.Module, got {model!r}")
+    try:
+        inspect.signature(model).bind(1, 1, 1)
+    except TypeError as error:
+        raise UserError(
+            f"model {name!r} must be built as {model.__name__}(in_channels, hidden_channels, out_channels, *, …) "
+            f"with a default for every option; its signature is {inspect.signature(model)}: {error}"
+        ) from error
+
+
+def _info(name: str, model: type[nn.Module], about: str = "", **facts: Any) -> ModelInfo:
+    first = (inspect.getdoc(model) or "").strip().splitlines() if model.__doc__ else []
+    return ModelInfo(name, "own", f"{model.__module__}:{model.__qualname__}", about or (first or [""])[0], **facts)
+
+
+def name_of(model: type[nn.Module]) -> str:
+    """The name of a class in configurations and run folders: its registered name, or ``"package.module:Class"``.
+
+    A class that no other process could import (one of a notebook, a script or a function) is registered under its own
+    name. To use its run folders elsewhere, register it there too.
+    """
+    for name, known in _registered.items():
+        if known is model:
+            return name
+    for info in MODELS.values():
+        alike = info.home.endswith(f":{model.__name__}") and not info.fixed and not info.defaults
+        if alike and model_class(info) is model:
+            return info.name
+    if model.__module__ == "__main__" or "<locals>" in model.__qualname__:
+        return register_model(model.__name__, model).name
+    return f"{model.__module__}:{model.__qualname__}"
+
+
+def find(name: str | type[nn.Module]) -> ModelInfo:
+    """The catalogue's row for a name, or an error that names the nearest one."""
+    if isinstance(name, type):
+        name = name_of(name)
+    if name in MODELS:
+        return MODELS[name]
+    if ":" in name:
+        return _info(name, _imported(name))
+    for entry in entry_points(group=ENTRY_POINTS):
+        if entry.name == name:
+            return register_model(name, entry.load())
+    if name in REMOVED:
+        raise UserError(f"there is no model {name!r}: {REMOVED[name]}")
+    near = difflib.get_close_matches(name.lower(), MODELS, n=1)
+    # A prefix is often too short to be close to the whole name.
+    begun = [known for known in MODELS if name and known.startswith(name.lower())]
+    hint = f"; did you mean {(near or begun)[0]!r}?" if near or begun else "."
+    others = f" Other names with this prefix: {', '.join(begun[1:])}." if not near and len(begun) > 1 else ""
+    raise UserError(
+        f"unknown model {name!r}{hint}{others} Known: {', '.join(MODELS)}. Your own model is package.module:Class "
+        f"or a name that difformer.register_model has given it"
+    )
+
+
+def _imported(name: str) -> type[nn.Module]:
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except ImportError as error:
+        raise UserError(
+            f"model {name!r}: cannot import {module!r} ({error}); write your own model as package.module:Class; the "
+            f"package must be installed or on PYTHONPATH"
+        ) from error
+    except AttributeError as error:
+        raise UserError(f"model {name!r}: module {module!r} has no {attribute!r}") from error
+    check_class(name, found)
+    return found
+
+
+def model_class(info: ModelInfo) -> type[nn.Module]:
+    """The class behind a row of the catalogue."""
+    return _registered[info.name] if info.name in _registered else _imported(info.home)
+
+
+def parameters_of(model: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    """Options of a class: its keyword-only arguments and, where it passes on others, those of the classes above it."""
+    found: dict[str, inspect.Parameter] = {}
+    for one in model.__mro__:
+        if "__init__" not in vars(one):
+            continue
+        parameters = inspect.signature(one).parameters.values() if one is not nn.Module else ()
+        for parameter in parameters:
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                found.setdefault(parameter.name, parameter)
+        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return found
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """Options that a model takes, with their defaults; those that make it what it is are left out."""
+    info = find(name)
+    options = {key: parameter.default for key, parameter in parameters_of(model_class(info)).items()}
+    options = {"hidden_channels": DEFAULT_HIDDEN_CHANNELS} | options | dict(info.defaults)
+    return {key: value for key, value in options.items() if key not in info.fixed}
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raises a ValueError for an option that the model does not have, naming those it has."""
+    known = options_of(name)
+    fixed = find(name).fixed
+    for key in options:
+        if key in fixed:
+            raise UserError(
+                f"model {name!r} fixes {key}={fixed[key]!r}; use model 'difformer' to choose it"
+                if name.startswith("difformer")
+                else f"model {name!r} fixes {key}={fixed[key]!r}"
+            )
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise UserError(f"model {name!r} has no option {key!r}{hint} Its options: {', '.join(known)}")
+
+
+def build(name: str, in_channels: int, out_channels: int, **options: Any) -> nn.Module:
+    """A model by its name.
+
+    Args:
+        name: See `MODELS`, or ``"package.module:Class"``.
+        in_channels: Features per instance.
+        out_channels: Outputs per instance.
+        options: What the model's class takes by keyword, and ``hidden_channels``.
+
+    Raises:
+        ValueError: If the model or an option is not known.
+    """
+    info = find(name)
+    check_options(name, options)
+    options = {**info.defaults, **info.fixed, **options}
+    hidden = options.pop("hidden_channels", DEFAULT_HIDDEN_CHANNELS)
+    model = model_class(info)(in_channels, hidden, out_channels, **options)
+    return model if hasattr(model, "embed") and hasattr(model, "decode") else Plain(model)
+
+
+class Plain(nn.Module):
+    """A model with nothing but a ``forward``, in the form of `difformer.nn.Model`: its outputs are its states.
+
+    It is given dense features, and the edges as ``[2, E]``. For graph-level tasks its outputs are pooled.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        parameters = inspect.signature(model.forward).parameters
+        anything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+        for hook in ("penalty", "observe", "prepare"):
+            if hasattr(model, hook):
+                setattr(self, hook, getattr(model, hook))
+        self.takes = tuple(n for n in ("edge_index", "edge_weight", "batch") if anything or n in parameters)
+
+    def embed(
+        self,
+        x: Features,
+        edge_index: Edges | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> Tensor:
+        """The model's outputs."""
+        edges = edge_index
+        if isinstance(edge_index, Graph):
+            edges, edge_weight = edge_index.edge_index, edge_index.edge_weight
+        elif edge_index is None:
+            edges = torch.empty(2, 0, dtype=torch.long, device=x.device)
+        rows = batch.batch if isinstance(batch, Segments) else batch
+        given = {"edge_index": edges, "edge_weight": edge_weight, "batch": rows}
+        return self.model(dense(x), **{name: given[name] for name in self.takes})
+
+    def decode(self, states: Tensor) -> Tensor:
+        """States are outputs already."""
+        return states
+
+    def forward(
+        self,
+        x: Features,
+        edge_index: Edges | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> Tensor:
+        """The model's outputs."""
+        return self.embed(x, edge_index, edge_weight, batch)

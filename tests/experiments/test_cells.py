@@ -1,0 +1,98 @@
+"""Which settings a row is run with, and what it says of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from difformer.experiments.cells import UNTUNED, Request, choices, read_presets, wanted_cells
+from difformer.experiments.presets import Preset, load_presets, write_preset
+from difformer.experiments.spec import Data, find, shared_systems
+
+CITATION = find("citation")
+CORA = CITATION.data[0]
+GCN, DIFFORMER_S, OFF = (shared_systems()[key] for key in ("gcn", "difformer-s", "off"))
+
+
+def names(system, presets, data=CORA):
+    return [one.name for one in choices(CITATION, data, system, presets)]
+
+
+def preset(name, model, dataset="cora", **rest):
+    settings = rest.pop("settings", {"learning_rate": 0.5})
+    return Preset(name, model, dataset, settings=settings, source="a test", trials=16, **rest)
+
+
+def test_ours_run_with_every_preset_rivals_with_their_best():
+    ours = [preset(name, "difformer-s") for name in ("best", "public-code", "paper")]
+    theirs = [preset(name, "gcn") for name in ("paper", "best")]
+    assert names(DIFFORMER_S, ours) == ["public-code", "paper", "best"]
+    assert names(GCN, theirs) == ["best"]
+    assert names(GCN, theirs[:1]) == ["paper"]
+    assert choices(CITATION, CORA, GCN, theirs)[0].trials == 16
+
+
+def test_what_was_not_tuned_says_so_and_has_the_settings_of_the_table():
+    (only,) = choices(CITATION, CORA, GCN, ())
+    assert only.name == UNTUNED
+    assert dict(only.settings) == dict(CITATION.untuned)
+    assert names(GCN, [preset("best", "gcn", "citeseer")]) == [UNTUNED]
+
+
+def test_attention_off_follows_difformer_s_unless_it_was_tuned_itself():
+    base = preset("best", "difformer-s", settings={"learning_rate": 0.5, "num_layers": 7})
+    (followed,) = choices(CITATION, CORA, OFF, [base])
+    assert dict(followed.settings) == {"learning_rate": 0.5, "num_layers": 7, "diffusivity": None}
+    own = preset("best", "difformer", settings={"learning_rate": 0.1, "diffusivity": None})
+    assert dict(choices(CITATION, CORA, OFF, [base, own])[0].settings) == {"learning_rate": 0.1, "diffusivity": None}
+    another = preset("best", "difformer", settings={"learning_rate": 0.1, "diffusivity": "softmax"})
+    assert choices(CITATION, CORA, OFF, [another, base])[0].settings["num_layers"] == 7
+
+
+def test_series_without_graph_have_presets_of_their_own():
+    temporal = find("temporal")
+    data = next(one for one in temporal.data if one.key == "covid-published")
+    system = next(one for one in temporal.systems if one.key == "difformer-s-no-graph")
+    only, *tuned = choices(temporal, data, system, load_presets())
+    assert only.name == "public-code"
+    assert [choice.name for choice in tuned] == ["paper", "best"]
+    assert {choice.settings["graph"] for choice in tuned} == {"none"}
+    assert (only.settings["weight_decay"], only.settings["graph"]) == (0.005, "none")
+    assert (only.settings["loss"], only.settings["metric"]) == ("broadcast-mse", "broadcast-mse")
+    true = next(one for one in temporal.data if one.key == "covid")
+    only, *_ = choices(temporal, true, system, load_presets())
+    assert (only.settings["loss"], only.settings["metric"]) == ("auto", "mse")
+
+
+def test_a_variant_is_taken_where_it_is_asked_for_and_nowhere_else():
+    few = Data("few", "cora", "few", variant="per_class=5")
+    general, special = preset("best", "gcn"), preset("best", "gcn", variant="per_class=5", settings={"epochs": 3})
+    found = [general, special]
+    assert dict(choices(CITATION, few, GCN, found)[0].settings) == {"epochs": 3}
+    assert dict(choices(CITATION, CORA, GCN, found)[0].settings) == {"learning_rate": 0.5}
+    assert dict(choices(CITATION, few, GCN, [general])[0].settings) == {"learning_rate": 0.5}
+    assert names(GCN, [special]) == [UNTUNED]
+
+
+def test_a_table_that_uses_some_presets_has_rows_of_no_others():
+    depth = find("depth")
+    system = depth.systems[0]
+    found = [preset(name, "difformer-s") for name in ("public-code", "paper", "best")]
+    assert [one.name for one in choices(depth, CORA, system, found)] == ["public-code"]
+    assert [one.name for one in choices(depth, CORA, system, found[1:])] == [UNTUNED]
+    with pytest.raises(ValueError, match="no selected row of depth has such a preset; there are rows of public-code"):
+        wanted_cells(depth, Request(presets=("best",)))
+
+
+def test_presets_of_a_folder_go_before_those_of_the_package(tmp_path):
+    write_preset(preset("public-code", "difformer-s"), tmp_path / "mine.toml")
+    found = read_presets(tmp_path)
+    assert choices(CITATION, CORA, DIFFORMER_S, found)[0].settings["learning_rate"] == 0.5
+    assert len(found) == len(load_presets()) + 1
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        read_presets(tmp_path / "absent")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"holds no \.toml"):
+        read_presets(tmp_path / "empty")
+    write_preset(preset("mine", "difformer-s"), tmp_path / "mine.toml")
+    with pytest.raises(ValueError, match=r"mine\.toml has name = 'mine', which no row uses"):
+        read_presets(tmp_path)

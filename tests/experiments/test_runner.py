@@ -1,0 +1,431 @@
+"""Runs resume, stop when they should, and say why where there are none."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+from small_experiment import ABSENT, BLOCKS, SMALL
+
+from difformer.data import DataError, load
+from difformer.experiments import measure, runner
+from difformer.experiments.analysis import read_summary, summarise
+from difformer.experiments.cells import UNTUNED, Cell, Choice, Request
+from difformer.experiments.ledger import FAILED, Ledger
+from difformer.experiments.presets import Preset, write_preset
+from difformer.experiments.render import markdown
+from difformer.experiments.runner import run
+from difformer.experiments.samples import load_data
+from difformer.experiments.spec import shared_systems
+from difformer.training import NonFiniteLossError
+from difformer.training.config import TrainConfig
+
+ONLY_BLOCKS = Request(device="cpu", datasets=("blocks",))
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def offline(monkeypatch, tmp_path):
+    monkeypatch.setenv("DIFFORMER_OFFLINE", "1")
+    monkeypatch.setenv("DIFFORMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("DIFFORMER_DATA", raising=False)
+
+
+def one_after_the_other(monkeypatch):
+    monkeypatch.setattr(runner, "faster", lambda *_: False)
+
+
+def test_a_second_call_makes_nothing(tmp_path, said):
+    first = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert (first.made, first.there, first.left, first.failed) == (12, 0, 0, {})
+    before = (tmp_path / "runs.jsonl").read_bytes()
+    second = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert (second.made, second.there) == (0, 12)
+    assert (tmp_path / "runs.jsonl").read_bytes() == before
+
+
+def test_two_names_of_the_same_settings_are_two_rows(tmp_path, said):
+    same = {"epochs": 2, "hidden_channels": 4}
+    for name in ("paper", "best"):
+        write_preset(Preset(name, "difformer-s", "sbm", settings=same), tmp_path / f"{name}.toml")
+    request = dataclasses.replace(ONLY_BLOCKS, models=("difformer-s",), preset_folder=tmp_path)
+    outcome = run(SMALL, tmp_path / "out", request, said.append)
+    assert (outcome.made, outcome.taken) == (3, 3)  # the second row is the first one's runs under another name
+    assert [one for one in said if "the same run as in another row" in one] == said[3:]
+    assert {(one["preset"], one["seed"]) for one in Ledger(tmp_path / "out").read()} == {
+        (name, seed) for name in ("paper", "best") for seed in range(3)
+    }
+    some = dataclasses.replace(request, presets=("best",))
+    assert run(SMALL, tmp_path / "some", some, said.append).made == 3
+
+
+def test_a_changed_preset_is_run_anew(tmp_path, said):
+    request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), preset_folder=tmp_path)
+    for epochs in (1, 3):
+        write_preset(Preset("best", "gcn", "sbm", settings={"epochs": epochs}), tmp_path / "gcn.toml")
+        assert run(SMALL, tmp_path / "out", request, said.append).made == 3
+    row = summarise(SMALL, Ledger(tmp_path / "out").read(), (), quick=False).section("blocks").rows
+    (gcn,) = [one for one in row if one.n]
+    assert [one["settings"]["epochs"] for one in gcn.runs.to_dict("records")] == [3, 3, 3]
+
+
+def test_a_preset_that_is_changed_back_is_shown_without_being_run_again(tmp_path, said):
+    request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), preset_folder=tmp_path)
+    for epochs, made in ((1, 3), (3, 3), (1, 0)):
+        write_preset(Preset("best", "gcn", "sbm", settings={"epochs": epochs}), tmp_path / "gcn.toml")
+        assert run(SMALL, tmp_path / "out", request, said.append).made == made
+    (gcn,) = [row for row in read_summary(SMALL, tmp_path / "out", tmp_path).section("blocks").rows if row.n]
+    assert [one["settings"]["epochs"] for one in gcn.runs.to_dict("records")] == [1, 1, 1]
+
+
+def test_what_tune_found_is_run_as_best(tmp_path, said):
+    write_preset(Preset("tuned", "gcn", "sbm", settings={"epochs": 1}, trials=7), tmp_path / "best.toml")
+    request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), preset_folder=tmp_path)
+    run(SMALL, tmp_path / "out", request, said.append)
+    assert {(one["preset"], one["trials"], one["settings"]["epochs"]) for one in Ledger(tmp_path / "out").read()} == {
+        ("best", 7, 1)
+    }
+
+
+def test_runs_of_other_data_are_told(tmp_path, said):
+    request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",))
+    run(SMALL, tmp_path, request, said.append)
+    run(SMALL, tmp_path, request, said.append)
+    assert not any("other data" in text for text in said)
+    path = tmp_path / "runs.jsonl"
+    (now,) = {one["fingerprint"] for one in Ledger(tmp_path).read()}
+    path.write_text(path.read_text().replace(now, "f" * 64))
+    assert run(SMALL, tmp_path, request, said.append).made == 0
+    (told,) = [text for text in said if "other data" in text]
+    assert "f" * 64 in told
+    assert now in told
+
+
+def test_a_line_says_all_that_its_result_depends_on(tmp_path, said):
+    run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, models=("off",), seeds=2), said.append)
+    lines = Ledger(tmp_path).read()
+    assert [(one["seed"], one["split"]) for one in lines] == [(s, f"random 30/20/50/seed={s}") for s in range(2)]
+    one = lines[0]
+    assert one["settings"]["diffusivity"] is None
+    assert one["settings"]["hidden_channels"] == 4
+    assert one["settings"]["step_size"] == 0.5  # a default of the model
+    assert one["protocol"].startswith("stochastic block model")
+    assert one["versions"]["torch"] == torch.__version__
+    assert len(one["fingerprint"]) == 64
+    assert one["sizes"] == [18, 12, 30]
+    assert one["preset"] == UNTUNED
+    assert {"device", "peak_memory", "seconds", "epochs", "valid", "test", "time"} <= one.keys()
+
+
+def test_what_a_line_scores_is_what_the_loop_gives(tmp_path, said, monkeypatch):
+    one_after_the_other(monkeypatch)
+    run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, models=("gcn",)), said.append)
+    task = load_data(BLOCKS, BLOCKS.options)
+    config = TrainConfig("gcn", {"hidden_channels": 4}, epochs=2)
+    expected = [runner.train_one(task, seed, config, seed, "cpu") for seed in range(3)]
+    assert [(one["valid"], one["test"]) for one in Ledger(tmp_path).read()] == [(e.valid, e.test) for e in expected]
+
+
+def test_a_killed_call_goes_on_with_what_is_missing(tmp_path, said):
+    run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    path = tmp_path / "runs.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:5]) + lines[5][:100])
+    again = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert (again.made, again.there) == (7, 5)
+    assert len(Ledger(tmp_path).read()) == 12
+
+
+def test_no_run_is_begun_after_the_time_is_up(tmp_path, said, monkeypatch):
+    one_after_the_other(monkeypatch)
+    hurried = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, seconds=0.0), said.append)
+    assert (hurried.made, hurried.stopped) == (0, "out of time")
+    assert hurried.left == 12
+    clock = SimpleNamespace(monotonic=lambda: 100.0 if len(Ledger(tmp_path).read()) >= 2 else 1.0)
+    monkeypatch.setattr(runner, "time", clock)
+    some = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, seconds=10.0), said.append)
+    assert (some.made, some.left, some.stopped) == (2, 10, "out of time")
+    monkeypatch.undo()
+    rest = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert (rest.made, rest.there) == (10, 2)
+
+
+def test_an_interrupted_run_leaves_no_line(tmp_path, said, monkeypatch):
+    one_after_the_other(monkeypatch)
+    train, calls = runner.train_one, []
+
+    def pressed(*args, **options):
+        calls.append(1)
+        record = train(*args, **options)
+        return dataclasses.replace(record, status="interrupted") if len(calls) == 3 else record
+
+    monkeypatch.setattr(runner, "train_one", pressed)
+    outcome = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert (outcome.made, outcome.left, outcome.stopped) == (2, 10, "interrupted")
+    assert len(Ledger(tmp_path).read()) == 2
+
+
+def test_a_data_folder_that_is_not_there_is_no_absent_data(tmp_path, said, monkeypatch):
+    monkeypatch.setenv("DIFFORMER_DATA", str(tmp_path / "typo"))
+    with pytest.raises(DataError, match=r"DIFFORMER_DATA must be a folder.*typo"):
+        run(SMALL, tmp_path / "out", ONLY_BLOCKS, said.append)
+    assert not (tmp_path / "out").exists()
+
+
+def test_absent_data_are_a_reason_until_they_are_there(tmp_path, said, offline):
+    request = Request(device="cpu", datasets=("pokec",))
+    outcome = run(SMALL, tmp_path, request, said.append)
+    assert outcome.made == 0
+    assert "pokec" in outcome.failed[("absent", "", "")]
+    run(SMALL, tmp_path, request, said.append)
+    lines = Ledger(tmp_path).read()
+    assert [one["status"] for one in lines] == [FAILED]  # the same reason is not written twice
+    section = summarise(SMALL, lines, (), quick=False).section("absent")
+    assert len(section.rows) == 4
+    assert all("data not here" in row.reason for row in section.rows)
+
+
+def test_data_that_would_not_fit_are_not_even_loaded(tmp_path, said, monkeypatch):
+    monkeypatch.setattr(runner, "load_data", lambda *_: pytest.fail("loaded"))
+    greedy = dataclasses.replace(SMALL, data=(dataclasses.replace(ABSENT, needs=1e9),))
+    outcome = run(greedy, tmp_path, Request(device="cpu"), said.append)
+    assert "not enough memory" in outcome.failed[("absent", "", "")]
+
+
+def test_one_system_that_fails_takes_no_other_with_it(tmp_path, said, monkeypatch):
+    one_after_the_other(monkeypatch)
+    train = runner.train_one
+    errors = {
+        "mlp": MemoryError("too much"),
+        "gcn": NonFiniteLossError(3, float("nan"), TrainConfig("gcn")),
+        "difformer-s": KeyError("a mistake"),
+    }
+
+    def failing(task, split, config, *rest, **options):
+        if config.model in errors:
+            raise errors[config.model]
+        return train(task, split, config, *rest, **options)
+
+    monkeypatch.setattr(runner, "train_one", failing)
+    outcome = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert outcome.made == 3
+    assert outcome.errors == 1  # memory and divergence are results, a KeyError is not
+    why = {system: reason for (_, system, _), reason in outcome.failed.items()}
+    assert "out of memory" in why["mlp"]
+    assert "diverged" in why["gcn"]
+    assert "KeyError" in why["difformer-s"]
+    monkeypatch.undo()
+    again = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert again.made == 0
+    assert len(again.failed) == 3
+    assert again.errors == 1  # a mistake is one whenever it is looked at
+    retried = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, retry=True), said.append)
+    assert (retried.made, retried.failed) == (9, {})
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one after the other", "as one"])
+def test_a_seed_that_diverges_takes_no_other_with_it(tmp_path, said, monkeypatch, together):
+    error = NonFiniteLossError(3, float("nan"), TrainConfig("gcn"))
+    train, stack = runner.train_one, runner.train_stacked
+    monkeypatch.setattr(runner, "faster", lambda *_: together)
+
+    def failing(task, split, config, seed, *rest, **options):
+        if seed == 0:
+            raise error
+        return train(task, split, config, seed, *rest, **options)
+
+    def failing_stack(*args, **options):
+        assert options["keep_errors"]
+        return [error if record.seed == 0 else record for record in stack(*args, **options)]
+
+    monkeypatch.setattr(runner, "train_one", failing)
+    monkeypatch.setattr(runner, "train_stacked", failing_stack)
+    outcome = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, models=("gcn",)), said.append)
+    assert (outcome.made, outcome.left, outcome.errors) == (2, 1, 0)
+    assert [one.get("seed") for one in Ledger(tmp_path).read()] == [1, 2, None]
+    (gcn,) = [row for row in read_summary(SMALL, tmp_path).section("blocks").rows if row.n]
+    assert gcn.missing == "; diverged: the training loss is nan at epoch 3"
+
+
+def test_memory_of_training_is_that_of_an_epoch_after_the_first(monkeypatch):
+    order, train, measured_peak = [], measure.Trainer.train_epoch, measure.peak_memory
+
+    def epoch(trainer, *rest):
+        order.append("epoch")
+        return train(trainer, *rest)
+
+    @contextmanager
+    def measured(device, **options):
+        order.append("from here")
+        with measured_peak(device, **options) as peak:
+            yield peak
+        order.append("to here")
+
+    monkeypatch.setattr(measure.Trainer, "train_epoch", epoch)
+    monkeypatch.setattr(measure, "peak_memory", measured)
+    config = TrainConfig(model="difformer-s", batch_size=20, epochs=5, options={"hidden_channels": 8})
+    measure.training_peak(load("sbm", num_nodes=60), config, 1, torch.device("cpu"))
+    assert order == ["epoch", "from here", "epoch", "to here"]
+
+
+def test_runs_of_a_stack_that_were_at_their_end_are_kept(tmp_path, said, monkeypatch):
+    stack = runner.train_stacked
+    monkeypatch.setattr(runner, "faster", lambda *_: True)
+    monkeypatch.setattr(runner, "train_stacked", lambda *args, **options: stack(*args, **options)[:2])
+    outcome = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, models=("gcn",)), said.append)
+    assert (outcome.made, outcome.left, outcome.stopped) == (2, 1, "interrupted")
+    assert [one["seed"] for one in Ledger(tmp_path).read()] == [0, 1]
+
+
+def test_quick_and_full_runs_are_never_mixed(tmp_path, said):
+    run(SMALL, tmp_path, Request(quick=True, device="cpu"), said.append)
+    assert {one["quick"] for one in Ledger(tmp_path).read()} == {True}
+    with pytest.raises(ValueError, match="holds quick runs, but full ones were requested"):
+        run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+
+
+def test_too_many_pairs_are_refused_before_they_are_tried(tmp_path, said, monkeypatch):
+    from difformer.zoo import inputs
+
+    monkeypatch.setattr(inputs, "WORTH_A_LOOK", 0)
+    monkeypatch.setattr(inputs, "free_bytes", lambda device: 1000)
+    lds = shared_systems()["lds"]
+    outcome = run(dataclasses.replace(SMALL, systems=(lds,)), tmp_path, ONLY_BLOCKS, said.append)
+    (reason,) = set(outcome.failed.values())
+    assert reason.startswith("not enough memory: ")
+    assert "are free on cpu" in reason
+    assert outcome.errors == outcome.made == 0
+
+
+def test_systems_that_cannot_be_asked():
+    task = load("sbm", num_nodes=100)
+    gcn = shared_systems()["gcn"]
+    assert "needs a graph" in runner.why_not(Cell(BLOCKS, gcn, Choice("best", {"graph": "none"})), task)
+    assert runner.why_not(Cell(BLOCKS, gcn, Choice("best", {})), task) == ""
+
+
+@pytest.mark.parametrize(
+    ("request_", "complaint"),
+    [
+        (Request(datasets=("cora",)), "--datasets: citation has no 'cora'"),
+        (Request(models=("gatt",)), "--models: citation has no 'gatt'"),
+        (Request(presets=("bestt",)), "--preset: expected one of"),
+        (Request(seeds=0), "--seeds: expected at least 1"),
+        (Request(seconds=-5), "--seconds: expected 0 or more, got -5"),
+        (Request(seconds=float("nan")), "--seconds: expected 0 or more, got nan"),
+        (Request(presets=("best",)), "--preset best: no selected row .* has such a preset; there are rows of untuned"),
+        (Request(quick=True, models=("gcn",)), "--models: the quick form of citation has no 'gcn', only .*mlp"),
+        (Request(quick=True, datasets=("absent",)), "--datasets: the quick form of citation has no 'absent'"),
+    ],
+    ids=[
+        "data",
+        "model",
+        "preset",
+        "seeds",
+        "seconds",
+        "nan",
+        "preset without a row",
+        "model without a quick row",
+        "data not quick",
+    ],
+)
+def test_what_there_is_not_is_refused(tmp_path, said, request_, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        run(SMALL, tmp_path, dataclasses.replace(request_, device="cpu"), said.append)
+
+
+def test_a_mistake_of_a_loader_is_no_absent_file(tmp_path, said, monkeypatch):
+    def mistaken(*_):
+        raise TypeError("no such option")
+
+    monkeypatch.setattr(runner, "load_data", mistaken)
+    outcome = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert outcome.failed == {("blocks", "", ""): "TypeError: no such option"}
+    assert (outcome.errors, outcome.left) == (1, 12)
+
+
+def test_broken_data_are_an_error_of_the_data(tmp_path, said, monkeypatch):
+    def broken(*_):
+        raise DataError("file is cut short")
+
+    monkeypatch.setattr(runner, "load_data", broken)
+    outcome = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
+    assert "file is cut short" in outcome.failed[("blocks", "", "")]
+
+
+def test_runs_of_another_precision_are_runs_of_their_cell(tmp_path, said):
+    few = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), seeds=1, precision="bf16")
+    assert run(SMALL, tmp_path, few, said.append).made == 1
+    rest = run(SMALL, tmp_path, dataclasses.replace(few, seeds=2, precision=None), said.append)
+    assert (rest.made, rest.there) == (1, 1)
+    low, full = Ledger(tmp_path).read()
+    assert (low["settings"]["precision"], full["settings"]["precision"]) == ("bf16", "float32")
+    assert (low["settings_id"], low["test"] is None) == (full["settings_id"], False)
+    text = markdown(read_summary(SMALL, tmp_path))
+    assert "Runs in mixed precision (bf16), all others in float32: GCN (untuned), 1 of 2." in text
+    assert " threads in bf16; B " in text  # times of two precisions are not one median
+
+
+def test_a_run_that_is_taken_over_keeps_its_precision(tmp_path, said):
+    request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), seeds=1)
+    run(SMALL, tmp_path / "citation", dataclasses.replace(request, precision="bf16"), said.append)
+    other = dataclasses.replace(SMALL, name="depth")
+    assert run(other, tmp_path / "depth", request, said.append).taken == 1
+    assert Ledger(tmp_path / "depth").read()[0]["settings"]["precision"] == "bf16"
+
+
+def test_a_precision_that_there_is_not_and_one_that_cost_is_not_measured_in(tmp_path, said):
+    with pytest.raises(ValueError, match="--precision: expected float32 or bf16, got 'half'"):
+        run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, precision="half"), said.append)
+    cost = dataclasses.replace(SMALL, data=(dataclasses.replace(BLOCKS, mode="cost"),))
+    with pytest.raises(ValueError, match="--precision bf16: blocks measures time or memory"):
+        run(cost, tmp_path, dataclasses.replace(ONLY_BLOCKS, precision="bf16"), said.append)
+    assert not (tmp_path / "runs.jsonl").exists()
+
+
+def test_what_failed_in_one_precision_is_tried_in_another(tmp_path, said, monkeypatch):
+    few = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), seeds=1)
+
+    def too_large(*args, **options):
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "train_one", too_large)
+        patched.setattr(runner, "train_stacked", too_large)
+        assert run(SMALL, tmp_path, few, said.append).failed
+    assert run(SMALL, tmp_path, few, said.append).made == 0
+    assert run(SMALL, tmp_path, dataclasses.replace(few, precision="bf16"), said.append).made == 1
+
+
+def test_a_failure_says_in_which_precision(tmp_path, said, monkeypatch):
+    def broken(*args, **options):
+        raise RuntimeError("a kernel is missing")
+
+    monkeypatch.setattr(runner, "train_one", broken)
+    monkeypatch.setattr(runner, "train_stacked", broken)
+    request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), seeds=1, precision="bf16")
+    assert all("(in bf16)" in reason for reason in run(SMALL, tmp_path, request, said.append).failed.values())
+    assert [line["precision"] for line in Ledger(tmp_path).read() if line["status"] == FAILED] == ["bf16"]
+
+
+def test_memory_of_training_leaves_evaluation_out(monkeypatch):
+    task = load("sbm", num_nodes=60)
+    config = TrainConfig(model="difformer-s", batch_size=20, epochs=5, options={"hidden_channels": 8})
+    monkeypatch.setattr(measure.Trainer, "evaluate", None)
+    measure.training_peak(task, config, 1, torch.device("cpu"))  # would fail at the first evaluation
+    alone = dataclasses.replace(SMALL, data=(dataclasses.replace(BLOCKS, alone=True),))
+    monkeypatch.undo()
+    seen = []
+    monkeypatch.setattr(runner, "training_peak", lambda *args: seen.append(args) or runner.Peak(1234))
+    cell = Cell(alone.data[0], shared_systems()["gcn"], Choice(UNTUNED, {"epochs": 2}))
+    job = runner.Job.of(cell, load("sbm", num_nodes=60))
+    lines = list(runner.perform(job, [0, 1], torch.device("cpu"), runner.Watch(lambda: False), {"quick": False}))
+    assert [line["peak_memory"] for line in lines] == [1234, 1234]
+    assert len(seen) == 2

@@ -1,0 +1,196 @@
+"""The answers on top of the page and the sentence of an explanation, against plain formulas."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import html
+import io
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from report_runs import RUNS, Page, config, drawn_split, nodes_task
+
+from difformer.data import Task
+from difformer.report import explain_node, write_report
+from difformer.report.explanation import Attribution, sentence
+from difformer.report.gather import gather, original_rows
+from difformer.report.quality import baselines, calibration, column_importance, errors
+from difformer.training import fit
+from difformer.training.predictions import Predictions
+
+
+def test_baselines_are_those_of_scikit_learn(workshop):
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    path, task = workshop.run("nodes")
+    constant, linear = baselines(gather(path, task=task))
+    x, y = task.x.numpy(), task.y.numpy()
+    for split, value, other in zip(task.splits, linear.values, constant.values, strict=True):
+        model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200)).fit(x[split.train], y[split.train])
+        assert value == pytest.approx(model.score(x[split.test], y[split.test]))
+        most = np.bincount(y[split.train]).argmax()
+        assert other == pytest.approx((y[split.test] == most).mean())
+    page = workshop.page("nodes")
+    assert f"always predicting the most frequent class gives {constant.mean:.4f}" in page.report.answer
+    assert f"a logistic regression gives {linear.mean:.4f}" in page.report.answer
+    assert html.escape(page.report.answer) in page.body
+
+
+def test_baselines_of_values_are_mean_and_ridge(workshop):
+    from sklearn.linear_model import Ridge
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    path, task = workshop.run("regression")
+    constant, linear = baselines(gather(path, task=task))
+    x, y, split = task.x.numpy(), task.y.numpy(), task.splits[0]
+    gaps, flat = [], []
+    for c in range(2):
+        train = [i for i in split.train.tolist() if y[i, c] == y[i, c]]
+        test = [i for i in split.test.tolist() if y[i, c] == y[i, c]]
+        gaps += list(make_pipeline(StandardScaler(), Ridge()).fit(x[train], y[train, c]).predict(x[test]) - y[test, c])
+        flat += list(y[train, c].mean() - y[test, c])
+    assert linear.mean == pytest.approx(np.square(gaps).mean(), rel=1e-4)
+    assert constant.mean == pytest.approx(np.square(flat).mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["series", "graphs", "multilabel", "no edges"])
+def test_every_kind_of_task_has_baselines(workshop, name):
+    assert name in RUNS
+    path, task = workshop.run(name)
+    for one in baselines(gather(path, task=task)):
+        assert one.mean == one.mean
+
+
+def test_calibration_error_is_the_formula():
+    task = nodes_task(10, splits=1)
+    chance = torch.tensor([0.95, 0.95, 0.95, 0.95, 0.55, 0.55])
+    rest = (1 - chance) / 2
+    outputs = torch.stack([chance, rest, rest], 1).log()
+    y = torch.tensor([0, 0, 0, 1, 0, 1])
+    one = Predictions("multiclass", outputs, (), (), y, ("test",) * 6)
+    found = calibration(task, [one], "test")
+    assert found.count == [2, 4]
+    assert found.confidence == pytest.approx([0.55, 0.95])
+    assert found.accuracy == pytest.approx([0.5, 0.75])
+    assert found.error == pytest.approx((2 * 0.05 + 4 * 0.2) / 6)
+
+
+def informed_task(n: int = 90) -> Task:
+    """One column that decides, one that is noise, in units of their own."""
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(n) % 2
+    x = torch.stack([100 + 30 * (2.0 * y - 1) + 8 * torch.randn(n, generator=g), torch.randn(n, generator=g)], 1)
+    from difformer.data.scaling import Scaling
+
+    scaling = Scaling.of(x)
+    return Task(
+        "informed", "nodes", "multiclass", "accuracy", "p", scaling(x), y, (drawn_split(n, 0),), 2,
+        feature_names=("amount", "noise"), class_names=("low", "high"), scaling=scaling,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def informed(tmp_path_factory):
+    path, task = tmp_path_factory.mktemp("informed") / "run", informed_task()
+    fit(task, config(epochs=60).replace(learning_rate=0.05), seeds=1, out=path)
+    return path, task
+
+
+def test_the_column_that_decides_is_the_important_one(informed):
+    path, task = informed
+    found = column_importance(gather(path, task=task))
+    assert found.names[0] == "amount"
+    assert found.losses[0] > 0.2
+    assert abs(found.losses[1]) < 0.1
+
+
+def test_rows_come_back_in_original_units(informed):
+    path, task = informed
+    x = original_rows(task, torch.arange(4))
+    assert x[:, 0] == pytest.approx(task.x[:4, 0] * task.scaling.scale[0] + task.scaling.shift[0])
+    texts = Page(write_report(path, task=task)).data["maps"][0]["texts"]
+    assert re.search(rf"amount {x[0, 0]:.4g}(,|$)", texts[0])
+
+
+def test_errors_are_listed_with_their_columns(workshop):
+    path, task = workshop.run("nodes")
+    material = gather(path, task=task)
+    found = errors(material, ["w", "v"])
+    rows, outputs = material.rows, material.outputs
+    wrong = rows[outputs[rows].argmax(1) != task.y[rows]]
+    assert len(found.rows) == wrong.numel() > 0
+    assert {row[0] for row in found.rows} == {task.instance_names[i] for i in wrong.tolist()}
+    assert found.headings == ["instance", "target", "prediction", "probability", "w", "v"]
+    first = found.rows[0]
+    i = task.instance_names.index(first[0])
+    assert first[3] == max(row[3] for row in found.rows)
+    assert first[4:] == pytest.approx([float(task.x[i, 2]), float(task.x[i, 1])], rel=1e-3)
+
+
+def test_the_csv_of_errors_holds_no_formula(tmp_path):
+    task = nodes_task(30, splits=1)
+    task = replace(task, instance_names=tuple(f"=1+{i}" for i in range(30)), class_names=("@a", "+b", "c"))
+    fit(task, config(epochs=1), seeds=1, out=tmp_path / "run")
+    page = Page(write_report(tmp_path / "run", task=task))
+    link = re.search(r'href="data:text/csv;base64,([^"]+)"', page.body)[1]
+    rows = list(csv.reader(io.StringIO(base64.b64decode(link).decode())))
+    assert rows[0][:3] == ["instance", "target", "prediction"]
+    assert all(row[0].startswith("'=") for row in rows[1:])
+    assert not any(cell.startswith(("@", "+")) for row in rows[1:] for cell in row)
+
+
+def test_no_better_than_a_constant_is_a_warning(tmp_path):
+    g = torch.Generator().manual_seed(1)
+    y = (torch.rand(80, generator=g) < 0.2).long()
+    task = Task(
+        "noise", "nodes", "multiclass", "accuracy", "p", torch.randn(80, 3, generator=g), y, (drawn_split(80, 0),), 2
+    )
+    fit(task, config(epochs=2), seeds=1, out=tmp_path / "run")
+    report = write_report(tmp_path / "run", task=task)
+    assert any("No better than a constant" in one for one in report.warnings)
+    assert "Before you rely on this" in Page(report).body
+
+
+def test_a_good_run_has_no_warning_about_constants(informed):
+    path, task = informed
+    assert not any("constant" in one for one in write_report(path, task=task).warnings)
+
+
+@pytest.mark.parametrize("name", ["nodes", "no edges", "regression", "multilabel", "series", "graphs"])
+def test_attributed_effects_add_up_to_the_prediction(workshop, name):
+    path, task = workshop.run(name)
+    found = explain_node(path, 4 if task.kind != "series" else "15:4", task=task).attribution
+    total = sum(found.columns.values()) + sum(found.neighbours.values()) + found.others
+    assert total + found.gap == pytest.approx(found.value - found.base, abs=1e-5)
+    assert abs(found.gap) < 0.01 * max(1.0, abs(found.value - found.base))
+    assert len(found.columns) == task.num_features
+
+
+def test_neighbours_are_ends_of_edges_without_the_instance_itself(workshop):
+    path, task = workshop.run("nodes")
+    found = explain_node(path, 7, task=task).attribution
+    source, target = task.edge_index
+    assert set(found.neighbours) == {task.instance_names[j] for j in source[target == 7].tolist() if j != 7}
+    assert "p7" not in found.neighbours
+
+
+def test_the_sentence_names_what_matters_and_sums_up_the_rest():
+    columns = {"late_payments": 0.31, "support_calls": 0.12, "a": 0.001, "b": 0.002}
+    neighbours = {"Ewa Silva": 0.1, "Ivan Rossi": 0.08, "Jo": -0.05, "x": 0.0}
+    found = Attribution(0.71, 0.15, columns, neighbours, 0.0, 0.0)
+    assert sentence(nodes_task(), "churns", found) == (
+        "Predicted churns (0.71; 0.15 with average features): late_payments (+0.31), support_calls (+0.12), 2 other "
+        "columns (+0.00); neighbours Ewa Silva and Ivan Rossi (+0.18), Jo (-0.05), 1 other (+0.00)."
+    )
+    alone = Attribution(0.71, 0.65, {"age": 0.02}, {}, 0.04, 0.0)
+    assert sentence(nodes_task(), "churns", alone) == (
+        "Predicted churns (0.71; 0.65 with average features): age (+0.02); all other instances (+0.04)."
+    )
+    assert sentence(nodes_task(), "churns", None) == "Predicted churns."

@@ -1,0 +1,235 @@
+"""Run folders from elsewhere, damaged or tampered with: refused with our error, never followed, never a traceback."""
+
+import json
+import os
+import random
+import shutil
+import threading
+import time
+
+import pytest
+from small_tasks import blocks
+
+from difformer.errors import UserError
+from difformer.files import only_one
+from difformer.training import RunFolder, RunFolderError, TrainConfig, evaluate, fit, load_run, predict, resume
+
+CONFIG = TrainConfig(options={"hidden_channels": 4}, epochs=3)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    fit(blocks(), CONFIG, seeds=2, out=path, device="cpu", stacked=False)
+    return path
+
+
+@pytest.fixture
+def run(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def test_weights_swapped_between_seeds_are_noticed(run):
+    first, second = run / "seed-0/model.safetensors", run / "seed-1/model.safetensors"
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    for seed in (0, 1):
+        with pytest.raises(RunFolderError, match=r"does not hold the weights that seed \d was measured with"):
+            load_run(run, seed=seed, task=blocks(), device="cpu")
+
+
+def test_results_swapped_between_seeds_are_noticed(run):
+    shutil.copy(run / "seed-0/result.json", run / "seed-1/result.json")
+    with pytest.raises(RunFolderError, match="is the result of seed 0"):
+        evaluate(run, task=blocks(), device="cpu")
+
+
+def test_folders_without_hashes_are_read(run):
+    for seed in (0, 1):
+        path = run / f"seed-{seed}/result.json"
+        found = json.loads(path.read_text())
+        assert found.pop("weights")
+        path.write_text(json.dumps(found))
+    assert len(evaluate(run, task=blocks(), device="cpu")) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs symbolic links")
+@pytest.mark.parametrize(
+    "name", ["config.toml", "seed-0/model.safetensors", "seed-0/result.json", "seed-0", "metrics.jsonl"]
+)
+def test_links_that_leave_the_folder_are_refused(run, name, tmp_path):
+    outside = tmp_path / "outside"
+    shutil.move(run / name, outside)
+    (run / name).symlink_to(outside)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("outside*")}
+
+    def read():
+        folder = RunFolder.open(run)
+        _ = folder.metrics
+        evaluate(folder, task=blocks(), device="cpu")
+
+    def write():
+        (run / "seed-1/result.json").unlink()
+        RunFolder.open(run).read_weights(0)
+        resume(run, task=blocks(), device="cpu")
+
+    for use in (read, write):
+        with pytest.raises(RunFolderError, match="leads out of the run folder through a symbolic link"):
+            use()
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("outside*")} == before
+
+
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs symbolic links")
+def test_links_within_the_folder_are_followed(run):
+    (run / "config.toml").rename(run / "other.toml")
+    (run / "config.toml").symlink_to("other.toml")
+    assert len(evaluate(run, task=blocks(), device="cpu")) == 2
+
+
+def test_a_lock_that_is_removed_while_a_run_is_going_is_noticed(tmp_path):
+    path = tmp_path / "run"
+
+    class Remove:
+        def on_epoch(self, event):
+            if event.epoch == 3:
+                (path / ".lock").unlink()
+
+    with pytest.raises(RunFolderError, match="was removed or replaced while this process was writing"):
+        fit(blocks(), CONFIG.replace(epochs=50), seeds=1, out=path, device="cpu", callbacks=[Remove()])
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
+    assert resume(path, task=blocks(), device="cpu").complete
+
+
+def test_a_lock_that_another_process_has_taken_since_is_noticed(tmp_path):
+    path = tmp_path / "run"
+
+    class Replace:
+        def on_epoch(self, event):
+            if event.epoch == 3:
+                (path / ".lock").unlink()
+                (path / ".lock").touch()
+
+    with pytest.raises(RunFolderError, match="another process may be writing there too"):
+        fit(blocks(), CONFIG.replace(epochs=50), seeds=1, out=path, device="cpu", callbacks=[Replace()])
+
+
+def test_a_second_thread_or_process_is_kept_out(run):
+    found = []
+
+    def other():
+        try:
+            with only_one(run):
+                pass
+        except RunFolderError as error:
+            found.append(str(error))
+
+    with only_one(run):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert "being written by another process" in found[0]
+    other()
+    assert len(found) == 1
+
+
+DEEP = "[" * 100_000
+BROKEN = ["", "[]", "null", "5", '"text"', "{}", '{"seed": 0}', DEEP, '{"a":' * 50_000, "\x00", "{", "true"]
+
+
+@pytest.mark.parametrize("content", BROKEN, ids=range(len(BROKEN)))
+def test_broken_json_gets_our_error(run, content):
+    (run / "seed-0/result.json").write_text(content)
+    for use in (evaluate, predict, resume):
+        with pytest.raises(RunFolderError, match=r"result\.json"):
+            use(run, task=blocks(), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("seeds = ", "seeds = 7 # "),
+        ("seeds = ", "seeds = [] # "),
+        ("seeds = ", "seeds = [0, 'a'] # "),
+        ("seeds = ", "seeds = [0, 0] # "),
+        ("stacked = ", "stacked = 'no' # "),
+        ("[versions]", "[other]"),
+        ("[training]", "[[training]]"),
+        ("[model.options]", "[model.opt]\nname = 1\n[x.y]"),
+        ("fingerprint = ", "fingerprint = 3 # "),
+        ("[run]", f"a = {DEEP}\n[run]"),
+        ("threads = ", "threads = 'two' # "),
+        ("format = 1", "format = 'one'"),
+    ],
+)
+def test_broken_configurations_get_our_error(run, old, new):
+    path = run / "config.toml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    for use in (evaluate, resume):
+        with pytest.raises(RunFolderError, match=r"config\.toml|weights are of another model"):
+            use(run, task=blocks(), device="cpu")
+
+
+def test_truncated_and_mutated_files_get_our_error_or_are_read(run, whole):
+    """400 random cuts and changes of every text file: our error or a result, never another exception."""
+    chance = random.Random(0)
+    names = ["config.toml", "seed-0/result.json", "metrics.jsonl"]
+    for case in range(400):
+        path = run / names[case % len(names)]
+        original = (whole / names[case % len(names)]).read_bytes()
+        changed = bytearray(original)
+        for _ in range(chance.randint(1, 3)):
+            place = chance.randrange(len(changed) or 1)
+            kind = chance.random()
+            if kind < 0.3:
+                del changed[place:]
+            elif kind < 0.6:
+                changed[place : place + 1] = bytes([chance.randrange(256)])
+            else:
+                changed[place:place] = chance.choice([b"[", b"{", b"null", b"[]", b"-", b'"', b"1e999"])
+        path.write_bytes(changed)
+        try:
+            folder = RunFolder.open(run)
+            folder.metrics.read()
+            folder.summary().to_dict()
+            assert folder.unfinished is not None
+        except (RunFolderError, UserError):
+            continue
+        finally:
+            path.write_bytes(original)
+
+
+@pytest.mark.parametrize(
+    "options", ["num_layers = 1000000000", "hidden_channels = 1000000000", "num_heads = 1000000000"]
+)
+def test_a_configuration_larger_than_its_weights_is_refused_at_once(run, options):
+    path = run / "config.toml"
+    name = options.split()[0]
+    lines = [options if line.startswith(f"{name} =") else line for line in path.read_text().splitlines()]
+    path.write_text("\n".join(lines))
+    started = time.monotonic()
+    with pytest.raises(RunFolderError, match="weights are of another model"):
+        load_run(run, task=blocks(), device="cpu")
+    assert time.monotonic() - started < 5
+
+
+def test_ctrl_c_on_stacked_seeds_says_that_they_start_again(tmp_path):
+    import signal
+
+    from difformer.training import TrainingInterrupted
+
+    class Stop:
+        def on_epoch(self, event):
+            if event.epoch == 2 and event.seed == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    for stacked in (False, True):
+        path = tmp_path / f"run-{stacked}"
+        with pytest.raises(TrainingInterrupted) as told:
+            fit(blocks(), CONFIG, seeds=2, out=path, device="cpu", stacked=stacked, callbacks=[Stop()])
+        assert ("have no checkpoints" in str(told.value)) == stacked
+        assert bool(list(path.rglob("checkpoint*"))) != stacked
+        assert resume(path, task=blocks(), device="cpu").complete
