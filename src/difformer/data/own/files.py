@@ -25,7 +25,7 @@ from difformer.data.own.labels import Labels, encode_targets, read_labels
 from difformer.data.own.npz import ARRAY_ENDINGS, class_names_of, labels_by_name, mask_splits, named_array
 from difformer.data.own.pyg import PYG_ENDINGS, from_pyg, read_pyg
 from difformer.data.own.roles import several
-from difformer.data.own.suspicions import constant_features, copies_of_labels, rare_labels
+from difformer.data.own.suspicions import constant_columns, copies_of_labels, rare_labels
 from difformer.data.own.table import Column, index_of_ids
 from difformer.data.own.text import TextFormat
 from difformer.data.split import Split
@@ -186,7 +186,7 @@ def from_files(
             )
     doubts = [*rare_labels(targets), *copies_of_labels(found.raw, targets)]
     if found.preprocessing is None and is_table:
-        doubts += constant_features(found.x, found.names)
+        doubts += constant_columns(found.raw)
     return assemble(
         found.x,
         targets,

@@ -16,7 +16,7 @@ from difformer.data.own.features import select_features
 from difformer.data.own.graphs import edges_from
 from difformer.data.own.labels import encode_targets
 from difformer.data.own.roles import several
-from difformer.data.own.suspicions import constant_features, copies_of_labels, rare_labels
+from difformer.data.own.suspicions import constant_columns, copies_of_labels, rare_labels
 from difformer.data.own.table import Column, ColumnSource, index_of_ids
 from difformer.data.split import Split
 from difformer.data.task import Problem, Task
@@ -224,7 +224,7 @@ def from_frame(
         chosen = (split,)
     notes += [*rare_labels(targets), *copies_of_labels(found.raw, targets)]
     if found.preprocessing is None:
-        notes += constant_features(found.x, found.names)
+        notes += constant_columns(found.raw)
     return assemble(
         found.x,
         targets,

@@ -107,7 +107,8 @@ class Encoding:
     def _shown(self, value: float) -> str:
         if self.kind != "date":
             return f"{value:.6g}"
-        return (datetime(1, 1, 1) + timedelta(days=float(value) - 1)).isoformat(" ")[:16].removesuffix(" 00:00")
+        minutes = round(float(value) * 1440)  # single precision tells minutes apart, not seconds
+        return (datetime(1, 1, 1) + timedelta(minutes=minutes - 1440)).isoformat(" ")[:16].removesuffix(" 00:00")
 
     def encode(self, values: Values) -> tuple[Floats, list[str]]:
         """Encoded columns ``[N, len(outputs)]`` of new cells, and notes on what training did not have."""

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from difformer.data.own.labels import Targets
 from difformer.data.own.preprocessing import Values
@@ -71,14 +70,12 @@ def rare_labels(targets: Targets) -> list[str]:
     return notes
 
 
-def constant_features(x: torch.Tensor, names: Sequence[str]) -> list[str]:
+def constant_columns(columns: Sequence[tuple[str, Values]]) -> list[str]:
     """Columns of numbers that are the same in every row."""
-    if x.layout != torch.strided or x.shape[0] < 2 or len(names) != x.shape[1]:
-        return []
-    still = (x == x[:1]).all(0).nonzero().flatten().tolist()
+    still = [n for n, v in columns if isinstance(v, np.ndarray) and len(v) > 1 and bool((v == v[0]).all())]
     if not still:
         return []
-    shown = ", ".join(repr(names[i]) for i in still[:6]) + (", …" if len(still) > 6 else "")
+    shown = ", ".join(map(repr, still[:6])) + (", …" if len(still) > 6 else "")
     return [
         f"constant column{'s' * (len(still) > 1)}: {shown}; nothing can be learned from a column that never changes"
     ]
