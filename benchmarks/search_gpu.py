@@ -41,11 +41,10 @@ from difformer.experiments.ledger import append_line, code_version, identity, re
 from difformer.experiments.presets import Preset, load_presets, write_preset
 from difformer.experiments.spec import SPECS
 from difformer.training import NonFiniteLossError, toml, train_one
-from difformer.training.config import TrainConfig
+from difformer.training.config import TrainConfig, make_config
 from difformer.training.devices import describe, resolve
 from difformer.training.metrics import find_metric
 from difformer.training.stacked import HYPER, RATES, StackedSetting, apart, train_stacked, unstackable
-from difformer.training.tuning import make_config
 from difformer.zoo import MODELS, find, options_of
 
 # Axes that may differ within a stack. A graph weight of none cannot be stacked with numbers, so it counts as shape.

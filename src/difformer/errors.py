@@ -7,6 +7,8 @@ a bug of the package and keeps its traceback.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class UserError(ValueError):
     """A request or input that cannot be used as it is.
@@ -25,3 +27,18 @@ class UserError(ValueError):
 
 class WouldNotFitError(MemoryError):
     """A model needs more memory than is free; raised before any work is done, with advice in the message."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``"did you mean cora? "`` where a known name is close to `word` or begins with it; otherwise nothing.
+
+    Names that only look a little alike are not suggested: ``customers`` is no misspelling of ``computers``.
+    """
+    import difflib
+
+    names = {name.lower(): name for name in known}
+    typed = word.lower()
+    near = difflib.get_close_matches(typed, names, n=1, cutoff=0.8)
+    if not near and len(typed) >= 3:  # two letters exchanged, or the beginning of a name
+        near = [name for name in names if sorted(name) == sorted(typed) or name.startswith(typed)][:1]
+    return f"did you mean {names[near[0]]}? " if near else ""

@@ -100,6 +100,28 @@ def write_bytes(path: Path, content: bytes) -> None:
         write_whole(path, content)
 
 
+def append_bytes(path: Path, content: bytes) -> None:
+    """Add whole lines to a file in one write, and take them back if they do not fit on the disk.
+
+    A line that a killed process left unfinished is ended first, so that it spoils no other.
+    """
+    with writing(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            length = os.fstat(descriptor).st_size
+            if length:
+                os.lseek(descriptor, length - 1, os.SEEK_SET)
+                content = content if os.read(descriptor, 1) == b"\n" else b"\n" + content
+            try:
+                if os.write(descriptor, content) < len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                os.ftruncate(descriptor, length)
+                raise
+        finally:
+            os.close(descriptor)
+
+
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON file; NaN and infinities, which JSON does not have, become null."""
     write_bytes(path, (json.dumps(finite(document), indent=2, ensure_ascii=False) + "\n").encode())

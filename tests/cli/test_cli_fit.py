@@ -94,6 +94,20 @@ def test_a_preset_that_was_found_with_other_labels_says_so(call, monkeypatch):
     assert "were found with" not in call(*words, "two", "--data", "per_class=5", "--data", "num_splits=3").out
 
 
+def test_data_options_of_a_preset_are_used_and_overridden_by_the_command_line(call, monkeypatch):
+    from difformer.experiments.presets import Preset
+
+    lend(monkeypatch, Preset("best", "mlp", "iris", {"epochs": 1}, data={"per_class": 3}))
+    words = ("fit", "iris", "--model", "mlp", "--preset", "best", "--seeds", "1", "--out")
+    taken = call(*words, "one").out
+    assert "data: per_class=3, from the preset" in taken
+    assert "train/valid/test: 9/" in taken
+    own = call(*words, "two", "--data", "per_class=4").out
+    assert "from the preset" not in own
+    assert "train/valid/test: 12/" in own
+    assert "were found with per_class=3" in own
+
+
 def test_a_preset_is_said_with_its_command_and_kept(call, monkeypatch, tmp_path):
     from difformer.experiments.presets import Preset, write_preset
     from difformer.training import RunFolder
@@ -184,7 +198,7 @@ def test_a_preset_of_the_package(call, monkeypatch):
     ("words", "complaint"),
     [
         (["fit"], "say what to train on"),
-        (["fit", "irsi"], "did you mean 'iris'"),
+        (["fit", "irsi"], "did you mean iris"),
         (["fit", "iris", "--model", "difformer"[:-1]], "did you mean 'difformer'"),
         (["fit", "iris", "--set", "hiden_channels=4"], "did you mean hidden_channels"),
         (["fit", "iris", "--set", "learning_rate=-1"], "learning_rate must be a number above 0"),
@@ -197,7 +211,7 @@ def test_a_preset_of_the_package(call, monkeypatch):
         (["fit", "iris", "--data", "per_class"], "expected KEY=VALUE"),
         (["fit", "iris", "--preset", "best"], "there is no preset 'best' for difformer-s on iris"),
         (["fit", "iris", "--preset", "absent.toml"], "there is no file absent.toml"),
-        (["fit", "iris", "--seeds", "many"], "expected a number such as 5"),
+        (["fit", "iris", "--seeds", "many"], "expected a number of seeds such as 5"),
         (["fit", "iris", "--seeds", "0"], "expected at least 1"),
         (["fit", "iris", "--seeds", "2,1,1"], "--seeds: '2,1,1' names seed 1 more than once"),
         (["fit", "iris", "--seeds", "0,-1"], "expected seeds of at least 0, got -1 in '0,-1'"),
@@ -206,7 +220,7 @@ def test_a_preset_of_the_package(call, monkeypatch):
         (["fit", "--features", "x.csv", "--labels", "y.csv"], "--features: there is no file x.csv"),
         (["fit", "--labels", "y.csv"], "--features is missing"),
         (["fit", "--resume", "nowhere"], "nowhere is not there"),
-        (["fit", "iris", "--resume", "run"], "leave out a data set"),
+        (["fit", "iris", "--resume", "run"], "leave out the data set"),
         (["fit", "synmol", "--model", "label-spreading"], "not on disk|could not be downloaded|serves nodes"),
         (["fit", "iris", "--set", "learning_rate=1e38", "--set", "epochs=20"], "not finite at epoch 1"),
     ],
@@ -226,14 +240,14 @@ def test_what_is_wrong_is_one_message_and_exit_code_2(call, tmp_path, words, com
     ("model", "advice"),
     [
         ("lds", "take another system for as many nodes, or fewer inner_steps"),
-        ("gat", "train with --set batch_size=…, or fewer heads"),
+        ("gat", "train with batch_size=…, or fewer heads"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_advice_for_the_model(call, monkeypatch, tmp_path, model, advice):
-    from difformer.zoo import inputs
+    from difformer.zoo import encoder
 
-    monkeypatch.setattr(inputs, "WORTH_A_LOOK", 0)
-    monkeypatch.setattr(inputs, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(encoder, "WORTH_A_LOOK", 0)
+    monkeypatch.setattr(encoder, "free_bytes", lambda device: 1000)
     answer = call("fit", "karate", "--model", model, "--device", "cpu", "--out", "run")
     assert answer.code == 2
     said = answer.err.splitlines()[-1]
@@ -256,7 +270,7 @@ def test_debug_shows_the_traceback(installed, tmp_path):
     answer = installed("fit", "irsi", "--debug", cwd=tmp_path)
     assert answer.code == 2
     assert "Traceback" in answer.err
-    assert "did you mean 'iris'" in answer.err.splitlines()[-1]
+    assert "did you mean iris" in answer.err.splitlines()[-1]
 
 
 def test_seeds_as_one_model_or_one_after_the_other(call):
@@ -284,7 +298,7 @@ def test_ctrl_c_saves_and_resume_ends_as_if_nothing_had_happened(installed, envi
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.index("stopping after this epoch") < said.index("Go on with: difformer fit --resume stopped")
+    assert said.index("stopping after this epoch") < said.index("Resume with: difformer fit --resume stopped")
     asked = installed("evaluate", "stopped", cwd=tmp_path)
     assert asked.code == 0
     assert "is not finished" in asked.err
@@ -313,5 +327,74 @@ def test_ctrl_c_without_time_to_save(call, tmp_path, monkeypatch, stage):
     monkeypatch.setattr(run, "fit", stop)
     answer = call("fit", "iris", *QUICK, "--out", "run")
     assert answer.code == 130
-    said = " at once. Go on from the last checkpoint with: difformer fit --resume run" if "within" in stage else ""
+    said = " at once. Resume from the last checkpoint with: difformer fit --resume run" if "within" in stage else ""
     assert answer.err == f"interrupted{said}\n"
+
+
+def test_one_chosen_seed(call):
+    document = json.loads(call("fit", "karate", "--seeds", "3,", *QUICK, "--json").out)
+    assert [result["seed"] for result in document["results"]] == [3]
+    assert "expected a number of seeds" in call("fit", "karate", "--seeds", "3,,").err
+
+
+@pytest.mark.parametrize("name", ["rocauc", "roc_auc", "AUC"])
+def test_metric_is_an_option_of_its_own(call, name):
+    document = json.loads(call("fit", "karate", "--seeds", "1", *QUICK, "--metric", name, "--json").out)
+    assert document["metric"] == document["config"]["metric"] == "rocauc"
+
+
+def test_an_unknown_metric_is_refused(call):
+    answer = call("fit", "karate", "--metric", "acuracy")
+    assert answer.code == 2
+    assert "acuracy" in answer.err
+
+
+@pytest.fixture
+def customers(tmp_path):
+    rows = "".join(f"{20 + i},{i % 2},{'ab'[i % 2]}\n" for i in range(40))
+    (tmp_path / "customers.csv").write_text("age,shop,segment\n" + rows)
+    return tmp_path
+
+
+def test_a_table_in_place_of_a_data_set(call, customers):
+    answer = call(
+        "fit", "customers.csv", "--label", "segment", "--model", "mlp", "--seeds", "1", *QUICK, "--out", "run"
+    )
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("customers: 40 nodes, 2 features, 2 classes\n")
+    again = call("fit", "--features", "customers.csv", "--label", "segment", "--model", "mlp", "--seeds", "1", *QUICK)
+    assert again.out.splitlines()[:3] == answer.out.splitlines()[:3]
+
+
+def test_a_table_that_is_not_there_is_named(call, customers):
+    answer = call("fit", "clients.csv", "--label", "segment")
+    assert answer.code == 2
+    assert "there is no file clients.csv" in answer.err
+    assert "give either a data set ('iris') or your own files (--label)" in call("fit", "iris", "--label", "x").err
+    assert "--label says segment, but --data says label_columns=age" in (
+        call("fit", "customers.csv", "--label", "segment", "--data", "label_columns=age").err
+    )
+
+
+def test_attention_off_is_trained_with_the_same_settings_and_compared(call, tmp_path):
+    from difformer.training import RunFolder
+
+    words = ("fit", "karate", "--seeds", "2", *QUICK, "--with", "attention-off", "--out", "run")
+    answer = call(*words)
+    assert answer.code == 0, answer.err
+    assert "attention off: test accuracy: " in answer.out
+    assert "attention against attention off: " in answer.out
+    on, off = RunFolder.open("run").config, RunFolder.open("run-attention-off").config
+    assert off.options["diffusivity"] is None
+    assert (off.epochs, off.options["hidden_channels"]) == (on.epochs, on.options["hidden_channels"]) == (3, 8)
+    document = json.loads(call(*words[:-1], "other", "--json").out)["attention_off"]
+    assert document["run"] == "other-attention-off"
+    assert document["comparison"]["pairs"] == 2
+
+
+def test_attention_off_needs_attention(call, tmp_path):
+    answer = call("fit", "karate", "--model", "gcn", "--with", "attention-off")
+    assert answer.code == 2
+    assert "gcn has no attention to switch off" in answer.err
+    assert "--with: expected attention-off, got 'luck'" in call("fit", "karate", "--with", "luck").err
+    assert not list(tmp_path.iterdir())

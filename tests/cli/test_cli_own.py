@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 import pytest
 
@@ -18,15 +19,17 @@ def own(people):
 def test_each_seed_has_a_split_of_its_own(call, own):
     answer = call("fit", *own, "--model", "mlp", "--seeds", "3", *QUICK)
     assert answer.code == 0, answer.err
-    assert "protocol: own data, no graph; stratified 50/25/25, 10 splits, seeds 0 to 9" in answer.out
-    assert "over 3 seeds, each on a split of its own)" in answer.out
+    assert (
+        "protocol: own data, no graph; columns standardised; stratified 50/25/25, 10 splits, seeds 0 to 9" in answer.out
+    )
+    assert "over 3 seeds, each on its own split)" in answer.out
     assert all(f"seed={seed} " in answer.out for seed in range(3))
 
 
 def test_one_split_is_said_where_the_deviation_stands(call, own):
     answer = call("fit", *own, "--model", "mlp", "--seeds", "3", *QUICK, "--data", "seeds=4", "--out", "run")
     assert "stratified 50/25/25/seed=4" in answer.out
-    assert "over 3 seeds, all on one split: ± is over initialisations alone)" in answer.out
+    assert "over 3 seeds, all on one split: ± is over initialisations only)" in answer.out
     assert "all on one split" in call("evaluate", "run").out
     two = call("fit", *own, "--model", "mlp", "--seeds", "3", *QUICK, "--data", "seeds=4,9")
     assert "2 splits, seeds 4, 9" in two.out
@@ -36,7 +39,7 @@ def test_one_split_is_said_where_the_deviation_stands(call, own):
 def test_a_graph_model_without_a_graph_is_told_so(call, own, people):
     answer = call("fit", *own, "--model", "gcn", "--seeds", "1", *QUICK)
     assert answer.code == 0, answer.err
-    assert "note: gcn passes messages along edges, and here are none" in answer.out
+    assert "note: gcn passes messages along edges, but there are no edges here" in answer.out
     assert "--set graph=knn:5" in answer.out
     joined = call("fit", *own, "--model", "gcn", "--seeds", "1", *QUICK, "--set", "graph=knn:5")
     given = call("fit", *own, "--edges", people / "friends.csv", "--model", "gcn", "--seeds", "1", *QUICK)
@@ -55,12 +58,12 @@ def test_a_file_that_is_there_is_kept_unless_forced(call, run, tmp_path):
     (tmp_path / "p.csv").write_text("my thesis")
     answer = call("predict", run, "--out", "p.csv")
     assert answer.code == 2
-    assert "p.csv is already there; nothing was changed. Name another, or add --force" in answer.err
+    assert "p.csv already exists; nothing was changed. Choose another name, or add --force" in answer.err
     assert (tmp_path / "p.csv").read_text() == "my thesis"
     assert call("predict", run, "--out", "p.csv", "--force").code == 0
     assert (tmp_path / "p.csv").read_text().startswith("instance,")
     assert call("embed", run).code == 0
-    assert "already there" in call("embed", run).err
+    assert "already exists" in call("embed", run).err
     assert call("embed", run, "--force").code == 0
 
 
@@ -124,15 +127,15 @@ def test_new_rows_of_a_built_in_table_come_unscaled(call, tmp_path):
     assert [row["prediction"] for row in new] == [row["prediction"] for row in own]
 
 
-def test_notes_speak_of_what_can_be_typed(call, tmp_path):
+def test_notes_name_the_options_that_help(call, tmp_path):
     rows = "".join(f"p{i},{i},{50_000 + 900 * i},{'ab'[i % 2]}\n" for i in range(24))
     (tmp_path / "x.csv").write_text("name,age,pay,label\n" + rows)
     (tmp_path / "e.csv").write_text("von,nach,jahr\np0,p1,1999\n")
     words = ("fit", "--features", "x.csv", "--edges", "e.csv", "--model", "mlp", "--seeds", "1", *QUICK)
-    answer = call(*words)
+    answer = call(*words, "--data", "standardize=false")
     assert "note: features differ in scale: 'pay' has deviation 6.23e+03, 'age' 6.92; " in answer.out
-    assert "--data standardize=true brings all columns to one scale" in answer.out
-    assert "weighted by column 'jahr' of e.csv; pass --data edge_columns=von,nach if it is no weight" in answer.out
-    better = call(*words, "--data", "standardize=true", "--data", "edge_columns=von,nach")
+    assert re.search("standardize=[Tt]rue brings all columns to one scale", answer.out)
+    assert re.search("weighted by column 'jahr' of e.csv; .*edge_columns=.*von.*nach", answer.out)
+    better = call(*words, "--data", "edge_columns=von,nach")
     assert "differ in scale" not in better.out
     assert "weighted" not in better.out

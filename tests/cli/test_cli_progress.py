@@ -57,7 +57,7 @@ def test_whoever_waits_for_the_first_evaluation_is_told(clock, monkeypatch, term
     shown, text = progress(clock, terminal=terminal)
     with shown:
         for _ in range(500):
-            if text.getvalue().count("nothing evaluated yet") == 2:
+            if text.getvalue().count("no evaluation yet") == 2:
                 break
             time.sleep(0.01)
         else:
@@ -67,7 +67,7 @@ def test_whoever_waits_for_the_first_evaluation_is_told(clock, monkeypatch, term
     with quick:
         quick.on_epoch(event(0, 1))
         time.sleep(0.3)
-    assert "nothing evaluated yet" not in text.getvalue()
+    assert "no evaluation yet" not in text.getvalue()
 
 
 def test_the_table_on_a_terminal(clock):
@@ -80,7 +80,7 @@ def test_the_table_on_a_terminal(clock):
     assert "seed 3" in said
     assert "5/10" in said
     assert "best epoch" in said
-    assert "5s gone, 1.0 epochs/s, 15s left" in said
+    assert "5s elapsed, 1.0 epochs/s, 15s left" in said
 
 
 def test_a_run_that_stopped_early_counts_as_done(clock):

@@ -129,7 +129,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(environment, tmp_path):
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
-    assert "interrupted; what is done is kept. Go on with: difformer reproduce citation --quick" in err
+    assert "interrupted; finished runs are kept. Continue with: difformer reproduce citation --quick" in err
     done = path.read_text().splitlines()
     assert 0 < len(done) < 800
     assert all(json.loads(one)["status"] == "done" for one in done)

@@ -172,7 +172,7 @@ def test_a_file_of_splits(call, people, tmp_path):
     )  # fmt: skip
     assert answer.code == 0, answer.err
     assert "train/valid/test: 20/15/15" in answer.out
-    assert "--split goes with your own files" in call("fit", "iris", "--split", "split.json").err
+    assert "--split is for your own files" in call("fit", "iris", "--split", "split.json").err
 
 
 def test_a_folder_that_is_no_run(call, tmp_path):
@@ -180,4 +180,4 @@ def test_a_folder_that_is_no_run(call, tmp_path):
     for verb in (["evaluate"], ["energy"], ["embed"], ["predict", "--out", "p.csv"]):
         answer = call(*verb, "empty")
         assert answer.code == 2
-        assert "is no run folder" in answer.err
+        assert "is not a run folder" in answer.err

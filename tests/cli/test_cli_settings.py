@@ -3,7 +3,7 @@
 import pytest
 
 from difformer.training import parse_settings
-from difformer.training.settings import nearest
+from difformer.training.config import nearest
 
 
 def test_none_is_a_name_where_names_are_taken():

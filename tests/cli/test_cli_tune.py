@@ -8,7 +8,6 @@ import pytest
 
 from difformer.experiments import read_preset
 
-pytest.importorskip("optuna")
 SMALL = ("--space", "learning_rate=0.001,0.05", "--space", "hidden_channels=4,8", "--set", "epochs=4")
 HELD = ("--set", "num_layers=2", "--set", "dropout=0", "--set", "weight_decay=0")
 
@@ -16,8 +15,9 @@ HELD = ("--set", "num_layers=2", "--set", "dropout=0", "--set", "weight_decay=0"
 def test_a_search_ends_in_a_preset_that_fit_takes(installed, tmp_path):
     answer = installed("tune", "iris", "--model", "mlp", "--trials", 2, *SMALL, *HELD, "--out", "study", cwd=tmp_path)
     assert answer.code == 0, answer.err
-    assert "4 settings" in answer.out
-    assert "the test part was not looked at" in answer.out
+    assert "4 settings, and the defaults" in answer.out
+    assert "The test part was not given to the trainer." in answer.out
+    assert "trial 1 (defaults): valid" in answer.err
     assert answer.err.count("trial ") == 2
     preset = read_preset(tmp_path / "study/best.toml")
     assert (preset.model, preset.dataset, preset.trials, preset.metric) == ("mlp", "iris", 2, "accuracy")
@@ -49,15 +49,40 @@ def test_a_long_list_says_that_it_is_not_whole(call, monkeypatch):
     monkeypatch.setattr("difformer.cli.tune.SHOWN", 2)
     words = ["tune", "iris", "--model", "mlp", *SMALL, *HELD, "--out", "study", "--no-prune"]
     assert "the best" not in call(*words, "--trials", 2).out
-    assert "the best 2 of 3 trials that ran to their end" in call(*words, "--trials", 3).out
+    assert "the best 2 of 3 completed trials" in call(*words, "--trials", 3).out
 
 
 def test_the_default_space_is_the_papers(call):
-    answer = call("tune", "karate", "--model", "gcn", "--trials", 1, "--set", "epochs=1")
+    answer = call("tune", "karate", "--model", "difformer-s", "--trials", 1, "--set", "epochs=1")
     assert answer.code == 0, answer.err
-    assert "search space: the paper's Appendix E, observed graphs, 864 settings" in answer.out
+    assert "search space of difformer-s: the paper's Appendix E, observed graphs, 864 settings" in answer.out
     assert "weight_decay: 0.0, 0.0001, 0.001, 0.01, 0.1, 1.0" in answer.out
-    assert "best settings: tune/karate-gcn/best.toml" in answer.out
+    assert "best settings: tune/karate-difformer-s/best.toml" in answer.out
+
+
+def test_several_models_are_tuned_with_one_budget_each(call, tmp_path):
+    words = ["tune", "karate", "--models", "gcn", "mlp", "--trials", 2, "--set", "epochs=2"]
+    answer = call(*words, "--out", "study", "--json")
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)["models"]
+    assert [one["model"] for one in found] == ["gcn", "mlp"]
+    assert [len(one["trials"]) for one in found] == [2, 2]
+    assert answer.err.count("gcn trial ") == answer.err.count("mlp trial ") == 2
+    for name in ("gcn", "mlp"):
+        assert read_preset(tmp_path / f"study/best-{name}.toml").model == name
+    again = call(*words, "--out", "study")
+    assert "trial 1" not in again.err
+    assert any(line.split() == ["rank", "model", "valid", "accuracy", "trials"] for line in again.out.splitlines())
+
+
+def test_own_data_have_a_space_around_the_defaults(call, tmp_path):
+    rows = "".join(f"{i % 7},{(i * 3) % 5},{'ab'[i % 2]}\n" for i in range(60))
+    (tmp_path / "x.csv").write_text("u,v,label\n" + rows)
+    answer = call("tune", "--features", "x.csv", "--trials", 2, "--set", "epochs=2", "--out", "study")
+    assert answer.code == 0, answer.err
+    assert "values around the defaults" in answer.out
+    assert "learning_rate: 0.0003, 0.001, 0.003, 0.01" in answer.out
+    assert "defaults 0." in answer.out
 
 
 @pytest.mark.parametrize(
@@ -68,7 +93,7 @@ def test_the_default_space_is_the_papers(call):
         (["--space", "epochs=0"], "epochs must be a whole number"),
         (["--space", "dropout=0", "--set", "dropout=0.2"], "choose one"),
         (["--sampler", "luck"], "sampler must be one of random, tpe, grid"),
-        (["--stacked", "--sampler", "tpe"], "--stacked: sampler"),
+        (["--stacked", "--sampler", "tpe"], "stacked: sampler"),
     ],
 )
 def test_what_is_wrong_is_said(call, tmp_path, words, complaint):
@@ -92,19 +117,25 @@ def test_a_grid_stops_where_it_is_told_and_says_how_large_it_is(call):
     answer = call(*words, *space, *axes, "--trials", 2)
     assert answer.code == 0, answer.err
     assert "2 trials" in answer.out
-    assert "2 of the 3 points of the grid were tried; --trials 3 tries them all" in answer.out
+    assert "2 of the 4 points (the defaults and the grid) were tried; --trials 4 tries them all" in answer.out
     every = call(*words, *space, *axes, "--trials", 9)
-    assert "3 trials" in every.out
-    assert "points of the grid" not in every.out
+    assert "4 trials" in every.out
+    assert "points (the defaults" not in every.out
 
 
-def test_a_broken_database_is_one_message(call, tmp_path):
+def test_a_study_that_cannot_be_continued_is_one_message(call, tmp_path):
     (tmp_path / "study").mkdir()
-    (tmp_path / "study/study.db").write_text("no database")
-    answer = call("tune", "iris", "--model", "mlp", "--set", "epochs=1", "--trials", 1, "--out", "study")
+    (tmp_path / "study/study.db").write_text("a database")
+    words = ["tune", "iris", "--model", "mlp", "--set", "epochs=1", "--trials", 1]
+    answer = call(*words, "--out", "study")
     assert answer.code == 2
-    assert "error: study/study.db cannot be used as the study's database (file is not a database)" in answer.err
+    assert "holds a study of an earlier version of difformer (study.db); choose another folder" in answer.err
+    assert (tmp_path / "study/study.db").read_text() == "a database"
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged/study.json").write_text("[")
+    answer = call(*words, "--out", "damaged")
+    assert answer.code == 2
+    assert "study.json cannot be read" in answer.err
     assert "Traceback" not in answer.err
-    assert (tmp_path / "study/study.db").read_text() == "no database"
     (tmp_path / "file").write_text("")
     assert "error: file cannot be written" in call("tune", "iris", "--trials", 1, "--out", "file").err

@@ -200,7 +200,7 @@ def test_a_graph_a_snapshot_or_one_for_all():
 
 def test_what_labels_do_not_tell_is_asked_for():
     many = np.arange(60) % 50
-    with pytest.raises(DataError, match=r"50 different ones in 60 labelled rows; pass problem='regression'"):
+    with pytest.raises(DataError, match=r"50 different ones in 60 labelled rows; pass problem=regression"):
         from_arrays(np.ones((60, 1)), many)
     assert from_arrays(np.ones((60, 1)), many, problem="regression").y.dtype == torch.float32
     assert from_arrays(np.ones((60, 1)), many, problem="multiclass").num_outputs == 50
@@ -346,7 +346,7 @@ class TestStandardize:
         x = X * [1.0, 1000.0, 0.0] + [0.0, 5e4, 7.0]
         note = next(n for n in from_arrays(x, Y, feature_names=["age", "pay", "same"]).notes if "scale" in n)
         assert "'pay' has deviation 6.87e+03, 'age' 6.87" in note
-        assert "standardize=True" in note
+        assert "standardize=true" in note
         assert "column 2 has deviation" in from_arrays(x, Y).notes[-1]
         for quiet in (
             from_arrays(x, Y, standardize=True),

@@ -78,7 +78,7 @@ def test_labels_that_do_not_fit_say_what_may_be_meant(write):
     features = write("f.csv", people(ids=False))
     blanks = write("l.txt", "gruppe\na\nb\n\na\nb\n\na\nb\n")
     with pytest.raises(
-        DataError, match=r"has 7 rows beside 2 blank lines .*no label.*, the features have 8.* header=True"
+        DataError, match=r"has 7 rows beside 2 blank lines .*no label.*, the features have 8.* header=true"
     ):
         from_files(features, blanks)
     assert from_files(features, blanks, header={"labels": True}).y.tolist() == [0, 1, -1, 0, 1, -1, 0, 1]
@@ -98,7 +98,7 @@ def test_ids_of_labels_for_features_without_ids(write):
     task = from_files(features, write("l.csv", whole), label_ids=False, label_columns="group")  # as the error says
     assert task.y.tolist() == [0, 1] * 4
     numbered = write("l.csv", "row,group\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(8)))
-    with pytest.raises(DataError, match=r"a label for 'row', but rows go from 0 to 7; pass header=True"):
+    with pytest.raises(DataError, match=r"a label for 'row', but rows go from 0 to 7; pass header=true"):
         from_files(features, numbered, header={"labels": False})
 
 
@@ -326,14 +326,14 @@ def test_a_third_column_of_edges_is_said_to_be_taken_for_weights(write):
     features, labels = write("f.csv", people()), write("l.csv", LABELS)
     rows = "ann,bob,1999\nbob,cat,2004\n"
     task = from_files(features, labels, write("e.csv", "von,nach,jahr\n" + rows))
-    said = "edges are weighted by column 'jahr' of e.csv; pass edge_columns=('von', 'nach') if it is no weight"
+    said = "edges are weighted by column 'jahr' of e.csv; pass edge_columns=von,nach if it is no weight"
     assert said in task.notes
     assert task.edge_weight.max() == 2004
     task = from_files(features, labels, write("e.csv", "von,nach,jahr\n" + rows), edge_columns=("von", "nach"))
     assert task.edge_weight is None
     assert not any("weighted" in note for note in task.notes)
     unnamed = from_files(features, labels, write("e.csv", rows))
-    assert any("by column 3 of e.csv; pass edge_columns=(1, 2)" in note for note in unnamed.notes)
+    assert any("by column 3 of e.csv; pass edge_columns=1,2" in note for note in unnamed.notes)
     for header in ("von,nach,weight\n", "von,w,nach\n"):
         meant = rows if header.endswith("weight\n") else "ann,1,bob\nbob,2,cat\n"
         columns = None if header.endswith("weight\n") else ("von", "nach", "w")
@@ -358,7 +358,7 @@ def test_labels_named_in_the_file_by_names_nobody_knows(write):
     task = from_files(features, write("l.csv", LABELS.replace("name,group", "person,team")))
     assert task.y.tolist() == Y
     assert "line 1 of l.csv was read as a header" in task.notes
-    with pytest.raises(DataError, match=r"l\.csv, line 1, column 1: a label for 'amn', but no row .* pass header=True"):
+    with pytest.raises(DataError, match=r"l\.csv, line 1, column 1: a label for 'amn', but no row .* pass header=true"):
         from_files(features, write("l.csv", LABELS.replace("name,group", "amn,yes")))
 
 

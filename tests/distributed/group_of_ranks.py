@@ -34,7 +34,7 @@ def _serve(rank, size, port, pipe):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     import torch
 
-    from difformer.distributed.ranks import join
+    from difformer.distributed.process_group import join
 
     torch.set_num_threads(1)
     with join("cpu", watched=False) as ranks:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from difformer.distributed.collectives import sum_gradients
+from difformer.distributed.graph_partition import cut
 from difformer.distributed.losses import make_sums
-from difformer.distributed.model import outputs
-from difformer.distributed.parts import cut
+from difformer.distributed.process_group import sum_gradients
 from difformer.distributed.shard import assemble
 from difformer.nn import DIFFormer
 from difformer.nn.dropout import dropout_key
@@ -36,7 +35,7 @@ def one_step(ranks, task, assignment, parts, options, dtype=torch.float32):
     total, mass = make_sums(task.problem, TrainConfig(), None)
     count = ranks.sum_(mass(shard.y[rows]).double().reshape(1), "plan")
     with ranks.traffic.during() as sent, dropout_key(7, 3, rows=shard.rows.numbers):
-        out = outputs(model, x, shard.rows)
+        out = model(x, context=shard.rows)
         loss = total(out[rows], shard.y[rows]) / count.item()
         loss.backward()
         sum_gradients(model.parameters(), ranks)
@@ -56,7 +55,7 @@ def train(ranks, path, out, config, seeds, stop_at=None, resume=False):
     import os
     import signal
 
-    from difformer.distributed.folder import Partition
+    from difformer.distributed.partition_folder import Partition
     from difformer.distributed.run import fit_sharded, resume_sharded
     from difformer.training import TrainingInterrupted
 
@@ -81,7 +80,7 @@ def train(ranks, path, out, config, seeds, stop_at=None, resume=False):
 
 def parts_read(ranks, path):
     """Numbers of the parts that a rank reads, and the rows it then has."""
-    from difformer.distributed.folder import Partition
+    from difformer.distributed.partition_folder import Partition
 
     read: list[int] = []
 
@@ -130,7 +129,7 @@ def tune_together(ranks, task, question, trials, out):
     """A study whose trials are spread over ranks."""
     from difformer.distributed.tuning import tune_over_ranks
 
-    found = tune_over_ranks(task, question, ranks=ranks, trials=trials, out=out)
+    found = tune_over_ranks(task, question, ranks=ranks, trials=trials, out=out)[question.model]
     return found.best.number, found.settings, found.score, [trial.state for trial in found.trials]
 
 
@@ -138,7 +137,7 @@ def train_unlike(ranks, how, task, parts, out, config):
     """A run that every rank asks for in its own way: `how` gives what differs on the last rank."""
     from dataclasses import replace
 
-    from difformer.distributed.folder import Partition
+    from difformer.distributed.partition_folder import Partition
     from difformer.distributed.run import fit_sharded
     from difformer.distributed.seeds import fit_seeds
 

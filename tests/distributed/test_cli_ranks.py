@@ -10,7 +10,7 @@ import torch
 from group_of_ranks import free_port
 
 from difformer.cli import main
-from difformer.cli.ranks import describe_sent
+from difformer.cli.torchrun import describe_sent
 from difformer.distributed.run import Sent
 from difformer.training.run_folder import RunFolder
 
@@ -90,7 +90,7 @@ def test_refused(call):
 def test_what_was_sent_is_said_by_kind():
     sent = Sent({"sums": 1500.0, "boundary": 2e6, "ring": 0.0}, {"plan": 10.0, "results": 0.0}, 4)
     assert describe_sent(sent) == (
-        "sent by the busiest of 4 ranks, an epoch: sums 1.5 kB, boundary 2.0 MB; once: plan 10 B"
+        "sent per epoch by the busiest of 4 ranks: sums 1.5 kB, boundary 2.0 MB; once: plan 10 B"
     )
     ring = describe_sent(Sent({"ring": 5e3}, {"plan": 0.0}, 2))
     assert "ring 5.0 kB (ring: keys and values of all nodes, O(N d)); once: nothing" in ring

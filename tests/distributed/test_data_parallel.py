@@ -9,7 +9,7 @@ from test_exact import graph_task
 from difformer.data import Split, Task
 from difformer.training import RunFolder, TrainConfig, fit
 from difformer.training.spaces import Space
-from difformer.training.tuning import Question, tune
+from difformer.training.study import Question, tune
 
 SIZES = [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (3, 4))]
 CPU = {"device": "cpu", "stacked": False}
@@ -85,11 +85,10 @@ def test_an_interrupted_run_goes_on(groups, tmp_path):
 
 @pytest.mark.slow
 def test_trials_are_spread(groups, tmp_path):
-    pytest.importorskip("optuna")
     space = Space("made", {"learning_rate": (0.001, 0.01, 0.1), "hidden_channels": (4, 8)}, {"epochs": 4})
     question = Question("difformer-s", space, sampler="grid", prune=False)
     task = graph_task()
-    expected = tune(task, question, trials=6, out=tmp_path / "alone", device="cpu", stacked=False)
+    expected = tune(task, question, trials=6, out=tmp_path / "alone", device="cpu", stacked=False)["difformer-s"]
     first, second = groups(2)(tune_together, task, question, 6, tmp_path / "ranks")
     assert first == second
     assert first[2] == pytest.approx(expected.score, abs=1e-6)

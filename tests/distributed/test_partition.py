@@ -12,9 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from difformer.data import Split, Task
-from difformer.distributed.folder import Partition, write_partition
-from difformer.distributed.partitioning import partition, quality
-from difformer.distributed.parts import cut
+from difformer.distributed.graph_partition import cut, partition, quality
+from difformer.distributed.partition_folder import Partition, write_partition
 
 METHODS = ["stream", "metis"] if importlib.util.find_spec("pymetis") else ["stream"]
 

@@ -10,7 +10,7 @@ from ranks_work import compare_versions, train, train_unlike
 from safetensors.torch import load_file
 from test_exact import graph_task
 
-from difformer.distributed.folder import Partition, write_partition
+from difformer.distributed.partition_folder import Partition, write_partition
 from difformer.training import RunFolder, TrainConfig, TrainingInterrupted, evaluate, fit, resume
 
 CPU = {"device": "cpu", "stacked": False}

@@ -18,7 +18,7 @@ from difformer.experiments.render import write_files
 from difformer.experiments.runner import run
 from difformer.experiments.samples import SAMPLES
 from difformer.experiments.spec import experiments, find
-from difformer.training.tuning import make_config
+from difformer.training.config import make_config
 from difformer.zoo import MODELS
 
 NAMES = (

@@ -13,7 +13,7 @@ from difformer.experiments.cells import choices, read_presets
 from difformer.experiments.ledger import read_lines
 from difformer.experiments.presets import load_presets
 from difformer.experiments.spec import find, shared_systems
-from difformer.training.tuning import make_config
+from difformer.training.config import make_config
 
 PROTOCOL = {**read_protocol(), "trials": 4, "runs": 2, "epochs": 2, "settings_per_architecture": 2, "features": {}}
 AXES = {"hidden_channels": (4, 8), "dropout": (0.0, 0.5), "learning_rate": (0.01, 0.1), "num_layers": (1, 2)}

@@ -215,6 +215,12 @@ def test_unknown_names_are_explained(name, options, complaint):
         zoo.build(name, 6, 3, **options)
 
 
+def test_options_keep_their_old_names_in_run_folders():
+    assert zoo.build("gcn-knn", 6, 3, metric="euclidean").neighbours.metric == "euclidean"
+    with pytest.raises(ValueError, match="has no option 'metric'"):
+        zoo.build("mlp", 6, 3, metric="cosine")
+
+
 def test_the_catalogue_is_complete():
     training = {field.name for field in dataclasses.fields(TrainConfig)}
     for info in zoo.MODELS.values():
@@ -223,6 +229,7 @@ def test_the_catalogue_is_complete():
         assert set(info.kinds) <= set(ALL_KINDS)
         options = zoo.options_of(info.name)
         assert options["hidden_channels"] == 64
+        assert not set(options) & training, info.name  # --set could not tell them apart
         assert {*info.fixed, *info.defaults} <= set(parameters_of(model_class(info)))
         documented = "".join(one.__doc__ or "" for one in model_class(info).__mro__[:-2])
         assert [option for option in options if f"{option}: " not in documented] == [], info.name

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from difformer.cli.errors import CHECK_FAILED, verb
-from difformer.cli.options import DataOptions, Edges, Features, Json, Labels, Protocol, Root
+from difformer.cli.command import CHECK_FAILED, command
+from difformer.cli.inputs import Data, takes_data
+from difformer.cli.options import Json, option
 from difformer.cli.output import Output
-from difformer.cli.request import read_source
+from difformer.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,23 +23,15 @@ if TYPE_CHECKING:
 DEFAULT_DATASET = "sbm"
 
 
-@verb
+@command
+@takes_data
 def certify(
-    dataset: Annotated[
-        str | None,
-        typer.Argument(help=f"Data set whose features and graph are used; {DEFAULT_DATASET} by default."),
-    ] = None,
-    diffusivity: Annotated[str, typer.Option(help="simple, sigmoid, softmax, gaussian, constant …")] = "simple",
-    step_size: Annotated[float, typer.Option(help="Step size of the attention's diffusion.")] = 0.5,
-    steps: Annotated[int, typer.Option(help="Steps to take.", min=1)] = 6,
-    source_weight: Annotated[float, typer.Option(help="Weight of the source term.")] = 0.1,
-    nodes: Annotated[int, typer.Option(help="At most so many nodes, drawn with their edges.", min=2)] = 500,
-    protocol: Protocol = None,
-    data: DataOptions = None,
-    root: Root = None,
-    features: Features = None,
-    labels: Labels = None,
-    edges: Edges = None,
+    data: Data,
+    diffusivity: Annotated[str, option("simple, sigmoid, softmax, gaussian, constant …", default=True)] = "simple",
+    step_size: Annotated[float, option("Step size of the diffusion.", default=True)] = 0.5,
+    steps: Annotated[int, option("Number of steps.", low=1, default=True)] = 6,
+    source_weight: Annotated[float, option("Weight of the source term.", default=True)] = 0.1,
+    nodes: Annotated[int, option("Largest number of nodes; more are sampled.", low=2, default=True)] = 500,
     as_json: Json = False,
 ) -> None:
     """Check the theorems on data: what each states, under which condition, and the largest violation measured.
@@ -50,17 +43,14 @@ def certify(
     from difformer.diffusion.certificates import certificate_summary
 
     output = Output(as_json)
-    if dataset is None and features is None:
-        dataset = DEFAULT_DATASET
-    if dataset is not None and (Path(dataset) / "config.toml").is_file():
-        raise ValueError(
-            f"{dataset} is a run folder, but certify takes the name of a data set (`difformer datasets` lists them); "
-            f"for the energy of a run: difformer energy {dataset}"
+    if data.dataset is None and data.features is None:
+        data = replace(data, dataset=DEFAULT_DATASET)
+    if data.dataset is not None and (Path(data.dataset) / "config.toml").is_file():
+        raise UserError(
+            f"{data.dataset} is a run folder, but certify takes the name of a data set (`difformer datasets` lists "
+            f"them); for the energy of a run: difformer energy {data.dataset}"
         )
-    source = read_source(
-        dataset, root=root, protocol=protocol, data=data, features=features, labels=labels, edges=edges
-    )
-    task = source.load()
+    task = data.source().load()
     task.check_finite()
     states, graph, said = _states(task, nodes)
     output.say(said)

@@ -6,22 +6,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from difformer.cli.errors import verb
-from difformer.cli.options import Json
+from difformer.cli.command import command
+from difformer.cli.description import mean_and_deviation
+from difformer.cli.options import Json, argument
 from difformer.cli.output import Output, shown
 from difformer.cli.progress import clock_time
-from difformer.cli.results import mean_and_deviation
 
 PARTS = ("train", "valid", "test")
 
 
-@verb
+@command
 def compare(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN RUN…", help="Folders of runs on one task.", show_default=False)
-    ],
+    runs: Annotated[list[Path], argument("Run folders of the same task.", metavar="RUN RUN…")],
     as_json: Json = False,
 ) -> None:
     """Put runs side by side: metrics, settings that differ, and a paired test of each against the first.
@@ -38,7 +34,7 @@ def compare(
     spread = "; mean ± standard deviation" if any(len(side.values) > 1 for side in found.sides) else ""
     output.say(f"{found.metric}, {'higher' if found.higher_is_better else 'lower'} is better{spread}")
     output.table(
-        ["run", "model", "seeds", *PARTS, "time a seed"],
+        ["run", "model", "seeds", *PARTS, "time per seed"],
         [
             [
                 side.name,
@@ -49,7 +45,7 @@ def compare(
             ]
             for side in found.sides
         ],
-        right=["seeds", *PARTS, "time a seed"],
+        right=["seeds", *PARTS, "time per seed"],
     )
     headings = [
         "against the first",

@@ -6,11 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from difformer.cli.docstrings import meanings
-from difformer.cli.errors import verb
-from difformer.cli.options import Json
+from difformer.cli.command import command
+from difformer.cli.description import meanings
+from difformer.cli.options import Json, argument, dataset_names, option
 from difformer.cli.output import Output, count, shown
 
 if TYPE_CHECKING:
@@ -27,13 +25,13 @@ _SHORT = {
 }
 
 
-@verb
+@command
 def datasets(
     name: Annotated[
         str | None,
-        typer.Argument(help="One data set, to see its protocols and options.", show_default=False),
+        argument("A data set, to see its protocols and options.", complete=dataset_names),
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="Folder to look for files in first.", show_default=False)] = None,
+    root: Annotated[Path | None, option("Folder to search for files first.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the data sets: size, kind, protocols, licence, and where the files are."""
@@ -101,7 +99,7 @@ def _counted(entry: Entry) -> str:
 
 def _where(listing: Listing) -> str:
     if listing.lacks is not None:
-        return "lacks features"  # which nobody offers for download: whatever else is on disk, it does not load yet
+        return "lacks features"  # not offered for download, so the data set does not load yet
     if listing.place is None:
         return "to download"
     return listing.place if listing.place == "built in" else "on disk"

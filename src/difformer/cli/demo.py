@@ -10,10 +10,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from difformer.cli.errors import verb
-from difformer.cli.options import Device, Json
+from difformer.cli.command import command
+from difformer.cli.options import Device, Json, option
 from difformer.cli.output import Output
 from difformer.cli.progress import Progress, clock_time
 
@@ -33,9 +31,9 @@ SYSTEMS = {  # model of the zoo: what it is called here, and the structure that 
 NEXT = "difformer fit digits --data per_class=10 --preset best --set graph=knn:5"
 
 
-@verb
+@command
 def demo(
-    splits: Annotated[int, typer.Option(help="Random splits, one run each.", min=1)] = 5,
+    splits: Annotated[int, option("Random splits, one run each.", low=1, default=True)] = 5,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -69,7 +67,7 @@ def _percent(mean: float, std: float) -> str:
 def _train(task: Task, preset: Preset, device: str, output: Output) -> dict[str, Any]:
     """Every split with one preset, through the same loop as `difformer fit`."""
     from difformer.training import Summary, train_one
-    from difformer.training.tuning import make_config
+    from difformer.training.config import make_config
 
     label, structure = SYSTEMS[preset.model]
     config = make_config(preset.model, preset.settings)

@@ -7,23 +7,19 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from difformer.cli.errors import verb
-from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed
+from difformer.cli.command import command
+from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed, option
 from difformer.cli.output import Output, check_new
+from difformer.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@verb
+@command
 def embed(
     run: Run,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File for the embeddings, .npz or .csv; RUN/embeddings.npz by default.", show_default=False),
-    ] = None,
+    out: Annotated[Path | None, option("File for the states, .npz or .csv; RUN/embeddings.npz by default.")] = None,
     features: NewFeatures = None,
     edges: NewEdges = None,
     seed: Seed = None,
@@ -38,16 +34,16 @@ def embed(
     output = Output(as_json)
     path = out or run / "embeddings.npz"
     if path.suffix not in (".npz", ".csv"):
-        raise ValueError(f"--out: embeddings are written as .npz or .csv, got {str(path)!r}")
+        raise UserError(f"--out: embeddings are written as .npz or .csv, got {str(path)!r}")
     check_new(path, force)
     folder = RunFolder.open(run)
     if features is None:
         if edges is not None:
-            raise ValueError("--edges speaks of new instances: give --features too")
+            raise UserError("--edges is about new instances: give --features too")
         states = ask(folder, seed=seed, device=device)
         names = folder.task().instance_names
     else:
-        from difformer.cli.newrows import read_new_rows
+        from difformer.cli.inputs import read_new_rows
 
         new = read_new_rows(run, features, edges, together=True)
         for note in new.notes:
@@ -75,7 +71,7 @@ def _write(path: Path, states: Tensor, names: tuple[str, ...]) -> None:
         write_bytes(path, content.getvalue())
         return
     if array.ndim != 2:
-        raise ValueError(f"--out: embeddings of shape {array.shape} do not fit a table; write them as .npz")
+        raise UserError(f"--out: embeddings of shape {array.shape} do not fit a table; write them as .npz")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["instance", *(f"state_{i}" for i in range(array.shape[1]))])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from difformer.cli.errors import verb
+from difformer.cli.command import command
 from difformer.cli.options import Device, Json, Run, Seed
 from difformer.cli.output import Output
 
 
-@verb
+@command
 def energy(run: Run, seed: Seed = None, device: Device = "auto", as_json: Json = False) -> None:
     """Show the measured energy and effective rank of every layer of a trained DIFFormer.
 

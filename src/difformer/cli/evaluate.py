@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from difformer.cli.errors import verb
+from difformer.cli.command import command
+from difformer.cli.description import mean_and_deviation, score, variety
 from difformer.cli.options import Device, Json, Run
 from difformer.cli.output import Output
-from difformer.cli.results import mean_and_deviation, score, variety
 
 PARTS = ("train", "valid", "test")
 
 
-@verb
+@command
 def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
-    """Measure a run again: every metric that fits, on training, validation and test part, for every seed."""
+    """Measure a run again: every metric that fits the task, for every seed, on train, validation and test instances."""
     import numpy as np
 
     from difformer.training.record import spread
@@ -47,5 +47,5 @@ def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
     if len(seeds) > 1:
         output.say(f"mean ± standard deviation over {len(seeds)} seeds{variety(seeds)}:")
     for metric in names:
-        shown = [f"{p} {mean_and_deviation(m['mean'], m['std'], len(seeds))}" for p, m in means[metric].items()]
-        output.say(f"{metric}: {', '.join(shown)}")
+        values = [f"{p} {mean_and_deviation(m['mean'], m['std'], len(seeds))}" for p, m in means[metric].items()]
+        output.say(f"{metric}: {', '.join(values)}")

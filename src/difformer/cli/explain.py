@@ -5,27 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
-
-from difformer.cli.errors import verb
-from difformer.cli.options import Device, Json, Run, Seed
+from difformer.cli.command import command
+from difformer.cli.options import Device, Json, Run, Seed, option
 from difformer.cli.output import Output
 
 
-@verb
+@command
 def explain(
     run: Run,
     node: Annotated[
-        str,
-        typer.Option(
-            help="The instance, by name or number; SNAPSHOT:NODE of a series, GRAPH:NODE or GRAPH of graphs.",
-            show_default=False,
-        ),
+        str, option("Name or number of the instance; SNAPSHOT:NODE for series, GRAPH:NODE or GRAPH for graphs.")
     ],
-    full: Annotated[
-        bool, typer.Option("--full", help="Add the tables: every layer's step as an exact sum of its parts.")
-    ] = False,
-    top: Annotated[int, typer.Option(help="Instances and edges listed per layer with --full.", min=1)] = 8,
+    full: Annotated[bool, option("Add the tables: every layer's step as an exact sum of its parts.", "--full")] = False,
+    top: Annotated[int, option("Instances and edges listed per layer with --full.", low=1, default=True)] = 8,
     seed: Seed = None,
     device: Device = "auto",
     as_json: Json = False,

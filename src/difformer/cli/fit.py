@@ -2,262 +2,225 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from difformer.cli.describing import describe_request
-from difformer.cli.errors import resumable, verb
-from difformer.cli.options import (
-    MODEL,
-    DataOptions,
-    Dataset,
-    Device,
-    Edges,
-    Features,
-    Json,
-    Labels,
-    Protocol,
-    Root,
-    Settings,
-    SplitFile,
-)
+from difformer.cli.command import command, resumable
+from difformer.cli.description import describe_request, describe_task, headline, note_missing_edges, report_results
+from difformer.cli.inputs import Data, Request, add_preset_data, read_request, takes_data
+from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, option, read_seeds
 from difformer.cli.output import Output
-from difformer.cli.progress import Progress
-from difformer.cli.request import (
-    DEFAULT_MODEL,
-    Request,
-    describe_task,
-    read_request,
-    read_source,
-    without_edges,
-)
-from difformer.cli.results import report
+from difformer.cli.progress import Progress, tensorboard_callbacks
 from difformer.distributed.environment import under_torchrun
+from difformer.errors import UserError
 
 if TYPE_CHECKING:
-    from difformer.training import TrainConfig
+    from difformer.data import Task
+    from difformer.training import Summary, TrainConfig
 
 DEFAULT_SEEDS = 5
+ATTENTION_OFF = "attention-off"
 
 
-def is_partition(dataset: str) -> bool:
-    """Whether what stands for a data set is a folder that `difformer partition` made."""
-    return (Path(dataset) / "partition.json").is_file()
-
-
-@verb
+@command
+@takes_data
 def fit(
-    dataset: Dataset = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Model to train (`difformer models` lists them); {DEFAULT_MODEL} by default.",
-            rich_help_panel=MODEL,
-            show_default=False,
-        ),
-    ] = None,
+    data: Data,
+    model: Model = None,
     preset: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Settings to start from: a preset of the package (best, paper or public-code; `difformer models NAME` "
+            "lists them), or a file written by `difformer tune`. --set overrides them.",
             metavar="NAME|FILE",
-            help="Settings to start from: public-code (those of the authors' code), paper (tuned here over the paper's "
-            "grid), best (tuned here over one of ours), where there are such (`difformer models NAME` lists them), or "
-            "a file that `difformer tune` wrote.",
-            rich_help_panel=MODEL,
-            show_default=False,
+            panel=MODEL,
         ),
     ] = None,
     settings: Settings = None,
+    metric: Metric = None,
     batch_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Nodes or graphs of a mini-batch; short for --set batch_size=….",
-            rich_help_panel=MODEL,
-            show_default=False,
-        ),
+        int | None, option("Nodes or graphs per mini-batch; short for --set batch_size=….", panel=MODEL)
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(
+        option(
+            f"Number of runs, or their seeds (one seed: 3,); {DEFAULT_SEEDS} by default. Seed s uses split s modulo "
+            "the number of splits.",
             metavar="N|A,B,…",
-            help=f"How many runs, or which seeds; {DEFAULT_SEEDS} by default. Seed s uses split s, counted around.",
-            show_default=False,
         ),
+    ] = None,
+    alongside: Annotated[
+        list[str] | None,
+        option(f"{ATTENTION_OFF}: also train the same settings without attention, and compare.", "--with"),
     ] = None,
     device: Device = "auto",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the run, new; runs/DATASET-MODEL-TIME by default.", show_default=False),
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Go on with an interrupted run, to the same result.", show_default=False),
-    ] = None,
+    out: Annotated[Path | None, option("New folder for the run; runs/DATASET-MODEL-TIME by default.")] = None,
+    resume: Annotated[Path | None, option("Resume an interrupted run; the result is the same.", metavar="RUN")] = None,
     stacked: Annotated[
         bool | None,
-        typer.Option(
+        option(
+            "Train all seeds as one stacked model, or one after the other; by default whichever is likely faster.",
             "--stacked/--no-stacked",
-            help="Train all seeds as one model, or one after the other; by default whichever is likely to be faster.",
-            show_default=False,
         ),
     ] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard event files too.")] = False,
-    protocol: Protocol = None,
-    data: DataOptions = None,
-    root: Root = None,
-    features: Features = None,
-    labels: Labels = None,
-    edges: Edges = None,
-    split: SplitFile = None,
+    shard: Annotated[
+        bool,
+        option("Partition the graph on the fly, so that all ranks train each seed together.", "--shard"),
+    ] = False,
+    tensorboard: Annotated[bool, option("Write TensorBoard event files too.", "--tensorboard")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a model, and report its metric as mean ± standard deviation over seeds.
 
-    A data set by name, or your own files: `difformer fit --features x.csv --labels y.csv --edges e.csv`. The epoch that
-    is best on validation counts. Ctrl-C saves what is there; `difformer fit --resume RUN` goes on with it. Link
-    prediction and edge features are outside of this package for now.
+    The data are a data set by name, a table (`difformer fit customers.csv --label segment`), or several files
+    (`--features x.csv --labels y.csv --edges e.csv`). The epoch with the best validation score counts. Ctrl-C saves the
+    state, and `--resume RUN` continues. Under torchrun, seeds are spread over the processes; with --shard, or a folder
+    made by `difformer partition`, the graph is spread instead. Link prediction and edge features are outside of this
+    package for now.
     """
     output = Output(as_json)
     if resume is not None:
-        parts = None if dataset is None or not is_partition(dataset) else Path(dataset)
         asked: dict[str, object] = {
-            "a data set": dataset if parts is None else None,
             "--model": model,
             "--preset": preset,
             "--set": settings,
+            "--metric": metric,
             "--seeds": seeds,
         }
-        asked |= {"--batch-size": batch_size, "--out": out, "--protocol": protocol, "--data": data}
-        asked |= {"--features": features, "--labels": labels, "--edges": edges, "--split": split, "--root": root}
-        if extra := [name for name, value in asked.items() if value is not None]:
-            raise ValueError(f"--resume goes on with a run as it is; leave out {', '.join(extra)}")
-        _resume(resume, device, tensorboard, output, parts)
+        asked |= {"--batch-size": batch_size, "--out": out, "--with": alongside, "--shard": shard or None}
+        _resume(resume, data, [name for name, value in asked.items() if value is not None], device, tensorboard, output)
         return
-    if dataset is not None and is_partition(dataset):
-        own: dict[str, object] = {"--protocol": protocol, "--data": data, "--root": root, "--split": split}
-        own |= {"--features": features, "--labels": labels, "--edges": edges, "--stacked": stacked or None}
-        if extra := [name for name, value in own.items() if value is not None]:
-            raise ValueError(f"{dataset} is a partitioned task, trained as it is; leave out {', '.join(extra)}")
-        if tensorboard and out is None:
-            raise ValueError("--tensorboard with a partitioned task needs the folder of the run: --out")
-        request = read_request(None, model=model, preset=preset, settings=settings, batch_size=batch_size)
-        from difformer.cli.ranks import fit_partition
+    if unknown := [word for word in alongside or () if word != ATTENTION_OFF]:
+        raise UserError(f"--with: expected {ATTENTION_OFF}, got {unknown[0]!r}")
+    given: dict[str, Any] = {"model": model, "preset": preset, "settings": settings, "metric": metric}
+    sharded = shard or _is_partition(data.dataset)
+    alone = {"--stacked": stacked, "--with": alongside, "--tensorboard": tensorboard and not sharded}
+    if (sharded or under_torchrun()) and (extra := [name for name, value in alone.items() if value]):
+        raise UserError(f"{' and '.join(extra)}: only for one process that trains on the whole graph; leave it out")
+    where: dict[str, Any] = {"out": out, "device": device, "tensorboard": tensorboard, "output": output}
+    if data.dataset is not None and _is_partition(data.dataset):
+        if extra := data.given():
+            raise UserError(f"{data.dataset} is a partitioned task, trained as it is; leave out {', '.join(extra)}")
+        from difformer.cli.torchrun import fit_partition
 
-        fit_partition(
-            Path(dataset),
-            request.config,
-            _seeds(seeds, request),
-            out=out,
-            device=device,
-            described=describe_request(request, None),
-            output=output,
-            callbacks=[] if out is None else _tensorboard(out, tensorboard),
-            preset=request.origin,
-        )
+        request = read_request(None, batch_size=batch_size, **given)
+        fit_partition(Path(data.dataset), request, _seeds(seeds, request), **where)
         return
-    source = read_source(
-        dataset,
-        root=root,
-        protocol=protocol,
-        data=data,
-        features=features,
-        labels=labels,
-        edges=edges,
-        split=split,
-    )
-    request = read_request(source.name, model=model, preset=preset, settings=settings, batch_size=batch_size)
+    source = data.source()
+    request = read_request(source.name, batch_size=batch_size, **given)
+    source = add_preset_data(source, request.preset)
+    off = _attention_off(request) if alongside else None
     chosen = _seeds(seeds, request)
+    if shard:
+        from difformer.cli.torchrun import fit_shards
 
-    from difformer.training.run import fit as train
-    from difformer.training.run_folder import default_path
-
+        fit_shards(source, request, chosen, **where)
+        return
     task = source.load()
     task.check_finite()
-    said = [*describe_task(task), *describe_request(request, source), *without_edges(task, request.config)]
+    said = [*describe_task(task), *describe_request(request, source), *note_missing_edges(task, request.config)]
     if under_torchrun():
-        if stacked or tensorboard:
-            raise ValueError("--stacked and --tensorboard are for one process; leave them out under torchrun")
-        from difformer.cli.ranks import fit_runs
+        from difformer.cli.torchrun import fit_seeds
 
-        where = {"out": out, "device": device, "described": said, "output": output, "preset": request.origin}
-        fit_runs(task, request.config, chosen, source=source, **where)  # type: ignore[arg-type]
+        fit_seeds(task, request, chosen, source=source, out=out, device=device, said=said, output=output)
         return
+    from difformer.training.run_folder import default_path
+
     folder = out or default_path(task.name, request.config.model)
     for line in said:
         output.say(line)
-    with resumable(folder), _progress(output, request.config, task.metric, len(chosen)) as shown:
-        callbacks = [shown, *_tensorboard(folder, tensorboard)]
-        summary = train(
-            task,
-            request.config,
-            seeds=chosen,
-            out=folder,
-            device=device,
-            callbacks=callbacks,
-            source=source,
-            stacked=stacked,
-            preset=request.origin,
-        )
-    report(summary, output, {"task": task.facts(), "config": request.config.to_dict(), "preset": request.origin})
+    options: dict[str, Any] = {
+        "seeds": chosen,
+        "device": device,
+        "source": source,
+        "stacked": stacked,
+        "preset": request.origin,
+    }
+    summary = _train(task, request.config, folder, tensorboard, output, **options)
+    about: dict[str, Any] = {"task": task.facts(), "config": request.config.to_dict(), "preset": request.origin}
+    if off is None:
+        report_results(summary, output, about)
+        return
+    beside = folder.with_name(f"{folder.name}-{ATTENTION_OFF}")
+    without = _train(task, off, beside, False, output, **options)
+    compared = _compare(without, summary)
+    about["attention_off"] = {**without.to_dict(), "run": without.folder, "comparison": compared}
+    report_results(summary, output, about)
+    output.say(f"attention off: {headline(without)}")
+    output.say(
+        f"attention against attention off: {compared['difference']:+.4f} in {compared['pairs']} "
+        f"pair{'s' * (compared['pairs'] > 1)}; {compared['verdict']}"
+    )
+    output.say(f"run folder of attention off: {beside}")
 
 
-def _resume(path: Path, device: str, tensorboard: bool, output: Output, parts: Path | None) -> None:
-    if parts is None and under_torchrun():
-        from difformer.cli.ranks import resume_runs
-        from difformer.distributed.run import partition_of
+def _train(
+    task: Task,
+    config: TrainConfig,
+    folder: Path,
+    tensorboard: bool,
+    output: Output,
+    *,
+    seeds: list[int],
+    **options: Any,
+) -> Summary:
+    from difformer.training.run import fit as train
 
-        if (parts := partition_of(path)) is None:
-            resume_runs(path, device=device, output=output)
-            return
-    if parts is not None:
-        from difformer.cli.ranks import resume_partition
+    with resumable(folder), Progress.of(output, config, task.metric, len(seeds)) as shown:
+        callbacks = [shown, *tensorboard_callbacks(folder, tensorboard)]
+        return train(task, config, seeds=seeds, out=folder, callbacks=callbacks, **options)
 
-        resume_partition(path, parts, device=device, output=output, callbacks=_tensorboard(path, tensorboard))
+
+def _attention_off(request: Request) -> TrainConfig:
+    """The same settings with attention off: diffusion over observed edges alone."""
+    from difformer.training.config import make_config
+    from difformer.zoo import find, options_of
+
+    fixed = dict(find(request.config.model).fixed)
+    if "diffusivity" not in {*fixed, *options_of(request.config.model)}:
+        raise UserError(f"--with {ATTENTION_OFF}: {request.config.model} has no attention to switch off")
+    return make_config("difformer", {**fixed, **request.settings, "diffusivity": None})
+
+
+def _compare(without: Summary, summary: Summary) -> dict[str, Any]:
+    """The paired comparison of a run with the one without attention."""
+    from difformer.report import compare_runs
+
+    assert without.folder is not None
+    assert summary.folder is not None
+    return asdict(compare_runs([without.folder, summary.folder]).against_first[0])
+
+
+def _resume(path: Path, data: Data, extra: list[str], device: str, tensorboard: bool, output: Output) -> None:
+    """Resume a run, in one process or by ranks."""
+    parts = Path(data.dataset) if data.dataset is not None and _is_partition(data.dataset) else None
+    extra = [*(["the data set"] if data.dataset is not None and parts is None else []), *extra, *data.given()]
+    if extra:
+        raise UserError(f"--resume continues a run as it is; leave out {', '.join(extra)}")
+    if parts is not None or under_torchrun():
+        from difformer.cli.torchrun import resume_ranks
+
+        resume_ranks(path, parts, device=device, tensorboard=tensorboard, output=output)
         return
     from difformer.training.run import resume
     from difformer.training.run_folder import RunFolder
 
     folder = RunFolder.open(path)
     waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]
-    name = folder.about["data"]["task"]
+    name, metric = folder.about["data"]["task"], folder.about["data"]["metric"]
     output.say(f"{path}: {folder.config.model} on {name}, {len(waiting)} of {len(folder.seeds)} runs to go")
-    metric = folder.about["data"]["metric"]
-    with resumable(path), _progress(output, folder.config, metric, max(1, len(waiting))) as shown:
-        callbacks = [shown, *_tensorboard(path, tensorboard)]
+    with resumable(path), Progress.of(output, folder.config, metric, max(1, len(waiting))) as shown:
+        callbacks = [shown, *tensorboard_callbacks(path, tensorboard)]
         summary = resume(path, device=None if device == "auto" else device, callbacks=callbacks)
-    report(summary, output, {"config": folder.config.to_dict(), "preset": folder.preset})
+    report_results(summary, output, {"config": folder.config.to_dict(), "preset": folder.preset})
 
 
-def _progress(output: Output, config: TrainConfig, metric: str, runs: int) -> Progress:
-    chosen = metric if config.metric == "auto" else config.metric
-    return Progress(output, metric=chosen, runs=runs, epochs=config.epochs)
-
-
-def _tensorboard(folder: Path, wanted: bool) -> list[Any]:
-    if not wanted:
-        return []
-    from difformer.training.callbacks import TensorBoard
-
-    return [TensorBoard(folder / "tensorboard")]
+def _is_partition(dataset: str | None) -> bool:
+    """Whether what was given as a data set is a folder made by `difformer partition`."""
+    return dataset is not None and (Path(dataset) / "partition.json").is_file()
 
 
 def _seeds(text: str | None, request: Request) -> list[int]:
-    """``"5"`` is five seeds from 0 on, ``"3,7"`` these two; a preset's number where nothing was said."""
-    if text is None:
-        given = request.preset.seeds if request.preset is not None else None
-        return list(range(given or DEFAULT_SEEDS))
-    try:
-        numbers = [int(word) for word in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--seeds: expected a number such as 5, or seeds such as 0,3,7; got {text!r}") from None
-    if len(numbers) == 1 and "," not in text:
-        if numbers[0] < 1:
-            raise ValueError(f"--seeds: expected at least 1, got {numbers[0]}")
-        return list(range(numbers[0]))
-    if negative := [number for number in numbers if number < 0]:
-        raise ValueError(f"--seeds: expected seeds of at least 0, got {negative[0]} in {text!r}")
-    if twice := [number for number in numbers if numbers.count(number) > 1]:
-        raise ValueError(f"--seeds: {text!r} names seed {twice[0]} more than once; every run needs a seed of its own")
-    return numbers
+    """The seeds that were asked for, or as many as the preset says."""
+    return read_seeds(text, (request.preset.seeds if request.preset is not None else None) or DEFAULT_SEEDS)

@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from difformer.cli.command import command
+from difformer.cli.description import meanings
+from difformer.cli.options import Json, argument, model_names, option
+from difformer.cli.output import Output, make_table, shown
+from difformer.errors import UserError
 
-from difformer.cli.docstrings import meanings
-from difformer.cli.errors import verb
-from difformer.cli.options import Json
-from difformer.cli.output import Output, shown
-from difformer.cli.presets import describe_presets, list_presets
-from difformer.cli.systems import KEY, listing
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from difformer.experiments.presets import Preset
+    from difformer.zoo.model_catalogue import ModelInfo
 
 
-@verb
+ROW, ABOUT = 160, 200  # widths from which a system gets one row, and from which the row has room for a sentence
+NONE = "–"
+KEY = (
+    "Letters of the cost: N nodes, E edges, E₂ pairs at two hops, d channels, C classes, k neighbours, K hops or terms "
+    "of a series, m random features, T iterations. Of coupling and energy: dᵢ the degree of i, qᵢ and kⱼ queries and "
+    "keys, vᵢ values, Z states, Z_k those of the layer before, Z_0 the first, s_ij the coupling, δ a concave function, "
+    f"λ and η weights. {NONE} stands where there is none. An energy is the paper's for such a coupling: steps descend "
+    "it under conditions on τ and weights, not whatever a network has learnt. Tasks: all, or where none is named, are "
+    "nodes, series and graphs."
+)
+
+
+@command
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(help="One model, to see its settings and presets.", show_default=False),
+        argument("A model, to see its settings and presets.", complete=model_names),
     ] = None,
     presets: Annotated[
-        bool, typer.Option("--presets", help="Of one model: every preset with its values and the command it is from.")
+        bool, option("Of one model: every preset with its values and the command that found it.", "--presets")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the models: what each diffuses over, the energy it descends, what a layer costs; of one all there is.
+    """List the models: what each diffuses over, the energy it descends, and what a layer costs.
 
-    `difformer models NAME` shows settings with their meaning and defaults, and presets.
+    `difformer models NAME` shows the settings of one model with their meaning and defaults, and its presets.
     """
     from difformer.zoo.model_catalogue import MODELS
 
     output = Output(as_json)
     if presets and name is None:
-        raise ValueError("--presets: name the model whose presets are meant: difformer models NAME --presets")
+        raise UserError("--presets: name a model: difformer models NAME --presets")
     if name is not None:
         _one(name, output, in_full=presets)
         return
@@ -69,7 +85,7 @@ def _one(name: str, output: Output, *, in_full: bool) -> None:
         }
     )
     if in_full:
-        describe_presets(name, presets, output)
+        _describe_presets(name, presets, output)
         return
     facts = {
         "name": info.name,
@@ -78,7 +94,7 @@ def _one(name: str, output: Output, *, in_full: bool) -> None:
         "needs a graph": "yes" if info.needs_graph else "no",
         "coupling": info.coupling,
         "energy": info.energy,
-        "cost a layer": info.cost,
+        "cost per layer": info.cost,
         "is": ", ".join(f"{key}={shown(value)}" for key, value in info.fixed.items()),
     }
     output.table(["", ""], [[key, value] for key, value in facts.items() if value])
@@ -92,4 +108,91 @@ def _one(name: str, output: Output, *, in_full: bool) -> None:
             ["setting", "default", "meaning"],
             [[key, shown(value), explained.get(key, "")] for key, value in values.items()],
         )
-    list_presets(name, presets, output)
+    _list_presets(name, presets, output)
+
+
+def listing(models: Iterable[ModelInfo], width: int) -> Table:
+    """Systems by group, as wide as `width` columns allow."""
+    return _in_rows(models, about=width >= ABOUT) if width >= ROW else _in_lines(models)
+
+
+def tasks(info: ModelInfo) -> str:
+    """Kinds of task that a system serves, in as few words as possible."""
+    from difformer.zoo.model_catalogue import ALL_KINDS
+
+    return "all" if info.kinds == ALL_KINDS else ", ".join(info.kinds)
+
+
+def _in_rows(models: Iterable[ModelInfo], *, about: bool) -> Table:
+    headings = ["system", "tasks", "coupling", "energy", "cost per layer", *(["about"] if about else [])]
+    rows: list[list[str]] = []
+    group = ""
+    for info in models:
+        if info.group != group:
+            group = info.group
+            rows += [[""] * len(headings)] if rows else []
+            rows.append([group.upper(), *[""] * (len(headings) - 1)])
+        formulas = [formula or NONE for formula in (info.coupling, info.energy, info.cost)]
+        rows.append([info.name, tasks(info), *formulas, *([info.about] if about else [])])
+    return make_table(headings, rows)
+
+
+def _in_lines(models: Iterable[ModelInfo]) -> Table:
+    rows: list[list[str]] = []
+    group = ""
+    for info in models:
+        if info.group != group:
+            group = info.group
+            rows += [["", "", ""], [group.upper(), "", ""]]
+        served = tasks(info)
+        rows += [
+            [info.name, "coupling", info.coupling or NONE],
+            ["" if served == "all" else f"  {served}", "energy", info.energy or NONE],
+            ["", "cost", info.cost or NONE],
+        ]
+    return make_table(["system", "", "of a layer"], rows[1:])
+
+
+def _list_presets(model: str, presets: Sequence[Preset], output: Output) -> None:
+    """One row per preset, and how to see more."""
+    if not presets:
+        output.say("It has no preset; `difformer tune` finds settings and writes one.")
+        return
+    output.say("presets (`--preset NAME`):")
+    output.table(
+        ["data set", "preset", "protocol", "validation", "trials", "source"],
+        [[_data(p), p.name, p.protocol or "–", _score(p), _trials(p), p.source] for p in presets],
+        right=["trials"],
+    )
+    output.say(f"`difformer models {model} --presets` shows their values, and the commands that found them.")
+
+
+def _describe_presets(model: str, presets: Sequence[Preset], output: Output) -> None:
+    """Every preset in full: origin, values, and the command that found it."""
+    if not presets:
+        output.say(f"There is no preset for {model}; `difformer tune` finds settings and writes one.")
+    for preset in presets:
+        output.say(f"{_data(preset)}, {preset.name}: {preset.source}")
+        facts = {
+            "protocol": preset.protocol or "",
+            "validation": "" if preset.validation is None else f"{_score(preset)}, {_trials(preset)} trials",
+            "values": ", ".join(f"{key}={shown(value)}" for key, value in preset.settings.items()),
+            "found by": preset.command or "",
+            "note": preset.note or "",
+        }
+        for key, value in facts.items():
+            if value:
+                output.say(f"  {key}: {value}")
+
+
+def _data(preset: Preset) -> str:
+    """The data set, with its variant if there are several."""
+    return preset.dataset if preset.variant is None else f"{preset.dataset} ({preset.variant})"
+
+
+def _score(preset: Preset) -> str:
+    return "–" if preset.validation is None else f"{preset.metric or 'score'} {preset.validation:.4g}"
+
+
+def _trials(preset: Preset) -> str:
+    return "–" if preset.trials is None else str(preset.trials)

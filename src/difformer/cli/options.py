@@ -1,116 +1,224 @@
-"""Options that several verbs share, with one wording each."""
+"""Options that several commands share, and values written as ``KEY=VALUE``."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from difformer.errors import UserError, did_you_mean
 
 OWN_DATA = "Your own data"
 DATA = "Data"
 MODEL = "Model and training"
 
-Dataset = Annotated[
-    str | None,
-    typer.Argument(help="A data set by name (`difformer datasets` lists them); leave it out with --features."),
-]
-Run = Annotated[Path, typer.Argument(help="Folder of a run, as `difformer fit` made it.", show_default=False)]
-Seed = Annotated[
-    int | None,
-    typer.Option(help="Which of the run's seeds; the best on validation by default.", show_default=False),
-]
-NewFeatures = Annotated[
-    Path | None,
-    typer.Option("--features", help="Table of new instances, with the columns of training.", show_default=False),
-]
+
+def option(
+    help: str,
+    *names: str,
+    panel: str | None = None,
+    metavar: str | None = None,
+    complete: Any = None,
+    low: int | None = None,
+    default: bool = False,
+) -> Any:
+    """An option whose default is shown only where `default` says so."""
+    return typer.Option(
+        *names,
+        help=help,
+        rich_help_panel=panel,
+        metavar=metavar,
+        show_default=default,
+        min=low,
+        autocompletion=complete,
+    )
+
+
+def argument(help: str, *, metavar: str | None = None, complete: Any = None) -> Any:
+    return typer.Argument(help=help, metavar=metavar, show_default=False, autocompletion=complete)
+
+
+def dataset_names(incomplete: str) -> list[str]:
+    """For completion in a shell."""
+    from difformer.data.catalogue import list_datasets
+
+    return [one.entry.name for one in list_datasets() if one.entry.name.startswith(incomplete)]
+
+
+def model_names(incomplete: str) -> list[str]:
+    """For completion in a shell."""
+    from difformer.zoo.model_catalogue import MODELS
+
+    return [name for name in MODELS if name.startswith(incomplete)]
+
+
+Run = Annotated[Path, argument("Run folder, as written by `difformer fit`.")]
+Seed = Annotated[int | None, option("Seed of the run to use; by default the one with the best validation score.")]
+NewFeatures = Annotated[Path | None, option("Table of new rows, with the columns used in training.", "--features")]
 NewEdges = Annotated[
-    Path | None,
-    typer.Option(
-        "--edges", help="Edges of new instances, among themselves or to those of the run.", show_default=False
-    ),
+    Path | None, option("Edges of the new rows, among themselves or to instances of the run.", "--edges")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Write over a file that is already there.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for scripts; progress goes to stderr.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
-Root = Annotated[
-    Path | None,
-    typer.Option(help="Folder to look for data files in first.", rich_help_panel=DATA, show_default=False),
-]
-Protocol = Annotated[
-    str | None,
-    typer.Option(
-        help="Which protocol of the data set (splits and preprocessing); short for --data protocol=….",
-        rich_help_panel=DATA,
-        show_default=False,
-    ),
-]
-DataOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--data",
-        metavar="KEY=VALUE",
-        help="An option of the data set, such as num_splits=5 or knn=5; repeatable. "
-        "`difformer datasets NAME` lists them.",
-        rich_help_panel=DATA,
-        show_default=False,
-    ),
-]
-Features = Annotated[
-    Path | None,
-    typer.Option(
-        help="Table of features, one row an instance (CSV, Parquet, NPZ), or a PyG .pt with everything.",
-        rich_help_panel=OWN_DATA,
-        show_default=False,
-    ),
-]
-Labels = Annotated[
-    Path | None,
-    typer.Option(
-        help="Labels of some or all instances; what has none is predicted.",
-        rich_help_panel=OWN_DATA,
-        show_default=False,
-    ),
-]
-Edges = Annotated[
-    Path | None,
-    typer.Option(help="Edges between instances, where there is a graph.", rich_help_panel=OWN_DATA, show_default=False),
-]
-SplitFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--split",
-        help="File with splits of your own (.npz or .json: train, valid, test); drawn at random otherwise.",
-        rich_help_panel=OWN_DATA,
-        show_default=False,
-    ),
+Force = Annotated[bool, option("Overwrite an existing file.", "--force")]
+Json = Annotated[bool, option("Print one JSON document; progress goes to stderr.", "--json")]
+Device = Annotated[str, option("auto, cpu, cuda, cuda:1 or mps.", default=True)]
+Model = Annotated[
+    str | None, option("Model to train; `difformer models` lists them.", panel=MODEL, complete=model_names)
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "A setting of the model or the training, such as hidden_channels=64; repeatable. `difformer models NAME` lists "
+        "them.",
         "--set",
         metavar="KEY=VALUE",
-        help="A setting of the model or the training, such as hidden_channels=64 or learning_rate=0.01; repeatable. "
-        "`difformer models NAME` lists them.",
-        rich_help_panel=MODEL,
-        show_default=False,
+        panel=MODEL,
     ),
 ]
+Metric = Annotated[
+    str | None,
+    option("Metric that selects the epoch and is reported: accuracy, rocauc, f1, mse, mae …", panel=MODEL),
+]
+
+# Other spellings of metrics.
+METRICS = {"roc_auc": "rocauc", "roc-auc": "rocauc", "auc": "rocauc", "acc": "accuracy", "f1-macro": "f1"}
+
+
+def metric_setting(metric: str | None) -> list[str]:
+    """``--metric auc`` as the setting ``metric=rocauc``."""
+    return [] if metric is None else [f"metric={METRICS.get(metric.lower(), metric.lower())}"]
 
 
 def key_values(words: list[str] | None, option: str) -> dict[str, str]:
     """``["a=1", "b=x"]`` as a mapping of texts.
 
     Raises:
-        ValueError: If a word has no ``=`` or a key stands twice.
+        UserError: If a word has no ``=`` or a key is given twice.
     """
     found: dict[str, str] = {}
     for word in words or ():
         key, equals, value = word.partition("=")
         if not equals or not key.strip():
-            raise ValueError(f"{option}: expected KEY=VALUE, got {word!r}")
+            raise UserError(f"{option}: expected KEY=VALUE, got {word!r}")
         key = key.strip().replace("-", "_")
         if key in found:
-            raise ValueError(f"{option}: {key} is given twice, as {found[key]!r} and {value!r}")
+            raise UserError(f"{option}: {key} is given twice, as {found[key]!r} and {value!r}")
         found[key] = value.strip()
     return found
+
+
+def read_seeds(text: str | None, default: int) -> list[int]:
+    """``"5"`` is seeds 0 to 4, ``"3,7"`` are these two, ``"3,"`` is this one.
+
+    Raises:
+        UserError: If it is none of these.
+    """
+    if text is None:
+        return list(range(default))
+    words = text.split(",")
+    try:
+        numbers = [int(word) for word in (words[:-1] if len(words) > 1 and not words[-1].strip() else words)]
+    except ValueError:
+        raise UserError(
+            f"--seeds: expected a number of seeds such as 5, or seeds such as 0,3,7 (one seed: 3,); got {text!r}"
+        ) from None
+    if "," not in text:
+        if numbers[0] < 1:
+            raise UserError(f"--seeds: expected at least 1, got {numbers[0]}")
+        return list(range(numbers[0]))
+    if negative := [number for number in numbers if number < 0]:
+        raise UserError(f"--seeds: expected seeds of at least 0, got {negative[0]} in {text!r}")
+    if twice := [number for number in numbers if numbers.count(number) > 1]:
+        raise UserError(f"--seeds: {text!r} names seed {twice[0]} more than once; every run needs its own seed")
+    return numbers
+
+
+_TRUTH = {"true": True, "yes": True, "false": False, "no": False}
+_EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "None": "none"}
+
+
+def read_data_options(words: list[str] | None, dataset: str | None) -> dict[str, Any]:
+    """``--data KEY=VALUE`` of a data set, or of your own files where `dataset` is None.
+
+    Texts become what the reader's annotation says: ``int | None`` is a whole number or the word none,
+    ``Sequence[float]`` numbers separated by commas, ``Column`` a name or a number.
+
+    Raises:
+        UserError: If an option is unknown, with the nearest one and all there are, or its value does not fit.
+    """
+    given = key_values(words, "--data")
+    if not given:
+        return {}
+    kinds, defaults = _data_options(dataset)
+    for key in given:
+        if key not in kinds:
+            raise UserError(_unknown(key, dataset, defaults) + outside_scope(key))
+    return {key: _value(key, text, kinds[key]) for key, text in given.items()}
+
+
+def _data_options(dataset: str | None) -> tuple[dict[str, str], dict[str, Any]]:
+    """Kind and default of every option."""
+    import inspect
+
+    from difformer.data import from_files
+    from difformer.data.registry import annotations_of, dataset_options, option_kinds
+
+    if dataset is not None:
+        return option_kinds(dataset), dataset_options(dataset)
+    parameters = inspect.signature(from_files).parameters
+    return annotations_of(from_files), {key: parameter.default for key, parameter in parameters.items()}
+
+
+def _unknown(key: str, dataset: str | None, defaults: Mapping[str, Any]) -> str:
+    from difformer.cli.output import shown
+
+    hint = did_you_mean(key, defaults)
+    if dataset is None:
+        return f"--data: own files have no option {key!r}; {hint}they take {', '.join(list(defaults)[3:])}"
+    listed = ", ".join(f"{name}={shown(value)}" for name, value in defaults.items())
+    return f"--data: data set {dataset!r} has no option {key!r}; {hint}it takes, with these defaults, {listed}"
+
+
+def _value(key: str, text: str, annotation: str) -> Any:
+    """The value of a text for an annotation such as ``Column | Sequence[Column] | None``."""
+    kinds = [part.strip() for part in annotation.split("|")]
+    several = next((kind for kind in kinds if kind.startswith("Sequence[")), None)
+    single = [kind for kind in kinds if kind is not several and not kind.startswith("Mapping[")]
+    if "None" in single and text.lower() == "none":
+        return None
+    if several is not None and ("," in text or single in ([], ["None"])):
+        inner = several.removeprefix("Sequence[").removesuffix("]")
+        return [_one(key, word.strip(), [inner], text) for word in text.split(",")]
+    return _one(key, text, single, text)
+
+
+def _one(key: str, text: str, kinds: list[str], whole: str) -> Any:
+    if "bool" in kinds and text.lower() in _TRUTH:
+        return _TRUTH[text.lower()]
+    for kind, number in (("int", int), ("Column", int), ("float", float)):
+        if kind in kinds:
+            try:
+                return number(text)
+            except ValueError:
+                continue
+    if all(kind in _EXPECTED for kind in kinds):
+        expected = " or ".join(_EXPECTED[kind] for kind in kinds)
+        came = repr(text) if text == whole else f"{text!r} in {whole!r}"
+        raise UserError(f"--data {key}: expected {expected}, got {came}")
+    return text.replace("\\t", "\t") if key == "delimiter" else text
+
+
+OUTSIDE = "link prediction and edge features are outside of this package for now"
+
+
+def outside_scope(*words: str) -> str:
+    """A clause to end an error with where one of the words asks for links or edge features; otherwise nothing."""
+    import re
+
+    asked = r"links?(_?(pred\w*|level|task))?|edge_?(dim|attr\w*|feat\w*|channels|encoder|level|pred\w*|classification)"
+    for word in words:
+        name = word.partition("=")[0].strip().lower().replace("-", "_").replace(" ", "_")
+        if re.fullmatch(asked, name):
+            return f"; {OUTSIDE}"
+    return ""

@@ -1,4 +1,4 @@
-"""What is printed where: results on standard output, progress and remarks on standard error; JSON with ``--json``."""
+"""Results go to standard output, progress and remarks to standard error; with ``--json`` one document replaces both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Output:
         from rich.console import Console
 
         self.as_json = as_json
-        # Where there is no terminal to measure, lines are not broken: scripts and logs want them whole.
+        # Without a terminal lines are not broken: scripts and logs need them whole.
         width = None if sys.stdout.isatty() else 160
         self.out: Console = Console(highlight=False, soft_wrap=False, width=width)
         self.err: Console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -48,7 +48,7 @@ class Output:
         """A table for people; nothing with ``--json``.
 
         Args:
-            headings: One a column.
+            headings: One per column.
             rows: Cells, as text.
             right: Headings of the columns with numbers.
         """
@@ -76,10 +76,10 @@ def check_new(path: Path, force: bool) -> None:
     """Refuses to write over a file, before anything is computed.
 
     Raises:
-        FileExistsError: If there is something of that name, and nobody said --force.
+        FileExistsError: If the file exists and --force was not given.
     """
     if path.exists() and not force:
-        raise FileExistsError(f"--out: {path} is already there; nothing was changed. Name another, or add --force")
+        raise FileExistsError(f"--out: {path} already exists; nothing was changed. Choose another name, or add --force")
 
 
 def make_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> Table:
@@ -115,5 +115,7 @@ def count(value: int | None) -> str:
 
 
 def shown(value: object) -> str:
-    """A setting as a person would type it."""
+    """A setting as it is typed on the command line."""
+    if isinstance(value, tuple | list):
+        return ",".join(map(shown, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -5,54 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from difformer.cli.errors import verb
-from difformer.cli.options import DataOptions, Dataset, Edges, Features, Json, Labels, Protocol, Root, SplitFile
+from difformer.cli.command import command
+from difformer.cli.description import describe_task
+from difformer.cli.inputs import Data, takes_data
+from difformer.cli.options import Json, option
 from difformer.cli.output import Output
-from difformer.cli.request import describe_task, read_source
 
 
-@verb
+@command
+@takes_data
 def partition(
-    dataset: Dataset = None,
+    data: Data,
     parts: Annotated[
-        int, typer.Option(help="How many parts: one a process, or more (a process then takes several).", min=1)
+        int, option("Number of parts: one per process, or more (a process then takes several).", low=1, default=True)
     ] = 2,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the parts, new; parts/DATASET-P by default.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, option("New folder for the parts; parts/DATASET-P by default.")] = None,
     method: Annotated[
-        str, typer.Option(help="metis, stream (ours, always there), or auto: METIS where it is installed.")
+        str, option("metis, stream (always available), or auto: METIS if it is installed.", default=True)
     ] = "auto",
-    seed: Annotated[int, typer.Option(help="Of the order in which nodes stream by.")] = 0,
-    protocol: Protocol = None,
-    data: DataOptions = None,
-    root: Root = None,
-    features: Features = None,
-    labels: Labels = None,
-    edges: Edges = None,
-    split: SplitFile = None,
+    seed: Annotated[int, option("Seed of the order in which nodes are streamed.", default=True)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Cut a graph into parts with few edges between them, one file a part.
+    """Cut a graph into parts with few edges between them, one file per part.
 
-    `torchrun --nproc-per-node P -m difformer fit FOLDER` then trains on the whole graph, every process holding its own
-    part alone; the result is that of one process.
+    `torchrun --nproc-per-node P -m difformer fit FOLDER` then trains on the whole graph, each process holding only its
+    own part; the result is that of one process.
     """
-    from difformer.distributed.folder import write_partition
+    from difformer.distributed.partition_folder import write_partition
 
     output = Output(as_json)
-    source = read_source(
-        dataset,
-        root=root,
-        protocol=protocol,
-        data=data,
-        features=features,
-        labels=labels,
-        edges=edges,
-        split=split,
-    )
+    source = data.source()
     task = source.load()
     task.check_finite()
     for line in describe_task(task):

@@ -1,4 +1,4 @@
-"""``difformer predict``: what a run says of its instances, or of new ones."""
+"""``difformer predict``: predictions of a run for its own instances, or for new ones."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from difformer.cli.errors import verb
-from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed
+from difformer.cli.command import command
+from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed, option
 from difformer.cli.output import Output, check_new, printable
+from difformer.errors import UserError
 
 if TYPE_CHECKING:
     from difformer.training.predictions import Predictions
@@ -19,19 +18,14 @@ if TYPE_CHECKING:
 SHOWN = 10
 
 
-@verb
+@command
 def predict(
     run: Run,
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="New file for the predictions, .csv or .npz; - for CSV on standard output.", show_default=False
-        ),
-    ],
+    out: Annotated[Path, option("New file for the predictions, .csv or .npz; - for CSV on standard output.")],
     features: NewFeatures = None,
     edges: NewEdges = None,
     alone: Annotated[
-        bool, typer.Option("--alone", help="Propagate new rows among themselves, without the run's own instances.")
+        bool, option("Propagate new rows among themselves, without the run's own instances.", "--alone")
     ] = False,
     seed: Seed = None,
     force: Force = False,
@@ -40,9 +34,9 @@ def predict(
 ) -> None:
     """Predict all instances of a run, or new ones.
 
-    New rows (`--features new.csv`, the same columns as in training) are propagated together with the instances that the
-    model was trained on, so what is predicted for a row may depend on the other new rows. With `--alone` they form a
-    set by themselves.
+    The file has one row per instance: the prediction and the probability of every class. New rows (`--features
+    new.csv`, with the columns used in training) are propagated together with the instances of the run, so the
+    prediction of a row may depend on the other new rows; with `--alone` they form a set of their own.
     """
     from difformer.training.using import predict as ask
 
@@ -51,10 +45,10 @@ def predict(
     _check_out(out, as_json, force)
     if features is None:
         if edges is not None or alone:
-            raise ValueError("--edges and --alone speak of new instances: give --features too")
+            raise UserError("--edges and --alone are about new instances: give --features too")
         found = ask(run, seed=seed, device=device)
     else:
-        from difformer.cli.newrows import read_new_rows
+        from difformer.cli.inputs import read_new_rows
 
         new = read_new_rows(run, features, edges, together=not alone)
         for note in new.notes:
@@ -83,10 +77,10 @@ def _check_out(out: Path, as_json: bool, force: bool) -> None:
     """Before anything is computed."""
     if str(out) == "-":
         if as_json:
-            raise ValueError("--out - and --json both want standard output; give a file, or leave --json out")
+            raise UserError("--out - and --json both need standard output; give a file, or leave out --json")
         return
     if out.suffix not in (".csv", ".npz"):
-        raise ValueError(f"--out: predictions are written as .csv or .npz, or as CSV to -, got {str(out)!r}")
+        raise UserError(f"--out: predictions are written as .csv or .npz, or as CSV to -, got {str(out)!r}")
     check_new(out, force)
 
 

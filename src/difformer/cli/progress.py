@@ -1,7 +1,7 @@
-"""The live table of a training: one row a run, with loss, validation and test metric, speed and time left.
+"""The live table of a training: one row per run, with loss, validation and test metric, speed and time left.
 
-On a terminal the table is redrawn in place. Elsewhere (a log, a pipe) a plain line is printed a few times a run. Both
-go to standard error, so that standard output holds results alone.
+On a terminal the table is redrawn in place. Elsewhere (a log, a pipe) plain lines are printed, about ten per run. Both
+go to standard error, so that standard output holds results only.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,15 @@ from difformer.cli.output import Output, make_table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from difformer.training import TrainConfig
     from difformer.training.callbacks import EpochEvent
 
 HEADINGS = ("run", "epoch", "loss", "train", "valid", "test", "best epoch", "its valid", "its test")
-REDRAWS_A_SECOND = 8
-DRAWING_SHARE = 0.05  # of the time at most: a slow terminal must not slow the training down
-LINES_A_RUN = 10
+REDRAWS_PER_SECOND = 8
+DRAWING_SHARE = 0.05  # of the time, at most: a slow terminal must not slow down the training
+LINES_PER_RUN = 10
 ROWS_SHOWN = 12
-WAITS = (30.0, 120.0, 600.0)  # seconds without a first evaluation after which that is said
+WAITS = (30.0, 120.0, 600.0)  # seconds without an evaluation after which a message is printed
 
 
 @dataclass
@@ -37,15 +39,15 @@ class _Row:
 
 
 class Progress:
-    """Callback of a training that shows where it stands.
+    """Callback of a training that shows its progress.
 
     Args:
-        output: Where to.
+        output: Where to print.
         metric: Name of the metric, for the heading.
-        runs: How many runs (seeds and splits) there will be.
-        epochs: Epochs of each at most.
-        title: What stands before each line.
-        clock: Seconds that only go forward.
+        runs: Number of runs (seeds and splits).
+        epochs: Largest number of epochs per run.
+        title: Text at the start of each line.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -67,6 +69,12 @@ class Progress:
         self._next_drawing = self.started
         self._begun = threading.Event()
 
+    @staticmethod
+    def of(output: Output, config: TrainConfig, metric: str, runs: int) -> Progress:
+        """Of a configuration; `metric` is the task's, which the configuration may override."""
+        chosen = metric if config.metric == "auto" else config.metric
+        return Progress(output, metric=chosen, runs=runs, epochs=config.epochs)
+
     def __enter__(self) -> Progress:
         threading.Thread(target=self._while_nothing_is_seen, daemon=True).start()
         if self.output.err.is_terminal:
@@ -85,27 +93,26 @@ class Progress:
             self._live.stop()
 
     def _while_nothing_is_seen(self) -> None:
-        """All pairs of a large graph take minutes: whoever waits for the first evaluation is told that work goes on."""
+        """The first epoch on a large graph can take minutes: says that work is going on."""
         before = 0.0
         for seconds in WAITS:
             if self._begun.wait(seconds - before):
                 return
             before = seconds
             self.output.remark(
-                f"{self.title}at work for {clock_time(seconds)}, nothing evaluated yet; speed and time left "
-                "follow soon after the first evaluation"
+                f"{self.title}running for {clock_time(seconds)}, no evaluation yet; speed and time left follow after "
+                "the first one"
             )
 
     def on_epoch(self, event: EpochEvent) -> None:
-        """Takes note of an evaluated epoch, and redraws if that is due."""
+        """Records an evaluated epoch, and redraws if due."""
         self._begun.set()
         self.seen += 1
-        self.epochs = event.epochs  # fewer than were asked for where a model has nothing to train
+        self.epochs = event.epochs  # fewer than requested if a model has nothing to train
         key = (event.seed, event.split)
         if not self.rows:
             self.first_event = self.clock()
-        # A run that begins where all before it are whole has its first epoch made since; one trained along with others,
-        # or resumed, has not.
+        # The first epoch of a run counts for the speed only if the run began after all others had ended.
         ended = bool(self.rows) and all(row.event.epoch >= row.event.epochs for row in self.rows.values())
         row = self.rows.setdefault(key, _Row(self.seen, 0 if ended else event.epoch, self.seen, event))
         row.last_seen, row.event = self.seen, event
@@ -116,17 +123,17 @@ class Progress:
             self.output.remark(self.line(event))
 
     def on_stop_request(self) -> None:
-        """An epoch of a large graph takes a while: whoever pressed Ctrl-C is told that it was heard."""
-        self.output.remark("stopping after this epoch, with what there is saved; Ctrl-C again stops at once")
+        """Confirms Ctrl-C: the current epoch may take a while."""
+        self.output.remark("stopping after this epoch and saving the state; Ctrl-C again stops at once")
 
     def _draw(self) -> None:
         began = self.clock()
         self._live.update(self.table(), refresh=True)
         now = self.clock()
-        self._next_drawing = now + max(1 / REDRAWS_A_SECOND, (now - began) / DRAWING_SHARE)
+        self._next_drawing = now + max(1 / REDRAWS_PER_SECOND, (now - began) / DRAWING_SHARE)
 
     def _line_is_due(self, event: EpochEvent) -> bool:
-        stride = max(1, event.epochs // LINES_A_RUN)
+        stride = max(1, event.epochs // LINES_PER_RUN)
         return event.epoch == 1 or event.epoch % stride == 0 or event.epoch >= event.epochs
 
     def line(self, event: EpochEvent) -> str:
@@ -137,7 +144,7 @@ class Progress:
         return f"{shown} | {left}" if left else shown
 
     def table(self) -> RenderableType:
-        """The last runs, one row each, and where the whole stands."""
+        """The latest runs, one row each, and the overall progress."""
         from rich.console import Group
         from rich.text import Text
 
@@ -154,13 +161,13 @@ class Progress:
             ]
             for row in newest
         ]
-        state = f"{len(self.rows)}/{self.runs} runs, {self.metric}; {clock_time(self.clock() - self.started)} gone"
+        state = f"{len(self.rows)}/{self.runs} runs, {self.metric}; {clock_time(self.clock() - self.started)} elapsed"
         if left := self._speed_and_time_left():
             state += f", {left}"
         return Group(make_table(HEADINGS, rows, right=HEADINGS[1:]), Text(f"{self.title}{state}"))
 
     def done(self) -> float:
-        """Share of all epochs that is behind us; a run that stopped early counts as whole once a later one began."""
+        """Fraction of all epochs that is done; a run that stopped early is complete once a later one has begun."""
         total = 0.0
         newest = max((row.first_seen for row in self.rows.values()), default=0)
         for row in self.rows.values():
@@ -168,17 +175,17 @@ class Progress:
         return min(total / max(self.runs, 1), 1.0)
 
     def speed(self) -> float | None:
-        """Epochs a second over all runs, since the first that was seen; None before there is a second.
+        """Epochs per second over all runs, since the first event; None before the second one.
 
-        The first is left out because starting up takes longer than it does, and because a resumed run does not begin
-        with epoch 1.
+        The first event is left out because it includes the start-up, and because a resumed run does not begin with
+        epoch 1.
         """
         now = self.clock()
         made = sum(row.event.epoch - row.first_epoch for row in self.rows.values())
         return made / (now - self.first_event) if made > 0 and now > self.first_event else None
 
     def time_left(self) -> float | None:
-        """Seconds that the remaining epochs take at the present speed; None before there is one."""
+        """Seconds that the remaining epochs take at the current speed, once it is known."""
         speed = self.speed()
         return None if speed is None else self.runs * self.epochs * (1 - self.done()) / speed
 
@@ -201,3 +208,12 @@ def clock_time(seconds: float | None) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
+
+
+def tensorboard_callbacks(folder: Path, wanted: bool) -> list[Any]:
+    """The callback that writes TensorBoard event files, if wanted."""
+    if not wanted:
+        return []
+    from difformer.training.callbacks import TensorBoard
+
+    return [TensorBoard(folder / "tensorboard")]

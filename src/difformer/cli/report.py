@@ -5,25 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from difformer.cli.errors import verb
-from difformer.cli.options import Device, Force, Json, Run, Seed
+from difformer.cli.command import command
+from difformer.cli.options import Device, Force, Json, Run, Seed, option
 from difformer.cli.output import Output, check_new
 
 
-@verb
+@command
 def report(
     run: Run,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File to write; RUN/report.html by default, which is overwritten.", show_default=False),
-    ] = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
-    node: Annotated[
-        list[str] | None,
-        typer.Option(help="An instance to explain besides the chosen ones; repeatable.", show_default=False),
-    ] = None,
+    out: Annotated[Path | None, option("File to write; RUN/report.html by default, which is overwritten.")] = None,
+    open_it: Annotated[bool, option("Open it in the browser.", "--open")] = False,
+    node: Annotated[list[str] | None, option("An instance to explain besides the chosen ones; repeatable.")] = None,
     seed: Seed = None,
     force: Force = False,
     device: Device = "auto",

@@ -10,77 +10,51 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from difformer.cli.errors import CHECK_FAILED, INTERRUPTED, verb
-from difformer.cli.options import Device, Json
+from difformer.cli.command import CHECK_FAILED, INTERRUPTED, command
+from difformer.cli.options import Device, Json, argument, option
 from difformer.cli.output import Output
+from difformer.errors import UserError
 
 if TYPE_CHECKING:
     from difformer.experiments.runner import Outcome
 
 
-@verb
+@command
 def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(help="Which table or figure; --list shows them.", show_default=False)
-    ] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="Show what there is, and stop.")] = False,
-    quick: Annotated[bool, typer.Option(help="Small data made on the spot, few epochs: does it work?")] = False,
-    seeds: Annotated[
-        int | None, typer.Option(help="Seeds of every cell; what the protocol says by default.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, argument("Which table or figure; --list shows them.")] = None,
+    show_list: Annotated[bool, option("List the tables and figures, and stop.", "--list")] = False,
+    quick: Annotated[bool, option("Small synthetic data and few epochs: does it work?", "--quick")] = False,
+    seeds: Annotated[int | None, option("Seeds per cell; by default as the protocol says.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of results; those of NAME go into OUT/NAME. results by default, results-quick with --quick.",
-            show_default=False,
-        ),
+        option("Folder of results, with a folder per NAME; results by default, results-quick with --quick."),
     ] = None,
     device: Device = "auto",
-    models: Annotated[
-        list[str] | None,
-        typer.Option(help="Only these systems, separated by commas; repeatable.", show_default=False),
-    ] = None,
+    models: Annotated[list[str] | None, option("Only these systems, separated by commas; repeatable.")] = None,
     datasets: Annotated[
-        list[str] | None,
-        typer.Option(help="Only these data sets or sections, separated by commas; repeatable.", show_default=False),
+        list[str] | None, option("Only these data sets or sections, separated by commas; repeatable.")
     ] = None,
     preset: Annotated[
-        list[str] | None,
-        typer.Option(help="Only rows of these presets: public-code, paper, best, untuned.", show_default=False),
+        list[str] | None, option("Only rows of these presets: public-code, paper, best, untuned.")
     ] = None,
-    presets: Annotated[
-        Path | None,
-        typer.Option(help="Folder of preset files that go before the package's own.", show_default=False),
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(help="Begin no new run after so many seconds.", show_default=False)
-    ] = None,
-    limit: Annotated[
-        float | None,
-        typer.Option(help="Break off a run that takes more seconds; its cell says so.", show_default=False),
-    ] = None,
-    retry: Annotated[bool, typer.Option(help="Try runs again that failed before.")] = False,
+    presets: Annotated[Path | None, option("Folder of preset files that override the package's own.")] = None,
+    seconds: Annotated[float | None, option("Start no new run after this many seconds.")] = None,
+    limit: Annotated[float | None, option("Stop a run that takes more seconds; its cell says so.")] = None,
+    retry: Annotated[bool, option("Repeat runs that failed before.", "--retry")] = False,
     precision: Annotated[
-        str | None,
-        typer.Option(
-            help="float32, or bf16 for mixed precision, which may pay on a GPU where all pairs are worked out; tables "
-            "say which runs were made in it. What the presets say by default.",
-            show_default=False,
-        ),
+        str | None, option("float32, or bf16 for mixed precision; by default as the presets say. Tables name it.")
     ] = None,
     table_only: Annotated[
-        bool, typer.Option("--table-only", help="Run nothing: write tables and figure from the runs that are there.")
+        bool, option("Run nothing: write tables and figure from existing runs.", "--table-only")
     ] = False,
-    results: Annotated[
-        Path | None,
-        typer.Option(help="Write the page of all results under OUT to this file, and stop.", show_default=False),
-    ] = None,
+    results: Annotated[Path | None, option("Write the page of all results under OUT to this file, and stop.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Reproduce a table or figure of the paper: every run is a line of OUT/NAME/runs.jsonl, written when it is done.
+    """Reproduce a table or figure of the paper.
 
-    A second call goes on where the first ended. Beside the runs stand table.md, table.tex, figure.svg and figure.png,
-    with the paper's figures beside ours. What cannot be run is a cell with a reason.
+    Every finished run is one line of OUT/NAME/runs.jsonl, so a second call continues where the first ended. The folder
+    also gets table.md, table.tex, figure.svg and figure.png, with the paper's figures next to ours. A cell that cannot
+    be run gives the reason.
     """
     from difformer.experiments.spec import NAMES, experiments, find
 
@@ -99,7 +73,7 @@ def reproduce(
         output.say(f"written: {results}")
         return
     if name is None:
-        raise ValueError(f"NAME is missing: one of {', '.join(NAMES)}; `difformer reproduce --list` explains them")
+        raise UserError(f"NAME is missing: one of {', '.join(NAMES)}; `difformer reproduce --list` explains them")
     experiment = find(name)
     from difformer.experiments.analysis import pandas, read_summary, remaining
     from difformer.experiments.cells import Request
@@ -124,7 +98,7 @@ def reproduce(
     )
     folder = out / experiment.name
     if table_only and not Ledger(folder).read():
-        raise ValueError(
+        raise UserError(
             f"--table-only: there are no runs in {folder}, so there is nothing to write; make some with `difformer "
             f"reproduce {name}`, or name their folder with --out (results-quick is that of --quick)"
         )
@@ -137,7 +111,7 @@ def reproduce(
     for path in files:
         output.say(f"written: {path}")
     if outcome.stopped:
-        output.remark(f"{outcome.stopped}; what is done is kept. Go on with: {_again()}")
+        output.remark(f"{outcome.stopped}; finished runs are kept. Continue with: {_again()}")
     if outcome.stopped == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if outcome.errors:
@@ -158,5 +132,5 @@ def _said(outcome: Outcome) -> str:
 
 
 def _again() -> str:
-    """The words that were typed: the same call takes up what is left."""
+    """The command that was typed: the same command continues."""
     return shlex.join(["difformer", *sys.argv[1:]])

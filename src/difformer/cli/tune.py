@@ -2,175 +2,189 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from difformer.cli.errors import verb
-from difformer.cli.options import (
-    MODEL,
-    DataOptions,
-    Dataset,
-    Device,
-    Edges,
-    Features,
-    Json,
-    Labels,
-    Protocol,
-    Root,
-    Settings,
-    SplitFile,
-    key_values,
-)
+from difformer.cli.command import command
+from difformer.cli.description import describe_task, note_missing_edges
+from difformer.cli.inputs import DEFAULT_MODEL, Data, read_settings, takes_data
+from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, key_values, metric_setting, option
 from difformer.cli.output import Output
 from difformer.cli.progress import clock_time
-from difformer.cli.ranks import hush, tune_trials
-from difformer.cli.request import DEFAULT_MODEL, describe_task, read_settings, read_source, without_edges
+from difformer.cli.torchrun import silence, tune_trials
 from difformer.distributed.environment import under_torchrun
+from difformer.errors import UserError
 
 if TYPE_CHECKING:
     from difformer.data import Task
     from difformer.experiments import Preset
-    from difformer.training.spaces import Space
-    from difformer.training.tuning import Trial, Tuned
+    from difformer.training.source import TaskSource
+    from difformer.training.study import Question, Trial, Tuned
 
 SHOWN = 5
 
 
-@verb
+@command
+@takes_data
 def tune(
-    dataset: Dataset = None,
-    model: Annotated[
-        str, typer.Option(help="Model to tune (`difformer models` lists them).", rich_help_panel=MODEL)
-    ] = DEFAULT_MODEL,
-    trials: Annotated[int, typer.Option(help="Settings to try in all, those of an earlier call included.", min=1)] = 20,
-    jobs: Annotated[int, typer.Option(help="Processes that work at the same time.", min=1)] = 1,
-    seeds: Annotated[int, typer.Option(help="Runs that a trial averages over, one a split.", min=1)] = 1,
-    sampler: Annotated[str, typer.Option(help="random, tpe (guided), or grid (points in order).")] = "random",
+    data: Data,
+    model: Model = DEFAULT_MODEL,
+    models: Annotated[
+        list[str] | None,
+        option("Models to tune, each with as many trials, in place of --model.", metavar="MODEL…", panel=MODEL),
+    ] = None,
+    trials: Annotated[
+        int, option("Settings to try per model, including the defaults and earlier calls.", low=1, default=True)
+    ] = 20,
+    seconds: Annotated[float | None, option("Start no trial after that time.")] = None,
+    jobs: Annotated[int, option("Processes that work at the same time.", low=1, default=True)] = 1,
+    seeds: Annotated[int, option("Runs that a trial averages over, one per split.", low=1, default=True)] = 1,
+    sampler: Annotated[str, option("random, tpe (guided), or grid (points in order).", default=True)] = "random",
     space: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=A,B,…",
-            help="Values that compete for a setting, in place of the paper's grid; repeatable.",
-            rich_help_panel=MODEL,
-            show_default=False,
+        option(
+            "Values to try for a setting, in place of the default ones; repeatable.", metavar="KEY=A,B,…", panel=MODEL
         ),
     ] = None,
     settings: Settings = None,
-    prune: Annotated[bool, typer.Option(help="Stop trials early that stay below the median.")] = True,
+    metric: Metric = None,
+    prune: Annotated[bool, option("Stop trials early that stay below the median.", default=True)] = True,
     stacked: Annotated[
-        bool | None,
-        typer.Option(
-            help="Train settings of one shape as one model; by default where there is a GPU.", show_default=False
-        ),
+        bool | None, option("Train settings of one shape as one model; by default if there is a GPU.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the choice of settings.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the study; tune/DATASET-MODEL by default.", show_default=False)
-    ] = None,
+    seed: Annotated[int, option("Seed of the choice of settings.", default=True)] = 0,
+    out: Annotated[Path | None, option("Folder of the study; tune/DATASET-MODEL by default.")] = None,
     device: Device = "auto",
-    protocol: Protocol = None,
-    data: DataOptions = None,
-    root: Root = None,
-    features: Features = None,
-    labels: Labels = None,
-    edges: Edges = None,
-    split: SplitFile = None,
     as_json: Json = False,
 ) -> None:
     """Search for good settings, judged on validation data alone; the best become a preset file.
 
-    The values that compete are the paper's grids, unless --space names others; --set holds a setting fixed. The same
-    command goes on where an earlier one ended, or was interrupted.
+    The defaults are always the first trial. The values that compete are those of the literature for a known data set,
+    and values around the defaults for your own data, unless --space names others; --set holds a setting fixed. The same
+    command continues an earlier one that ended or was interrupted. Several models (--models) get as many trials each.
     """
-    from difformer.experiments import Preset, write_preset
-    from difformer.training.tuning import Question
-    from difformer.training.tuning import tune as search
+    from difformer.training.study import tune as search
 
     output = Output(as_json)
     if under_torchrun():
         if jobs > 1 or stacked:
-            raise ValueError("--jobs and --stacked are for one process; under torchrun every rank is one of the jobs")
-        hush(output)
-    source = read_source(
-        dataset,
-        root=root,
-        protocol=protocol,
-        data=data,
-        features=features,
-        labels=labels,
-        edges=edges,
-        split=split,
-    )
+            raise UserError("--jobs and --stacked are for one process; under torchrun every rank is one of the jobs")
+        silence(output)
+    assert model is not None
+    source = data.source()
     task = source.load()
     task.check_finite()
-    question = Question(model, _space(task, model, space, settings), seeds, sampler, seed, prune)
-    folder = out or Path("tune") / f"{task.name}-{model}"
-    for line in [*describe_task(task), *without_edges(task, question.config(question.space.point(0)))]:
+    held = [*(settings or ()), *metric_setting(metric)]
+    names = models or [model]
+    questions = [
+        _question(task, source, name, space, held, runs=seeds, sampler=sampler, seed=seed, prune=prune)
+        for name in names
+    ]
+    folder = out or Path("tune") / (f"{task.name}-{names[0]}" if len(names) == 1 else task.name)
+    for line in [*describe_task(task), *note_missing_edges(task, questions[0].config(questions[0].defaults()))]:
         output.say(line)
-    _announce(question.space, output)
-    told = _Teller(output)
-    found: Tuned | None
+    for question in questions:
+        _announce(question, output)
+    told = _Teller(output, several=len(names) > 1)
+    found: dict[str, Tuned] | None
     try:
         if under_torchrun():
-            found = tune_trials(task, question, trials, folder, device=device, told=told, output=output)
+            found = tune_trials(task, questions, trials, folder, device=device, told=told, output=output)
         else:
             found = search(
-                task, question, trials=trials, out=folder, jobs=jobs, device=device, stacked=stacked, on_trial=told
+                task,
+                questions,
+                trials=trials,
+                out=folder,
+                jobs=jobs,
+                device=device,
+                stacked=stacked,
+                seconds=math.inf if seconds is None else seconds,
+                on_trial=told,
             )
     except KeyboardInterrupt:
-        output.remark(f"interrupted: what was tried is kept in {folder}; the same command goes on with it")
+        output.remark(f"interrupted: the trials so far are kept in {folder}; the same command continues")
         raise
-    if found is None:  # rank 0 says the rest
+    if found is None:  # rank 0 reports
         return
+    reports = []
+    for question in questions:
+        tuned = found[question.model]
+        path = folder / ("best.toml" if len(names) == 1 else f"best-{question.model}.toml")
+        reports.append(_finish(tuned, question, task, source, path, output))
+    output.json(reports[0] if len(names) == 1 else {"models": reports})
+    if len(names) > 1:
+        _compare(list(found.values()), output)
+    output.say("The test part was not given to the trainer.")
+
+
+def _finish(tuned: Tuned, question: Question, task: Task, source: TaskSource, path: Path, output: Output) -> Any:
+    """Writes the preset of one model, says what was found, and returns it as a document."""
+    from difformer.experiments import Preset, write_preset
+
     preset = Preset(
         "tuned",
-        model,
+        question.model,
         task.name,
-        settings=found.settings,
-        source=f"tuned on validation over {question.space.source or 'a grid of your own'}",
+        settings=tuned.settings,
+        source=f"tuned on validation over {question.space.source or 'your own grid'}",
         protocol=source.options.get("protocol"),
-        metric=found.metric,
-        validation=found.score,
-        trials=len(found.trials),
+        metric=tuned.metric,
+        validation=tuned.score,
+        trials=len(tuned.trials),
         command=shlex.join(["difformer", *sys.argv[1:]]),
-        note=f"mean over {seeds} split(s); {task.protocol}",
+        note=f"mean over {question.runs} split(s); {task.protocol}",
     )
-    path = folder / "best.toml"
     write_preset(preset, path)
-    _report(found, preset, path, output)
-    left = question.space.size - len(found.trials)
-    if sampler == "grid" and left > 0:
+    document = _report(tuned, preset, path, output)
+    every = len(question.planned(question.space.size + 1 + len(question.first)))
+    if question.sampler == "grid" and every > len(tuned.trials):
         output.say(
-            f"{len(found.trials)} of the {question.space.size:,} points of the grid were tried; --trials "
-            f"{question.space.size} tries them all"
+            f"{len(tuned.trials)} of the {every:,} points (the defaults and the grid) were tried; --trials {every} "
+            f"tries them all"
         )
+    return document
 
 
-def _space(task: Task, model: str, axes: list[str] | None, held: list[str] | None) -> Space:
-    """The default grid of task and model, narrowed or widened by what the command line says."""
+def _question(
+    task: Task, source: TaskSource, model: str, axes: list[str] | None, held: list[str] | None, **about: Any
+) -> Question:
+    """The default space of task and model, narrowed or widened by what the command line says."""
     from difformer.training.config import TrainConfig
     from difformer.training.spaces import default_space
+    from difformer.training.study import Question
     from difformer.zoo import find, options_of
 
-    find(model)
+    info = find(model)
     known = [*TrainConfig().to_dict(), *options_of(model)]
-    found = default_space(task.kind, observed=task.edge_index is not None, model=model).only(known)
+    own = source.name is None
+    found = default_space(task.kind, observed=task.edge_index is not None, model=model, own=own).only(known)
     named = {
         key: [read_settings([f"{key}={value}"], model)[key] for value in text.split(",")]
         for key, text in key_values(axes, "--space").items()
     }
     fixed = read_settings(held or [], model)
     if both := sorted(named.keys() & fixed.keys()):
-        raise ValueError(f"--space lets {both[0]} compete, but --set holds it fixed; choose one")
-    return found.with_axes(named).with_fixed(fixed)
+        raise UserError(f"--space tries values of {both[0]}, but --set holds it fixed; choose one")
+    published = info.published.get(task.name)
+    first = ({key: value for key, value in published.items() if key not in fixed},) if published else ()
+    return Question(model, found.with_axes(named).with_fixed(fixed), first=first, **about)
 
 
-def _announce(space: Space, output: Output) -> None:
-    output.say(f"search space: {space.source}, {space.size:,} settings")
+def _compare(found: list[Tuned], output: Output) -> None:
+    """The models, best first, by the validation score of their best settings."""
+    ranked = sorted(found, key=lambda tuned: tuned.score, reverse=found[0].higher_is_better)
+    heading = f"valid {found[0].metric}"
+    rows = [[place, tuned.model, f"{tuned.score:.4f}", len(tuned.trials)] for place, tuned in enumerate(ranked, 1)]
+    output.table(["rank", "model", heading, "trials"], rows, right=["rank", heading, "trials"])
+
+
+def _announce(question: Question, output: Output) -> None:
+    space = question.space
+    output.say(f"search space of {question.model}: {space.source}, {space.size:,} settings, and the defaults")
     for key, values in space.axes.items():
         output.say(f"  {key}: {', '.join(map(str, values))}")
     if space.fixed:
@@ -178,43 +192,47 @@ def _announce(space: Space, output: Output) -> None:
 
 
 class _Teller:
-    """One line a trial, on standard error."""
+    """One line per trial, on standard error."""
 
-    def __init__(self, output: Output) -> None:
-        self.output = output
+    def __init__(self, output: Output, several: bool) -> None:
+        self.output, self.several = output, several
 
     def __call__(self, trial: Trial) -> None:
         score = f"valid {trial.value:.4f}" if trial.value is not None else f"{trial.state}: {trial.reason}"
         settings = ", ".join(f"{key}={value}" for key, value in trial.settings.items())
-        self.output.remark(f"trial {trial.number + 1}: {score} ({clock_time(trial.seconds)}) {settings}")
+        whose = f"{trial.model} " if self.several else ""
+        about = " (defaults)" if trial.number == 0 else ""
+        self.output.remark(f"{whose}trial {trial.number + 1}{about}: {score} ({clock_time(trial.seconds)}) {settings}")
 
 
-def _report(found: Tuned, preset: Preset, path: Path, output: Output) -> None:
+def _report(found: Tuned, preset: Preset, path: Path, output: Output) -> dict[str, Any]:
     complete = [trial for trial in found.trials if trial.value is not None]
     ranked = sorted(complete, key=lambda trial: trial.value or 0.0, reverse=found.higher_is_better)
-    output.json(
-        {
-            "model": preset.model,
-            "dataset": preset.dataset,
-            "metric": found.metric,
-            "valid": found.score,
-            "settings": found.settings,
-            "preset": path,
-            "trials": [vars(trial) for trial in found.trials],
-        }
-    )
-    keys = list(found.best.settings)
+    document = {
+        "model": preset.model,
+        "dataset": preset.dataset,
+        "metric": found.metric,
+        "valid": found.score,
+        "settings": found.settings,
+        "preset": path,
+        "trials": [{key: value for key, value in vars(trial).items() if key != "curve"} for trial in found.trials],
+    }
+    keys = list(dict.fromkeys(key for trial in ranked[:SHOWN] for key in trial.settings))
     if len(complete) > SHOWN:
-        output.say(f"the best {SHOWN} of {len(complete)} trials that ran to their end (--json gives them all):")
+        output.say(f"the best {SHOWN} of {len(complete)} completed trials (--json gives them all):")
     output.table(
         ["rank", f"valid {found.metric}", *keys],
         [
-            [place, f"{trial.value:.4f}", *(trial.settings[key] for key in keys)]
+            [place, f"{trial.value:.4f}", *(trial.settings.get(key, "") for key in keys)]
             for place, trial in enumerate(ranked[:SHOWN], 1)
         ],
         right=["rank", f"valid {found.metric}"],
     )
     pruned = len(found.trials) - len(complete)
-    output.say(f"{len(found.trials)} trials, {pruned} of them stopped early; the test part was not looked at.")
+    output.say(f"{len(found.trials)} trials of {found.model}, {pruned} of them stopped early")
+    default = next((trial for trial in complete if trial.number == 0), None)
+    if default is not None and default.value is not None:
+        output.say(f"best {found.score:.4f}, defaults {default.value:.4f} on validation")
     output.say(f"best settings: {path}")
     output.say(f"Try next: `difformer fit` on the same data with --preset {path} --seeds 5")
+    return document

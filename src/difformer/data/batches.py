@@ -18,6 +18,7 @@ from torch import Tensor
 
 from difformer.data.sparse import segments, take_rows
 from difformer.data.task import Task
+from difformer.errors import UserError
 
 Batch = TypeVar("Batch", bound="_Movable")
 
@@ -26,7 +27,7 @@ def epoch_generator(seed: int, epoch: int, batch: int | None = None) -> torch.Ge
     """A CPU generator that depends on (seed, epoch), or (seed, epoch, batch), and on nothing else."""
     key = [seed, epoch] if batch is None else [seed, epoch, 1 + batch]
     if min(key) < 0:
-        raise ValueError(f"seed, epoch: expected whole numbers ≥ 0, got {seed} and {epoch}")
+        raise UserError(f"seed, epoch: expected whole numbers ≥ 0, got {seed} and {epoch}")
     return torch.Generator().manual_seed(
         int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
     )
@@ -145,7 +146,7 @@ def partition_nodes(
         even: Make all parts of one size, give or take one node, and none larger than `batch_size`.
     """
     if batch_size < 1:
-        raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
+        raise UserError(f"batch_size: expected at least 1, got {batch_size}")
     order = torch.randperm(num_nodes, generator=epoch_generator(seed, epoch))
     parts = order.tensor_split(max(1, -(-num_nodes // batch_size))) if even else order.split(batch_size)
     return tuple(part.sort().values for part in parts)
@@ -160,9 +161,7 @@ def induced_subgraph(
         ValueError: If `nodes` is not strictly ascending: positions would no longer be those of sorted features.
     """
     if nodes.numel() > 1 and not bool((nodes.diff() > 0).all()):
-        raise ValueError(
-            "nodes: expected strictly ascending numbers; sort them, so that features follow the same order"
-        )
+        raise UserError("nodes: expected strictly ascending numbers; sort them, so that features follow the same order")
     place = torch.full((num_nodes,), -1, dtype=torch.long, device=edge_index.device)
     place[nodes] = torch.arange(nodes.numel(), device=edge_index.device)
     source, target = place[edge_index[0]], place[edge_index[1]]
@@ -195,9 +194,9 @@ class NodePartitions:
         device: torch.device | str | None = None,
     ) -> None:
         if task.kind != "nodes":
-            raise ValueError(f"task {task.name!r}: partitions of nodes need a 'nodes' task, this one is {task.kind!r}")
+            raise UserError(f"task {task.name!r}: partitions of nodes need a 'nodes' task, this one is {task.kind!r}")
         if batch_size < 1:
-            raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
+            raise UserError(f"batch_size: expected at least 1, got {batch_size}")
         self.task = task
         self.batch_size = batch_size
         self.seed = seed
@@ -272,9 +271,9 @@ class GraphBatches:
         self, task: Task, *, index: Tensor | None = None, batch_size: int, shuffle: bool = True, seed: int = 0
     ) -> None:
         if task.kind != "graphs" or task.node_ptr is None:
-            raise ValueError(f"task {task.name!r}: batches of graphs need a 'graphs' task, this one is {task.kind!r}")
+            raise UserError(f"task {task.name!r}: batches of graphs need a 'graphs' task, this one is {task.kind!r}")
         if batch_size < 1:
-            raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
+            raise UserError(f"batch_size: expected at least 1, got {batch_size}")
         self.task = task
         self.node_ptr = task.node_ptr
         self.index = torch.arange(task.num_instances) if index is None else index
@@ -340,9 +339,9 @@ class SnapshotBatches:
         self, task: Task, *, index: Tensor | None = None, length: int = 1, shuffle: bool = False, seed: int = 0
     ) -> None:
         if task.kind != "series":
-            raise ValueError(f"task {task.name!r}: batches of snapshots need a 'series' task, this is {task.kind!r}")
+            raise UserError(f"task {task.name!r}: batches of snapshots need a 'series' task, this is {task.kind!r}")
         if length < 1:
-            raise ValueError(f"length: expected at least 1, got {length}")
+            raise UserError(f"length: expected at least 1, got {length}")
         self.task = task
         self.shuffle = shuffle
         self.seed = seed

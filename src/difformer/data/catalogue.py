@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from dataclasses import dataclass
 
 from difformer.data.entries import BUILT_IN, ENTRIES, Entry
 from difformer.data.lookup import find, find_file
 from difformer.data.sources import FORMS, LEARNED, features_path
+from difformer.errors import UserError, did_you_mean
 
 ALIASES = {
     "film": "actor",
@@ -64,9 +64,8 @@ def entry(name: str) -> Entry:
     plain = ALIASES.get(plain, plain)
     if plain in ENTRIES:
         return ENTRIES[plain]
-    near = difflib.get_close_matches(plain, [*ENTRIES, *ALIASES], n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known are {', '.join(ENTRIES)}."
-    raise ValueError(f"there is no data set {name!r}; {hint} `difformer datasets` lists all {len(ENTRIES)}")
+    hint = did_you_mean(plain, [*ENTRIES, *ALIASES]) or f"known are {', '.join(ENTRIES)}. "
+    raise UserError(f"there is no data set {name!r}; {hint}`difformer datasets` lists all {len(ENTRIES)}")
 
 
 def list_datasets(root: str | os.PathLike[str] | None = None) -> tuple[Listing, ...]:

@@ -22,6 +22,7 @@ from difformer.data.checks import check_task
 from difformer.data.scaling import Scaling
 from difformer.data.split import Split
 from difformer.data.splitting import labelled
+from difformer.errors import UserError
 
 if TYPE_CHECKING:
     from difformer.data.own.preprocessing import Preprocessing
@@ -130,11 +131,11 @@ class Task:
         values = self.x.values() if self.x.layout == torch.sparse_csr else self.x
         if not bool(values.isfinite().all()):
             where = tuple((~values.isfinite()).nonzero()[0].tolist())
-            raise ValueError(f"task {self.name!r}: x is {values[where].item()} at {where}; features must be finite")
+            raise UserError(f"task {self.name!r}: x is {values[where].item()} at {where}; features must be finite")
         for weight in self.edge_weight if isinstance(self.edge_weight, tuple) else (self.edge_weight,):
             if weight is not None and not bool(weight.isfinite().all()):
                 where = tuple((~weight.isfinite()).nonzero()[0].tolist())
-                raise ValueError(f"task {self.name!r}: edge_weight is {weight[where].item()} at edge {where[0]}")
+                raise UserError(f"task {self.name!r}: edge_weight is {weight[where].item()} at edge {where[0]}")
 
     def facts(self) -> dict[str, str | int]:
         """Sizes and protocol, one entry each, for tables and logs."""

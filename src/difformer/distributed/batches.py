@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from difformer.data import Split, Task
 from difformer.data.batches import GraphBatch, GraphBatches, epoch_generator
 from difformer.distributed.losses import check_loss, make_sums
-from difformer.distributed.ranks import Ranks
+from difformer.distributed.process_group import Ranks
 from difformer.distributed.trainer import RanksTrainer
 from difformer.nn import DIFFormer, GraphLevel
 from difformer.nn.dropout import dropout_key

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from difformer.data import Split
-from difformer.distributed.folder import Partition
-from difformer.distributed.ranks import Ranks
+from difformer.distributed.partition_folder import Partition
+from difformer.distributed.process_group import Ranks
 from difformer.distributed.shard import Shard, parts_of
 from difformer.files import write_bytes
 from difformer.training.predictions import Predictions

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from difformer.data import Split
 from difformer.distributed.metrics import measure
-from difformer.distributed.ranks import Ranks
+from difformer.distributed.process_group import Ranks
 from difformer.training.config import TrainConfig
 from difformer.training.journal import Journal, Measured, NonFiniteOutputError
 from difformer.training.metrics import find_metric

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.distributed.ranks import Ranks
+from difformer.distributed.process_group import Ranks
 from difformer.training.config import TrainConfig
 from difformer.training.metrics import same_shape
 

@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from difformer.distributed.ranks import Ranks
+from difformer.distributed.process_group import Ranks
 from difformer.training.metrics import Metric, class_counts, column_aucs, one_against_rest, same_shape
 
 SAMPLES = 64  # scores of a column that each rank shows for each rank, to find ranges of equal size

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from difformer.distributed.folder import Partition
 from difformer.distributed.gathering import Labels, gather_labels, write_outputs
-from difformer.distributed.ranks import Ranks
+from difformer.distributed.partition_folder import Partition
+from difformer.distributed.process_group import Ranks
 from difformer.distributed.shard import Shard
 from difformer.distributed.trainer import Facts, ShardedTrainer, check_config
 from difformer.files import RunFolderError, only_one, read_json, sweep, write_json

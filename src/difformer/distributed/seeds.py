@@ -15,7 +15,7 @@ from typing import Any
 
 from difformer.data import Task
 from difformer.distributed.batches import GraphsTrainer, shares_batches
-from difformer.distributed.ranks import Ranks
+from difformer.distributed.process_group import Ranks
 from difformer.files import only_one, sweep
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import Snapshot

@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from difformer.distributed.collectives import sum_gradients
 from difformer.distributed.journal import ShardedJournal
 from difformer.distributed.losses import check_loss, class_weights, make_sums
-from difformer.distributed.model import Rows, embed, outputs
-from difformer.distributed.ranks import Ranks
+from difformer.distributed.process_group import Ranks, sum_gradients
+from difformer.distributed.senders import Rows
 from difformer.distributed.shard import Shard
 from difformer.nn import DIFFormer
 from difformer.nn.dropout import dropout_key
@@ -82,11 +81,11 @@ class ShardInputs(Inputs):
     def outputs(self, model: nn.Module) -> Tensor:
         assert isinstance(model, DIFFormer)
         assert self.rows is not None
-        return outputs(model, self.x, self.rows)
+        return model(self.x, context=self.rows)
 
     def states(self, model: Any) -> Tensor:
         assert self.rows is not None
-        return embed(model, self.x, self.rows)
+        return model.embed(self.x, context=self.rows)
 
 
 class ShardFeed:

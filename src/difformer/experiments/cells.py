@@ -18,8 +18,7 @@ from difformer.errors import UserError
 from difformer.experiments.ledger import identity
 from difformer.experiments.presets import NAMES, PREFERRED, Preset, load_presets, read_preset
 from difformer.experiments.spec import Data, Experiment, System
-from difformer.training.config import PRECISIONS, TrainConfig
-from difformer.training.tuning import make_config
+from difformer.training.config import PRECISIONS, TrainConfig, make_config
 from difformer.zoo import find, options_of
 
 UNTUNED = "untuned"

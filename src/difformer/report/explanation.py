@@ -58,7 +58,7 @@ from difformer.training.run_folder import RunFolder
 from difformer.training.using import Loaded, load_run
 
 PARTS = ("self", "latent", "observed", "source")
-QUADRATURE = 24  # points of the path
+QUADRATURE, COARSE, MANY = 24, 6, 20_000  # points of the path, and fewer where there are many rows
 LEAST = 0.01  # effects below this share of all are summed up
 NAMED = 5  # columns and neighbours of a sentence
 WRONG, NARROW = 2, 1  # instances that a report explains by itself
@@ -296,7 +296,7 @@ def attribute(loaded: Loaded, scene: Scene, place: int, names: Callable[[int], s
 
     middle = x.mean(0, keepdim=True)
     away, slope = x - middle, torch.zeros_like(x)
-    points, weights = np.polynomial.legendre.leggauss(QUADRATURE)
+    points, weights = np.polynomial.legendre.leggauss(QUADRATURE if scene.size < MANY else COARSE)
     for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
         with torch.enable_grad():
             at = (middle + float(point) * away).requires_grad_()

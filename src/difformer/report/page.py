@@ -10,6 +10,7 @@ import base64
 import csv
 import io
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -23,8 +24,8 @@ from difformer.files import finite, write_bytes
 from difformer.report import plots, sections
 from difformer.report.explanation import PARTS, Explanation, Place, explain_nodes, worth_explaining
 from difformer.report.gather import Material, Scene, gather, is_diffusion, make_scene, shortened
-from difformer.report.layers import layer_energies, uniform_note, verdict, why_no_attention, within_classes
-from difformer.report.maps import TEXT_LENGTH, TITLE_LENGTH, Map, graphs_map, nodes_of_graph_map, scene_map
+from difformer.report.layers import layer_energies, uniform_note, verdict, within_classes
+from difformer.report.maps import Map, graphs_map, nodes_of_graph_map, scene_map
 from difformer.report.quality import ErrorList, baselines, calibration, column_importance, errors, quality
 from difformer.training.run_folder import RunFolder
 
@@ -113,22 +114,15 @@ def write_report(
     drawn |= {f"explanation-{i}": plots.explanation(one) for i, one in enumerate(explanations) if one.steps}
     warnings = sections.warnings_of(material, base, found, energies, said, even)
     answer = sections.answer(material, base)
-    facts, settings = sections.run_facts(material)
     context = {
-        "title": f"{folder.config.model} on {folder.about['data']['task']}",
-        "navigation": NAVIGATION, "answer": answer, "cards": sections.cards(material, base, sure),
-        "warnings": warnings, "material": material, "results": sections.result_rows(material), "thinned": thinned,
-        "found": found, "classes": sections.class_rows(found), "calibration": sure, "errors": wrong,
-        "errors_csv": _csv_link(wrong), "importance": columns, "metric": metric, "figures": drawn,
-        "maps": _map_texts(material, scene, maps), "pairs": _about_pairs(scene, maps, even),
-        "within": _about_attention(material, scene, attention), "even": even, "verdict": said, "energies": energies,
-        "energy_note": _about_energy(material, scene, energies),
-        "energy_rows": energies and sections.energy_rows(energies, plots.layer_names(len(energies.energy))),
-        "theorem": sections.theorem(energies) if energies is not None else "",
-        "explanations": [_explained(material, one) for one in explanations],
-        "no_diffusion": "" if diffuses else sections.NO_DIFFUSION,
-        "costs": sections.costs(material), "facts": facts, "settings": settings,
-        "snippets": sections.snippets(material), "own": folder.source is not None,
+        "title": f"{folder.config.model} on {folder.about['data']['task']}", "navigation": NAVIGATION,
+        "answer": answer, "cards": sections.cards(material, base, sure), "warnings": warnings, "material": material,
+        "folder": folder, "about": folder.about, "task": material.task, "kind": material.task.kind, "metric": metric,
+        "settings": {**options, **folder.about["training"]}, "thinned": thinned, "found": found, "calibration": sure,
+        "errors": wrong, "errors_csv": _csv_link(wrong), "importance": columns, "figures": drawn, "scene": scene,
+        "maps": maps, "missing": sections.why_no_pairs(scene), "within": attention, "even": even, "verdict": said,
+        "energies": energies, "explanations": explanations, "parts": PARTS, "diffuses": diffuses,
+        "no_diffusion": sections.NO_DIFFUSION, "costs": sections.costs(material), "own": folder.source is not None,
         "css": _asset("page.css"), "js": _asset("page.js"), "plotly": plotly,
         "data": _embedded({"figures": drawn, "maps": [one.data for one in maps], "colours": plots.COLOURS}),
     }  # fmt: skip
@@ -153,7 +147,11 @@ def _libraries() -> tuple[str, Any]:
         raise ImportError(f"a report needs {name}; install it with: pip install 'difformer[report]'") from error
     loader = jinja2.FunctionLoader(_asset)
     options: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined}
-    return str(get_plotlyjs()), jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
+    environment = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
+    environment.filters |= {
+        "score": sections.score, "spread": sections.spread, "short": shortened, "quoted": repr, "shell": shlex.quote
+    }  # fmt: skip
+    return str(get_plotlyjs()), environment
 
 
 def _asset(name: str) -> str:
@@ -183,93 +181,3 @@ def _maps(material: Material, scene: Scene | None, explanations: Sequence[Explan
     assert scene is not None
     always = [one.node for one in explanations if one.number == scene.number]
     return [scene_map(loaded, scene, material.outputs, material.classes, material.folder.source, always)]
-
-
-def _map_texts(material: Material, scene: Scene | None, maps: Sequence[Map]) -> list[tuple[str, tuple[str, ...]]]:
-    """Heading and notes of every map."""
-    kind = material.task.kind
-    heads = [""]
-    if kind == "series" and scene is not None:
-        heads = [f"Nodes at snapshot {scene.number}"]
-    if kind == "graphs":
-        heads = ["Graphs, by their pooled states", f"Nodes of graph {scene.number if scene else 0}"]
-    return [(head, one.notes) for head, one in zip(heads, maps, strict=False)]
-
-
-def _about_pairs(scene: Scene | None, maps: Sequence[Map], even: str) -> str:
-    if scene is None or scene.states is None:
-        return sections.NO_DIFFUSION.format("no latent structure")
-    if not len(scene.difformer.layers):
-        return "There are no diffusion layers, hence no latent pairs."
-    if (why := why_no_attention(scene.difformer.layers[0])) is not None:  # type: ignore[arg-type]
-        return f"{why[0].upper()}{why[1:]}."
-    latent = maps[-1].latent
-    kept = max(len(one.weight) for one in latent)
-    hidden = "Attention is close to uniform, so that pairs are not drawn until you ask for them. " if even else ""
-    evenness = ", ".join(f"{100 * one.entropy:.1f}" for one in latent)
-    return (
-        f"{hidden}Pairs are drawn where the attention of one shown instance to another is above the threshold, in "
-        f"units of the uniform attention 1/n; the {kept} strongest per layer are kept. "
-        f"Entropy of the attention, in percent of that of uniform attention, by layer: {evenness}."
-    )
-
-
-def _about_attention(material: Material, scene: Scene | None, found: Any) -> str:
-    if found is not None:
-        return found.sentence
-    if scene is None or scene.states is None:
-        return sections.NO_DIFFUSION.format("no attention")
-    if len(scene.difformer.layers) and (why := why_no_attention(scene.difformer.layers[0])) is not None:  # type: ignore[arg-type]
-        return f"{why[0].upper()}{why[1:]}."
-    kind = material.task.kind
-    what = "instances have no classes" if kind == "nodes" else f"the nodes of {kind} have no classes of their own"
-    return f"Not shown: {what}, so there is nothing to compare attention with."
-
-
-def _about_energy(material: Material, scene: Scene | None, measured: Any) -> str:
-    if measured is None or scene is None:
-        return sections.NO_DIFFUSION.format("no energy")
-    of = {
-        "nodes": "",
-        "series": f" Measured on snapshot {scene.number}.",
-        "graphs": f" Measured on graph {scene.number}.",
-    }
-    sampled = f" Measured on a sample of {measured.sampled:,} of {scene.size:,} states." if measured.sampled else ""
-    return (
-        "Measured: mean of δ(‖zᵢ - zⱼ‖²) over pairs, and of ‖zᵢ - zⱼ‖² over observed edges, on unit states."
-        f"{sampled}{of[material.task.kind]}"
-    )
-
-
-def _explained(material: Material, one: Explanation) -> dict[str, Any]:
-    """Texts and tables of an explanation."""
-    where = {"nodes": "", "series": f" at snapshot {one.number}", "graphs": f" of graph {one.number}"}
-    target = f", target {one.target}" if one.target else ""
-    who: list[list[object]] = []
-    for s in one.steps:
-        who += [
-            [
-                s.layer,
-                shortened(i.name, TITLE_LENGTH),
-                i.through,
-                f"{i.weight:.3g}",
-                f"{i.length:.3g}",
-                f"{i.effect:+.3g}",
-            ]
-            for i in s.influences
-        ]
-        if s.influences:
-            who.append([s.layer, "all others", "", "", "", f"{s.others:+.3g}"])
-    return {
-        "head": f"{shortened(one.name, TEXT_LENGTH)}{where[material.task.kind]}: predicted {one.prediction}{target}",
-        "sentence": shortened(one.sentence, 1_000),
-        "score": f"Score: {one.meaning} = {one.score:.4g} = "
-        + " ".join(f"{value:+.4g} ({name})" for name, value in one.terms.items()),
-        "headings": ["layer", *(f"‖{p}‖" for p in PARTS), *(f"{p} effect" for p in PARTS), "residue"],
-        "parts": [
-            [s.layer, *(f"{s.lengths[p]:.3g}" for p in PARTS), *(f"{s.effects[p]:+.3g}" for p in PARTS),
-             f"{s.residue:.0e}"]
-            for s in one.steps
-        ],
-        "who": who,
-    }  # fmt: skip

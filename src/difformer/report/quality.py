@@ -36,7 +36,7 @@ SCATTER_POINTS = 2_000
 BINS, CONFIDENCE_BINS = 60, 10
 ERRORS, ERROR_COLUMNS = 300, 12
 FIT_ENTRIES, FIT_SPLITS, FIT_COLUMNS = 20_000_000, 5, 16
-TRIED_COLUMNS, REPEATS, SECONDS = 64, 3, 15.0
+TRIED_COLUMNS, REPEATS, SECONDS = 64, 3, 10.0
 Array = np.ndarray[Any, Any]
 Spread = tuple[float, float | None]
 
@@ -382,7 +382,7 @@ def column_importance(material: Material) -> Importance:
     if not abs(base - expected) <= 0.02 * max(1.0, abs(expected)):
         return Importance([], [], "Not measured: this run is evaluated in batches that cannot be put together again.")
     columns = list(range(task.num_features))
-    limit = min(TRIED_COLUMNS, max(8, int(SECONDS / max(once * REPEATS, 1e-6))))
+    limit = min(TRIED_COLUMNS, max(4, int(SECONDS / max(once * REPEATS, 1e-6))))
     note = ""
     if len(columns) > limit:
         columns = _steepest(material, dense, limit)

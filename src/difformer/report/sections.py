@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,14 +11,13 @@ import torch
 
 from difformer.attention import explain
 from difformer.nn import DIFFormer, DIFFormerConv
-from difformer.report.gather import Material, encoder_of
-from difformer.report.layers import LayerEnergies, smoothed_layers
+from difformer.report.gather import Material, Scene, encoder_of
+from difformer.report.layers import ALIKE, LayerEnergies, smoothed_layers, why_no_attention
 from difformer.report.quality import Baseline, Calibration
 from difformer.training.saved import saved_bytes
 from difformer.training.using import Loaded
 
 MIB = 2**20
-PARTS = ("train", "valid", "test")
 OVERFIT = 0.2  # by which a metric in [0, 1] may be better on the training part before the page speaks of it
 NO_DIFFUSION = (
     "This model takes no diffusion steps over latent pairs, so there is {} to show; DIFFormer models have it."
@@ -80,10 +78,10 @@ def warnings_of(
     uniform: str,
 ) -> list[str]:
     """What a reader should know before believing the page, in plain words."""
-    summary, part, task = material.folder.summary(), material.part, material.task
+    summary, part = material.folder.summary(), material.part
     sign = 1 if summary.higher_is_better else -1
     mean, train = summary.mean(part), summary.mean("train")
-    said = list(getattr(summary, "notes", ()))
+    said = [f"{note[0].upper()}{note[1:]}." for note in summary.notes]
     error = math.sqrt(max(mean * (1 - mean), 0) / max(material.rows.numel(), 1)) if summary.metric == "accuracy" else 0
     constant, linear = base
     if sign * (mean - constant.mean) <= 2 * error:
@@ -93,10 +91,6 @@ def warnings_of(
             f"{linear.name[0].upper()}{linear.name[1:]} on the features alone does as well ({linear.mean:.4f} against "
             f"{mean:.4f})."
         )
-    if task.problem == "multiclass" and not said:
-        only = [names for one in material.predictions if len(names := one.labels()[_in(one, part)].unique()) < 2]
-        if only and task.num_outputs > 1:
-            said.append(f"{len(only)} of {len(material.predictions)} seeds predict one class for every instance.")
     if (
         part != "train"
         and train == train
@@ -106,7 +100,8 @@ def warnings_of(
             f"Overfitting: {summary.metric} is {train:.4f} on the training part and {mean:.4f} on the {part} part. "
             "More dropout or weight decay, fewer channels or more labels may help."
         )
-    if energies is not None and len(energies.spread) > 1 and (smoothed_layers(energies) or energies.spread[0] < 0.02):
+    collapsed = energies is not None and (smoothed_layers(energies) or energies.spread[0] < ALIKE)
+    if collapsed and not any("ollapsed states" in one for one in said):
         said.append(f"Collapsed states: {verdict}")
     if uniform:
         said.append(uniform)
@@ -121,80 +116,14 @@ def warnings_of(
     return said
 
 
-def _in(predictions: Any, part: str) -> list[int]:
-    return [i for i, one in enumerate(predictions.part) if one == part]
-
-
-def run_facts(material: Material) -> tuple[list[tuple[str, Any]], list[tuple[str, str]]]:
-    """What was run, and all settings."""
-    folder = material.folder
-    run, versions = folder.about["run"], folder.about["versions"]
-    # The run's own metric, which may differ from the task's.
-    named = {**material.task.facts(), "metric": folder.summary().metric}
-    facts = [(key, f"{value:,}" if isinstance(value, int) else value) for key, value in named.items()]
-    facts += [
-        ("folder", str(folder.path)),
-        ("created", run["created"]),
-        ("seeds", ", ".join(map(str, folder.seeds))),
-        ("versions", ", ".join(f"{key} {value}" for key, value in versions.items())),
-    ]
-    settings = {**folder.about["model"].get("options", {}), **folder.about["training"]}
-    shown = [(k, str(v).lower() if v is None or isinstance(v, bool) else str(v)) for k, v in settings.items()]
-    return facts, shown
-
-
-def result_rows(material: Material) -> list[list[Any]]:
-    """One row per seed."""
-    return [
-        [r["seed"], r["split"], f"{r['best_epoch']}/{r['epochs']}", *(number(r[p]) for p in PARTS),
-         f"{r['seconds']:.1f} s", r["status"]]
-        for r in material.folder.results()
-    ]  # fmt: skip
-
-
-def class_rows(found: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    """Headings and rows of the table of classes, or of the errors of values."""
-    if found["kind"] == "residuals":
-        return ["", "MSE", "MAE", "R²"], [
-            [r["name"], *(deviation(r[c]) for c in ("mse", "mae", "r2"))] for r in found["table"]
-        ]
-    columns = ["precision", "recall", "f1", *(["auc"] if found["table"] and "auc" in found["table"][0] else [])]
-    seeds = f"{found['seeds']} seed{'s' * (found['seeds'] > 1)}"
-    rows = [
-        [r["name"], f"{r['number']:,.0f}", *(deviation(r[c]) for c in columns), f"{r['predicted_in']} of {seeds}"]
-        for r in found["table"]
-    ]
-    return ["class", "number", *columns, "predicted in"], rows
-
-
-def energy_rows(measured: LayerEnergies, names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    columns: list[tuple[str, list[float] | None]] = [
-        ("energy, all pairs", measured.energy),
-        ("energy, edges", measured.edges),
-        ("theorem's diffusion", measured.theorem),
-        ("effective rank", measured.rank),
-        ("distance of unit states", measured.spread),
-        ("between classes", measured.separation),
-    ]
-    held = [(name, values) for name, values in columns if values is not None]
-    rows = [[name, *(f"{values[k]:.4g}" for _, values in held)] for k, name in enumerate(names)]
-    return ["state", *(name for name, _ in held)], rows
-
-
-def theorem(measured: LayerEnergies) -> str:
-    """What the theorem says of this run."""
-    if len(measured.energy) == 1:
-        return ""
-    first = "The theorem on all-pair attention does not apply here."
-    if measured.theorem:
-        first = (
-            "The theorem says that the energy of the diffusion from the same first states, with the same diffusivity "
-            "and step size but an exchange by distances, never rises: that is the dashed line."
-        )
-    if not measured.reasons:
-        return f"{first} This run is that diffusion: the dashed line is its own."
-    why = "; ".join(measured.reasons)
-    return f"{first} It does not cover this run: {why}. What is shown of the run is measured, not proved."
+def why_no_pairs(scene: Scene | None) -> str:
+    """Why there are no latent pairs, with a place for what is missing; empty where there are some."""
+    if scene is None or scene.states is None:
+        return NO_DIFFUSION
+    if not len(scene.difformer.layers):
+        return "There are no diffusion layers, hence no latent pairs."
+    why = why_no_attention(scene.difformer.layers[0])  # type: ignore[arg-type]
+    return f"{why[0].upper()}{why[1:]}." if why else ""
 
 
 def costs(material: Material) -> list[tuple[str, str]]:
@@ -263,29 +192,12 @@ def _backend(loaded: Loaded) -> str:
     return str(explain(rows, layer.out_channels, diffusivity=layer.diffusivity, heads=layer.num_heads, device=device))
 
 
-def snippets(material: Material) -> list[str]:
-    """Python and, where the run can load its own data, shell commands that use the run."""
-    path, own = str(material.folder.path), material.folder.source is not None
-    task, word = "" if own else ", task=task", shlex.quote(path)
-    python = (
-        "from difformer.training import load_run, predict\n\n"
-        f"predictions = predict({path!r}{task})  # of the run's own instances\n"
-        "headings, rows = predictions.table()\n"
-        f"loaded = load_run({path!r}{task}, seed={material.seed})  # loaded.model, loaded.task, loaded.split"
-    )
-    if not own:
-        return [python]
-    shell = f"difformer predict {word} --out predictions.csv\ndifformer evaluate {word}"
-    if material.task.kind == "nodes":
-        shell += f"\ndifformer predict {word} --features new.csv --out predictions.csv"
-    return [python, shell]
-
-
-def number(value: float | None) -> str:
+def score(value: float | None) -> str:
+    """A metric with four digits."""
     return "–" if value is None or value != value else f"{value:.4f}"
 
 
-def deviation(value: tuple[float, float | None] | None) -> str:
+def spread(value: tuple[float, float | None] | None) -> str:
     """Mean ± deviation, without the latter where one value is all there is."""
     if value is None:
         return "–"

@@ -1,11 +1,11 @@
-"""What a training run is told: one frozen object, complete, comparable, and readable without torch."""
+"""The configuration of a run: one frozen object, complete, comparable, and readable without torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ STEPS = ("epoch", "snapshot")
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Model and training of one run; the epoch that is kept is the first that is best on validation.
+    """Model and training of one run; the earliest epoch with the best validation score is kept.
 
     Args:
         model: Name of a model, see `difformer.zoo.MODELS`; or your own, as ``"package.module:Class"`` or as the class.
@@ -37,7 +37,7 @@ class TrainConfig:
         batch_size: Nodes of a mini-batch (None: the whole graph), graphs of a batch (None: 256), or snapshots that are
             propagated at once (None: as many as a fixed memory allows; it does not change the result).
         steps_per_epoch: For series: ``"epoch"`` makes one step from the mean over all training snapshots,
-            ``"snapshot"`` one step a snapshot, in time order.
+            ``"snapshot"`` one step per snapshot, in time order.
         label_smoothing: Share of a target spread evenly over the classes.
         class_weights: Weight classes by the inverse of their number among the training labels.
         loss: ``"auto"`` is cross-entropy, binary cross-entropy or squared error, as the task's problem has it;
@@ -138,7 +138,6 @@ def parse_settings(settings: Iterable[str], model: str = "difformer-s") -> tuple
         ValueError: If a setting has no ``=``, stands twice, or is neither a field nor an option of the model; it lists
             what there is, and names the nearest.
     """
-    from difformer.training.settings import takes_a_name, unknown_setting
     from difformer.zoo import options_of
 
     options_known = options_of(model)
@@ -151,7 +150,7 @@ def parse_settings(settings: Iterable[str], model: str = "difformer-s") -> tuple
             raise UserError(f"a setting is NAME=VALUE, for example learning_rate=0.01; got {setting!r}")
         if name in fields or name in options:
             raise UserError(f"setting {name} is given twice, the second time as {text.strip()!r}")
-        named = text.strip().lower() == "none" and takes_a_name(name, model, TrainConfig)
+        named = text.strip().lower() == "none" and takes_a_name(name, model)
         value = "none" if named else parse_value(text)
         if name in _RULES:
             fields[name] = value
@@ -175,6 +174,58 @@ def parse_value(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def make_config(model: str, settings: Mapping[str, Any]) -> TrainConfig:
+    """A configuration from fields and model options in one mapping, as `--set` and presets have them.
+
+    Raises:
+        UserError: If a name is neither a field nor an option of the model.
+    """
+    from difformer.zoo import check_options
+
+    known = {f.name for f in dataclasses.fields(TrainConfig)} - {"model", "options"}
+    options = {key: value for key, value in settings.items() if key not in known}
+    check_options(model, options)
+    fields = {key: value for key, value in settings.items() if key in known}
+    return TrainConfig(model=model, options=options, **fields)
+
+
+def unknown_setting(name: str, model: str, training: Sequence[str], options: Sequence[str]) -> str:
+    """The error message for a setting that neither the training nor the model has."""
+    from difformer.zoo import find
+
+    fixed = find(model).fixed
+    if name in fixed:
+        free = "model 'difformer' lets you choose it" if model.startswith("difformer") else "choose another model"
+        return f"setting {name} is what makes {model!r} that model ({name}={fixed[name]}); {free}"
+    near = nearest(name, [*training, *options])
+    hint = f"did you mean {near}? " if near else ""
+    return (
+        f"unknown setting {name!r}; {hint}Training takes {', '.join(training)}; "
+        f"model {model!r} takes {', '.join(options)}"
+    )
+
+
+def nearest(name: str, known: Sequence[str]) -> str | None:
+    """The likely intended name: a similar one, one with a similar word, or one with these initials."""
+    if close := difflib.get_close_matches(name, known, n=1):
+        return close[0]
+    words = {word: full for full in reversed(known) for word in full.split("_") if len(word) > 3}
+    if close := difflib.get_close_matches(name, words, n=1):
+        return words[close[0]]
+    initials = ("".join(word[:1] for word in full.split("_")) for full in known)
+    return next((full for full, letters in zip(known, initials, strict=True) if letters == name), None)
+
+
+def takes_a_name(setting: str, model: str) -> bool:
+    """Whether a setting is always a text, by its annotation: then the word none is a name, as in ``qk_norm=none``."""
+    from difformer.zoo.model_registry import find, model_class, parameters_of
+
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(TrainConfig)}
+    for name, parameter in parameters_of(model_class(find(model))).items():
+        kinds.setdefault(name, str(parameter.annotation))
+    return kinds.get(setting) == "str"
 
 
 def _check_names(names: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +29,11 @@ class NonFiniteLossError(UserError, ArithmeticError):
     """
 
     def __init__(self, epoch: int, loss: float, config: TrainConfig) -> None:
-        self.epoch, self.loss = epoch, loss
+        self.epoch, self.loss, self.config = epoch, loss, config
         super().__init__(f"the training loss is {loss} at epoch {epoch}; {_advice(config)}", argument="learning_rate")
+
+    def __reduce__(self) -> tuple[Any, ...]:  # errors travel between processes
+        return type(self), (self.epoch, self.loss, self.config)
 
 
 class NonFiniteOutputError(NonFiniteLossError):
@@ -46,7 +50,10 @@ class NonFiniteOutputError(NonFiniteLossError):
             f"the outputs of an evaluation are not finite at epoch {epoch}; {_advice(config)}",
             argument="learning_rate",
         )
-        self.epoch, self.loss = epoch, math.nan
+        self.epoch, self.loss, self.config = epoch, math.nan, config
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.epoch, self.config)
 
 
 def _advice(config: TrainConfig) -> str:

@@ -37,7 +37,7 @@ def build_model(task: Task, config: TrainConfig, seed: int | None = None) -> nn.
     Raises:
         UserError: If the model is unknown, does not serve this kind of task, or lacks an option.
     """
-    from difformer.zoo import MODELS, build, find
+    from difformer.zoo import MODELS, build, find, options_of
 
     info = find(config.model)
     if task.kind not in info.kinds:
@@ -46,8 +46,11 @@ def build_model(task: Task, config: TrainConfig, seed: int | None = None) -> nn.
         raise UserError(
             f"model {config.model!r} serves {', '.join(info.kinds)}; task {task.name!r} is {task.kind!r}{instead}"
         )
+    options = dict(config.options)
+    if "num_nodes" in options_of(config.model) and options.get("num_nodes") is None:  # a model with weights per node
+        options["num_nodes"] = task.num_nodes
     with nullcontext() if seed is None else private_rng(seed):
-        model = build(config.model, task.num_features, task.num_outputs, **config.options)
+        model = build(config.model, task.num_features, task.num_outputs, **options)
     return GraphLevel(model, config.readout) if task.kind == "graphs" else model  # type: ignore[arg-type]
 
 

@@ -17,7 +17,6 @@ those of their seed, and files that do not have the expected form are refused.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -44,6 +43,7 @@ from difformer.errors import UserError
 from difformer.files import (
     LOCK,
     RunFolderError,
+    append_bytes,
     file_mask,
     finite,
     read_json,
@@ -113,7 +113,8 @@ class RunFolder:
         if taken:
             what = "already holds a run" if (path / CONFIG).exists() else "is already there and not empty"
             raise RunFolderError(
-                f"{path} {what}; nothing was changed. Choose another folder, or continue the run with resume"
+                f"{path} {what}; nothing was changed. Choose another folder, or resume the run: difformer fit --resume "
+                f"{path}"
             )
         about = description(task, config, seeds=seeds, device=device, source=source, stacked=stacked, preset=preset)
         try:
@@ -293,7 +294,7 @@ class RunFolder:
         """Over all seeds that have a result."""
         results = self.results()
         if not results:
-            raise RunFolderError(f"{self.path} has no results yet; continue the run with resume: {self.path}")
+            raise RunFolderError(f"{self.path} has no results yet; resume it with: difformer fit --resume {self.path}")
         metric = find_metric(results[0]["metric"])
         return Summary(results, metric.name, metric.higher_is_better, self.path, tuple(records))
 
@@ -310,7 +311,9 @@ class RunFolder:
         """
         path = self.file(seed, WEIGHTS)
         if not path.is_file():
-            raise RunFolderError(f"{path} is missing: seed {seed} has not been trained yet; continue with resume")
+            raise RunFolderError(
+                f"{path} is missing: seed {seed} has not been trained yet; resume the run with `difformer fit --resume`"
+            )
         content, result = path.read_bytes(), self.result(seed)
         expected = None if result is None else result.get("weights")  # older folders have none
         if expected is not None and hashlib.sha256(content).hexdigest() != expected:
@@ -375,20 +378,7 @@ class MetricsFile:
 
     def append(self, seed: int, rows: Iterable[Row]) -> None:
         """Adds lines at the end."""
-        content = _lines(seed, rows)
-        with writing(self.path):
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            try:
-                length = os.fstat(descriptor).st_size
-                try:
-                    written = os.write(descriptor, content)
-                    if written < len(content):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                except OSError:
-                    os.ftruncate(descriptor, length)
-                    raise
-            finally:
-                os.close(descriptor)
+        append_bytes(self.path, _lines(seed, rows))
 
     def read(self) -> list[Row]:
         """Every whole line; the rest of a line that a killed process left is skipped."""

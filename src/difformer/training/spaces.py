@@ -1,4 +1,4 @@
-"""Search spaces: which settings compete, over which values. ``spaces.toml`` holds the paper's three grids.
+"""Search spaces: which settings compete, over which values. ``spaces.toml`` holds the paper's grids and ours.
 
 A space is a grid, A₁ × A₂ × …: finite, so that "every point once" and "n different points" are well defined. Its points
 are numbered 0 to Π|Aᵢ| - 1, the last axis running fastest.
@@ -18,6 +18,7 @@ from difformer.errors import UserError
 from difformer.training import toml
 
 SPACES = Path(__file__).with_name("spaces.toml")
+WITHOUT = ("graph_weight", "activation", "gradient_clip")  # settings that take the value None
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,12 @@ class Space:
 
 @cache
 def load_spaces(path: Path = SPACES) -> dict[str, Space]:
-    """Every space of a file, by name."""
+    """Every space of a file, by name; the text ``"none"`` is the value None for settings that can be without one."""
     content = toml.loads(path.read_text(encoding="utf-8"))
     return {
         name: Space(
             name,
-            axes={key: tuple(values) for key, values in entry["axes"].items()},
+            axes={key: tuple(_value(key, value) for value in values) for key, values in entry["axes"].items()},
             fixed=dict(entry.get("fixed", {})),
             source=entry.get("source", ""),
             difformer=dict(entry.get("difformer", {})),
@@ -106,21 +107,38 @@ def load_spaces(path: Path = SPACES) -> dict[str, Space]:
     }
 
 
-def default_space(kind: str, *, observed: bool, model: str) -> Space:
-    """The paper's grid for a kind of task, or the model's own where it has one.
+def _value(key: str, value: Any) -> Any:
+    return None if value == "none" and key in WITHOUT else value
+
+
+def default_space(kind: str, *, observed: bool, model: str, own: bool = False) -> Space:
+    """The space of a model for a kind of task.
+
+    For own data it is one that a practitioner would choose, around the defaults. For a data set of the literature it is
+    the space of the model's authors where the catalogue has one, or the paper's grid.
 
     Args:
         kind: ``"nodes"``, ``"series"`` or ``"graphs"``.
         observed: Whether the task has a graph.
         model: Name of the model.
+        own: Whether the data are the user's own.
     """
-    from difformer.zoo import find
+    from difformer.zoo import find, options_of
 
-    spaces = load_spaces()
+    spaces, info = load_spaces(), find(model)
     if model in spaces:
         return spaces[model]
+    if own and info.trained:
+        known = ["learning_rate", "weight_decay", *options_of(model)]
+        graph = ("graph_weight", "graph_norm")
+        return spaces["own"].only([key for key in known if observed or key not in graph])
     if kind == "series":
         space = spaces["series"]
     else:
         space = spaces["observed" if kind == "nodes" and observed else "unobserved"]
-    return space.with_fixed(space.difformer) if find(model).group == "difformer" else space
+    if info.group == "difformer":
+        return space.with_fixed(space.difformer)
+    if kind == "nodes" and observed and info.space:
+        source = f"the space of its authors ({info.paper})" if info.paper else "the space of the catalogue"
+        return Space(model, axes=dict(info.space), fixed=space.fixed, source=source)
+    return space

@@ -96,7 +96,7 @@ def _open(run: RunFolder | str | Path) -> RunFolder:
     if (left := folder.unfinished) and folder.results():  # without any there is nothing to use: that is an error
         warnings.warn(
             f"{folder.path} is not finished ({len(left)} of {len(folder.seeds)} seeds are not trained to their end), "
-            f"the best there is until now is used; continue with resume: {folder.path}",
+            f"the best epoch so far is used; resume it with: difformer fit --resume {folder.path}",
             UserWarning,
             stacklevel=3,
         )

@@ -192,7 +192,7 @@ class GCN(Stack):
         k: Replace the observed edges by those to the k nearest neighbours in feature space, the node itself counted;
             None uses the observed edges. In a batch, and in every snapshot of a series, neighbours belong to the same
             graph.
-        metric: ``"cosine"`` or ``"euclidean"``, by which they are nearest.
+        knn_metric: ``"cosine"`` or ``"euclidean"``, by which they are nearest.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class GCN(Stack):
         out_channels: int,
         *,
         k: int | None = None,
-        metric: str = "cosine",
+        knn_metric: str = "cosine",
         **options: Any,
     ) -> None:
         super().__init__(in_channels, hidden_channels, out_channels, **options)
@@ -213,7 +213,7 @@ class GCN(Stack):
         for layer in (*self.hidden, self.output):
             nn.init.xavier_uniform_(layer.weight)
         nn.init.zeros_(self.output.bias)
-        self.neighbours = None if k is None else NeighbourGraph(k, metric)
+        self.neighbours = None if k is None else NeighbourGraph(k, knn_metric)
 
     def surroundings(self, x: Features, observed: Observed) -> Any:
         """The graph with self-loops, or the neighbour graph."""
@@ -326,7 +326,7 @@ class GAT(Stack):
         attention_dropout: On the weights of attention; None is the same as `dropout`.
         k: Replace the observed edges by those to the k nearest neighbours in feature space, the node itself counted;
             None uses the observed edges.
-        metric: ``"cosine"`` or ``"euclidean"``, by which they are nearest.
+        knn_metric: ``"cosine"`` or ``"euclidean"``, by which they are nearest.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class GAT(Stack):
         attention_dropout: float | None = None,
         activation: str = "elu",
         k: int | None = None,
-        metric: str = "cosine",
+        knn_metric: str = "cosine",
         **options: Any,
     ) -> None:
         super().__init__(
@@ -367,7 +367,7 @@ class GAT(Stack):
             self.last = GATLayer(self.sizes[-1], out_channels, output_heads)
             self.bias = nn.Parameter(torch.zeros(out_channels))
         self.hidden_channels, self.attention_dropout = hidden_channels, attention_dropout
-        self.neighbours = None if k is None else NeighbourGraph(k, metric)
+        self.neighbours = None if k is None else NeighbourGraph(k, knn_metric)
 
     def surroundings(self, x: Features, observed: Observed) -> Any:
         """The graph with self-loops, or the neighbour graph; refused where attention on it would not fit."""

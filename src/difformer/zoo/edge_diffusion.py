@@ -14,6 +14,7 @@ from difformer.zoo.encoder import (
     Encoder,
     Features,
     Observed,
+    check_choice,
     check_count,
     check_rate,
     dropout,
@@ -40,7 +41,7 @@ class EdgeDiffusion(Encoder):
         out_channels: Outputs per instance.
         num_layers: Steps.
         diffusivity: g: a name, or a `Diffusivity`.
-        metric: ``"cosine"`` as above, or ``"distance"`` for f(‖z_i - z_j‖²).
+        similarity: ``"cosine"`` as above, or ``"distance"`` for f(‖z_i - z_j‖²).
         step_size: τ.
         source_weight: β; above 0 each step adds τβZ⁰.
         transform: Whether h is a linear map, one a step, or nothing.
@@ -56,7 +57,7 @@ class EdgeDiffusion(Encoder):
         *,
         num_layers: int = 2,
         diffusivity: str | Diffusivity = "simple",
-        metric: str = "cosine",
+        similarity: str = "cosine",
         step_size: float = 0.5,
         source_weight: float = 0.0,
         transform: bool = True,
@@ -69,8 +70,9 @@ class EdgeDiffusion(Encoder):
         if not 0 < step_size <= 1:
             raise UserError(f"step_size must lie in (0, 1], got {step_size!r}")
         # What is wrong with these two is said by the coupling itself, before anything is trained.
-        EdgeAttention(self_loops(1), diffusivity, metric)
-        self.diffusivity, self.metric = diffusivity, metric
+        check_choice("similarity", similarity, ("distance", "cosine"))
+        EdgeAttention(self_loops(1), diffusivity, similarity)
+        self.diffusivity, self.similarity = diffusivity, similarity
         self.step_size, self.source_weight, self.dropout = step_size, source_weight, dropout
         self.input = nn.Linear(in_channels, hidden_channels)
         self.norms = nn.ModuleList(
@@ -88,7 +90,7 @@ class EdgeDiffusion(Encoder):
             needed = 4.0 * 4 * graph.num_edges * self.output.in_features * len(self.maps)
             what = f"{len(self.maps)} steps of edge attention on {graph.num_edges:,} edges"
             refuse_beyond_memory(needed, graph.device, what, "train with batch_size=…, or fewer layers")
-        coupling = EdgeAttention(graph, self.diffusivity, self.metric)
+        coupling = EdgeAttention(graph, self.diffusivity, self.similarity)
         z = functional.relu(self.norms[0](linear(self.input, x)))
         z = initial = dropout(z, self.dropout, self.training)
         has_source = isinstance(self.source_weight, Tensor) or self.source_weight != 0

@@ -13,7 +13,6 @@ from difformer.zoo.encoder import (
     Graph,
     Kept,
     Observed,
-    Segments,
     check_choice,
     check_count,
     check_heads,
@@ -59,7 +58,7 @@ class GPSLayer(nn.Module):
 
     def forward(self, z: Tensor, observed: Observed, graph: Graph) -> Tensor:
         passed = dropout(self._messages(z, observed, graph), self.dropout, self.training)
-        attended = dropout(self.join(self._attend(z, observed.segments)), self.dropout, self.training)
+        attended = dropout(self.join(self.attend(z, observed)), self.dropout, self.training)
         both = self.norms[0](z + passed) + self.norms[1](z + attended)
         inner = dropout(functional.relu(self.wide(both)), self.dropout, self.training)
         return self.norms[2](both + dropout(self.narrow(inner), self.dropout, self.training))
@@ -72,7 +71,9 @@ class GPSLayer(nn.Module):
             received = received + observed.graph.propagate(z, "none")
         return self.message_second(functional.relu(self.message(received)))
 
-    def _attend(self, z: Tensor, segments: Segments | None) -> Tensor:
+    def attend(self, z: Tensor, observed: Observed) -> Tensor:
+        """``[N, d]``: all heads side by side."""
+        segments = observed.segments
         q, k, v = self.qkv(z).unflatten(1, (3, self.heads, -1)).unbind(1)
         if self.attention == "softmax":
             return propagate(q, k, v, "softmax", batch=segments).flatten(1)

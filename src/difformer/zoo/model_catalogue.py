@@ -107,7 +107,7 @@ def _setting(rate: float, layers: int, width: int, decay: float, dropout: float,
 
 
 BN = {"norm": "batch", "residual": True}
-OBSERVED = {"k": None, "metric": "cosine"}  # no neighbour graph
+OBSERVED = {"k": None, "knn_metric": "cosine"}  # no neighbour graph
 
 ROWS: tuple[ModelInfo, ...] = (
     # ---- the paper's encoders
@@ -309,14 +309,14 @@ ROWS: tuple[ModelInfo, ...] = (
         "Graph convolution over the k nearest neighbours in feature space; observed edges are ignored.",
         coupling="1/√(dᵢdⱼ) on neighbours", energy=QUADRATIC, cost="N k d + N d²", stackable=True,
         defaults={"k": 5, "dropout": 0.5},
-        space={**USUAL, "k": (3, 5, 10, 20, 30), "metric": ("cosine", "euclidean"), "num_layers": (2, 3)},
+        space={**USUAL, "k": (3, 5, 10, 20, 30), "knn_metric": ("cosine", "euclidean"), "num_layers": (2, 3)},
     ),
     ModelInfo(
         "gat-knn", "latent graphs", "difformer.zoo.classic:GAT",
         "Graph attention over the k nearest neighbours in feature space; observed edges are ignored.",
         coupling="softmax of LeakyReLU(aᵀ[vᵢ, vⱼ]) on neighbours", energy="||Z - Z_k||² + λ Σ_kNN δ(||z_i - z_j||²)",
         cost="N k d + N d²", stackable=True, defaults={"k": 5},
-        space={**USUAL, "k": (3, 5, 10, 20, 30), "metric": ("cosine", "euclidean"), "num_layers": (2, 3)},
+        space={**USUAL, "k": (3, 5, 10, 20, 30), "knn_metric": ("cosine", "euclidean"), "num_layers": (2, 3)},
     ),
     ModelInfo(
         "dense-gat", "latent graphs", "difformer.zoo.dense_gat:DenseGAT",
@@ -401,7 +401,46 @@ ROWS: tuple[ModelInfo, ...] = (
             "input_dropout": (0.1, 0.15, 0.2, 0.4), "local_passes": (100, 200), "pre_norm": (False, True),
         },
     ),
+    ModelInfo(
+        "exphormer", "graph transformers", "difformer.zoo.exphormer:Exphormer",
+        "Attention along edges, along a random expander and through virtual nodes, beside graph convolutions.",
+        kinds=("nodes", "series"), coupling="softmax of qᵢᵀ(e ⊙ kⱼ)/√d on edges, expander and virtual nodes",
+        energy=ON_EDGES, cost="(E + N) d + N d²", stackable=True, paper="Shirzad et al., ICML 2023",
+        space={
+            **TRANSFORMER, "num_layers": (2, 3, 4, 6), "degree": (0, 4, 6, 10), "virtual_nodes": (0, 1, 4),
+            "norm": ("batch", "layer"),
+        },
+    ),
+    ModelInfo(
+        "advdifformer", "graph transformers", "difformer.zoo.advdifformer:AdvDIFFormer",
+        "Advective diffusion: all-pair diffusion plus advection along edges, as a series of K terms.",
+        coupling="(1 + qᵢᵀkⱼ) / Σₗ(1 + qᵢᵀkₗ) + β/√(dᵢdⱼ) on edges", energy=LATENT, cost="N d² + E d", stackable=True,
+        fixed={"solver": "series"}, paper="Wu et al., ICML 2025, advective diffusion",
+        space={
+            **USUAL, "num_layers": (1, 2, 4, 8), "num_heads": (1, 2, 4), "beta": (0.2, 0.5, 0.8, 1.0),
+            "residual": (False, True),
+        },
+    ),
+    ModelInfo(
+        "advdifformer-i", "graph transformers", "difformer.zoo.advdifformer:AdvDIFFormer",
+        "Advective diffusion in closed form: one linear system over all pairs per head.",
+        coupling="σ(qᵢᵀkⱼ) / Σₗσ(qᵢᵀkₗ) + β/√(dᵢdⱼ) on edges", energy=LATENT, cost="N³", fixed={"solver": "inverse"},
+        defaults={"diffusivity": "sigmoid"}, paper="Wu et al., ICML 2025, advective diffusion",
+        space={
+            **USUAL, "num_heads": (1, 2, 4), "beta": (0.2, 0.5, 0.8), "theta": (1.0, 2.0), "residual": (False, True),
+        },
+    ),
     # ---- made for heterophily
+    ModelInfo(
+        "linkx", "heterophily", "difformer.zoo.linkx:LINKX",
+        "Features and rows of the adjacency matrix, each with a perceptron, then both together.",
+        kinds=NODES, needs_graph=True, coupling="none: A is a feature", cost=EDGES, stackable=True,
+        paper="Lim et al., NeurIPS 2021",
+        space={
+            **USUAL, "hidden_channels": (16, 32, 64, 128, 256), "num_layers": (1, 2, 3), "edge_layers": (1, 2),
+            "feature_layers": (1, 2),
+        },
+    ),
     ModelInfo(
         "h2gcn", "heterophily", "difformer.zoo.h2gcn:H2GCN",
         "A node, its neighbours and those at exactly two hops, each apart from the others, in all rounds.",
@@ -472,3 +511,10 @@ MODELS: dict[str, ModelInfo] = {row.name: row for row in ROWS}
 
 # Names that earlier versions had, with what to use instead.
 REMOVED = {"idgl": "it was removed in version 0.2: use glcn or lds, which also learn a graph, or difformer-s"}
+
+# Options that earlier versions called otherwise, per model; run folders and presets may still hold the old name.
+RENAMED = {
+    "gcn-knn": {"metric": "knn_metric"},
+    "gat-knn": {"metric": "knn_metric"},
+    "diffusion-edge-attention": {"metric": "similarity"},
+}

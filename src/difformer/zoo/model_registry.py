@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from difformer.errors import UserError
 from difformer.zoo.encoder import Edges, Features, Graph, Segments, dense
-from difformer.zoo.model_catalogue import ALL_KINDS, MODELS, REMOVED, ModelInfo
+from difformer.zoo.model_catalogue import ALL_KINDS, MODELS, REMOVED, RENAMED, ModelInfo
 
 DEFAULT_HIDDEN_CHANNELS = 64
 ENTRY_POINTS = "difformer.models"  # the group in which an installed package may name models of its own
@@ -188,11 +188,17 @@ def options_of(name: str) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in info.fixed}
 
 
+def current_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with the names that they have today."""
+    renamed = RENAMED.get(name, {})
+    return {renamed.get(key, key): value for key, value in options.items()}
+
+
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Raises a ValueError for an option that the model does not have, naming those it has."""
     known = options_of(name)
     fixed = find(name).fixed
-    for key in options:
+    for key in current_options(name, options):
         if key in fixed:
             raise UserError(
                 f"model {name!r} fixes {key}={fixed[key]!r}; use model 'difformer' to choose it"
@@ -219,7 +225,7 @@ def build(name: str, in_channels: int, out_channels: int, **options: Any) -> nn.
     """
     info = find(name)
     check_options(name, options)
-    options = {**info.defaults, **info.fixed, **options}
+    options = {**info.defaults, **info.fixed, **current_options(name, options)}
     hidden = options.pop("hidden_channels", DEFAULT_HIDDEN_CHANNELS)
     model = model_class(info)(in_channels, hidden, out_channels, **options)
     return model if hasattr(model, "embed") and hasattr(model, "decode") else Plain(model)

@@ -37,7 +37,7 @@ class NeighbourGraph:
 
     def __init__(self, k: int, metric: str = "cosine") -> None:
         check_count("k", k, 1)
-        check_choice("metric", metric, METRICS)
+        check_choice("knn_metric", metric, METRICS)
         self.k, self.metric = k, metric
         self._kept: Kept[Graph] = Kept()
 

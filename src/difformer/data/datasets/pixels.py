@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from difformer.errors import UserError
+
 Array = np.ndarray[Any, Any]
 
 IMAGES_AT_A_TIME = 1000
@@ -20,17 +22,17 @@ def check_images(images: Array) -> None:
         ValueError: With the shape and type that came, and how to get to the right one.
     """
     if not isinstance(images, np.ndarray):
-        raise ValueError(f"images must be a numpy array of shape [N, H, W, 3], got {type(images).__name__}")
+        raise UserError(f"images must be a numpy array of shape [N, H, W, 3], got {type(images).__name__}")
     if images.ndim != 4 or images.shape[3] != 3:
         hint = "; channels come last: transpose with images.transpose(0, 2, 3, 1)" if images.shape[1:2] == (3,) else ""
-        raise ValueError(f"images must have shape [N, H, W, 3], got {images.shape}{hint}")
+        raise UserError(f"images must have shape [N, H, W, 3], got {images.shape}{hint}")
     if images.dtype != np.uint8:
-        raise ValueError(
+        raise UserError(
             f"images must be uint8 with values 0 to 255, got {images.dtype}; "
             f"floats in [0, 1] become so by (255 * images).round().astype('uint8')"
         )
     if len(images) == 0:
-        raise ValueError("images is empty: there is nothing to make features from")
+        raise UserError("images is empty: there is nothing to make features from")
 
 
 def shrink_images(images: Array, side: int) -> Array:
@@ -45,7 +47,7 @@ def shrink_images(images: Array, side: int) -> Array:
     """
     check_images(images)
     if not 1 <= side <= min(images.shape[1:3]):
-        raise ValueError(f"side must lie between 1 and {min(images.shape[1:3])}, the images' own, got {side}")
+        raise UserError(f"side must lie between 1 and {min(images.shape[1:3])}, the images' own, got {side}")
     small = np.empty((len(images), side, side, 3), dtype=np.uint8)
     for start in range(0, len(images), 1000):
         part = torch.from_numpy(np.ascontiguousarray(images[start : start + 1000])).permute(0, 3, 1, 2).float()
@@ -72,9 +74,7 @@ def pca_features(images: Array, dim: int = 64) -> Array:
     flat = images.reshape(len(images), -1)
     n, pixels = flat.shape
     if not 1 <= dim <= min(n - 1, pixels):
-        raise ValueError(
-            f"dim must lie between 1 and {min(n - 1, pixels)} for {n} images of {pixels} values, got {dim}"
-        )
+        raise UserError(f"dim must lie between 1 and {min(n - 1, pixels)} for {n} images of {pixels} values, got {dim}")
     mean = flat.mean(axis=0, dtype=np.float64) / 255
     directions = _principal(flat, mean)[:, :dim]
     peak = np.abs(directions).argmax(axis=0)

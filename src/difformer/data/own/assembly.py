@@ -17,6 +17,7 @@ from difformer.data.scaling import Scaling, uneven
 from difformer.data.split import Split, load_splits
 from difformer.data.splitting import labelled, random_split, time_split
 from difformer.data.task import Task
+from difformer.errors import UserError
 
 Splits = Split | Iterable[Split] | str | os.PathLike[str] | None
 
@@ -142,7 +143,7 @@ def drawn_splits(
         DataError: If a part that should hold something would be empty.
     """
     if not seeds:
-        raise ValueError("seeds: got none, expected one per split")
+        raise UserError("seeds: got none, expected one per split")
     shares = tuple(fractions) if fractions is not None else SERIES if series else HALVES
     if series or targets is None:
         splits = [time_split(size, ratio=shares)]

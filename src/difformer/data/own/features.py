@@ -218,7 +218,9 @@ def select_features(
             notes += preprocessing.notes
         else:
             x = np.stack([values for _, values in columns], 1).astype(np.float32)
-            notes += [_large(name) for name, values in columns if raw and float(np.abs(values).max()) > LARGE]
+            notes += [
+                _large(name) for name, values in columns if raw and float(np.abs(values).max(initial=0.0)) > LARGE
+            ]
     except DataError as error:
         if error.row is not None and isinstance(error.column, str) and error.column in place:
             raise table.error(error.problem, error.row, place[error.column]) from error

@@ -29,6 +29,7 @@ from difformer.data.own.table import (
 )
 from difformer.data.own.text import TextFormat, open_table
 from difformer.data.sparse import check_scipy, sparse_to_scipy
+from difformer.errors import UserError
 
 Edges = tuple[Tensor, Tensor | None]
 Found = tuple[Tensor, Tensor | None, tuple[str, ...]]
@@ -158,7 +159,7 @@ def read_edges(
     notes: tuple[str, ...] = (f"columns of {Path(path).name} not used: {', '.join(ignored)}",) if ignored else ()
     if len(roles) == 3 and columns is None and table.names[roles[2]].strip().lower() not in WEIGHT_NAMES:
         third = repr(table.names[roles[2]]) if table.named else roles[2] + 1
-        ends = tuple(table.names[i] if table.named else i + 1 for i in roles[:2])
+        ends = ",".join(table.names[i] if table.named else str(i + 1) for i in roles[:2])
         notes += (
             f"edges are weighted by column {third} of {Path(path).name}; pass edge_columns={ends} if it is no weight",
         )
@@ -171,7 +172,7 @@ def _roles(head: Head, columns: Sequence[str | int] | None) -> list[int]:
     width = len(head.names)
     if columns is not None:
         if len(columns) not in (2, 3):
-            raise ValueError(f"edge_columns: expected source, target and perhaps weight, got {tuple(columns)}")
+            raise UserError(f"edge_columns: expected source, target and perhaps weight, got {tuple(columns)}")
         return [head.find(column) for column in columns]
     if width < 2:
         raise DataError(
@@ -185,9 +186,7 @@ def _roles(head: Head, columns: Sequence[str | int] | None) -> list[int]:
     if weight and weight[0] > 1:
         return [0, 1, *weight]
     if width > 3 and not head.named:
-        raise DataError(
-            f"expected 2 or 3 columns, got {width}; pass edge_columns=(source, target, weight)", path=head.path
-        )
+        raise DataError(f"expected 2 or 3 columns, got {width}; pass edge_columns=source,target,weight", path=head.path)
     return [0, 1, 2] if width == 3 and not head.textual[2] else [0, 1]
 
 

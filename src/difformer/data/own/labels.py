@@ -39,6 +39,7 @@ from difformer.data.own.table import (
 )
 from difformer.data.own.text import TextFormat, open_table
 from difformer.data.task import Problem
+from difformer.errors import UserError
 
 METRICS = {"multiclass": "accuracy", "multilabel": "rocauc", "regression": "mse"}
 MANY_CLASSES = 20
@@ -89,7 +90,7 @@ def encode_targets(
     """
     error = where or (lambda text, row, column: DataError(text, row=row, column=column + 1))
     if problem is not None and problem not in get_args(Problem):
-        raise ValueError(f"problem: expected one of {', '.join(get_args(Problem))}, got {problem!r}")
+        raise UserError(f"problem: expected one of {', '.join(get_args(Problem))}, got {problem!r}")
     cells = [[_text(value) for value in column] for column in columns]
     unknown, notes = _no_label(cells, missing)
     if len(cells) == 1 and problem != "multilabel":
@@ -137,7 +138,7 @@ def _one_column(
     if problem is None and fractions and texts:
         raise error(
             f"{texts[0]!r} is not a number, while other labels have fractions ({fractions[0]}); correct it, or pass "
-            f"missing=({texts[0]!r},) if it means no label, or problem='multiclass' if all of them are names",
+            f"missing={texts[0]} if it means no label, or problem=multiclass if all of them are names",
             cells.index(texts[0]),
             0,
         )
@@ -151,8 +152,8 @@ def _one_column(
     labelled = sum(cell in values for cell in cells)
     if problem is None and not class_names and len(found) > max(MANY_CLASSES, labelled / 2):
         raise DataError(
-            f"labels: {len(found)} different ones in {labelled} labelled rows; pass problem='regression' if they are "
-            f"quantities, problem='multiclass' if they are classes, or name another column"
+            f"labels: {len(found)} different ones in {labelled} labelled rows; pass problem=regression if they are "
+            f"quantities, problem=multiclass if they are classes, or name another column"
         )
     order = [str(name) for name in class_names] or found
     strange = [cell for cell in found if cell not in order]
@@ -183,7 +184,7 @@ def _several_columns(
     error: Where,
 ) -> Targets:
     if problem == "multiclass":
-        raise DataError(f"labels: a class is one column, got {len(cells)}; name the one, or pass problem='multilabel'")
+        raise DataError(f"labels: a class is one column, got {len(cells)}; name the one, or pass problem=multilabel")
     unsaid = {*unknown, "-1"} if by_rule else unknown
     truth = {"0", "1", "true", "false"}
 
@@ -357,9 +358,9 @@ def _rows_in_order(table: Table, size: int) -> list[int]:
         beside = f" beside {blank} blank line{'s' * (blank > 1)} (which may mean no label)" if blank else ""
         hint = ""
         if len(table) == size + 1 and not table.named:
-            hint = "; pass header=True if the first row is a name"
+            hint = "; pass header=true if the first row is a name"
         elif len(rows) == size - 1 and table.named:
-            hint = "; pass header=False if the first row is a label"
+            hint = "; pass header=false if the first row is a label"
         elif len(table) < size and len(table.names) == 1:
             hint = "; blank lines at the end do not count: give every label the id of its row, or pass missing= a word"
         raise DataError(
@@ -387,11 +388,11 @@ def _rows_by_id(table: Table, at: int, size: int, ids: Mapping[str, int] | None)
             if ids is not None:
                 there += near_misses([c for c in map(canonical_id, table.texts[at]) if c not in ids], ids)
             if row == 0 and not table.named and len(table) > 1 and position_of(table.texts[at][1]) >= 0:
-                there += "; pass header=True if this row names the columns"
+                there += "; pass header=true if this row names the columns"
             elif ids is None and number(cell) is None:
                 there = (
                     f"the features have no column of ids, their {there}; add one to them (ids= names it) or, if labels "
-                    f"are in the order of the rows, pass label_ids=False and label_columns= with that of the labels"
+                    f"are in the order of the rows, pass label_ids=false and label_columns= with that of the labels"
                 )
             raise table.error(f"a label for {cell!r}, but {there}", row, at)
         earlier = row_of[position]

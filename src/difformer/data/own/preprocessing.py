@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from difformer.data.errors import DataError
 from difformer.data.own.table import is_gap, is_numeric, number
+from difformer.errors import UserError
 
 Kind = Literal["number", "boolean", "category", "date", "left out"]
 Floats = NDArray[np.float64]
@@ -259,7 +260,7 @@ class Preprocessing:
         """The cells of encoded rows by column, in the units of the table; rare categories as ``(other)``."""
         encoded = np.asarray(x.to_dense().numpy(force=True) if hasattr(x, "to_dense") else x, dtype=np.float64)
         if encoded.ndim != 2 or encoded.shape[1] != len(self.feature_names):
-            raise ValueError(f"x: expected rows of {len(self.feature_names)} columns, got shape {list(encoded.shape)}")
+            raise UserError(f"x: expected rows of {len(self.feature_names)} columns, got shape {list(encoded.shape)}")
         start, found = 0, {}
         for column in self.columns:
             end = start + len(column.outputs)
@@ -295,7 +296,7 @@ class Preprocessing:
         """
         try:
             if content["version"] != VERSION:
-                raise ValueError(f"version {content['version']}, expected {VERSION}")
+                raise UserError(f"version {content['version']}, expected {VERSION}")
             columns = tuple(_encoding(plain) for plain in content["columns"])
             return Preprocessing(columns, int(content["rows"]), tuple(map(str, content["notes"])))
         except (KeyError, TypeError, ValueError) as error:
@@ -311,10 +312,10 @@ def _encoding(plain: Mapping[str, Any]) -> Encoding:
         "gaps": int,
     }
     if {*plain} != {field.name for field in fields(Encoding)} or plain["kind"] not in get_args(Kind):
-        raise ValueError(f"a column with {', '.join(map(repr, plain))}")
+        raise UserError(f"a column with {', '.join(map(repr, plain))}")
     found = Encoding(**{name: kinds[name](value) for name, value in plain.items()})
     if not np.isfinite([found.fill, found.shift, found.scale]).all() or found.scale <= 0:
-        raise ValueError(f"column {found.name!r} is scaled by {found.scale}")
+        raise UserError(f"column {found.name!r} is scaled by {found.scale}")
     return found
 
 

@@ -28,6 +28,7 @@ from difformer.data.archives import check_size, limit
 from difformer.data.errors import DataError
 from difformer.data.own.parquet import PARQUET_ENDINGS, open_parquet
 from difformer.data.own.table import MISSING_NUMBER, Head, Source, Table, is_gap, looks_like_header, number
+from difformer.errors import UserError
 
 DELIMITERS = (";", "\t", ",", "|")  # a comma may be part of a number; the ones before it never are
 SAMPLE_LINES = 50  # by which the delimiter is found
@@ -61,16 +62,16 @@ class TextFormat:
 
     def __post_init__(self) -> None:
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
-            raise ValueError(f"delimiter: expected one character, such as ',' or '\\t', got {self.delimiter!r}")
+            raise UserError(f"delimiter: expected one character, such as ',' or '\\t', got {self.delimiter!r}")
         if self.decimal not in (".", ","):
-            raise ValueError(f"decimal: expected '.' or ',', got {self.decimal!r}")
+            raise UserError(f"decimal: expected '.' or ',', got {self.decimal!r}")
         if self.comment == "":
-            raise ValueError("comment: expected the sign that comments begin with, or None; got an empty text")
+            raise UserError("comment: expected the sign that comments begin with, or None; got an empty text")
         if self.encoding is not None:
             try:
                 codecs.lookup(self.encoding)
             except LookupError as error:
-                raise ValueError(f"encoding: {error}; usual ones are 'utf-8', 'latin-1' and 'utf-16'") from error
+                raise UserError(f"encoding: {error}; usual ones are 'utf-8', 'latin-1' and 'utf-16'") from error
 
     def pointed(self, cell: str) -> str:
         """A number with its decimal sign as a point; any other cell as it is."""
@@ -112,7 +113,7 @@ def lines_of(path: str, encoding: str | None) -> Iterator[str]:
                 yield line
     except UnicodeError as error:
         raise DataError(
-            f"is not text in the encoding expected ({error}); pass encoding='latin-1' or the one it was saved in, or "
+            f"is not text in the encoding expected ({error}); pass encoding=latin-1 or the one it was saved in, or "
             f"save it as UTF-8",
             path=path,
         ) from error
@@ -293,7 +294,7 @@ class TextSource:
         elif self.format.decimal == "." and number(text.replace(",", ".")) is not None:
             hint = "; pass decimal=',' if numbers are written with a comma"
         elif line <= 2 and not head.named:
-            hint = "; pass header=True if this row names the columns"
+            hint = "; pass header=true if this row names the columns"
         elif gap:
             named = where["column"]
             hint = f"; correct the cell, or pass categories={named} if the column holds names, or drop={named}"
@@ -326,8 +327,8 @@ def _refuse_zero_bytes(path: str, lines: Sequence[str], first: int) -> None:
     for number_of_line, line in enumerate(lines, first):
         if "\0" in line:
             raise DataError(
-                "holds zero bytes: it is not text, or text in UTF-16 without a mark; pass encoding='utf-16-le' or "
-                "encoding='utf-16-be', or save it as UTF-8",
+                "holds zero bytes: it is not text, or text in UTF-16 without a mark; pass encoding=utf-16-le or "
+                "encoding=utf-16-be, or save it as UTF-8",
                 path=path,
                 line=number_of_line,
             )
@@ -418,7 +419,7 @@ def _names(
         if [number(cell) is None for cell in hidden] == [number(cell) is None for cell in first]:
             raise DataError(
                 f"begins with {format.comment!r}, as a comment does, but looks like a row of the table; "
-                f"pass comment=None if it is one, or delete it",
+                f"pass comment=none if it is one, or delete it",
                 path=path,
                 line=len(above),
             )

@@ -6,14 +6,14 @@ import torch
 
 from difformer.data import Split, Task, load
 from difformer.experiments.samples import clouds
-from difformer.experiments.validating import FEWEST, for_search, take_graphs
 from difformer.training import TrainConfig, train_one
+from difformer.training.study import take_graphs, without_test
 
 
 def test_training_and_validation_are_what_they_were() -> None:
     task = clouds()
-    short = for_search(task, 1)
-    assert short.num_instances == sum(task.splits[0].sizes()[:2]) + FEWEST < task.num_instances
+    short = without_test(task, 1)
+    assert short.num_instances == sum(task.splits[0].sizes()[:2]) < task.num_instances
     assert len(short.splits) == 1
     config = TrainConfig(model="gcn", options={"hidden_channels": 4}, epochs=3)
     whole, cut = (train_one(one, 0, config, 0, "cpu") for one in (task, short))
@@ -55,4 +55,6 @@ def _splits() -> tuple[Split, ...]:
 
 def test_nodes_see_each_other_and_stay() -> None:
     task = load("sbm", num_nodes=40)
-    assert for_search(task, 1) is task
+    short = without_test(task)
+    assert short.x is task.x
+    assert [split.sizes()[2] for split in short.splits] == [0] * len(task.splits)

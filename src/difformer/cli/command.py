@@ -1,0 +1,140 @@
+"""From an exception to what a person sees: one message, an exit code, and a traceback on request.
+
+Errors of the request or the data (`difformer.errors.UserError`, files, missing extras, memory) become one sentence and
+exit code 2. Any other exception is a bug and keeps its traceback, so that it can be reported.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import typer
+
+from difformer.cli.output import printable
+from difformer.errors import UserError, WouldNotFitError
+
+CHECK_FAILED = 1
+USER_ERROR = 2
+INTERRUPTED = 130
+
+EXPECTED = (UserError, OSError, ImportError, ValueError, ArithmeticError)
+
+# Arguments of Python that have an option of the same name, and those spelled differently.
+_OPTIONS = {"labels", "edges", "features", "device", "root", "out", "preset", "protocol", "stacked", "seeds", "metric"}
+_SPELLED = {"splits": "--split FILE", "batch_size": "--batch-size", "label_columns": "--label"}
+
+_debug = False
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+def take_debug_flag(arguments: Sequence[str]) -> list[str]:
+    """Removes ``--debug`` wherever it occurs before a ``--``, and remembers it."""
+    global _debug
+    words = list(arguments)
+    stop = words.index("--") if "--" in words else len(words)
+    _debug = "--debug" in words[:stop]
+    return [word for place, word in enumerate(words) if word != "--debug" or place > stop]
+
+
+def command(function: Function) -> Function:
+    """Decorates a command: expected errors become one message and exit code 2, Ctrl-C becomes exit code 130."""
+
+    @functools.wraps(function)
+    def run(*args: object, **kwargs: object) -> None:
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
+        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
+        try:
+            function(*args, **kwargs)
+            sys.stdout.flush()  # here, where a closed pipe can be handled
+        except KeyboardInterrupt as error:
+            print(printable(f"interrupted{_saved(error)}"), file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # The reader of our output has gone (`difformer datasets | head`).
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except Exception as error:
+            if not isinstance(error, EXPECTED) and not _out_of_memory(error):
+                raise
+            if _debug:
+                traceback.print_exc()
+            print(f"error: {printable(explain(error))}", file=sys.stderr)
+            raise typer.Exit(USER_ERROR) from None
+
+    return run  # type: ignore[return-value]
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """A second Ctrl-C within this block is told which run can be resumed."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if (folder / "config.toml").is_file():
+            error.begun = str(folder)  # type: ignore[attr-defined]
+        raise
+
+
+def _saved(error: KeyboardInterrupt) -> str:
+    """What an interrupted run leaves, and how to resume it; a second Ctrl-C leaves no time to save."""
+    if (folder := getattr(error, "folder", "")) and "no checkpoints" in getattr(error, "kept", ""):
+        return (
+            f"; the results so far were saved, but stacked seeds have no checkpoints. Train them again from the first "
+            f"epoch with: difformer fit --resume {folder}"
+        )
+    if folder:
+        return f"; the state was saved. Resume with: difformer fit --resume {folder}"
+    if folder := getattr(error, "begun", ""):
+        return f" at once. Resume from the last checkpoint with: difformer fit --resume {folder}"
+    return ""
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """By its name: torch, whose error it is on a GPU, may not be loaded. On a CPU torch has no class for it."""
+    on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or on_cpu
+
+
+def explain(error: Exception) -> str:
+    """The sentence that the command line shows for an expected error."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, WouldNotFitError):
+        return f"refused for lack of memory: {text}"
+    if _out_of_memory(error):
+        elsewhere = " or --device cpu" if type(error).__name__ == "OutOfMemoryError" else ""
+        smaller = "--batch-size, fewer hidden_channels"
+        smaller += ", --set precision=bf16" if elsewhere else " or --set precision=bf16"
+        return f"out of memory ({text.split('. ')[0]}); try {smaller}{elsewhere}"
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    spelled = _spelled(getattr(error, "argument", None))
+    return f"{text} ({spelled})" if spelled and spelled.split(" FILE")[0] not in text else text
+
+
+def _spelled(argument: str | None) -> str:
+    """An argument of Python as it is typed on the command line: ``--data duplicates=…``."""
+    if argument is None:
+        return ""
+    if argument in _SPELLED or argument in _OPTIONS:
+        return _SPELLED.get(argument, f"--{argument}")
+    import inspect
+    from dataclasses import fields
+
+    from difformer.data import from_files
+    from difformer.training.config import TrainConfig
+
+    if argument in inspect.signature(from_files).parameters:
+        return f"--data {argument}=…"
+    return f"--set {argument}=…" if argument in {field.name for field in fields(TrainConfig)} else ""
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print(f"warning: {printable(str(message))}", file=sys.stderr)

@@ -1,0 +1,205 @@
+"""What is said about data and settings before a training, and about results after it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from difformer.cli.output import Output, shown
+from difformer.cli.progress import clock_time
+
+if TYPE_CHECKING:
+    from difformer.cli.inputs import Request
+    from difformer.data import Task
+    from difformer.experiments.presets import Preset
+    from difformer.training import Summary, TrainConfig
+    from difformer.training.source import TaskSource
+
+# Settings of the training that also a model without parameters uses; all others concern an optimiser.
+WITHOUT_TRAINING = ("batch_size", "metric", "graph", "precision")
+# Settings of the length of a training, which choose no model.
+LENGTH = frozenset({"epochs", "patience", "eval_every"})
+
+
+def describe_task(task: Task) -> list[str]:
+    """Size, protocol and notes in a few lines."""
+    facts = task.facts()
+    sizes = [f"{facts[key]:,} {key}" for key in ("graphs", "snapshots", "nodes", "edges", "features") if key in facts]
+    sizes += [f"{facts[key]} {key}" for key in ("classes", "targets") if key in facts]
+    split = "/".join(str(size) for size in task.splits[0].sizes())
+    lines = [f"{task.name}: {', '.join(sizes)}", f"protocol: {task.protocol}"]
+    lines.append(f"train/valid/test: {split}" + (f", {len(task.splits)} splits" if len(task.splits) > 1 else ""))
+    return lines + [f"note: {note}" for note in task.notes]
+
+
+def note_missing_edges(task: Task, config: TrainConfig) -> list[str]:
+    """A note if a model that works over edges has none."""
+    from difformer.training.config import knn_of
+    from difformer.zoo import find
+
+    if not find(config.model).needs_graph or knn_of(config.graph) is not None:
+        return []
+    if task.edge_index is not None and config.graph == "given":
+        return []
+    return [
+        f"note: {config.model} passes messages along edges, but there are no edges here, so every instance is on its "
+        f"own; --set graph=knn:5 connects each to its nearest neighbours"
+        + ("" if task.edge_index is not None else ", --edges FILE gives a graph for your own files")
+    ]
+
+
+def describe_request(request: Request, source: TaskSource | None) -> list[str]:
+    """Model, settings, where they come from, and notes.
+
+    Args:
+        request: What is to be trained.
+        source: Where the task comes from; None for a partitioned one.
+    """
+    settings = ", ".join(f"{key}={shown(value)}" for key, value in request.settings.items()) or "defaults"
+    lines = [f"model: {request.config.model} ({settings})"]
+    if request.preset is not None:
+        lines += _origin(request, request.preset, source)
+    elif not set(request.settings) - LENGTH:
+        lines.append(_untuned(request, source))
+    return lines + _without_training(request)
+
+
+def _untuned(request: Request, source: TaskSource | None) -> str:
+    """That settings are defaults, and which presets exist instead."""
+    from difformer.experiments.presets import PREFERRED, load_presets
+
+    model, dataset = request.config.model, request.dataset
+    if dataset is None:
+        data = "a partitioned task" if source is None else "your own files"
+        return f"untuned: defaults of {model}, no preset for {data}"
+    known = [p for p in load_presets() if (p.model, p.dataset, p.variant) == (model, dataset, None)]
+    if not known:
+        return f"untuned: defaults of {model}, no preset for {dataset}"
+    known.sort(key=lambda preset: PREFERRED.index(preset.name) if preset.name in PREFERRED else len(PREFERRED))
+    here = _protocol(source)
+    names = [p.name if p.protocol in (None, here) else f"{p.name} under protocol {p.protocol}" for p in known]
+    first = known[0]
+    words = f"--preset {first.name}" + ("" if first.protocol in (None, here) else f" --protocol {first.protocol}")
+    return f"untuned: defaults of {model}; presets for {dataset}: {', '.join(names)} (add {words})"
+
+
+def _without_training(request: Request) -> list[str]:
+    """A note if settings of a training are given to a model that has nothing to train."""
+    from difformer.training.config import TrainConfig
+    from difformer.zoo import find
+
+    if find(request.config.model).trained:
+        return []
+    fields = {field.name for field in dataclasses.fields(TrainConfig)} - {"model", "options", *WITHOUT_TRAINING}
+    chosen = {} if request.preset is None else request.preset.settings
+    typed = [f"{k}={shown(v)}" for k, v in request.settings.items() if k in fields and chosen.get(k) != v]
+    return [f"note: {request.config.model} trains nothing, so {', '.join(typed)} changes nothing"] if typed else []
+
+
+def _origin(request: Request, preset: Preset, source: TaskSource | None) -> list[str]:
+    """What a preset is, how it was found, and whether it was chosen for this request."""
+    lines = [f"preset: {preset.describe()}"]
+    lines += [f"found by: {preset.command}"] if preset.command else []
+    lines += [f"note: {preset.note}"] if preset.note else []
+    if request.dataset is not None and preset.dataset != request.dataset:
+        lines.append(f"note: these settings were chosen on {preset.dataset}, not on {request.dataset}")
+    if preset.protocol is not None and _protocol(source) != preset.protocol:
+        lines.append(
+            f"note: these settings belong to protocol {preset.protocol!r}; add --protocol {preset.protocol} for it"
+        )
+    if source is not None and source.name == preset.dataset:
+        from difformer.data.registry import dataset_options
+
+        if taken := [f"{key}={shown(value)}" for key, value in preset.data.items() if source.options.get(key) == value]:
+            lines.append(f"data: {', '.join(taken)}, from the preset")
+        here = {**dataset_options(preset.dataset), **source.options}
+        found = {key: value for key, value in preset.data_options.items() if key != "protocol"}
+        if other := [f"{key}={value}" for key, value in found.items() if shown(here.get(key)) != value]:
+            words = " ".join(f"--data {option}" for option in other)
+            lines.append(f"note: these settings were found with {', '.join(other)}; add {words} for it")
+    return lines
+
+
+def _protocol(source: TaskSource | None) -> str | None:
+    """The protocol of the data set: the requested one, or its default."""
+    if source is None or source.name is None:
+        return None
+    from difformer.data.catalogue import entry
+
+    return source.options.get("protocol") or next(iter(entry(source.name).protocols), None)
+
+
+def meanings(documented: Callable[..., Any]) -> dict[str, str]:
+    """Every argument of a function or class with its explanation, from the ``Args:`` section of its docstring.
+
+    A class that does not explain an argument leaves it to its bases.
+    """
+    explained: dict[str, str] = {}
+    for one in reversed(documented.__mro__) if isinstance(documented, type) else (documented,):
+        lines = inspect.cleandoc(one.__doc__ or "").splitlines()
+        name = ""
+        for line in lines[lines.index("Args:") + 1 :] if "Args:" in lines else ():
+            if not line.startswith(" "):
+                break
+            entry = re.match(r"^ {4}\*{0,2}(\w+)(?: \([^)]*\))?: (.*)$", line)
+            if entry is not None:
+                name, explained[entry[1]] = entry[1], entry[2]
+            elif name:
+                explained[name] += f" {line.strip()}"
+    plain = (re.sub(r"``\"?([^`]*?)\"?``", r"\1", text).replace("`", "") for text in explained.values())
+    return dict(zip(explained, plain, strict=True))
+
+
+def report_results(summary: Summary, output: Output, about: Mapping[str, Any]) -> None:
+    """The table of seeds, the result in one line, notes, and the run folder."""
+    notes = list(getattr(summary, "notes", ()))
+    output.json({**about, **summary.to_dict(), "notes": notes, "run": summary.folder})
+    output.table(
+        ["seed", "split", "best epoch", "train", "valid", "test", "time"],
+        [
+            [
+                result["seed"],
+                result["split"],
+                f"{result['best_epoch']}/{result['epochs']}",
+                *(score(result[part]) for part in ("train", "valid", "test")),
+                clock_time(result["seconds"]),
+            ]
+            for result in summary.results
+        ],
+        right=["seed", "best epoch", "train", "valid", "test", "time"],
+    )
+    output.say(headline(summary))
+    for note in notes:
+        output.say(f"note: {note}")
+    if about.get("preset"):
+        output.say(f"settings: preset {about['preset']}")
+    if summary.folder is not None:
+        output.say(f"run folder: {summary.folder}")
+
+
+def headline(summary: Summary) -> str:
+    """The result in one line."""
+    runs = len(summary.results)
+    over = f"mean ± standard deviation over {runs} seeds{variety(summary.results)}" if runs > 1 else "one seed"
+    return f"test {summary.metric}: {mean_and_deviation(summary.mean('test'), summary.std('test'), runs)} ({over})"
+
+
+def mean_and_deviation(mean: float, deviation: float, count: int) -> str:
+    """Mean ± deviation; a single value has no deviation, and ± 0 would claim one."""
+    return f"{score(mean)} ± {score(deviation)}" if count > 1 else score(mean)
+
+
+def variety(results: Sequence[Mapping[str, Any]]) -> str:
+    """What differs between seeds besides the initialisation, so that a ± can be read."""
+    splits = len({result["split"] for result in results})
+    if splits == 1:
+        return ", all on one split: ± is over initialisations only"
+    return ", each on its own split" if splits == len(results) else f" on {splits} splits"
+
+
+def score(value: float | None) -> str:
+    """A metric with four digits; a dash if it is missing."""
+    return "–" if value is None or value != value else f"{value:.4f}"

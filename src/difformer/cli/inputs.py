@@ -1,0 +1,387 @@
+"""What a command is given: data to train on, a configuration, and new rows for a trained model."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from difformer.cli.options import (
+    DATA,
+    OWN_DATA,
+    argument,
+    dataset_names,
+    metric_setting,
+    option,
+    outside_scope,
+    read_data_options,
+)
+from difformer.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from difformer.data import Task
+    from difformer.experiments import Preset
+    from difformer.training import TrainConfig
+    from difformer.training.source import TaskSource
+
+DEFAULT_MODEL = "difformer-s"
+OWN_SPLITS = 10  # seeded splits of your own data, unless --data seeds or a file says otherwise
+TABLES = (".csv", ".tsv", ".txt", ".parquet", ".npz", ".npy", ".pt", ".gz")
+
+Dataset = Annotated[
+    str | None,
+    argument(
+        "Name of a data set (`difformer datasets` lists them), or a table of your own such as customers.csv.",
+        complete=dataset_names,
+    ),
+]
+DataOptions = Annotated[
+    list[str] | None,
+    option(
+        "An option of the data, such as num_splits=5 or knn=5; repeatable. `difformer datasets NAME` lists them.",
+        "--data",
+        metavar="KEY=VALUE",
+        panel=DATA,
+    ),
+]
+Protocol = Annotated[
+    str | None, option("Splits and preprocessing of the data set; short for --data protocol=….", panel=DATA)
+]
+Root = Annotated[Path | None, option("Folder to search for data files first.", panel=DATA)]
+Features = Annotated[
+    Path | None,
+    option("Table of features, one row per instance (CSV, Parquet, NPZ), or a PyG .pt file.", panel=OWN_DATA),
+]
+Label = Annotated[
+    str | None,
+    option("Column to predict, in the table of features or of labels; several separated by commas.", panel=OWN_DATA),
+]
+Labels = Annotated[Path | None, option("Labels of some or all instances; the others are predicted.", panel=OWN_DATA)]
+Edges = Annotated[Path | None, option("Edges between instances, if there is a graph.", panel=OWN_DATA)]
+SplitFile = Annotated[
+    Path | None,
+    option("Your own splits (.npz or .json: train, valid, test); random ones by default.", "--split", panel=OWN_DATA),
+]
+
+
+@dataclass(frozen=True)
+class Data:
+    """The options that say what to train on; `takes_data` adds them to a command."""
+
+    dataset: Dataset = None
+    protocol: Protocol = None
+    data: DataOptions = None
+    root: Root = None
+    features: Features = None
+    label: Label = None
+    labels: Labels = None
+    edges: Edges = None
+    split: SplitFile = None
+
+    def given(self) -> list[str]:
+        """Options that were given, as they are typed; the data set is not among them."""
+        return [f"--{name}" for name, value in vars(self).items() if name != "dataset" and value is not None]
+
+    def source(self) -> TaskSource:
+        """The recipe of a task, from a data set's name or your own files.
+
+        Raises:
+            UserError: If both or neither are given.
+            FileNotFoundError: If a file does not exist.
+        """
+        features, dataset = self.features, self.dataset
+        if dataset is not None and features is None and _is_table(dataset):
+            features, dataset = Path(dataset), None
+        named = {"features": features, "labels": self.labels, "edges": self.edges}
+        files = {role: path for role, path in named.items() if path is not None}
+        if dataset is not None and (files or self.label is not None):
+            first = next(iter(files), "label")
+            raise UserError(f"give either a data set ({dataset!r}) or your own files (--{first}), not both")
+        if dataset is not None:
+            return self._named(dataset)
+        if not files:
+            raise UserError(
+                "say what to train on: a data set by name (`difformer datasets` lists them), or --features x.csv "
+                "--labels y.csv and, if there is a graph, --edges e.csv"
+            )
+        return self._own(files)
+
+    def _named(self, dataset: str) -> TaskSource:
+        from difformer.data.catalogue import entry
+        from difformer.training.source import TaskSource
+
+        if self.split is not None:
+            raise UserError("--split is for your own files; a data set has its splits, chosen by --protocol")
+        name, known = entry(dataset).name, entry(dataset).protocols
+        if self.protocol is not None and self.protocol not in known and (beyond := outside_scope(self.protocol)):
+            raise UserError(f"--protocol: {name} has no protocol {self.protocol!r}; it has {', '.join(known)}{beyond}")
+        options = read_data_options(self.data, name)
+        if self.protocol is not None and options.setdefault("protocol", self.protocol) != self.protocol:
+            raise UserError(f"--protocol says {self.protocol!r}, but --data says protocol={options['protocol']}")
+        return TaskSource(name, None if self.root is None else str(self.root), options)
+
+    def _own(self, files: Mapping[str, Path]) -> TaskSource:
+        from difformer.training.source import TaskSource
+
+        if "features" not in files:
+            raise UserError("--features is missing: own data need a table of features")
+        if self.protocol is not None or self.root is not None:
+            given = "--protocol" if self.protocol is not None else "--root"
+            raise UserError(f"{given} belongs to a data set; with your own files, --split and --data say how to split")
+        options = read_data_options(self.data, None)
+        if self.label is not None:
+            columns = [word.strip() for word in self.label.split(",")]
+            chosen: Any = columns if len(columns) > 1 else columns[0]
+            if options.setdefault("label_columns", chosen) != chosen:
+                raise UserError(f"--label says {self.label}, but --data says label_columns={options['label_columns']}")
+        for role, path in [*files.items(), *([] if self.split is None else [("split", self.split)])]:
+            if not path.exists():
+                raise FileNotFoundError(f"--{role}: there is no file {path}")
+        if self.split is not None:
+            options["splits"] = str(self.split.resolve())
+        elif not options.keys() & {"splits", "seeds"}:
+            # One split per seed, as data sets have them: otherwise ± would measure initialisations only. A split that
+            # a file brings along, in a column or as masks, overrides this.
+            options["seeds"] = list(range(OWN_SPLITS))
+        return TaskSource(options=options, files={role: str(path) for role, path in files.items()})
+
+
+def _is_table(word: str) -> bool:
+    """Whether what was given in place of a data set is a file: it exists, or its name says so."""
+    return Path(word).is_file() or Path(word).suffix.lower() in TABLES
+
+
+def takes_data(function: Callable[..., None]) -> Callable[..., None]:
+    """Adds the fields of `Data` to a command, whose first parameter then is a `Data`."""
+    fields = inspect.signature(Data, eval_str=True).parameters
+    _, *own = inspect.signature(function, eval_str=True).parameters.values()
+
+    @functools.wraps(function)
+    def run(**given: Any) -> None:
+        function(Data(**{name: given.pop(name) for name in fields}), **given)
+
+    dataset, *others = (p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in fields.values())
+    parameters = [dataset, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *others]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del run.__wrapped__
+    return run
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be trained.
+
+    Args:
+        settings: Settings that differ from the defaults: the preset's, overridden by the command line's.
+        config: The complete configuration.
+        preset: The preset, if one was named.
+        dataset: Name of the data set; None for own files.
+        origin: The preset as it was named: its name, or the path of its file.
+    """
+
+    settings: dict[str, Any]
+    config: TrainConfig
+    preset: Preset | None = None
+    dataset: str | None = None
+    origin: str | None = None
+
+
+def read_request(
+    dataset: str | None,
+    *,
+    model: str | None,
+    preset: str | None,
+    settings: list[str] | None,
+    metric: str | None = None,
+    batch_size: int | None = None,
+) -> Request:
+    """The configuration: defaults, overridden by the preset, overridden by the command line.
+
+    Raises:
+        UserError: If a model, preset or setting is unknown, or preset and model contradict each other.
+    """
+    from difformer.training.config import make_config
+
+    found = None if preset is None else read_named_preset(preset, model=model, dataset=dataset)
+    chosen = model or (found.model if found is not None else DEFAULT_MODEL)
+    words = [*(settings or ()), *metric_setting(metric)]
+    words += [] if batch_size is None else [f"batch_size={batch_size}"]
+    merged = {**(found.settings if found is not None else {}), **read_settings(words, chosen)}
+    return Request(merged, make_config(chosen, merged), found, dataset, preset)
+
+
+def add_preset_data(source: TaskSource, preset: Preset | None) -> TaskSource:
+    """The source with the data options that a preset needs, such as ``features=raw``; --data overrides them."""
+    if preset is None or not preset.data or source.name != preset.dataset:
+        return source
+    return replace(source, options={**preset.data, **source.options})
+
+
+def read_settings(words: list[str], model: str) -> dict[str, Any]:
+    """``["hidden_channels=64", "patience=none"]`` as one mapping of settings.
+
+    Raises:
+        UserError: See `difformer.training.parse_settings`.
+    """
+    from difformer.training.config import parse_settings
+
+    try:
+        fields, options = parse_settings(words, model)
+    except ValueError as error:
+        raise UserError(f"{error}{outside_scope(*words)}", argument=getattr(error, "argument", None)) from error
+    return {**fields, **options}
+
+
+def read_named_preset(name: str, *, model: str | None, dataset: str | None) -> Preset:
+    """A preset of the package by its name, or of a file by its path."""
+    from difformer.experiments import find_preset, read_preset
+    from difformer.experiments.presets import load_presets
+
+    if name.endswith(".toml") or Path(name).is_file():
+        found = read_preset(name)
+        if model is not None and model != found.model:
+            raise UserError(f"--preset: {name} is for model {found.model!r}, but --model says {model!r}")
+        return found
+    if dataset is None:
+        raise UserError(f"--preset: {name!r} belongs to a data set; with your own files give a .toml file")
+    from difformer.data.catalogue import entry
+
+    model, dataset = model or DEFAULT_MODEL, entry(dataset).name
+    try:
+        return find_preset(name, model=model, dataset=dataset)
+    except ValueError as error:
+        if "for that pair there is" in str(error):
+            raise
+        here = [preset.name for preset in load_presets() if (preset.model, preset.dataset) == (model, dataset)]
+        raise UserError(f"{error}. Presets for {model} on {dataset}: {', '.join(here) or 'none'}") from error
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """New instances, ready for `difformer.training.predict`.
+
+    Args:
+        x: Features, columns in the order of training.
+        names: Ids of the rows, if they have ids.
+        edge_index: Their edges; the run's instances are numbered first, then the new ones.
+        edge_weight: Weights of the edges.
+        notes: Remarks about the rows, one sentence each.
+    """
+
+    x: Tensor
+    names: tuple[str, ...] = ()
+    edge_index: Tensor | None = None
+    edge_weight: Tensor | None = None
+    notes: tuple[str, ...] = ()
+
+
+# Options that describe how files are written; what was said of the files of the training also holds for new ones.
+_FORMAT = ("delimiter", "header", "encoding", "decimal", "comment")
+
+
+def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, together: bool) -> NewRows:
+    """Rows of a file, matched with the columns that the run was trained on.
+
+    Args:
+        run: The run folder.
+        features: File of the new rows.
+        edges: File of their edges: by id if instances have ids, otherwise by number.
+        together: Whether edges may name the run's own instances, which are then numbered first.
+
+    Raises:
+        DataError: If columns are missing, or an id is unknown or not new.
+    """
+    from difformer.data.edges import tidy_edges
+    from difformer.data.own.features import id_column_name, read_features
+    from difformer.data.own.graphs import read_edges
+    from difformer.data.own.text import TextFormat
+    from difformer.training.run_folder import RunFolder
+
+    folder = RunFolder.open(run)
+    task = folder.task()
+    if task.kind != "nodes":
+        raise UserError(
+            f"--features: {run} was trained on {task.kind}, and new rows need a run on nodes; from Python, "
+            f"difformer.training.predict takes new {'graphs' if task.kind == 'graphs' else 'snapshots'}"
+        )
+    for role, path in (("features", features), ("edges", edges)):
+        if path is not None and not path.exists():
+            raise FileNotFoundError(f"--{role}: there is no file {path}")
+    own_files = folder.source is not None and folder.source.files
+    options = dict(folder.source.options) if folder.source is not None and own_files else {}
+
+    def form(role: str) -> dict[str, Any]:
+        given = {key: options[key] for key in _FORMAT if key in options}
+        return {key: value.get(role) if isinstance(value, Mapping) else value for key, value in given.items()}
+
+    ids = options.get("ids")
+    name = None
+    if task.instance_names and folder.source is not None and own_files:
+        name = id_column_name(folder.source.files["features"], ids=ids, format=TextFormat(**form("features")))
+    columns: dict[str, Any] = {"columns": task.feature_names, "num_columns": task.num_features}
+    columns["preprocessing"] = task.preprocessing
+    found = read_features(features, **columns, ids=ids, id_name=name, **form("features"))
+    said = found.notes if task.preprocessing is not None else ()  # unseen categories, new columns
+    if edges is None:
+        return NewRows(found.x, found.ids, notes=(*said, *_familiar(task, found)))
+    count = (task.num_instances if together else 0) + found.x.shape[0]
+    index, weight, _ = read_edges(
+        edges,
+        num_nodes=count,
+        ids=_index(task, found, together),
+        columns=options.get("edge_columns"),
+        format=TextFormat(**form("edges")),
+    )
+    # Where the nodes of the task have self-loops, new nodes get theirs later, so none are added here.
+    index, weight = tidy_edges(
+        index,
+        weight,
+        num_nodes=count,
+        directed=bool(options.get("directed", False)),
+        self_loops="remove",
+        duplicates=options.get("duplicates", "error"),
+    )
+    return NewRows(found.x, found.ids, index, weight, said)
+
+
+def _familiar(task: Task, found: Any) -> tuple[str, ...]:
+    """Remarks about new rows whose id is known or repeated: without edges nothing is looked up by id."""
+    known = set(task.instance_names)
+    old = [name for name in found.ids if name in known]
+    twice = [name for name, number in Counter(found.ids).items() if number > 1]
+    notes = []
+    if old:
+        notes.append(
+            f"{len(old)} of {len(found.ids)} rows of {found.path} have the id of an instance of the run "
+            f"({', '.join(map(repr, old[:3]))}{', …' if len(old) > 3 else ''}); they are treated as new instances "
+            f"(without --features the run's own instances are predicted)"
+        )
+    if twice:
+        notes.append(f"{found.path} has {len(twice)} id{'s' * (len(twice) > 1)} in several rows, {twice[0]!r} first")
+    return tuple(notes)
+
+
+def _index(task: Task, found: Any, together: bool) -> dict[str, int] | None:
+    """Position of every id, the run's instances first; None where rows are known by number."""
+    from difformer.data import DataError
+
+    old = task.instance_names if together else ()
+    if not found.ids and not old:
+        return None
+    if together and bool(found.ids) != bool(old):
+        known, unknown = ("new rows", "instances of the run") if found.ids else ("instances of the run", "new rows")
+        raise DataError(f"the {known} have ids and the {unknown} have none, so edges cannot name both", path=found.path)
+    index = {name: place for place, name in enumerate(old)}
+    for row, name in enumerate(found.ids):
+        if name in index:
+            whose = "an instance of the run" if index[name] < len(old) else "another row"
+            raise found.error(f"id {name!r} is that of {whose}", row, found.id_column)
+        index[name] = len(old) + row
+    return index
