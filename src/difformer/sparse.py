@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from difformer.eager import is_eager
+from difformer.errors import UserError
+from difformer.kept import Kept
 from difformer.native.passes import run, serves
 
 # The layout serves here as a container alone; torch's notices about it would greet every user at the first product.
@@ -69,6 +71,13 @@ class SparseMatrix:
         row, col = coo.indices()
         return SparseMatrix.from_entries(row, col, coo.values(), (matrix.shape[0], matrix.shape[1]))
 
+    @staticmethod
+    def of(matrix: Tensor) -> SparseMatrix:
+        """`from_tensor`, worked out once per tensor and forgotten with it; an in-place change is noticed."""
+        if not is_eager(matrix) or matrix.is_inference() or matrix.requires_grad:
+            return SparseMatrix.from_tensor(matrix)
+        return _MATRICES.of(matrix, (), lambda: SparseMatrix.from_tensor(matrix.detach()))
+
     @property
     def T(self) -> SparseMatrix:
         """The transpose; nothing is copied."""
@@ -99,7 +108,7 @@ class SparseMatrix:
             ValueError: If X has another number of rows than the matrix has columns.
         """
         if x.shape[0] != self.shape[1]:
-            raise ValueError(f"a matrix of shape {self.shape} takes {self.shape[1]} rows, got {tuple(x.shape)}")
+            raise UserError(f"a matrix of shape {self.shape} takes {self.shape[1]} rows, got {tuple(x.shape)}")
         # No -1: of a matrix without rows, as a rank may hold one, it could be any number.
         flat = (x.unsqueeze(1) if x.dim() == 1 else x.flatten(1)).to(self.dtype)
         if torch.compiler.is_exporting():  # an exported program must run where this package is not installed
@@ -112,6 +121,9 @@ class SparseMatrix:
                 self.columns.crow, self.columns.col, self.columns.value, flat,
             )  # fmt: skip
         return out.reshape(self.shape[0], *x.shape[1:]).to(x.dtype)
+
+
+_MATRICES: Kept[SparseMatrix] = Kept()
 
 
 def _compress(row: Tensor, col: Tensor, value: Tensor, num_rows: int) -> CSR:

@@ -55,7 +55,7 @@ from difformer.report.gather import (
 )
 from difformer.report.layers import attention_of
 from difformer.training.run_folder import RunFolder
-from difformer.training.using import Loaded, load_run
+from difformer.training.trained_run import Loaded, load_run
 
 PARTS = ("self", "latent", "observed", "source")
 QUADRATURE, COARSE, MANY = 24, 6, 20_000  # points of the path, and fewer where there are many rows
@@ -196,6 +196,10 @@ def _given(layer: DIFFormerConv, z: Tensor, scene: Scene, i: int) -> dict[str, t
         latent, observed = 1 - layer.graph_weight, layer.graph_weight
     here = torch.tensor([i], device=z.device)
     found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    infers = layer.diffusivity is not None and layer.form != "identity"
+    if graph is None and infers and layer.graph_weight is not None:  # without edges its own value is mixed in
+        latent = 1 - layer.graph_weight
+        found["self"] = (here, z.new_ones(1), tau * layer.graph_weight * mean[here])
     if layer.diffusivity is None or layer.form == "identity":
         if latent:  # an instance that is propagated to itself: no exchange
             found["self"] = (here, z.new_ones(1), tau * latent * mean[here])

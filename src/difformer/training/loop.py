@@ -30,7 +30,7 @@ from difformer.training.checkpoint import Due, Snapshot
 from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, RecordedEpoch, record_epoch
 from difformer.training.devices import resolve
-from difformer.training.feeding import Feed, NodesFeed, Step, make_feed
+from difformer.training.feeds import Feed, NodesFeed, Step, make_feed
 from difformer.training.journal import PARTS, Journal, NonFiniteLossError
 from difformer.training.losses import Loss, make_loss
 from difformer.training.metrics import Metric
@@ -122,6 +122,8 @@ class Trainer:
         self.model = build_model(task, config, seed).to(device) if model is None else model
         if (observe := hook(self.model, "observe")) is not None:
             observe(task.y.to(device), split.train.to(device))
+        if (observe := hook(self.model, "observe_validation")) is not None:
+            observe(task.y.to(device), split.valid.to(device))
         self.penalty = hook(self.model, "penalty")
         self.feed = make_feed(task, split, config, seed, device, self.model) if feed is None else feed
         self.loss = make_loss(task, split, config, device) if loss is None else loss
