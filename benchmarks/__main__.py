@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.measure import Row
 
 # Modules with a function rows(repeats) that gives the lines of a table.
-BENCHMARKS = ("attention_cpu", "model_cpu", "training_cpu", "attention_gpu", "training_gpu", "scaling")
+BENCHMARKS = ("attention_cpu", "model_cpu", "own_loop_cpu", "training_cpu", "attention_gpu", "training_gpu", "scaling")
 RESULTS = Path(__file__).parent / "results.json"
 
 

@@ -107,10 +107,10 @@ def _rank(rank: int, size: int, port: int, folder: str, model: str, repeats: int
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
 
-    from difformer.distributed.folder import Partition
-    from difformer.distributed.ranks import join
-    from difformer.distributed.run import facts_of
-    from difformer.distributed.trainer import ShardedTrainer
+    from difformer.distributed.partition_folder import Partition
+    from difformer.distributed.process_group import join
+    from difformer.distributed.rank_runs import facts_of
+    from difformer.distributed.rank_trainer import ShardedTrainer
 
     with join("cpu") as ranks:
         partition = Partition.open(folder)
@@ -149,7 +149,7 @@ def _config(model: str) -> TrainConfig:
 
 def run(case: Case, ranks: int, repeats: int) -> Found:
     """One case at one number of ranks, in processes of their own."""
-    from difformer.distributed.folder import write_partition
+    from difformer.distributed.partition_folder import write_partition
 
     nodes = case.nodes_at(ranks)
     context = multiprocessing.get_context("spawn")

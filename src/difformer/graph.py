@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from difformer.eager import is_eager
+from difformer.kept import Kept, SameTensor, version_of
 from difformer.sparse import SparseMatrix
 
 if TYPE_CHECKING:
@@ -27,13 +29,14 @@ GRAPH_NORMS = ("gcn", "random_walk", "none")
 class Graph:
     """Edges and weights of one graph (or several side by side), with cached normalised forms.
 
-    A model that is given a `Graph` normalises it at the first forward pass and never again.
+    A model that is given a `Graph`, or again the same ``edge_index`` tensor (`as_graph`), normalises it at the first
+    forward pass and never again, unless edges or weights are changed in place.
 
     Args:
         edge_index: ``[2, E]`` integers, sources above targets; or a torch sparse matrix ``[N, N]`` whose row i holds
             the weights with which node i receives.
         num_nodes: N; left out, the largest index plus one.
-        edge_weight: ``[E]`` weights; left out, one each. Edges that stand twice count twice.
+        edge_weight: ``[E]`` weights; left out, one each. Edges that are given twice count twice.
         keep: Whether to sort the normalised graph at first use and keep it, which pays where a graph is used again.
             Without it every propagation goes edge by edge.
 
@@ -67,8 +70,7 @@ class Graph:
         """Changes whenever edges or weights are written to in place; tensors of inference mode have no counter."""
         if torch.compiler.is_compiling():  # a compiled program sees no counters
             return 0, 0
-        both = (self.edge_index, self.edge_weight)
-        return tuple(0 if x is None or x.is_inference() else x._version for x in both)  # type: ignore[return-value]
+        return version_of(self.edge_index), version_of(self.edge_weight)
 
     def _refresh(self) -> None:
         """Forgets what was worked out before edges or weights were changed in place, and checks them again."""
@@ -102,6 +104,15 @@ class Graph:
         moved._matrices = {key: matrix.to(device) for key, matrix in self._matrices.items()}
         moved._batched, moved._version = None, moved._current_version()
         return moved
+
+    def with_weights(self, edge_weight: Tensor) -> Graph:
+        """The same edges with other weights ``[E]``, whose indices need not be checked again."""
+        _check_weight(edge_weight, self.edge_index)
+        other = Graph.__new__(Graph)
+        other.edge_index, other.edge_weight, other.num_nodes = self.edge_index, edge_weight, self.num_nodes
+        other.keep, other._matrices, other._looped, other._batched = self.keep, {}, None, self._batched
+        other._version = other._current_version()
+        return other
 
     def with_self_loops(self) -> Graph:
         """The graph with a self-loop of weight one at every node that has none; worked out once."""
@@ -189,6 +200,44 @@ class Graph:
         return self.matrix(norm, dtype) @ z
 
 
+_GRAPHS: Kept[Graph] = Kept()
+
+
+def as_graph(edge_index: Tensor | Graph, num_nodes: int, edge_weight: Tensor | None = None) -> Graph:
+    """The `Graph` of an edge index and its weights: checked, sorted and normalised once per tensor.
+
+    The graph is kept as long as the `edge_index` tensor lives. A tensor that was changed in place is read again, and
+    weights that are trained are never kept. Inside compiled programs nothing can be kept.
+
+    Args:
+        edge_index: ``[2, E]`` integers, a torch sparse matrix, a ``torch_geometric.EdgeIndex`` or a `Graph`.
+        num_nodes: N.
+        edge_weight: ``[E]`` weights of an ``edge_index`` tensor.
+
+    Raises:
+        ValueError: If shapes do not fit or an index is out of range.
+    """
+    if isinstance(edge_index, Graph):
+        if edge_weight is not None:
+            raise ValueError("edge_weight was given beside a Graph, which carries its weights itself")
+        if edge_index.num_nodes != num_nodes:
+            raise ValueError(f"the graph has {edge_index.num_nodes} nodes, but x has {num_nodes} rows")
+        return edge_index
+    if hasattr(edge_index, "as_tensor"):  # torch_geometric's EdgeIndex, which is a tensor that knows more of itself
+        edge_index = edge_index.as_tensor()
+    given = (edge_index,) if edge_weight is None else (edge_index, edge_weight)
+    if not is_eager(*given) or any(x.is_inference() for x in given):
+        return Graph(edge_index, num_nodes, edge_weight, keep=False)
+    if not any(x.requires_grad for x in given):
+        key = (num_nodes, None if edge_weight is None else SameTensor(edge_weight))
+        alone = None if edge_weight is None else edge_weight.detach()
+        return _GRAPHS.of(edge_index, key, lambda: Graph(edge_index.detach(), num_nodes, alone))
+    if edge_index.requires_grad or edge_weight is None:  # a sparse matrix whose entries are trained
+        return Graph(edge_index, num_nodes, edge_weight)
+    checked = _GRAPHS.of(edge_index, (num_nodes, None), lambda: Graph(edge_index.detach(), num_nodes))
+    return checked.with_weights(edge_weight)
+
+
 def propagate_edges(z: Tensor, graph: Graph, norm: str = "gcn") -> Tensor:
     """``S z`` edge by edge, nothing sorted or kept: the reference, and the way for weights that carry gradients."""
     dtype = torch.float64 if z.dtype == torch.float64 else torch.float32
@@ -213,15 +262,20 @@ def _from_sparse(
     return coo.indices().flip(0), coo.values(), matrix.shape[0]
 
 
+def _check_weight(edge_weight: Tensor, edge_index: Tensor) -> None:
+    if edge_weight.shape != edge_index.shape[1:]:
+        raise ValueError(
+            f"edge_weight must have one entry per edge, shape ({edge_index.shape[1]},), got {tuple(edge_weight.shape)}"
+        )
+
+
 def _check(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int | None) -> None:
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise ValueError(f"edge_index must have shape [2, E], got {tuple(edge_index.shape)}")
     if edge_index.is_floating_point() or edge_index.dtype == torch.bool:
         raise ValueError(f"edge_index must hold integers, got {edge_index.dtype}")
-    if edge_weight is not None and edge_weight.shape != edge_index.shape[1:]:
-        raise ValueError(
-            f"edge_weight must have one entry an edge, shape ({edge_index.shape[1]},), got {tuple(edge_weight.shape)}"
-        )
+    if edge_weight is not None:
+        _check_weight(edge_weight, edge_index)
     if edge_index.numel() and not torch.compiler.is_compiling():  # a look at values would break a compiled graph
         low, high = int(edge_index.min()), int(edge_index.max())
         if low < 0 or (num_nodes is not None and high >= num_nodes):

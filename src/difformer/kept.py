@@ -1,19 +1,24 @@
-"""Work that depends on an input alone is done once: neighbour graphs, distances, walks.
+"""Work that depends on an input alone is done once: sorted graphs, neighbour graphs, distances, walks.
 
-A training loop hands over the same tensor or `Graph` at every epoch. What was worked out for such an object is kept as
-long as the object lives, and forgotten with it; copies and saved models start without.
+A training loop passes the same tensor or `Graph` at every epoch. What was worked out for such an object is kept as long
+as the object lives and forgotten with it; an in-place change of a tensor is noticed by its version counter. Copies and
+saved models start without. Safe to use from several threads: two that ask at the same time may both do the work, and
+either result is right.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 T = TypeVar("T")
+
+RESULTS = 4  # kept per object, the latest: a graph may be used with several weights
 
 
 class Kept(Generic[T]):
@@ -21,30 +26,57 @@ class Kept(Generic[T]):
 
     def __init__(self) -> None:
         self._found: Any = WeakIdKeyDictionary()
+        self._lock = threading.Lock()
 
     def of(self, owner: Any, key: tuple[Any, ...], work: Callable[[], T]) -> T:
         """The result for `owner`, by `work` where it is not known.
 
         Args:
-            owner: A tensor, sparse matrix or graph.
-            key: What else the result depends on; tensors are compared by value.
+            owner: A tensor, sparse matrix or graph. The result must not refer to it, or it lives for ever: give `work`
+                ``owner.detach()``.
+            key: What else the result depends on; tensors are compared by value, `SameTensor` by identity and version.
             work: Works it out; never under automatic differentiation, inference mode or reduced precision.
         """
-        # A tensor that was written to is another one.
-        key = (*key, owner._version if isinstance(owner, Tensor) and not owner.is_inference() else 0)
-        known = self._found.get(owner)
-        if known is not None and _same(known[0], key):
-            return known[1]
+        key = (*key, version_of(owner))
+        with self._lock:
+            known = self._found.get(owner, ())
+        for before, result in known:
+            if _same(before, key):
+                return result
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(owner.device.type, enabled=False):
             result = work()
-        self._found[owner] = (key, result)
+        with self._lock:
+            self._found[owner] = ((key, result), *self._found.get(owner, ()))[:RESULTS]
         return result
+
+    def __len__(self) -> int:
+        return len(self._found)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kept[T]:
         return Kept()
 
     def __reduce__(self) -> tuple[type[Kept[T]], tuple[()]]:
         return Kept, ()
+
+
+class SameTensor:
+    """A tensor as part of a key, held weakly: equal to itself as long as it lives and is not written to."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.ref, self.version = TensorWeakRef(tensor), version_of(tensor)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SameTensor) or self.version != other.version:
+            return False
+        mine = self.ref()
+        return mine is not None and mine is other.ref()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def version_of(owner: Any) -> int:
+    """Counts the in-place changes of a tensor; tensors of inference mode, and other objects, have no counter."""
+    return owner._version if isinstance(owner, Tensor) and not owner.is_inference() else 0
 
 
 def _same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from difformer.eager import is_eager
+from difformer.kept import Kept
 from difformer.native.passes import run, serves
 
 # The layout serves here as a container alone; torch's notices about it would greet every user at the first product.
@@ -69,6 +70,13 @@ class SparseMatrix:
         row, col = coo.indices()
         return SparseMatrix.from_entries(row, col, coo.values(), (matrix.shape[0], matrix.shape[1]))
 
+    @staticmethod
+    def of(matrix: Tensor) -> SparseMatrix:
+        """`from_tensor`, worked out once per tensor and forgotten with it; an in-place change is noticed."""
+        if not is_eager(matrix) or matrix.is_inference() or matrix.requires_grad:
+            return SparseMatrix.from_tensor(matrix)
+        return _MATRICES.of(matrix, (), lambda: SparseMatrix.from_tensor(matrix.detach()))
+
     @property
     def T(self) -> SparseMatrix:
         """The transpose; nothing is copied."""
@@ -112,6 +120,9 @@ class SparseMatrix:
                 self.columns.crow, self.columns.col, self.columns.value, flat,
             )  # fmt: skip
         return out.reshape(self.shape[0], *x.shape[1:]).to(x.dtype)
+
+
+_MATRICES: Kept[SparseMatrix] = Kept()
 
 
 def _compress(row: Tensor, col: Tensor, value: Tensor, num_rows: int) -> CSR:

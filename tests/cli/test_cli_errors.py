@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from difformer.cli.errors import explain
+from difformer.cli.command import explain
 from difformer.errors import UserError, did_you_mean
 
 

@@ -164,3 +164,13 @@ def test_rounding_above_one_does_not_leave_the_domain_of_f():
     rooted = Diffusivity("rooted", f=lambda u: 1 / (1 + u.sqrt()))
     x = torch.tensor([1.0, 1.0 + 1e-7])
     assert torch.equal(rooted.g(x), torch.ones(2))
+
+
+def test_sharp_is_a_gaussian_by_its_sharpness():
+    x = torch.linspace(-1, 1, 21, dtype=torch.float64)
+    sharp, gaussian = as_diffusivity("sharp:25"), as_diffusivity("gaussian:0.2")
+    torch.testing.assert_close(sharp.g(x), gaussian.g(x))
+    assert as_diffusivity("sharp").name == "sharp:40"
+    assert as_diffusivity("sharp").is_named()
+    with pytest.raises(ValueError, match="sharpness must be positive and finite, got -1"):
+        as_diffusivity("sharp:-1")

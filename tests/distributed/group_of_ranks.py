@@ -24,7 +24,7 @@ def starter():
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
     # Adam and operators of our own load torch's compiler, which takes seconds in every process.
-    ours = ["difformer.distributed.run", "difformer.distributed.seeds"]
+    ours = ["difformer.distributed.rank_runs", "difformer.distributed.rank_runs"]
     context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", *ours])
     return context
 
@@ -34,7 +34,7 @@ def _serve(rank, size, port, pipe):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     import torch
 
-    from difformer.distributed.ranks import join
+    from difformer.distributed.process_group import join
 
     torch.set_num_threads(1)
     with join("cpu", watched=False) as ranks:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from difformer.distributed.collectives import sum_gradients
-from difformer.distributed.losses import make_sums
-from difformer.distributed.model import outputs
-from difformer.distributed.parts import cut
+from difformer.distributed.graph_partition import cut
+from difformer.distributed.process_group import sum_gradients
+from difformer.distributed.rank_metrics import make_sums
 from difformer.distributed.shard import assemble
 from difformer.nn import DIFFormer
 from difformer.nn.dropout import dropout_key
@@ -36,7 +35,7 @@ def one_step(ranks, task, assignment, parts, options, dtype=torch.float32):
     total, mass = make_sums(task.problem, TrainConfig(), None)
     count = ranks.sum_(mass(shard.y[rows]).double().reshape(1), "plan")
     with ranks.traffic.during() as sent, dropout_key(7, 3, rows=shard.rows.numbers):
-        out = outputs(model, x, shard.rows)
+        out = model(x, context=shard.rows)
         loss = total(out[rows], shard.y[rows]) / count.item()
         loss.backward()
         sum_gradients(model.parameters(), ranks)
@@ -56,8 +55,8 @@ def train(ranks, path, out, config, seeds, stop_at=None, resume=False):
     import os
     import signal
 
-    from difformer.distributed.folder import Partition
-    from difformer.distributed.run import fit_sharded, resume_sharded
+    from difformer.distributed.partition_folder import Partition
+    from difformer.distributed.rank_runs import fit_sharded, resume_sharded
     from difformer.training import TrainingInterrupted
 
     class Stop:
@@ -81,7 +80,7 @@ def train(ranks, path, out, config, seeds, stop_at=None, resume=False):
 
 def parts_read(ranks, path):
     """Numbers of the parts that a rank reads, and the rows it then has."""
-    from difformer.distributed.folder import Partition
+    from difformer.distributed.partition_folder import Partition
 
     read: list[int] = []
 
@@ -97,7 +96,7 @@ def parts_read(ranks, path):
 
 def measured(ranks, metric, outputs, targets, assignment):
     """A metric of rows that are spread over ranks."""
-    from difformer.distributed.metrics import measure
+    from difformer.distributed.rank_metrics import measure
     from difformer.training.metrics import find_metric
 
     own = assignment == ranks.rank
@@ -109,7 +108,7 @@ def train_seeds(ranks, task, config, seeds, out, stop_at=None, resume=False):
     import os
     import signal
 
-    from difformer.distributed.seeds import fit_seeds
+    from difformer.distributed.rank_runs import fit_seeds
     from difformer.training import TrainingInterrupted
 
     class Stop:
@@ -123,12 +122,14 @@ def train_seeds(ranks, task, config, seeds, out, stop_at=None, resume=False):
             summary = fit_seeds(task, config, ranks=ranks, seeds=seeds, out=out, resume=resume, callbacks=callbacks)
     except TrainingInterrupted:
         return "interrupted"
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}"
     return summary.results, sent
 
 
 def tune_together(ranks, task, question, trials, out):
     """A study whose trials are spread over ranks."""
-    from difformer.distributed.tuning import tune_over_ranks
+    from difformer.distributed.rank_runs import tune_over_ranks
 
     found = tune_over_ranks(task, question, ranks=ranks, trials=trials, out=out)[question.model]
     return found.best.number, found.settings, found.score, [trial.state for trial in found.trials]
@@ -138,9 +139,8 @@ def train_unlike(ranks, how, task, parts, out, config):
     """A run that every rank asks for in its own way: `how` gives what differs on the last rank."""
     from dataclasses import replace
 
-    from difformer.distributed.folder import Partition
-    from difformer.distributed.run import fit_sharded
-    from difformer.distributed.seeds import fit_seeds
+    from difformer.distributed.partition_folder import Partition
+    from difformer.distributed.rank_runs import fit_seeds, fit_sharded
 
     last = ranks.rank == ranks.size - 1
     if last and how == "settings":

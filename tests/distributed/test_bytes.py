@@ -12,7 +12,7 @@ from difformer.attention.moments import degrees_of
 from difformer.attention.monomials import total_count
 from difformer.attention.scores import diffusivity_of
 from difformer.data import Split, Task
-from difformer.distributed.traffic import Traffic, readable
+from difformer.distributed.process_group import Traffic, readable
 from difformer.nn import DIFFormer
 
 C, LAYERS, FLOAT = 8, 2, 4
@@ -41,11 +41,11 @@ def reduced(numbers):
     return 2 * LAYERS * FLOAT * numbers  # 2 n (P - 1) / P = n
 
 
-# Numbers that latent propagation sums up, for two heads of eight channels.
+# Numbers that latent propagation sums up: [1, k]ᵀ[1, v] for each of two heads of eight channels, and two norms.
 SUMS = {
-    "simple": 2 * (C * C + C + C),
-    "simple, global norm": (C + 1) ** 2,
-    "constant": C,
+    "simple": 2 * (C + 1) ** 2,
+    "simple, global norm": 2 * (C + 1) ** 2 + 2,
+    "constant": C + 1,
     "polynomial": None,
 }
 

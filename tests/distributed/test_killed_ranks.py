@@ -16,7 +16,7 @@ from group_of_ranks import free_port, starter
 from test_exact import graph_task
 
 from difformer.distributed import watch
-from difformer.distributed.folder import write_partition
+from difformer.distributed.partition_folder import write_partition
 from difformer.training import RunFolder, TrainConfig, fit, resume
 
 SECONDS = 30  # within which all must have ended
@@ -27,7 +27,7 @@ def _work(rank, size, port, how, pipe, job):
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     import torch
 
-    from difformer.distributed.ranks import join
+    from difformer.distributed.process_group import join
 
     torch.set_num_threads(1)
     try:
@@ -48,8 +48,8 @@ def _work(rank, size, port, how, pipe, job):
 
 def _train(ranks, parts, out, config):
     """Trains; at epoch 12 rank 0 kills rank 1."""
-    from difformer.distributed.folder import Partition
-    from difformer.distributed.run import fit_sharded
+    from difformer.distributed.partition_folder import Partition
+    from difformer.distributed.rank_runs import fit_sharded
 
     class Kill:
         def on_epoch(self, event):

@@ -6,6 +6,8 @@ from difformer import DIFFormer, DIFFormerConv, Graph
 from difformer.attention.reference import propagate as dense_propagate
 from difformer.diffusion import as_diffusivity
 
+PAPER = {"graph_weight": None, "source_weight": 0.0, "initialisation": "torch"}
+
 
 def states(nodes=12, channels=5):
     return torch.randn(nodes, channels, dtype=torch.float64)
@@ -28,8 +30,11 @@ def literal(conv, z, edge_index=None, source=None):
         adjacency.index_put_((edge_index[1], edge_index[0]), torch.ones(edge_index.shape[1], dtype=z.dtype), True)
         root = torch.where(adjacency.sum(1) > 0, adjacency.sum(1), torch.inf).pow(-0.5)
         graph = torch.einsum("nm,mhc->nhc", root.unsqueeze(1) * adjacency * root, v)
-        w = conv.graph_weight
-        p = p + graph if w is None else (1 - w) * p + w * graph
+    w = conv.graph_weight
+    if w is not None:
+        p = (1 - w) * p + w * (v if edge_index is None else graph)  # without edges each node keeps its own value
+    elif edge_index is not None:
+        p = p + graph
     out = p.mean(1)
     if conv.residual:
         out = conv.step_size * out + (1 - conv.step_size) * z
@@ -40,7 +45,15 @@ def literal(conv, z, edge_index=None, source=None):
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"graph_weight": 0.3}, {"transform": False}, {"residual": False}, {"step_size": 0.2, "source_weight": 0.7}],
+    [
+        {},
+        PAPER,
+        {"graph_weight": 0.3},
+        {"transform": False},
+        {"residual": False},
+        {"step_size": 0.2, "source_weight": 0.7},
+        {**PAPER, "step_size": 0.2, "source_weight": 0.7},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("with_graph", [False, True], ids=["alone", "graph"])
@@ -53,7 +66,7 @@ def test_a_layer_is_what_the_paper_writes(diffusivity, heads, options, with_grap
 
 
 def test_constant_is_the_mean_of_the_graph():
-    conv = DIFFormerConv(5, 5, diffusivity="constant", transform=False, step_size=1.0)
+    conv = DIFFormerConv(5, 5, diffusivity="constant", transform=False, step_size=1.0, graph_weight=None)
     z = states().float()
     torch.testing.assert_close(conv(z), z.mean(0, keepdim=True).expand_as(z))
     assert not list(conv.parameters())
@@ -178,6 +191,30 @@ def test_a_graph_met_in_inference_mode_can_be_trained_on():
 
 
 def test_repr_says_whether_the_graph_term_is_added_or_mixed():
-    assert "graph term added" in repr(DIFFormerConv(4, 4))
+    assert "graph term added" in repr(DIFFormerConv(4, 4, graph_weight=None))
     assert "graph term mixed in with weight 0.3" in repr(DIFFormerConv(4, 4, graph_weight=0.3))
-    assert "graph term added" in repr(DIFFormer(4, 4, 2))
+    assert "graph term mixed in with weight 0.8" in repr(DIFFormer(4, 4, 2))
+
+
+def test_values_start_near_the_states_themselves():
+    torch.manual_seed(0)
+    conv = DIFFormerConv(6, 6, num_heads=2)
+    torch.manual_seed(0)
+    plain = DIFFormerConv(6, 6, num_heads=2, initialisation="torch")
+    wanted = torch.eye(6).repeat(2, 1) + 0.1 * plain.value.weight
+    torch.testing.assert_close(conv.value.weight, wanted)
+    assert not conv.value.bias.any()
+    torch.testing.assert_close(conv.query.weight, plain.query.weight)
+    with pytest.raises(ValueError, match="initialisation must be one of identity, torch, got 'xavier'"):
+        DIFFormerConv(6, 6, initialisation="xavier")
+
+
+@pytest.mark.parametrize("diffusivity", ["simple", "sigmoid", None])
+@pytest.mark.parametrize("graph_weight", [None, 0.3])
+def test_a_graph_without_edges_gets_in_a_batch_what_it_gets_alone(diffusivity, graph_weight):
+    conv = DIFFormerConv(5, 5, diffusivity=diffusivity, graph_weight=graph_weight).double()
+    z, batch = states(), torch.arange(12) // 6
+    index = edges(6, 15)  # the second graph has none
+    both = conv(z, index, batch=batch)
+    torch.testing.assert_close(both[:6], conv(z[:6], index))
+    torch.testing.assert_close(both[6:], conv(z[6:]))

@@ -19,9 +19,9 @@ def problem(nodes=20, features=7, edges=60, dtype=torch.float64, seed=0):
 def test_forward_is_appendix_c():
     model = DIFFormer(7, 6, 3, num_layers=3, activation="relu").double().eval()
     x, edge_index = problem()
-    z = functional.relu(model.input_norm(model.input(x)))
+    z = source = functional.relu(model.input_norm(model.input(x)))
     for layer, norm in zip(model.layers, model.norms, strict=True):
-        z = functional.relu(norm(layer(z, edge_index)))
+        z = functional.relu(norm(layer(z, edge_index, source=source)))
     torch.testing.assert_close(model(x, edge_index), model.output(z))
 
 
@@ -34,15 +34,15 @@ def test_defaults_are_the_documented_ones():
     config = DIFFormer(7, 6, 3).config
     expected = {
         "in_channels": 7, "hidden_channels": 6, "out_channels": 3, "num_layers": 2, "num_heads": 1,
-        "diffusivity": "simple", "step_size": 0.5, "source_weight": 0.0, "graph_weight": None, "graph_norm": "gcn",
+        "diffusivity": "simple", "step_size": 0.5, "source_weight": 0.2, "graph_weight": 0.8, "graph_norm": "gcn",
         "transform": True, "norm": True, "residual": True, "activation": None, "dropout": 0.0, "qk_norm": "row",
-        "tied_qk": False, "backend": "auto",
+        "tied_qk": False, "initialisation": "identity", "backend": "auto",
     }  # fmt: skip
     assert config == expected
 
 
 def test_source_adds_the_initial_state_each_step():
-    plain = DIFFormer(7, 6, 3, norm=False, num_layers=1).double()
+    plain = DIFFormer(7, 6, 3, norm=False, num_layers=1, source_weight=0.0).double()
     sourced = DIFFormer(7, 6, 3, norm=False, num_layers=1, source_weight=0.8, step_size=0.5).double()
     sourced.load_state_dict(plain.state_dict())
     x, _ = problem()
@@ -154,7 +154,7 @@ def test_bfloat16_autocast_stays_close(diffusivity):
         (lambda m, x, e: m(x[0]), r"x must have shape \[N, 7\], got \(7,\)"),
         (lambda m, x, e: m(x, e + 15), r"edge_index must lie in 0 … 19 \(20 nodes\)"),
         (lambda m, x, e: m(x, e[0]), r"edge_index must have shape \[2, E\]"),
-        (lambda m, x, e: m(x, e, torch.ones(3)), "edge_weight must have one entry an edge"),
+        (lambda m, x, e: m(x, e, torch.ones(3)), "edge_weight must have one entry per edge"),
         (lambda m, x, e: m(x, None, torch.ones(3)), "edge_weight was given without edge_index"),
         (lambda m, x, e: m(x, Graph(e, 25)), "the graph has 25 nodes, but x has 20 rows"),
         (lambda m, x, e: m(x, batch=torch.zeros(3, dtype=torch.long)), "for each of the 20 rows of x, got 3"),

@@ -89,7 +89,7 @@ def test_deep_diffusion_without_a_source_smooths_and_a_source_holds_it_back():
     x = torch.randn(60, 8)
     ranks = {}
     for beta in (0.0, 1.0):
-        model = DIFFormer(8, 16, 3, num_layers=16, transform=False, norm=False, source_weight=beta)
+        model = DIFFormer(8, 16, 3, num_layers=16, transform=False, norm=False, graph_weight=None, source_weight=beta)
         ranks[beta] = model.energy(x).effective_rank
     assert ranks[0.0][-1] < 1.1 < ranks[0.0][0]
     assert ranks[1.0][-1] > ranks[0.0][-1]

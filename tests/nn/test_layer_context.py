@@ -60,7 +60,7 @@ def test_senders_with_weights_are_rows_that_occur_more_than_once(diffusivity, op
 
 
 def test_weights_and_parameters_are_trained_through_a_context():
-    conv, z = layer("sigmoid"), states().requires_grad_()
+    conv, z = layer("sigmoid", graph_weight=None), states().requires_grad_()
     weight = (torch.rand(N, dtype=torch.float64) + 0.1).requires_grad_()
     found = torch.autograd.grad(conv(z, context=Structure(weight=weight)).square().sum(), [z, weight, conv.query.bias])
     q, k = (torch.nn.functional.normalize(m(z), dim=-1) for m in (conv.query, conv.key))
@@ -148,7 +148,7 @@ def test_a_global_norm_needs_the_norms_of_the_senders():
 
 def test_a_layer_evaluates_a_diffusivity_named_simple_as_it_is():
     own = Diffusivity("simple", f=lambda u: torch.exp(-3 * u))
-    conv, z = layer(own), states()
+    conv, z = layer(own, graph_weight=None), states()
     q, k = conv.queries_and_keys(z)
     exchange = own.g(torch.einsum("nhd,mhd->nm", q, k))
     wanted = 0.5 * z + 0.5 * (exchange / exchange.sum(1, keepdim=True) @ conv.value(z))

@@ -138,8 +138,8 @@ def test_a_source_of_another_shape_or_type_is_refused(source):
 
 def test_widths_may_change_without_residual(monkeypatch):
     conv = DIFFormerConv(6, 4, residual=False).double()
-    z = torch.randn(30, 6, dtype=torch.float64)
-    short, long = both_ways(conv, z, z, graph(), monkeypatch)
+    z, source = torch.randn(30, 6, dtype=torch.float64), torch.randn(30, 4, dtype=torch.float64)
+    short, long = both_ways(conv, z, source, graph(), monkeypatch)
     for found, wanted in zip(short, long, strict=True):
         torch.testing.assert_close(found, wanted)
 

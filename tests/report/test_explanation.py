@@ -77,7 +77,7 @@ def test_weights_are_those_of_attention_and_graph():
 
 def test_effects_before_the_last_layer_are_derivatives():
     """Scaling what one instance gives changes the score at the rate of its effect (without a LayerNorm)."""
-    model, scene, x = made({"norm": False, "diffusivity": "sigmoid"}, True)
+    model, scene, x = made({"norm": False, "diffusivity": "sigmoid", "graph_weight": None}, True)
     i, h = 3, 1e-5
     slope_out = (model.output.weight[2] - model.output.weight[1]).detach()
     z0 = model.encode(x).detach()

@@ -11,6 +11,7 @@ from torch_geometric.nn import GATConv, GCNConv
 from difformer import Graph, zoo
 from difformer.attention import Segments
 from difformer.data import knn_graph, load
+from difformer.nn.dropout import dropout_key
 from difformer.sparse import SparseMatrix
 from difformer.training import TrainConfig, train_one
 from difformer.zoo.dense_gat import attend_all
@@ -337,3 +338,44 @@ def test_nobody_asks_a_device_for_its_memory_while_work_is_recorded(monkeypatch)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=recording: now)
         inputs.refuse_beyond_memory(2.0**32, torch.device("cuda"), "it", "do less")
         assert len(asked) == (0 if recording else 1)
+
+
+def test_validation_labels_reach_lds_valid_and_no_other_system():
+    from test_zoo import nodes_task
+
+    task = nodes_task()
+    changed = task.y.clone()
+    changed[task.splits[0].valid] = (changed[task.splits[0].valid] + 1) % 3
+    found = {}
+    for name in ("lds", "lds-valid"):
+        for labels in (task.y, changed):
+            options = {"outer_every": 1, "outer_rate": 5.0, "hidden_channels": 8}
+            torch.manual_seed(0)
+            model = zoo.build(name, 6, 3, **options).train()
+            model.observe(task.y, task.splits[0].train)
+            if model.observe_validation is not None:
+                model.observe_validation(labels, task.splits[0].valid)
+            for step in range(3):
+                with dropout_key(0, step):
+                    model(task.x, task.edge_index)
+            found.setdefault(name, []).append(model.theta)
+    assert torch.equal(*found["lds"])
+    assert not torch.allclose(*found["lds-valid"])
+    model = made("lds-valid").train()
+    model.observe(task.y, task.splits[0].train)
+    with pytest.raises(ValueError, match="lds-valid needs validation labels"):
+        model(task.x, task.edge_index)
+
+
+def test_lds_draws_by_seed_and_epoch_whatever_torchs_generator_does():
+    x, edges, y = points(), some_edges(), torch.arange(30) % 3
+    found = []
+    for noise in (1, 2):
+        torch.manual_seed(0)
+        model = zoo.build("lds", 6, 3, hidden_channels=8, outer_every=1, restart_every=1).train()
+        model.observe(y, torch.arange(20))
+        torch.manual_seed(noise)
+        with dropout_key(3, 7):
+            found.append((model(x, edges), model.theta))
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)

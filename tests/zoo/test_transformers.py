@@ -516,7 +516,7 @@ def test_polynormers_local_attention_is_its_dense_form():
 
 def test_polynormers_global_attention_is_its_dense_form():
     torch.manual_seed(0)
-    layer, z = GlobalLayer(8, 2, 0.0).eval(), points(features=8)
+    layer, z = GlobalLayer(8, 2).eval(), points(features=8)
     q, k, v = (part(z).unflatten(1, (2, 4)) for part in (layer.query, layer.key, layer.value))
     weights = torch.einsum("nhd,mhd->hnm", torch.sigmoid(q), torch.sigmoid(k))
     attended = torch.einsum("hnm,mhc->nhc", weights / weights.sum(-1, keepdim=True), v).flatten(1)
@@ -556,3 +556,37 @@ def test_polynormer_goes_from_local_to_global():
     saved = made("polynormer", local_passes=2)
     saved.load_state_dict(model.state_dict())
     torch.testing.assert_close(saved(x, edges), later)
+
+
+# ---- options that their authors tune
+
+
+def test_sgformers_branches_side_by_side_with_norm_and_residual():
+    options = {"join": "cat", "local_norm": "batch", "local_residual": True, "num_layers": 3, "attention_dropout": 0.0}
+    model, x, edges = made("sgformer", dropout=0.0, **options), points(), some_edges()
+    for _ in range(3):
+        model.train()(x, edges)
+    model.eval()
+    graph, z = Graph(edges, 24).with_self_loops(), x
+    for k, (layer, norm) in enumerate(zip(model.local, model.local_norms, strict=True)):
+        new = torch.relu(norm(graph.propagate(z @ layer.weight.T) + layer.bias))
+        z = new + z if k else new
+    states = model.embed(x, edges)
+    assert states.shape == (24, 2 * z.shape[1])
+    torch.testing.assert_close(states[:, z.shape[1] :], z, rtol=1e-4, atol=1e-5)
+
+
+def test_nodeformer_shows_all_layers_to_its_output():
+    options = {"num_layers": 2, "samples": 0, "redraw": False}
+    model, x, edges = made("nodeformer", jumping=True, activation=True, **options), points(), some_edges()
+    states = model.embed(x, edges)
+    first = functional.elu(model.norms[0](model.input(x)))
+    torch.testing.assert_close(states[:, : first.shape[1]], first, rtol=1e-4, atol=1e-5)
+    assert states.shape[1] == 3 * first.shape[1]
+    assert states.min() > -1  # after an ELU
+
+
+def test_polynormer_begins_with_the_beta_that_it_is_given():
+    torch.testing.assert_close(torch.sigmoid(made("polynormer", beta=0.3).local[0].beta), torch.full((8,), 0.3))
+    with pytest.raises(ValueError, match="beta must lie between 0 and 1, got 1"):
+        made("polynormer", beta=1.0)

@@ -42,6 +42,8 @@ def made(name, **options):
 def observed(model, nodes):
     if (observe := hook(model, "observe")) is not None:
         observe(torch.arange(nodes) % 3, torch.arange(nodes // 2))
+    if (observe := hook(model, "observe_validation")) is not None:
+        observe(torch.arange(nodes) % 3, torch.arange(nodes // 2, nodes))
     return model
 
 

@@ -136,7 +136,8 @@ def _alone(piece: Piece, x: Tensor) -> Tensor:
 
 
 def _count(piece: Piece, x: Tensor) -> Tensor | int:
-    return x.shape[1] if piece.lengths is None else piece.lengths.view(-1, 1, 1)
+    # A traced program has sizes that are tensors.
+    return int(x.shape[1]) if piece.lengths is None else piece.lengths.view(-1, 1, 1)
 
 
 @_forward.register_fake

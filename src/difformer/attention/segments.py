@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from difformer.eager import is_eager
+from difformer.kept import Kept
+
 
 @dataclass(frozen=True)
 class Block:
@@ -185,6 +188,13 @@ def _cut(lengths: Tensor, policy: Policy) -> list[tuple[int, int, int]]:
     return blocks
 
 
+_SEGMENTS: Kept[Segments] = Kept()
+
+
 def as_segments(batch: Tensor | Segments | None) -> Segments | None:
-    """A batch vector as `Segments`; None (one graph) and ready ones pass through."""
-    return Segments(batch) if isinstance(batch, Tensor) else batch
+    """A batch vector as `Segments`, laid out once per tensor; None (one graph) and ready ones pass through."""
+    if not isinstance(batch, Tensor):
+        return batch
+    if not is_eager(batch) or batch.is_inference():
+        return Segments(batch)
+    return _SEGMENTS.of(batch, (), lambda: Segments(batch.detach()))

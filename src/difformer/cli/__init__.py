@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: Words after the command's name; those of the process by default.
     """
     from difformer.cli.app import app
-    from difformer.cli.errors import take_debug_flag
+    from difformer.cli.command import take_debug_flag
 
     words = take_debug_flag(sys.argv[1:] if arguments is None else arguments)
     app(_one_option_per_model(words), prog_name="difformer")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from difformer.cli.errors import CHECK_FAILED, command
+from difformer.cli.command import CHECK_FAILED, command
 from difformer.cli.inputs import Data, takes_data
 from difformer.cli.options import Json, option
 from difformer.cli.output import Output

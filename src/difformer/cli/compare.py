@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
+from difformer.cli.command import command
 from difformer.cli.description import mean_and_deviation
-from difformer.cli.errors import command
 from difformer.cli.options import Json, argument
 from difformer.cli.output import Output, shown
 from difformer.cli.progress import clock_time

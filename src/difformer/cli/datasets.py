@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from difformer.cli.command import command
 from difformer.cli.description import meanings
-from difformer.cli.errors import command
 from difformer.cli.options import Json, argument, dataset_names, option
 from difformer.cli.output import Output, count, shown
 

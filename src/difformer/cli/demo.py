@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-from difformer.cli.errors import command
+from difformer.cli.command import command
 from difformer.cli.options import Device, Json, option
 from difformer.cli.output import Output
 from difformer.cli.progress import Progress, clock_time

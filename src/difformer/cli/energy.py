@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from difformer.cli.errors import command
+from difformer.cli.command import command
 from difformer.cli.options import Device, Json, Run, Seed
 from difformer.cli.output import Output
 

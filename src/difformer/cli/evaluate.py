@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from difformer.cli.command import command
 from difformer.cli.description import mean_and_deviation, score, variety
-from difformer.cli.errors import command
 from difformer.cli.options import Device, Json, Run
 from difformer.cli.output import Output
 

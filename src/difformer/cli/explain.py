@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-from difformer.cli.errors import command
+from difformer.cli.command import command
 from difformer.cli.options import Device, Json, Run, Seed, option
 from difformer.cli.output import Output
 

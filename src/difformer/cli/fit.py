@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from difformer.cli.command import command, resumable
 from difformer.cli.description import describe_request, describe_task, headline, note_missing_edges, report_results
-from difformer.cli.errors import command, resumable
 from difformer.cli.inputs import Data, Request, add_preset_data, read_request, takes_data
 from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, option, read_seeds
 from difformer.cli.output import Output

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
+from difformer.cli.command import command
 from difformer.cli.description import meanings
-from difformer.cli.errors import command
 from difformer.cli.options import Json, argument, model_names, option
 from difformer.cli.output import Output, make_table, shown
 from difformer.errors import UserError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from difformer.cli.command import command
 from difformer.cli.description import describe_task
-from difformer.cli.errors import command
 from difformer.cli.inputs import Data, takes_data
 from difformer.cli.options import Json, option
 from difformer.cli.output import Output
@@ -31,7 +31,7 @@ def partition(
     `torchrun --nproc-per-node P -m difformer fit FOLDER` then trains on the whole graph, each process holding only its
     own part; the result is that of one process.
     """
-    from difformer.distributed.folder import write_partition
+    from difformer.distributed.partition_folder import write_partition
 
     output = Output(as_json)
     source = data.source()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from difformer.cli.errors import CHECK_FAILED, INTERRUPTED, command
+from difformer.cli.command import CHECK_FAILED, INTERRUPTED, command
 from difformer.cli.options import Device, Json, argument, option
 from difformer.cli.output import Output
 from difformer.errors import UserError

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from difformer.cli.command import INTERRUPTED, USER_ERROR, resumable
 from difformer.cli.description import describe_request, describe_task, note_missing_edges, report_results
-from difformer.cli.errors import INTERRUPTED, USER_ERROR, resumable
 from difformer.cli.inputs import Request
 from difformer.cli.output import Output
 from difformer.cli.progress import Progress, tensorboard_callbacks
@@ -19,9 +19,9 @@ from difformer.errors import UserError
 
 if TYPE_CHECKING:
     from difformer.data import Task
-    from difformer.distributed.folder import Partition
-    from difformer.distributed.ranks import Ranks
-    from difformer.distributed.run import Sent
+    from difformer.distributed.partition_folder import Partition
+    from difformer.distributed.process_group import Ranks
+    from difformer.distributed.rank_runs import Sent
     from difformer.training import TrainConfig
     from difformer.training.source import TaskSource
     from difformer.training.study import Question, Trial, Tuned
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @contextmanager
 def joined(device: str, output: Output) -> Iterator[Ranks]:
     """The group; ranks other than the first print nothing that rank 0 prints."""
-    from difformer.distributed.ranks import join
+    from difformer.distributed.process_group import join
 
     silence(output)
     try:
@@ -64,7 +64,7 @@ def fit_seeds(
     output: Output,
 ) -> None:
     """Train seeds spread over ranks, or batches of graphs where there are fewer seeds than ranks."""
-    from difformer.distributed.seeds import fit_seeds as train
+    from difformer.distributed.rank_runs import fit_seeds as train
     from difformer.training.run_folder import default_path
 
     config = request.config
@@ -95,7 +95,7 @@ def fit_shards(
     output: Output,
 ) -> None:
     """Partition the graph into one part per rank, and train on it; only rank 0 holds the whole graph, and only then."""
-    from difformer.distributed.folder import Partition, shared_partition
+    from difformer.distributed.partition_folder import Partition, shared_partition
 
     with joined(device, output) as ranks:
 
@@ -121,7 +121,7 @@ def fit_partition(
     output: Output,
 ) -> None:
     """Train on a partitioned task, over as many ranks as there are."""
-    from difformer.distributed.folder import Partition
+    from difformer.distributed.partition_folder import Partition
 
     partition = Partition.open(path)
     with joined(device, output) as ranks:
@@ -139,7 +139,7 @@ def _fit_partition(
     ranks: Ranks,
     output: Output,
 ) -> None:
-    from difformer.distributed.run import fit_sharded
+    from difformer.distributed.rank_runs import fit_sharded
     from difformer.training.run_folder import default_path
 
     config, preset = request.config, request.origin
@@ -156,9 +156,8 @@ def _fit_partition(
 
 def resume_ranks(run: Path, parts: Path | None, *, device: str, tensorboard: bool, output: Output) -> None:
     """Resume a run by ranks: on the partition it was trained on, or on another of the same task; or its seeds."""
-    from difformer.distributed.folder import Partition
-    from difformer.distributed.run import partition_of, resume_sharded
-    from difformer.distributed.seeds import resume_seeds
+    from difformer.distributed.partition_folder import Partition
+    from difformer.distributed.rank_runs import partition_of, resume_seeds, resume_sharded
     from difformer.training.run_folder import RunFolder
 
     folder, parts = RunFolder.open(run), parts or partition_of(run)
@@ -200,7 +199,7 @@ def tune_trials(
     output: Output,
 ) -> dict[str, Tuned] | None:
     """A study whose trials are spread over ranks; None on ranks other than the first."""
-    from difformer.distributed.tuning import tune_over_ranks
+    from difformer.distributed.rank_runs import tune_over_ranks
 
     with joined(device, output) as ranks:
         output.say(f"ranks: {ranks.size} ({ranks.device.type}), trials spread over them")
@@ -210,7 +209,7 @@ def tune_trials(
 
 def _describe_seeds(task: Task, config: TrainConfig, seeds: int, ranks: Ranks) -> list[str]:
     """Which rank trains what."""
-    from difformer.distributed.batches import shares_batches
+    from difformer.distributed.rank_trainer import shares_batches
 
     if seeds >= ranks.size:
         return [f"ranks: {ranks.size} ({ranks.device.type}), {seeds} seeds spread over them; rank 0's are shown"]
@@ -240,7 +239,7 @@ def _describe_partition(partition: Partition, ranks: Ranks) -> list[str]:
 
 def describe_sent(sent: Sent) -> str:
     """Bytes by kind, in one line."""
-    from difformer.distributed.traffic import readable
+    from difformer.distributed.process_group import readable
 
     kinds = [f"{kind} {readable(count)}" for kind, count in sent.by_kind.items() if count >= 1]
     if not kinds:

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from difformer.cli.command import command
 from difformer.cli.description import describe_task, note_missing_edges
-from difformer.cli.errors import command
 from difformer.cli.inputs import DEFAULT_MODEL, Data, read_settings, takes_data
 from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, key_values, metric_setting, option
 from difformer.cli.output import Output

@@ -17,17 +17,17 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "Partition": "folder",
+    "Partition": "partition_folder",
     "RankLostError": "watch",
-    "Ranks": "ranks",
-    "fit_seeds": "seeds",
-    "fit_sharded": "run",
-    "join": "ranks",
-    "partition": "partitioning",
-    "quality": "partitioning",
-    "resume_sharded": "run",
-    "tune_over_ranks": "tuning",
-    "write_partition": "folder",
+    "Ranks": "process_group",
+    "fit_seeds": "rank_runs",
+    "fit_sharded": "rank_runs",
+    "join": "process_group",
+    "partition": "graph_partition",
+    "quality": "graph_partition",
+    "resume_sharded": "rank_runs",
+    "tune_over_ranks": "rank_runs",
+    "write_partition": "partition_folder",
 }
 __all__ = sorted(_HOMES)
 

@@ -1,7 +1,7 @@
-"""What one rank trains on: the parts that are its own, joined, and the way to all others.
+"""What one rank trains on: its own parts, joined, and its connections to all others.
 
-With K parts and P ranks, rank r takes parts ⌊rK/P⌋ … ⌊(r + 1)K/P⌋ - 1: one folder of many parts serves any number of
-ranks up to K, and more of them with empty hands.
+With K parts and P ranks, rank r takes parts ⌊rK/P⌋ … ⌊(r + 1)K/P⌋ - 1, so one folder of many parts serves any number of
+ranks; with more than K ranks some have no part.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from difformer.data import Split
-from difformer.distributed.graph import ShardedGraph
-from difformer.distributed.model import Rows
-from difformer.distributed.parts import Part
-from difformer.distributed.plan import Plan
-from difformer.distributed.ranks import Ranks
+from difformer.distributed.graph_partition import Part
+from difformer.distributed.halo import Plan, ShardedGraph
+from difformer.distributed.process_group import Ranks
+from difformer.distributed.senders import Rows
 
 STRIDE = 2**40  # more rows than a rank can have
 

@@ -8,6 +8,7 @@ plain formula, and so does everything while a program is traced, compiled or tra
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ from difformer.nn.mixing import Weights
 from difformer.nn.native_step import Plan, Tail, native_step
 from difformer.nn.row_step import row_step
 from difformer.nn.structure import Structure
-from difformer.sparse import SparseMatrix
+from difformer.sparse import CSR, SparseMatrix
 
 if TYPE_CHECKING:
     from difformer.nn.conv import DIFFormerConv
@@ -51,8 +52,8 @@ def is_plain_norm(norm: nn.Module) -> bool:
 
 def why_not_plain(conv: nn.Module) -> str | None:
     """Why a kernel may not stand in for the layer at all; None where it may."""
-    if torch.compiler.is_compiling():
-        return "the program is compiled or exported"
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return "the program is compiled, exported or traced"
     if "written_here" not in vars(type(conv)):
         return f"the layer is a {type(conv).__name__}, not a DIFFormerConv itself"
     if is_touched(conv):
@@ -85,8 +86,10 @@ def why_not_fused(conv: DIFFormerConv, z: Tensor, structure: Any) -> str | None:
         return f"qk_norm {conv.qk_norm!r} with transform goes by the Gram matrix of the states"
     if any(isinstance(x, Tensor) for x in (conv.step_size, conv.source_weight, conv.graph_weight)):
         return "a stack of runs has step sizes that are tensors"
-    if structure.graph is not None and (not structure.graph.is_kept or conv.graph_weight == 1):
-        return "edge weights are trained, or the latent term has weight 0"
+    if conv.graph_weight == 1:
+        return "the latent term has weight 0"
+    if structure.graph is not None and not structure.graph.is_kept:
+        return "edge weights are trained"
     if z.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(z.device.type):
         return f"precision is {z.dtype}, or mixed"
     if not is_eager(z, *conv.parameters()):
@@ -152,12 +155,23 @@ def fused_layer(
 
 def _terms(conv: DIFFormerConv, z: Tensor, structure: Structure) -> tuple[Weights, SparseMatrix | None]:
     """Weights of the four terms of a step, and the graph's matrix where there is one."""
-    matrix = None if structure.graph is None else structure.graph.matrix(conv.graph_norm, z.dtype)
+    if structure.graph is not None:
+        matrix: SparseMatrix | None = structure.graph.matrix(conv.graph_norm, z.dtype)
+    else:  # a graph without edges mixes in the values themselves
+        matrix = None if conv.graph_weight is None else _identity(z.shape[0], z.dtype, z.device)
     tau, kept = (conv.step_size, 1 - conv.step_size) if conv.residual else (1.0, 0.0)
     latent = observed = 1.0
-    if matrix is not None and conv.graph_weight is not None:
+    if conv.graph_weight is not None:
         latent, observed = 1 - conv.graph_weight, conv.graph_weight
     return Weights(kept, tau * latent, tau * observed, conv.step_size * conv.source_weight), matrix
+
+
+@functools.lru_cache(maxsize=8)
+def _identity(n: int, dtype: torch.dtype, device: torch.device) -> SparseMatrix:
+    with torch.inference_mode(False):
+        index = torch.arange(n + 1, dtype=torch.int32, device=device)
+        rows = CSR(index, index[:-1].clone(), torch.ones(n, dtype=dtype, device=device))
+        return SparseMatrix((n, n), rows, rows)
 
 
 def _in_c(

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from difformer.attention.summary import Summary, summarise
+from difformer.attention.summary import Summary, Sums, summarise
 from difformer.diffusion.diffusivity import Diffusivity
 from difformer.nn.structure import SMALLEST_NORM
 
@@ -146,6 +146,8 @@ def store(
         k = v if conv.query is None else conv.queries_and_keys(z, known)[1]
         own = None if weight is None else weight[rows].to(place)
         part = summarise(k, v.to(k.dtype), conv.diffusivity, own, tol=tol)
+        if isinstance(part, Sums):  # many small chunks would round many times
+            part = Sums(part.sums.double())
         part = part.to(states.device) if place != states.device and tol is None else part
         summary = part if summary is None else summary + part
     return replace(known, summary=summary, sent=sent)

@@ -21,6 +21,7 @@ from difformer.nn.structure import Structure, as_structure
 from difformer.nn.unit import unit_rows
 
 QK_NORMS = ("row", "global", "none")
+INITIALISATIONS = ("identity", "torch")
 
 
 class DIFFormerConv(nn.Module):
@@ -35,8 +36,9 @@ class DIFFormerConv(nn.Module):
     .. math::
         (\hat S V)_i = \frac{\sum_j g(\tilde q_i^\top \tilde k_j) \, v_j}{\sum_l g(\tilde q_i^\top \tilde k_l)},
 
-    with queries and keys of unit length. `graph_weight` w mixes, :math:`(1 - w) \hat S V + w \tilde A V`, instead of
-    adding.
+    with queries and keys of unit length. By default the two terms are mixed, :math:`(1 - w) \hat S V + w \tilde A V`
+    with w = `graph_weight`, which keeps the total mass at one; the paper adds them (``graph_weight=None``). In a graph
+    without edges :math:`\tilde A` is the identity: each node keeps its own value.
 
     Args:
         in_channels: Length of a state before the layer.
@@ -45,9 +47,9 @@ class DIFFormerConv(nn.Module):
         diffusivity: A name or a `Diffusivity`. ``"identity"`` propagates each node to itself; None switches latent
             propagation off, so that only observed edges remain (a graph without edges then propagates to itself).
         step_size: τ.
-        source_weight: β, weight of the initial states that `forward` is given as `source`.
-        graph_weight: None adds the graph term, so that a row receives a total mass of 2; w in [0, 1] mixes, so that it
-            receives a mass of 1. Ignored for graphs without edges.
+        source_weight: β, weight of the initial states that `forward` is given as `source`; without them it is unused.
+        graph_weight: w in [0, 1] mixes, (1 - w) latent + w graph (total mass 1); a graph without edges then gives each
+            node its own value. None adds the graph term to the latent one (total mass 2 with edges), as in the paper.
         graph_norm: ``"gcn"``, ``"random_walk"`` or ``"none"``, see `Graph`.
         transform: Whether V = Z W_V + b; otherwise V = Z.
         residual: Whether the step keeps (1 - τ) Z; otherwise Z⁺ = P̄ (+ τβZ⁰).
@@ -55,6 +57,8 @@ class DIFFormerConv(nn.Module):
             ``"none"``.
         tied_qk: Whether keys are the queries, so that the exchange is symmetric. The theorems cover the step where,
             moreover, W_Q is an isometry without bias, V = Z, states are of unit length and there is no graph.
+        initialisation: ``"identity"``: W_V is the identity plus a tenth of torch's initialisation, b_V is 0, so that a
+            deep stack begins as diffusion of the states themselves; ``"torch"``: `nn.Linear` as it is.
         backend: Operator for all pairs, see `difformer.attention.propagate`.
 
     Shapes:
@@ -71,18 +75,20 @@ class DIFFormerConv(nn.Module):
         num_heads: int = 1,
         diffusivity: str | Diffusivity | None = "simple",
         step_size: float = 0.5,
-        source_weight: float = 0.0,
-        graph_weight: float | None = None,
+        source_weight: float = 0.2,
+        graph_weight: float | None = 0.8,
         graph_norm: str = "gcn",
         transform: bool = True,
         residual: bool = True,
         qk_norm: str = "row",
         tied_qk: bool = False,
+        initialisation: str = "identity",
         backend: str = "auto",
     ) -> None:
         super().__init__()
         _check_choice("qk_norm", qk_norm, QK_NORMS)
         _check_choice("graph_norm", graph_norm, GRAPH_NORMS)
+        _check_choice("initialisation", initialisation, INITIALISATIONS)
         _check_choice("backend", backend, BACKENDS)
         for name, count in (("in_channels", in_channels), ("out_channels", out_channels), ("num_heads", num_heads)):
             check_count(name, count)
@@ -92,10 +98,10 @@ class DIFFormerConv(nn.Module):
             raise ValueError(f"step_size must lie in (0, 1], got {step_size!r}")
         if graph_weight is not None and not 0 <= graph_weight <= 1:
             raise ValueError(f"graph_weight must lie in [0, 1], or be None to add the graph term, got {graph_weight!r}")
-        if in_channels != out_channels and (residual or not transform or source_weight):
+        if in_channels != out_channels and (residual or not transform):
             raise ValueError(
-                f"in_channels {in_channels} and out_channels {out_channels} must be equal with residual=True, "
-                f"transform=False or a source"
+                f"in_channels {in_channels} and out_channels {out_channels} must be equal with residual=True or "
+                f"transform=False"
             )
         self.in_channels, self.out_channels, self.num_heads = in_channels, out_channels, num_heads
         self.diffusivity = None if diffusivity is None else as_diffusivity(diffusivity, channels=out_channels)
@@ -110,6 +116,8 @@ class DIFFormerConv(nn.Module):
         self.query = nn.Linear(in_channels, width) if infers else None
         self.key = nn.Linear(in_channels, width) if infers and not tied_qk else None
         self.value = nn.Linear(in_channels, width) if transform else None
+        if self.value is not None and initialisation == "identity":
+            _near_identity(self.value, num_heads)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -117,7 +125,7 @@ class DIFFormerConv(nn.Module):
 
     def extra_repr(self) -> str:
         name = None if self.diffusivity is None else self.diffusivity.name
-        graph = "added" if self.graph_weight is None else f"mixed in with weight {self.graph_weight:g}"
+        graph = "added" if self.graph_weight is None else f"mixed in with weight {float(self.graph_weight):g}"
         return (
             f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}, diffusivity={name}, "
             f"graph term {graph}"
@@ -169,17 +177,19 @@ class DIFFormerConv(nn.Module):
         assert self._score is not None
         return over_heads(context.latent(q, k, v.to(q.dtype), self._score, self.backend))
 
-    def mixed(self, latent: Tensor, observed: Tensor | None, has_edges: Tensor | None) -> Tensor:
-        """P̄: the latent and the observed term together; rows of graphs without edges have the latent one alone."""
-        if observed is None:
-            return latent
+    def mixed(self, latent: Tensor, observed: Tensor | None, own: Tensor, has_edges: Tensor | None) -> Tensor:
+        """P̄: the latent term and the observed one, which in a graph without edges are the values themselves."""
         if self.diffusivity is None:
-            both = observed
+            alone, both = own, observed
         elif self.graph_weight is None:
-            both = latent + observed
+            alone, both = latent, None if observed is None else latent + observed
+        elif observed is None or has_edges is None:
+            return torch.lerp(latent, (own if observed is None else observed).to(latent.dtype), self.graph_weight)
         else:
-            both = torch.lerp(latent, observed, self.graph_weight)
-        return both if has_edges is None else torch.where(has_edges, both, latent)
+            return torch.lerp(latent, torch.where(has_edges, observed, own).to(latent.dtype), self.graph_weight)
+        if both is None:
+            return alone
+        return both if has_edges is None else torch.where(has_edges, both, alone)
 
     def forward(
         self,
@@ -218,8 +228,8 @@ class DIFFormerConv(nn.Module):
         if why_not_fused(self, z, context) is None:
             return fused_step(self, z, context, source)
         v = self.values(z)
-        observed = context.observed(over_heads(v), self.graph_norm)  # the same for every head: their mean suffices
-        p = self.mixed(self.latent(z, v, context), observed, context.has_edges)
+        own = over_heads(v)  # the graph is the same for every head, so their mean suffices
+        p = self.mixed(self.latent(z, v, context), context.observed(own, self.graph_norm), own, context.has_edges)
         if self.residual:
             p = torch.lerp(z, p.to(z.dtype), self.step_size)
         return p if source is None else p + self.step_size * self.source_weight * source
@@ -228,6 +238,14 @@ class DIFFormerConv(nn.Module):
 def over_heads(x: Tensor) -> Tensor:
     """Mean of ``[N, H, c]`` over heads; a single head is not copied."""
     return x.squeeze(1) if x.shape[1] == 1 else x.mean(1)
+
+
+@torch.no_grad()
+def _near_identity(value: nn.Linear, heads: int) -> None:
+    """W = I + 0.1 W₀ per head with torch's W₀, and b = 0."""
+    value.weight.mul_(0.1)
+    value.weight.view(heads, -1, value.in_features).diagonal(dim1=1, dim2=2).add_(1)
+    value.bias.zero_()
 
 
 def check_count(name: str, count: int, least: int = 1) -> None:

@@ -42,7 +42,8 @@ class DIFFormer(nn.Module):
         \hat Y &= Z^{(L)} W_O + b_O
 
     with the propagation :math:`\bar P` of `DIFFormerConv`. ``diffusivity="simple"`` is DIFFormer-s, linear in N;
-    ``"sigmoid"`` is DIFFormer-a.
+    ``"sigmoid"`` is DIFFormer-a. Defaults are those under which deep models train; the paper's exact form is
+    ``graph_weight=None, source_weight=0, initialisation="torch"``.
 
     Args:
         in_channels: Features of an instance.
@@ -52,9 +53,9 @@ class DIFFormer(nn.Module):
         num_heads: Heads, averaged.
         diffusivity: A name, a `Diffusivity`, or None for no latent propagation.
         step_size: τ in (0, 1].
-        source_weight: β; above 0 each step adds τβZ⁰, which holds deep models back from over-smoothing.
-        graph_weight: None adds the graph term to the latent one (total mass 2); w in [0, 1] mixes them, (1 - w) latent
-            + w graph (total mass 1). Ignored without edges.
+        source_weight: β; each step adds τβZ⁰, which holds deep models back from over-smoothing. The paper has 0.
+        graph_weight: w in [0, 1] mixes: (1 - w) latent + w graph (total mass 1); a graph without edges gives each node
+            its own value. None adds the graph term to the latent one (total mass 2 with edges), as in the paper.
         graph_norm: ``"gcn"``, ``"random_walk"`` or ``"none"``. No self-loops are added.
         transform: Whether values are Z W_V + b, or Z itself.
         norm: Whether there are LayerNorms, the input layer's included.
@@ -63,6 +64,8 @@ class DIFFormer(nn.Module):
         dropout: After the input's ReLU and after each layer's norm and activation.
         qk_norm: ``"row"``, ``"global"`` or ``"none"``.
         tied_qk: Whether keys are the queries.
+        initialisation: ``"identity"`` starts values near Z and the input layer without a bias, so that deep models
+            train; ``"torch"`` leaves `nn.Linear` as it is.
         backend: Operator for all pairs, see `difformer.attention.propagate`.
 
     Example:
@@ -81,8 +84,8 @@ class DIFFormer(nn.Module):
         num_heads: int = 1,
         diffusivity: str | Diffusivity | None = "simple",
         step_size: float = 0.5,
-        source_weight: float = 0.0,
-        graph_weight: float | None = None,
+        source_weight: float = 0.2,
+        graph_weight: float | None = 0.8,
         graph_norm: str = "gcn",
         transform: bool = True,
         norm: bool = True,
@@ -91,6 +94,7 @@ class DIFFormer(nn.Module):
         dropout: float = 0.0,
         qk_norm: str = "row",
         tied_qk: bool = False,
+        initialisation: str = "identity",
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -100,6 +104,8 @@ class DIFFormer(nn.Module):
         _check(sizes, num_layers, activation, dropout)
         self.activation, self.dropout = activation, dropout
         self.input = nn.Linear(in_channels, hidden_channels)
+        if initialisation == "identity":
+            nn.init.zeros_(self.input.bias)
         self.input_norm = LayerNorm(hidden_channels) if norm else nn.Identity()
         shared = set(inspect.signature(DIFFormerConv).parameters) - {"in_channels", "out_channels"}
         options = {name: given[name] for name in shared}
@@ -154,7 +160,7 @@ class DIFFormer(nn.Module):
                 f"numpy arrays go through torch.as_tensor(x, dtype=torch.float32)"
             )
         if isinstance(x, Tensor) and x.layout != torch.strided:
-            x = SparseMatrix.from_tensor(x)
+            x = SparseMatrix.of(x)
         if x.dim() != 2 or x.shape[1] != self.input.in_features:
             raise ValueError(f"x must have shape [N, {self.input.in_features}], got {tuple(x.shape)}")
         if x.dtype != self.input.weight.dtype and not torch.is_autocast_enabled(x.device.type):

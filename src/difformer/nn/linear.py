@@ -20,7 +20,7 @@ FEWEST_ROWS = 4096
 def linear(layer: nn.Linear, x: Tensor | SparseMatrix) -> Tensor:
     """``x Wᵀ + b`` for features ``[N, d]``, dense, a torch sparse tensor or a `SparseMatrix`."""
     if isinstance(x, Tensor) and x.layout != torch.strided:
-        x = SparseMatrix.from_tensor(x)
+        x = SparseMatrix.of(x)
     if isinstance(x, SparseMatrix):
         product = x @ layer.weight.T
         return product if layer.bias is None else product + layer.bias

@@ -24,6 +24,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from difformer.nn.difformer import DIFFormer
 
+# The paper's form, where the options say nothing else.
+EXACT: dict[str, Any] = {"graph_weight": None, "source_weight": 0.0, "initialisation": "torch"}
 QK_NORM_OF_KERNEL = {"simple": "global", "sigmoid": "none"}
 
 
@@ -56,7 +58,7 @@ def from_public_code(state_dict: dict[str, Tensor], *, diffusivity: str = "simpl
     model = DIFFormer(
         in_channels, hidden, out_channels,
         num_layers=len(layers), num_heads=heads, transform=transform, norm=norm, diffusivity=diffusivity,
-        qk_norm=options.pop("qk_norm", QK_NORM_OF_KERNEL.get(diffusivity, "row")), **options,
+        qk_norm=options.pop("qk_norm", QK_NORM_OF_KERNEL.get(diffusivity, "row")), **(EXACT | options),
     )  # fmt: skip
     names = {"fcs.0": "input", "fcs.1": "output"}
     if norm:

@@ -14,7 +14,7 @@ from torch import Tensor
 from difformer.attention import propagate
 from difformer.attention.segments import Segments, as_segments
 from difformer.diffusion.diffusivity import Diffusivity
-from difformer.graph import Graph
+from difformer.graph import Graph, as_graph
 
 SMALLEST_NORM = 1e-12
 
@@ -84,14 +84,7 @@ def as_structure(
         if edge_weight is not None:
             raise ValueError("edge_weight was given without edge_index")
         return Structure(None, segments, weight=weight)
-    if isinstance(edge_index, Graph):
-        graph = edge_index
-        if edge_weight is not None:
-            raise ValueError("edge_weight was given beside a Graph, which carries its weights itself")
-        if graph.num_nodes != num_nodes:
-            raise ValueError(f"the graph has {graph.num_nodes} nodes, but x has {num_nodes} rows")
-    else:
-        graph = Graph(edge_index, num_nodes, edge_weight, keep=False)
+    graph = as_graph(edge_index, num_nodes, edge_weight)
     if graph.num_edges == 0:
         return Structure(None, segments, weight=weight)
     if segments is None or segments.num_graphs == 1:

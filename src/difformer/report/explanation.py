@@ -196,6 +196,10 @@ def _given(layer: DIFFormerConv, z: Tensor, scene: Scene, i: int) -> dict[str, t
         latent, observed = 1 - layer.graph_weight, layer.graph_weight
     here = torch.tensor([i], device=z.device)
     found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    infers = layer.diffusivity is not None and layer.form != "identity"
+    if graph is None and infers and layer.graph_weight is not None:  # without edges its own value is mixed in
+        latent = 1 - layer.graph_weight
+        found["self"] = (here, z.new_ones(1), tau * layer.graph_weight * mean[here])
     if layer.diffusivity is None or layer.form == "identity":
         if latent:  # an instance that is propagated to itself: no exchange
             found["self"] = (here, z.new_ones(1), tau * latent * mean[here])

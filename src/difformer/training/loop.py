@@ -122,6 +122,8 @@ class Trainer:
         self.model = build_model(task, config, seed).to(device) if model is None else model
         if (observe := hook(self.model, "observe")) is not None:
             observe(task.y.to(device), split.train.to(device))
+        if (observe := hook(self.model, "observe_validation")) is not None:
+            observe(task.y.to(device), split.valid.to(device))
         self.penalty = hook(self.model, "penalty")
         self.feed = make_feed(task, split, config, seed, device, self.model) if feed is None else feed
         self.loss = make_loss(task, split, config, device) if loss is None else loss

@@ -57,9 +57,10 @@ def build_model(task: Task, config: TrainConfig, seed: int | None = None) -> nn.
 def hook(model: nn.Module, name: str) -> Any:
     """An optional method of a model, also of one that is wrapped for graph-level tasks; None where there is none.
 
-    There are three: ``penalty() -> Tensor``, a term of the loss of the pass just made; ``observe(y, train_index)``,
-    called once with the training labels; ``prepare(x, edge_index, edge_weight)``, called once for what the model would
-    rather be given.
+    There are four: ``penalty() -> Tensor``, a term of the loss of the pass just made; ``observe(y, train_index)``,
+    called once with the training labels; ``observe_validation(y, valid_index)``, for a model that also trains on
+    validation labels and says so; ``prepare(x, edge_index, edge_weight)``, called once for what the model would rather
+    be given.
     """
     found = getattr(model, name, None)
     return getattr(getattr(model, "encoder", None), name, None) if found is None else found

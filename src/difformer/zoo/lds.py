@@ -12,6 +12,8 @@ L being the loss on one part of the labels and F that on another one.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -26,13 +28,17 @@ from difformer.zoo.encoder import (
     Graph,
     Observed,
     SparseMatrix,
+    check_choice,
     check_count,
     check_positive,
     check_rate,
     dropout,
+    keyed_uniform,
     refuse_beyond_memory,
 )
 from difformer.zoo.neighbour_graph import NeighbourGraph
+
+OUTER_LABELS = ("train", "validation")
 
 
 class LDS(Encoder):
@@ -47,9 +53,10 @@ class LDS(Encoder):
         w_{s+1} = w_s - γ \nabla_w L(w_s, A_s), \qquad
         θ \leftarrow \mathrm{clip}\Big(θ - η \sum_s \frac{∂F(w_τ, A_τ)}{∂A_s}, 0, 1\Big).
 
-    Which half is which is drawn anew at each restart of w. (The paper takes F from validation labels; here they choose
-    the epoch, as for every system.) θ begins as the observed graph, or as neighbours in feature space where nothing is
-    observed. Outputs in evaluation are those of the mean graph θ, or the mean over drawn graphs.
+    Which half is which is drawn anew at each restart of w. The paper takes F from validation labels: ``"lds-valid"``
+    (``outer_labels="validation"``) does so, and its validation score is then one on labels that it has seen.
+    θ begins as the observed graph, or as neighbours in feature space where nothing is observed. Outputs in
+    evaluation are those of the mean graph θ, or the mean over drawn graphs.
 
     The graph belongs to the nodes it was learned for: new rows may follow them, joined by their own edges.
 
@@ -65,6 +72,7 @@ class LDS(Encoder):
         inner_rate: γ.
         restart_every: Outer steps after which w begins anew.
         samples: Graphs drawn for an evaluation; 0 uses the mean graph.
+        outer_labels: Where F takes its labels: ``"train"`` (one half of them, L having the other) or ``"validation"``.
         k: Neighbours of a node where nothing is observed, itself counted.
     """
 
@@ -82,6 +90,7 @@ class LDS(Encoder):
         inner_rate: float = 1.0,
         restart_every: int = 20,
         samples: int = 0,
+        outer_labels: str = "train",
         k: int = 10,
     ) -> None:
         super().__init__()
@@ -96,9 +105,10 @@ class LDS(Encoder):
         check_positive("outer_rate", outer_rate)
         check_positive("inner_rate", inner_rate)
         check_count("samples", samples, 0)
+        check_choice("outer_labels", outer_labels, OUTER_LABELS)
         self.network = Network(in_channels, hidden_channels, num_layers)
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.dropout, self.outer_every, self.samples = dropout, outer_every, samples
+        self.dropout, self.outer_every, self.samples, self.outer_labels = dropout, outer_every, samples, outer_labels
         self.neighbours = NeighbourGraph(k)
         self.outer = OuterStep(
             in_channels, hidden_channels, out_channels, num_layers,
@@ -112,13 +122,19 @@ class LDS(Encoder):
         self.seen: Tensor
         self.passes: Tensor
         self._labels: tuple[Tensor, Tensor] | None = None
+        self._held: tuple[Tensor, Tensor] | None = None
 
     def observe(self, y: Tensor, train_index: Tensor) -> None:
         """Takes the training labels, of which both parts of the bilevel problem are made."""
-        if y.dim() != 1 or y.is_floating_point():
-            raise UserError(f"lds needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
-        known = train_index[y[train_index] >= 0]
-        self._labels = (known, y[known])
+        self._labels = _known(y, train_index)
+
+    @property
+    def observe_validation(self) -> Callable[[Tensor, Tensor], None] | None:
+        """Takes validation labels ``(y, valid_index)`` for the outer loss; None where it is not to see them."""
+        return self._observe_validation if self.outer_labels == "validation" else None
+
+    def _observe_validation(self, y: Tensor, valid_index: Tensor) -> None:
+        self._held = _known(y, valid_index)
 
     def prepare(self, x: Tensor, edge_index: Any, edge_weight: Any) -> tuple[Tensor, Any, Any]:
         """Begins with the probabilities of the observed graph, unless there are learned ones; inputs stay."""
@@ -136,7 +152,9 @@ class LDS(Encoder):
             return self._evaluated(x, observed.graph)
         self._check_rows(x, exactly=True)
         if self._labels is not None and int(self.passes) % self.outer_every == 0:
-            self.outer.step(self.theta, x, *self._labels)
+            if self.outer_labels == "validation" and self._held is None:
+                raise UserError("lds-valid needs validation labels: call observe_validation(y, valid_index) first")
+            self.outer.step(self.theta, x, *self._labels, held=self._held)
         self.passes += 1
         return self._states(x, draw(self.theta), drop=True)
 
@@ -200,8 +218,25 @@ class LDS(Encoder):
 
 def draw(theta: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """A symmetric graph ``[N, N]`` of zeros and ones, each pair joined with its probability."""
-    upper = (torch.rand(theta.shape, generator=generator, device=theta.device) < theta).to(theta.dtype).triu_(1)
+    if generator is None:
+        uniform = _uniform(theta.shape, theta.device)
+    else:
+        uniform = torch.rand(theta.shape, generator=generator, device=theta.device)
+    upper = (uniform < theta).to(theta.dtype).triu_(1)
     return upper.T.contiguous().add_(upper)  # a transposed operand would be read across rows
+
+
+def _uniform(shape: Sequence[int], device: torch.device, *, nodes: bool = True) -> Tensor:
+    """Numbers on (0, 1): by seed and epoch as dropout masks are, by torch's generator outside of a training."""
+    found = keyed_uniform(shape, device, nodes=nodes)
+    return torch.rand(*shape, device=device) if found is None else found
+
+
+def _known(y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    if y.dim() != 1 or y.is_floating_point():
+        raise UserError(f"lds needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
+    known = index[y[index] >= 0]
+    return known, y[known]
 
 
 def _sums(x: Features, rows: int) -> Tensor:
@@ -303,11 +338,20 @@ class OuterStep(nn.Module):
 
     def _fresh(self) -> list[Tensor]:
         in_channels, hidden, layers, out_channels = self.sizes
-        network = Network(in_channels, hidden, layers)
-        last = nn.init.xavier_uniform_(torch.empty(hidden, out_channels)), torch.zeros(out_channels)
-        return [part.detach() for pair in [*network.weights(), last] for part in pair]
+        parts = []
+        for a, b in pairwise([in_channels, *[hidden] * (layers - 1), out_channels]):
+            bound = math.sqrt(6 / (a + b))  # Glorot and Bengio's
+            parts += [bound * (2 * _uniform((a, b), torch.device("cpu"), nodes=False) - 1), torch.zeros(b)]
+        return parts
 
-    def step(self, theta: Tensor, x: Features, index: Tensor, labels: Tensor) -> None:
+    def step(
+        self,
+        theta: Tensor,
+        x: Features,
+        index: Tensor,
+        labels: Tensor,
+        held: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         """Moves θ, in place.
 
         Args:
@@ -315,11 +359,13 @@ class OuterStep(nn.Module):
             x: Features ``[N, F]``.
             index: Labelled nodes.
             labels: Their classes.
+            held: Nodes and classes of F; None takes one half of the labelled ones, and leaves the other to L.
         """
         if int(self.steps) % self.restart_every == 0:
             self._restart()
         self.steps += 1
-        inner, outer = self.halves(labels)
+        inner, outer = self.halves(labels) if held is None else (slice(None), slice(None))
+        held = (index[outer], labels[outer]) if held is None else held
         if isinstance(x, Tensor) and x.layout != torch.strided:
             x = SparseMatrix.from_tensor(x)
         flat: list[Tensor] = [getattr(self, name) for name in self.names]
@@ -332,7 +378,7 @@ class OuterStep(nn.Module):
                 slopes = torch.autograd.grad(loss, flat, create_graph=True)
                 flat = [w - self.inner_rate * slope for w, slope in zip(flat, slopes, strict=True)]
             graphs.append(_drawn(theta))
-            reached = self._loss(flat, x, graphs[-1], index[outer], labels[outer])
+            reached = self._loss(flat, x, graphs[-1], *held)
             slopes = torch.autograd.grad(reached, graphs)
         total = torch.zeros_like(theta)
         for slope in slopes:
@@ -350,7 +396,7 @@ class OuterStep(nn.Module):
         return by_class[::2], by_class[1::2]
 
     def _restart(self) -> None:
-        self.halves_seed.fill_(int(torch.randint(2**31, ())))
+        self.halves_seed.fill_(int(_uniform((1, 1), torch.device("cpu"), nodes=False) * 2**31))
         for name, tensor in zip(self.names, self._fresh(), strict=True):
             getattr(self, name).copy_(tensor)
 

@@ -97,6 +97,16 @@ DIFFORMER = {
     "transform": (False, True),
     "qk_norm": ("row", "global"),
 }
+LDS = {
+    **USUAL,
+    "outer_rate": (0.01, 0.1, 1.0),
+    "inner_rate": (0.1, 1.0),
+    "inner_steps": (1, 5),
+    "outer_every": (5, 10),
+    "samples": (0, 16),
+    "k": (10, 20),
+}
+DRAWN = "1/√(dᵢdⱼ) on edges drawn with probability θᵢⱼ"
 TUNED_GNN = "Luo, Shi and Wu, NeurIPS 2024, Classic GNNs are strong baselines"
 
 
@@ -107,6 +117,7 @@ def _setting(rate: float, layers: int, width: int, decay: float, dropout: float,
 
 
 BN = {"norm": "batch", "residual": True}
+EXACT = {"graph_weight": None, "source_weight": 0.0, "initialisation": "torch"}  # the paper's form
 OBSERVED = {"k": None, "knn_metric": "cosine"}  # no neighbour graph
 
 ROWS: tuple[ModelInfo, ...] = (
@@ -115,13 +126,13 @@ ROWS: tuple[ModelInfo, ...] = (
         "difformer-s", "difformer", "difformer.nn:DIFFormer",
         "All-pair diffusion with score 1 + qᵀk, linear in N, plus the graph where there is one.",
         coupling="(1 + qᵢᵀkⱼ) / Σₗ(1 + qᵢᵀkₗ)", energy=LATENT, cost="N d²", fixed={"diffusivity": "simple"},
-        space=DIFFORMER, stackable=True, paper="Wu et al., ICLR 2023, DIFFormer",
+        defaults=EXACT, space=DIFFORMER, stackable=True, paper="Wu et al., ICLR 2023, DIFFormer",
     ),
     ModelInfo(
         "difformer-a", "difformer", "difformer.nn:DIFFormer",
         "All-pair diffusion with sigmoid scores, plus the graph where there is one.",
         coupling="σ(qᵢᵀkⱼ) / Σₗσ(qᵢᵀkₗ)", energy=LATENT, cost="N² d", fixed={"diffusivity": "sigmoid"},
-        space=DIFFORMER, stackable=True, paper="Wu et al., ICLR 2023, DIFFormer",
+        defaults=EXACT, space=DIFFORMER, stackable=True, paper="Wu et al., ICLR 2023, DIFFormer",
     ),
     ModelInfo(
         "difformer", "difformer", "difformer.nn:DIFFormer",
@@ -327,12 +338,14 @@ ROWS: tuple[ModelInfo, ...] = (
     ModelInfo(
         "lds", "latent graphs", "difformer.zoo.lds:LDS",
         "Bilevel learning of a probability for every edge, by gradients through the training of a graph convolution.",
-        kinds=NODES, coupling="1/√(dᵢdⱼ) on edges drawn with probability θᵢⱼ", energy=QUADRATIC, cost="N² d",
-        paper="Franceschi et al., ICML 2019",
-        space={
-            **USUAL, "outer_rate": (0.01, 0.1, 1.0), "inner_rate": (0.1, 1.0), "inner_steps": (1, 5),
-            "outer_every": (5, 10), "samples": (0, 16), "k": (10, 20),
-        },
+        kinds=NODES, coupling=DRAWN, energy=QUADRATIC, cost="N² d", fixed={"outer_labels": "train"},
+        paper="Franceschi et al., ICML 2019", space=LDS,
+    ),
+    ModelInfo(
+        "lds-valid", "latent graphs", "difformer.zoo.lds:LDS",
+        "lds as its authors train it: validation labels train the edges, so its validation score is not held out.",
+        kinds=NODES, coupling=DRAWN, energy=QUADRATIC, cost="N² d", fixed={"outer_labels": "validation"},
+        paper="Franceschi et al., ICML 2019", space=LDS,
     ),
     ModelInfo(
         "glcn", "latent graphs", "difformer.zoo.glcn:GLCN",
@@ -349,7 +362,7 @@ ROWS: tuple[ModelInfo, ...] = (
         stackable=True, paper="Wu et al., NeurIPS 2022",
         space={
             **TRANSFORMER, "random_features": (30, 50), "samples": (5, 10), "bias_order": (1, 2, 3),
-            "temperature": (0.25, 0.5), "edge_loss": (0.0, 0.1, 1.0),
+            "temperature": (0.25, 0.5), "edge_loss": (0.0, 0.1, 1.0), "jumping": (False, True),
         },
         published={
             name: _setting(0.01, 2, 32, 5e-4, 0.0, bias_order=3, samples=10)
@@ -389,6 +402,7 @@ ROWS: tuple[ModelInfo, ...] = (
         space={
             **USUAL, "num_layers": (2, 3, 4, 8), "num_heads": (1, 2), "attention_dropout": (0.0, 0.2, 0.5),
             "graph_weight": (0.2, 0.5, 0.8, 0.9), "residual_weight": (0.5, 0.7, 0.9), "norm": (False, True),
+            "local_norm": ("none", "batch"), "local_residual": (False, True), "join": ("add", "cat"),
         },
     ),
     ModelInfo(
@@ -399,6 +413,7 @@ ROWS: tuple[ModelInfo, ...] = (
         space={
             **USUAL, "num_layers": (5, 7, 10), "global_layers": (1, 2, 3, 4), "num_heads": (1, 8),
             "input_dropout": (0.1, 0.15, 0.2, 0.4), "local_passes": (100, 200), "pre_norm": (False, True),
+            "global_dropout": (0.3, 0.5, 0.7), "beta": (0.5, 0.9),
         },
     ),
     ModelInfo(
@@ -476,25 +491,25 @@ ROWS: tuple[ModelInfo, ...] = (
         "diffusion-identity", "framework", "difformer.nn:DIFFormer",
         "Diffusion that takes nothing from other instances but along the graph, where there is one.",
         coupling="I", energy="||Z - Z_k||²", cost="N d²", fixed={"diffusivity": "identity"}, stackable=True,
-        space=DIFFORMER,
+        defaults=EXACT, space=DIFFORMER,
     ),
     ModelInfo(
         "diffusion-constant", "framework", "difformer.nn:DIFFormer",
         "Diffusion with the all-one coupling: every instance takes the mean of all.",
         coupling="1/N", energy="||Z - Z_k||² + λ Σ_ij ||z_i - z_j||²", cost="N d²", fixed={"diffusivity": "constant"},
-        stackable=True, space=DIFFORMER,
+        stackable=True, defaults=EXACT, space=DIFFORMER,
     ),
     ModelInfo(
         "diffusion-softmax", "framework", "difformer.nn:DIFFormer",
         "Diffusion with the softmax attention of Transformers.",
         coupling="exp(qᵢᵀkⱼ/√d) / Σₗexp(qᵢᵀkₗ/√d)", energy=LATENT, cost="N² d", fixed={"diffusivity": "softmax"},
-        stackable=True, space=DIFFORMER,
+        stackable=True, defaults=EXACT, space=DIFFORMER,
     ),
     ModelInfo(
         "diffusion-gaussian", "framework", "difformer.nn:DIFFormer",
         "Diffusion with a Gaussian kernel of distances between queries and keys.",
         coupling="exp(-||qᵢ - kⱼ||²/2σ²) / Σₗexp(-||qᵢ - kₗ||²/2σ²)", energy=LATENT, cost="N² d",
-        fixed={"diffusivity": "gaussian"}, stackable=True, space=DIFFORMER,
+        fixed={"diffusivity": "gaussian"}, stackable=True, defaults=EXACT, space=DIFFORMER,
     ),
     ModelInfo(
         "diffusion-edge-attention", "framework", "difformer.zoo.edge_diffusion:EdgeDiffusion",

@@ -53,6 +53,8 @@ class NodeFormer(Encoder):
         edge_loss: λ, weight of the edge loss.
         norm: Whether there is a LayerNorm after each layer.
         residual: Whether a layer adds to its input.
+        activation: Whether there is an ELU after each layer.
+        jumping: Whether the output sees the states of all layers side by side instead of the last.
         redraw: Whether random features are drawn anew in every pass of training.
     """
 
@@ -72,6 +74,8 @@ class NodeFormer(Encoder):
         edge_loss: float = 1.0,
         norm: bool = True,
         residual: bool = True,
+        activation: bool = False,
+        jumping: bool = False,
         redraw: bool = True,
     ) -> None:
         super().__init__()
@@ -98,13 +102,14 @@ class NodeFormer(Encoder):
         self.norms = nn.ModuleList(
             nn.LayerNorm(hidden_channels) if norm else nn.Identity() for _ in range(num_layers + 1)
         )
-        self.output = nn.Linear(hidden_channels, out_channels)
+        self.output = nn.Linear((num_layers + 1 if jumping else 1) * hidden_channels, out_channels)
         nn.init.zeros_(self.input.bias)  # beside features whose rows sum to one it would be all that the norm sees
         self.dropout, self.edge_loss, self.residual = dropout, edge_loss, residual
+        self.activation, self.jumping = activation, jumping
         self._penalty: Tensor | None = None
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States after the last layer."""
+        """States after the last layer, or of all layers side by side."""
         graph = observed.looped if observed.given else None
         if torch.is_grad_enabled():
             refuse_beyond_memory(
@@ -114,15 +119,17 @@ class NodeFormer(Encoder):
                 "train with batch_size=…, or fewer samples, random_features or num_heads",
             )
         z = dropout(functional.elu(self.norms[0](linear(self.input, x))), self.dropout, self.training)
-        losses = []
+        losses, layers = [], [z]
         for layer, norm in zip(self.layers, self.norms[1:], strict=True):
             p, loss = layer(z, observed, graph)
             if loss is not None:
                 losses.append(loss)
-            z = dropout(norm(p + z if self.residual else p), self.dropout, self.training)
+            z = norm(p + z if self.residual else p)
+            z = dropout(functional.elu(z) if self.activation else z, self.dropout, self.training)
+            layers.append(z)
         nothing = z.new_zeros(()) if graph is None else None
         self._penalty = torch.stack(losses).mean() if losses else nothing
-        return z
+        return torch.cat(layers, 1) if self.jumping else z
 
     def _bytes(self, rows: int) -> float:
         """What training keeps: features of queries and keys, four times those of each draw, and a few states."""

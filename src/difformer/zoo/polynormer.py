@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.errors import UserError
 from difformer.zoo.classic import GATLayer
 from difformer.zoo.edge_attention import attention_bytes, edge_sum
 from difformer.zoo.encoder import (
@@ -46,14 +47,16 @@ class LocalLayer(nn.Module):
     β has one value for each channel, 0.9 at first (the authors begin near ½, or with a constant of their choice).
     """
 
-    def __init__(self, channels: int, heads: int, dropout: float, pre_norm: bool = False) -> None:
+    def __init__(
+        self, channels: int, heads: int, dropout: float, pre_norm: bool = False, beta: float = FIRST_BETA
+    ) -> None:
         super().__init__()
         self.attention = GATLayer(channels, channels // heads, heads)
         self.bias = nn.Parameter(torch.zeros(channels))
         self.direct, self.gate = nn.Linear(channels, channels), nn.Linear(channels, channels)
         self.norm = nn.LayerNorm(channels)
         self.before = nn.LayerNorm(channels) if pre_norm else nn.Identity()
-        self.beta = nn.Parameter(torch.full((channels,), math.log(FIRST_BETA / (1 - FIRST_BETA))))
+        self.beta = nn.Parameter(torch.full((channels,), math.log(beta / (1 - beta))))
         self.dropout = dropout
 
     def forward(self, z: Tensor, graph: Graph) -> Tensor:
@@ -86,12 +89,12 @@ class GlobalLayer(nn.Module):
     the paper's equation.
     """
 
-    def __init__(self, channels: int, heads: int, dropout: float) -> None:
+    def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
         self.query, self.key, self.value, self.gate = (nn.Linear(channels, channels) for _ in range(4))
         self.norm = nn.LayerNorm(channels)
         self.beta = nn.Parameter(torch.zeros(channels))
-        self.heads, self.dropout = heads, dropout
+        self.heads = heads
 
     def forward(self, z: Tensor, segments: Segments | None, joining: nn.Module) -> Tensor:
         layers = (self.query, self.key, self.value, self.gate)
@@ -101,8 +104,7 @@ class GlobalLayer(nn.Module):
         )
         q, k, v = (part.unflatten(1, (self.heads, z.shape[1] // self.heads)) for part in qkv)
         attended = linear_attention(torch.sigmoid(q), torch.sigmoid(k), v, segments).flatten(1)
-        z = functional.relu(joining(self.norm(attended) * gate))
-        return dropout(z, self.dropout, self.training)
+        return functional.relu(joining(self.norm(attended) * gate))
 
 
 class Polynormer(Encoder):
@@ -119,8 +121,10 @@ class Polynormer(Encoder):
         num_layers: Local layers.
         global_layers: Global layers; 0 for none.
         num_heads: Heads; None takes 8, or the largest part of it that divides `hidden_channels`.
-        dropout: After the input's map, of a local layer's messages, and after a global layer.
+        dropout: After the input's map, on a local layer's messages, and after a global layer.
         input_dropout: Of the features.
+        global_dropout: After a global layer; None is the same as `dropout`.
+        beta: β of the local layers at first.
         local_passes: Passes of training without the global layers.
         pre_norm: Whether a LayerNorm comes before each local layer: small features get lost in a deep stack without.
     """
@@ -136,6 +140,8 @@ class Polynormer(Encoder):
         num_heads: int | None = None,
         dropout: float = 0.5,
         input_dropout: float = 0.15,
+        global_dropout: float | None = None,
+        beta: float = FIRST_BETA,
         local_passes: int = 100,
         pre_norm: bool = True,
     ) -> None:
@@ -145,16 +151,22 @@ class Polynormer(Encoder):
         check_count("local_passes", local_passes, 0)
         check_rate("dropout", dropout)
         check_rate("input_dropout", input_dropout)
+        check_rate("global_dropout", global_dropout or 0.0)
         heads = check_heads(num_heads, hidden_channels)
+        if not 0 < beta < 1:
+            raise UserError(f"beta must lie between 0 and 1, got {beta!r}", argument="beta")
         self.input = nn.Linear(in_channels, hidden_channels)
-        self.local = nn.ModuleList(LocalLayer(hidden_channels, heads, dropout, pre_norm) for _ in range(num_layers))
+        self.local = nn.ModuleList(
+            LocalLayer(hidden_channels, heads, dropout, pre_norm, beta) for _ in range(num_layers)
+        )
         self.joining = nn.Linear(hidden_channels, hidden_channels) if global_layers else nn.Identity()
-        self.everywhere = nn.ModuleList(GlobalLayer(hidden_channels, heads, dropout) for _ in range(global_layers))
+        self.everywhere = nn.ModuleList(GlobalLayer(hidden_channels, heads) for _ in range(global_layers))
         self.norm = nn.LayerNorm(hidden_channels)
         self.local_output = nn.Linear(hidden_channels, out_channels) if local_passes and global_layers else None
         self.output = nn.Linear(hidden_channels, out_channels)
         self.heads, self.channels = heads, hidden_channels
         self.dropout, self.input_dropout, self.local_passes = dropout, input_dropout, local_passes
+        self.global_dropout = global_dropout
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
         self.passes: Tensor
         self._passes = Passes()
@@ -179,6 +191,7 @@ class Polynormer(Encoder):
         z = self.norm(total)
         for layer in self.everywhere:
             z = layer(z, observed.segments, self.joining)
+            z = dropout(z, self.dropout if self.global_dropout is None else self.global_dropout, self.training)
         return z
 
     def decode(self, states: Tensor) -> Tensor:

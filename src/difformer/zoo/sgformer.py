@@ -11,11 +11,13 @@ from difformer.zoo.encoder import (
     Features,
     Observed,
     Segments,
+    check_choice,
     check_count,
     check_rate,
     check_share,
     dropout,
     linear,
+    make_norm,
     mapped,
 )
 from difformer.zoo.node_pairs import by_graph, graph_sizes, graph_sum
@@ -63,7 +65,8 @@ class SGFormer(Encoder):
         Z = β \, \mathrm{Attention}(Z^{(0)}) + (1 - β) Z^{(0)}, \quad
         \hat Y = \big( (1 - w) Z + w \, \mathrm{GCN}(X, A) \big) W_O + b.
 
-    Each branch begins with a map of its own. Where no edges are given the local branch has self-loops alone.
+    Each branch begins with a map of its own; ``join="cat"`` puts both side by side instead of adding them. Without
+    edges the local branch has self-loops alone.
 
     Args:
         in_channels: Features per instance.
@@ -77,6 +80,9 @@ class SGFormer(Encoder):
         residual_weight: β, share of attention against what comes in.
         graph_weight: w, share of the local branch.
         norm: Whether layers of the global branch have a LayerNorm.
+        local_norm: Norm of the local branch: ``"batch"``, ``"layer"`` or ``"none"``.
+        local_residual: Whether layers of the local branch after the first add to their input.
+        join: ``"add"`` or ``"cat"``, what becomes of the two branches.
     """
 
     def __init__(
@@ -93,6 +99,9 @@ class SGFormer(Encoder):
         residual_weight: float = 0.5,
         graph_weight: float = 0.8,
         norm: bool = False,
+        local_norm: str = "none",
+        local_residual: bool = False,
+        join: str = "add",
     ) -> None:
         super().__init__()
         check_count("num_layers", num_layers)
@@ -102,6 +111,7 @@ class SGFormer(Encoder):
         check_rate("attention_dropout", attention_dropout)
         check_share("residual_weight", residual_weight)
         check_share("graph_weight", graph_weight)
+        check_choice("join", join, ("add", "cat"))
         wide = num_heads * hidden_channels
         self.input = nn.Linear(in_channels, hidden_channels)
         self.attention = nn.ModuleList(
@@ -117,20 +127,25 @@ class SGFormer(Encoder):
             assert isinstance(layer, nn.Linear)
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
-        self.output = nn.Linear(hidden_channels, out_channels)
+        self.local_norms = nn.ModuleList(make_norm(local_norm, hidden_channels) for _ in range(num_layers))
+        self.output = nn.Linear((1 if join == "add" else 2) * hidden_channels, out_channels)
         self.num_heads, self.residual_weight, self.graph_weight = num_heads, residual_weight, graph_weight
         self.dropout, self.attention_dropout = dropout, attention_dropout
+        self.local_residual, self.join = local_residual, join
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """Both branches, added."""
+        """Both branches, added or side by side."""
         graph = observed.looped
-        local = x
-        for layer in self.local:
+        local: Features = x
+        for k, (layer, norm) in enumerate(zip(self.local, self.local_norms, strict=True)):
             assert isinstance(layer, nn.Linear)
             spread = graph.propagate(mapped(layer.weight, local)) + layer.bias
-            local = dropout(functional.relu(spread), self.dropout, self.training)
+            new = dropout(functional.relu(norm(spread)), self.dropout, self.training)
+            local = new + local if self.local_residual and k and isinstance(local, Tensor) else new
         assert isinstance(local, Tensor)
         everywhere = self._everywhere(x, observed.segments)
+        if self.join == "cat":
+            return torch.cat([everywhere, local], 1)
         return torch.lerp(everywhere.to(local.dtype), local, self.graph_weight)  # under autocast types may differ
 
     def _everywhere(self, x: Features, segments: Segments | None) -> Tensor:

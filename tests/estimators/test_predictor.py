@@ -10,13 +10,13 @@ import torch
 from scipy import sparse
 from sklearn.neighbors import kneighbors_graph
 
-from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, fitting
-from difformer.estimators.context import Edges, Member, remember
-from difformer.estimators.digest import find_rows, row_digests
-from difformer.estimators.mass import give_mass
+from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, base
+from difformer.estimators.population import find_rows, row_digests
+from difformer.estimators.predictor import Edges, Member, remember
+from difformer.estimators.row_graph import as_matrix
 from difformer.graph import Graph
 from difformer.nn import DIFFormer
-from difformer.nn.structure import Structure
+from difformer.nn.structure import Structure, as_structure
 
 DIFFUSIVITIES = ("simple", "constant", "sigmoid", "softmax:0.2", "gaussian:0.3", "identity")
 OPTIONS: list[dict[str, Any]] = [
@@ -31,6 +31,10 @@ def random_graph(nodes: int, edges: int) -> Graph:
     generator = torch.Generator().manual_seed(1)
     index = torch.randint(0, nodes, (2, edges), generator=generator)
     return Graph(index, nodes, torch.rand(edges, generator=generator, dtype=torch.float64) + 0.1)
+
+
+def both_ways(matrix: Any) -> Any:
+    return sparse.csr_array(matrix.maximum(matrix.T))
 
 
 def edges_among(graph: Graph) -> Edges:
@@ -57,7 +61,7 @@ def test_the_population_has_the_states_of_a_forward_pass(
         own = None
         if edges is not None:
             mine = edges.row == row
-            own = Edges(torch.zeros(int(mine.sum()), dtype=torch.long), edges.source[mine], edges.weight[mine])
+            own = Edges(torch.zeros(int(mine.sum()), dtype=torch.long), edges.source[mine], edges.weight[mine], 1)
         torch.testing.assert_close(member.states(x[row : row + 1], own)[0], states[row], rtol=1e-12, atol=1e-12)
 
 
@@ -129,18 +133,19 @@ def test_memory_of_sums_does_not_grow_with_the_population() -> None:
 
 def test_landmarks_stand_for_the_population() -> None:
     torch.manual_seed(0)
-    model = DIFFormer(5, 8, 2, diffusivity="sigmoid")
+    model = DIFFormer(5, 8, 2, diffusivity="sigmoid", graph_weight=None)
     x = torch.randn(50, 5, dtype=torch.float64)
     mass = torch.ones(50, dtype=torch.float64)
     chosen = torch.arange(0, 50, 2)
     member, _ = remember(model, [(x, None)], mass, landmarks=chosen)
-    assert member.model.layers[0].memory.keys.shape[0] == 25  # type: ignore[union-attr]
-    first = model.double().layers[0]
+    assert member.memories[0].keys.shape[0] == 25  # type: ignore[union-attr]
+    first: Any = model.double().layers[0]
     z = model.encode(x)
-    q, k = first.queries_and_keys(z)  # type: ignore[operator]
+    q, k = first.queries_and_keys(z)
     exchange = torch.sigmoid(torch.einsum("nhd,mhd->nm", q, k[chosen]))
-    wanted = exchange @ first.value(z[chosen]) / exchange.sum(1, keepdim=True)  # type: ignore[operator]
-    found = member.model.layers[0].propagated(z, None)  # type: ignore[operator]
+    wanted = exchange @ first.value(z[chosen]) / exchange.sum(1, keepdim=True)
+    context: Any = member.memories[0].context(None)  # type: ignore[operator]
+    found = first.latent(z, first.values(z), context)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -149,7 +154,8 @@ def test_polynomials_remember_within_their_tolerance(backend: str, wine: Any, qu
     x, _, partly = wine
     model = DIFFormerClassifier(diffusivity="sigmoid", graph=None, backend=backend, **quick).fit(x, partly)
     member: Member = model.fitted_.members[0]  # type: ignore[assignment]
-    assert type(member.model.layers[0].memory).__name__ == ("Keys" if backend == "auto" else "Moments")
+    kept = {name for name, _ in member.memories[0].named_buffers()}
+    assert kept == ({"keys", "values"} if backend == "auto" else {"moments"})
     np.testing.assert_allclose(model.predict_proba(x), model.label_distributions_, atol=1e-9)
 
 
@@ -187,13 +193,14 @@ def test_the_transductive_answer_is_that_of_the_trained_models(
     x, _, partly = wine
     seen: dict[str, Any] = {}
 
-    def fit_models(problem: Any, recipe: Any, edge_index: Any, edge_weight: Any = None) -> Any:
-        found = train(problem, recipe, edge_index, edge_weight)
-        seen.update(models=found[0], problem=problem, edges=(edge_index, edge_weight))
+    def captured(problem: Any, recipe: Any, sides: Any) -> Any:
+        found = train_and_choose(problem, recipe, sides)
+        seen.update(models=[run.model for run in found.runs], problem=problem, edges=sides[found.graph])
+        seen.update(temperature=found.temperature)
         return found
 
-    train = fitting.fit_models
-    monkeypatch.setattr(fitting, "fit_models", fit_models)
+    train_and_choose = base.train_and_choose
+    monkeypatch.setattr(base, "train_and_choose", captured)
     graph = {"given": kneighbors_graph(x, 4), "empty": sparse.csr_array((178, 178))}.get(form)
     options = {
         **quick,
@@ -204,11 +211,11 @@ def test_the_transductive_answer_is_that_of_the_trained_models(
     }
     weight = np.arange(1.0, 179) if form == "weighted" else None
     model = DIFFormerClassifier(**options).fit(x, partly, weight, graph=graph)
-    if weight is not None:
-        for trained in seen["models"]:
-            give_mass(trained, seen["problem"].weight)
+    problem = seen["problem"]
+    context = as_structure(problem.rows, *seen["edges"], weight=problem.mass)
     with torch.no_grad():
-        outputs = [trained.eval()(seen["problem"].x, *seen["edges"]).softmax(1) for trained in seen["models"]]
+        logits = [trained.eval()(problem.x, context=context) for trained in seen["models"]]
+        outputs = [o.div(seen["temperature"]).softmax(1) for o in logits]
     wanted = torch.stack(outputs).mean(0).numpy()
     order = seen["problem"].y.numpy()  # the population has an order of its own where no graph was given
     found = model.label_distributions_
@@ -226,7 +233,7 @@ def _as_trained(model: Any, x: np.ndarray) -> np.ndarray:
 
 def test_rows_fitted_with_a_graph_keep_their_edges(wine: Any, quick: dict[str, Any]) -> None:
     x, _, partly = wine
-    graph = kneighbors_graph(x, 4, mode="distance")
+    graph = both_ways(kneighbors_graph(x, 4, mode="distance"))
     model = DIFFormerClassifier(**quick).fit(x, partly, graph=graph)
     assert model.graph_ == "given"
     np.testing.assert_allclose(model.predict_proba(x), model.label_distributions_, atol=1e-9)
@@ -242,7 +249,7 @@ def test_a_row_that_may_be_either_of_two_is_told_of(wine: Any, quick: dict[str, 
     x, _, partly = wine
     x = x.copy()
     x[10] = x[50]  # two nodes with equal features and edges of their own
-    graph = kneighbors_graph(x, 4)
+    graph = both_ways(kneighbors_graph(x, 4))
     model = DIFFormerClassifier(**quick).fit(x, partly, graph=graph)
     with pytest.warns(UserWarning, match="2 rows have the features of more than one fitted row"):
         again = model.predict_proba(x)
@@ -252,21 +259,59 @@ def test_a_row_that_may_be_either_of_two_is_told_of(wine: Any, quick: dict[str, 
     np.testing.assert_allclose(model.predict_proba(x, graph=graph), model.label_distributions_, atol=1e-9)
 
 
-def test_edges_in_every_form_are_the_same_edges(wine: Any, quick: dict[str, Any]) -> None:
+@pytest.mark.parametrize("directed", [False, True])
+def test_edges_in_every_form_are_the_same_edges(directed: bool, wine: Any, quick: dict[str, Any]) -> None:
     x, _, partly = wine
-    matrix = kneighbors_graph(x, 4)
+    matrix = kneighbors_graph(x, 4)  # entry i, j: from i to j
     coo = matrix.tocoo()
-    index = np.stack([coo.col, coo.row]).astype(np.int64)
+    index = np.stack([coo.row, coo.col]).astype(np.int64)
     tensor = torch.from_numpy(matrix.toarray())
     forms = [matrix, matrix.toarray(), index, torch.from_numpy(index), Graph(torch.from_numpy(index), len(x))]
-    forms += [tensor, tensor.to_sparse(), tensor.to_sparse_csr()]
-    found = [DIFFormerClassifier(**quick).fit(x, partly, graph=form).label_distributions_ for form in forms]
+    forms += [tensor, tensor.to_sparse(), tensor.to_sparse_csr(), index.T, index.T.tolist()]
+    options = {**quick, "directed": directed}
+    found = [DIFFormerClassifier(**options).fit(x, partly, graph=form).label_distributions_ for form in forms]
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], atol=1e-6)
-    model = DIFFormerClassifier(**quick).fit(x, partly, graph=matrix)
+    model = DIFFormerClassifier(**options).fit(x, partly, graph=matrix)
     edges = np.array([[3, 8, 8], [0, 0, 1]])  # from fitted rows 3 and 8 to the first new row, from 8 to the second
     rows = sparse.csr_array((np.ones(3), ([0, 0, 1], [3, 8, 8])), shape=(2, len(x)))
     np.testing.assert_allclose(model.predict_proba(x[:2], graph=edges), model.predict_proba(x[:2], graph=rows))
+
+
+def test_two_edges_as_pairs_are_pairs() -> None:
+    with pytest.warns(UserWarning, match="was read as two pairs: 0 → 1 and 2 → 3"):
+        pairs = as_matrix([(0, 1), (2, 3)], 5)
+    assert [ends.tolist() for ends in pairs.nonzero()] == [[0, 2], [1, 3]]
+    assert as_matrix([(0, 1), (2, 3), (3, 0)], 5).nonzero()[1].tolist() == [1, 3, 0]
+    with pytest.warns(UserWarning, match="was read as sources above targets"):
+        index = as_matrix(np.array([[0, 1], [2, 3]]), 5)
+    assert [ends.tolist() for ends in index.nonzero()] == [[0, 1], [2, 3]]
+
+
+def test_an_edge_goes_both_ways_unless_it_is_directed(wine: Any, quick: dict[str, Any]) -> None:
+    x, _, partly = wine
+    rng = np.random.RandomState(0)
+    index = rng.randint(0, len(x), (2, 300))
+    options = {**quick, "dropout": 0.0}
+    plain = DIFFormerClassifier(**options).fit(x, partly, graph=index)
+    turned = DIFFormerClassifier(**options).fit(x, partly, graph=index[::-1].copy())
+    np.testing.assert_allclose(plain.label_distributions_, turned.label_distributions_, atol=1e-6)
+    directed = [
+        DIFFormerClassifier(**options, directed=True).fit(x, partly, graph=each) for each in (index, index[::-1].copy())
+    ]
+    assert np.abs(directed[0].label_distributions_ - directed[1].label_distributions_).max() > 1e-3
+
+
+def test_an_edge_whose_sender_receives_nothing_is_not_lost(wine: Any, quick: dict[str, Any]) -> None:
+    x, _, partly = wine
+    index = np.stack([np.arange(0, 178, 2), np.arange(1, 178, 2)])  # even rows send, odd ones receive
+    model = DIFFormerClassifier(**quick, directed=True).fit(x, partly, graph=index)
+    edges = model.fitted_.given.edges(model.fitted_.given.matrix)
+    assert edges.weight.tolist() == [1.0] * 89
+    assert edges.row.tolist() == index[1].tolist()
+    np.testing.assert_allclose(model.predict_proba(x), model.label_distributions_, atol=1e-9)
+    trained = DIFFormerClassifier(**quick, directed=True).fit(x, partly)  # the latent structure alone, or neighbours
+    assert np.abs(trained.label_distributions_ - model.label_distributions_).max() > 1e-4
 
 
 def test_the_order_of_rows_changes_nothing(wine: Any, quick: dict[str, Any]) -> None:

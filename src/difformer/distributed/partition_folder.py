@@ -26,10 +26,10 @@ from torch import Tensor
 
 from difformer.data import Task
 from difformer.data.errors import DataError
-from difformer.distributed.partitioning import Quality, partition, quality
-from difformer.distributed.parts import Part, cut
-from difformer.distributed.ranks import Ranks
+from difformer.distributed.graph_partition import Part, Quality, cut, partition, quality
+from difformer.distributed.process_group import Ranks
 from difformer.distributed.shard import Shard, assemble
+from difformer.errors import UserError
 
 FORMAT = 2
 MANIFEST = "partition.json"
@@ -39,7 +39,7 @@ FACTS = ("name", "problem", "metric", "protocol", "num_outputs", "num_features",
 
 
 def is_partition(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a partitioned task."""
+    """Whether the folder holds a partitioned task."""
     return (Path(path) / MANIFEST).is_file()
 
 
@@ -59,24 +59,25 @@ def write_partition(
     Args:
         task: Nodes of one graph, or rows of a table.
         path: The folder, new.
-        parts: How many; as many as there will be ranks, or more (each rank then takes several).
-        method: See `difformer.distributed.partitioning.partition`.
+        parts: Number of parts: one per rank, or more (each rank then takes several).
+        method: See `difformer.distributed.graph_partition.partition`.
         seed: Of the partitioner.
-        source: Where the task comes from, as a run folder has it, so that a run can be used without this folder.
-        assignment: ``[N]`` part of each node, in place of a partitioner's.
-        on_part: Told of every part that is written.
+        source: Where the task comes from, as in a run folder, so that a run can be used without this folder.
+        assignment: ``[N]`` part of each node, instead of running a partitioner.
+        on_part: Called with the number of every part that was written.
 
     Raises:
-        ValueError: If the task is none of nodes, or the folder is there already.
+        UserError: If the task does not consist of nodes.
+        FileExistsError: If the folder exists.
     """
     path = Path(path)
     if task.kind != "nodes":
-        raise ValueError(
+        raise UserError(
             f"task {task.name!r} is of kind {task.kind!r}: only nodes are cut into parts; batches of graphs are spread "
-            f"over ranks as they are (torchrun … -m difformer fit {task.name})"
+            f"over ranks without it (torchrun … -m difformer fit {task.name})"
         )
     if path.exists():
-        raise FileExistsError(f"--out: {path} is already there; nothing was changed. Name another folder")
+        raise FileExistsError(f"--out: {path} already exists; nothing was changed. Choose another folder")
     edges = task.edge_index
     assert edges is None or isinstance(edges, Tensor)
     found = "given"
@@ -223,7 +224,7 @@ class Partition:
         """
         path = Path(path)
         if not is_partition(path):
-            raise DataError("holds no partitioned task; `difformer partition` makes such folders", path=path)
+            raise DataError("holds no partitioned task; `difformer partition` writes such folders", path=path)
         try:
             about = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
             if about["format"] > FORMAT:
@@ -317,7 +318,7 @@ class Partition:
         return Part(nodes, x, y, splits, source, target, weight, halo_part, halo_row)
 
     def names(self, number: int) -> list[str]:
-        """Names of the nodes of a part; none where the task has none."""
+        """Names of the nodes of a part, if the task has names."""
         path = self.path / _file(number)
         with safe_open(path, framework="pt", device="cpu") as file:
             if "names" not in file.keys():  # noqa: SIM118
@@ -331,7 +332,7 @@ class Partition:
         return [str(name) for name in found]
 
     def empty(self) -> Part:
-        """A part without nodes, for a rank that has none."""
+        """A part without nodes, for a rank that gets no part."""
         layout, none = self.about["layout"], torch.zeros(0, dtype=torch.long)
         x = torch.zeros(0, self.about["num_features"], dtype=getattr(torch, layout["x"]))
         if layout["sparse"]:

@@ -26,7 +26,7 @@ PAIRS_AT_ONCE = 1 << 23
 NUMBERS_AT_ONCE = 1 << 23
 
 
-class Neighbours(nn.Module):
+class RowSearch(nn.Module):
     """Search among fitted dense rows.
 
     Args:
@@ -78,8 +78,8 @@ class Neighbours(nn.Module):
         return found
 
 
-class SparseNeighbours(nn.Module):
-    """Search among fitted sparse rows by their cosine, see `Neighbours`.
+class SparseRowSearch(nn.Module):
+    """Search among fitted sparse rows by their cosine, see `RowSearch`.
 
     Args:
         points: Scaled features of the population, scipy CSR.

@@ -1,14 +1,40 @@
-"""Processes that train one model: who they are, and what they say to each other.
+r"""Processes that train one model: how they find each other, and what they send.
 
 `torchrun` starts P processes and tells each its rank by environment variables; `join` makes a group of them (gloo on a
-CPU, NCCL on GPUs) and gives each a `Ranks`, through which everything goes that is sent: it counts bytes
-(`difformer.distributed.traffic`) and, should another rank die, says which (`difformer.distributed.watch`).
+CPU, NCCL on GPUs) and gives each a `Ranks`, through which everything is sent. It compares what the ranks were started
+with (`Ranks.agree`), counts bytes (`Traffic`) and, if another rank dies, says which (`difformer.distributed.watch`).
+
+A collective is counted by what one rank puts on the wire when it is done in the way that needs least of it:
+
+.. math::
+    \text{all-reduce of } n \text{ bytes: } 2 n \frac{P - 1}{P}, \qquad
+    \text{all-gather: } n (P - 1), \qquad
+    \text{all-to-all, ring: what goes to other ranks,}
+
+so that P = 1 sends nothing. Kinds:
+
+* ``sums``: summaries of all nodes for latent propagation, forward and backward;
+* ``boundary``: states, and backward their gradients, of nodes with a neighbour on another rank;
+* ``ring``: keys, values and their gradients, for diffusivities without a summary of fixed size: O(N d) in all;
+* ``gradients``: of the parameters, once per step;
+* ``metrics``: counts, losses and, for ROC-AUC, scores;
+* ``plan``: what is exchanged once, before the first step;
+* ``results``: predictions, at the end.
+
+A sum over ranks differentiates. Each rank r holds a share of the loss, L = Σ_r L_r, and of a sum, S = Σ_r s_r. Every
+rank uses S, so
+
+.. math::
+    \frac{∂L}{∂s_r} = \sum_{r'} \frac{∂L_{r'}}{∂S}:
+
+the gradient of an all-reduce is the all-reduce of the gradient, the same on every rank. Gradients of parameters, which
+every rank holds a copy of, are sums over ranks for the same reason.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,17 +42,48 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 import difformer
 from difformer.distributed import environment
-from difformer.distributed.traffic import Traffic
 from difformer.distributed.watch import Watch, naming_the_dead
 from difformer.errors import UserError
 
-# Whoever is waited for may be at work for long; that nobody is waited for in vain is what the watch is for.
+# A rank may compute for a long time; whether it is still alive is the job of the watch.
 PATIENCE = timedelta(days=30)
 Result = TypeVar("Result")
+
+
+KINDS = ("sums", "boundary", "ring", "gradients", "metrics", "plan", "results")
+
+
+@dataclass
+class Traffic:
+    """Bytes sent by this rank since it was made."""
+
+    sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+
+    def add(self, kind: str, count: float) -> None:
+        self.sent[kind] += round(count)
+
+    @contextmanager
+    def during(self) -> Iterator[dict[str, int]]:
+        """A mapping that holds, once the block has ended, what was sent within it."""
+        before, found = dict(self.sent), dict.fromkeys(KINDS, 0)
+        try:
+            yield found
+        finally:
+            for kind, count in self.sent.items():
+                found[kind] = count - before[kind]
+
+
+def readable(count: float) -> str:
+    """1234567 as 1.2 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
 
 
 @dataclass
@@ -37,7 +94,7 @@ class Ranks:
         rank: Its number, from 0.
         size: How many there are, P.
         device: Where it computes.
-        watch: Looks after the others; None where somebody else does.
+        watch: Monitors the others; None without monitoring.
     """
 
     rank: int
@@ -48,7 +105,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, which writes files and speaks to people."""
+        """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
     def sum_(self, x: Tensor, kind: str) -> Tensor:
@@ -97,7 +154,7 @@ class Ranks:
         return torch.stack(parts)
 
     def gather_rows(self, x: Tensor, kind: str = "results") -> Tensor | None:
-        """``[Σ n_r, …]``: the rows of all ranks, rank behind rank, on rank 0; None on the others."""
+        """``[Σ n_r, …]``: the rows of all ranks in rank order, on rank 0; None on the others."""
         counts = self.gather(torch.tensor([x.shape[0]], device=self.device), "plan").flatten().tolist()
         sends = [x.shape[0] if rank == 0 else 0 for rank in range(self.size)]
         takes = counts if self.first else [0] * self.size
@@ -113,7 +170,7 @@ class Ranks:
         return box[0]
 
     def first_does(self, work: Callable[[], Result]) -> Result:
-        """What rank 0 finds, on every rank; what goes wrong there goes wrong everywhere, with the same error."""
+        """The result of rank 0, on every rank; an error there is raised on every rank."""
         found: Any = None
         failed: Any = None
         if self.first:
@@ -164,7 +221,7 @@ class Ranks:
             raise error
 
     def wait_for_all(self) -> None:
-        """Until every rank has come here."""
+        """Waits until every rank has reached this point."""
         self.any(False)
 
 
@@ -193,7 +250,7 @@ class Exchange:
 
     work: Any
     came: Tensor
-    kept: Tensor  # must not go away before it has been sent
+    kept: Tensor  # must stay alive until it has been sent
     watch: Watch | None
 
     def wait(self) -> Tensor:
@@ -207,17 +264,44 @@ def _bytes(x: Tensor) -> int:
     return x.numel() * x.element_size()
 
 
+class _AllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: Ranks, kind: str) -> Tensor:
+        ctx.ranks, ctx.kind = ranks, kind
+        return ranks.sum_(x.clone(memory_format=torch.contiguous_format), kind)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.ranks.sum_(grad.clone(memory_format=torch.contiguous_format), ctx.kind), None, None
+
+
+def all_reduce(x: Tensor, ranks: Ranks, kind: str = "sums") -> Tensor:
+    """Σ over ranks of `x`, on every rank; every rank must differentiate it, or none."""
+    return _AllReduce.apply(x, ranks, kind)
+
+
+@torch.no_grad()
+def sum_gradients(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
+    """Gradients of replicated parameters become those of the whole loss, in one message."""
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not grads or ranks.size == 1:
+        return
+    flat = ranks.sum_(torch.cat([grad.reshape(-1) for grad in grads]), "gradients")
+    for grad, summed in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(summed.view_as(grad))
+
+
 @contextmanager
 def join(device: str = "auto", *, watched: bool = True) -> Iterator[Ranks]:
     """This process as one of the group that `torchrun` started, or alone; ends the group when the block ends.
 
     Args:
-        device: ``"auto"`` is a GPU for every process of a machine where there are enough, else the CPU.
-        watched: Whether to look after the other ranks.
+        device: ``"auto"`` is one GPU per process if the machine has enough, otherwise the CPU.
+        watched: Whether to monitor the other ranks.
 
     Raises:
         UserError: If there is no such device for this process, or the ranks run different versions.
-        RankLostError: Out of whatever waits for a rank that has died.
+        RankLostError: From any operation that waits for a rank that has died.
     """
     rank, size = environment.rank(), environment.size()
     place = _device(device, int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
@@ -234,9 +318,9 @@ def join(device: str = "auto", *, watched: bool = True) -> Iterator[Ranks]:
     try:
         ranks.agree(version={"of difformer": difformer.__version__, "of torch": torch.__version__})
         yield ranks
-        ranks.wait_for_all()  # nobody leaves while another may still need what only this process keeps
+        ranks.wait_for_all()  # another rank may still need what only this process keeps
     except Exception as error:
-        # What all ranks have in common needs no telling: rank 0's error, or an exit after Ctrl-C.
+        # Errors that all ranks raise need no report: rank 0's own, or an exit after Ctrl-C.
         common = getattr(error, "of_rank_0", False) or hasattr(error, "exit_code")
         if watch is not None and not common:
             watch.tell(error)
@@ -256,6 +340,6 @@ def _device(device: str, local_rank: int, local_size: int) -> torch.device:
     if device == "cuda" and local_rank < count:
         return torch.device("cuda", local_rank)
     raise UserError(
-        f"device must be auto, cpu or cuda under torchrun (each process takes a GPU of its own), got {device!r} for "
+        f"device must be auto, cpu or cuda under torchrun (each process takes its own GPU), got {device!r} for "
         f"local rank {local_rank} on a machine with {count} GPUs"
     )

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from scipy import sparse
 from sklearn.neighbors import kneighbors_graph
 
 from difformer.diffusion import Diffusivity
-from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, DIFFormerTransformer
+from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, DIFFormerTransformer, estimator_files
 from difformer.nn import PretrainedError
 
 CASES: dict[str, dict[str, Any]] = {
@@ -26,7 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "exponential": {"graph": "knn", "diffusivity": "gaussian:0.3"},
     "mean": {"graph": None, "diffusivity": "constant"},
     "moments": {"graph": None, "diffusivity": "sigmoid", "backend": "polynomial"},
-    "nobody": {"graph": "knn", "diffusivity": "identity"},
+    "identity": {"graph": "knn", "diffusivity": "identity"},
 }
 
 
@@ -136,6 +137,7 @@ def test_a_diffusivity_of_ones_own_is_given_again(wine: Any, quick: dict[str, An
 
 RUN = """
 import sys
+import time
 sys.modules["difformer"] = None  # as if it were not installed
 import json, numpy, torch
 try:
@@ -200,6 +202,7 @@ def test_a_program_is_called_what_it_is(wine: Any, quick: dict[str, Any], tmp_pa
 def test_programs_of_given_graphs_take_edges(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     x, _, partly = wine
     graph = kneighbors_graph(x, 4, mode="distance")
+    graph = sparse.csr_array(graph.maximum(graph.T))
     model = DIFFormerClassifier(**quick).fit(x, partly, graph=graph)
     model.export(tmp_path / "model.pt2")
     coo = graph.tocoo()
@@ -232,3 +235,111 @@ def test_programs_of_regressors_and_transformers(wine: Any, quick: dict[str, Any
     transformer.export(tmp_path / "transformer.pt2")
     found = torch.export.load(tmp_path / "transformer.pt2").module()(features).numpy()
     np.testing.assert_allclose(found, transformer.transform(x), atol=1e-4)
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """Both files with some entries and tensors changed (None removes one), under a hash that is right."""
+    description = json.loads((folder / "estimator.json").read_text())
+    tensors = load_file(folder / "context.safetensors")
+    for name, value in changes.items():
+        target = tensors if isinstance(value, torch.Tensor) or name in tensors else description
+        if value is None:
+            del target[name]
+        else:
+            target[name] = value
+    content = save(tensors, metadata={"format": "difformer-estimator"})
+    description["sha256"] = estimator_files._digest(description, content)
+    (folder / "context.safetensors").write_bytes(content)
+    (folder / "estimator.json").write_text(json.dumps(description))
+
+
+def test_a_save_interrupted_over_an_older_one_is_refused(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    x, y, partly = wine
+    DIFFormerClassifier(**quick).fit(x, partly).save_pretrained(tmp_path / "old")
+    DIFFormerClassifier(**quick).fit(x, np.where(y == 0, 2, np.where(y == 2, 0, 1))).save_pretrained(tmp_path / "new")
+    # The first of the two files is new, the second still the old one.
+    new = (tmp_path / "new" / "context.safetensors").read_bytes()
+    (tmp_path / "old" / "context.safetensors").write_bytes(new)
+    with pytest.raises(PretrainedError, match="saving was interrupted"):
+        DIFFormerClassifier.from_pretrained(tmp_path / "old")
+
+
+def test_any_changed_byte_is_noticed(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    x, _, partly = wine
+    DIFFormerClassifier(**quick).fit(x, partly).save_pretrained(tmp_path)
+    path = tmp_path / "context.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(PretrainedError, match="do not belong together"):
+        DIFFormerClassifier.from_pretrained(tmp_path)
+
+
+def test_estimators_of_the_first_format_have_to_be_saved_again(
+    wine: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    x, _, partly = wine
+    DIFFormerClassifier(**quick).fit(x, partly).save_pretrained(tmp_path)
+    rewrite(tmp_path, format_version=1)
+    with pytest.raises(PretrainedError, match="fit and save the estimator again"):
+        DIFFormerClassifier.from_pretrained(tmp_path)
+
+
+def test_indices_out_of_range_are_refused(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    x, _, partly = wine
+    given = DIFFormerClassifier(**quick).fit(x, partly, graph=kneighbors_graph(x, 4))
+    sparse_rows = DIFFormerClassifier(**quick, graph="knn").fit(sparse.csr_array(x), partly)
+    for model, name in ((given, "given"), (sparse_rows, "search")):
+        for part, value in (("indices", 2**30), ("indices", -1), ("indptr", 10**6)):
+            model.save_pretrained(tmp_path)
+            tensor = load_file(tmp_path / "context.safetensors")[f"{name}.{part}"].clone()
+            tensor[7 if part == "indices" else -1] = value
+            rewrite(tmp_path, **{f"{name}.{part}": tensor})
+            with pytest.raises(PretrainedError, match="damaged"):
+                DIFFormerClassifier.from_pretrained(tmp_path)
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "an unknown fact": {"facts": {"n_features_in_": 13, "predict": "no"}},
+    "a fact of another type": {"facts": {"n_features_in_": True}},
+    "texts of 200 million characters": {"classes_": {"dtype": "<U200000000", "values": ["a", "b"]}},
+    "labels of another number": {"classes_": {"dtype": "<i8", "values": [0, 1]}},
+    "labels of a record dtype": {"classes_": {"dtype": "V8", "values": [0, 1, 2]}},
+    "a class that is no estimator": {"estimator": "annotations"},
+    "a thousand million members": {"members": 10**9},
+    "no neighbours": {"neighbours": 0},
+    "more neighbours than rows": {"neighbours": 10**6},
+    "a tensor too many": {"other": torch.zeros(3)},
+    "a tensor too few": {"scale": None},
+    "values that are not finite": {"scale": torch.full((13,), torch.nan, dtype=torch.float64)},
+    "another number of columns": {"scale": torch.ones(12, dtype=torch.float64)},
+    "values of other rows": {"members.0.memories.0.sent": torch.zeros(5, 8)},
+    "a state of another shape": {"members.0.memories.0.sums": torch.zeros(3, dtype=torch.float64)},
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_files_that_were_changed_on_purpose_are_refused(
+    case: str, wine: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    x, _, partly = wine
+    DIFFormerClassifier(**quick, graph="knn").fit(x, partly).save_pretrained(tmp_path)
+    rewrite(tmp_path)
+    DIFFormerClassifier.from_pretrained(tmp_path)  # the hash is right
+    rewrite(tmp_path, **HOSTILE[case])
+    with pytest.raises(PretrainedError, match="damaged"):
+        DIFFormerClassifier.from_pretrained(tmp_path)
+
+
+def test_a_number_of_layers_without_weights_is_refused_at_once(
+    wine: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    x, _, partly = wine
+    DIFFormerClassifier(**quick).fit(x, partly).save_pretrained(tmp_path)
+    model = json.loads((tmp_path / "estimator.json").read_text())["model"]
+    for changed in ({"num_layers": 10**9}, {"hidden_channels": 10**9}, {"num_heads": 10**9}):
+        rewrite(tmp_path, model={**model, **changed})
+        started = time.perf_counter()
+        with pytest.raises(PretrainedError, match="damaged"):
+            DIFFormerClassifier.from_pretrained(tmp_path)
+        assert time.perf_counter() - started < 5

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from difformer.estimators.context import Edges
-from difformer.estimators.fitted import Fitted
-from difformer.estimators.neighbours import SparseNeighbours
+from difformer.estimators.predictor import Edges, Predictor
+from difformer.estimators.row_search import SparseRowSearch
 from difformer.files import atomic_write
 
 LARGEST_DENSE = 1 << 28  # entries of fitted sparse rows that a program may hold densely
@@ -37,15 +36,21 @@ class Program(nn.Module):
         states: Whether embeddings are given instead of outputs.
     """
 
-    def __init__(self, fitted: Fitted, *, states: bool) -> None:
+    def __init__(self, fitted: Predictor, *, states: bool) -> None:
         super().__init__()
         # Without what a program has no use for: a given graph's edges and the fingerprints of its rows.
-        self.fitted = Fitted(fitted.scaling, softmax=fitted.softmax, output_scale=fitted.output_scale)
+        self.fitted = Predictor(
+            fitted.scaling,
+            softmax=fitted.softmax,
+            temperature=float(fitted.temperature),
+            output_scale=fitted.output_scale,
+        )
         self.fitted.members = fitted.members
         self.states = states
-        self.search = Cosine(fitted.search) if isinstance(fitted.search, SparseNeighbours) else fitted.search
+        self.search = Cosine(fitted.search) if isinstance(fitted.search, SparseRowSearch) else fitted.search
         self.register_buffer("degree", None if fitted.given is None else fitted.given.degree)
         self.degree: Tensor | None
+        self.directed = fitted.given is not None and fitted.given.directed
 
     def forward(self, x: Tensor, edge_index: Tensor | None = None, edge_weight: Tensor | None = None) -> Tensor:
         fitted: Any = self.fitted
@@ -56,7 +61,9 @@ class Program(nn.Module):
             assert edge_index is not None
             assert edge_weight is not None
             source, row = edge_index
-            edges = Edges.normalised(row, source, edge_weight.double(), x.shape[0], self.degree)
+            edges = Edges.normalised(
+                row, source, edge_weight.double(), x.shape[0], None if self.directed else self.degree
+            )
         elif self.search is not None:
             edges = Edges.nearest(self.search(x))
         states = [member.states(x, edges) for member in fitted.members]
@@ -64,9 +71,9 @@ class Program(nn.Module):
 
 
 class Cosine(nn.Module):
-    """`SparseNeighbours` on dense rows, in plain tensor operations."""
+    """`SparseRowSearch` on dense rows, in plain tensor operations."""
 
-    def __init__(self, search: SparseNeighbours) -> None:
+    def __init__(self, search: SparseRowSearch) -> None:
         super().__init__()
         if search.shape[0] * search.shape[1] > LARGEST_DENSE:
             raise ValueError(
@@ -84,7 +91,7 @@ class Cosine(nn.Module):
         return order[:, : self.k]
 
 
-def export_program(fitted: Fitted, path: str | Path, *, states: bool, facts: dict[str, Any]) -> None:
+def export_program(fitted: Predictor, path: str | Path, *, states: bool, facts: dict[str, Any]) -> None:
     """Writes the program of a fitted context to `path`, whole or not at all.
 
     Args:

@@ -1,21 +1,27 @@
-r"""Which node goes to which part: few edges between parts, parts of equal size.
+r"""A graph in parts: which node goes to which part (few edges between parts, equal sizes), and what each part holds.
 
 What training sends grows with the *boundary*, the pairs (node, part) where the node has an edge into that other part.
 Two ways to keep it small:
 
 * ``"metis"``: the multilevel partitioner METIS, by the package pymetis (``pip install 'difformer[partition]'``);
-* ``"stream"``: ours. Nodes are laid out so that neighbours lie close (reverse Cuthill-McKee) and cut into equal runs;
-  then they stream by several times, in blocks, and each may move to the part k that maximises Fennel's score
+* ``"stream"``: always available. Nodes are ordered so that neighbours lie close (reverse Cuthill-McKee) and cut into
+  equal runs; then they are streamed several times, in blocks, and each may move to the part k that maximises Fennel's
+  score
 
   .. math::
       |N(i) ∩ V_k| - α γ |V_k|^{γ - 1}, \qquad γ = \tfrac32, \quad α = E P^{γ - 1} / N^γ,
 
   as long as no part exceeds (1 + `SLACK`) N / P. Memory is that of the graph and one block.
+
+A part (`Part`) has the features, targets and incoming edges of its own nodes. They are numbered 0 … n - 1 in the order
+of their global numbers. An edge belongs to the part of its target; a source on another part is a *halo* row, known by
+that part's number and its row there.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from difformer.data import Task
 from difformer.data.errors import require
+from difformer.data.sparse import take_rows
+from difformer.errors import UserError
 
 METHODS = ("auto", "metis", "stream")
 SLACK = 0.03
@@ -69,17 +78,17 @@ def partition(
         edge_index: ``[2, E]``, taken as undirected; None cuts the nodes into equal runs.
         num_nodes: N.
         parts: How many parts.
-        method: ``"metis"``, ``"stream"``, or ``"auto"``: METIS where it is installed.
-        seed: Of the order in which blocks stream by.
+        method: ``"metis"``, ``"stream"``, or ``"auto"``: METIS if it is installed.
+        seed: Of the order of the blocks.
 
     Raises:
         ValueError: If there are fewer than one part, or the method is unknown.
         ImportError: If METIS is asked for and not installed.
     """
     if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+        raise UserError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     if parts < 1:
-        raise ValueError(f"parts must be at least 1, got {parts}")
+        raise UserError(f"parts must be at least 1, got {parts}")
     runs = torch.arange(num_nodes) * parts // max(num_nodes, 1)
     if edge_index is None or edge_index.shape[1] == 0 or parts == 1 or num_nodes <= parts:
         return runs, "runs"
@@ -126,7 +135,7 @@ def _metis(matrix: Any, parts: int) -> Tensor:
     pymetis = require("pymetis", extra="partition", purpose="partitioning by METIS")
     if hasattr(pymetis, "CSRAdjacency"):
         given = {"adjacency": pymetis.CSRAdjacency(matrix.indptr, matrix.indices)}
-    else:  # as versions before 2025 have it
+    else:  # versions before 2025
         given = {"xadj": matrix.indptr, "adjncy": matrix.indices}
     _, found = pymetis.part_graph(parts, **given)
     return torch.as_tensor(np.asarray(found), dtype=torch.long)
@@ -154,7 +163,7 @@ def _stream(matrix: Any, parts: int, seed: int) -> Tensor:
 
 
 class _Streaming:
-    """Where nodes are, and how full the parts."""
+    """The part of each node, and the size of each part."""
 
     def __init__(self, matrix: Any, part: np.ndarray, parts: int) -> None:
         self.matrix, self.part, self.parts = matrix, part, parts
@@ -169,7 +178,7 @@ class _Streaming:
         return int((ends != self.part[self.matrix.indices]).sum()) // 2
 
     def move(self, nodes: np.ndarray) -> int:
-        """Lets a block of nodes choose anew; returns how many moved."""
+        """Lets the nodes of a block choose again; returns how many moved."""
         rows = self.matrix[nodes]
         here = np.repeat(np.arange(nodes.size), np.diff(rows.indptr))
         pairs = here * self.parts + self.part[rows.indices]
@@ -188,3 +197,103 @@ class _Streaming:
             self.part[nodes[chosen]] = k
             moved += chosen.size
         return moved
+
+
+Rows = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Everything about the nodes of one part.
+
+    Args:
+        nodes: ``[n]`` their global numbers, ascending.
+        x: ``[n, F]`` features, dense or sparse CSR.
+        y: ``[n, …]`` targets.
+        splits: Of every split, the rows to train on, to choose by and to test on.
+        source: ``[E]`` sources of the edges into the part: below n own rows, from n on halo rows; None without a graph.
+        target: ``[E]`` own rows.
+        edge_weight: ``[E]``, or None.
+        halo_part: ``[h]`` the part that each halo row belongs to, ascending.
+        halo_row: ``[h]`` its row there.
+    """
+
+    nodes: Tensor
+    x: Tensor
+    y: Tensor
+    splits: tuple[Rows, ...]
+    source: Tensor | None = None
+    target: Tensor | None = None
+    edge_weight: Tensor | None = None
+    halo_part: Tensor | None = None
+    halo_row: Tensor | None = None
+
+
+def cut(task: Task, assignment: Tensor, parts: int) -> Iterator[Part]:
+    """The parts of a task, one after the other.
+
+    Args:
+        task: Of kind ``"nodes"``.
+        assignment: ``[N]`` part of each node.
+        parts: How many there are; some may be empty.
+    """
+    sizes = torch.bincount(assignment, minlength=parts)
+    order = torch.argsort(assignment, stable=True)
+    row_of = torch.empty_like(order)
+    starts = sizes.cumsum(0) - sizes
+    row_of[order] = torch.arange(order.numel()) - starts.repeat_interleave(sizes)
+    edges = _Edges.of(task, assignment, row_of, parts)
+    for number, nodes in enumerate(order.split(sizes.tolist())):
+        splits = tuple(_local(split.parts(), assignment, row_of, number) for split in task.splits)
+        yield Part(nodes, _rows(task.x, nodes), task.y[nodes], splits, *edges.of_part(number, nodes.numel()))
+
+
+def _rows(x: Tensor, nodes: Tensor) -> Tensor:
+    return x[nodes] if x.layout == torch.strided else take_rows(x, nodes)
+
+
+def _local(split: dict[str, Tensor], assignment: Tensor, row_of: Tensor, number: int) -> Rows:
+    """Rows of a part in each part of a split, in the split's order."""
+    own = [row_of[index[assignment[index] == number]] for index in split.values()]
+    return own[0], own[1], own[2]
+
+
+@dataclass(frozen=True)
+class _Edges:
+    """All edges, those into part 0 first; in each part they keep their order."""
+
+    index: Tensor | None
+    weight: Tensor | None
+    counts: list[int]
+    assignment: Tensor
+    row_of: Tensor
+
+    @staticmethod
+    def of(task: Task, assignment: Tensor, row_of: Tensor, parts: int) -> _Edges:
+        if task.edge_index is None:
+            return _Edges(None, None, [0] * parts, assignment, row_of)
+        assert isinstance(task.edge_index, Tensor)
+        into = assignment[task.edge_index[1]]
+        order = torch.argsort(into, stable=True)
+        weight = task.edge_weight
+        assert weight is None or isinstance(weight, Tensor)
+        counts = torch.bincount(into, minlength=parts).tolist()
+        kept = None if weight is None else weight[order]
+        return _Edges(task.edge_index[:, order], kept, counts, assignment, row_of)
+
+    def of_part(self, number: int, size: int) -> tuple[Tensor | None, ...]:
+        """Source, target, weight and halo of the edges into one part of `size` nodes."""
+        if self.index is None:
+            return None, None, None, None, None
+        start = sum(self.counts[:number])
+        here = slice(start, start + self.counts[number])
+        source, target = self.index[0, here], self.row_of[self.index[1, here]]
+        weight = None if self.weight is None else self.weight[here]
+        owner = self.assignment[source]
+        away = owner != number
+        # By owner, then by node: the order in which rows will come.
+        key, place = torch.unique(owner[away] * self.assignment.numel() + source[away], return_inverse=True)
+        halo = key % self.assignment.numel()
+        local = self.row_of[source]
+        local[away] = size + place
+        return local, target, weight, self.assignment[halo], self.row_of[halo]

@@ -1,25 +1,70 @@
-r"""Observed structure over ranks: each holds the edges into its own nodes.
+r"""Observed edges over ranks: each rank holds the edges into its own nodes.
+
+A rank computes the rows that it owns. Rows of others that its edges come from are its *halo*: which rows go to which
+rank is planned once (`Plan`) and used by every layer of every step.
 
 With own nodes O and halo H (sources of edges on other ranks), the rows of S z that a rank owns are
 
 .. math::
     (S z)_O = S_{OO} \, z_O + S_{OH} \, z_H,
 
-and backward a rank gives back ``S_{OH}ᵀ g``, which its owners add to ``S_{OO}ᵀ g``. Either way the boundary is under
-way while the inner product is computed. Degrees are whole on the rank that owns a node, because it holds all edges into
-it; those of the halo are fetched once.
+and backward a rank returns ``S_{OH}ᵀ g``, which the owners add to ``S_{OO}ᵀ g``. In both directions the boundary
+travels while the inner product is computed. The rank that owns a node holds all edges into it, hence knows its
+degree; the degrees of the halo are fetched once.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from difformer.distributed.plan import Plan
+from difformer.distributed.process_group import Exchange, Ranks
+from difformer.errors import UserError
 from difformer.graph import GRAPH_NORMS
 from difformer.sparse import SparseMatrix, add_product
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rows to send and to take.
+
+    Args:
+        ranks: The group.
+        send_rows: Own rows that others need, those for rank 0 first; listed once for each rank that needs it.
+        sends: How many of them go to each rank.
+        takes: Number of halo rows from each rank; the halo is ordered by owner.
+    """
+
+    ranks: Ranks
+    send_rows: Tensor
+    sends: tuple[int, ...]
+    takes: tuple[int, ...]
+
+    @staticmethod
+    def make(ranks: Ranks, owner: Tensor, row: Tensor) -> Plan:
+        """From the owner of each halo row, ascending, and its number among the owner's rows."""
+        takes = torch.bincount(owner, minlength=ranks.size)
+        ones = [1] * ranks.size
+        sends = ranks.exchange(takes.to(ranks.device), ones, ones, "plan").wait()
+        counts = tuple(sends.tolist()), tuple(takes.tolist())
+        wanted = ranks.exchange(row.to(ranks.device), counts[1], counts[0], "plan").wait()
+        return Plan(ranks, wanted, *counts)
+
+    @property
+    def halo(self) -> int:
+        """Rows of others that this rank needs."""
+        return sum(self.takes)
+
+    def fetch(self, z: Tensor, kind: str = "boundary") -> Exchange:
+        """Begins to bring the halo rows of ``z [n, …]``."""
+        return self.ranks.exchange(z.index_select(0, self.send_rows), self.sends, self.takes, kind)
+
+    def give_back(self, halo: Tensor) -> Exchange:
+        """Begins to bring what others have for the rows that this rank sent, in the order of `send_rows`."""
+        return self.ranks.exchange(halo, self.takes, self.sends, "boundary")
 
 
 class ShardedGraph:
@@ -30,7 +75,7 @@ class ShardedGraph:
         num_nodes: Own nodes n.
         source: ``[E]`` sources: 0 … n - 1 own, from n on halo rows.
         target: ``[E]`` own nodes.
-        edge_weight: ``[E]``, or None where every weight is one.
+        edge_weight: ``[E]``, or None if every weight is one.
     """
 
     def __init__(self, plan: Plan, num_nodes: int, source: Tensor, target: Tensor, edge_weight: Tensor | None) -> None:
@@ -41,7 +86,7 @@ class ShardedGraph:
     def _weights(self, norm: str, dtype: torch.dtype) -> Tensor:
         """s_ij of every edge, as `difformer.graph.Graph.normalised_weights` has them."""
         if norm not in GRAPH_NORMS:
-            raise ValueError(f"graph norm must be one of {', '.join(GRAPH_NORMS)}, got {norm!r}")
+            raise UserError(f"graph norm must be one of {', '.join(GRAPH_NORMS)}, got {norm!r}")
         if self.edge_weight is None:
             weight = torch.ones(self.source.numel(), dtype=dtype, device=self.source.device)
         else:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from difformer.estimators import DIFFormerClassifier, fitting, parts
-from difformer.estimators.fitting import BATCH, WHOLE, Recipe
+from difformer.estimators import DIFFormerClassifier, selection
+from difformer.estimators.problem import BATCH, WHOLE, PartsFeed, Recipe
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from difformer.estimators.fitting import BATCH, WHOLE, Recipe
     [("simple", "auto", None), ("constant", "auto", None), ("sigmoid", "auto", BATCH), ("sigmoid", "polynomial", None)],
 )
 def test_pairs_of_many_rows_are_looked_at_in_batches(diffusivity: str, backend: str, batch: int | None) -> None:
-    recipe: Recipe = DIFFormerClassifier(diffusivity=diffusivity, backend=backend)._recipe()
+    recipe: Recipe = DIFFormerClassifier(diffusivity=diffusivity, backend=backend)._recipe(labels=10)
     assert recipe.batch(WHOLE) is None
     assert recipe.batch(100_000) == batch
 
@@ -29,7 +29,7 @@ def test_parts_are_judged_as_they_are_trained(wine: Any, quick: dict[str, Any], 
     """Every row exchanges within its part of 50, at every evaluation the same one."""
     x, y, _ = wine
     partitions, judged = [], []
-    outputs = parts.PartsFeed.outputs
+    outputs = PartsFeed.outputs
 
     def recorded(feed: Any, model: Any) -> torch.Tensor:
         found = outputs(feed, model)
@@ -40,8 +40,8 @@ def test_parts_are_judged_as_they_are_trained(wine: Any, quick: dict[str, Any], 
         judged.append(found.shape)
         return found
 
-    monkeypatch.setattr(parts.PartsFeed, "outputs", recorded)
-    monkeypatch.setattr(fitting, "ENOUGH", 100)
+    monkeypatch.setattr(PartsFeed, "outputs", recorded)
+    monkeypatch.setattr(selection, "ENOUGH", 100)
     options = {**quick, "graph": None, "diffusivity": "sigmoid", "batch_size": 50, "steps": 30}
     model = DIFFormerClassifier(**options).fit(x, y)
     assert len(judged) > 2
