@@ -10,7 +10,7 @@ from difformer.diffusion import penalty
 from difformer.report.gather import Scene, draw, said
 from difformer.report.layers import LayerEnergies, chance, latent_layers, layer_energies, verdict
 from difformer.report.maps import GRID, project
-from difformer.training.feeding import Inputs, graph_of
+from difformer.training.feeds import Inputs, graph_of
 
 
 def scene_of(model, x, edges=None):

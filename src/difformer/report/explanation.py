@@ -55,7 +55,7 @@ from difformer.report.gather import (
 )
 from difformer.report.layers import attention_of
 from difformer.training.run_folder import RunFolder
-from difformer.training.using import Loaded, load_run
+from difformer.training.trained_run import Loaded, load_run
 
 PARTS = ("self", "latent", "observed", "source")
 QUADRATURE, COARSE, MANY = 24, 6, 20_000  # points of the path, and fewer where there are many rows

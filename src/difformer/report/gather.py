@@ -21,10 +21,10 @@ from difformer.errors import UserError
 from difformer.files import RunFolderError
 from difformer.graph import Graph
 from difformer.nn import DIFFormer, GraphLevel
-from difformer.training.feeding import Inputs
+from difformer.training.feeds import Inputs
 from difformer.training.predictions import Predictions
 from difformer.training.run_folder import RunFolder
-from difformer.training.using import Loaded, best_seed, load_run
+from difformer.training.trained_run import Loaded, best_seed, load_run
 
 SEED = 0  # of every sample that is drawn
 DENSE_ENTRIES = 50_000_000  # of features; larger ones stay as they are and are not looked at column by column

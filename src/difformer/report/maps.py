@@ -50,7 +50,7 @@ from difformer.report.layers import (
     why_no_attention,
 )
 from difformer.training.source import TaskSource
-from difformer.training.using import Loaded
+from difformer.training.trained_run import Loaded
 
 POINTS, PICTURES = 3_000, 1_000
 NUMBERS = 60_000  # points times layers: deep models show fewer points

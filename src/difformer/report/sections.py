@@ -14,8 +14,8 @@ from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.report.gather import Material, Scene, encoder_of
 from difformer.report.layers import ALIKE, LayerEnergies, smoothed_layers, why_no_attention
 from difformer.report.quality import Baseline, Calibration
-from difformer.training.saved import saved_bytes
-from difformer.training.using import Loaded
+from difformer.training.run_memory import saved_bytes
+from difformer.training.trained_run import Loaded
 
 MIB = 2**20
 OVERFIT = 0.2  # by which a metric in [0, 1] may be better on the training part before the page speaks of it

@@ -38,7 +38,8 @@ def test_predictions_of_the_tasks_own_instances(runs):
     assert torch.equal(made.labels(), best.outputs.argmax(1))
     torch.testing.assert_close(made.probabilities().sum(1), torch.ones(60))
     headings, rows = made.table()
-    assert headings == ["instance", "part", "target", "prediction", "probability"]
+    assert headings[:5] == ["instance", "part", "target", "prediction", "probability"]
+    assert headings[5:] == [f"probability {c}" for c in range(made.outputs.shape[1])]
     assert rows[7][:3] == [7, made.part[7], "1"]
     other = predict(summary.folder, task=blocks(), seed=1)
     assert torch.equal(other.outputs, summary.records[1].outputs)
@@ -73,7 +74,7 @@ def test_new_rows_beside_sparse_features_stay_sparse(tmp_path):
     rows = task.x.to_dense()[:3]
     made = [predict(tmp_path / "run", form, task=task).outputs for form in (rows, csr_array(rows.numpy()))]
     torch.testing.assert_close(made[0], made[1])
-    from difformer.training.joining import new_task
+    from difformer.training.trained_run import new_task
 
     assert new_task(task, rows)[0].x.layout == torch.sparse_csr
 

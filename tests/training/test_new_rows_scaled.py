@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from difformer.data import from_arrays, from_files
-from difformer.training.joining import new_task
+from difformer.training.trained_run import new_task
 
 X = np.arange(24.0).reshape(8, 3) * [1.0, 1000.0, 1.0]
 Y = [0, 1] * 4
