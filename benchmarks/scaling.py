@@ -109,8 +109,8 @@ def _rank(rank: int, size: int, port: int, folder: str, model: str, repeats: int
 
     from difformer.distributed.partition_folder import Partition
     from difformer.distributed.process_group import join
-    from difformer.distributed.run import facts_of
-    from difformer.distributed.trainer import ShardedTrainer
+    from difformer.distributed.rank_runs import facts_of
+    from difformer.distributed.rank_trainer import ShardedTrainer
 
     with join("cpu") as ranks:
         partition = Partition.open(folder)

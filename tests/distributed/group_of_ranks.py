@@ -24,7 +24,7 @@ def starter():
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
     # Adam and operators of our own load torch's compiler, which takes seconds in every process.
-    ours = ["difformer.distributed.run", "difformer.distributed.seeds"]
+    ours = ["difformer.distributed.rank_runs", "difformer.distributed.rank_runs"]
     context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", *ours])
     return context
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from difformer.distributed.graph_partition import cut
-from difformer.distributed.losses import make_sums
 from difformer.distributed.process_group import sum_gradients
+from difformer.distributed.rank_metrics import make_sums
 from difformer.distributed.shard import assemble
 from difformer.nn import DIFFormer
 from difformer.nn.dropout import dropout_key
 from difformer.training.config import TrainConfig
-from difformer.training.feeding import features
+from difformer.training.feeds import features
 
 
 def shard_of(ranks, task, assignment, parts):
@@ -56,7 +56,7 @@ def train(ranks, path, out, config, seeds, stop_at=None, resume=False):
     import signal
 
     from difformer.distributed.partition_folder import Partition
-    from difformer.distributed.run import fit_sharded, resume_sharded
+    from difformer.distributed.rank_runs import fit_sharded, resume_sharded
     from difformer.training import TrainingInterrupted
 
     class Stop:
@@ -96,7 +96,7 @@ def parts_read(ranks, path):
 
 def measured(ranks, metric, outputs, targets, assignment):
     """A metric of rows that are spread over ranks."""
-    from difformer.distributed.metrics import measure
+    from difformer.distributed.rank_metrics import measure
     from difformer.training.metrics import find_metric
 
     own = assignment == ranks.rank
@@ -108,7 +108,7 @@ def train_seeds(ranks, task, config, seeds, out, stop_at=None, resume=False):
     import os
     import signal
 
-    from difformer.distributed.seeds import fit_seeds
+    from difformer.distributed.rank_runs import fit_seeds
     from difformer.training import TrainingInterrupted
 
     class Stop:
@@ -122,12 +122,14 @@ def train_seeds(ranks, task, config, seeds, out, stop_at=None, resume=False):
             summary = fit_seeds(task, config, ranks=ranks, seeds=seeds, out=out, resume=resume, callbacks=callbacks)
     except TrainingInterrupted:
         return "interrupted"
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}"
     return summary.results, sent
 
 
 def tune_together(ranks, task, question, trials, out):
     """A study whose trials are spread over ranks."""
-    from difformer.distributed.tuning import tune_over_ranks
+    from difformer.distributed.rank_runs import tune_over_ranks
 
     found = tune_over_ranks(task, question, ranks=ranks, trials=trials, out=out)[question.model]
     return found.best.number, found.settings, found.score, [trial.state for trial in found.trials]
@@ -138,8 +140,7 @@ def train_unlike(ranks, how, task, parts, out, config):
     from dataclasses import replace
 
     from difformer.distributed.partition_folder import Partition
-    from difformer.distributed.run import fit_sharded
-    from difformer.distributed.seeds import fit_seeds
+    from difformer.distributed.rank_runs import fit_seeds, fit_sharded
 
     last = ranks.rank == ranks.size - 1
     if last and how == "settings":

@@ -11,7 +11,7 @@ from group_of_ranks import free_port
 
 from difformer.cli import main
 from difformer.cli.torchrun import describe_sent
-from difformer.distributed.run import Sent
+from difformer.distributed.rank_runs import Sent
 from difformer.training.run_folder import RunFolder
 
 
@@ -79,7 +79,7 @@ def test_refused(call):
         ),
         (["fit", "parts", "--model", "gcn", "--seeds", 1], "model 'gcn' cannot be trained on a partitioned graph"),
         (["fit", "parts", "--batch-size", 10, "--seeds", 1], "a partitioned graph is trained whole"),
-        (["partition", "iris", "--out", "parts"], "parts is already there"),
+        (["partition", "iris", "--out", "parts"], "parts already exists"),
         (["partition", "iris", "--out", "other", "--method", "best"], "method must be one of auto, metis, stream"),
     ):
         code, _, err = call(*words)

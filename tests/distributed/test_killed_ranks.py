@@ -49,7 +49,7 @@ def _work(rank, size, port, how, pipe, job):
 def _train(ranks, parts, out, config):
     """Trains; at epoch 12 rank 0 kills rank 1."""
     from difformer.distributed.partition_folder import Partition
-    from difformer.distributed.run import fit_sharded
+    from difformer.distributed.rank_runs import fit_sharded
 
     class Kill:
         def on_epoch(self, event):

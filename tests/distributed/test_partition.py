@@ -114,7 +114,7 @@ def test_parts_come_back_from_disk_as_they_were(tmp_path, sparse):
 
 def test_a_folder_is_new_whole_and_readable(tmp_path):
     write_partition(small(), tmp_path / "parts", 2)
-    with pytest.raises(FileExistsError, match="already there"):
+    with pytest.raises(FileExistsError, match="already exists"):
         write_partition(small(), tmp_path / "parts", 2)
     assert sorted(file.name for file in (tmp_path / "parts").iterdir()) == [
         "part-00000.safetensors", "part-00001.safetensors", "partition.json",

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from ranks_work import compare_versions, train, train_unlike
+from ranks_work import compare_versions, train, train_seeds, train_unlike
 from safetensors.torch import load_file
 from test_exact import graph_task
 
@@ -145,7 +145,7 @@ def test_a_checkpoint_is_that_of_one_process(groups, parted, tmp_path):
 
 REFUSED = {
     "batch_size=8: a partitioned graph is trained whole": setting(batch_size=8),
-    "neighbours are to be found before": setting(graph="knn:3"),
+    "neighbours must be found before": setting(graph="knn:3"),
     "model 'gcn' cannot be trained on a partitioned graph": TrainConfig(model="gcn"),
     "metric 'mse' cannot measure": setting(metric="mse"),
 }
@@ -195,3 +195,20 @@ def test_ranks_of_different_versions_are_refused(groups):
     for said in groups(2)(compare_versions):
         assert said.startswith("UserError: the ranks were not started alike: version of difformer is 0.1 on rank 0 and")
         assert "torch" not in said
+
+
+def test_a_diverged_seed_does_not_end_the_other_ranks(groups, tmp_path):
+    task = graph_task(problem="regression")
+    split = task.splits[0]
+    y = task.y.clone()
+    y[split.test] = 1e30  # its square is infinite
+    swapped = replace(split, name="swapped", train=split.test, test=split.train)
+    task = replace(task, y=y, splits=(split, swapped))
+    alone = fit(replace(task, splits=(split,)), setting(epochs=3), seeds=[2], **CPU).records[0]
+    answers = groups(2)(train_seeds, task, setting(epochs=3), [0, 1, 2], tmp_path / "run")
+    for said in answers:
+        assert said.startswith("UserError: seed 1: the training loss is inf at epoch 1")
+        assert said.endswith(f"The other seeds are finished and saved in {tmp_path / 'run'}.")
+    folder = RunFolder.open(tmp_path / "run")
+    assert [folder.is_done(seed) for seed in (0, 1, 2)] == [True, False, True]
+    assert next(r for r in folder.results() if r["seed"] == 2)["loss"] == pytest.approx(alone.loss, abs=2e-5)

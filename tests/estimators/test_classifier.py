@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import warnings
 from typing import Any
@@ -18,8 +17,9 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from difformer.estimators import DIFFormerClassifier, fitting
-from difformer.estimators.judging import accuracy_then_likelihood
+from difformer.estimators import DIFFormerClassifier, selection
+from difformer.estimators.problem import Problem, log_loss
+from difformer.estimators.selection import CAUTIOUS, Judged, fit_temperature, hold_out
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +157,7 @@ def test_graphs_of_the_wrong_size_are_named(wine: Any, quick: dict[str, Any]) ->
         ("validation_fraction", "a tenth"),
         ("standardize", "no"),
         ("transform_values", None),
+        ("directed", "both"),
     ],
 )
 def test_options_out_of_range_are_named_when_fitted(option: str, value: Any, wine: Any) -> None:
@@ -217,72 +218,141 @@ def test_the_same_seed_gives_the_same_model(wine: Any, quick: dict[str, Any]) ->
     assert (first != third).any()
 
 
-@pytest.mark.parametrize(("with_graph", "without", "chosen"), [(0.7, 0.8, None), (0.8, 0.8, "knn"), (0.9, 0.8, "knn")])
-def test_the_graph_is_chosen_on_held_out_labels(
-    with_graph: float, without: float, chosen: str | None, wine: Any, quick: dict[str, Any], monkeypatch: Any
+@pytest.mark.parametrize(("with_graph", "without", "chosen"), [(0.8, 0.7, None), (0.8, 0.8, "knn"), (0.7, 0.8, "knn")])
+@pytest.mark.parametrize("many", [False, True])
+def test_the_graph_is_kept_only_if_held_out_rows_lose_nothing_by_it(
+    with_graph: float,
+    without: float,
+    chosen: str | None,
+    many: bool,
+    wine: Any,
+    quick: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x, y, _ = wine
-    train, judged = fitting.train, []
+    monkeypatch.setattr(selection, "ENOUGH", 100 if many else 1000)
+    losses = iter([with_graph, without, 0.0])  # the last is that of the final models, if labels are held out once
+    judged = []
 
-    def measured(problem: Any, recipe: Any, edges: Any, weight: Any, splits: Any, runs: Any) -> Any:
-        records = train(problem, recipe, edges, weight, splits, runs)
-        if len(splits) == 1:  # the models themselves
-            return records
-        held_out = np.concatenate([split.valid.numpy() for split in splits])
-        assert len(np.unique(held_out)) == len(held_out) == problem.x.shape[0]
-        judged.append(edges is not None)
-        return [dataclasses.replace(r, valid=without if edges is None else with_graph) for r in records]
+    def measured(problem: Any, runs: Any, splits: Any, **options: Any) -> Judged:
+        held_out = np.concatenate([split.valid.numpy() for split in splits[: 1 if options else None]])
+        assert len(np.unique(held_out)) == len(held_out)
+        judged.append(len(held_out))
+        return Judged(next(losses), 1.0, "", None)
 
-    monkeypatch.setattr(fitting, "train", measured)
+    monkeypatch.setattr(Judged, "of", staticmethod(measured))
     assert DIFFormerClassifier(**quick).fit(x, y).graph_ == chosen
-    assert judged == [True, False]
+    assert judged == ([18, 18, 18] if many else [178, 178])
 
 
-def test_the_graph_is_cross_validated_where_nothing_may_be_held_out(
-    wine: Any, quick: dict[str, Any], monkeypatch: Any
+def test_nothing_is_held_out_once_if_the_fraction_is_zero(
+    wine: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y, _ = wine
-    monkeypatch.setattr(fitting, "ENOUGH", 100)
-    train, judged = fitting.train, []
+    monkeypatch.setattr(selection, "ENOUGH", 100)
+    train, seen = selection.train, []
 
-    def measured(problem: Any, recipe: Any, edges: Any, weight: Any, splits: Any, runs: Any) -> Any:
-        judged.append([split.valid.numel() for split in splits])
-        return train(problem, recipe, edges, weight, splits, runs)
+    def watched(problem: Any, recipe: Any, edges: Any, split: Any, *arguments: Any, **options: Any) -> Any:
+        seen.append(split.valid.numel())
+        return train(problem, recipe, edges, split, *arguments, **options)
 
-    monkeypatch.setattr(fitting, "train", measured)
+    monkeypatch.setattr(selection, "train", watched)
     DIFFormerClassifier(**quick, validation_fraction=0).fit(x, y)
-    assert judged == [[60, 59, 59], [60, 59, 59], [0]]
+    assert seen == [60, 59, 59, 60, 59, 59, 0]
 
 
 def test_too_few_labels_or_rows_are_not_asked(wine: Any, blobs: Any, quick: dict[str, Any]) -> None:
     x, y = blobs
-    assert DIFFormerClassifier(**quick).fit(x, two_a_class(y)).graph_ == "knn"
+    model = DIFFormerClassifier(**quick).fit(x, two_a_class(y))
+    assert model.graph_ == "knn"
+    assert model.validation_loss_ is None
+    assert model.temperature_ == CAUTIOUS
     assert DIFFormerClassifier(**quick).fit(x[:20], y[:20]).graph_ is None
 
 
 def test_many_labels_hold_some_out(monkeypatch: pytest.MonkeyPatch, wine: Any, quick: dict[str, Any]) -> None:
     x, y, _ = wine
-    monkeypatch.setattr(fitting, "ENOUGH", 100)
+    monkeypatch.setattr(selection, "ENOUGH", 100)
     model = DIFFormerClassifier(**{**quick, "graph": None, "steps": 30}).fit(x, y)
     assert 1 <= model.n_iter_ <= 90  # up to three times as many steps, or until patience ends
     assert model.score(x, y) > 0.9
-    held = fitting.hold_out(
-        fitting.Problem(torch.zeros(178, 1), torch.from_numpy(y), 3, np.arange(178), None),
-        model._recipe(),
-    )
-    assert held.valid.numel() == 18
-    assert len(np.unique(y[held.valid.numpy()])) == 3
 
 
-def test_of_equally_accurate_epochs_the_surest_is_kept() -> None:
+@pytest.mark.parametrize("fraction", [0.1, 0.25, 0.4, 0.6, 0.9])
+def test_the_held_out_share_is_the_one_asked_for(fraction: float) -> None:
+    y = torch.arange(1000) % 4
+    problem = Problem(torch.zeros(1000, 1), y, 4, np.arange(1000))
+    split = hold_out(problem, fraction, seed=0)
+    assert abs(split.valid.numel() - 1000 * fraction) <= 4
+    assert split.train.numel() + split.valid.numel() == 1000
+    assert (torch.bincount(y[split.valid]) - 250 * fraction).abs().max() <= 1
+    values = Problem(torch.zeros(1000, 1), torch.rand(1000, 2), 2, np.arange(1000))
+    assert abs(hold_out(values, fraction, seed=0).valid.numel() - 1000 * fraction) <= 1
+
+
+def test_one_row_of_every_class_is_always_trained_on() -> None:
+    y = torch.tensor([0] * 50 + [1] * 2 + [2])
+    split = hold_out(Problem(torch.zeros(53, 1), y, 3, np.arange(53)), 0.9, seed=0)
+    assert set(y[split.train].tolist()) == {0, 1, 2}
+    assert 2 not in y[split.valid].tolist()
+
+
+def test_an_epoch_is_not_blamed_for_being_too_sure_of_itself() -> None:
     classes = torch.tensor([0, 1, 1, 0])
     right = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 2.0], [2.0, 0.0]])
     wrong = right.clone()
     wrong[0] = wrong[0].flip(0)
-    values = [float(accuracy_then_likelihood(o, classes)) for o in (9 * wrong, wrong, 0.1 * right, right, 9 * right)]
-    assert values == sorted(values)
-    assert len(set(values)) == 5
-    assert [f"{v:.4f}" for v in values] == ["0.7500", "0.7500", "1.0000", "1.0000", "1.0000"]
+    assert log_loss(right, classes) < log_loss(wrong, classes)
+    assert log_loss(5 * wrong, classes) < torch.nn.functional.cross_entropy(5 * wrong, classes) / 2
+
+
+def test_the_temperature_undoes_overconfidence() -> None:
+    """Labels drawn from softmax(o): the temperature of 4 o is about 4, of o / 4 about a quarter."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(5000, 3, generator=generator, dtype=torch.float64)
+    target = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+    ones = torch.ones(5000, dtype=torch.float64)
+    for factor in (4.0, 1.0, 0.5):
+        temperature, loss = fit_temperature(factor * logits.unsqueeze(0), target, ones)
+        assert temperature == pytest.approx(factor, rel=0.1)
+        assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(logits, target)), rel=0.01)
+    # Of a handful of rows, all of them right, nothing is concluded.
+    sure = 10 * torch.eye(3, dtype=torch.float64).unsqueeze(0)
+    assert 1 < fit_temperature(sure, torch.arange(3), ones[:3])[0] < 3
+
+
+def test_probabilities_are_calibrated_on_held_out_labels(wine: Any) -> None:
+    x, _, _ = wine
+    noise = (np.random.RandomState(0).rand(178) < 0.2).astype(int)  # labels that the features say nothing about
+    with pytest.warns(UserWarning, match="no better than the most frequent class"):
+        model = DIFFormerClassifier(random_state=0, n_models=1).fit(x, noise)
+    assert np.median(model.label_distributions_.max(1)) < 0.95
+
+
+def test_a_model_better_than_the_majority_is_not_warned_about(wine: Any) -> None:
+    x, y, _ = wine
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = DIFFormerClassifier(random_state=0, n_models=1).fit(x, y)
+    assert model.validation_loss_ < 0.2
+
+
+def test_class_weights_are_those_of_scikit_learn(quick: dict[str, Any]) -> None:
+    rng = np.random.RandomState(0)
+    x = np.vstack([rng.randn(90, 2), rng.randn(10, 2) + 2])
+    y = np.repeat(["many", "few"], [90, 10])
+    options = {**quick, "graph": None, "steps": 60}
+    shares = {}
+    for weight in (None, "balanced", {"few": 1000.0, "many": 1.0}, {"few": 1.0, "many": 1.0}):
+        model = DIFFormerClassifier(**options, class_weight=weight).fit(x, y)
+        shares[str(weight)] = model.label_distributions_[:, 0].mean()
+    plain, balanced, strong, equal = shares.values()
+    assert plain < balanced - 0.05
+    assert balanced < strong
+    assert plain == pytest.approx(equal, abs=0.02)
+    with pytest.raises(ValueError, match="class_weight"):
+        DIFFormerClassifier(**options, class_weight="fair").fit(x, y)
+    assert clone(DIFFormerClassifier(class_weight="balanced")).class_weight == "balanced"
 
 
 def test_no_warning_in_ordinary_use(wine: Any, quick: dict[str, Any]) -> None:

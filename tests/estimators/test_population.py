@@ -4,10 +4,9 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from difformer.estimators.digest import find_rows, row_digests
-from difformer.estimators.mass import give_mass
-from difformer.estimators.population import make_population
-from difformer.estimators.scaling import Scaling
+from difformer.data import Split
+from difformer.estimators.population import Scaling, find_rows, make_population, row_digests
+from difformer.estimators.problem import NO_EDGES, PopulationFeed, Problem
 from difformer.nn import DIFFormer
 
 
@@ -69,8 +68,10 @@ def test_mass_in_a_layer_is_repetition() -> None:
         for options in ({"num_heads": 2}, {"transform": False}, {"source_weight": 0.3, "step_size": 0.7}):
             model = DIFFormer(4, 8, 2, diffusivity=diffusivity, **options).double()
             wanted = model(x.repeat_interleave(times, 0))
-            give_mass(model, times.double())
-            found = model(x).repeat_interleave(times, 0)
+            problem = Problem(x, torch.zeros(6, dtype=torch.long), 2, np.arange(6), mass=times.double())
+            split = Split("all", torch.arange(6), torch.arange(0), torch.arange(0))
+            feed = PopulationFeed(problem.task(NO_EDGES, split), split, torch.device("cpu"), problem.mass)
+            found = feed.outputs(model).repeat_interleave(times, 0)
             torch.testing.assert_close(found, wanted)
 
 

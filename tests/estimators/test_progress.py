@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from joblib import Parallel, delayed
 
-from difformer.estimators import DIFFormerClassifier, fitting
-from difformer.estimators.threads import SMALL
-from difformer.training.stacked import FEWEST
+from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, selection
+from difformer.estimators.problem import SMALL
 
 
 def test_nothing_is_printed_unless_asked_for(wine: Any, quick: dict[str, Any], capsys: Any) -> None:
@@ -27,9 +27,10 @@ def test_verbose_tells_of_the_graph_and_of_every_model(wine: Any, quick: dict[st
     lines = capsys.readouterr().out.splitlines()
     assert all(line.startswith("[DIFFormerClassifier] ") for line in lines)
     assert lines[0].endswith("178 rows of 13 features, 178 of them labelled")
-    assert [line for line in lines if 'graph="auto"' in line] == lines[1:3]
+    assert "with the neighbour graph: log loss" in lines[1]
+    assert "without a graph: log loss" in lines[2]
     assert len([line for line in lines if "model 1 of 2, step " in line]) == 10
-    assert "model 2 of 2, step 40 of 40, loss " in lines[-1]
+    assert f"model 2 of 2, step {talking.n_iter_} of {talking.n_iter_}, loss " in lines[-1]
     # To look does not change what is seen.
     assert (talking.label_distributions_ == DIFFormerClassifier(**options).fit(x, y).label_distributions_).all()
 
@@ -39,7 +40,7 @@ def test_verbose_shows_held_out_rows_and_changes_nothing(
     more: dict[str, Any], wine: Any, quick: dict[str, Any], capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y, _ = wine
-    monkeypatch.setattr(fitting, "ENOUGH", 100)
+    monkeypatch.setattr(selection, "ENOUGH", 100)
     options = {**quick, "graph": None, **more}
     talking = DIFFormerClassifier(**options, verbose=1).fit(x, y, sample_weight=np.arange(1.0, 179))
     assert "held out " in capsys.readouterr().out
@@ -50,13 +51,14 @@ def test_verbose_shows_held_out_rows_and_changes_nothing(
 def test_small_tables_are_left_to_one_thread(wine: Any, quick: dict[str, Any], monkeypatch: Any) -> None:
     x, y, _ = wine
     seen = []
-    train = fitting.train
+    train = selection.train
 
-    def watched(*arguments: Any) -> Any:
-        seen.append(torch.get_num_threads())
-        return train(*arguments)
+    def watched(*arguments: Any, **options: Any) -> Any:
+        if not seen or seen[-1] != torch.get_num_threads():
+            seen.append(torch.get_num_threads())
+        return train(*arguments, **options)
 
-    monkeypatch.setattr(fitting, "train", watched)
+    monkeypatch.setattr(selection, "train", watched)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
@@ -85,25 +87,35 @@ def test_the_generator_of_torch_is_left_alone(wine: Any, quick: dict[str, Any], 
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_few_models_are_trained_one_after_the_other_and_many_as_one(
-    wine: Any, quick: dict[str, Any], monkeypatch: Any
-) -> None:
+@pytest.mark.parametrize("options", [{}, {"graph": "knn", "dropout": 0.5}, {"diffusivity": "sigmoid", "graph": None}])
+def test_fits_in_threads_are_fits_alone(options: dict[str, Any], wine: Any, quick: dict[str, Any]) -> None:
     x, _, partly = wine
-    stacks = []
-    stacked = fitting.train_stacked
 
-    def watched(task: Any, settings: Any, *arguments: Any, **options: Any) -> Any:
-        stacks.append(len(settings))
-        return stacked(task, settings, *arguments, **options)
+    def fit(seed: int) -> np.ndarray:
+        return DIFFormerClassifier(**{**quick, "random_state": seed, **options}).fit(x, partly).label_distributions_
 
-    monkeypatch.setattr(fitting, "train_stacked", watched)
+    alone = [fit(seed) for seed in range(4)]
+    threads = torch.get_num_threads()
+    together = Parallel(n_jobs=8, backend="threading")(delayed(fit)(seed % 4) for seed in range(16))
+    for number, found in enumerate(together):
+        assert (found == alone[number % 4]).all()
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", [DIFFormerClassifier, DIFFormerRegressor])
+def test_sample_weights_count_on_a_gpu(kind: Any, wine: Any, quick: dict[str, Any]) -> None:
+    x, y, _ = wine
+    target = np.where(np.arange(178) % 3 == 0, y, -1) if kind is DIFFormerClassifier else x[:, 0]
+    options = {**quick, "graph": None, "steps": 40, "dropout": 0.0}
+    weight = np.random.RandomState(0).randint(1, 5, len(x)).astype(float)
     found = {}
-    for models in (3, FEWEST["cpu"]):
-        options = {**quick, "device": "cpu", "n_models": models}
-        found[models] = DIFFormerClassifier(**options).fit(x, partly)
-    assert stacks == [FEWEST["cpu"]]
-    # The first models are the same ones, however they were trained.
-    rows = torch.from_numpy(found[3].fitted_.scaling(x))
-    for first, same in zip(found[3].fitted_.members, found[FEWEST["cpu"]].fitted_.members, strict=False):
-        wanted, states = (member.model.encode(rows) for member in (first, same))  # type: ignore[operator,union-attr]
-        torch.testing.assert_close(states, wanted, rtol=1e-3, atol=1e-4)
+    for device in ("cpu", "cuda"):
+        for name, given in (("plain", None), ("weighted", weight)):
+            found[device, name] = kind(**options, device=device).fit(x, target, given).fitted_.outputs(x)
+    scale = np.abs(found["cpu", "weighted"]).max()
+    np.testing.assert_allclose(found["cuda", "weighted"], found["cpu", "weighted"], atol=0.02 * scale)
+    difference = np.abs(found["cpu", "weighted"] - found["cpu", "plain"]).max()
+    assert difference > 0.05 * scale
+    assert np.abs(found["cuda", "weighted"] - found["cuda", "plain"]).max() > 0.5 * difference

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from difformer.data import Task
     from difformer.distributed.partition_folder import Partition
     from difformer.distributed.process_group import Ranks
-    from difformer.distributed.run import Sent
+    from difformer.distributed.rank_runs import Sent
     from difformer.training import TrainConfig
     from difformer.training.source import TaskSource
     from difformer.training.study import Question, Trial, Tuned
@@ -64,7 +64,7 @@ def fit_seeds(
     output: Output,
 ) -> None:
     """Train seeds spread over ranks, or batches of graphs where there are fewer seeds than ranks."""
-    from difformer.distributed.seeds import fit_seeds as train
+    from difformer.distributed.rank_runs import fit_seeds as train
     from difformer.training.run_folder import default_path
 
     config = request.config
@@ -139,7 +139,7 @@ def _fit_partition(
     ranks: Ranks,
     output: Output,
 ) -> None:
-    from difformer.distributed.run import fit_sharded
+    from difformer.distributed.rank_runs import fit_sharded
     from difformer.training.run_folder import default_path
 
     config, preset = request.config, request.origin
@@ -157,8 +157,7 @@ def _fit_partition(
 def resume_ranks(run: Path, parts: Path | None, *, device: str, tensorboard: bool, output: Output) -> None:
     """Resume a run by ranks: on the partition it was trained on, or on another of the same task; or its seeds."""
     from difformer.distributed.partition_folder import Partition
-    from difformer.distributed.run import partition_of, resume_sharded
-    from difformer.distributed.seeds import resume_seeds
+    from difformer.distributed.rank_runs import partition_of, resume_seeds, resume_sharded
     from difformer.training.run_folder import RunFolder
 
     folder, parts = RunFolder.open(run), parts or partition_of(run)
@@ -200,7 +199,7 @@ def tune_trials(
     output: Output,
 ) -> dict[str, Tuned] | None:
     """A study whose trials are spread over ranks; None on ranks other than the first."""
-    from difformer.distributed.tuning import tune_over_ranks
+    from difformer.distributed.rank_runs import tune_over_ranks
 
     with joined(device, output) as ranks:
         output.say(f"ranks: {ranks.size} ({ranks.device.type}), trials spread over them")
@@ -210,7 +209,7 @@ def tune_trials(
 
 def _describe_seeds(task: Task, config: TrainConfig, seeds: int, ranks: Ranks) -> list[str]:
     """Which rank trains what."""
-    from difformer.distributed.batches import shares_batches
+    from difformer.distributed.rank_trainer import shares_batches
 
     if seeds >= ranks.size:
         return [f"ranks: {ranks.size} ({ranks.device.type}), {seeds} seeds spread over them; rank 0's are shown"]

@@ -20,13 +20,13 @@ _HOMES = {
     "Partition": "partition_folder",
     "RankLostError": "watch",
     "Ranks": "process_group",
-    "fit_seeds": "seeds",
-    "fit_sharded": "run",
+    "fit_seeds": "rank_runs",
+    "fit_sharded": "rank_runs",
     "join": "process_group",
     "partition": "graph_partition",
     "quality": "graph_partition",
-    "resume_sharded": "run",
-    "tune_over_ranks": "tuning",
+    "resume_sharded": "rank_runs",
+    "tune_over_ranks": "rank_runs",
     "write_partition": "partition_folder",
 }
 __all__ = sorted(_HOMES)

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import numbers
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
 
+from difformer.data.preprocess import feature_tensor
 from difformer.diffusivity import Diffusivity
-from difformer.estimators.assemble import assemble
-from difformer.estimators.export import export_program
-from difformer.estimators.fitted import Fitted
-from difformer.estimators.fitting import Recipe
-from difformer.estimators.graphs import as_matrix
-from difformer.estimators.saving import TEXTS, load_estimator, plain_list, save_estimator
-from difformer.estimators.threads import threads_for
-from difformer.nn import PretrainedError
+from difformer.errors import UserError
+from difformer.estimators.estimator_files import TEXTS, load_estimator, plain_list, save_estimator
+from difformer.estimators.population import Population, Scaling, make_population, row_digests
+from difformer.estimators.predictor import GivenGraph, Part, Predictor, Search, remember
+from difformer.estimators.problem import NO_EDGES, Edges, Problem, Recipe, say, threads_for
+from difformer.estimators.program import export_program
+from difformer.estimators.row_graph import KINDS, RowGraph, as_matrix, receiving
+from difformer.estimators.row_search import RowSearch, SparseRowSearch
+from difformer.estimators.selection import ENOUGH, train_and_choose
+from difformer.nn import DIFFormer, PretrainedError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 Array = np.ndarray[Any, Any]
+
+FEWEST_ROWS, MOST_ROWS = 32, 10_000  # between which graph="auto" considers the neighbour graph
+FULL_POPULATION = 10_000  # rows up to which all keys are remembered, where keys are
+LANDMARKS = 4096
+DROPOUT = 0.2  # with few labels
 
 
 class DIFFormerEstimator(BaseEstimator):
@@ -37,52 +49,54 @@ class DIFFormerEstimator(BaseEstimator):
         hidden_channels: Length of a state.
         num_layers: Diffusion steps.
         num_heads: Heads, averaged.
-        diffusivity: ``"simple"`` costs time linear in the number of rows, and O(d²) a layer for a new row; others
-            (``"sigmoid"``, ``"gaussian:0.5"``, a `Diffusivity`) look at pairs.
-        graph: Observed structure where `fit` is given none: None for latent structure alone, ``"knn"`` for an edge from
-            each row's nearest rows to it, ``"auto"`` for whichever of the two predicts held-out labelled rows better.
-        neighbours: Nearest rows of the neighbour graph, the row itself counted.
-        graph_weight: None adds what comes over edges to what comes over latent structure; w in [0, 1] mixes them.
+        diffusivity: ``"simple"`` costs time linear in the number of rows, and O(d²) per layer for a new row; others
+            (``"sigmoid"``, ``"gaussian:0.5"``, a `Diffusivity`) compare pairs.
+        graph: Observed structure if `fit` is given none: None for latent structure alone, ``"knn"`` for an edge from
+            each row's nearest rows to it, ``"auto"`` for whichever of the two predicts held-out labelled rows better,
+            edges among the rows of the table to fit, or a `RowGraph`, which follows rows into folds.
+        directed: Whether edges that you give have a direction. By default an edge goes both ways.
+        neighbours: Nearest rows in the neighbour graph, the row itself included.
+        graph_weight: None adds the graph term to the latent one; w in [0, 1] mixes them.
         step_size: τ in (0, 1].
         source_weight: β, weight of the initial states in every step.
-        transform_values: Whether each layer has a linear map of its own for the values that travel.
-        dropout: Of states, while training.
-        steps: Gradient steps of each model; with a held-out part up to three times as many.
+        transform_values: Whether each layer has its own linear map for the values it propagates.
+        dropout: Of states, while training; None is 0.2 with fewer than 500 labelled rows, and 0 with more.
+        steps: Gradient steps of each model at most; up to three times as many where a share of the labels is held out.
         learning_rate: Of Adam.
-        weight_decay: λ of ½λ‖w‖².
+        weight_decay: λ of ½λ‖w‖²; None is 1 / (labelled rows), as in `LogisticRegression`, but at most 0.02.
         n_models: Models from different initial weights; their outputs are averaged.
-        validation_fraction: Share of the labelled rows that is held out to choose the epoch, where there are at least
-            1,000; fewer are all trained on.
-        batch_size: Rows of a mini-batch; None takes the whole population at once or, where pairs are looked at and
-            there are more than 20,000 rows, 4,096 of them.
-        landmarks: How many rows stand for the population when new rows are predicted, where pairs are looked at; None
+        validation_fraction: Share of the labelled rows that is held out to choose epoch, graph and temperature, if at
+            least 500 rows are labelled; with fewer, cross-validation chooses, and all labelled rows are trained on.
+        batch_size: Rows per mini-batch; None takes the whole population at once, or mini-batches of large tables.
+        landmarks: How many rows represent the population when new rows are predicted, where pairs are compared; None
             keeps all of up to 10,000, and 4,096 of more.
-        standardize: Whether features are brought to a common scale, see `difformer.estimators.scaling`.
+        standardize: Whether features are brought to a common scale, see `difformer.estimators.population`.
         backend: Operator for all pairs while training, see `difformer.attention.propagate`.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``; predictions are made on the CPU.
         random_state: Seed, generator, or None for a new one each time.
         verbose: Whether lines about the progress of `fit` are printed.
     """
 
-    fitted_: Fitted
+    fitted_: Predictor
 
     def __init__(
         self,
         *,
-        hidden_channels: int = 64,
-        num_layers: int = 4,
+        hidden_channels: int = 32,
+        num_layers: int = 2,
         num_heads: int = 1,
         diffusivity: str | Diffusivity = "simple",
         graph: Any = "auto",
+        directed: bool = False,
         neighbours: int = 10,
         graph_weight: float | None = None,
         step_size: float = 0.5,
         source_weight: float = 0.0,
         transform_values: bool = False,
-        dropout: float = 0.0,
-        steps: int = 200,
+        dropout: float | None = None,
+        steps: int = 100,
         learning_rate: float = 0.01,
-        weight_decay: float = 1e-3,
+        weight_decay: float | None = None,
         n_models: int = 3,
         validation_fraction: float = 0.1,
         batch_size: int | None = None,
@@ -98,6 +112,7 @@ class DIFFormerEstimator(BaseEstimator):
         self.num_heads = num_heads
         self.diffusivity = diffusivity
         self.graph = graph
+        self.directed = directed
         self.neighbours = neighbours
         self.graph_weight = graph_weight
         self.step_size = step_size
@@ -126,7 +141,7 @@ class DIFFormerEstimator(BaseEstimator):
     def _table(self, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Array | None]:
         """Features and weights for `fit`, checked."""
         if y is None:
-            raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
+            raise UserError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
         x = self._features(x, reset=True)
         if sample_weight is None:
             return x, None
@@ -142,35 +157,151 @@ class DIFFormerEstimator(BaseEstimator):
         return checked
 
     def _fit(
-        self, x: Any, target: Array, num_outputs: int, weight: Array | None, graph: Any, *, embed: bool = False
+        self,
+        X: Any,
+        x: Any,
+        target: Array,
+        num_outputs: int,
+        weight: Array | None,
+        graph: Any,
+        *,
+        class_weight: Array | None = None,
+        embed: bool = False,
     ) -> Array:
-        """Outputs of the rows of a checked table, or their states."""
-        self._check_options()
-        recipe = self._recipe()
-        with threads_for(recipe.numbers(x.shape[0], x.nnz / x.shape[0] if sparse.issparse(x) else x.shape[1])):
-            found = assemble(
-                x,
-                target,
-                weight,
-                num_outputs=num_outputs,
-                graph=self.graph if graph is None else graph,
-                neighbours=int(self.neighbours),
-                landmarks=self.landmarks,
-                standardize=self.standardize,
-                recipe=recipe,
-                embed=embed,
-            )
-        self.fitted_ = found.fitted
-        self.graph_ = found.graph
-        self.n_iter_ = max(record.epochs for record in found.records)
-        self.loss_ = float(np.mean([record.loss for record in found.records]))
-        return found.rows
+        """Fit a checked table, and return the outputs of its rows or their states.
 
-    def _recipe(self) -> Recipe:
+        table → population (distinct rows with their masses) → scaled features → graph (given, of neighbours, or none)
+        → trained models, chosen on held-out labels → models that remember the population.
+
+        Args:
+            X: The table as it was given; frames identify rows by their index.
+            x: ``[N, F]`` float64, dense or CSR.
+            target: ``[N]`` class numbers (-1 unknown), or ``[N, T]`` values (NaN unknown).
+            num_outputs: Classes or targets.
+            weight: ``[N]`` non-negative, or None.
+            graph: None for the option of this name.
+            class_weight: ``[C]``, or None.
+            embed: Whether states are returned instead of outputs.
+        """
+        self._check_options()
+        recipe = self._recipe((target >= 0 if target.ndim == 1 else ~np.isnan(target).all(1)).sum())
+        given = self._given(self.graph if graph is None else graph, X, x)
+        if given is not None and self.directed:
+            recipe = replace(recipe, options={**recipe.options, "graph_norm": "random_walk"})
+        population = make_population(x, target, weight, join=given is None)
+        if not len(population.labelled) or not population.mass[population.labelled].any():
+            raise UserError("all labelled rows have sample_weight zero; give at least one of them a positive weight")
+        scaling = Scaling.of(population.x, population.mass, standardize=self.standardize)
+        output_scale, targets = _scaled_targets(population)
+        rows = f"{population.size} distinct rows" if population.size < x.shape[0] else f"{x.shape[0]} rows"
+        say(recipe.speaker, f"{rows} of {x.shape[1]} features, {len(population.labelled)} of them labelled")
+        columns = x.nnz / x.shape[0] if sparse.issparse(x) else x.shape[1]
+        with threads_for(recipe.numbers(x.shape[0], columns)):
+            scaled = scaling(population.x)
+            search, nearest = self._search(graph, given, scaled)
+            problem = Problem(
+                x=feature_tensor(scaled),
+                y=targets,
+                num_outputs=num_outputs,
+                labelled=population.labelled,
+                mass=torch.from_numpy(population.mass) if population.weighted else None,
+                weight=_loss_weight(population, class_weight),
+            )
+            del scaled  # the problem has it in single precision; a third copy of a large table would count
+            trained = train_and_choose(problem, recipe, self._sides(graph, given, nearest))
+            self.fitted_ = Predictor(
+                scaling,
+                search=search if trained.graph == "knn" else None,
+                given=None if given is None else GivenGraph(given, row_digests(x), directed=self.directed),
+                softmax=target.ndim == 1,
+                temperature=trained.temperature,
+                output_scale=output_scale,
+            )
+            parts = list(self.fitted_.parts(population.x, given, nearest if trained.graph == "knn" else None))
+            states = self._remember([run.model for run in trained.runs], parts, population, recipe)
+            rows_of_table = _of_table(self.fitted_, population.place, x, states, embed)
+        records = [run.record for run in trained.runs]
+        self.graph_ = trained.graph
+        self.n_iter_ = max(record.epochs for record in records)
+        self.loss_ = float(np.mean([record.loss for record in records]))
+        self.validation_loss_ = trained.held_out
+        if trained.warning is not None:
+            warnings.warn(trained.warning, UserWarning, stacklevel=3)
+        return rows_of_table
+
+    def _given(self, graph: Any, X: Any, x: Any) -> Any:
+        """The user's graph as the CSR matrix of what each row receives; None if there is none."""
+        self._rows: Array | None = None
+        if isinstance(graph, str) and graph not in KINDS:
+            raise UserError(
+                f"graph must be None, 'knn', 'auto', a RowGraph, an adjacency matrix or an edge_index, got {graph!r}",
+                argument="graph",
+            )
+        if graph is None or isinstance(graph, str):
+            return None
+        if isinstance(graph, RowGraph):
+            self._rows = graph.rows(X, x)
+            matrix = graph.matrix[self._rows][:, self._rows]
+        else:
+            matrix = as_matrix(graph, x.shape[0])
+        return receiving(matrix, directed=self.directed)
+
+    def _search(self, graph: Any, given: Any, scaled: Any) -> tuple[Search | None, Tensor | None]:
+        """A search among the rows of the population and their own nearest ones ``[n, k]``, if they may be wanted."""
+        graph = self.graph if graph is None else graph
+        rows = scaled.shape[0]
+        if given is not None or graph is None or (graph == "auto" and not FEWEST_ROWS <= rows <= MOST_ROWS):
+            return None, None
+        k = min(int(self.neighbours), rows)
+        if sparse.issparse(scaled):
+            sparse_search = SparseRowSearch(scaled, k)
+            return sparse_search, sparse_search(scaled)
+        points = torch.from_numpy(scaled)
+        search = RowSearch(points, k)
+        return search, search(points)
+
+    def _sides(self, graph: Any, given: Any, nearest: Tensor | None) -> dict[str | None, Edges]:
+        """The graphs to choose from, by name."""
+        if given is not None:
+            coo = given.tocoo()
+            edge_index = torch.from_numpy(np.stack([coo.col, coo.row]).astype(np.int64))
+            return {"given": (edge_index, torch.from_numpy(coo.data.astype(np.float32)))}
+        sides: dict[str | None, Edges] = {}
+        if nearest is not None:
+            receivers = torch.arange(nearest.shape[0]).repeat_interleave(nearest.shape[1])
+            sides["knn"] = (torch.stack([nearest.reshape(-1), receivers]), None)
+        if nearest is None or (self.graph if graph is None else graph) == "auto":
+            sides[None] = NO_EDGES
+        return sides
+
+    def _remember(
+        self, models: list[DIFFormer], parts: list[Part], population: Population, recipe: Recipe
+    ) -> list[Tensor]:
+        """Puts models into the context of the population; returns its final states, one tensor per model."""
+        # As the models were trained: in mini-batches all rows count equally.
+        batches = recipe.batch(population.size) is not None or not population.weighted
+        mass, landmarks = None if batches else torch.from_numpy(population.mass), self.landmarks
+        if landmarks is None and population.size > FULL_POPULATION:
+            landmarks = LANDMARKS
+        chosen = None
+        if landmarks is not None and landmarks < population.size:
+            rng = np.random.RandomState(recipe.seed % 2**32)
+            chosen = torch.from_numpy(np.sort(rng.choice(population.size, landmarks, replace=False)))
+        states = []
+        for model in models:
+            polynomial = recipe.options.get("backend") == "polynomial"
+            member, z = remember(model, parts, mass, polynomial=polynomial, landmarks=chosen)
+            self.fitted_.members.append(member)
+            states.append(z)
+        return states
+
+    def _recipe(self, labels: int) -> Recipe:
         options = {
             name: getattr(self, name)
             for name in ("diffusivity", "step_size", "source_weight", "graph_weight", "dropout", "backend")
         }
+        if options["dropout"] is None:
+            options["dropout"] = DROPOUT if labels < ENOUGH else 0.0
         if options["diffusivity"] in ("constant", "identity"):
             options["backend"] = "auto"  # neither has scores for a backend to work out
         counts = {name: int(getattr(self, name)) for name in ("hidden_channels", "num_layers", "num_heads")}
@@ -178,7 +309,7 @@ class DIFFormerEstimator(BaseEstimator):
             options={**counts, **options, "transform": self.transform_values},
             steps=int(self.steps),
             learning_rate=float(self.learning_rate),
-            weight_decay=float(self.weight_decay),
+            weight_decay=None if self.weight_decay is None else float(self.weight_decay),
             n_models=int(self.n_models),
             validation_fraction=self.validation_fraction,
             batch_size=self.batch_size,
@@ -193,24 +324,28 @@ class DIFFormerEstimator(BaseEstimator):
         for name in counts + tuple(n for n in ("batch_size", "landmarks") if getattr(self, n) is not None):
             value = getattr(self, name)
             if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+                raise UserError(f"{name} must be a whole number of at least 1, got {value!r}")
         share = self.validation_fraction
         if not isinstance(share, numbers.Real) or not 0 <= share < 1:
-            raise ValueError(f"validation_fraction must lie in [0, 1), got {share!r}")
-        for name in ("standardize", "transform_values"):
+            raise UserError(f"validation_fraction must lie in [0, 1), got {share!r}")
+        for name in ("standardize", "transform_values", "directed"):
             if not isinstance(getattr(self, name), bool | np.bool_):
-                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+                raise UserError(f"{name} must be True or False, got {getattr(self, name)!r}")
 
-    def _asked(self, x: Any, graph: Any) -> tuple[Any, Any]:
+    def _asked(self, X: Any, graph: Any) -> tuple[Any, Any]:
         """Rows to predict, checked, and their edges from fitted rows."""
         check_is_fitted(self, "fitted_")
-        x = self._features(x, reset=False)
-        if graph is None:
-            return x, None
+        x = self._features(X, reset=False)
         given = self.fitted_.given
+        if graph is None:
+            rows = getattr(self, "_rows", None)
+            if rows is not None and isinstance(self.graph, RowGraph):
+                return x, self.graph.edges(X, x, rows, directed=self.directed)
+            return x, None
         if given is None:
-            raise ValueError(
-                "graph was given for rows to predict, but fit was given none; pass one to fit as well, or leave it out"
+            raise UserError(
+                "graph was given for rows to predict, but fit was given none; pass one to fit as well, or leave it out",
+                argument="graph",
             )
         return x, as_matrix(graph, x.shape[0], given.degree.numel())
 
@@ -219,7 +354,7 @@ class DIFFormerEstimator(BaseEstimator):
         return self.fitted_.outputs(x, edges)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes ``estimator.json`` and ``context.safetensors``; see `difformer.estimators.saving`."""
+        """Writes ``estimator.json`` and ``context.safetensors``; see `difformer.estimators.estimator_files`."""
         check_is_fitted(self, "fitted_")
         save_estimator(self, folder)
 
@@ -237,7 +372,40 @@ class DIFFormerEstimator(BaseEstimator):
         return found
 
     def export(self, path: str | Path) -> None:
-        """Writes a program that predicts without this package; see `difformer.estimators.export`."""
+        """Writes a program that predicts without this package; see `difformer.estimators.program`."""
         check_is_fitted(self, "fitted_")
         facts = {name: plain_list(getattr(self, name)) for name in TEXTS if hasattr(self, name)}
         export_program(self.fitted_, path, states=hasattr(self, "transform"), facts=facts)
+
+
+def _scaled_targets(population: Population) -> tuple[Tensor | None, Tensor]:
+    """Mean and deviation ``[2, T]`` of values, and the values scaled by them; classes stay as they are."""
+    if population.target.ndim == 1:
+        return None, torch.from_numpy(population.target)
+    known = ~np.isnan(population.target)
+    mass = population.mass[:, None] * known
+    total = np.maximum(mass.sum(0), np.finfo(np.float64).tiny)
+    filled = np.where(known, population.target, 0.0)
+    mean = (mass * filled).sum(0) / total
+    deviation = np.sqrt((mass * (filled - mean) ** 2).sum(0) / total)
+    deviation = np.where(deviation > 0, deviation, 1.0)
+    targets = ((population.target - mean) / deviation).astype(np.float32)
+    return torch.from_numpy(np.stack([mean, deviation])), torch.from_numpy(targets)
+
+
+def _loss_weight(population: Population, class_weight: Array | None) -> Tensor | None:
+    """Mass times the weight of the class; None if all rows count equally."""
+    if class_weight is None:
+        return torch.from_numpy(population.mass) if population.weighted else None
+    return torch.from_numpy(population.mass * np.r_[class_weight, 1.0][population.target])  # the last is of -1
+
+
+def _of_table(fitted: Predictor, place: Array, x: Any, states: list[Tensor], embed: bool) -> Array:
+    """States or outputs of the table's rows; those of weight zero are predicted like new ones."""
+    with torch.no_grad():
+        found = (torch.cat(states, 1) if embed else fitted.combine(states)).numpy()
+    rows: Array = found[np.maximum(place, 0)]
+    absent = place < 0
+    if absent.any():
+        rows[absent] = fitted.states(x[absent]) if embed else fitted.outputs(x[absent])
+    return rows

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.validation import check_consistent_length
 
 from difformer.estimators.base import Array, DIFFormerEstimator
@@ -14,19 +17,23 @@ from difformer.estimators.labels import class_labels, known_labels
 
 
 class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
-    """Semi-supervised classification: labels travel over latent structure and, where there is one, over a graph.
+    """Semi-supervised classification: labels travel over latent structure and, if there is one, over a graph.
 
     Args:
-        See `DIFFormerEstimator`.
+        class_weight: ``"balanced"`` weights classes by the inverse of their frequency among the labels, a dictionary
+            gives the weight of each label, None weights all equally; as in scikit-learn. It acts in the loss.
+        **options: See `DIFFormerEstimator`.
 
     Attributes:
         classes_: Labels in order.
         label_distributions_: ``[N, C]`` probabilities of the rows that were fitted.
         transduction_: ``[N]`` their most probable labels.
         graph_: ``"knn"``, ``"given"`` or None: what was used.
+        temperature_: What logits are divided by before they become probabilities.
         n_features_in_, feature_names_in_: Columns that were fitted.
         n_iter_: Epochs of the longest run.
-        loss_: Last training loss, mean over runs.
+        loss_: Last training loss, mean over models.
+        validation_loss_: Log loss on held-out labelled rows; None if there were too few labels to hold any out.
 
     Example:
         >>> from sklearn.datasets import load_iris
@@ -39,6 +46,10 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
     """
 
     classes_: Array
+
+    def __init__(self, *, class_weight: Mapping[Any, float] | str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.class_weight = class_weight
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -60,7 +71,12 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
         """
         x, weight = self._table(X, y, sample_weight)
         self.classes_, target = class_labels(y, x, type(self).__name__, weight)
-        self.label_distributions_ = self._fit(x, target, len(self.classes_), weight, graph)
+        per_class = None
+        if self.class_weight is not None:
+            known = self.classes_[target[target >= 0]]
+            per_class = compute_class_weight(self.class_weight, classes=self.classes_, y=known)
+        self.label_distributions_ = self._fit(X, x, target, len(self.classes_), weight, graph, class_weight=per_class)
+        self.temperature_ = float(self.fitted_.temperature)
         self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
         return self
 
@@ -97,3 +113,11 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
         check_consistent_length(predicted, known, sample_weight)
         weight = None if sample_weight is None else np.asarray(sample_weight)[known]
         return float(accuracy_score(labels, predicted[known], sample_weight=weight))
+
+
+# scikit-learn, and `help`, read the options off the signature.
+_shared = inspect.signature(DIFFormerEstimator.__init__)
+_own = inspect.Parameter("class_weight", inspect.Parameter.KEYWORD_ONLY, default=None)
+setattr(  # noqa: B010
+    DIFFormerClassifier.__init__, "__signature__", _shared.replace(parameters=[*_shared.parameters.values(), _own])
+)

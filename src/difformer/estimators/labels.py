@@ -114,9 +114,14 @@ def values(y: Any, x: Any, name: str) -> Array:
     return array
 
 
-def are_signs(labels: Array) -> bool:
+def signs_only(labels: Array) -> bool:
     """Whether labels are -1 and 1 alone: two classes, then, since with -1 for unlabelled only one would be left."""
-    if labels.dtype.kind not in "if" or not np.array_equal(np.unique(labels), [-1, 1]):
+    return labels.dtype.kind in "if" and np.array_equal(np.unique(labels), [-1, 1])
+
+
+def are_signs(labels: Array) -> bool:
+    """`signs_only`, with a warning."""
+    if not signs_only(labels):
         return False
     warnings.warn(
         "y holds -1 and 1 alone: both are taken for classes. Where there is any other label, -1 marks unlabelled rows; "

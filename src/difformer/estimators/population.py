@@ -1,13 +1,30 @@
-"""The population that an estimator diffuses over: distinct rows in an order of their own, each with its mass.
+r"""The population that an estimator diffuses over: distinct rows with their masses, fingerprints and scaling.
 
-A table may hold a row several times, or once with a weight: both are the same population. Rows that agree in features
-and target become one row whose mass m_j is the sum of their weights; rows of weight zero are left out. The order is
-that of the rows' fingerprints, so that neither the order of a table nor the way in which it says "twice" changes a
-result by a single bit. Every all-pair sum then counts row j with its mass,
+**Mass.** A table may hold a row several times, or once with a weight: both are the same population. Rows that agree in
+features and target become one row whose mass m_j is the sum of their weights; rows of weight zero are left out. The
+order is that of the rows' fingerprints, so neither the order of a table nor the way in which it says "twice" changes a
+result by a single bit. Every all-pair sum counts row j with its mass,
 
     P_i = Σ_j m_j g(q_iᵀk_j) v_j / Σ_l m_l g(q_iᵀk_l).
 
-Where a graph was given, rows are nodes: none are joined, and their order stays.
+If a graph was given, rows are nodes: none are joined, and their order stays.
+
+**Fingerprints.** With b_ij the 64 bits of x_ij as a double and s_j a fixed number of column j,
+
+    h_i = Σ_{j: x_ij ≠ 0} mix(b_ij ⊕ s_j)   mod 2^64,
+
+once for each of two families of s_j: 128 bits in all, so that two different rows of a million agree with probability
+10^-27. Zeros contribute nothing, so a sparse row and its dense copy have the same fingerprint.
+
+**Scaling.** Dense columns are centred and divided by the quadratic mean of their own deviation's inverse and of a
+common one's,
+
+    x̃_ij = (x_ij - μ_j) √(½ (1/σ_j² + 1/σ²)),   σ² = mean_j σ_j²,
+
+all weighted by mass. Columns in their own unit (1/σ_j) are right if units are arbitrary, columns in one common unit
+(1/σ) if they are comparable, as pixels or centimetres are, and a small deviation means little; a table does not say
+which it is, and this is never far from either. Constant columns are only centred. Sparse features keep their zeros: all
+entries are divided by one number, so that the mean square of a row becomes F, as it is for dense rows.
 """
 
 from __future__ import annotations
@@ -16,10 +33,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from difformer.estimators.digest import mix, row_digests
+from scipy import sparse
 
 Array = np.ndarray[Any, Any]
+
+ROWS_AT_ONCE = 4096
+CONSTANT = 1e-12  # a deviation below this share of the column's size is rounding
 
 
 @dataclass(frozen=True)
@@ -70,10 +89,12 @@ def make_population(x: Any, target: Array, weight: Array | None, *, join: bool) 
         return Population(x, target, weight, np.arange(count))
     kept = np.flatnonzero(weight > 0)
     digest = row_digests(x)[kept]
+    targets = np.zeros(len(kept), dtype=np.uint64)
     for column in target.reshape(count, -1)[kept].T:
-        digest = mix(digest) + mix((column.astype(np.float64) + 0.0).view(np.uint64))[:, None]
-    order = np.lexsort((kept, digest[:, 1], digest[:, 0]))
-    ranked = digest[order]
+        targets = mix(targets) + mix((column.astype(np.float64) + 0.0).view(np.uint64))
+    # By features first: the unit in which targets are given does not change the order.
+    order = np.lexsort((kept, targets, digest[:, 1], digest[:, 0]))
+    ranked = np.column_stack([digest, targets])[order]
     first = np.ones(len(order), dtype=bool)
     first[1:] = (ranked[1:] != ranked[:-1]).any(1)
     group = np.cumsum(first) - 1
@@ -82,3 +103,90 @@ def make_population(x: Any, target: Array, weight: Array | None, *, join: bool) 
     place[kept[order]] = group
     chosen = kept[order[first]]
     return Population(x[chosen], target[chosen], mass, place)
+
+
+def mix(x: Array) -> Array:
+    """A bijection of 64-bit numbers that leaves no bit of the result without a share of every bit of `x`."""
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return x ^ (x >> np.uint64(33))
+
+
+def _column_numbers(count: int, family: int) -> Array:
+    return mix(mix(np.arange(1, count + 1, dtype=np.uint64)) + np.uint64(family * 0x9E3779B97F4A7C15 % 2**64))
+
+
+def _bits(values: Array) -> Array:
+    # Adding zero turns -0.0 into 0.0: numbers that are equal must have equal bits.
+    return (np.ascontiguousarray(values, dtype=np.float64) + 0.0).view(np.uint64)
+
+
+def row_digests(x: Any) -> Array:
+    """``[N, 2]`` uint64 for the rows of a dense array or a scipy CSR matrix ``[N, F]``."""
+    digests = np.zeros((x.shape[0], 2), dtype=np.uint64)
+    numbers = [_column_numbers(x.shape[1], family) for family in (1, 2)]
+    if sparse.issparse(x):
+        rows = x.tocsr()
+        row = np.repeat(np.arange(x.shape[0]), np.diff(rows.indptr))
+        bits, filled = _bits(rows.data), rows.data != 0
+        for family in (0, 1):
+            each = np.where(filled, mix(bits ^ numbers[family][rows.indices]), np.uint64(0))
+            np.add.at(digests[:, family], row, each)
+        return digests
+    for start in range(0, x.shape[0], ROWS_AT_ONCE):
+        part = np.asarray(x[start : start + ROWS_AT_ONCE])
+        bits, filled = _bits(part), part != 0
+        for family in (0, 1):
+            each = np.where(filled, mix(bits ^ numbers[family]), np.uint64(0))
+            digests[start : start + ROWS_AT_ONCE, family] = each.sum(1, dtype=np.uint64)
+    return digests
+
+
+def find_rows(digests: Array, among: Array) -> Array:
+    """``[M]``: for every digest the first row of `among` that has it, -1 where there is none."""
+    order = np.lexsort((among[:, 1], among[:, 0]))
+    known = among[order]
+    # Two 64-bit halves as one sortable thing: structured arrays compare field by field.
+    halves = np.dtype([("first", np.uint64), ("second", np.uint64)])
+    known_pairs, pairs = (np.ascontiguousarray(part).view(halves).ravel() for part in (known, digests))
+    place = np.minimum(np.searchsorted(known_pairs, pairs), len(known) - 1)
+    return np.where((known[place] == digests).all(1), order[place], -1)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What features are shifted and divided by.
+
+    Args:
+        shift: ``[F]``, or None for features that keep their zeros.
+        scale: ``[F]``.
+    """
+
+    shift: Array | None
+    scale: Array
+
+    @staticmethod
+    def of(x: Any, mass: Array, *, standardize: bool = True) -> Scaling:
+        """The scaling that a population asks for; with `standardize` False, none."""
+        features = x.shape[1]
+        if not standardize:
+            return Scaling(None, np.ones(features))
+        share = mass / mass.sum()
+        if sparse.issparse(x):
+            square = float(share @ np.asarray(x.multiply(x).sum(1)).ravel()) / features
+            return Scaling(None, np.full(features, np.sqrt(square) if square > 0 else 1.0))
+        shift = share @ x
+        # One block of rows after the other: a second copy of a large table is not needed to square it.
+        square = sum(share[i : i + 4096] @ np.square(x[i : i + 4096] - shift) for i in range(0, x.shape[0], 4096))
+        constant = np.sqrt(square) <= CONSTANT * np.maximum(np.abs(shift), np.finfo(np.float64).tiny)
+        own = np.where(constant, 1.0, square)
+        common = square[~constant].mean() if not constant.all() else 1.0
+        return Scaling(shift, np.where(constant, 1.0, np.sqrt(2 / (1 / own + 1 / common))))
+
+    def __call__(self, x: Any) -> Any:
+        """Scaled features, float64; dense stays dense, CSR stays CSR."""
+        if sparse.issparse(x):
+            if self.shift is not None:
+                return self(x.toarray())  # fitted on dense rows
+            return sparse.csr_array(x.multiply(1.0 / self.scale))
+        return (x if self.shift is None else x - self.shift) / self.scale

@@ -21,6 +21,7 @@ class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
     Attributes:
         transduction_: ``[N]`` or ``[N, T]`` values of the rows that were fitted.
         graph_, n_features_in_, feature_names_in_, n_iter_, loss_: As in `DIFFormerClassifier`.
+        validation_loss_: Squared error of scaled targets on held-out rows; None if none were held out.
 
     Example:
         >>> from sklearn.datasets import load_diabetes
@@ -48,7 +49,7 @@ class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
         target = values(y, x, type(self).__name__)
         self.one_column_ = target.ndim == 1
         target = target.reshape(len(target), -1)
-        self.transduction_ = self._shaped(self._fit(x, target, target.shape[1], weight, graph))
+        self.transduction_ = self._shaped(self._fit(X, x, target, target.shape[1], weight, graph))
         return self
 
     def predict(self, X: Any, *, graph: Any = None) -> Array:

@@ -60,9 +60,9 @@ class DIFFormerTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DI
         x, weight = self._table(X, y, sample_weight)
         if has_classes(y):
             classes, target = class_labels(y, x, type(self).__name__, weight)
-            return self._fit(x, target, len(classes), weight, graph, embed=True)
+            return self._fit(X, x, target, len(classes), weight, graph, embed=True)
         target = values(y, x, type(self).__name__).reshape(x.shape[0], -1)
-        return self._fit(x, target, target.shape[1], weight, graph, embed=True)
+        return self._fit(X, x, target, target.shape[1], weight, graph, embed=True)
 
     @property
     def _n_features_out(self) -> int:

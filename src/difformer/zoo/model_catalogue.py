@@ -92,7 +92,9 @@ DIFFORMER = {
     "num_layers": (2, 4, 8, 16),
     "step_size": (0.3, 0.5, 0.9),
     "graph_weight": (None, 0.5, 0.8, 0.9),
-    "source_weight": (0.0, 0.2, 1.0),
+    "source_weight": (0.0, 0.2, 0.5, 1.0),
+    "initialisation": ("identity", "torch"),
+    "activation": (None, "relu"),
     "norm": (False, True),
     "transform": (False, True),
     "qk_norm": ("row", "global"),
@@ -139,6 +141,13 @@ ROWS: tuple[ModelInfo, ...] = (
         "The encoder with any diffusivity: set diffusivity=simple, sigmoid, softmax, gaussian, constant …",
         coupling="g(qᵢᵀkⱼ) / Σₗg(qᵢᵀkₗ)", energy=LATENT, cost="N d² or N² d",
         space=DIFFORMER, stackable=True, paper="Wu et al., ICLR 2023, DIFFormer",
+    ),
+    ModelInfo(
+        "difformer-sharp", "difformer", "difformer.nn:DIFFormer",
+        "The encoder with scores e^(a(qᵢᵀqⱼ - 1)): each exchanges with its nearest alone, as on a learned kNN graph.",
+        coupling="exp(a qᵢᵀqⱼ) / Σₗexp(a qᵢᵀqₗ)", energy=LATENT, cost="N² d", fixed={"tied_qk": True},
+        defaults={"diffusivity": "sharp"}, stackable=True,
+        space={**DIFFORMER, "diffusivity": ("sharp:10", "sharp:20", "sharp:40", "sharp:80"), "qk_norm": ("row",)},
     ),
     # ---- no message passing between states
     ModelInfo(

@@ -1,0 +1,507 @@
+"""Runs and studies over ranks: the run folder is the one that a single process writes.
+
+* `fit_seeds`: every rank holds the whole task and trains its own seeds; nothing is sent while it does. If there are
+  fewer seeds than ranks and the task consists of graphs, all ranks share every batch instead.
+* `fit_sharded`: the nodes of a partitioned task are spread over ranks, which train each seed together. One file more,
+  ``distributed.json``, says which partition was trained on and what was sent.
+* `tune_over_ranks`: every rank makes its share of the trials of a study.
+
+Rank 0 creates, locks and summarises the folder. A run can be resumed by any number of ranks, or by one process. With
+ranks on several machines the folder must be on a file system that all of them see.
+
+A seed of `fit_seeds` whose loss becomes infinite does not end the others: they are trained and saved first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from difformer.data import Split, Task
+from difformer.distributed.partition_folder import Partition
+from difformer.distributed.process_group import Ranks
+from difformer.distributed.rank_trainer import Facts, GraphsTrainer, ShardedTrainer, check_config, shares_batches
+from difformer.distributed.shard import Shard, parts_of
+from difformer.errors import UserError
+from difformer.files import RunFolderError, only_one, read_json, sweep, write_bytes, write_json
+from difformer.training.callbacks import Callback
+from difformer.training.checkpoint import Snapshot
+from difformer.training.config import TrainConfig
+from difformer.training.interrupt import TrainingInterrupted, stop_requests
+from difformer.training.journal import NonFiniteLossError
+from difformer.training.loop import train_one
+from difformer.training.metrics import find_metric
+from difformer.training.predictions import Predictions
+from difformer.training.randomness import isolated_rng
+from difformer.training.record import Row, RunRecord, Summary
+from difformer.training.run import begin_seed, check_together, closing
+from difformer.training.run_folder import RunFolder, check_same_run, warn_of_changes
+from difformer.training.source import TaskSource
+from difformer.training.study import Question, Teller, Trial, Tuned, check, conclude, plan, without_test, work
+
+ABOUT = "distributed.json"
+ONCE = ("plan", "results")
+MOST_CELLS = 2**27  # outputs and labels with more numbers are not gathered on rank 0
+
+
+def fit_seeds(
+    task: Task,
+    config: TrainConfig,
+    *,
+    ranks: Ranks,
+    seeds: Sequence[int],
+    out: str | Path,
+    resume: bool = False,
+    callbacks: Iterable[Callback] = (),
+    source: TaskSource | None = None,
+    preset: str | None = None,
+) -> Summary:
+    """`difformer.training.fit` with its seeds spread over ranks; all ranks call it together, with the same arguments.
+
+    Args:
+        task, config, seeds, out, resume, source, preset: As there.
+        ranks: The group.
+        callbacks: Called after every evaluated epoch of rank 0's seeds.
+
+    Raises:
+        TrainingInterrupted: After Ctrl-C on any rank, when everything is saved.
+        UserError: If the ranks were started with different data or settings, or a seed diverged; the other seeds are
+            then finished and saved.
+        RunFolderError: If the folder exists, holds another run, or cannot be written.
+    """
+    ranks.agree(**{"data fingerprint": task.fingerprint()}, setting=config.to_dict(), seeds=list(seeds))
+
+    def make() -> RunFolder:
+        if resume and Path(out).exists():
+            folder = RunFolder.open(out)
+            check_same_run(folder, task, config, tuple(seeds))
+            return folder
+        check_together(task, config, tuple(seeds))
+        return RunFolder.create(
+            out, task, config, seeds=tuple(seeds), device=ranks.device, source=source, preset=preset
+        )
+
+    return _train_seeds(ranks.first_does(make), task, ranks, callbacks)
+
+
+def resume_seeds(folder: RunFolder, task: Task, *, ranks: Ranks, callbacks: Iterable[Callback] = ()) -> Summary:
+    """Resume a run folder: the seeds that are not finished are spread over ranks; see `fit_seeds`."""
+    ranks.agree(**{"data fingerprint": task.fingerprint()}, setting=folder.config.to_dict(), seeds=list(folder.seeds))
+    return _train_seeds(folder, task, ranks, callbacks)
+
+
+def _train_seeds(folder: RunFolder, task: Task, ranks: Ranks, callbacks: Iterable[Callback]) -> Summary:
+    told = tuple(callbacks) if ranks.first else ()
+    diverged: dict[int, str] = {}
+    with closing(told), contextlib.ExitStack() as stack, stop_requests(told) as stop:
+
+        def begin() -> list[int]:
+            _take(folder, stack)
+            waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]
+            for seed in waiting:  # before any rank writes; later each rank only appends lines
+                state = folder.read_checkpoint(seed)
+                begin_seed(folder, seed, [] if state is None else state.facts["history"])
+            return waiting
+
+        waiting = ranks.first_does(begin)
+        together = len(waiting) < ranks.size and shares_batches(task, folder.config)
+        for seed in waiting if together else waiting[ranks.rank :: ranks.size]:
+            try:
+                record = _one_seed(folder, task, seed, ranks, told, stop, together)
+            except NonFiniteLossError as error:  # with shared batches the loss is the same on every rank
+                diverged[seed] = str(error)
+                continue
+            if not together or ranks.first:
+                folder.write_record(record, task)
+            if record.status == "interrupted":
+                break
+        failed = {seed: text for one in ranks.gather_objects(diverged) for seed, text in one.items()}
+        results = ranks.first_does(lambda: _results(folder))
+    if failed:
+        _refuse(failed, folder)
+    return _summary(folder, results)
+
+
+def _one_seed(
+    folder: RunFolder,
+    task: Task,
+    seed: int,
+    ranks: Ranks,
+    callbacks: tuple[Callback, ...],
+    stop: Callable[[], bool],
+    together: bool,
+) -> RunRecord:
+    """A seed from its checkpoint, or from its beginning, by this rank or by all."""
+    split, state = folder.split_of(task, seed), folder.read_checkpoint(seed)
+
+    def log(rows: list[Row]) -> None:
+        folder.metrics.append(seed, rows)
+
+    def save(snapshot: Snapshot) -> None:
+        folder.write_checkpoint(seed, snapshot)
+
+    if not together:
+        given: dict[str, Any] = {"state": state, "callbacks": callbacks, "log": log, "save": save, "stop": stop}
+        return train_one(task, split, folder.config, seed, ranks.device, **given)
+    ranks.wait_for_all()  # a checkpoint must not be written before all ranks have read the last one
+    with isolated_rng(ranks.device):
+        trainer = GraphsTrainer(task, split, folder.config, seed, ranks)
+        if state is not None:
+            state.into(trainer)
+        return trainer.run(callbacks, log, save, stop) if ranks.first else trainer.run(stop=stop)
+
+
+def _take(folder: RunFolder, stack: contextlib.ExitStack) -> None:
+    """Rank 0 locks the folder against other processes."""
+    stack.enter_context(only_one(folder.path))
+    sweep(folder.path)
+    warn_of_changes(folder)
+
+
+def _results(folder: RunFolder) -> tuple[dict[str, Any], ...]:
+    results = folder.results()
+    if results:
+        folder.write_summary()
+    return results
+
+
+def _refuse(failed: dict[int, str], folder: RunFolder) -> None:
+    """The error of seeds that diverged, raised by all ranks when the other seeds have ended."""
+    said = "; ".join(f"seed {seed}: {text}" for seed, text in sorted(failed.items()))
+    others = f"The other seeds are finished and saved in {folder.path}" if len(failed) < len(folder.seeds) else ""
+    error = UserError(f"{said}. {others}".rstrip(". ") + ".", argument="learning_rate")
+    error.of_rank_0 = True  # type: ignore[attr-defined]
+    raise error
+
+
+def _summary(folder: RunFolder, results: tuple[dict[str, Any], ...], records: Sequence[RunRecord] = ()) -> Summary:
+    """The summary of all seeds.
+
+    Raises:
+        TrainingInterrupted: If one of them was interrupted.
+    """
+    summary = None
+    if results:
+        metric = find_metric(results[0]["metric"])
+        summary = Summary(results, metric.name, metric.higher_is_better, folder.path, tuple(records))
+    if summary is None or len(results) < len(folder.seeds) or not summary.complete:
+        raise TrainingInterrupted(summary, str(folder.path))
+    return summary
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Bytes that the busiest rank sent in the last run, by kind.
+
+    Args:
+        by_kind: Per epoch on average, evaluation included.
+        once: Before the first epoch and after the last.
+        ranks: Number of ranks.
+    """
+
+    by_kind: dict[str, float]
+    once: dict[str, float]
+    ranks: int
+
+
+def partition_of(run: str | Path) -> Path | None:
+    """The partition that a run was trained on, if any."""
+    path = Path(run) / ABOUT
+    return Path(read_json(path)["partition"]) if path.is_file() else None
+
+
+def fit_sharded(
+    partition: Partition,
+    config: TrainConfig,
+    *,
+    ranks: Ranks,
+    seeds: Sequence[int],
+    out: str | Path,
+    resume: bool = False,
+    callbacks: Iterable[Callback] = (),
+    preset: str | None = None,
+) -> tuple[Summary, Sent]:
+    """Train a configuration on a partitioned task from several seeds; all ranks call it together.
+
+    Args:
+        partition: The partitioned task; each rank reads its own parts.
+        config: Model and training.
+        ranks: The group.
+        seeds: The seeds; seed s uses split s modulo the number of splits.
+        out: The run folder, which rank 0 creates and writes.
+        resume: Whether `out` may hold the same run, unfinished.
+        callbacks: Called on rank 0 after every evaluated epoch.
+        preset: Where the settings came from, for the record.
+
+    Raises:
+        TrainingInterrupted: After Ctrl-C on any rank, when everything is saved.
+        UserError: If the ranks were started with different data or settings.
+        RunFolderError: If the folder exists, holds another run, or cannot be written.
+    """
+    facts = Facts.of(partition.about)
+    ranks.agree(**_identity(partition), setting=config.to_dict(), seeds=list(seeds))
+
+    def make() -> RunFolder:
+        check_config(facts, config, partition.num_nodes)
+        find_metric(facts.metric if config.metric == "auto" else config.metric, facts.problem)
+        labels: Any = Labels.without_targets(partition)
+        if resume and Path(out).exists():
+            folder = RunFolder.open(out)
+            check_same_run(folder, labels, config, tuple(seeds))
+            return folder
+        given = partition.about["source"]
+        source = None if given is None else TaskSource.from_dict(given)
+        about: dict[str, Any] = {"device": ranks.device, "source": source, "preset": preset}
+        return RunFolder.create(out, labels, config, seeds=tuple(seeds), **about)
+
+    return _train_shards(ranks.first_does(make), partition, facts, ranks, callbacks)
+
+
+def resume_sharded(
+    run: str | Path, partition: Partition, *, ranks: Ranks, callbacks: Iterable[Callback] = ()
+) -> tuple[Summary, Sent]:
+    """Resume a run folder, by any number of ranks; see `fit_sharded`."""
+    facts = Facts.of(partition.about)
+
+    def open_folder() -> RunFolder:
+        folder = RunFolder.open(run)
+        if folder.about["data"]["fingerprint"] != partition.about["fingerprint"]:
+            raise RunFolderError(f"{run} was trained on other data than those of {partition.path}")
+        if folder.stacked:
+            raise RunFolderError(f"{run} was trained with all seeds stacked; resume it in one process")
+        check_config(facts, folder.config, partition.num_nodes)
+        return folder
+
+    ranks.agree(**_identity(partition))
+    return _train_shards(ranks.first_does(open_folder), partition, facts, ranks, callbacks)
+
+
+def _identity(partition: Partition) -> dict[str, Any]:
+    """What ranks compare before they train; each may have opened another folder."""
+    return {"data fingerprint": partition.about["fingerprint"], "partition": partition.about["partition"]}
+
+
+def _train_shards(
+    folder: RunFolder, partition: Partition, facts: Facts, ranks: Ranks, callbacks: Iterable[Callback]
+) -> tuple[Summary, Sent]:
+    told = tuple(callbacks) if ranks.first else ()
+    sent = Sent({}, {}, ranks.size)
+    records: list[RunRecord] = []
+    with closing(told), contextlib.ExitStack() as stack, stop_requests(told) as stop:
+        ranks.first_does(lambda: _take(folder, stack))
+        waiting = ranks.first_does(lambda: [seed for seed in folder.seeds if not folder.is_done(seed)])
+        with ranks.traffic.during() as at_first:
+            if waiting:
+                shard = partition.shard(ranks)
+                labels = gather_labels(partition, shard)
+        for seed in waiting:
+            with ranks.traffic.during() as bytes_sent:
+                record = _one_seed_of_all(folder, facts, shard, seed, told, stop)
+                write_outputs(folder, record, labels, shard, facts.problem)
+            sent = _sent(bytes_sent, at_first, record, ranks)
+            records.append(replace(record, outputs=record.outputs[:0]))
+            if record.status == "interrupted":
+                break
+        results = ranks.first_does(lambda: _finish(folder, partition, sent))
+    return _summary(folder, results, records), sent
+
+
+def _finish(folder: RunFolder, partition: Partition, sent: Sent) -> tuple[dict[str, Any], ...]:
+    path = folder.path / ABOUT
+    before = read_json(path) if path.is_file() else {}
+    each = sent.by_kind or before.get("bytes_an_epoch", {})
+    results = _results(folder)
+    write_json(path, {"partition": str(partition.path.resolve()), "ranks": sent.ranks, "bytes_an_epoch": each})
+    return results
+
+
+def _one_seed_of_all(
+    folder: RunFolder,
+    facts: Facts,
+    shard: Shard,
+    seed: int,
+    callbacks: tuple[Callback, ...],
+    stop: Callable[[], bool],
+) -> RunRecord:
+    """A seed from its checkpoint, or from its beginning, by all ranks."""
+    ranks = shard.ranks
+
+    def begin() -> Snapshot | None:
+        state = folder.read_checkpoint(seed)
+        begin_seed(folder, seed, [] if state is None else state.facts["history"])
+        return state
+
+    state = ranks.first_does(begin)
+    with isolated_rng(ranks.device):
+        torch.manual_seed(seed)
+        trainer = ShardedTrainer(facts, shard, seed % len(shard.splits), folder.config, seed)
+        if state is not None:
+            state.into(trainer)
+        try:
+            if not ranks.first:
+                return trainer.run(stop=stop)
+            return trainer.run(
+                callbacks,
+                log=lambda rows: folder.metrics.append(seed, rows),
+                save=lambda snapshot: folder.write_checkpoint(seed, snapshot),
+                stop=stop,
+            )
+        except NonFiniteLossError as error:
+            error.of_rank_0 = True  # type: ignore[attr-defined]  # the loss is the same on every rank
+            raise
+
+
+def _sent(bytes_sent: dict[str, int], at_first: dict[str, int], record: RunRecord, ranks: Ranks) -> Sent:
+    """Of the rank that sent most, for each kind; `at_first` was sent before the first seed."""
+    epochs = max(1, record.epochs)
+    whole = [count + (at_first[kind] if kind in ONCE else 0) for kind, count in bytes_sent.items()]
+    counts = torch.tensor(whole, dtype=torch.float64, device=ranks.device)
+    most = dict(zip(bytes_sent, ranks.max_(counts).tolist(), strict=True))
+    each = {kind: count / epochs for kind, count in most.items() if kind not in ONCE}
+    return Sent(each, {kind: most[kind] for kind in ONCE}, ranks.size)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What a run folder asks of a task: facts, targets and splits, but neither features nor edges."""
+
+    about: Any
+    splits: tuple[Split, ...]
+    y: Tensor
+    instance_names: tuple[str, ...] = ()
+    kind: str = "nodes"
+
+    @staticmethod
+    def without_targets(partition: Partition) -> Labels:
+        """Facts only, as ``config.toml`` needs them."""
+        none = torch.zeros(0, dtype=torch.long)
+        return Labels(partition.about, tuple(Split(name, none, none, none) for name in partition.about["splits"]), none)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("name", "problem", "metric", "protocol", "num_outputs", "num_nodes"):
+            return self.about[name]
+        raise AttributeError(name)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(self.about["class_names"])
+
+    @property
+    def num_instances(self) -> int:
+        return int(self.about["num_nodes"])
+
+    def fingerprint(self) -> str:
+        """That of the task that was partitioned."""
+        return str(self.about["fingerprint"])
+
+
+def gather_labels(partition: Partition, shard: Shard) -> Labels | None:
+    """Targets, splits and names of all ranks, on rank 0; None if there are too many, and on other ranks."""
+    ranks, numbers = shard.ranks, shard.rows.numbers
+    cells = partition.num_nodes * max(int(partition.about["num_outputs"]), 1)
+    if cells > MOST_CELLS:
+        return None
+    y = gather_by_number(shard.y.to(ranks.device), numbers, partition.num_nodes, ranks)
+    splits = []
+    for split in shard.splits:
+        found = [ranks.gather_rows(numbers[index.to(ranks.device)]) for index in split.parts().values()]
+        if ranks.first:
+            train, valid, test = (part.sort().values.cpu() for part in found if part is not None)
+            splits.append(Split(split.name, train, valid, test))
+    own = parts_of(ranks.rank, ranks.size, len(partition.sizes))
+    # One line of JSON per rank, sent to rank 0 only.
+    line = json.dumps([name for number in own for name in partition.names(number)], ensure_ascii=False) + "\n"
+    lines = ranks.gather_rows(torch.frombuffer(bytearray(line.encode()), dtype=torch.uint8).to(ranks.device))
+    order = ranks.gather_rows(numbers)
+    if y is None or order is None or lines is None:
+        return None
+    flat = [name for line in lines.cpu().numpy().tobytes().splitlines() for name in json.loads(line)]
+    names = [""] * (partition.num_nodes if flat else 0)
+    for number, name in zip(order.tolist(), flat, strict=False):
+        names[number] = name
+    return Labels(partition.about, tuple(splits), y, tuple(names))
+
+
+def gather_by_number(x: Tensor, numbers: Tensor, count: int, ranks: Ranks) -> Tensor | None:
+    """Rows of all ranks in their global order, on rank 0's CPU; None on the others."""
+    rows, order = ranks.gather_rows(x.contiguous()), ranks.gather_rows(numbers)
+    if rows is None or order is None:
+        return None
+    out = torch.empty(count, *x.shape[1:], dtype=x.dtype)
+    out[order.cpu()] = rows.cpu()
+    return out
+
+
+def write_outputs(folder: RunFolder, record: RunRecord, labels: Labels | None, shard: Shard, problem: str) -> None:
+    """Everything of a seed that has ended, ``result.json`` last; all ranks call it together.
+
+    Rank 0 writes what a single process writes. If outputs are too many to be gathered, every rank writes its own:
+    ``predictions-00003.npz`` has ``nodes``, ``outputs``, ``prediction`` and ``target`` of the rows of rank 3.
+    """
+    ranks = shard.ranks
+    if ranks.shared(labels is not None):
+        whole = gather_by_number(record.outputs.to(ranks.device), shard.rows.numbers, shard.rows.total, ranks)
+        given: Any = labels
+        complete = record if whole is None else replace(record, outputs=whole)
+        ranks.first_does(lambda: folder.write_record(complete, given))
+        return
+    arrays: dict[str, Any] = {
+        "nodes": shard.rows.numbers.numpy(force=True),
+        "outputs": record.outputs.numpy(force=True),
+        "prediction": Predictions(problem, record.outputs).labels().numpy(force=True),
+        "target": shard.y.numpy(force=True),
+    }
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    write_bytes(folder.of_seed(record.seed) / f"predictions-{ranks.rank:05d}.npz", content.getvalue())
+    ranks.wait_for_all()
+    ranks.first_does(lambda: folder.write_result(record))
+
+
+def tune_over_ranks(
+    task: Task,
+    questions: Question | Sequence[Question],
+    *,
+    ranks: Ranks,
+    trials: int,
+    out: str | os.PathLike[str],
+    on_trial: Callable[[Trial], None] | None = None,
+) -> dict[str, Tuned]:
+    """`difformer.training.study.tune` with its trials spread over ranks; all ranks call it together.
+
+    Args:
+        task: The same on all ranks.
+        questions: The same on all ranks.
+        ranks: The group.
+        trials: Settings to try per model, those of earlier calls included.
+        out: Folder of the study, which all ranks see.
+        on_trial: Called on rank 0 with every trial that ends.
+    """
+    folder = Path(out)
+    asked = (questions,) if isinstance(questions, Question) else tuple(questions)
+    ranks.agree(**{"data fingerprint": task.fingerprint(), "trials": trials, "questions": asked})
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> list[tuple[str, int]]:
+            check(task, asked, folder)
+            stack.enter_context(only_one(folder))
+            return [(question.model, number) for question, number in plan(folder, task, asked, trials)]
+
+        left = ranks.first_does(begin)
+        by_name = {question.model: question for question in asked}
+        share = [(by_name[model], number) for model, number in left[ranks.rank :: ranks.size]]
+        tell = Teller(folder, on_trial if ranks.first else None)
+        work(folder, without_test(task), share, str(ranks.device), worker=ranks.rank, after=tell)
+        ranks.wait_for_all()
+        tell()
+        return ranks.first_does(lambda: conclude(folder, task, asked))

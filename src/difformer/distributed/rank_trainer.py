@@ -1,0 +1,332 @@
+"""The training loop of `difformer.training.loop` over ranks.
+
+Every rank runs the same loop on its own rows. Gradients are summed before each step, so that parameters and optimiser
+stay the same everywhere; losses and metrics are those of all rows, so that every rank finds the same best epoch and
+stops at the same one; a request to stop counts as soon as any rank has it. A snapshot is that of a single process.
+
+`ShardedTrainer` spreads the nodes of one graph. `GraphsTrainer` shares batches of graphs: every rank holds the whole
+task and takes an equal number of graphs of each batch. The loss is a sum over labels divided by the number of those of
+the *whole* batch, and dropout masks follow from the position of a row in the whole batch, so the steps are those of one
+process. In an evaluation batches are distributed, and every rank then knows all outputs, ``[G, C]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from difformer.data import Split, Task
+from difformer.data.batches import GraphBatch, GraphBatches, epoch_generator
+from difformer.distributed.process_group import Ranks, sum_gradients
+from difformer.distributed.rank_metrics import ShardedJournal, check_loss, class_weights, make_sums
+from difformer.distributed.senders import Rows
+from difformer.distributed.shard import Shard
+from difformer.errors import UserError
+from difformer.nn import DIFFormer, GraphLevel
+from difformer.nn.dropout import dropout_key
+from difformer.sparse import SparseMatrix
+from difformer.training.callbacks import Callback
+from difformer.training.checkpoint import Due
+from difformer.training.config import TrainConfig, knn_of
+from difformer.training.feeds import DEFAULT_BATCH_SIZE, GraphsFeed, Inputs, Step, features, structured
+from difformer.training.journal import Journal, Measured
+from difformer.training.loop import Log, Save, Trainer
+from difformer.training.losses import class_weights as batch_class_weights
+from difformer.training.model import build_model
+from difformer.training.optimizer import make_optimizer
+from difformer.training.randomness import isolated_rng
+from difformer.training.record import Row, RunRecord
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a model needs to know about a task that no rank holds as a whole."""
+
+    name: str
+    problem: str
+    metric: str
+    num_features: int
+    num_outputs: int
+    kind: str = "nodes"
+
+    @staticmethod
+    def of(about: Mapping[str, Any]) -> Facts:
+        """From the manifest of a partition."""
+        return Facts(**{name: about[name] for name in ("name", "problem", "metric", "num_features", "num_outputs")})
+
+
+def check_config(facts: Facts, config: TrainConfig, num_nodes: int) -> None:
+    """Refuses settings that cannot be trained over ranks, before anything is read.
+
+    Raises:
+        UserError: Naming the setting and what to do.
+    """
+    if config.batch_size is not None and config.batch_size < num_nodes:
+        raise UserError(
+            f"batch_size={config.batch_size}: a partitioned graph is trained whole, in every pass; leave batch_size out"
+        )
+    if knn_of(config.graph) is not None:
+        raise UserError(
+            f"graph={config.graph!r}: neighbours must be found before a task is partitioned: use `difformer "
+            f"partition … --data knn=K` if the data set has that option"
+        )
+    check_loss(facts.problem, config)
+    with isolated_rng(torch.device("cpu")):
+        model = build_model(facts, config)  # type: ignore[arg-type]
+    if not isinstance(model, DIFFormer):
+        raise UserError(
+            f"model {config.model!r} cannot be trained on a partitioned graph; difformer, difformer-s and difformer-a "
+            f"can. Seeds of any model are spread over ranks if the data set is given by name"
+        )
+
+
+@dataclass(frozen=True)
+class ShardInputs(Inputs):
+    """Features of own rows, and the way to all others."""
+
+    rows: Rows | None = None
+
+    def outputs(self, model: nn.Module) -> Tensor:
+        assert isinstance(model, DIFFormer)
+        assert self.rows is not None
+        return model(self.x, context=self.rows)
+
+    def states(self, model: Any) -> Tensor:
+        assert self.rows is not None
+        return model.embed(self.x, context=self.rows)
+
+
+class ShardFeed:
+    """All nodes in every pass, each on its rank."""
+
+    whole = True
+
+    def __init__(self, x: Tensor | SparseMatrix, shard_rows: Rows, rows: Tensor, targets: Tensor, mass: float) -> None:
+        self.inputs = ShardInputs(x, rows=shard_rows)
+        # The loss is a sum here; its mean is over the labels of all ranks.
+        self._step = Step(self.inputs, targets, rows, share=1 / mass, part=1 / mass)
+
+    def steps(self, epoch: int) -> Iterator[Step]:
+        yield self._step
+
+    def outputs(self, model: nn.Module) -> Tensor:
+        return self.inputs.outputs(model)
+
+    def states(self, model: nn.Module) -> Tensor:
+        return self.inputs.states(model)
+
+    def passes(self) -> list[Inputs]:
+        return [self.inputs]
+
+
+class _SharedDue(Due):
+    """Rank 0's clock decides for all."""
+
+    def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
+        super().__init__(config)
+        self.ranks = ranks
+
+    def __call__(self, epoch: int) -> bool:
+        due = super().__call__(epoch)
+        return self.ranks.any(due and self.ranks.first)
+
+
+class RanksTrainer(Trainer):
+    """What trainers over ranks share."""
+
+    ranks: Ranks
+
+    def run(
+        self,
+        callbacks: tuple[Callback, ...] = (),
+        log: Log | None = None,
+        save: Save | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> RunRecord:
+        asked, kept = stop or (lambda: False), save or (lambda snapshot: None)
+        return super().run(callbacks, log, kept, lambda: self.ranks.any(asked()))
+
+    def _due(self) -> Due:
+        return _SharedDue(self.config, self.ranks)
+
+    def _update(self) -> None:
+        sum_gradients(self.model.parameters(), self.ranks)
+        super()._update()
+
+    def _warnings(self, outputs: Tensor) -> list[str]:
+        return []  # a rank sees its own rows alone
+
+
+class ShardedTrainer(RanksTrainer):
+    """A model on every rank, rows on one; to be made and used by all ranks together, inside `isolated_rng`.
+
+    Args:
+        facts: Of the task.
+        shard: Own rows.
+        number: Of the split.
+        config: Model and training.
+        seed: Of everything that is random; torch's global generator must have been seeded with it.
+    """
+
+    def __init__(self, facts: Facts, shard: Shard, number: int, config: TrainConfig, seed: int) -> None:
+        ranks, split = shard.ranks, shard.splits[number]
+        self.task, self.split, self.config, self.seed = facts, split, config, seed  # type: ignore[assignment]
+        self.device, self.ranks = ranks.device, ranks
+        check_config(facts, config, shard.rows.total)
+        torch.manual_seed(seed)
+        self.model = build_model(facts, config, seed).to(ranks.device)  # type: ignore[arg-type]
+        for value in self.model.state_dict().values():  # the same on every rank, also on unlike machines
+            if ranks.rank:
+                value.zero_()
+            ranks.sum_(value, "plan")
+        self.penalty, self.notes = None, []
+        rows = shard.rows if config.graph == "given" else Rows(ranks, shard.rows.numbers, shard.rows.sizes, None)
+        targets = shard.y[split.train]
+        weights = class_weights(targets, facts.num_outputs, ranks) if config.class_weights else None
+        self.loss, mass = make_sums(facts.problem, config, weights)
+        targets = targets.to(ranks.device)
+        total = ranks.sum_(mass(targets).to(ranks.device, torch.float64).reshape(1), "plan").item()
+        self.feed = ShardFeed(features(shard.x, ranks.device), rows, split.train.to(ranks.device), targets, total)
+        self.optimizer = make_optimizer(self.model, config)
+        self.epochs = config.epochs
+        self.journal = ShardedJournal(
+            facts.metric, facts.problem, shard.y, facts.num_outputs, split, config, seed, ranks
+        )
+        self.epoch, self.seconds = 0, 0.0
+        self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        self.numbers = rows.numbers
+
+    def _masks(self, epoch: int) -> AbstractContextManager[Any]:
+        return dropout_key(self.seed, epoch, rows=self.numbers)
+
+
+def shares_batches(task: Task, config: TrainConfig) -> bool:
+    """Whether ranks can share the batches of this configuration: a DIFFormer on graphs."""
+    if task.kind != "graphs" or config.loss != "auto":
+        return False
+    with isolated_rng(torch.device("cpu")):
+        model = build_model(task, config)
+    return isinstance(model, GraphLevel) and isinstance(model.encoder, DIFFormer)
+
+
+@dataclass(frozen=True)
+class _Share(Inputs):
+    """Some graphs of a batch."""
+
+    numbers: Tensor | None = None  # of their rows in the whole batch
+
+
+class _ShareFeed(GraphsFeed):
+    """Of every batch, the graphs of one rank."""
+
+    def __init__(
+        self, task: Task, split: Split, config: TrainConfig, seed: int, ranks: Ranks, weights: Tensor | None
+    ) -> None:
+        super().__init__(task, split, config, seed, ranks.device)
+        self.task, self.split, self.seed, self.ranks = task, split, seed, ranks
+        self.size = config.batch_size or DEFAULT_BATCH_SIZE
+        self.batches = GraphBatches(task, batch_size=self.size)
+        _, self.mass = make_sums(task.problem, config, None if weights is None else weights.cpu())
+
+    def steps(self, epoch: int) -> Iterator[Step]:
+        index = self.split.train
+        index = index[torch.randperm(index.numel(), generator=epoch_generator(self.seed, epoch))]
+        for graphs in index.split(self.size):
+            if graphs.numel():
+                yield self._step(graphs, graphs.numel() / index.numel())
+
+    def _step(self, graphs: Tensor, part: float) -> Step:
+        own = graphs.tensor_split(self.ranks.size)[self.ranks.rank]
+        # A rank without a graph takes the first one without its label: a step that adds nothing.
+        idle = not own.numel()
+        batch = self.batches.batch(graphs[:1] if idle else own)
+        nodes = self.batches.node_ptr.diff()[graphs]
+        before = 0 if idle else int(nodes[: _before(graphs.numel(), self.ranks)].sum())
+        numbers = before + torch.arange(batch.x.shape[0], device=self.device)
+        targets = batch.y
+        if idle:
+            targets = torch.full_like(targets, torch.nan if targets.is_floating_point() else -1)
+        mass = float(self.mass(self.task.y[graphs]))
+        inputs = self._inputs(batch)
+        share = _Share(inputs.x, inputs.graph, inputs.batch, numbers)
+        return Step(share, targets.to(self.device), share=1 / mass, part=part / mass)
+
+    def outputs(self, model: nn.Module) -> Tensor:
+        """``[G, C]`` of all graphs, on every rank."""
+        return self._dealt(lambda inputs: inputs.outputs(model))
+
+    def states(self, model: nn.Module) -> Tensor:
+        return self._dealt(lambda inputs: inputs.states(model))
+
+    def _own(self) -> list[tuple[Tensor, GraphBatch]]:
+        every = torch.arange(self.task.num_instances).split(self.size)
+        return [(graphs, self.batches.batch(graphs)) for graphs in every[self.ranks.rank :: self.ranks.size]]
+
+    def _dealt(self, work: Any) -> Tensor:
+        if self._kept is None:
+            own = self._own()
+            self._places = [graphs.to(self.device) for graphs, _ in own]
+            self._kept = [self._inputs(batch) for _, batch in own]
+        found = [work(inputs).float() for inputs in self._kept]
+        width = int(self.ranks.max_(torch.tensor([found[0].shape[1] if found else 0], device=self.device)).item())
+        every = torch.zeros(self.task.num_instances, width, device=self.device)
+        for places, part in zip(self._places, found, strict=True):
+            every[places] = part
+        return self.ranks.sum_(every, "metrics")
+
+
+def _before(count: int, ranks: Ranks) -> int:
+    """Number of graphs of a batch of `count` before those of this rank, as `Tensor.tensor_split` splits them."""
+    each, more = divmod(count, ranks.size)
+    return ranks.rank * each + min(ranks.rank, more)
+
+
+class _Journal(Journal):
+    """Each rank has its share of the loss, and all outputs."""
+
+    ranks: Ranks
+
+    def write(self, epoch: int, seconds: float, measured: Measured | None = None) -> list[Row]:
+        if self.pending:
+            whole = self.ranks.sum_(torch.stack(self.pending).double(), "metrics")
+            self.pending[:] = list(whole.unbind())
+        return super().write(epoch, seconds, measured)
+
+
+class GraphsTrainer(RanksTrainer):
+    """One model of graphs, trained by all ranks; to be made and used by them together, inside `isolated_rng`."""
+
+    def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, ranks: Ranks) -> None:
+        check_loss(task.problem, config)
+        self.task, self.split, self.config, self.seed = task, split, config, seed
+        self.device, self.ranks = ranks.device, ranks
+        torch.manual_seed(seed)
+        self.model = build_model(task, config, seed).to(ranks.device)
+        self.penalty, self.notes = None, []
+        weights = batch_class_weights(task.y[split.train], task.num_outputs) if config.class_weights else None
+        weights = None if weights is None else weights.to(ranks.device)
+        self.loss, _ = make_sums(task.problem, config, weights)
+        given = structured(task, split, config, self.model)
+        self.feed = _ShareFeed(given, split, config, seed, ranks, weights)
+        self.optimizer = make_optimizer(self.model, config)
+        self.epochs = config.epochs
+        self.journal = _Journal(task, split, config, seed, self.epochs, ranks.device)
+        self.journal.ranks = ranks
+        self.epoch, self.seconds = 0, 0.0
+        self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+
+    @contextmanager
+    def _masks(self, epoch: int) -> Iterator[Any]:
+        with dropout_key(self.seed, epoch) as place:
+            self._place = place
+            yield place
+
+    def _forward(self, step: Step) -> Tensor:
+        assert isinstance(step.inputs, _Share)
+        self._place.rows = step.inputs.numbers
+        return super()._forward(step)

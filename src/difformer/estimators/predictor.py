@@ -1,0 +1,336 @@
+r"""Everything that a fitted estimator needs for predictions: scaling, neighbours, models, and their population.
+
+The layers are those of the trained model; what differs is who sends (`difformer.nn.context`). Layer by layer the
+population is summarised (`store`), and a row, new or fitted, receives from that summary and, along observed edges, from
+the values that fitted rows have at this layer. Fitted rows do not feel new ones, and new rows do not feel each other.
+The population itself goes through the same code, so a fitted row that is asked again gets the same answer.
+
+Edges continue the weights of `difformer.graph`: with a_j the weights of a row's edges from fitted rows, d = Σ_j a_j its
+own degree and d_j the degrees of the fitted rows among themselves, s_j = a_j / √(d d_j).
+
+All of it is computed in double precision, so it makes no visible difference whether rows come one by one or by the
+million. Nothing of the training data is kept but what predictions need: the summary of each layer; with a neighbour
+graph the scaled features to search among; with any graph the values of each layer; with a given graph its edges, and a
+fingerprint of every row by which a fitted row is recognised.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import Tensor, nn
+
+from difformer.attention import restore
+from difformer.attention.polynomial import DEFAULT_TOL
+from difformer.attention.summary import adds_up
+from difformer.data.sparse import from_scipy
+from difformer.estimators.population import Scaling, find_rows, row_digests
+from difformer.estimators.problem import threads_for
+from difformer.estimators.row_search import RowSearch, SparseRowSearch
+from difformer.nn import DIFFormer, DIFFormerConv
+from difformer.nn.context import Stored, store
+from difformer.nn.conv import over_heads
+from difformer.sparse import SparseMatrix
+
+ROWS_AT_ONCE = 8192
+NUMBERS_AT_ONCE = 1 << 24
+SPARSE_BELOW = 0.1  # share of nonzero entries below which a sparse product is faster
+
+Search = RowSearch | SparseRowSearch
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Observed edges from fitted rows to some rows, normalised.
+
+    Args:
+        row: ``[E]`` which of the rows receives.
+        source: ``[E]`` the fitted row that sends.
+        weight: ``[E]`` s_j.
+        count: Number of rows.
+    """
+
+    row: Tensor
+    source: Tensor
+    weight: Tensor
+    count: int
+
+    @staticmethod
+    def nearest(index: Tensor) -> Edges:
+        """Of ``[M, k]`` neighbours, each with weight 1/k."""
+        count, k = index.shape
+        row = torch.arange(count, device=index.device).repeat_interleave(k)
+        return Edges(row, index.reshape(-1), torch.full_like(row, 1.0 / k, dtype=torch.float64), count)
+
+    @staticmethod
+    def normalised(row: Tensor, source: Tensor, weight: Tensor, count: int, degree: Tensor | None) -> Edges:
+        """Of weights a_j, with the fitted rows' own degrees ``[n]``; without degrees, s_j = a_j / d."""
+        own = weight.new_zeros(count).index_add(0, row, weight)
+        square = own[row].square() if degree is None else own[row] * degree[source]
+        share = torch.where(square > 0, weight * torch.where(square > 0, square, 1.0).rsqrt(), 0.0)
+        return Edges(row, source, share, count)
+
+    def __call__(self, sent: Tensor) -> Tensor:
+        """Σ_j s_j v_j for each row, of the values ``[n, c]`` that fitted rows send."""
+        messages = self.weight.unsqueeze(1) * sent[self.source].to(self.weight.dtype)
+        return messages.new_zeros(self.count, sent.shape[1]).index_add(0, self.row, messages)
+
+
+class Memory(nn.Module):
+    """What one layer keeps of the population, as buffers.
+
+    Args:
+        state: Tensors of the summary, and ``"sent"`` where there are observed edges.
+        layer: Whose diffusivity it is.
+        tol: Tolerance of a polynomial; None for exact sums.
+    """
+
+    def __init__(self, state: dict[str, Tensor], layer: DIFFormerConv, tol: float | None) -> None:
+        super().__init__()
+        for name, value in state.items():
+            self.register_buffer(name, value)
+        self.diffusivity, self.tol = layer.diffusivity, tol
+
+    @staticmethod
+    def of(stored: Stored, layer: DIFFormerConv, tol: float | None) -> Memory:
+        """Sums in double precision; keys, values and what is sent, of size O(n), in single precision."""
+        state = {} if stored.summary is None else stored.summary.state()
+        state = {name: value if name in ("sums", "moments") else value.float() for name, value in state.items()}
+        return Memory(state if stored.sent is None else {**state, "sent": stored.sent.float()}, layer, tol)
+
+    def context(self, edges: Edges | None) -> Stored:
+        """The population as the senders of rows with these edges."""
+        state = dict(self.named_buffers())
+        sent = state.pop("sent", None)
+        if not state or self.diffusivity is None:
+            return Stored(None, sent=sent, edges=edges)
+        return Stored(restore(state, self.diffusivity, tol=self.tol), sent=sent, edges=edges)
+
+
+class Member(nn.Module):
+    """One trained model in the context of its population."""
+
+    def __init__(self, model: DIFFormer, memories: list[Memory]) -> None:
+        super().__init__()
+        self.model, self.memories = model, nn.ModuleList(memories)
+
+    def states(self, x: Tensor | SparseMatrix, edges: Edges | None) -> Tensor:
+        """Final states of some rows, from their scaled features."""
+        contexts = [memory.context(edges) for memory in self.memories]  # type: ignore[operator]
+        return self.model.embed(x, context=contexts)
+
+    def decode(self, states: Tensor) -> Tensor:
+        return self.model.decode(states)
+
+
+Part = tuple[Tensor | SparseMatrix, Edges | None]
+
+
+@torch.no_grad()
+def remember(
+    model: DIFFormer,
+    parts: list[Part],
+    mass: Tensor | None = None,
+    *,
+    polynomial: bool = False,
+    landmarks: Tensor | None = None,
+) -> tuple[Member, Tensor]:
+    """The model with its memory of a population, and the population's final states ``[n, hidden]``.
+
+    Args:
+        model: Trained; it is copied.
+        parts: The population's scaled features, and the edges by which its rows reach each other, part by part.
+        mass: ``[n]`` how often each row counts; None for once.
+        polynomial: Whether diffusivities other than sums are remembered as polynomials.
+        landmarks: Rows that represent the population where the keys themselves are remembered; None for all.
+    """
+    model = copy.deepcopy(model).double().eval().requires_grad_(False)
+    tol = DEFAULT_TOL if polynomial else None
+    z = source = torch.cat([model.encode(x) for x, _ in parts])
+    # A graph without edges counts as none, as it does in training.
+    joined = any(edges is not None and edges.row.numel() for _, edges in parts)
+    memories: list[Memory] = []
+    for k, layer in enumerate(model.layers):
+        assert isinstance(layer, DIFFormerConv)
+        if landmarks is None or layer.diffusivity is None or adds_up(layer.diffusivity, tol):
+            stored = store(layer, z, weight=mass, observed=joined, tol=tol)
+        else:
+            stored = store(layer, z[landmarks], weight=None if mass is None else mass[landmarks])
+            stored = replace(stored, sent=over_heads(layer.values(z)) if joined else None)
+        memories.append(Memory.of(stored, layer, tol))
+        before, start, z = z, 0, torch.empty_like(z)
+        for x, edges in parts:
+            rows = slice(start, start + x.shape[0])
+            context = memories[-1].context(edges if joined else None)
+            z[rows] = model.advance(k, before[rows], source[rows], context=context)
+            start = rows.stop
+    return Member(model, memories), z
+
+
+class GivenGraph(nn.Module):
+    """Edges among the fitted rows, and how to recognise these.
+
+    Args:
+        matrix: ``[n, n]`` scipy CSR: row i holds the weights with which i receives.
+        digests: ``[n, 2]`` uint64 fingerprints of the fitted rows.
+        directed: Whether each row's weights are divided by their sum instead of by √(d_i d_j); a sender that receives
+            nothing has d_j = 0, and its edges would be lost.
+    """
+
+    def __init__(self, matrix: Any, digests: Any, *, directed: bool = False) -> None:
+        super().__init__()
+        self.directed = directed
+        parts = {"data": matrix.data.astype(np.float64), "indices": matrix.indices, "indptr": matrix.indptr}
+        for name, part in parts.items():
+            self.register_buffer(name, torch.from_numpy(np.array(part)))
+        self.register_buffer("digests", torch.from_numpy(np.array(digests).view(np.int64)))
+        self.register_buffer("degree", torch.from_numpy(np.asarray(matrix.sum(1), dtype=np.float64).ravel()))
+        self.digests: Tensor
+        self.degree: Tensor
+
+    @property
+    def matrix(self) -> Any:
+        parts = tuple(getattr(self, name).numpy() for name in ("data", "indices", "indptr"))
+        return sparse.csr_array(parts, shape=(self.degree.numel(),) * 2)
+
+    def recognise(self, x: Any) -> Any:
+        """``[M, n]``: for rows equal to a fitted one that row's edges, none for others.
+
+        If several fitted rows have equal features, the first is taken, with a warning.
+        """
+        digests = self.digests.numpy().view(np.uint64)
+        found = find_rows(row_digests(x), digests)
+        first = find_rows(digests, digests)
+        several = np.bincount(first, minlength=len(first))[np.maximum(found, 0)] > 1
+        if (several & (found >= 0)).any():
+            warnings.warn(
+                f"{int((several & (found >= 0)).sum())} rows have the features of more than one fitted row, and are "
+                f"given the edges of the first; pass graph= to say which edges are theirs",
+                UserWarning,
+                stacklevel=2,
+            )
+        chosen = self.matrix[np.maximum(found, 0)]
+        return sparse.csr_array(sparse.diags_array((found >= 0).astype(np.float64)) @ chosen)
+
+    def edges(self, matrix: Any) -> Edges:
+        """Normalised edges of rows whose weights from fitted rows are ``matrix [M, n]``."""
+        coo = sparse.csr_array(matrix).tocoo()
+        row, source = (torch.from_numpy(part.astype(np.int64)) for part in (coo.row, coo.col))
+        weight = torch.from_numpy(coo.data.astype(np.float64))
+        return Edges.normalised(row, source, weight, matrix.shape[0], None if self.directed else self.degree)
+
+
+class Predictor(nn.Module):
+    """Models in the context of their population; `members` are appended once they remember it.
+
+    Rows come in as a user's table has them and leave as states or outputs.
+
+    Args:
+        scaling: Of the features.
+        search: Neighbours among the fitted rows, if the estimator made its own graph.
+        given: The graph that was given, if any.
+        softmax: Whether outputs are logits, to become probabilities.
+        temperature: Logits are divided by it.
+        output_scale: ``[2, T]`` mean and deviation of the targets of a regression.
+    """
+
+    def __init__(
+        self,
+        scaling: Scaling,
+        *,
+        search: Search | None = None,
+        given: GivenGraph | None = None,
+        softmax: bool = True,
+        temperature: float = 1.0,
+        output_scale: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_buffer("temperature", torch.tensor(float(temperature), dtype=torch.float64))
+        self.register_buffer("shift", None if scaling.shift is None else torch.from_numpy(scaling.shift))
+        self.register_buffer("scale", torch.from_numpy(scaling.scale))
+        self.register_buffer("output_scale", output_scale)
+        self.temperature: Tensor
+        self.scale: Tensor
+        self.shift: Tensor | None
+        self.output_scale: Tensor | None
+        self.members = nn.ModuleList()  # of `Member`
+        self.search, self.given, self.softmax = search, given, softmax
+        self.scaling = scaling
+
+    def parts(self, x: Any, edges: Any = None, nearest: Tensor | None = None) -> Iterator[Part]:
+        """Scaled features and normalised edges of rows of a table, some thousand at a time.
+
+        Args:
+            x: ``[M, F]`` features, dense or CSR.
+            edges: ``[M, n]`` CSR weights from fitted rows, if the estimator was given its graph; None recognises fitted
+                rows and leaves others without edges.
+            nearest: ``[M, k]`` neighbours of the rows, if they have been searched already.
+        """
+        if self.given is not None and edges is None:
+            edges = self.given.recognise(x)
+        at_once = max(16, min(ROWS_AT_ONCE, NUMBERS_AT_ONCE // max(1, x.shape[1])))
+        for start in range(0, x.shape[0], at_once):
+            rows = slice(start, start + at_once)
+            scaled = self.scaling(x[rows])
+            if self.given is not None:
+                yield features(scaled), self.given.edges(edges[rows])
+            elif self.search is None:
+                yield features(scaled), None
+            else:
+                index = self._nearest(scaled) if nearest is None else nearest[rows]
+                yield features(scaled), Edges.nearest(index)
+
+    def _nearest(self, scaled: Any) -> Tensor:
+        if isinstance(self.search, SparseRowSearch):
+            return self.search(scaled)
+        assert self.search is not None
+        dense = scaled.toarray() if sparse.issparse(scaled) else scaled
+        found: Tensor = self.search(torch.from_numpy(np.ascontiguousarray(dense)))
+        return found
+
+    @torch.no_grad()
+    def states(self, x: Any, edges: Any = None) -> np.ndarray[Any, Any]:
+        """Final states ``[M, members · hidden]``."""
+        with threads_for(self._numbers(x.shape[0])):
+            found = [torch.cat([m.states(*part) for m in self._members()], 1) for part in self.parts(x, edges)]
+            return torch.cat(found).numpy()
+
+    @torch.no_grad()
+    def outputs(self, x: Any, edges: Any = None) -> np.ndarray[Any, Any]:
+        """Probabilities ``[M, C]`` or values ``[M, T]``, the mean over members."""
+        with threads_for(self._numbers(x.shape[0])):
+            found = [self.combine([m.states(*part) for m in self._members()]) for part in self.parts(x, edges)]
+            return torch.cat(found).numpy()
+
+    def _numbers(self, rows: int) -> int:
+        """Numbers in the largest operation: rows by features, by channels, or by what is kept of the population."""
+        return rows * max(*self.widths(), *(len(kept) for kept in self.buffers() if kept.ndim))
+
+    def widths(self) -> list[int]:
+        """Length of a state of each member."""
+        return [int(member.model.config["hidden_channels"]) for member in self._members()]
+
+    def combine(self, states: list[Tensor]) -> Tensor:
+        """The members' outputs, averaged, from the states of each."""
+        each = [member.decode(z) for member, z in zip(self._members(), states, strict=True)]
+        mean = torch.stack([(o / self.temperature).softmax(-1) for o in each] if self.softmax else each).mean(0)
+        return mean if self.output_scale is None else mean * self.output_scale[1] + self.output_scale[0]
+
+    def _members(self) -> list[Member]:
+        return list(self.members)  # type: ignore[arg-type]
+
+
+def features(x: Any) -> Tensor | SparseMatrix:
+    """Scaled features as a layer takes them, in double precision."""
+    if not sparse.issparse(x):
+        return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64))
+    if x.nnz > SPARSE_BELOW * x.shape[0] * x.shape[1]:
+        return torch.from_numpy(x.toarray())
+    return SparseMatrix.from_tensor(from_scipy(x.astype(np.float64)))

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from difformer.estimators import row_search
+from difformer.estimators.row_search import RowSearch, SparseRowSearch
+
+
+def brute(points: torch.Tensor, x: torch.Tensor, k: int) -> torch.Tensor:
+    squares = (x.float().double().unsqueeze(1) - points.float().double()).square().sum(-1)
+    return squares.sort(dim=1, stable=True).indices[:, :k]
+
+
+def test_the_nearest_by_sums_of_squared_differences() -> None:
+    points, x = torch.randn(300, 7), torch.randn(50, 7)
+    assert torch.equal(RowSearch(points, 6)(x), brute(points, x, 6))
+
+
+def test_few_points() -> None:
+    points = torch.randn(4, 3)
+    assert torch.equal(RowSearch(points, 4)(points), brute(points, points, 4))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_ties_go_to_the_smaller_index_however_many_are_asked_about(
+    offset: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A grid: every point has dozens of neighbours at one distance, more than the candidates of the first look.
+    grid = torch.cartesian_prod(*[torch.arange(4.0)] * 4) + offset
+    search = RowSearch(grid, 5)
+    together = search(grid)
+    assert torch.equal(together, brute(grid, grid, 5))
+    assert torch.equal(torch.cat([search(row.unsqueeze(0)) for row in grid]), together)
+    monkeypatch.setattr(row_search, "PAIRS_AT_ONCE", 1000)
+    assert torch.equal(search(grid), together)
+
+
+def test_a_fitted_row_comes_first_among_its_neighbours() -> None:
+    points = torch.randn(100, 5)
+    assert torch.equal(RowSearch(points, 3)(points)[:, 0], torch.arange(100))
+
+
+def test_sparse_rows_by_their_cosine() -> None:
+    dense = np.random.RandomState(0).rand(120, 30)
+    dense[dense < 0.8] = 0
+    dense[5] = 0  # at a right angle to everybody
+    points = sparse.csr_array(dense)
+    search = SparseRowSearch(points, 4)
+    unit = dense / np.maximum(np.linalg.norm(dense, axis=1, keepdims=True), 1e-300)
+    cosine = unit @ unit.T
+    found = search(points).numpy()
+    nearest = -np.sort(-cosine, axis=1)[:, :4]
+    np.testing.assert_allclose(np.take_along_axis(cosine, found, 1), nearest, atol=1e-12)
+    assert (found[5] == np.arange(4)).all()
+    one_by_one = np.concatenate([search(points[i : i + 1]).numpy() for i in range(120)])
+    assert (one_by_one == found).all()
