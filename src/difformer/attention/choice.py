@@ -19,6 +19,7 @@ from difformer.attention.memory import free_bytes
 from difformer.attention.moments import degrees_of
 from difformer.attention.scores import diffusivity_of, form_of, score_key
 from difformer.diffusivity import Diffusivity
+from difformer.errors import UserError
 
 BACKENDS = ("auto", "reference", "linear", "blockwise", "flex", "fused", "polynomial")
 
@@ -83,7 +84,7 @@ def _polynomial_bytes(s: Situation, found: tuple[float, ...]) -> int:
 def _polynomial_if(key: str, tol: float) -> tuple[float, ...]:
     """The polynomial within `tol`; empty if there is none."""
     if not 0 < tol < 1:
-        raise ValueError(f"tol must lie between 0 and 1, got {tol!r}; leave it out for exact sums")
+        raise UserError(f"tol must lie between 0 and 1, got {tol!r}; leave it out for exact sums")
     try:
         return polynomial.expand(key, tol)
     except ValueError:

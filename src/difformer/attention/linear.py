@@ -29,6 +29,7 @@ from difformer.attention.scores import diffusivity_of, form_of
 from difformer.attention.segments import Segments
 from difformer.diffusivity import Diffusivity
 from difformer.eager import direct, once_differentiated
+from difformer.errors import UserError
 
 LINEAR = frozenset({"simple", "constant"})  # forms that are sums
 CPU_PART = 1 << 20  # elements of q that are worked on at a time
@@ -310,7 +311,7 @@ def propagate(
     form = form_of(diffusivity)
     if form not in LINEAR:
         name = diffusivity_of(diffusivity).name
-        raise ValueError(f"backend 'linear' serves {' and '.join(sorted(LINEAR))}, not {name!r}; try backend='auto'")
+        raise UserError(f"backend 'linear' serves {' and '.join(sorted(LINEAR))}, not {name!r}; try backend='auto'")
     if form == "constant":
         return _constant(v, segments).expand(-1, q.shape[1], -1)
     if torch.compiler.is_exporting():  # an exported program must run where this package is not installed

@@ -30,6 +30,7 @@ from difformer.attention.scores import apart, diffusivity_of, score_key
 from difformer.attention.segments import Segments
 from difformer.diffusivity import Diffusivity
 from difformer.eager import is_eager
+from difformer.errors import UserError
 
 __all__ = ["DEFAULT_TOL", "Bounds", "answer", "bounds", "propagate", "summarise"]
 
@@ -100,7 +101,7 @@ def check_norms(**rows: Tensor) -> None:
     for name, x in rows.items():
         if not within_ball(x):
             longest = longest_row(x)
-            raise ValueError(
+            raise UserError(
                 f"backend 'polynomial' needs rows of {name} with norm at most 1, got {longest:.4g}; "
                 f"normalise them (qk_norm='row'), or use backend='blockwise', which takes any"
             )

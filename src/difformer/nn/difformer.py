@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from difformer.attention.segments import Segments
 from difformer.diffusivity import Diffusivity
+from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.kernels.cpu.input import fused_input
 from difformer.kernels.features import linear
@@ -170,9 +171,9 @@ class DIFFormer(nn.Module):
         if isinstance(x, Tensor) and x.layout != torch.strided:
             x = SparseMatrix.of(x)
         if x.dim() != 2 or x.shape[1] != self.input.in_features:
-            raise ValueError(f"x must have shape [N, {self.input.in_features}], got {tuple(x.shape)}")
+            raise UserError(f"x must have shape [N, {self.input.in_features}], got {tuple(x.shape)}")
         if x.dtype != self.input.weight.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ValueError(f"x is {x.dtype}, the model {self.input.weight.dtype}: convert one, for example x.float()")
+            raise UserError(f"x is {x.dtype}, the model {self.input.weight.dtype}: convert one, for example x.float()")
         return x, as_structure(x.shape[0], edge_index, edge_weight, batch)
 
     def embed(
@@ -187,7 +188,7 @@ class DIFFormer(nn.Module):
         """Final states Z^L, ``[N, hidden_channels]``; see `forward` for the arguments."""
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
         if context is not None and (edge_index is not None or batch is not None):
-            raise ValueError("context says who sends, so edge_index, edge_weight and batch must be left out")
+            raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
         contexts = context if isinstance(context, Sequence) else (context,) * len(self.layers)
         z = source = self.encode(x)
         for k in range(len(self.layers)):
@@ -258,7 +259,7 @@ class DIFFormer(nn.Module):
         """
         number = layer + len(self.layers) if layer < 0 else layer
         if not 0 <= number < len(self.layers):
-            raise ValueError(f"layer must lie in {-len(self.layers)} … {len(self.layers) - 1}, got {layer}")
+            raise UserError(f"layer must lie in {-len(self.layers)} … {len(self.layers) - 1}, got {layer}")
         states, structure = self._inspected(x, edge_index, edge_weight, batch)
         chosen: DIFFormerConv = self.layers[number]  # type: ignore[assignment]
         options = {"top_k": top_k, "head": head, "include_self": include_self}
@@ -322,6 +323,6 @@ def _check(sizes: dict[str, int], num_layers: int, activation: str | None, rate:
         check_count(name, count)
     check_count("num_layers", num_layers, least=0)
     if activation is not None and activation not in ACTIVATIONS:
-        raise ValueError(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        raise UserError(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if not 0 <= rate < 1:
-        raise ValueError(f"dropout must lie in [0, 1), got {rate!r}")
+        raise UserError(f"dropout must lie in [0, 1), got {rate!r}")

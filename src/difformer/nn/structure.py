@@ -15,6 +15,7 @@ from torch import Tensor
 from difformer.attention import propagate
 from difformer.attention.segments import Segments, as_segments
 from difformer.diffusivity import Diffusivity
+from difformer.errors import UserError
 from difformer.graph import Graph, as_graph
 
 SMALLEST_NORM = 1e-12
@@ -74,18 +75,18 @@ def as_structure(
         ValueError: If edges, weights or batch do not fit `num_nodes` rows.
     """
     if isinstance(batch, Tensor) and torch.compiler.is_compiling():
-        raise ValueError(
+        raise UserError(
             "inside torch.compile and torch.export the graphs of a batch must be known beforehand: "
             "pass batch=difformer.attention.Segments(batch), made outside"
         )
     segments = as_segments(batch)
     if segments is not None and segments.batch.numel() != num_nodes:
-        raise ValueError(f"batch must name a graph for each of the {num_nodes} rows of x, got {segments.batch.numel()}")
+        raise UserError(f"batch must name a graph for each of the {num_nodes} rows of x, got {segments.batch.numel()}")
     if weight is not None and weight.shape != (num_nodes,):
-        raise ValueError(f"weight must have one entry per row, shape ({num_nodes},), got {tuple(weight.shape)}")
+        raise UserError(f"weight must have one entry per row, shape ({num_nodes},), got {tuple(weight.shape)}")
     if edge_index is None:
         if edge_weight is not None:
-            raise ValueError("edge_weight was given without edge_index")
+            raise UserError("edge_weight was given without edge_index")
         return Structure(None, segments, weight=weight)
     graph = as_graph(edge_index, num_nodes, edge_weight)
     if graph.num_edges == 0:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from difformer._compat import has_global_hooks, is_forward_mode, is_traced, is_watched
 from difformer.eager import is_eager
+from difformer.errors import UserError
 from difformer.kernels.cpu.build import has_threads, library, loaded
 
 Pair = tuple[Tensor, Tensor]  # weight and bias of a map
@@ -138,7 +139,7 @@ def _memory(field: str, value: Tensor, size: int | None) -> Tensor:
     """`value` as a kernel may read it; what is written to is contiguous from the beginning."""
     dtype = torch.int32 if field in _INTEGERS else torch.float32
     if value.dtype != dtype or value.device.type != "cpu" or (size is not None and value.numel() != size):
-        raise ValueError(
+        raise UserError(
             f"{field} has {value.numel()} elements of {value.dtype} on {value.device}, but a kernel expects "
             f"{'' if size is None else f'{size} of '}{dtype} on the CPU; give states, source, graph and the rows of "
             f"dropout_key for as many nodes, on one device"
