@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from difformer.eager import is_eager
+from difformer.errors import UserError
 from difformer.kept import Kept
 from difformer.native.passes import run, serves
 
@@ -107,7 +108,7 @@ class SparseMatrix:
             ValueError: If X has another number of rows than the matrix has columns.
         """
         if x.shape[0] != self.shape[1]:
-            raise ValueError(f"a matrix of shape {self.shape} takes {self.shape[1]} rows, got {tuple(x.shape)}")
+            raise UserError(f"a matrix of shape {self.shape} takes {self.shape[1]} rows, got {tuple(x.shape)}")
         # No -1: of a matrix without rows, as a rank may hold one, it could be any number.
         flat = (x.unsqueeze(1) if x.dim() == 1 else x.flatten(1)).to(self.dtype)
         if torch.compiler.is_exporting():  # an exported program must run where this package is not installed

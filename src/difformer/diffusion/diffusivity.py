@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from difformer.diffusion.quadrature import GRID_POINTS, LARGEST_SQUARED_DISTANCE, Elementwise, antiderivative
+from difformer.errors import UserError
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,7 +72,7 @@ class Diffusivity:
             gap = (self.score(x) - exchange).abs()
             if not (gap <= 1e-6 * exchange.abs().max().clamp_min(1e-300)).all():
                 where = x[gap.argmax()].item()
-                raise ValueError(f"diffusivity {self.name!r}: score(x) is not f(2 - 2x) at x = {where:.3g}")
+                raise UserError(f"diffusivity {self.name!r}: score(x) is not f(2 - 2x) at x = {where:.3g}")
 
     def _exchange(self, u: Tensor) -> Tensor:
         """f on a grid, or an error that says what f has to be."""
@@ -88,24 +89,24 @@ class Diffusivity:
     def _check_exchange(self, u: Tensor, exchange: Tensor) -> None:
         if not isinstance(exchange, Tensor) or exchange.shape != u.shape:
             gave = f"shape {tuple(exchange.shape)}" if isinstance(exchange, Tensor) else type(exchange).__name__
-            raise ValueError(
+            raise UserError(
                 f"diffusivity {self.name!r}: f must work element by element, but gave {gave} for a tensor of shape "
                 f"{tuple(u.shape)}; a constant is torch.ones_like(u)"
             )
         if not exchange.isfinite().all():
             where = u[~exchange.isfinite()][0].item()
-            raise ValueError(f"diffusivity {self.name!r} is not finite at u = {where:.3g}; f must be finite on [0, 4]")
+            raise UserError(f"diffusivity {self.name!r} is not finite at u = {where:.3g}; f must be finite on [0, 4]")
         tolerance = 1e-9 * exchange.abs().max()
         if (exchange < -tolerance).any():
             where = u[exchange.argmin()].item()
-            raise ValueError(
+            raise UserError(
                 f"diffusivity {self.name!r} is negative at u = {where:.3g} (f = {exchange.min():.3g}); "
                 f"the energy it descends would not be bounded: f must be ≥ 0 for every u in [0, 4]"
             )
         rise = exchange.diff()
         if (rise > tolerance).any():
             where = u[rise.argmax()].item()
-            raise ValueError(
+            raise UserError(
                 f"diffusivity {self.name!r} increases at u = {where:.3g}; "
                 f"f must not increase on [0, 4], so that distant states exchange no more than near ones"
             )
@@ -118,7 +119,7 @@ class Diffusivity:
         wrong = (rise > exchange[:-1] * step + slack) | (rise < exchange[1:] * step - slack) | ~rise.isfinite()
         if wrong.any():
             at = int(wrong.nonzero()[0])
-            raise ValueError(
+            raise UserError(
                 f"diffusivity {self.name!r}: delta is not the penalty of f: near u = {u[at]:.3g} it rises by "
                 f"{rise[at] / step[at]:.4g} per unit, where f = {exchange[at]:.4g}"
             )
@@ -217,7 +218,7 @@ def _shown(value: float) -> str:
 
 def _check_positive(name: str, parameter: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"diffusivity {name!r}: {parameter} must be positive and finite, got {value!r}")
+        raise UserError(f"diffusivity {name!r}: {parameter} must be positive and finite, got {value!r}")
 
 
 # What a name stands for; softmax waits for the number of channels, which sets its temperature.
@@ -254,14 +255,14 @@ def as_diffusivity(given: str | Diffusivity, *, channels: int = 1) -> Diffusivit
         try:
             value = float(parameter)
         except ValueError:
-            raise ValueError(
+            raise UserError(
                 f"diffusivity {given!r}: {parameter!r} is not a number; write for example {name}:0.5"
             ) from None
         return PARAMETRIC[name](value)
     if name not in DIFFUSIVITIES or parameter:
         near = difflib.get_close_matches(name, DIFFUSIVITIES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near and not parameter else ""
-        raise ValueError(
+        raise UserError(
             f"unknown diffusivity {given!r}{hint or '.'} Known: {', '.join(DIFFUSIVITIES)}, or a Diffusivity object"
         )
     return DIFFUSIVITIES[name](channels)

@@ -25,8 +25,7 @@ from difformer.nn import DIFFormer
 from difformer.nn.structure import as_structure
 from difformer.training import EpochEvent, RunRecord, TrainConfig
 from difformer.training.devices import resolve
-from difformer.training.feeding import Feed, Inputs, NodesFeed, features, graph_of
-from difformer.training.feeding_batches import BatchesFeed
+from difformer.training.feeds import BatchesFeed, Feed, Inputs, NodesFeed, features, graph_of
 from difformer.training.loop import Trainer
 from difformer.training.metrics import Metric
 from difformer.training.randomness import private_rng

@@ -21,10 +21,10 @@ from difformer.errors import UserError
 from difformer.files import RunFolderError
 from difformer.graph import Graph
 from difformer.nn import DIFFormer, GraphLevel
-from difformer.training.feeding import Inputs
+from difformer.training.feeds import Inputs
 from difformer.training.predictions import Predictions
 from difformer.training.run_folder import RunFolder
-from difformer.training.using import Loaded, best_seed, load_run
+from difformer.training.trained_run import Loaded, best_seed, load_run
 
 SEED = 0  # of every sample that is drawn
 DENSE_ENTRIES = 50_000_000  # of features; larger ones stay as they are and are not looked at column by column
@@ -255,6 +255,11 @@ def original_rows(task: Task, rows: Tensor) -> Tensor:
         return x
     found = x.double() * scaling.scale + (0.0 if scaling.shift is None else scaling.shift)
     return torch.where(found.abs() < 1e-6 * scaling.scale, 0.0, found)  # what rounding leaves of a zero
+
+
+def layer_names(count: int) -> list[str]:
+    """Of a DIFFormer's states."""
+    return ["input", *(f"layer {k}" for k in range(1, count))]
 
 
 def column_names(task: Task) -> list[str]:
