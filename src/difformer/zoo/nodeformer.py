@@ -40,9 +40,7 @@ class NodeFormer(Encoder):
     evaluation there is no noise, and the features are those that are saved with the model.
 
     Args:
-        in_channels: Features per instance.
         hidden_channels: Length of a state, and of each head.
-        out_channels: Outputs per instance.
         num_layers: Attention layers.
         num_heads: Heads.
         dropout: After the input and each layer.
