@@ -26,6 +26,7 @@ from difformer.attention.polynomial import DEFAULT_TOL
 from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
 from difformer.estimators.population import Scaling
 from difformer.estimators.predictor import GivenGraph, Member, Memory, Predictor, Search
+from difformer.estimators.ridge import LinearPart
 from difformer.estimators.row_search import RowSearch, SparseRowSearch
 from difformer.files import write_whole
 from difformer.nn import DIFFormer, DIFFormerConv, PretrainedError
@@ -253,6 +254,7 @@ def _context(description: dict[str, Any], tensors: dict[str, Tensor], *, polynom
         softmax=bool(description["softmax"]),
         temperature=float(tensors["temperature"]),
         output_scale=tensors.get("output_scale"),
+        linear=_linear(tensors, description["model"]),
     )
     numbers = {name.split(".")[1] for name in tensors if name.startswith("members.")}
     if numbers != {str(number) for number in range(len(numbers))} or description["members"] != len(numbers):
@@ -269,6 +271,17 @@ def _context(description: dict[str, Any], tensors: dict[str, Tensor], *, polynom
         if value.is_floating_point() and not torch.isfinite(value).all():
             raise ValueError(f"{name} is not finite")
     return fitted
+
+
+def _linear(tensors: dict[str, Tensor], config: dict[str, Any]) -> LinearPart | None:
+    if "coefficients" not in tensors:
+        return None
+    columns, targets = config["in_channels"], config["out_channels"]
+    shapes = {"coefficients": (columns, targets), "intercepts": (targets,), "share": (targets,)}
+    for name, shape in shapes.items():
+        if tensors[name].shape != shape:
+            raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, expected {shape}")
+    return LinearPart(*(tensors[name] for name in shapes))
 
 
 def _csr(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Any:

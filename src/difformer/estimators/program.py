@@ -44,6 +44,7 @@ class Program(nn.Module):
             softmax=fitted.softmax,
             temperature=float(fitted.temperature),
             output_scale=fitted.output_scale,
+            linear=fitted.linear,
         )
         self.fitted.members = fitted.members
         self.states = states
@@ -67,7 +68,7 @@ class Program(nn.Module):
         elif self.search is not None:
             edges = Edges.nearest(self.search(x))
         states = [member.states(x, edges) for member in fitted.members]
-        return torch.cat(states, 1) if self.states else fitted.combine(states)
+        return torch.cat(states, 1) if self.states else fitted.combine(states, x)
 
 
 class Cosine(nn.Module):
