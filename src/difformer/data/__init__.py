@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from difformer.data.batches import GraphBatch as GraphBatch
     from difformer.data.batches import GraphBatches as GraphBatches
-    from difformer.data.batches import NeighbourBatches as NeighbourBatches
-    from difformer.data.batches import NeighbourSampler as NeighbourSampler
     from difformer.data.batches import NodeBatch as NodeBatch
     from difformer.data.batches import NodePartitions as NodePartitions
     from difformer.data.batches import SnapshotBatch as SnapshotBatch
@@ -34,11 +32,14 @@ if TYPE_CHECKING:
     from difformer.data.knn import knn_edges as knn_edges
     from difformer.data.knn import knn_graph as knn_graph
     from difformer.data.lookup import cache_folder as cache_folder
+    from difformer.data.own import Preprocessing as Preprocessing
     from difformer.data.own import from_arrays as from_arrays
     from difformer.data.own import from_files as from_files
+    from difformer.data.own import from_frame as from_frame
     from difformer.data.own import from_pyg as from_pyg
     from difformer.data.own import read_features as read_features
-    from difformer.data.pyg_loader import neighbour_loader as neighbour_loader
+    from difformer.data.own.graphs import edge_ends as edge_ends
+    from difformer.data.own.table import is_missing as is_missing
     from difformer.data.registry import dataset_options as dataset_options
     from difformer.data.registry import load as load
     from difformer.data.split import Split as Split
@@ -62,10 +63,9 @@ _HOME = {
     "GraphBatch": "batches",
     "GraphBatches": "batches",
     "Listing": "catalogue",
-    "NeighbourBatches": "batches",
-    "NeighbourSampler": "batches",
     "NodeBatch": "batches",
     "NodePartitions": "batches",
+    "Preprocessing": "own",
     "SnapshotBatch": "batches",
     "SnapshotBatches": "batches",
     "Split": "split",
@@ -73,12 +73,15 @@ _HOME = {
     "authors_split": "splitting",
     "cache_folder": "lookup",
     "dataset_options": "registry",
+    "edge_ends": "own.graphs",
     "fraction_split": "splitting",
     "from_arrays": "own",
     "from_files": "own",
+    "from_frame": "own",
     "from_pyg": "own",
     "index_split": "splitting",
     "induced_subgraph": "batches",
+    "is_missing": "own.table",
     "knn_edges": "knn",
     "knn_graph": "knn",
     "labels_per_class_split": "splitting",
@@ -87,7 +90,6 @@ _HOME = {
     "load_images": "datasets.images",
     "load_splits": "split",
     "masks_split": "splitting",
-    "neighbour_loader": "pyg_loader",
     "partition_nodes": "batches",
     "per_class_split": "splitting",
     "period_scale": "datasets.temporal",
@@ -105,10 +107,9 @@ __all__ = [
     "GraphBatch",
     "GraphBatches",
     "Listing",
-    "NeighbourBatches",
-    "NeighbourSampler",
     "NodeBatch",
     "NodePartitions",
+    "Preprocessing",
     "SnapshotBatch",
     "SnapshotBatches",
     "Split",
@@ -116,12 +117,15 @@ __all__ = [
     "authors_split",
     "cache_folder",
     "dataset_options",
+    "edge_ends",
     "fraction_split",
     "from_arrays",
     "from_files",
+    "from_frame",
     "from_pyg",
     "index_split",
     "induced_subgraph",
+    "is_missing",
     "knn_edges",
     "knn_graph",
     "labels_per_class_split",
@@ -130,7 +134,6 @@ __all__ = [
     "load_images",
     "load_splits",
     "masks_split",
-    "neighbour_loader",
     "partition_nodes",
     "per_class_split",
     "period_scale",

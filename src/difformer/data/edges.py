@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from difformer.data.errors import DataError
+from difformer.errors import UserError
 
 SelfLoops = Literal["add", "remove", "keep"]
 Duplicates = Literal["error", "sum", "mean", "max"]
@@ -75,7 +76,7 @@ def check_choices(self_loops: str, duplicates: str) -> None:
         ("duplicates", duplicates, get_args(Duplicates)),
     ):
         if given not in known:
-            raise ValueError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
+            raise UserError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
 
 
 def _merge(
@@ -106,5 +107,5 @@ def _refuse(edge: int, code: Tensor, weight: Tensor, names: Sequence[object]) ->
     first, second = (names[node] for node in divmod(edge, len(names)))
     raise DataError(
         f"the edge between nodes {first} and {second} is given more than once, with different "
-        f"weights ({found}); pass directed=True if its two directions differ, or duplicates='sum', 'mean' or 'max'"
+        f"weights ({found}); pass directed=true if its two directions differ, or duplicates=sum, mean or max"
     )

@@ -30,7 +30,7 @@ DAMAGE = (
 
 
 class DataError(UserError):
-    """Data that cannot be used as they are: the message says where, what stands there, and what to do.
+    """Data that cannot be used as they are: the message says where, what is there, and what to do.
 
     Args:
         problem: What is wrong, and what to do about it.
@@ -38,7 +38,7 @@ class DataError(UserError):
         line: Line in a text file, counted from one.
         row: Row of a table without lines (NPZ, Parquet, arrays), counted from zero.
         column: Name of the column, or its number counted from one.
-        argument: The argument that is wrong, or that solves the problem.
+        argument: The argument that solves the problem, as in `UserError`.
     """
 
     def __init__(
@@ -67,7 +67,8 @@ class DataError(UserError):
 
     def reworded(self, problem: str, *, path: object = None) -> DataError:
         """The same place with another text, in the file `path` where none was named."""
-        return DataError(problem, path=self.path or path, line=self.line, row=self.row, column=self.column)
+        place = {"path": self.path or path, "line": self.line, "row": self.row, "column": self.column}
+        return DataError(problem, argument=self.argument, **place)  # type: ignore[arg-type]
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:

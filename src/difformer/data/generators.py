@@ -17,6 +17,7 @@ from difformer.data.knn import knn_graph
 from difformer.data.random_edges import block_edges, distinct_edges, listed_both_ways, pairs_of
 from difformer.data.splitting import per_class_split, random_split
 from difformer.data.task import Task
+from difformer.errors import UserError
 
 __all__ = ["heat", "random_graph", "sbm", "two_moons"]
 
@@ -54,7 +55,7 @@ def sbm(
     """
     _check_sizes(num_nodes=num_nodes, num_classes=num_classes, num_features=num_features)
     if num_classes > num_nodes or not 0 <= homophily <= 1 or average_degree < 0:
-        raise ValueError(
+        raise UserError(
             f"sbm: expected num_classes ≤ num_nodes, homophily in [0, 1] and average_degree ≥ 0, "
             f"got {num_classes} classes, {num_nodes} nodes, homophily {homophily}, average_degree {average_degree}"
         )
@@ -216,4 +217,4 @@ def _classification(
 def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
-            raise ValueError(f"{name}: expected at least 1, got {size}")
+            raise UserError(f"{name}: expected at least 1, got {size}")

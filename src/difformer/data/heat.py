@@ -19,6 +19,7 @@ from torch import Tensor
 from difformer.data.random_edges import distinct_edges, listed_both_ways, pairs_of
 from difformer.data.splitting import random_split
 from difformer.data.task import Task
+from difformer.errors import UserError
 
 LaplacianKind = Literal["random-walk", "symmetric", "combinatorial"]
 
@@ -53,19 +54,19 @@ def heat(
         seed: Of everything else.
     """
     if precision not in ("single", "double"):
-        raise ValueError(f"precision: expected 'single' or 'double', got {precision!r}")
+        raise UserError(f"precision: expected 'single' or 'double', got {precision!r}")
     if not np.isfinite(time) or time < 0:
-        raise ValueError(f"time: expected a finite number ≥ 0, got {time}")
+        raise UserError(f"time: expected a finite number ≥ 0, got {time}")
     rng = np.random.default_rng(seed)
     if graph == "ring":
         if num_nodes < 3:
-            raise ValueError(f"num_nodes: a ring needs at least 3, got {num_nodes}")
+            raise UserError(f"num_nodes: a ring needs at least 3, got {num_nodes}")
         node = np.arange(num_nodes)
         pairs = np.stack([node, (node + 1) % num_nodes])
     elif graph == "grid":
         side = round(num_nodes**0.5)
         if side * side != num_nodes or side < 2:
-            raise ValueError(
+            raise UserError(
                 f"num_nodes: a grid needs a square number from 4 on, got {num_nodes}; try {max(side, 2) ** 2}"
             )
         place = np.arange(num_nodes).reshape(side, side)
@@ -74,7 +75,7 @@ def heat(
     elif graph == "random":
         pairs = pairs_of(distinct_edges(num_nodes, round(average_degree * num_nodes / 2), rng=rng), num_nodes)
     else:
-        raise ValueError(f"graph: expected 'ring', 'grid' or 'random', got {graph!r}")
+        raise UserError(f"graph: expected 'ring', 'grid' or 'random', got {graph!r}")
     edge_index = listed_both_ways(pairs, num_nodes, self_loops=False)
     start = rng.standard_normal((num_nodes, num_features))
     dtype = torch.float64 if precision == "double" else torch.float32
@@ -105,7 +106,7 @@ def flow(
     if steps is None:
         return torch.from_numpy(np.asarray(expm_multiply(-time * operator, state)))
     if steps < 1:
-        raise ValueError(f"steps: expected at least 1, or None for the exact flow; got {steps}")
+        raise UserError(f"steps: expected at least 1, or None for the exact flow; got {steps}")
     for _ in range(steps):
         state = state - (time / steps) * (operator @ state)
     return torch.from_numpy(state)
@@ -118,7 +119,7 @@ def _laplacian(edge_index: NDArray[np.int64], num_nodes: int, kind: LaplacianKin
     if kind == "combinatorial":
         return sparse.diags_array(degree) - adjacency
     if kind not in ("random-walk", "symmetric"):
-        raise ValueError(f"laplacian: expected 'random-walk', 'symmetric' or 'combinatorial', got {kind!r}")
+        raise UserError(f"laplacian: expected 'random-walk', 'symmetric' or 'combinatorial', got {kind!r}")
     # A node without neighbours keeps its heat: its row of L is zero.
     alive = (degree > 0).astype(np.float64)
     power = np.zeros(num_nodes)

@@ -16,6 +16,7 @@ from difformer.data.errors import require
 from difformer.data.knn_exact import Metric, distance, distance_sparse, keep_nearest, nearest, norms
 from difformer.data.knn_sets import nearest_within
 from difformer.data.sparse import from_scipy, to_scipy
+from difformer.errors import UserError
 
 
 def knn_graph(
@@ -76,22 +77,22 @@ def knn_edges(
     """`knn_graph` with the distance of every edge: ``edge_index [2, E]`` and ``distances [E]`` in double precision."""
     points = _points(x)
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
-        raise ValueError(f"k: expected a whole number, got {k!r}")
+        raise UserError(f"k: expected a whole number, got {k!r}")
     if metric not in ("cosine", "euclidean"):
-        raise ValueError(f"metric: expected 'cosine' or 'euclidean', got {metric!r}")
+        raise UserError(f"metric: expected 'cosine' or 'euclidean', got {metric!r}")
     if block_size is not None and block_size < 1:
-        raise ValueError(f"block_size: expected at least 1, got {block_size}")
+        raise UserError(f"block_size: expected at least 1, got {block_size}")
     if node_ptr is not None and approximate:
-        raise ValueError("approximate: a search within many small sets is exact; leave approximate out")
+        raise UserError("approximate: a search within many small sets is exact; leave approximate out")
     if node_ptr is not None:
         node_ptr = torch.as_tensor(node_ptr)
         ends = (0, points.shape[0])
         rising = node_ptr.dim() == 1 and node_ptr.numel() > 1 and not node_ptr.is_floating_point()
         if not rising or (int(node_ptr[0]), int(node_ptr[-1])) != ends or bool((node_ptr.diff() < 0).any()):
-            raise ValueError(f"node_ptr: expected whole numbers that rise from 0 to the {ends[1]} points of x")
+            raise UserError(f"node_ptr: expected whole numbers that rise from 0 to the {ends[1]} points of x")
     most = points.shape[0] - (0 if include_self else 1)
     if k < 1 or (node_ptr is None and k > most):
-        raise ValueError(f"k: {points.shape[0]} points have at most {most} neighbours each, got k = {k}")
+        raise UserError(f"k: {points.shape[0]} points have at most {most} neighbours each, got k = {k}")
     node = torch.arange(points.shape[0], device=points.device)
     others = k - 1 if include_self else k
     if others == 0:
@@ -118,13 +119,13 @@ def _points(x: Any) -> Tensor:
     if not isinstance(x, Tensor) and not hasattr(x, "tocsr"):
         x = np.asarray(x)
         if x.dtype.kind not in "biuf":
-            raise ValueError(f"x: expected a matrix of numbers [N, F], got {x.dtype} of shape {list(x.shape)}")
+            raise UserError(f"x: expected a matrix of numbers [N, F], got {x.dtype} of shape {list(x.shape)}")
     points = x if isinstance(x, Tensor) else from_scipy(x) if hasattr(x, "tocsr") else torch.from_numpy(x)
     if points.dim() != 2 or points.layout not in (torch.strided, torch.sparse_csr):
-        raise ValueError(f"x: expected a matrix [N, F], dense or CSR, got {tuple(points.shape)} in {points.layout}")
+        raise UserError(f"x: expected a matrix [N, F], dense or CSR, got {tuple(points.shape)} in {points.layout}")
     values = points.values() if points.layout == torch.sparse_csr else points
     if not bool(values.isfinite().all()):
-        raise ValueError("x: holds NaN or infinite entries, from which there are no distances")
+        raise UserError("x: holds NaN or infinite entries, from which there are no distances")
     return points if points.is_floating_point() else points.double()
 
 
@@ -149,7 +150,7 @@ def _approximately(points: Tensor, k: int, metric: Metric, seed: int) -> tuple[T
     found = torch.from_numpy(np.asarray(search.neighbor_graph[0], dtype=np.int64))
     row, place = ((found >= 0) & (found != torch.arange(n)[:, None])).nonzero(as_tuple=True)
     if int(torch.bincount(row, minlength=n).min()) < k:
-        raise ValueError(f"approximate: found fewer than k = {k} neighbours for a point; use the exact search")
+        raise UserError(f"approximate: found fewer than k = {k} neighbours for a point; use the exact search")
     candidate = found[row, place].to(points.device)
     row = row.to(points.device)
     if sparse:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from difformer.data.molecules import MoleculeError, atom_types, bonds_of, label_atoms, parse, place_atoms
+from difformer.errors import UserError
 
 Array = np.ndarray[Any, Any]
 
@@ -112,11 +113,11 @@ def read_smiles(path: str | Path) -> list[tuple[str, str]]:
         rows = csv.DictReader(file)
         for column in ("mol_id", "smiles"):
             if column not in (rows.fieldnames or ()):
-                raise ValueError(f"{path}, line 1: no column {column!r}; the header is {rows.fieldnames}")
+                raise UserError(f"{path}, line 1: no column {column!r}; the header is {rows.fieldnames}")
         table = []
         for row in rows:
             if not row["smiles"]:
-                raise ValueError(f"{path}, line {rows.line_num}, column 'smiles': empty")
+                raise UserError(f"{path}, line {rows.line_num}, column 'smiles': empty")
             table.append((row["mol_id"], row["smiles"]))
     return table
 

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from difformer.data.errors import require
+from difformer.errors import UserError
 
 Array = np.ndarray[Any, Any]
 Stage = Literal["parsing", "embedding", "force field"]
@@ -33,7 +34,7 @@ CARBONYL = "[CX3]=O"
 UNBRANCHED_ALKANE = "[R0;D2,D1][R0;D2][R0;D2,D1]"
 
 
-class MoleculeError(ValueError):
+class MoleculeError(UserError):
     """A molecule that cannot be read or placed in space; ``smiles`` and ``stage`` say which and where it failed."""
 
     def __init__(self, smiles: str, stage: Stage, reason: str) -> None:

@@ -12,6 +12,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
+from difformer.errors import UserError
+
 Codes = NDArray[np.int64]
 
 MOST_PAIRS_TO_PERMUTE = 20_000_000
@@ -28,7 +30,7 @@ def distinct_edges(num_nodes: int, num_edges: int, *, skew: float = 0.0, rng: Ge
     """
     possible = num_nodes * (num_nodes - 1) // 2
     if not 0 <= num_edges <= possible or not 0 <= skew < 1:
-        raise ValueError(
+        raise UserError(
             f"num_edges, skew: {num_nodes} nodes have {possible} pairs and skew must lie in [0, 1); "
             f"got {num_edges} edges and skew {skew}"
         )
@@ -44,7 +46,7 @@ def distinct_edges(num_nodes: int, num_edges: int, *, skew: float = 0.0, rng: Ge
         codes = _sorted_unique(np.concatenate([codes, fresh]))
         if codes.size > num_edges:  # the surplus goes at random: cutting the end would spare high numbers
             codes = np.delete(codes, rng.choice(codes.size, codes.size - num_edges, replace=False))
-    raise ValueError(f"skew: {skew} with {num_edges} edges on {num_nodes} nodes fills the hubs; ask for fewer or less")
+    raise UserError(f"skew: {skew} with {num_edges} edges on {num_nodes} nodes fills the hubs; ask for fewer or less")
 
 
 def block_edges(sizes: NDArray[np.int64], *, average_degree: float, homophily: float, rng: Generator) -> Codes:
@@ -136,5 +138,5 @@ def _kth_pair(k: Codes, num_nodes: int) -> Codes:
 
 def _probability(edges: float, pairs: int, where: str) -> float:
     if edges > pairs:
-        raise ValueError(f"average_degree, homophily: {edges:.0f} edges expected {where}, but there are {pairs} pairs")
+        raise UserError(f"average_degree, homophily: {edges:.0f} edges expected {where}, but there are {pairs} pairs")
     return edges / pairs if pairs else 0.0

@@ -10,6 +10,8 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
+from difformer.errors import UserError
+
 
 def segments(ptr: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Positions of chosen segments of a flat array, one segment after the other.
@@ -57,9 +59,9 @@ def checked_csr(data: Any, indices: Any, ptr: Any, shape: Any) -> Any:
     shape = np.asarray(shape)
     for name, part in (("data", data), ("indices", indices), ("indptr", ptr)):
         if part.ndim != 1 or part.dtype.kind not in ("biuf" if name == "data" else "iu"):
-            raise ValueError(f"{name}: expected one row of numbers, got {part.dtype} of shape {list(part.shape)}")
+            raise UserError(f"{name}: expected one row of numbers, got {part.dtype} of shape {list(part.shape)}")
     if shape.shape != (2,) or shape.dtype.kind not in "iu" or shape.min() < 0:
-        raise ValueError(f"shape: expected two whole numbers, got {shape.tolist()}")
+        raise UserError(f"shape: expected two whole numbers, got {shape.tolist()}")
     matrix = sparse.csr_matrix((data, indices, ptr), shape=tuple(shape.tolist()))
     matrix.check_format(full_check=True)
     return matrix
@@ -91,7 +93,7 @@ def check_scipy(matrix: Any) -> None:
     elif hasattr(matrix, "row") and matrix.nnz:
         for name, index, size in (("row", matrix.row, matrix.shape[0]), ("column", matrix.col, matrix.shape[1])):
             if index.min() < 0 or index.max() >= size:
-                raise ValueError(f"{name} indices must lie in 0 … {size - 1}, got {index.min()} … {index.max()}")
+                raise UserError(f"{name} indices must lie in 0 … {size - 1}, got {index.min()} … {index.max()}")
 
 
 def sparse_to_scipy(x: Tensor) -> Any:

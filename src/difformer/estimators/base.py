@@ -17,7 +17,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from difformer.data.preprocess import feature_tensor
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.estimators.estimator_files import TEXTS, load_estimator, plain_list, save_estimator
 from difformer.estimators.population import Population, Scaling, make_population, row_digests

@@ -23,7 +23,7 @@ from scipy import sparse
 from torch import Tensor
 
 from difformer.attention.polynomial import DEFAULT_TOL
-from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
+from difformer.diffusivity import Diffusivity, as_diffusivity
 from difformer.errors import UserError
 from difformer.estimators.population import Scaling
 from difformer.estimators.predictor import GivenGraph, Member, Memory, Predictor, Search

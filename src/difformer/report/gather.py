@@ -257,6 +257,11 @@ def original_rows(task: Task, rows: Tensor) -> Tensor:
     return torch.where(found.abs() < 1e-6 * scaling.scale, 0.0, found)  # what rounding leaves of a zero
 
 
+def layer_names(count: int) -> list[str]:
+    """Of a DIFFormer's states."""
+    return ["input", *(f"layer {k}" for k in range(1, count))]
+
+
 def column_names(task: Task) -> list[str]:
     """Of classes or target columns."""
     return list(task.class_names) if task.class_names else [str(c) for c in range(task.num_outputs)]

@@ -34,6 +34,7 @@ from difformer.report.gather import (
     draw,
     encoder_of,
     is_diffusion,
+    layer_names,
     original_rows,
     rounded,
     said,
@@ -80,11 +81,6 @@ class Map:
     notes: tuple[str, ...]
     shown: Tensor
     latent: tuple[LatentLayer, ...] = ()
-
-
-def layer_names(count: int) -> list[str]:
-    """Of a DIFFormer's states."""
-    return ["input", *(f"layer {k}" for k in range(1, count))]
 
 
 def scene_map(
@@ -194,14 +190,11 @@ def _joined(
     if scene is not None and scene.states is not None and len(scene.difformer.layers):
         if why_no_attention(scene.difformer.layers[0]) is None:  # type: ignore[arg-type]
             latent = tuple(latent_layers(scene, shown, classes))
-            asked = asking(shown, scene.size).numel()
-            if asked < shown.numel():
-                notes = (
-                    *notes,
-                    f"Attention was computed from {asked:,} of the shown {shown.numel():,} to all others.",
-                )
-            base = None if classes is None else chance(classes, shown)
-            count = 0 if classes is None else int((classes[shown] >= 0).sum())
+            asked = shown[asking(shown, scene.size)]
+            if (count := asked.numel()) < shown.numel():
+                notes = (*notes, f"Attention was computed from {count:,} of the shown {shown.numel():,} to all others.")
+            base = None if classes is None else chance(classes, asked)
+            count = 0 if classes is None else int((classes[asked] >= 0).sum())
             data["uniform"] = [near_uniform(one, base, count) for one in latent]
         source, target = observed_pairs(scene, shown)
         edges = set(zip(source.tolist(), target.tolist(), strict=True))

@@ -13,6 +13,7 @@ from difformer.data.preprocess import feature_tensor, sentence, symmetric_edges
 from difformer.data.scaling import Scaling
 from difformer.data.split import Split
 from difformer.data.task import Task
+from difformer.errors import UserError
 
 
 def choice(option: str, value: str, allowed: Sequence[str]) -> str:
@@ -22,14 +23,14 @@ def choice(option: str, value: str, allowed: Sequence[str]) -> str:
         ValueError: Naming the option, what came, and what it takes.
     """
     if value not in allowed:
-        raise ValueError(f"{option} must be one of {', '.join(repr(a) for a in allowed)}; got {value!r}")
+        raise UserError(f"{option} must be one of {', '.join(repr(a) for a in allowed)}; got {value!r}")
     return value
 
 
 def seeded(make: Callable[[int], Split], *, num_splits: int, seed: int) -> tuple[Split, ...]:
     """`num_splits` splits, made from `seed`, `seed + 1`, …"""
     if num_splits < 1:
-        raise ValueError(f"num_splits must be at least 1, got {num_splits}")
+        raise UserError(f"num_splits must be at least 1, got {num_splits}")
     return tuple(make(seed + i) for i in range(num_splits))
 
 

@@ -3,15 +3,14 @@
 CIFAR-10: the first 1500 images of each class of the training set, in its order; STL-10: all 13,000 labelled images,
 training set first. Protocol ``"paper"``: 10, 50 or 100 labels a class, 1000 images for validation, the rest for test.
 
-Features: ``"simclr"`` (512 columns, learned without labels; a file that `difformer.data.features` makes), or without
-any training ``"pca"``, ``"hog"`` and ``"pixels"``, for which STL-10's images are shrunk to 32 × 32 first.
+Features: ``"simclr"`` (512 columns, learned without labels; a file that ``benchmarks/simclr`` makes), or without
+any training ``"pca"`` and ``"pixels"``, for which STL-10's images are shrunk to 32 × 32 first.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 from difformer.data.archives import read_npz
 from difformer.data.datasets.common import choice, seeded, seeds_of, table_task
 from difformer.data.datasets.image_files import CIFAR10_CLASSES, SIDE, STL10_CLASSES, read_images, read_labels
+from difformer.data.datasets.pixels import pca_features, shrink_images
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, cache_folder, check_folders, find_file, locate, reading
 from difformer.data.processed import processed
@@ -30,9 +30,8 @@ from difformer.data.task import Task
 
 Array = np.ndarray[Any, Any]
 
-FEATURES = ("simclr", "pca", "hog", "pixels")
+FEATURES = ("simclr", "pca", "pixels")
 CLASSES = {"cifar10": CIFAR10_CLASSES, "stl10": STL10_CLASSES}
-HOG = {"cell": 8, "bins": 9}
 _FORMAT = 1
 
 
@@ -54,7 +53,7 @@ def images(
         name: ``"cifar10"`` or ``"stl10"``.
         root: Folder to search first.
         protocol: ``"paper"``.
-        features: ``"simclr"`` (learned, 512 columns, from a file), ``"pca"``, ``"hog"`` or ``"pixels"``.
+        features: ``"simclr"`` (learned, 512 columns, from a file), ``"pca"`` or ``"pixels"``.
         per_class: Training labels a class; 10, 50 and 100 in the paper.
         num_splits: How many splits.
         seed: Of the first; the others follow.
@@ -108,9 +107,9 @@ def _simclr_file(name: str, root: str | os.PathLike[str] | None) -> Path:
     path = find_file(features_path(name), root)
     if path is None:
         raise DataError(
-            f"data set {name!r}: features='simclr' needs {features_path(name)}, which is in no data folder. Train it: "
-            f"difformer.data.features.train_simclr on load_images({name!r}), encode, save_features, and put the file "
-            f"into {cache_folder() / name}; or ask for features='pca', 'hog' or 'pixels', which need no training"
+            f"data set {name!r}: features=simclr needs {features_path(name)}, which is in no data folder. Train it "
+            f"with `python -m benchmarks.simclr.cifar10` (in the source repository) and put the file into "
+            f"{cache_folder() / name}; or use features=pca or features=pixels, which need no training"
         )
     return path
 
@@ -135,8 +134,6 @@ def _simclr(name: str, path: Path, labels: Array) -> Array:
 
 
 def _plain(found: Found, features: str, pca_dim: int) -> tuple[Array, str]:
-    from difformer.data.features import hog_features, pca_features, shrink_images
-
     def small_images() -> Array:
         with reading(found):
             full: Array = read_images(found)["images"]
@@ -146,14 +143,11 @@ def _plain(found: Found, features: str, pca_dim: int) -> tuple[Array, str]:
     if features == "pixels":
         small = small_images()
         return small.reshape(len(small), -1) / np.float32(255), f"pixels{shrunk}, 0 to 1"
-    options = {"dim": pca_dim} if features == "pca" else HOG
-    make: Callable[..., Array] = pca_features if features == "pca" else hog_features
     arrays = processed(
-        f"{found.name}-{features}",
-        lambda: {"features": make(small_images(), **options)},
+        f"{found.name}-pca",
+        lambda: {"features": pca_features(small_images(), pca_dim)},
         sources=found.paths,
         version=_FORMAT,
-        options=options,
+        options={"dim": pca_dim},
     )
-    said = f"{pca_dim} principal components of pixels" if features == "pca" else "histograms of oriented gradients"
-    return arrays["features"], said + shrunk
+    return arrays["features"], f"{pca_dim} principal components of pixels{shrunk}"
