@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from difformer.training.source import TaskSource
 
 DEFAULT_MODEL = "difformer-s"
-OWN_SPLITS = 10  # seeded splits of your own data, unless --data seeds or a file says otherwise
+OWN_SPLITS = 10  # seeded splits of a user's files, unless --data seeds or a file says otherwise
 TABLES = (".csv", ".tsv", ".txt", ".parquet", ".npz", ".npy", ".pt", ".gz")
 
 Dataset = Annotated[
     str | None,
     argument(
-        "Name of a data set (`difformer datasets` lists them), or a table of your own such as customers.csv.",
+        "Name of a data set (`difformer datasets` lists them), or a table such as customers.csv.",
         complete=dataset_names,
     ),
 ]
