@@ -26,8 +26,8 @@ from torch.nn import functional
 from difformer.attention.linear import LINEAR
 from difformer.attention.reference import attention_matrix
 from difformer.diffusion import AllPairAttention, diffuse, penalty
-from difformer.diffusion.diffusivity import CONSTANT
 from difformer.diffusion.energy import effective_rank
+from difformer.diffusivity import CONSTANT
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.inspection import PAIRS_OF_A_BLOCK
 from difformer.report.gather import Scene, draw
