@@ -279,6 +279,7 @@ def test_nothing_is_left_of_a_stack():
 
 def test_what_cannot_be_stacked_says_why():
     config = TrainConfig(options=OPTIONS)
+    added = config.replace(options={**OPTIONS, "graph_weight": None})
     assert "graphs" in unstackable(point_sets(), config)
     assert "mini-batches" in unstackable(blocks(), config.replace(batch_size=20))
     assert "model" in unstackable(blocks(), TrainConfig(model="label-spreading"))
@@ -287,7 +288,7 @@ def test_what_cannot_be_stacked_says_why():
     with pytest.raises(ValueError, match="cannot be trained as one: mini-batches"):
         train_stacked(blocks(), DIFFERENT, config.replace(batch_size=20), "cpu")
     with pytest.raises(ValueError, match="graph_weight is a number in some settings and none in others"):
-        train_stacked(blocks(), [StackedSetting(), StackedSetting(graph_weight=0.5)], config, "cpu")
+        train_stacked(blocks(), [StackedSetting(), StackedSetting(graph_weight=0.5)], added, "cpu")
     with pytest.raises(ValueError, match="split 7 of a setting: task 'blocks' has 2 splits"):
         train_stacked(blocks(), [StackedSetting(split=7)], config, "cpu")
     with pytest.raises(ValueError, match="has no option 'step_size'"):
@@ -299,7 +300,8 @@ def test_runs_that_belong_together_are_found():
     config = TrainConfig(options=OPTIONS)
     same = config.replace(learning_rate=0.5, weight_decay=0.1, options={**OPTIONS, "dropout": 0.3, "step_size": 0.1})
     assert apart(config) == apart(same)
-    for other in ({"epochs": 7}, {"options": {"hidden_channels": 9}}, {"options": {**OPTIONS, "graph_weight": 0.5}}):
+    assert apart(config) == apart(config.replace(options={**OPTIONS, "graph_weight": 0.5}))
+    for other in ({"epochs": 7}, {"options": {"hidden_channels": 9}}, {"options": {**OPTIONS, "graph_weight": None}}):
         assert apart(config) != apart(config.replace(**other))
 
 
