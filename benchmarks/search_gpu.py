@@ -44,7 +44,7 @@ from difformer.training import NonFiniteLossError, toml, train_one
 from difformer.training.config import TrainConfig, make_config
 from difformer.training.devices import describe, resolve
 from difformer.training.metrics import find_metric
-from difformer.training.stacked import HYPER, RATES, StackedSetting, apart, train_stacked, unstackable
+from difformer.training.stack import HYPER, RATES, StackedSetting, apart, train_stacked, unstackable
 from difformer.zoo import MODELS, find, options_of
 
 # Axes that may differ within a stack. A graph weight of none cannot be stacked with numbers, so it counts as shape.
