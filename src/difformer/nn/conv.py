@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from difformer.attention import BACKENDS
+from difformer.attention.layout import working_dtype
 from difformer.attention.scores import form_of, score_key
 from difformer.attention.segments import Segments
-from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
+from difformer.diffusivity import Diffusivity, as_diffusivity
+from difformer.errors import UserError
 from difformer.graph import GRAPH_NORMS, Graph
 from difformer.kernels.fused import fused_step, why_not_fused, why_not_gram
+from difformer.kernels.gram import gram_attention
+from difformer.kernels.rows import unit_rows
 from difformer.nn.context import Context
-from difformer.nn.gram import gram_attention
 from difformer.nn.structure import Structure, as_structure
-from difformer.nn.unit import unit_rows
 
 QK_NORMS = ("row", "global", "none")
 INITIALISATIONS = ("identity", "torch")
@@ -93,13 +95,13 @@ class DIFFormerConv(nn.Module):
         for name, count in (("in_channels", in_channels), ("out_channels", out_channels), ("num_heads", num_heads)):
             check_count(name, count)
         if not math.isfinite(source_weight):
-            raise ValueError(f"source_weight must be a finite number, got {source_weight!r}")
+            raise UserError(f"source_weight must be a finite number, got {source_weight!r}")
         if not 0 < step_size <= 1:
-            raise ValueError(f"step_size must lie in (0, 1], got {step_size!r}")
+            raise UserError(f"step_size must lie in (0, 1], got {step_size!r}")
         if graph_weight is not None and not 0 <= graph_weight <= 1:
-            raise ValueError(f"graph_weight must lie in [0, 1], or be None to add the graph term, got {graph_weight!r}")
+            raise UserError(f"graph_weight must lie in [0, 1], or be None to add the graph term, got {graph_weight!r}")
         if in_channels != out_channels and (residual or not transform):
-            raise ValueError(
+            raise UserError(
                 f"in_channels {in_channels} and out_channels {out_channels} must be equal with residual=True or "
                 f"transform=False"
             )
@@ -140,12 +142,12 @@ class DIFFormerConv(nn.Module):
         if self.qk_norm == "none":
             return q, k
         query_norm, key_norm = (Structure() if context is None else context).norms(q, k)
-        scaled = q / query_norm
-        return scaled, scaled if k is q else k / key_norm
+        scaled = (q / query_norm).to(q.dtype)
+        return scaled, scaled if k is q else (k / key_norm).to(k.dtype)
 
     def _queries_and_keys(self, z: Tensor) -> tuple[Tensor, Tensor]:
         if self.query is None:
-            raise ValueError(f"diffusivity {self.diffusivity!r} infers no exchange, so it has no queries and keys")
+            raise UserError(f"diffusivity {self.diffusivity!r} infers no exchange, so it has no queries and keys")
         shape = (z.shape[0], self.num_heads, self.out_channels)
         q = self.query(z).view(shape)
         return q, q if self.key is None else self.key(z).view(shape)
@@ -153,8 +155,8 @@ class DIFFormerConv(nn.Module):
     def squares(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """‖Q‖² and ‖K‖² of some rows before normalisation; they add over rows, for ``qk_norm="global"``."""
         q, k = self._queries_and_keys(z)
-        square = q.square().sum()
-        return square, square if k is q else k.square().sum()
+        square = q.to(working_dtype(q.dtype)).square().sum()
+        return square, square if k is q else k.to(square.dtype).square().sum()
 
     def values(self, z: Tensor) -> Tensor:
         """V: ``[N, H, out_channels]``, or the states themselves, ``[N, 1, out_channels]``, without `transform`."""
@@ -166,7 +168,7 @@ class DIFFormerConv(nn.Module):
         """Mean over heads of the all-pair term, ``[N, out_channels]``."""
         if self.diffusivity is None or self.form == "identity":
             return over_heads(v)
-        if self.query is not None and why_not_gram(self, context) is None:
+        if self.query is not None and why_not_gram(self, z, context) is None:
             key = self.query if self.key is None else self.key
             return gram_attention(z, self.query, key, self.value, self.num_heads, scaled=self.qk_norm == "global")
         if self.query is None:
@@ -211,20 +213,20 @@ class DIFFormerConv(nn.Module):
                 `difformer.nn.context`.
         """
         if z.dim() != 2 or z.shape[1] != self.in_channels:
-            raise ValueError(f"z must have shape [N, {self.in_channels}], got {tuple(z.shape)}")
+            raise UserError(f"z must have shape [N, {self.in_channels}], got {tuple(z.shape)}")
         # A stack of runs has weights that are tensors, of which nobody may ask whether they are 0.
         used = source is not None and (isinstance(self.source_weight, Tensor) or self.source_weight != 0)
         if not used:
             source = None
         elif source.shape != (z.shape[0], self.out_channels) or source.dtype != z.dtype:  # type: ignore[union-attr]
-            raise ValueError(
+            raise UserError(
                 f"source must have shape {(z.shape[0], self.out_channels)} and type {z.dtype} as the states have, got "
                 f"{tuple(source.shape)} and {source.dtype}"  # type: ignore[union-attr]
             )
         if context is None:
             context = as_structure(z.shape[0], edge_index, edge_weight, batch)
         elif edge_index is not None or edge_weight is not None or batch is not None:
-            raise ValueError("context says who sends, so edge_index, edge_weight and batch must be left out")
+            raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
         if why_not_fused(self, z, context) is None:
             return fused_step(self, z, context, source)
         v = self.values(z)
@@ -255,9 +257,9 @@ def check_count(name: str, count: int, least: int = 1) -> None:
     except TypeError:
         enough = False
     if not enough:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {count!r}")
+        raise UserError(f"{name} must be an integer of at least {least}, got {count!r}")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

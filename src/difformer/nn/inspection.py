@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.attention import explain
 from difformer.attention.reference import attention_matrix
 from difformer.attention.segments import Segments, as_segments
-from difformer.diffusion.diffusivity import CONSTANT, Diffusivity
 from difformer.diffusion.energy import effective_rank, penalty
+from difformer.diffusivity import CONSTANT, Diffusivity
+from difformer.errors import UserError
+from difformer.kernels.fused import why_not_fused, why_not_plain
 from difformer.nn.structure import Structure
 
 if TYPE_CHECKING:
@@ -44,6 +47,20 @@ class StrongestPairs:
         return self.weight.numel()
 
 
+def explain_layer(layer: nn.Module, z: Tensor, structure: Structure) -> str:
+    """How a layer computes its step for states like ``z [N, d]``, and why so."""
+    reason = why_not_plain(layer) or why_not_fused(layer, z, structure)  # type: ignore[arg-type]
+    if reason is None:
+        return "a fused kernel"
+    form = getattr(layer, "form", None)
+    if form in (None, "identity"):
+        return f"the formula, because {reason}"
+    largest = z.shape[0] if structure.segments is None else structure.segments.largest
+    options = {"heads": layer.num_heads, "device": z.device, "dtype": z.dtype}
+    choice = explain(largest, layer.out_channels, diffusivity=layer.diffusivity, **options)  # type: ignore[arg-type]
+    return f"the formula, because {reason}; all pairs by {choice}"
+
+
 def attention_rows(
     layer: DIFFormerConv,
     z: Tensor,
@@ -60,14 +77,14 @@ def attention_rows(
     """
     if layer.diffusivity is None or layer.form == "identity":
         name = None if layer.diffusivity is None else layer.diffusivity.name
-        raise ValueError(f"diffusivity {name!r} propagates over no latent pairs, so there is no attention to look at")
+        raise UserError(f"diffusivity {name!r} propagates over no latent pairs, so there is no attention to look at")
     if layer.query is None:  # constant: every pair alike
         q = k = z.new_zeros(z.shape[0], layer.num_heads, 1)
     else:
         q, k = layer.queries_and_keys(z, Structure(None, segments))
     if head is not None:
         if not 0 <= head < layer.num_heads:
-            raise ValueError(f"head must lie in 0 … {layer.num_heads - 1}, got {head}")
+            raise UserError(f"head must lie in 0 … {layer.num_heads - 1}, got {head}")
         q, k = q[:, head : head + 1], k[:, head : head + 1]
     for nodes in _graphs(z, segments):
         keys = k[nodes]
@@ -96,7 +113,7 @@ def strongest_pairs(
 ) -> StrongestPairs:
     """The `top_k` pairs with the largest attention, never more than a block of rows of attention in memory."""
     if top_k < 1:
-        raise ValueError(f"top_k must be at least 1, got {top_k}")
+        raise UserError(f"top_k must be at least 1, got {top_k}")
     none = torch.empty(0, dtype=torch.long, device=z.device)
     best, source, target = z.new_empty(0), none, none
     for rows, columns, weights in attention_rows(layer, z, as_segments(batch), head=head, block_size=block_size):
