@@ -36,9 +36,6 @@ class EdgeDiffusion(Encoder):
     of S sums to one. S is taken at h(Z), from the states alone: there are no queries and keys.
 
     Args:
-        in_channels: Features per instance.
-        hidden_channels: Length of a state.
-        out_channels: Outputs per instance.
         num_layers: Steps.
         diffusivity: g: a name, or a `Diffusivity`.
         similarity: ``"cosine"`` as above, or ``"distance"`` for f(‖z_i - z_j‖²).

@@ -93,9 +93,6 @@ class GRAND(Encoder):
     exponential.
 
     Args:
-        in_channels: Features per instance.
-        hidden_channels: Length of a state.
-        out_channels: Outputs per instance.
         linear: Whether attention is taken once, at the initial states.
         num_layers: Steps of the solver.
         step_size: τ; the time that is integrated over is ``num_layers × step_size`` unless `time` says otherwise.

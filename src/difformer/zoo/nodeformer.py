@@ -40,9 +40,7 @@ class NodeFormer(Encoder):
     evaluation there is no noise, and the features are those that are saved with the model.
 
     Args:
-        in_channels: Features per instance.
         hidden_channels: Length of a state, and of each head.
-        out_channels: Outputs per instance.
         num_layers: Attention layers.
         num_heads: Heads.
         dropout: After the input and each layer.
@@ -132,12 +130,12 @@ class NodeFormer(Encoder):
         return torch.cat(layers, 1) if self.jumping else z
 
     def _bytes(self, rows: int) -> float:
-        """What training keeps: features of queries and keys, four times those of each draw, and a few states."""
+        """What training keeps: features of queries and keys, those of each draw, and a few states; measured."""
         first = self.layers[0]
         assert isinstance(first, NodeFormerLayer)
         (heads, channels), features = first.shape, first.projection.shape[0]
         draws = max(1, first.samples)
-        return 4.0 * rows * len(self.layers) * (heads * (features * (4 * draws + 8) + 4 * channels) + 12 * channels)
+        return 4.0 * rows * len(self.layers) * (heads * (features * (4.5 * draws + 5) + 2 * channels) + 8 * channels)
 
     def penalty(self) -> Tensor:
         """λ times the edge loss of the last pass, a mean over layers; zero where nothing is observed."""
