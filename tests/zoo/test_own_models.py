@@ -11,6 +11,7 @@ from torch import nn
 import difformer
 from difformer import zoo
 from difformer.training import TrainConfig, fit, predict, train_one
+from difformer.training.spaces import default_space
 from difformer.zoo import model_registry
 from difformer.zoo.model_registry import Plain, name_of
 
@@ -75,7 +76,8 @@ def test_a_registered_model_is_one_of_the_catalogue(names):
     info = difformer.register_model("mean", Mean, kinds=("nodes", "series"), space={"scale": (0.5, 1.0)})
     assert info.about == "A linear map; knows nothing of edges."
     assert zoo.options_of("mean") == {"hidden_channels": 64, "scale": 1.0}
-    assert zoo.find("mean").space == {"scale": (0.5, 1.0)}
+    for kind in ("nodes", "series"):
+        assert default_space(kind, observed=False, model="mean", own=True).axes == {"scale": (0.5, 1.0)}
     assert train_one(nodes_task(), 0, TrainConfig(model="mean", epochs=2), 0, "cpu").outputs.shape == (30, 3)
     assert train_one(series_task(), 0, TrainConfig(model="mean", epochs=2), 0, "cpu").outputs.shape == (6, 5, 1)
     with pytest.raises(ValueError, match="has no option 'scael'; did you mean 'scale'"):

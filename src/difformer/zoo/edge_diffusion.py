@@ -41,7 +41,7 @@ class EdgeDiffusion(Encoder):
         similarity: ``"cosine"`` as above, or ``"distance"`` for f(‖z_i - z_j‖²).
         step_size: τ.
         source_weight: β; above 0 each step adds τβZ⁰.
-        transform: Whether h is a linear map, one a step, or nothing.
+        transform: Whether h is a linear map, one per step, or the identity.
         norm: Whether there are LayerNorms, after the input layer and after each step.
         dropout: After the input layer and after each step.
     """

@@ -242,7 +242,7 @@ _columns: Kept[tuple[Tensor, Tensor]] = Kept()
 
 
 def _with_values(x: SparseMatrix, values: Tensor) -> SparseMatrix:
-    """`x` with other values in the order of its rows; their order by columns is worked out once."""
+    """`x` with other values in the order of its rows; their order by columns is computed once."""
     order, row = _columns.of(x, (), lambda: _by_columns(x))
     rows, columns = x.rows, x.columns
     return SparseMatrix(

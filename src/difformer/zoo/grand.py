@@ -203,7 +203,7 @@ class GRANDPlusPlus(GRAND):
         self.labelled: Tensor | None
 
     def observe(self, y: Tensor, train_index: Tensor) -> None:
-        """Takes which nodes are labelled; the labels themselves are not looked at."""
+        """Takes which nodes are labelled; the labels themselves are ignored."""
         labelled = torch.zeros(y.shape[0], dtype=torch.bool, device=y.device)
         self.labelled = labelled.index_fill(0, train_index, True)
 

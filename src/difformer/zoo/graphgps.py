@@ -166,7 +166,7 @@ class GraphGPS(Encoder):
         return z
 
     def positions(self, observed: Observed) -> Tensor:
-        """e of every node; worked out once for a graph."""
+        """e of every node; computed once per graph."""
         make = return_probabilities if self.encoding == "random_walk" else laplacian_eigenvectors
 
         def work() -> Tensor:

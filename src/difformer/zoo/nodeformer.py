@@ -157,7 +157,7 @@ class NodeFormerLayer(nn.Module):
 
     Â the observed graph with self-loops, normalised by degrees; q, k are scaled by d^{-1/4}, so that qᵀk is that of
     softmax attention. Heads are joined by a linear map. All of it is linear in the values v = W_v z + b_v: states are
-    propagated, and the values' map and the joining one are applied, as one matrix a head, to sums over nodes.
+    propagated, and the values' map and the joining one are applied, as one matrix per head, to sums over nodes.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ def attend_drawn(
         q: ``[G, n, H, m]``.
         k: ``[G, n, H, m]``.
         z: ``[G, n, c]``, what is averaged.
-        noise: ``[G, n, S, H]`` factors of keys, one a draw; None for one draw without noise.
+        noise: ``[G, n, S, H]`` factors of keys, one per draw; None for one draw without noise.
     """
     draws = 1 if noise is None else noise.shape[2]
     heads, features = q.shape[2:]
