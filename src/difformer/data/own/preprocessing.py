@@ -99,8 +99,8 @@ class Encoding:
         words = ["0 or 1" if self.kind == "boolean" else "days" if self.kind == "date" else "1 column"]
         if self.scale != 1.0 or self.shift != 0.0:
             words[0] += ", standardised"
-        if self.months or self.weekdays:
-            words.append(f"{len(self.months)} months, {len(self.weekdays)} weekdays")
+        words += [f"{len(self.months)} months"] if self.months else []
+        words += [f"{len(self.weekdays)} weekdays"] if self.weekdays else []
         if self.gaps:
             words.append(f"gaps filled with {self._shown(self.fill)} and marked")
         return ", ".join(words)
