@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from difformer.attention.memory import free_bytes
 from difformer.data import DataError, Task
 from difformer.data.lookup import check_folders
 from difformer.errors import UserError, WouldNotFitError
@@ -37,6 +36,7 @@ from difformer.experiments.measure import (
 from difformer.experiments.samples import baseline, load_data
 from difformer.experiments.spec import Data, Experiment
 from difformer.files import only_one, writing
+from difformer.free_memory import free_bytes
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
 from difformer.training.interrupt import stop_requests

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from difformer.attention.memory import free_bytes
 from difformer.data import Task
 from difformer.errors import UserError
+from difformer.free_memory import free_bytes
 from difformer.training.callbacks import Callback
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
