@@ -109,8 +109,8 @@ def _read_predictions(folder: RunFolder, task: Task, seed: int) -> Predictions:
     expected = (*(task.y.shape[:2] if task.kind == "series" else task.y.shape[:1]), task.num_outputs)
     if tuple(outputs.shape) != expected or len(part) != task.num_instances:
         raise RunFolderError(
-            f"{path} holds outputs of shape {tuple(outputs.shape)} for {len(part)} instances, expected {expected}: it is "
-            "not of this run; fit the run anew"
+            f"{path} holds outputs of shape {tuple(outputs.shape)} for {len(part)} instances, expected {expected}: it "
+            "does not belong to this run; fit the run anew"
         )
     return Predictions(task.problem, outputs, task.class_names, task.instance_names, task.y, part)
 
