@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from difformer.attention.memory import free_bytes
 from difformer.data import Task
 from difformer.errors import UserError
+from difformer.free_memory import free_bytes
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import Snapshot
 from difformer.training.config import TrainConfig
