@@ -29,7 +29,7 @@ from difformer.cli.tune import tune
 START = """\
 difformer learns from rows that influence each other: graphs, tables with links, series and sets.
 
-  difformer demo                               compare models on handwritten digits, in about a minute
+  difformer demo                               compare models on handwritten digits
   difformer fit customers.csv --label segment  train on your own table; add --edges links.csv for a graph
   difformer report RUN --open                  see what the model learned
 
@@ -136,7 +136,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; with any command.")] = False,
 ) -> None:
     """Options before the command; `--debug` is removed from the words before they reach this function."""

@@ -38,6 +38,7 @@ Dataset = Annotated[
     str | None,
     argument(
         "Name of a data set (`difformer datasets` lists them), or a table such as customers.csv.",
+        metavar="DATASET",
         complete=dataset_names,
     ),
 ]
