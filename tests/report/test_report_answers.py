@@ -194,3 +194,13 @@ def test_the_sentence_names_what_matters_and_sums_up_the_rest():
         "Predicted churns (0.71; 0.65 with average features): age (+0.02); all other instances (+0.04)."
     )
     assert sentence(nodes_task(), "churns", None) == "Predicted churns."
+
+
+def test_a_sampled_baseline_is_named_as_such(workshop, monkeypatch):
+    from difformer.report import quality
+
+    monkeypatch.setattr(quality, "FIT_WORK", 0)
+    monkeypatch.setattr(quality, "LEAST_ROWS", 10)
+    path, task = workshop.run("nodes")
+    _, linear = quality.baselines(gather(path, task=task))
+    assert linear.name == "a logistic regression on 10 of the training instances"

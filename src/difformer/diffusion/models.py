@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 from difformer.diffusion.coupling import AllPairAttention, Coupling, EdgeAttention, GraphCoupling, Identity, Mix
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.graph import Graph
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from difformer.attention.segments import Segments, as_segments
-from difformer.diffusion.diffusivity import CONSTANT, IDENTITY, SIMPLE, Diffusivity
+from difformer.diffusivity import CONSTANT, IDENTITY, SIMPLE, Diffusivity
 from difformer.errors import UserError
 
 Batch = Tensor | Segments | None

@@ -22,9 +22,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
 from difformer.diffusion.pairs import BLOCK_SIZE, squared_distances
-from difformer.diffusion.quadrature import LARGEST_SQUARED_DISTANCE
+from difformer.diffusivity import LARGEST_SQUARED_DISTANCE, Diffusivity, as_diffusivity
 from difformer.errors import UserError
 
 HALVINGS = 40  # u to 4e-12; the minimum to the square of that, except where f jumps

@@ -373,7 +373,9 @@ number is read from a ledger, or is a published figure of the paper or of the au
 paper](reproduce.md) explains the protocol."""
 _HOW_TO_READ = """Test accuracy or AUROC in % (series: mean squared error, lower is better), mean ± standard \
 deviation over the seeds and splits of the protocol. *Ours* is DIFFormer-s or DIFFormer-a, the *rival* is the best \
-other model; validation chooses both. *Off* is our encoder without all-pair attention. p-values belong to paired \
+other model; validation chooses both. *Off* is our encoder without all-pair attention. *Trials* is \
+the number of settings that were compared for ours, the rival and off (0: customary or published settings, *: the \
+settings of DIFFormer-s). p-values belong to paired \
 t-tests of ours against the rival and against off, corrected for overlapping splits (Nadeau and Bengio) and for the \
 comparisons of a section (Holm). **Bold** marks the better of ours and the rival if p < 0.05. With few training labels \
 the correction is severe: a difference that is not significant is not shown to be zero."""
@@ -419,6 +421,7 @@ def _page_row(summary: Summary, section: Section, links: str) -> dict[str, str]:
         "best rival": other if rival is None else f"{other} ({rival.other.system.label})",
         "off": NONE if off is None else score(off.other, count=False),
         "splits": str(len({split for _, split in ours.scores()})),
+        "trials": "/".join(_trials(one) for one in (ours, rival and rival.other, off and off.other)),
         "p, rival": _p(rival),
         "p, off": _p(off),
     }
@@ -428,6 +431,10 @@ def _top(figures: Iterable[Figure | None]) -> str:
     known = [one for one in figures if one is not None and one.mean is not None]
     errors = any(one.mean is not None and one.mean < 2 for one in known)  # of series: lower is better
     return str((min if errors else max)(known, key=lambda one: one.mean or 0.0)) if known else NONE
+
+
+def _trials(row: Row | None) -> str:
+    return NONE if row is None else {"": "0", "borrowed": "*"}.get(row.budget, row.budget.partition(" × ")[0])
 
 
 def _p(one: Comparison | None) -> str:

@@ -26,8 +26,8 @@ from torch.nn import functional
 from difformer.attention.linear import LINEAR
 from difformer.attention.reference import attention_matrix
 from difformer.diffusion import AllPairAttention, diffuse, penalty
-from difformer.diffusion.diffusivity import CONSTANT
 from difformer.diffusion.energy import effective_rank
+from difformer.diffusivity import CONSTANT
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.inspection import PAIRS_OF_A_BLOCK
 from difformer.report.gather import Scene, draw
@@ -322,7 +322,7 @@ def _between(z: Tensor, classes: Tensor) -> float:
 def _theorem(layer: DIFFormerConv, z: Tensor, steps: int, edges: bool) -> list[float] | None:
     """Mean δ along Z⁺ = (1-τ)Z + τ D̄⁻¹ΩZ from the unit Z⁰; None without pairs or without 0 < τ < 1.
 
-    Without edges a layer mixes in each instance's own value with weight w, hence takes the step τ(1 - w).
+    In a graph without edges each instance's own value is mixed in with weight w, so the step is τ(1 - w).
     """
     step = layer.step_size * (1 if edges or layer.graph_weight is None else 1 - layer.graph_weight)
     if layer.diffusivity is None or layer.form == "identity" or not layer.residual or not 0 < step < 1:

@@ -32,7 +32,7 @@ def answer(material: Material, base: Sequence[Baseline]) -> str:
     direction = "" if summary.higher_is_better else " (lower is better)"
     return (
         f"On {material.rows.numel():,} {part} {what} {material.folder.config.model} reaches {summary.metric} "
-        f"{value_of(material)}{direction}; {others} on the same split."
+        f"{value_of(material)}{direction}{f'; {others} on the same split' if others else ''}."
     )
 
 

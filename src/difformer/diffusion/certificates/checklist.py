@@ -17,7 +17,7 @@ from difformer.diffusion.certificates import exchange_theorems as exchange
 from difformer.diffusion.certificates import matrix_theorems as matrix
 from difformer.diffusion.certificates.certificate import Certificate, double
 from difformer.diffusion.coupling import AllPairAttention, Coupling, GraphCoupling
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.graph import Graph
 

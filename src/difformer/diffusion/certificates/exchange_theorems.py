@@ -24,12 +24,11 @@ from torch import Tensor
 from difformer.diffusion.certificates.certificate import Certificate, double, largest_gap, largest_rise
 from difformer.diffusion.coupling import AllPairAttention, Coupling, EdgeAttention, GraphCoupling, Mix
 from difformer.diffusion.coupling.base import edge_distances
-from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
 from difformer.diffusion.dynamics import diffuse, flow
 from difformer.diffusion.energy import Energy, Regulariser, mixture, penalty
 from difformer.diffusion.pairs import BLOCK_SIZE, largest_squared_distance
-from difformer.diffusion.quadrature import LARGEST_SQUARED_DISTANCE
 from difformer.diffusion.surrogate import surrogate_energy
+from difformer.diffusivity import LARGEST_SQUARED_DISTANCE, Diffusivity, as_diffusivity
 from difformer.errors import UserError
 from difformer.graph import Graph
 

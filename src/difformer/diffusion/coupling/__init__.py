@@ -12,7 +12,7 @@ from torch import Tensor
 from difformer.diffusion.coupling.base import Coupling, SparseCoupling
 from difformer.diffusion.coupling.exchange import AllPairAttention, Attention, EdgeAttention
 from difformer.diffusion.coupling.matrix import GRAPH_WEIGHTS, GraphCoupling, Identity, MatrixCoupling
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.sparse import SparseMatrix

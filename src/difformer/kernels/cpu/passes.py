@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.nn.modules.module import _has_any_global_hook
 
+from difformer._compat import has_global_hooks, is_forward_mode, is_traced, is_watched
 from difformer.eager import is_eager
-from difformer.native.build import has_threads, library, loaded
+from difformer.errors import UserError
+from difformer.kernels.cpu.build import has_threads, library, loaded
 
 Pair = tuple[Tensor, Tensor]  # weight and bias of a map
 
@@ -77,10 +77,10 @@ def serves(rows: int, channels: int, *tensors: Tensor) -> bool:
         and rows * channels >= FEWEST_ELEMENTS
         and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
         and not torch.is_autocast_enabled("cpu")
-        and torch._C._get_tracing_state() is None
-        and torch._C._len_torch_dispatch_stack() == 0
-        and forward_ad._current_level < 0
-        and not _has_any_global_hook()
+        and not is_traced()
+        and not is_watched()
+        and not is_forward_mode(*tensors)
+        and not has_global_hooks()
         and library() is not None
     )
 
@@ -139,7 +139,7 @@ def _memory(field: str, value: Tensor, size: int | None) -> Tensor:
     """`value` as a kernel may read it; what is written to is contiguous from the beginning."""
     dtype = torch.int32 if field in _INTEGERS else torch.float32
     if value.dtype != dtype or value.device.type != "cpu" or (size is not None and value.numel() != size):
-        raise ValueError(
+        raise UserError(
             f"{field} has {value.numel()} elements of {value.dtype} on {value.device}, but a kernel expects "
             f"{'' if size is None else f'{size} of '}{dtype} on the CPU; give states, source, graph and the rows of "
             f"dropout_key for as many nodes, on one device"

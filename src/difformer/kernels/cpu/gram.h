@@ -1,4 +1,4 @@
-/* What the Gram matrix of the states becomes, for queries and keys that are linear in them; see `difformer.nn.gram`.
+/* What the Gram matrix of the states becomes, for queries and keys that are linear in them; see `difformer.kernels.gram`.
 
    With z̃ = [z, 1], A = [W, b] and G = Σ z̃ z̃ᵀ,
 

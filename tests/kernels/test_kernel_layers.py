@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from difformer import DIFFormer, Graph
-from difformer.native import explain, library, passes
-from difformer.nn import native_input, native_step
+from difformer.kernels.cpu import explain, library, passes
+from difformer.kernels.cpu import input as input_module
+from difformer.kernels.cpu import layer as layer_module
 from difformer.nn.dropout import dropout_key
 
 pytestmark = pytest.mark.skipif(library() is None, reason=explain())
@@ -25,8 +26,8 @@ def passes_made(monkeypatch):
         made.append(name)
         return passes.run(name, *args, **given)
 
-    monkeypatch.setattr(native_step, "run", run)
-    monkeypatch.setattr(native_input, "run", run)
+    monkeypatch.setattr(layer_module, "run", run)
+    monkeypatch.setattr(input_module, "run", run)
     return made
 
 

@@ -1,6 +1,6 @@
 /* What a pass over the rows is given, and how it reaches the rows that a sparse matrix joins. */
 
-/* One pass over the rows; every pointer may be null where its term is absent. `difformer.native.passes` fills it in, in
+/* One pass over the rows; every pointer may be null where its term is absent. `difformer.kernels.cpu.passes` fills it in, in
    this order. */
 typedef struct {
     size rows, before, after;         /* N, d, c: rows, channels before and after the maps */

@@ -1,11 +1,10 @@
-r"""A whole layer of simple diffusion by the kernels of `difformer.native`: step, norm, activation and dropout at once.
+r"""A whole layer of simple diffusion by kernels in C: step, norm, activation and dropout at once.
 
 .. math::
     Z^{+} = m ⊙ σ(\mathrm{LayerNorm}(a Z + b P + c \, S V + s Z^{(0)})),
 
-with P of unit queries and keys (`difformer.nn.row_step`) or of ones that are linear in the states
-(`difformer.nn.gram_step`); these two say the same in torch's operations, are what tests compare with, and serve
-wherever the kernels do not. Four passes over the rows: sums over keys, answers to queries; backward, gradients of the
+with P of unit queries and keys or of ones that are linear in the states; `difformer.kernels.step` has the same in
+torch's operations. Four passes over the rows: sums over keys, answers to queries; backward, gradients of the
 answers and of the sums, then those of keys and values. What a layer keeps is Z, the normalised rows and two numbers a
 row.
 """
@@ -18,12 +17,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from difformer.attention.once import once_differentiated
 from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE
-from difformer.native.passes import Pair, gram_backward, gram_forward, packed, padded, run, shaped, space
-from difformer.nn.dropout import MaskKey
-from difformer.nn.mixing import Weights
+from difformer.eager import once_differentiated
+from difformer.kernels.cpu.passes import Pair, gram_backward, gram_forward, packed, padded, run, shaped, space
+from difformer.kernels.step import Weights
 from difformer.sparse import CSR, SparseMatrix
+
+
+@dataclass(frozen=True)
+class MaskKey:
+    """All that a mask follows from, for kernels that work it out by themselves.
+
+    Args:
+        first: The first int16 that keeps an entry.
+        scale: 1 / (1 - p).
+        key, twin: The two halves of the key, the number of the dropout mixed in.
+        numbers: ``[N]`` int32 numbers of the rows, from 1; None for 1 … N.
+    """
+
+    first: int
+    scale: float
+    key: int
+    twin: int
+    numbers: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -228,7 +244,7 @@ def tracks(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def native_step(
+def fused_layer(
     z: Tensor, source: Tensor | None, norm: nn.LayerNorm | None, plan: Plan, parameters: tuple[Tensor, ...]
 ) -> Tensor:
     """Z⁺ of one head, ``[N, d]`` → ``[N, c]``; differentiates once.

@@ -7,11 +7,12 @@ from torch.nn.utils import prune
 from torch.utils.flop_counter import FlopCounterMode
 
 from difformer import DIFFormer, Graph
-from difformer.native import explain, library, passes
+from difformer.kernels.cpu import explain, library, passes
+from difformer.kernels.cpu import input as input_module
+from difformer.kernels.cpu import layer as layer_module
+from difformer.kernels.cpu.layer import Tail
 from difformer.nn import dropout as dropout_module
-from difformer.nn import native_input, native_step
 from difformer.nn.dropout import dropout_key, dropout_keys, keep_mask, next_mask
-from difformer.nn.native_step import Tail
 from difformer.sparse import SparseMatrix, add_product, reference_matmul
 
 pytestmark = pytest.mark.skipif(library() is None, reason=explain())
@@ -58,7 +59,7 @@ def forbidden(monkeypatch):
         raise AssertionError(f"{name} was called")
 
     monkeypatch.setattr(passes, "FEWEST_ELEMENTS", 0)
-    for module in (native_step, native_input):
+    for module in (layer_module, input_module):
         monkeypatch.setattr(module, "run", run)
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from difformer.nn.unit import unit_rows
+from difformer.kernels.rows import unit_rows
 
 
 @pytest.mark.parametrize("shape", [(5, 4), (3, 2, 6)])

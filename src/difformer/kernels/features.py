@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.eager import is_eager
+from difformer.kernels.fused import is_touched
 from difformer.sparse import SparseMatrix
 
 # Rows that do not begin on a multiple of 16 bytes are read four bytes at a time: a product then takes tens of times as
@@ -21,11 +22,14 @@ def linear(layer: nn.Linear, x: Tensor | SparseMatrix) -> Tensor:
     """``x Wᵀ + b`` for features ``[N, d]``, dense, a torch sparse tensor or a `SparseMatrix`."""
     if isinstance(x, Tensor) and x.layout != torch.strided:
         x = SparseMatrix.of(x)
+    plain = type(layer) is nn.Linear and not is_touched(layer)
     if isinstance(x, SparseMatrix):
+        if not plain:  # what was replaced, hooked or wrapped is called, with what it expects
+            return layer(x.to_dense())
         product = x @ layer.weight.T
         return product if layer.bias is None else product + layer.bias
     missing = -x.shape[-1] % ALIGNED_CHANNELS
-    if missing and x.is_cuda and x.shape[0] >= FEWEST_ROWS and _serves(x, layer):
+    if missing and x.is_cuda and x.shape[0] >= FEWEST_ROWS and plain and _serves(x, layer):
         return _Padded.apply(x, layer.weight, layer.bias, missing)
     return layer(x)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from difformer import DIFFormer, DIFFormerConv, Graph
+from difformer.kernels.cpu import explain, library, passes
 from difformer.kernels.fused import fused_step
-from difformer.native import explain, library, passes
 from difformer.nn.dropout import dropout_key
 from difformer.nn.structure import as_structure
 

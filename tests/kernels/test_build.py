@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from difformer import DIFFormer
-from difformer.native import build, explain, library
+from difformer.kernels.cpu import build, explain, library
 
 needs_compiler = pytest.mark.skipif(build._compiler() is None, reason="there is no C compiler")
 
@@ -207,7 +207,7 @@ def test_nothing_is_compiled_before_it_pays(fresh):
 
 @needs_compiler
 def test_processes_do_not_disturb_each_other(tmp_path):
-    code = "from difformer.native import explain; print(explain())"
+    code = "from difformer.kernels.cpu import explain; print(explain())"
     environment = {**os.environ, "DIFFORMER_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1", "DIFFORMER_NATIVE": ""}
     given = {"env": environment, "stdout": subprocess.PIPE, "text": True}
     running = [subprocess.Popen([sys.executable, "-c", code], **given) for _ in range(2)]

@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from difformer import DIFFormerConv, Graph
-from difformer.nn import blocks
+from difformer.kernels import step as kernels
 from difformer.nn import conv as conv_module
-from difformer.nn.mixing import Weights, combine, mix, reference
-from difformer.sparse import SparseMatrix
 
 
 def graph(nodes=30, weighted=False, seed=0):
@@ -65,11 +63,11 @@ def test_the_short_way_of_a_step_is_the_long_one(options, diffusivity, observed,
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("transform", [False, True])
 def test_many_blocks_are_one(qk_norm, tied, transform, monkeypatch):
-    monkeypatch.setattr(blocks, "CACHED", 1)
+    monkeypatch.setattr(kernels, "CACHED", 1)
     options = {"qk_norm": qk_norm, "tied_qk": tied, "transform": transform, "source_weight": 0.3}
     conv = DIFFormerConv(6, 6, **options).double()
     z, source = (torch.randn(200, 6, dtype=torch.float64) for _ in range(2))
-    assert len(list(blocks.row_blocks(z))) == 4
+    assert len(list(kernels.row_blocks(z))) == 4
     for observed in (None, graph(200)):
         short, long = both_ways(conv, z, source, observed, monkeypatch)
         for found, wanted in zip(short, long, strict=True):
@@ -167,17 +165,3 @@ def test_a_second_derivative_is_refused_or_right(backend):
             torch.autograd.grad(first.sum(), z)
     else:
         assert torch.autograd.grad(first.sum(), z)[0].abs().sum() > 0
-
-
-@pytest.mark.parametrize("weights", [Weights(0.5, 0.5, 0.5), Weights(0.0, 1.0, 1.0, 0.3), Weights(0.4, 0.2, 0.4, 1.0)])
-@pytest.mark.parametrize("values", [False, True])
-@pytest.mark.parametrize("edges", [False, True])
-def test_mixing_is_its_reference(weights, values, edges):
-    z, p, source = (torch.randn(8, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    v = torch.randn(8, 3, dtype=torch.float64, requires_grad=True) if values else None
-    matrix = SparseMatrix.from_tensor(torch.rand(8, 8, dtype=torch.float64).round().to_sparse()) if edges else None
-    wanted = reference(z, p, v, source, matrix, weights)
-    with torch.no_grad():
-        torch.testing.assert_close(combine(z, p, v, source, matrix, weights), wanted)
-    torch.testing.assert_close(mix(z, p, v, source, matrix, weights), wanted)
-    assert torch.autograd.gradcheck(lambda *x: mix(*x, matrix, weights), (z, p, v, source))

@@ -1,11 +1,11 @@
-r"""The input layer by the kernels of `difformer.native`: a product, then bias, norm, ReLU and dropout in one pass.
+r"""The input layer by kernels in C: a product, then bias, norm, ReLU and dropout in one pass.
 
 .. math::
     Z^{(0)} = m ⊙ \mathrm{ReLU}(\mathrm{LayerNorm}(X W^\top + b)).
 
 The product is torch's, or that of a sparse matrix; its rows are overwritten with the normalised ones, which is all that
-is kept beside what came in. `reference` says the same in torch's operations. Whoever differentiates twice gets torch's
-operations in the backward pass: what comes after this layer may well be able to.
+is kept beside what came in. Second derivatives go by torch's operations in the backward pass: what follows this layer
+may well have them.
 """
 
 from __future__ import annotations
@@ -16,20 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.kernels.fused import is_plain_map, is_plain_norm
-from difformer.native.passes import padded, run, serves, space
-from difformer.nn.dropout import dropout, next_mask
-from difformer.nn.layer_norm import LayerNorm
-from difformer.nn.linear import linear
-from difformer.nn.native_step import Tail, tracks
+from difformer.kernels.cpu.layer import MaskKey, Tail, tracks
+from difformer.kernels.cpu.passes import padded, run, space
 from difformer.sparse import SparseMatrix, add_product
-
-
-def reference(
-    layer: nn.Linear, norm: nn.Module, x: Tensor | SparseMatrix, rate: float | Tensor, training: bool
-) -> Tensor:
-    """The equation, one after the other."""
-    return dropout(functional.relu(norm(linear(layer, x))), rate, training)
 
 
 def _forward(
@@ -123,34 +112,18 @@ def _graph(grad: Tensor, inputs: list[Any], ctx: Any) -> list[Tensor | None]:
     return [next(found) if given is not None and given.requires_grad else None for given in own]
 
 
-def native_input(
-    layer: nn.Linear, norm: nn.Module, x: Tensor | SparseMatrix, rate: float | Tensor, training: bool
-) -> Tensor | None:
-    """Z⁰ ``[N, c]`` from features ``[N, d]``; None where the kernels do not serve.
+def fused_input(layer: nn.Linear, norm: nn.LayerNorm | None, x: Tensor | SparseMatrix, mask: MaskKey | None) -> Tensor:
+    """Z⁰ ``[N, c]`` from features ``[N, d]``, where `difformer.kernels.fused.why_not_fused_input` finds no reason.
 
     Args:
         layer: The map.
-        norm: A LayerNorm, or an Identity where there is none.
+        norm: The LayerNorm, where there is one.
         x: Features, dense or sparse.
-        rate: Of dropout.
-        training: Whether there is dropout.
+        mask: Of dropout; None where nothing is dropped.
     """
-    if torch.compiler.is_compiling() or isinstance(rate, Tensor):
-        return None
-    if not is_plain_map(layer) or not is_plain_norm(norm):
-        return None
-    values = x.rows.value if isinstance(x, SparseMatrix) else x
-    if isinstance(x, SparseMatrix) and values.requires_grad:
-        return None
-    if not serves(x.shape[0], layer.out_features, values, layer.weight, layer.bias, *norm.parameters()):
-        return None
-    mask = next_mask(rate, training)
-    found = norm if isinstance(norm, LayerNorm) else None
-    tail = Tail(None if found is None else found.eps, True, mask)
-    scale = (None, None) if found is None else (found.weight, found.bias)
+    tail = Tail(None if norm is None else norm.eps, True, mask)
+    scale = (None, None) if norm is None else (norm.weight, norm.bias)
     given = (None, x) if isinstance(x, SparseMatrix) else (x, None)
     if tracks(given[0], layer.weight, layer.bias, *scale):
-        out: Tensor = _Input.apply(*given, layer.weight, layer.bias, *scale, tail)
-    else:
-        out = _forward(x, (layer.weight, layer.bias), scale, tail, keep=False)[0]
-    return out if mask is not None else dropout(out, rate, training)
+        return _Input.apply(*given, layer.weight, layer.bias, *scale, tail)
+    return _forward(x, (layer.weight, layer.bias), scale, tail, keep=False)[0]
