@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from difformer.errors import UserError
+
 QUICK = ("--set", "epochs=3", "--set", "hidden_channels=8")
 
 
@@ -72,7 +74,7 @@ def test_defaults_are_called_untuned_and_presets_named(call, monkeypatch, protoc
         *of_others,
         *(Preset(n, "gcn", "karate", protocol=p) for n, p in zip(names, protocols, strict=False)),
     )
-    monkeypatch.setattr("difformer.training.run.fit", lambda *_, **__: (_ for _ in ()).throw(ValueError("begun")))
+    monkeypatch.setattr("difformer.training.run.fit", lambda *_, **__: (_ for _ in ()).throw(UserError("begun")))
     answer = call("fit", "karate", "--model", "gcn", "--seeds", "1", *words)
     assert next(line for line in answer.out.splitlines() if line.startswith("untuned")).startswith(said)
     assert said in call("fit", "karate", "--model", "gcn", *words, "--set", "epochs=3").out  # chooses no model

@@ -136,7 +136,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; with any command.")] = False,
 ) -> None:
     """Options before the command; `--debug` is removed from the words before they reach this function."""
