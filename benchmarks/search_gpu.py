@@ -43,7 +43,7 @@ from difformer.training import NonFiniteLossError, toml, train_one
 from difformer.training.config import TrainConfig, make_config
 from difformer.training.devices import describe, resolve
 from difformer.training.metrics import find_metric
-from difformer.training.stacked import HYPER, RATES, StackedSetting, apart, train_stacked, unstackable
+from difformer.training.stack import HYPER, RATES, StackedSetting, apart, train_stacked, unstackable
 from difformer.training.study import without_test
 from difformer.zoo import MODELS, find, options_of
 

@@ -8,8 +8,8 @@ import torch
 from published_files import tarred, write
 
 from difformer.data import DataError, DownloadError, load, load_images
+from difformer.data.catalogue import members as members_of
 from difformer.data.datasets.temporal import period_scale
-from difformer.data.sources import STL10_MEMBERS
 
 
 class TestSeries:
@@ -120,7 +120,7 @@ class TestImages:
     @pytest.mark.parametrize("form", ["tar", "folder"])
     def test_binary_files_of_stl10(self, cache, tmp_path, form):
         members, images, labels = self.stl10()
-        assert set(members) == set(STL10_MEMBERS)
+        assert set(members) == set(members_of("stl10", "folder"))
         if form == "tar":
             extra = {"stl10_binary/class_names.txt": b"airplane\n", "stl10_binary/unlabeled_X.bin": b"\0" * 1000}
             inside = {f"stl10_binary/{name}": data for name, data in members.items()} | extra
@@ -198,7 +198,7 @@ class TestImages:
             load_images("stl10", tmp_path)
 
     def test_binary_files_of_cifar10(self, cache, tmp_path, monkeypatch):
-        monkeypatch.setattr("difformer.data.datasets.image_files.PER_CLASS_KEPT", 3)
+        monkeypatch.setattr("difformer.data.datasets.images.PER_CLASS_KEPT", 3)
         rng = np.random.default_rng(0)
         images = rng.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8)
         labels = rng.integers(0, 10, 200)

@@ -7,11 +7,11 @@ import torch
 from small_tasks import blocks, many_labels, point_sets, series
 
 from difformer.training import NonFiniteLossError, TrainConfig, train_one
-from difformer.training import stacked as stacked_module
+from difformer.training import stack as stacked_module
 from difformer.training.optimizer import StackedAdam, clip_gradients
 from difformer.training.run_memory import SHARE, chunks_that_fit, saved_bytes
-from difformer.training.stacked import StackedSetting, apart, faster, train_stacked, unstackable
-from difformer.training.stacked_loop import StackedTrainer
+from difformer.training.stack import StackedSetting, apart, faster, train_stacked, unstackable
+from difformer.training.stack_trainer import StackTrainer
 
 OPTIONS = {"hidden_channels": 8, "num_layers": 3}
 DIFFERENT = [
@@ -119,8 +119,8 @@ def test_patience_that_ends_with_the_last_epoch_stops_nothing():
 def test_without_dropout_a_pass_serves_training_and_evaluation(monkeypatch):
     task, config = blocks(), TrainConfig(epochs=5, options=OPTIONS)
     passes = []
-    evaluate = StackedTrainer._evaluate
-    monkeypatch.setattr(StackedTrainer, "_evaluate", lambda self, *a: passes.append(1) or evaluate(self, *a))
+    evaluate = StackTrainer._evaluate
+    monkeypatch.setattr(StackTrainer, "_evaluate", lambda self, *a: passes.append(1) or evaluate(self, *a))
     train_stacked(task, [StackedSetting(seed=s) for s in range(2)], config, "cpu")
     # The last epoch, and the best outputs.
     assert len(passes) == 2
@@ -171,7 +171,7 @@ def test_the_generator_and_the_modules_are_left_as_they_were():
     assert torch.equal(torch.rand(3), expected)
     config = TrainConfig(epochs=2, options=OPTIONS)
     runs, hyper = stacked_module._runs(blocks(), DIFFERENT, config)
-    trainer = StackedTrainer(blocks(), runs, hyper, torch.device("cpu"))
+    trainer = StackTrainer(blocks(), runs, hyper, torch.device("cpu"))
     trainer.run()
     model = trainer.model._module.model
     assert isinstance(model.dropout, float)
@@ -242,7 +242,7 @@ def test_memory_is_measured():
     # exp keeps its result, and sin its input, which is the same memory.
     assert saved_bytes(lambda: x.exp().sin()) == 4000
     runs, hyper = stacked_module._runs(blocks(), DIFFERENT, TrainConfig(options=OPTIONS))
-    two, four = (StackedTrainer(blocks(), runs[:n], hyper, torch.device("cpu")).memory() for n in (2, 4))
+    two, four = (StackTrainer(blocks(), runs[:n], hyper, torch.device("cpu")).memory() for n in (2, 4))
     assert four == pytest.approx(two, rel=0.3)
 
 
@@ -279,6 +279,7 @@ def test_nothing_is_left_of_a_stack():
 
 def test_what_cannot_be_stacked_says_why():
     config = TrainConfig(options=OPTIONS)
+    added = config.replace(options={**OPTIONS, "graph_weight": None})
     assert "graphs" in unstackable(point_sets(), config)
     assert "mini-batches" in unstackable(blocks(), config.replace(batch_size=20))
     assert "model" in unstackable(blocks(), TrainConfig(model="label-spreading"))
@@ -287,7 +288,7 @@ def test_what_cannot_be_stacked_says_why():
     with pytest.raises(ValueError, match="cannot be trained as one: mini-batches"):
         train_stacked(blocks(), DIFFERENT, config.replace(batch_size=20), "cpu")
     with pytest.raises(ValueError, match="graph_weight is a number in some settings and none in others"):
-        train_stacked(blocks(), [StackedSetting(), StackedSetting(graph_weight=0.5)], config, "cpu")
+        train_stacked(blocks(), [StackedSetting(), StackedSetting(graph_weight=0.5)], added, "cpu")
     with pytest.raises(ValueError, match="split 7 of a setting: task 'blocks' has 2 splits"):
         train_stacked(blocks(), [StackedSetting(split=7)], config, "cpu")
     with pytest.raises(ValueError, match="has no option 'step_size'"):
@@ -299,7 +300,8 @@ def test_runs_that_belong_together_are_found():
     config = TrainConfig(options=OPTIONS)
     same = config.replace(learning_rate=0.5, weight_decay=0.1, options={**OPTIONS, "dropout": 0.3, "step_size": 0.1})
     assert apart(config) == apart(same)
-    for other in ({"epochs": 7}, {"options": {"hidden_channels": 9}}, {"options": {**OPTIONS, "graph_weight": 0.5}}):
+    assert apart(config) == apart(config.replace(options={**OPTIONS, "graph_weight": 0.5}))
+    for other in ({"epochs": 7}, {"options": {"hidden_channels": 9}}, {"options": {**OPTIONS, "graph_weight": None}}):
         assert apart(config) != apart(config.replace(**other))
 
 

@@ -32,6 +32,8 @@ def describe_task(task: Task) -> list[str]:
     split = "/".join(str(size) for size in task.splits[0].sizes())
     lines = [f"{task.name}: {', '.join(sizes)}", f"protocol: {task.protocol}"]
     lines.append(f"train/valid/test: {split}" + (f", {len(task.splits)} splits" if len(task.splits) > 1 else ""))
+    if task.preprocessing is not None:
+        lines += ["columns:", *(f"  {line}" for line in task.preprocessing.describe().splitlines())]
     return lines + [f"note: {note}" for note in task.notes]
 
 

@@ -300,7 +300,7 @@ def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, togeth
         DataError: If columns are missing, or an id is unknown or not new.
     """
     from difformer.data.edges import tidy_edges
-    from difformer.data.own.features import id_column_name, read_features
+    from difformer.data.own.feature_tables import id_column_name, read_features
     from difformer.data.own.graphs import read_edges
     from difformer.data.own.text import TextFormat
     from difformer.training.run_folder import RunFolder

@@ -42,7 +42,7 @@ def argument(help: str, *, metavar: str | None = None, complete: Any = None) -> 
 
 def dataset_names(incomplete: str) -> list[str]:
     """For completion in a shell."""
-    from difformer.data.catalogue import list_datasets
+    from difformer.data.lookup import list_datasets
 
     return [one.entry.name for one in list_datasets() if one.entry.name.startswith(incomplete)]
 

@@ -12,6 +12,10 @@ from torch import Tensor
 
 from difformer.errors import UserError
 
+# Below this share of non-zero entries features stay sparse. Index and value of an entry take three times the room of
+# the value alone, and a sparse product has to be several times smaller before it is faster.
+SPARSE_BELOW = 0.1
+
 
 def segments(ptr: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Positions of chosen segments of a flat array, one segment after the other.
@@ -115,3 +119,22 @@ def to_scipy(x: Tensor) -> Any:
     matrix = sparse.csr_array((values, columns, ptr), shape=tuple(x.shape))
     matrix.check_format(full_check=True)
     return matrix
+
+
+def feature_tensor(x: Any, *, as_sparse: bool | None = None) -> Tensor:
+    """Features as a torch tensor.
+
+    Args:
+        x: Scipy sparse matrix or dense array.
+        as_sparse: CSR if True, dense if False; None takes CSR where fewer than one entry in ten is not zero.
+
+    Returns:
+        ``[N, F]`` float32, strided or sparse CSR.
+    """
+    if as_sparse is None:
+        filled = x.nnz if sparse.issparse(x) else int(np.count_nonzero(x))
+        as_sparse = filled < SPARSE_BELOW * x.shape[0] * x.shape[1]
+    if not as_sparse:
+        dense = x.toarray() if sparse.issparse(x) else np.asarray(x)
+        return torch.from_numpy(np.ascontiguousarray(dense, dtype=np.float32))
+    return from_scipy(sparse.csr_matrix(x, dtype=np.float32))

@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from difformer.data.preprocess import feature_tensor
+from difformer.data.sparse import feature_tensor
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.estimators.estimator_files import TEXTS, load_estimator, plain_list, save_estimator

@@ -3,7 +3,7 @@
 A run ends in one of four ways: a line with its scores; a line with the reason why there are none (missing data, not
 enough memory, over the time limit, a loss that is not finite, an error); no line because the time was up; no line
 because of Ctrl-C. The next call resumes the last two. Seeds of a cell train as one stack where that is faster
-(`difformer.training.stacked`), otherwise one after the other.
+(`difformer.training.stack`), otherwise one after the other.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from difformer.training.journal import NonFiniteLossError
 from difformer.training.loop import train_one
 from difformer.training.metrics import find_metric
 from difformer.training.record import RunRecord
-from difformer.training.stacked import StackedSetting, faster, train_stacked
+from difformer.training.stack import StackedSetting, faster, train_stacked
 from difformer.zoo import MODELS
 
 Say = Callable[[str], None]

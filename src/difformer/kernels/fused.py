@@ -55,7 +55,7 @@ def why_not_plain(conv: nn.Module) -> str | None:
     if torch.compiler.is_compiling() or is_traced():
         return "the program is compiled, exported or traced"
     if "written_here" not in vars(type(conv)):
-        return f"the layer is a {type(conv).__name__}, not a DIFFormerConv itself"
+        return f"the layer is of class {type(conv).__name__}, not DIFFormerConv itself"
     if is_touched(conv):
         return "the layer has hooks or a method of its own"
     for name in ("query", "key", "value"):
@@ -102,12 +102,15 @@ def why_not_fused(conv: DIFFormerConv, z: Tensor, structure: Any) -> str | None:
     return None
 
 
-def why_not_gram(conv: DIFFormerConv, structure: Any) -> str | None:
+def why_not_gram(conv: DIFFormerConv, z: Tensor, structure: Any) -> str | None:
     """Why all pairs are not summed from the Gram matrix of the states, see `kernels.gram`; None where they are."""
     if conv.form != "simple" or conv.qk_norm == "row" or conv.backend not in ("auto", "linear"):
         return "queries and keys are not linear in the states"
     if not _is_default(structure) or structure.segments is not None:
         return "the rows are not one graph, each counted once"
+    mixed = torch.is_autocast_enabled(z.device.type) and torch.get_autocast_dtype(z.device.type) == torch.float16
+    if mixed or z.dtype == torch.float16:
+        return "sums of squares over many rows exceed the range of float16"
     return why_not_plain(conv)
 
 
@@ -128,7 +131,8 @@ def fused_step(conv: DIFFormerConv, z: Tensor, structure: Any, source: Tensor | 
     """Z⁺ of a layer for which `why_not_fused` found no reason; `structure` is then a `Structure`."""
     weights, matrix = _terms(conv, z, structure)
     if _in_c(conv, z, source, matrix):
-        return cpu.layer.fused_layer(z, source, None, _plan(conv, matrix, weights, Tail()), _parameters(conv))
+        plan = _plan(conv, z, matrix, weights, Tail())
+        return cpu.layer.fused_layer(z, source, None, plan, _parameters(conv))
     assert conv.query is not None
     if conv.qk_norm == "row":
         return unit_step(z, conv.query, conv.key, conv.value, source, matrix, weights)
@@ -168,7 +172,7 @@ def fused_layer(
     """
     weights, matrix = _terms(conv, z, structure)
     found = norm if isinstance(norm, LayerNorm) else None
-    plan = _plan(conv, matrix, weights, Tail(None if found is None else found.eps, relu, mask))
+    plan = _plan(conv, z, matrix, weights, Tail(None if found is None else found.eps, relu, mask))
     return cpu.layer.fused_layer(z, _used(conv, source), found, plan, _parameters(conv))
 
 
@@ -178,22 +182,20 @@ def _used(conv: DIFFormerConv, source: Tensor | None) -> Tensor | None:
 
 def _terms(conv: DIFFormerConv, z: Tensor, structure: Structure) -> tuple[Weights, SparseMatrix | None]:
     """Weights of the four terms of a step, and the graph's matrix where there is one."""
-    if structure.graph is not None:
-        matrix: SparseMatrix | None = structure.graph.matrix(conv.graph_norm, z.dtype)
-    else:  # a graph without edges mixes in the values themselves
-        matrix = None if conv.graph_weight is None else _identity(z.shape[0], z.dtype, z.device)
+    matrix = None if structure.graph is None else structure.graph.matrix(conv.graph_norm, z.dtype)
     tau, kept = (conv.step_size, 1 - conv.step_size) if conv.residual else (1.0, 0.0)
-    latent = observed = 1.0
-    if conv.graph_weight is not None:
+    latent, observed = 1.0, 0.0 if matrix is None else 1.0
+    if conv.graph_weight is not None:  # without edges the values themselves are mixed in
         latent, observed = 1 - conv.graph_weight, conv.graph_weight
     return Weights(kept, tau * latent, tau * observed, conv.step_size * conv.source_weight), matrix
 
 
 @functools.lru_cache(maxsize=8)
-def _identity(n: int, dtype: torch.dtype, device: torch.device) -> SparseMatrix:
+def _identity(n: int) -> SparseMatrix:
+    """The graph in which each node receives from itself, for the kernels in C."""
     with torch.inference_mode(False):
-        index = torch.arange(n + 1, dtype=torch.int32, device=device)
-        rows = CSR(index, index[:-1].clone(), torch.ones(n, dtype=dtype, device=device))
+        index = torch.arange(n + 1, dtype=torch.int32)
+        rows = CSR(index, index[:-1].clone(), torch.ones(n))
         return SparseMatrix((n, n), rows, rows)
 
 
@@ -207,8 +209,10 @@ def _in_c(
     return serves(z.shape[0], max(conv.in_channels, conv.out_channels), *given)
 
 
-def _plan(conv: DIFFormerConv, matrix: SparseMatrix | None, weights: Weights, tail: Tail) -> Plan:
+def _plan(conv: DIFFormerConv, z: Tensor, matrix: SparseMatrix | None, weights: Weights, tail: Tail) -> Plan:
     linear = conv.qk_norm != "row"
+    if matrix is None and weights.observed:
+        matrix = _identity(z.shape[0])
     return Plan(weights, matrix, tail, linear, scaled=conv.qk_norm == "global", tied=conv.key is None)
 
 

@@ -19,10 +19,17 @@ from difformer.kernels.cpu.input import fused_input
 from difformer.kernels.features import linear
 from difformer.kernels.fused import fused_layer, why_not_fused_input, why_not_fused_layer
 from difformer.kernels.rows import LayerNorm
+from difformer.nn.checks import check_range
 from difformer.nn.context import Context
 from difformer.nn.conv import DIFFormerConv, check_count
 from difformer.nn.dropout import dropout, next_mask
-from difformer.nn.inspection import EnergyProfile, StrongestPairs, energy_profile, strongest_pairs
+from difformer.nn.inspection import (
+    EnergyProfile,
+    StrongestPairs,
+    energy_profile,
+    explain_layer,
+    strongest_pairs,
+)
 from difformer.nn.structure import Structure, as_structure
 from difformer.sparse import SparseMatrix
 
@@ -174,6 +181,7 @@ class DIFFormer(nn.Module):
             raise UserError(f"x must have shape [N, {self.input.in_features}], got {tuple(x.shape)}")
         if x.dtype != self.input.weight.dtype and not torch.is_autocast_enabled(x.device.type):
             raise UserError(f"x is {x.dtype}, the model {self.input.weight.dtype}: convert one, for example x.float()")
+        check_range(x)
         return x, as_structure(x.shape[0], edge_index, edge_weight, batch)
 
     def embed(
@@ -277,6 +285,18 @@ class DIFFormer(nn.Module):
         states, structure = self._inspected(x, edge_index, edge_weight, batch)
         diffusivity = self.layers[0].diffusivity if len(self.layers) else None
         return energy_profile(states, diffusivity, structure)  # type: ignore[arg-type]
+
+    def explain(
+        self,
+        x: Tensor | SparseMatrix,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> list[str]:
+        """One line per layer: whether a fused kernel computes it or the formula, and why."""
+        x, structure = self._prepare(x, edge_index, edge_weight, batch)
+        z = torch.empty(x.shape[0], self.input.out_features, dtype=x.dtype, device=x.device)
+        return [f"layer {k}: {explain_layer(layer, z, structure)}" for k, layer in enumerate(self.layers)]
 
     def _inspected(
         self,

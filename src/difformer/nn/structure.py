@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from difformer.attention import propagate
+from difformer.attention.layout import working_dtype
 from difformer.attention.segments import Segments, as_segments
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
@@ -46,7 +47,7 @@ class Structure:
         return norm, norm if k is q else self._norm(k)
 
     def _norm(self, x: Tensor) -> Tensor:
-        squares = x.square().sum((1, 2))
+        squares = x.to(working_dtype(x.dtype)).square().sum((1, 2))
         if self.segments is None:
             return squares.sum().sqrt().clamp_min(SMALLEST_NORM)
         total = squares.new_zeros(self.segments.num_graphs).index_add(0, self.segments.batch, squares)

@@ -51,6 +51,7 @@ from difformer.report.gather import (
     column_names,
     is_diffusion,
     make_scene,
+    source_columns,
     usual_number,
 )
 from difformer.report.layers import attention_of
@@ -268,7 +269,7 @@ class Attribution:
     Args:
         value: F(X): probability of the predicted class or column, or the predicted value.
         base: The same if every instance had the average row.
-        columns: Effect of each column of the instance; of a graph, of each column of all its nodes.
+        columns: Effect of each column of the user's table, in the instance's row; of a graph, in all its nodes' rows.
         neighbours: Effect of each instance that an observed edge leads from, by name; self-loops are not neighbours.
         others: Effect of all other instances together.
         gap: What quadrature leaves of value - base.
@@ -316,8 +317,9 @@ def attribute(loaded: Loaded, scene: Scene, place: int, names: Callable[[int], s
         linked = [j for j in source[target == place].unique().tolist() if j != place]
     given = {j: float(each[j]) for j in linked}
     others = 0.0 if whole else float(each.sum() - each[place]) - sum(given.values())
-    heads = loaded.task.feature_names if len(loaded.task.feature_names) == x.shape[1] else ()
-    columns = {(heads[c] if heads else f"column {c}"): v for c, v in enumerate(own.tolist())}
+    columns = {f"column {c}": v for c, v in enumerate(own.tolist())}
+    if x.shape[1] == loaded.task.num_features:
+        columns = {name: float(own[held].sum()) for name, held in source_columns(loaded.task).items()}
     gap = top - base - float(effects.sum())
     neighbours: dict[str, float] = {}
     for j, v in given.items():

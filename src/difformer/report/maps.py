@@ -35,10 +35,11 @@ from difformer.report.gather import (
     encoder_of,
     is_diffusion,
     layer_names,
-    original_rows,
+    original_cells,
     rounded,
     said,
     shortened,
+    source_columns,
 )
 from difformer.report.layers import (
     LatentLayer,
@@ -395,15 +396,16 @@ def _strong_columns(task: Task, rows: Tensor) -> list[str]:
     """The columns in which an instance is most unusual, in original units, where columns have names."""
     if not task.feature_names or task.kind != "nodes":
         return [""] * rows.numel()
-    cells = original_rows(task, rows)
     score = dense_rows(task, rows)
     if task.x.layout == torch.strided and task.x.numel() <= DENSE_ENTRIES:
         spread = task.x.float().std(0)
         score = (score - task.x.float().mean(0)) / torch.where(spread > 0, spread, 1.0)
-    top = score.abs().topk(min(TOP_COLUMNS, score.shape[1]), dim=1).indices
+    groups = source_columns(task)
+    names, score = list(groups), torch.stack([score[:, c].abs().amax(1) for c in groups.values()], 1)
+    top = [[names[c] for c in row] for row in score.topk(min(TOP_COLUMNS, len(names)), dim=1).indices.tolist()]
     return [
-        ", ".join(f"{shortened(task.feature_names[c], TITLE_LENGTH)} {cells[i, c]:.4g}" for c in columns)
-        for i, columns in enumerate(top.tolist())
+        ", ".join(f"{shortened(name, TITLE_LENGTH)} {cell}" for name, cell in zip(own, cells, strict=True))
+        for own, cells in zip(top, original_cells(task, rows, top), strict=True)
     ]
 
 

@@ -7,6 +7,7 @@ calibration error over bins b of the predicted probability is Σ_b n_b/n |accura
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Sequence
@@ -24,8 +25,9 @@ from difformer.report.gather import (
     column_names,
     dense_rows,
     draw,
-    original_rows,
+    original_cells,
     rounded,
+    source_columns,
 )
 from difformer.training.metrics import find_metric, rocauc
 from difformer.training.predictions import Predictions
@@ -357,7 +359,8 @@ class Importance:
 def column_importance(material: Material) -> Importance:
     """Permutation importance on the part that is reported, for the seed that is looked into.
 
-    Of more than `TRIED_COLUMNS` columns those with the largest gradient times deviation are tried.
+    Encoded columns of one column of the table are shuffled together. Of more than `TRIED_COLUMNS` columns those with
+    the largest gradient times deviation are tried.
     """
     loaded, task, rows = material.loaded, material.task, material.rows
     passes, model = loaded.feed.passes(), loaded.model
@@ -379,36 +382,35 @@ def column_importance(material: Material) -> Importance:
     expected = sign * float(metric(material.outputs[rows], targets))
     if not abs(base - expected) <= 0.02 * max(1.0, abs(expected)):
         return Importance([], [], "Not measured: this run is evaluated in batches that cannot be put together again.")
-    columns = list(range(task.num_features))
+    groups, note = source_columns(task), ""
     limit = min(TRIED_COLUMNS, max(4, int(SECONDS / max(once * REPEATS, 1e-6))))
-    note = ""
-    if len(columns) > limit:
-        columns = _steepest(material, dense, limit)
-        note = f"{limit} of {task.num_features:,} columns were tried, those with the largest gradients. "
+    if len(groups) > limit:
+        note = f"{limit} of {len(groups):,} columns were tried, those with the largest gradients."
+        steep = _steepness(material, dense)
+        groups = dict(sorted(groups.items(), key=lambda one: -float(steep[one[1]].sum()))[:limit])
     generator = torch.Generator().manual_seed(0)
     found = []
-    for c in columns:
+    for name, together in groups.items():
         drops = []
         for _ in range(REPEATS):
             shuffled = [x.clone() for x in dense]
             for x in shuffled:
-                x[:, c] = x[torch.randperm(x.shape[0], generator=generator).to(x.device), c]
+                x[:, together] = x[torch.randperm(x.shape[0], generator=generator).to(x.device)][:, together]
             drops.append(base - score(shuffled))
-        found.append((float(np.mean(drops)), c))
-    found.sort(key=lambda one: (-one[0], one[1]))
-    names = [task.feature_names[c] if task.feature_names else f"column {c}" for _, c in found]
-    return Importance(names, [one[0] for one in found], note.strip())
+        found.append((float(np.mean(drops)), name))
+    found.sort(key=lambda one: -one[0])
+    return Importance([name for _, name in found], [loss for loss, _ in found], note)
 
 
-def _steepest(material: Material, dense: Sequence[Tensor], limit: int) -> list[int]:
-    """Columns by Σ_i |∂L/∂x_ic| times their deviation, L the sum of squared outputs."""
+def _steepness(material: Material, dense: Sequence[Tensor]) -> Tensor:
+    """Of every column Σ_i |∂L/∂x_ic| times its deviation, L the sum of squared outputs."""
     total = torch.zeros(dense[0].shape[1])
     for one, x in zip(material.loaded.feed.passes(), dense, strict=True):
         with torch.enable_grad():
             at = x.detach().clone().requires_grad_()
             (slope,) = torch.autograd.grad(replace(one, x=at).outputs(material.loaded.model).square().sum(), at)
         total += (slope.abs().mean(0) * x.std(0)).float().cpu().nan_to_num()
-    return total.topk(limit).indices.sort().values.tolist()
+    return total
 
 
 @dataclass(frozen=True)
@@ -436,23 +438,30 @@ def errors(material: Material, important: Sequence[str]) -> ErrorList:
     series = task.kind == "series"
     lead = ["snapshot", "node"] if series else ["graph" if task.kind == "graphs" else "instance"]
     names = task.instance_names if not series or len(task.instance_names) == task.num_nodes else ()
-    columns = [n for n in important if n in task.feature_names][:ERROR_COLUMNS] if task.kind == "nodes" else []
-    at = [task.feature_names.index(n) for n in columns]
-    held = original_rows(task, part[[place[0] for place, _ in found]])[:, at].tolist() if columns and found else []
+    columns = list(important)[:ERROR_COLUMNS] if task.kind == "nodes" and task.feature_names else []
+    places = part[[place[0] for place, _ in found]]
+    held = original_cells(task, places, [columns] * len(found)) if columns and found else [[]] * len(found)
     table = []
     for i, (place, cells) in enumerate(found):
         number = int(part[place[0]])
         which = place[1] if series else number
         first = [*([number] if series else []), names[which] if names else which]
-        table.append([*first, *cells, *(rounded(v, 4) for v in (held[i] if held else ()))])
+        table.append([*first, *cells, *held[i]])
     said = f"{count:,} of {total:,} {material.part} predictions of seed {material.seed} are wrong."
     if task.problem == "regression":
         said = f"The {len(table)} largest of {total:,} {material.part} errors of seed {material.seed}."
     elif count > len(table):
         said += f" The {len(table)} most confident ones are listed."
     headings = [*lead, *heads, *columns]
-    right = [c for c in range(len(headings)) if table and isinstance(table[0][c], int | float)]
+    right = [c for c in range(len(headings)) if table and all(_is_number(row[c]) for row in table)]
     return ErrorList(headings, table, right, said)
+
+
+def _is_number(cell: Any) -> bool:
+    try:
+        return cell in (None, "") or math.isfinite(float(cell))
+    except ValueError:
+        return False
 
 
 # Headings, then place within the part and cells of every listed error, the number of errors and of predictions.

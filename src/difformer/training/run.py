@@ -52,7 +52,7 @@ def fit(
         resume: Whether `out` may hold the same run, unfinished; it is then resumed, to the same result.
         callbacks: Called after every evaluated epoch.
         source: Where `task` comes from, if it is a task: kept in the folder, so that the folder suffices to use it.
-        stacked: Whether to train all seeds as one, see `difformer.training.stacked`; None does so where that is likely
+        stacked: Whether to train all seeds as one, see `difformer.training.stack`; None does so where that is likely
             to be faster. Such runs are short and have no checkpoints: an interrupted one is trained again.
         preset: Name or file of the preset that `config` comes from, recorded in the folder.
 
@@ -120,7 +120,7 @@ def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _stack(task: Task, config: TrainConfig, seeds: Sequence[int], device: torch.device, stacked: bool | None) -> bool:
-    from difformer.training.stacked import faster, unstackable
+    from difformer.training.stack import faster, unstackable
 
     if stacked and (reason := unstackable(task, config, {split_number(task, seed) for seed in seeds})):
         raise UserError(f"stacked: these runs cannot be trained as one: {reason}")
@@ -200,7 +200,7 @@ def _all_seeds(
     callbacks: tuple[Callback, ...],
     stop: Callable[[], bool],
 ) -> list[RunRecord]:
-    from difformer.training.stacked import StackedSetting, train_stacked
+    from difformer.training.stack import StackedSetting, train_stacked
 
     settings = [StackedSetting(seed, split_number(task, seed)) for seed in seeds]
     return train_stacked(task, settings, config, device, callbacks=callbacks, stop=stop)

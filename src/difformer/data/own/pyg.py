@@ -19,8 +19,8 @@ from difformer.data.errors import DataError
 from difformer.data.own.arrays import features_from, label_cells
 from difformer.data.own.assembly import Splits, assemble, graph_protocol
 from difformer.data.own.graphs import edges_from
-from difformer.data.own.labels import encode_targets
 from difformer.data.own.npz import mask_splits
+from difformer.data.own.targets import encode_targets
 from difformer.data.split import Split
 from difformer.data.task import Problem, Task
 
@@ -62,7 +62,7 @@ def from_pyg(
         directed: Keep directions; otherwise both directions of every edge are listed.
         self_loops: ``"keep"``, ``"add"`` or ``"remove"``.
         duplicates: What becomes of an edge given with different weights.
-        missing: Texts that stand for no label, instead of the rule of `difformer.data.own.labels`.
+        missing: Texts that stand for no label, instead of the rule of `difformer.data.own.targets`.
         class_names: The classes in order.
         standardize: Bring columns to mean 0 and deviation 1 over all nodes.
 

@@ -25,12 +25,11 @@ from difformer.errors import UserError
 from difformer.training.callbacks import Callback
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
-from difformer.training.journal import NonFiniteLossError
+from difformer.training.journal import NonFiniteLossError, Run
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord, Status
 from difformer.training.run_memory import chunks_that_fit
-from difformer.training.stacked_journal import Run
-from difformer.training.stacked_loop import StackedTrainer
+from difformer.training.stack_trainer import StackTrainer
 
 # Options of models that a stack may hold several values of: plain attributes that enter a pass as numbers.
 HYPER = ("dropout", "step_size", "graph_weight", "source_weight")
@@ -141,7 +140,7 @@ def _train(
     stop: Callable[[], bool] | None,
 ) -> tuple[Status, list[RunRecord | NonFiniteLossError]]:
     started = time.perf_counter()
-    trainer = StackedTrainer(task, runs, hyper, device)
+    trainer = StackTrainer(task, runs, hyper, device)
     status = trainer.run(callbacks, stop)
     return status, trainer.records(status, time.perf_counter() - started)
 
@@ -156,7 +155,7 @@ def _cut(order: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
 
 def estimate_memory(task: Task, runs: Sequence[Run], hyper: Sequence[str], device: torch.device) -> int:
     """Bytes of one run of a stack, from one forward pass of one or two runs."""
-    return StackedTrainer(task, runs, hyper, device).memory()
+    return StackTrainer(task, runs, hyper, device).memory()
 
 
 def _runs(task: Task, settings: Sequence[StackedSetting], config: TrainConfig) -> tuple[list[Run], tuple[str, ...]]:

@@ -1,7 +1,7 @@
 """The loop of `difformer.training.loop` for runs trained as one: same epochs, same evaluations, same best epoch.
 
 Nothing is read from the device while it works: everything known about the runs stays there until the end
-(`difformer.training.stacked_journal`); callbacks look at every evaluation, early stopping looks now and then. So an
+(`difformer.training.journal`); callbacks look at every evaluation, early stopping looks now and then. So an
 epoch is a list of kernels that never changes, and on a GPU it is recorded (`difformer.training.cuda_graph`): `vmap`
 takes longer to launch that list than a GPU to execute it.
 """
@@ -20,19 +20,18 @@ from difformer.nn.dropout import dropout_keys
 from difformer.training.callbacks import Callback
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, Recorder
 from difformer.training.feeds import NodesFeed, Step, make_feed
-from difformer.training.journal import NonFiniteLossError
+from difformer.training.journal import RECORDABLE, Group, NonFiniteLossError, Run, StackJournal
 from difformer.training.losses import make_loss
 from difformer.training.model import acts_alike, build_model, hook
 from difformer.training.optimizer import StackedAdam, clip_gradients, learning_rate
 from difformer.training.record import RunRecord, Status
 from difformer.training.run_memory import PARAMETER_COPIES, saved_bytes
-from difformer.training.stacked_journal import RECORDABLE, Group, Run, StackedJournal
-from difformer.training.stacked_model import StackedModel
+from difformer.training.stack_model import StackModel
 
 LAUNCHED = 2  # epochs that a GPU gets kernel by kernel: they fill caches and make the optimiser
 
 
-class StackedTrainer:
+class StackTrainer:
     """Runs that share everything but seed, split and the hyper-parameters in `hyper`.
 
     Args:
@@ -52,7 +51,7 @@ class StackedTrainer:
                 observe(task.y, task.splits[run.split].train)
         alike = all(acts_alike(model) for model in models)
         values = {name: [float(run.config.options[name]) for run in runs] for name in hyper}
-        self.model = StackedModel(models, values, device, hook(models[0], "penalty"))
+        self.model = StackModel(models, values, device, hook(models[0], "penalty"))
         self.feed = make_feed(task, task.splits[runs[0].split], config, runs[0].seed, device, models[0])
         self._one_pass = self.feed.whole and alike
         self.groups = self._groups()
@@ -63,7 +62,7 @@ class StackedTrainer:
         self.decays = torch.tensor([run.config.weight_decay for run in runs], dtype=torch.float32, device=device)
         self.optimizer: StackedAdam | None = None  # made at the first gradient, which says what is trained
         self.epoch = 0
-        self.journal = StackedJournal(task, runs, self.groups, self.model, device)
+        self.journal = StackJournal(task, runs, self.groups, self.model, device)
         self._recorder = Recorder(device)
         self._recorded: dict[bool, torch.cuda.CUDAGraph] = {}
         self._launched: set[bool] = set()  # kinds of turns that a device has had kernel by kernel
