@@ -177,10 +177,10 @@ def _attention_off(request: Request) -> TrainConfig:
     from difformer.training.config import make_config
     from difformer.zoo import find, options_of
 
-    fixed = dict(find(request.config.model).fixed)
-    if "diffusivity" not in {*fixed, *options_of(request.config.model)}:
+    info = find(request.config.model)
+    if "diffusivity" not in {*info.fixed, *options_of(info.name)}:
         raise UserError(f"--with {ATTENTION_OFF}: {request.config.model} has no attention to switch off")
-    return make_config("difformer", {**fixed, **request.settings, "diffusivity": None})
+    return make_config("difformer", {**info.defaults, **info.fixed, **request.settings, "diffusivity": None})
 
 
 def _compare(without: Summary, summary: Summary) -> dict[str, Any]:
