@@ -214,7 +214,7 @@ class DIFFormerConv(nn.Module):
         """
         if z.dim() != 2 or z.shape[1] != self.in_channels:
             raise UserError(f"z must have shape [N, {self.in_channels}], got {tuple(z.shape)}")
-        # A stack of runs has weights that are tensors, of which nobody may ask whether they are 0.
+        # A stack of runs has weights that are tensors, which cannot be compared with 0 here.
         used = source is not None and (isinstance(self.source_weight, Tensor) or self.source_weight != 0)
         if not used:
             source = None

@@ -156,7 +156,7 @@ class DIFFormer(nn.Module):
                 mask, relu = next_mask(self.dropout, self.training), self.activation == "relu"
                 z = fused_layer(layer, norm, z, structure, source, relu=relu, mask=mask)
                 return z if mask is not None else dropout(z, self.dropout, self.training)
-        # A layer of your own need not know of contexts unless it is given one.
+        # A layer that replaces ours need not know of contexts unless it is given one.
         options = {} if context is None else {"context": context}
         z = norm(layer(z, edge_index, edge_weight, batch, source=source, **options))
         if self.activation is not None:
@@ -325,7 +325,7 @@ class DIFFormer(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, diffusivity: Diffusivity | None = None) -> DIFFormer:
-        """Reads what `save_pretrained` wrote, on any device; a diffusivity of your own has to be given again."""
+        """Reads what `save_pretrained` wrote, on any device; your own diffusivity has to be given again."""
         from difformer.nn.pretrained import load_pretrained
 
         return load_pretrained(folder, cls, diffusivity=diffusivity)

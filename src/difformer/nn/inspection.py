@@ -49,7 +49,7 @@ class StrongestPairs:
 
 def explain_layer(layer: nn.Module, z: Tensor, structure: Structure) -> str:
     """How a layer computes its step for states like ``z [N, d]``, and why so."""
-    reason = why_not_plain(layer) or why_not_fused(layer, z, structure)  # type: ignore[arg-type]
+    reason = why_not_plain(layer) or why_not_fused(layer, z, structure)
     if reason is None:
         return "a fused kernel"
     form = getattr(layer, "form", None)

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from difformer.attention.memory import free_bytes
 from difformer.attention.segments import Segments, as_segments
 from difformer.eager import is_eager
 from difformer.errors import UserError, WouldNotFitError
+from difformer.free_memory import free_bytes
 from difformer.graph import GRAPH_NORMS, Graph
 from difformer.kept import Kept
 from difformer.kernels.rows import unit_rows
