@@ -114,7 +114,7 @@ def own(tmp_path):
         ("--features n.csv --labels y.csv --out /proc/x", "there can be no file or folder at that place"),
         ("--features n.csv --labels y.csv --set hiden=3", "did you mean hidden_channels"),
         ("--features n.csv --labels y.csv --set lr=3", "did you mean learning_rate"),
-        ("--features n.csv --labels y.csv --model difformer-s --set diffusivity=softmax", "model 'difformer' lets you choose it"),
+        ("wine --model difformer-s --set diffusivity=softmax", "model 'difformer' lets you choose it"),
         ("wine --data per_class=x", "--data per_class: expected a whole number, got 'x'"),
         ("wine --data knn=x", "--data knn: expected a whole number or none, got 'x'"),
         ("wine --preset best", "Presets for difformer-s on wine: none"),
