@@ -46,7 +46,7 @@ class Task:
         splits: At least one.
         num_outputs: Columns a model must give: classes, targets, or 1.
         edge_index: ``[2, E]`` int64, row 0 sources and row 1 targets, both directions of an undirected edge listed,
-            self-loops present where the protocol has them; for series also a tuple with one a snapshot; None without
+            self-loops present where the protocol has them; for series also a tuple with one per snapshot; None without
             a graph. For ``"graphs"`` indices are global (already offset by ``node_ptr``).
         edge_weight: ``[E]`` floats, or a tuple as for ``edge_index``; None where every weight is one.
         node_ptr: For ``"graphs"``: nodes of graph g are ``node_ptr[g]:node_ptr[g + 1]``.
@@ -292,7 +292,7 @@ def _check_structure(task: Task) -> None:
                 f"this is a {task.kind!r} task with {task.y.shape[0]} instances",
             )
         if weight is not None and (not isinstance(weight, tuple) or len(weight) != len(index)):
-            _refuse(task, f"edge_weight must be a tuple of {len(index)}, one a snapshot, as edge_index is")
+            _refuse(task, f"edge_weight must be a tuple of {len(index)}, one per snapshot, as edge_index is")
         weights = weight if isinstance(weight, tuple) else (None,) * len(index)
         for one, its_weight in zip(index, weights, strict=True):
             _check_edges(task, one, its_weight)

@@ -112,7 +112,7 @@ def gnn_benchmark(
     Args:
         name: ``"amazon-photo"``, ``"amazon-computers"``, ``"coauthor-cs"`` or ``"coauthor-physics"``.
         root: Folder to search first.
-        protocol: ``"20/30"`` (labels a class for training and validation) or ``"60/20/20"``.
+        protocol: ``"20/30"`` (labels per class for training and validation) or ``"60/20/20"``.
         num_splits: How many splits.
         seed: Of the first; the others follow.
         self_loops: Whether every node gets an edge to itself.
@@ -147,7 +147,7 @@ def gnn_benchmark(
 
 
 def _per_class(y: Any, seed: int) -> Split:
-    """20 a class to train and 30 a class to valid: two draws, the second from what the first left."""
+    """20 per class to train and 30 per class to valid: two draws, the second from what the first left."""
     first = per_class_split(y, per_class=20, num_valid=0, num_test=None, seed=seed)
     second = per_class_split(y, per_class=30, num_valid=0, num_test=None, seed=seed, exclude=first.train)
     return Split(f"20/30/seed={seed}", first.train, second.train, second.test)
@@ -261,7 +261,7 @@ def deezer_europe(
 
 
 def read_archive(found: Found) -> Arrays:
-    """``deezer_europe.zip`` as published: edges and targets as CSV with a header, artists as JSON, a list a user."""
+    """``deezer_europe.zip`` as published: edges and targets as CSV with a header, artists as JSON, a list per user."""
     names = [f"deezer_europe_{part}" for part in ("edges.csv", "target.csv", "features.json")]
     first, second, third = read_zip(found.path, names).values()
     edges, target, liked = _csv(first), _csv(second), json.loads(third)

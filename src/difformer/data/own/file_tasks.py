@@ -102,7 +102,7 @@ def from_files(
         directed: Keep directions.
         self_loops: ``"add"``, ``"remove"`` or ``"keep"``.
         duplicates: What becomes of an edge given with different weights.
-        missing: Texts that stand for no label, instead of the rule of `difformer.data.own.targets`.
+        missing: Texts that mean no label, instead of the rule of `difformer.data.own.targets`.
         class_names: The classes in order.
         standardize: Bring columns of numbers to mean 0 and deviation 1 over all rows; None does so for tables, and
             leaves arrays as they are.

@@ -67,7 +67,7 @@ def from_arrays(
         directed: Keep directions; otherwise both directions of every edge are listed.
         self_loops: ``"add"`` to every node that has none, ``"remove"``, or ``"keep"`` as given.
         duplicates: What becomes of an edge given with different weights: see `tidy_edges`.
-        missing: Texts that stand for no label, instead of the rule of `difformer.data.own.targets`.
+        missing: Texts that mean no label, instead of the rule of `difformer.data.own.targets`.
         class_names: The classes in order, instead of numerical or alphabetical order.
         instance_names: Ids of the rows, or of the graphs.
         feature_names: Of the columns.
@@ -173,7 +173,7 @@ def from_frame(
         directed: Keep directions.
         self_loops: ``"add"``, ``"remove"`` or ``"keep"``.
         duplicates: What becomes of an edge given with different weights.
-        missing: Texts that stand for no label.
+        missing: Texts that mean no label.
         class_names: The classes in order.
         standardize: Bring columns of numbers to mean 0 and deviation 1 over all rows.
 
