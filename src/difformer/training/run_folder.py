@@ -3,6 +3,7 @@
     config.toml          what was asked for, complete: model, training, data, seeds, versions, device
     metrics.jsonl        one line per epoch and seed
     summary.json         mean ± standard deviation over the runs that have ended
+    stack.safetensors    where to resume seeds that are trained as one, while they are not done
     seed-0/              one folder per seed
       model.safetensors    parameters of the best epoch
       predictions.npz      outputs of the best epoch for every instance (and .csv, unless it would be huge)
@@ -67,6 +68,7 @@ from difformer.training.source import TaskSource
 
 FORMAT = 1
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
+STACK = "stack.safetensors"
 WEIGHTS, CHECKPOINT, RESULT = "model.safetensors", "checkpoint.safetensors", "result.json"
 
 
@@ -216,22 +218,26 @@ class RunFolder:
         """Seed s uses split s modulo the number of splits."""
         return task.splits[split_number(task, seed)]
 
-    def write_checkpoint(self, seed: int, snapshot: Snapshot) -> None:
-        path = self.file(seed, CHECKPOINT)
+    def checkpoint_file(self, seed: int | None) -> Path:
+        """Of a seed; None for that of seeds that are trained as one."""
+        return within(self.path, self.path / STACK) if seed is None else self.file(seed, CHECKPOINT)
+
+    def write_checkpoint(self, seed: int | None, snapshot: Snapshot) -> None:
+        path = self.checkpoint_file(seed)
         with writing(path):
             snapshot.write(path)
 
-    def read_checkpoint(self, seed: int) -> Snapshot | None:
-        """The checkpoint of a seed; None where it has none yet.
+    def read_checkpoint(self, seed: int | None) -> Snapshot | None:
+        """The checkpoint of a seed, or of a stack; None where there is none yet.
 
         Raises:
             RunFolderError: If there is a checkpoint that cannot be used.
         """
-        path = self.file(seed, CHECKPOINT)
+        path, whose = self.checkpoint_file(seed), "all seeds" if seed is None else f"seed {seed}"
         try:
             return Snapshot.read(path) if path.is_file() else None
         except CheckpointError as error:
-            raise RunFolderError(f"{error}; delete it to train seed {seed} from its beginning") from error
+            raise RunFolderError(f"{error}; delete it to train {whose} from the beginning") from error
 
     def write_record(self, record: RunRecord, task: Task) -> None:
         """Everything of a run that has ended, ``result.json`` last."""
