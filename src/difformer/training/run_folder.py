@@ -1,6 +1,7 @@
 """The run folder: everything of a run in one place, whole at any moment.
 
     config.toml          what was asked for, complete: model, training, data, seeds, versions, device
+    preprocessing.json   how raw columns became features, for tables with more than numbers
     metrics.jsonl        one line per epoch and seed
     summary.json         mean ± standard deviation over the runs that have ended
     stack.safetensors    where to resume seeds that are trained as one, while they are not done
@@ -26,7 +27,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from difformer.data import Split, Task
+from difformer.data import Preprocessing, Split, Task
 from difformer.data.split import save_splits
 from difformer.errors import UserError
 from difformer.files import (
@@ -68,6 +69,7 @@ from difformer.training.source import TaskSource
 
 FORMAT = 1
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
+PREPROCESSING = "preprocessing.json"
 STACK = "stack.safetensors"
 WEIGHTS, CHECKPOINT, RESULT = "model.safetensors", "checkpoint.safetensors", "result.json"
 
@@ -128,6 +130,8 @@ class RunFolder:
             new = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
             try:
                 write_bytes(new / CONFIG, text.encode())
+                if task.preprocessing is not None:
+                    write_bytes(new / PREPROCESSING, json.dumps(task.preprocessing.to_dict(), indent=1).encode())
                 new.chmod(0o777 & ~file_mask())  # mkdtemp makes folders that only their owner may read
                 if path.is_dir():
                     path.rmdir()
@@ -212,7 +216,10 @@ class RunFolder:
                 f"the data of {self.path} have changed: the run was made on {self.about['data']['task']!r} with "
                 f"fingerprint {expected[:12]}…, what is there now has {found[:12]}…; restore the data, or fit anew"
             )
-        return task
+        stored = self.path / PREPROCESSING
+        if task.preprocessing is None or not stored.is_file():
+            return task
+        return replace(task, preprocessing=Preprocessing.read(stored, task.feature_names))
 
     def split_of(self, task: Task, seed: int) -> Split:
         """Seed s uses split s modulo the number of splits."""
@@ -377,7 +384,7 @@ def _check_description(about: Mapping[str, Any]) -> None:
 
 
 class MetricsFile:
-    """``metrics.jsonl``: one line per epoch and seed. A line that does not fit on the disk is taken back."""
+    """``metrics.jsonl``: one line per epoch and seed. A line that does not fit on the disk is removed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -153,7 +153,8 @@ def _one_column(
     if problem is None and not class_names and len(found) > max(MANY_CLASSES, labelled / 2):
         raise DataError(
             f"labels: {len(found)} different ones in {labelled} labelled rows; pass problem=regression if they are "
-            f"quantities, problem=multiclass if they are classes, or name another column"
+            f"quantities, problem=multiclass if they are classes, or name another column",
+            argument="problem",
         )
     order = [str(name) for name in class_names] or found
     strange = [cell for cell in found if cell not in order]
