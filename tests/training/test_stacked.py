@@ -421,8 +421,10 @@ def test_a_stack_in_chunks_says_that_it_starts_again(tmp_path, monkeypatch):
 def test_a_run_that_has_stopped_is_not_changed_by_later_epochs(monkeypatch):
     """Its validation metric would be better later; a run by itself would not have seen that."""
     scores = torch.tensor([[4.0, 1], [3, 2], [3, 3], [9, 4], [9, 5], [9, 6]]).double()
+    scores = torch.cat([scores, torch.full((6, 1), math.nan)], 1)
     monkeypatch.setattr(StackJournal, "_metric", lambda self, index, targets, outputs: scores[int(self.clock) - 1])
-    settings = [StackedSetting(seed=seed) for seed in range(2)]
-    first, second = train_stacked(blocks(), settings, TrainConfig(options=OPTIONS, epochs=6, patience=2), "cpu")
+    settings = [StackedSetting(seed=seed) for seed in range(3)]
+    first, second, third = train_stacked(blocks(), settings, TrainConfig(options=OPTIONS, epochs=6, patience=2), "cpu")
     assert (first.best_epoch, first.epochs, first.valid, first.status) == (1, 3, 4, "stopped early")
     assert (second.best_epoch, second.epochs, second.valid, second.status) == (6, 6, 6, "finished")
+    assert (third.best_epoch, third.epochs) == (0, 6)  # without a score there is no best epoch to count from
