@@ -97,7 +97,7 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
         return "edge weights are trained"
     if z.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(z.device.type):
         return f"precision is {z.dtype}, or mixed"
-    if not is_eager(z, *conv.parameters()):
+    if not is_eager(z, *_parameters(conv)):
         return "the program is inside torch.func, or has tensors of a class of their own"
     return None
 

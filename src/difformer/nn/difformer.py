@@ -150,7 +150,7 @@ class DIFFormer(nn.Module):
     ) -> Tensor:
         """Z^(k+1) from Z^(k) and Z⁰: layer k, its norm, activation and dropout."""
         layer, norm = self.layers[k], self.norms[k]
-        if context is None and type(layer) is DIFFormerConv and self._may_fuse:
+        if context is None and type(layer) is DIFFormerConv and z.device.type == "cpu" and self._may_fuse:
             structure = as_structure(z.shape[0], edge_index, edge_weight, batch)
             if why_not_fused_layer(layer, norm, z, structure, source) is None:
                 mask, relu = next_mask(self.dropout, self.training), self.activation == "relu"

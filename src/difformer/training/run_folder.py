@@ -384,7 +384,7 @@ def _check_description(about: Mapping[str, Any]) -> None:
 
 
 class MetricsFile:
-    """``metrics.jsonl``: one line per epoch and seed. A line that does not fit on the disk is taken back."""
+    """``metrics.jsonl``: one line per epoch and seed. A line that does not fit on the disk is removed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
