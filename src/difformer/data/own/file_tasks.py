@@ -242,7 +242,9 @@ def _labels_within(found: Features, size: int) -> Labels:
     y = named_array(found.arrays, "y")
     if y is None:
         has = f"; it has {', '.join(found.arrays)}" if found.arrays else ""
-        raise DataError(f"holds no labels (an array called y); pass labels=FILE{has}", path=found.path)
+        raise DataError(
+            f"holds no labels (an array called y); pass labels=FILE{has}", path=found.path, argument="labels"
+        )
     with _in_file(found.path):
         columns, _ = label_cells(labels_by_name(y, found.arrays), None, size)
     names = tuple(str(i + 1) for i in range(len(columns)))
