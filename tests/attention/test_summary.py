@@ -136,3 +136,10 @@ def test_there_is_nothing_to_summarise_for_the_identity(rows):
     _, k, v, _ = rows
     with pytest.raises(ValueError, match="nothing to summarise"):
         summarise(k, v, "identity")
+
+
+def test_a_sender_without_weight_is_not_the_largest_score():
+    q = torch.tensor([[[1.0, 0.0]]])
+    k, v = torch.tensor([[[1.0, 0.0]], [[-1.0, 0.0]], [[-1.0, 0.0]]]), torch.tensor([[[9.0]], [[1.0]], [[3.0]]])
+    found = summarise(k, v, "gaussian:0.1", torch.tensor([0.0, 1.0, 1.0])).answer(q)
+    torch.testing.assert_close(found, torch.tensor([[[2.0]]]))

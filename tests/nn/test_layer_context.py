@@ -154,3 +154,13 @@ def test_a_layer_evaluates_a_diffusivity_named_simple_as_it_is():
     wanted = 0.5 * z + 0.5 * (exchange / exchange.sum(1, keepdim=True) @ conv.value(z))
     torch.testing.assert_close(conv(z), wanted)
     torch.testing.assert_close(conv(z, context=store(conv, z, size=9)), wanted)
+
+
+@pytest.mark.parametrize("diffusivity", ["simple", "sigmoid", "constant"])
+def test_a_stored_population_counts_its_weights(diffusivity):
+    conv, z, new = layer(diffusivity), states(), states(5, seed=2)
+    weight = torch.arange(N, dtype=torch.float64) % 3
+    rows = torch.arange(N).repeat_interleave(weight.long())
+    for size in (None, 7):
+        weighted = store(conv, z, weight=weight, size=size)
+        torch.testing.assert_close(conv(new, context=weighted), conv(new, context=store(conv, z[rows])))
