@@ -5,9 +5,9 @@ A regressor predicts, for each target t,
     ŷ_t = w_tᵀx + b_t + γ_t · (mean output of the models),    γ_t in [0, 1].
 
 w and b are those of scikit-learn's `Ridge` with its default penalty; the models are trained on what it leaves over, and
-γ is the share of their outputs that predicts held-out rows best, zero unless that
-is a gain of more than two standard errors. Where a target is linear in the features, γ is near
-zero and the regressor is a ridge regression; where it is not, the models add what a line cannot say.
+γ is the share of their outputs that predicts held-out rows best, zero unless that is a gain of more than two standard
+errors. Where a target is linear in the features, γ is near zero and the regressor is a ridge regression; where it is
+not, the models add what a line cannot say.
 """
 
 from __future__ import annotations
