@@ -1,18 +1,17 @@
 """One search for every system and data set of the comparison, in slices of a few minutes.
 
-    python -m benchmarks.search_gpu --out found --seconds 480
-    python -m benchmarks.search_gpu --out found --seconds 480 --resume earlier/trials.jsonl   # a second slice
-    python -m benchmarks.search_gpu --out found --conclude                                    # presets of what is done
+    python -m benchmarks.search_gpu --out found --seconds 480          # one slice
+    python -m benchmarks.search_gpu --out found --conclude             # presets of what is done
 
 The protocol is ``experiments/specs/protocol.toml``: data sets and systems in order of priority, the same number of
-trials for each pair. Trials are made in rounds, so that all pairs have had a quarter of their trials before any has
-half of them. Each finished trial is a line of ``OUT/trials.jsonl``, on disk before the next stack starts; a process
-that is killed loses at most the stack in progress. Trials that are in OUT or in a file given by ``--resume`` are not
-repeated. No line contains a test score.
+trials for each pair, successive halving. Pairs advance in rounds of a quarter of their trials, so that a search that is
+cut short has treated all alike. Each finished trial is one line per protocol of ``OUT/trials.jsonl``, on disk before
+the next stack starts; a process that is killed loses the stack in progress. Trials of OUT, of
+``results/search/trials.jsonl`` and of files given by ``--resume`` are not repeated. No line contains a test score.
 
-``--conclude`` writes one preset per pair, ``OUT/presets/*.toml``, for
+Presets are written at the end, one per pair and protocol, to ``OUT/presets``:
 
-    difformer reproduce citation --presets OUT/presets --preset best --models difformer-s,off,gcn+ --device cuda
+    difformer reproduce citation --presets OUT/presets --preset best --models difformer-s,off,gcn+ --runs-only
     python -m difformer.experiments.presets OUT/presets/*.toml          # into the package
 """
 
@@ -25,8 +24,8 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +44,15 @@ from difformer.training.config import TrainConfig, make_config
 from difformer.training.devices import describe, resolve
 from difformer.training.metrics import find_metric
 from difformer.training.stacked import HYPER, RATES, StackedSetting, apart, train_stacked, unstackable
+from difformer.training.study import without_test
 from difformer.zoo import MODELS, find, options_of
 
+STORED = Path(__file__).parents[1] / "results" / "search" / "trials.jsonl"
 # Axes that may differ within a stack. A graph weight of none cannot be stacked with numbers, so it counts as shape.
 STACKED = tuple(name for name in (*RATES, *HYPER) if name != "graph_weight")
 ROUNDS = 4
 PARENTS = 4  # the best settings so far, which later trials vary
+LENGTH = ("epochs", "patience", "eval_every", "batch_size")
 Settings = dict[str, Any]
 Line = dict[str, Any]
 
@@ -63,32 +65,55 @@ class Pair:
         key: Key of the system.
         model: Its model.
         dataset: Name of the data set.
-        options: Options of the data set.
-        features: The choices of ``features``; empty if the data set has none.
+        protocols: Protocols of the data set; an empty name is its default.
         fixed: Settings that define the system.
         base: Model that it is a variant of; empty if it is none.
         axes: Values that compete, ``features`` included.
-        variant: Variant of the preset that results.
     """
 
     key: str
     model: str
     dataset: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    features: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ("",)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     base: str = ""
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    variant: str | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.dataset}{f'-{self.variant}' if self.variant else ''}-{self.key}"
+        return f"{self.dataset}-{self.key}"
+
+    def question(self, protocol: str) -> str:
+        """Identity of what a line answers."""
+        options = {"protocol": protocol} if protocol else {}
+        return identity(system=self.key, dataset=self.dataset, options=options)
 
     @property
-    def id(self) -> str:
-        """Identity of the question: trials of two files with the same id answer the same one."""
-        return identity(system=self.key, dataset=self.dataset, options=dict(self.options))
+    def shape(self) -> dict[str, tuple[Any, ...]]:
+        return {key: values for key, values in self.axes.items() if key not in STACKED}
+
+    @property
+    def rates(self) -> dict[str, tuple[Any, ...]]:
+        return {key: values for key, values in self.axes.items() if key in STACKED}
+
+
+@dataclass
+class Trial:
+    """What is known of one setting: its scores by protocol, after the first epochs and at full length."""
+
+    settings: Settings
+    first: dict[str, float | None] = field(default_factory=dict)
+    full: dict[str, float | None] = field(default_factory=dict)
+    higher: bool = True
+    metric: str = ""
+
+    def score(self, protocol: str | None = None, *, full: bool = False) -> float:
+        """Larger is better; minus infinity if it failed or is unknown; the mean over protocols if none is given."""
+        known = self.full if full else {**self.full, **self.first}
+        values = [known.get(name) for name in (known if protocol is None else [protocol])]
+        if not values or any(value is None for value in values):
+            return -math.inf
+        return (1 if self.higher else -1) * sum(v for v in values if v is not None) / len(values)
 
 
 def read_protocol(path: Path = SPECS / "protocol.toml") -> dict[str, Any]:
@@ -102,104 +127,93 @@ def pairs_of(protocol: Mapping[str, Any], systems: Sequence[str] = (), data: Seq
 
     Args:
         protocol: See `read_protocol`.
-        systems: Only these, in this order; all if empty.
-        data: Only these data sets, in this order, as ``cora`` or ``cora-authors``; all if empty.
+        systems: Only these, in this order; all that the zoo has if empty.
+        data: Only these data sets, in this order; all if empty.
     """
-    known = {entry["key"]: entry for entry in protocol["system"]}
-    sets = {_data_name(entry): entry for entry in protocol["data"]}
-    wanted = [name for one in data for name in sets if one in (name, sets[name]["dataset"])] if data else list(sets)
-    for option, names, there in (("--systems", systems, known), ("--data", data, {**sets, **_by_set(sets)})):
+    known = {entry["key"]: entry for entry in protocol["system"] if entry.get("model", entry["key"]) in MODELS}
+    sets = {entry["dataset"]: entry for entry in protocol["data"]}
+    for option, names, there in (("--systems", systems, known), ("--data", data, sets)):
         for name in names:
             if name not in there:
                 raise SystemExit(f"{option}: there is no {name!r}; known are {', '.join(there)}")
-    there = [key for key in systems or known if known[key].get("model", key) in MODELS]
-    return [_pair(known[key], sets[name], protocol) for key in there for name in wanted]
-
-
-def _data_name(entry: Mapping[str, Any]) -> str:
-    return entry["dataset"] + (f"-{entry['variant']}" if entry.get("variant") else "")
-
-
-def _by_set(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {entry["dataset"]: entry for entry in sets.values()}
+    return [_pair(known[key], sets[name], protocol) for key in systems or known for name in data or sets]
 
 
 def _pair(system: Mapping[str, Any], data: Mapping[str, Any], protocol: Mapping[str, Any]) -> Pair:
     model, fixed = system.get("model", system["key"]), dict(system.get("settings", {}))
     known = {*TrainConfig().to_dict(), *options_of(model)}
-    left = {*fixed, *system.get("without", ()), "epochs", "patience"}
+    left = {*fixed, *system.get("without", ()), *LENGTH}
     axes = {key: tuple(values) for key, values in find(model).space.items() if key in known and key not in left}
-    features = tuple(protocol["features"].get(data["dataset"], ()))
-    if features:
-        axes["features"] = features
-    options, variant = dict(data.get("options", {})), data.get("variant")
-    return Pair(system["key"], model, data["dataset"], options, features, fixed, system.get("base", ""), axes, variant)
+    if features := protocol["features"].get(data["dataset"]):
+        axes["features"] = tuple(features)
+    protocols = tuple(data.get("protocols", ("",)))
+    return Pair(system["key"], model, data["dataset"], protocols, fixed, system.get("base", ""), axes)
 
 
 def first_settings(pair: Pair) -> list[Settings]:
-    """Settings that are always among the trials: published ones, and the presets of the package.
-
-    Published settings of tuned classic networks are for raw features, as are most others; presets were found with
-    row-normalised ones. Both are tried with each.
-    """
-    known = {*TrainConfig().to_dict(), *options_of(pair.model)}
+    """Settings that are always among the trials: published ones and presets of the package, with all features."""
+    known = {*TrainConfig().to_dict(), *options_of(pair.model)} - {*LENGTH}
     presets = [p for p in load_presets() if p.dataset == pair.dataset and p.model in (pair.model, pair.base)]
     published = find(pair.model).published
     given: list[Mapping[str, Any]] = [published[pair.dataset]] if pair.dataset in published else [*published.values()]
     # A variant of another model starts from that model's defaults.
     start = defaults_of_base(pair.model, pair.base)
-    given += [{**start, **one.settings} for one in presets if one.variant in (None, pair.variant)]
+    given += [{**start, **one.settings} for one in presets if one.variant in (None, *pair.protocols)]
     chosen: list[Settings] = []
     for settings in given:
-        kept = {k: v for k, v in settings.items() if k in known and k not in ("epochs", "patience", "batch_size")}
-        for features in pair.features or (None,):
-            one = {**kept, **pair.fixed, **({"features": features} if features else {})}
+        for features in pair.axes.get("features", (None,)):
+            one = {key: value for key, value in settings.items() if key in known} | dict(pair.fixed)
+            one |= {"features": features} if features else {}
             if one not in chosen:
                 chosen.append(one)
     return chosen
 
 
-def block_of(pair: Pair, number: int, size: int, total: int, seed: int, done: Sequence[Line]) -> list[Settings]:
-    """Settings that share one architecture: Sobol points in the first half, then variations of the best so far.
+def blocks_of(pair: Pair, protocol: Mapping[str, Any], done: Sequence[Trial]) -> Iterator[list[Settings]]:
+    """Settings that share one shape, block by block: first settings, Sobol points, and variations of the best so far.
 
-    Args:
-        pair: The pair.
-        number: Number of the block.
-        size: Settings in it.
-        total: Number of blocks.
-        seed: Of the search.
-        done: Finished trials of the pair.
+    A published setting leads its block. The list depends on `done` in its last part only.
     """
-    shape = {key: values for key, values in pair.axes.items() if key not in STACKED}
-    inner = {key: values for key, values in pair.axes.items() if key in STACKED}
-    scored = [line for line in done if line["valid"] is not None]
-    if number < total // 2 or not scored:
-        outside = _sobol(shape, number, 1, seed)
-        inside = _sobol(inner, size * number, size, seed + 1)
-        return [{**pair.fixed, **outside[0], **one} for one in inside]
-    sign = 1 if scored[0]["higher_is_better"] else -1
-    best = sorted(scored, key=lambda line: -sign * line["valid"])[:PARENTS]
-    draw = random.Random(f"{seed} {number} {pair.name}")
-    parent = {**best[number % len(best)]["settings"], **_features(best[number % len(best)])}
-    changed = draw.choice(list(shape)) if number % 2 else None
-    outside = [{key: parent.get(key, values[0]) for key, values in shape.items()}]
-    if changed is not None:
-        outside[0][changed] = draw.choice(shape[changed])
+    size, seed, total = protocol["settings_per_shape"], protocol["seed"], protocol["trials"]
+    leaders = first_settings(pair)
+    shapes: dict[str, list[Settings]] = {}
+    for one in leaders:
+        shapes.setdefault(str({key: one.get(key) for key in pair.shape}), []).append(one)
+    number = 0
+    for group in shapes.values():
+        rates = _sobol(pair.rates, number * size, size, seed + 1)
+        yield [*group, *({**group[0], **one} for one in rates)][: max(size, len(group))]
+        number += 1
+    half = max(number + 1, total // size // 2)
+    tried = 0
+    while number < half and tried < 64:
+        (shape,) = _sobol(pair.shape, tried, 1, seed)
+        tried += 1
+        if shape.get("num_layers", 1) * shape.get("hidden_channels", 1) <= protocol["size"]:
+            rates = _sobol(pair.rates, number * size, size, seed + 1)
+            yield [{**pair.fixed, **shape, **one} for one in rates]
+            number += 1
+    draw = random.Random(f"{seed} {pair.name} {len(done)}")
+    while True:
+        best = sorted(done, key=lambda trial: -trial.score())[:PARENTS]
+        yield _varied(pair, draw.choice(best).settings if best else {}, draw, size)
+
+
+def _varied(pair: Pair, parent: Settings, draw: random.Random, size: int) -> list[Settings]:
+    """The parent with one axis of its shape drawn anew, and neighbouring values on some other axes."""
+    shape = {key: parent.get(key, values[0]) for key, values in pair.shape.items()}
+    if shape:
+        changed = draw.choice(list(shape))
+        shape[changed] = draw.choice(pair.shape[changed])
     found = []
     for _ in range(size):
-        inside = {key: parent.get(key, values[0]) for key, values in inner.items()}
-        for key, values in inner.items():
+        rates = {key: parent.get(key, values[0]) for key, values in pair.rates.items()}
+        for key, values in pair.rates.items():
             if draw.random() < 0.5:
-                place = values.index(inside[key]) if inside[key] in values else draw.randrange(len(values))
-                inside[key] = values[max(0, min(len(values) - 1, place + draw.choice((-1, 1))))]
-        # What the parent sets outside of the space, such as a published option, is kept.
-        rest = {key: value for key, value in parent.items() if key not in pair.axes}
-        found.append({**rest, **pair.fixed, **outside[0], **inside})
+                place = values.index(rates[key]) if rates[key] in values else draw.randrange(len(values))
+                rates[key] = values[max(0, min(len(values) - 1, place + draw.choice((-1, 1))))]
+        found.append({**parent, **pair.fixed, **shape, **rates})
     return found
-
-
-def _features(line: Line) -> Settings:
-    return {"features": line["data_options"]["features"]} if "features" in line["data_options"] else {}
 
 
 def _sobol(axes: Mapping[str, Sequence[Any]], start: int, count: int, seed: int) -> list[Settings]:
@@ -207,14 +221,9 @@ def _sobol(axes: Mapping[str, Sequence[Any]], start: int, count: int, seed: int)
     if not axes:
         return [{} for _ in range(count)]
     engine = qmc.Sobol(len(axes), scramble=True, seed=seed)
-    points = engine.fast_forward(start).random(count) if start else engine.random(count)
-    return [
-        {
-            key: values[min(int(u * len(values)), len(values) - 1)]
-            for u, (key, values) in zip(row, axes.items(), strict=True)
-        }
-        for row in points
-    ]
+    points = (engine.fast_forward(start) if start else engine).random(count)
+    grid = list(axes.items())
+    return [{key: values[int(u * len(values))] for u, (key, values) in zip(row, grid, strict=True)} for row in points]
 
 
 class Search:
@@ -223,146 +232,192 @@ class Search:
     Args:
         out: Folder of ``trials.jsonl``.
         protocol: See `read_protocol`.
-        known: Trials of earlier calls.
+        pairs: In order of priority.
+        known: Lines of earlier calls.
         device: Where to train.
         deadline: `time.monotonic` after which nothing new starts and running stacks stop.
     """
 
     def __init__(
-        self, out: Path, protocol: Mapping[str, Any], known: Sequence[Line], device: torch.device, deadline: float
+        self,
+        out: Path,
+        protocol: Mapping[str, Any],
+        pairs: Sequence[Pair],
+        known: Sequence[Line],
+        device: torch.device,
+        deadline: float,
     ) -> None:
-        self.path, self.protocol, self.device, self.deadline = out / "trials.jsonl", protocol, device, deadline
-        self.done: dict[str, dict[str, Line]] = {}
+        self.path, self.protocol, self.pairs = out / "trials.jsonl", protocol, pairs
+        self.device, self.deadline, self.made = device, deadline, 0
+        self.tasks: dict[str, tuple[Task, list[tuple[str, int]]] | None] = {}
+        self.trials: dict[str, dict[str, Trial]] = {pair.name: {} for pair in pairs}
+        asked = {pair.question(name): (pair, name) for pair in pairs for name in pair.protocols}
         for line in known:
-            self.done.setdefault(line["pair"], {})[line["id"]] = line
-        self.tasks: dict[str, Task | None] = {}
-        self.made = 0
+            if line["pair"] in asked:
+                pair, name = asked[line["pair"]]
+                settings = {**line["settings"], **_features(line)}
+                self._enter(pair, settings, name, line)
+
+    def _enter(self, pair: Pair, settings: Settings, name: str, line: Line) -> None:
+        found = Trial(settings, higher=line["higher_is_better"], metric=line.get("metric", ""))
+        trial = self.trials[pair.name].setdefault(self._id(pair, settings), found)
+        (trial.first if line.get("rung", 2) == 1 else trial.full)[name] = line["valid"]
 
     def over(self) -> bool:
         return time.monotonic() > self.deadline
 
-    def trials(self, pair: Pair) -> list[Line]:
-        return list(self.done.get(pair.id, {}).values())
-
-    def run(self, pairs: Sequence[Pair]) -> None:
-        """Round by round, pair by pair."""
-        size, total = self.protocol["settings_per_architecture"], self.protocol["trials"]
+    def run(self) -> None:
+        """Round by round, pair by pair: new settings for their first epochs, then the best of them at full length."""
         for number in range(1, ROUNDS + 1):
-            for pair in pairs:
-                goal = total * number // ROUNDS
-                for settings in self._blocks(pair, size, total, goal):
+            goal = self.protocol["trials"] * number // ROUNDS
+            for pair in self.pairs:
+                for group in self._new(pair, goal):
                     if self.over():
                         return
-                    self._train(pair, settings)
+                    self._train(pair, group, rung=1)
+                for group in self._promoted(pair, goal):
+                    if self.over():
+                        return
+                    self._train(pair, group, rung=2)
 
-    def _blocks(self, pair: Pair, size: int, total: int, goal: int) -> Iterator[list[Settings]]:
-        """Settings that are not done yet, until `goal` trials are."""
-        first = first_settings(pair)
-        yield from self._missing(pair, first)
-        number, blocks = 0, max(1, -(-(total - len(first)) // size))
-        while len(self.trials(pair)) < goal and number < 4 * blocks and not self.over():
-            chosen = block_of(pair, number, size, blocks, self.protocol["seed"], self.trials(pair))
-            room = max(1, goal - len(self.trials(pair)))
-            yield from self._missing(pair, chosen[:room])
-            number += 1
+    def _new(self, pair: Pair, goal: int) -> Iterator[list[Settings]]:
+        """Settings without a trial, in groups that train as one stack, until `goal` trials are there."""
+        known = self.trials[pair.name]
+        for count, block in enumerate(blocks_of(pair, self.protocol, list(known.values()))):
+            if len(known) >= goal or count > 4 * self.protocol["trials"] or self.over():
+                return
+            left = {name: one for one in block if (name := self._id(pair, one)) not in known}
+            yield from self._groups(pair, list(left.values())[: goal - len(known)])
 
-    def _missing(self, pair: Pair, chosen: Sequence[Settings]) -> Iterator[list[Settings]]:
-        """Settings without a trial, in groups that can train as one stack."""
-        known = set(self.done.get(pair.id, {}))
+    def _promoted(self, pair: Pair, goal: int) -> Iterator[list[Settings]]:
+        """Settings that are among the best of any protocol and have not been trained at full length."""
+        trials, count = list(self.trials[pair.name].values()), max(1, int(goal * self.protocol["kept"]))
+        chosen: list[Settings] = []
+        for name in pair.protocols:
+            for trial in sorted(trials, key=lambda one: -one.score(name))[:count]:
+                if trial.score(name) > -math.inf and name not in trial.full and trial.settings not in chosen:
+                    chosen.append(trial.settings)
+        yield from self._groups(pair, chosen)
+
+    def _groups(self, pair: Pair, chosen: Sequence[Settings]) -> Iterator[list[Settings]]:
         groups: dict[str, list[Settings]] = {}
         for settings in chosen:
-            if (name := self._id(pair, settings)) not in known:
-                known.add(name)
-                shared = {**apart(self._config(pair, settings)).to_dict(), "features": settings.get("features")}
-                groups.setdefault(json.dumps(shared, sort_keys=True, default=str), []).append(settings)
+            shared = {**apart(self._config(pair, settings)).to_dict(), "features": settings.get("features")}
+            groups.setdefault(json.dumps(shared, sort_keys=True, default=str), []).append(settings)
         yield from groups.values()
 
-    def _config(self, pair: Pair, settings: Settings) -> TrainConfig:
-        length = {key: self.protocol[key] for key in ("epochs", "patience")}
+    def _config(self, pair: Pair, settings: Settings, rung: int = 2) -> TrainConfig:
+        length = {key: self.protocol[key] for key in ("epochs", "patience", "eval_every")}
+        if rung == 1:
+            length |= {"epochs": min(length["epochs"], self.protocol["first_epochs"]), "patience": None}
         return make_config(pair.model, {**{k: v for k, v in settings.items() if k != "features"}, **length})
 
     def _id(self, pair: Pair, settings: Settings) -> str:
-        every = {**complete(self._config(pair, settings)), "features": settings.get("features")}
-        return identity(pair=pair.id, settings=every, runs=self.protocol["runs"])
+        every = {key: value for key, value in complete(self._config(pair, settings)).items() if key not in LENGTH}
+        return identity(settings=every, features=settings.get("features"))
 
-    def _task(self, pair: Pair, features: str | None) -> Task | None:
-        options = {**pair.options, **({"features": features} if features else {})}
-        name = f"{pair.dataset} {sorted(options.items())}"
+    def _task(self, pair: Pair, features: str | None) -> tuple[Task, list[tuple[str, int]]] | None:
+        """The data with the splits of all protocols, and the protocol and split of each run."""
+        name = f"{pair.dataset} {features}"
         if name not in self.tasks:
             try:
-                self.tasks[name] = load(pair.dataset, **options)
+                self.tasks[name] = self._loaded(pair, {"features": features} if features else {})
             except (DataError, OSError) as error:
                 print(f"{pair.name}: {error}", flush=True)
                 self.tasks[name] = None
         return self.tasks[name]
 
-    def _train(self, pair: Pair, group: Sequence[Settings]) -> None:
-        """Train settings of one shape with all their runs, and write a line for each."""
-        task, began = self._task(pair, group[0].get("features")), time.perf_counter()
-        if task is None:
+    def _loaded(self, pair: Pair, options: Settings) -> tuple[Task, list[tuple[str, int]]]:
+        splits: list[Any] = []
+        runs: list[tuple[str, int]] = []
+        for protocol in pair.protocols:
+            task = load(pair.dataset, **options, **({"protocol": protocol} if protocol else {}))
+            used = min(self.protocol["runs"], len(task.splits))
+            runs += [(protocol, len(splits) + run % used) for run in range(self.protocol["runs"])]
+            splits += task.splits[:used]
+        return without_test(replace(task, splits=tuple(splits))), runs
+
+    def _train(self, pair: Pair, group: Sequence[Settings], rung: int) -> None:
+        """Train settings of one shape with all their runs, and write a line per setting and protocol."""
+        loaded, began = self._task(pair, group[0].get("features")), time.perf_counter()
+        if loaded is None:
             return
-        runs, config = self.protocol["runs"], self._config(pair, group[0])
+        task, runs = loaded
+        configs = [self._config(pair, settings, rung) for settings in group]
         try:
-            results = self._results(task, pair, group, config, runs)
+            results = self._results(task, configs, runs)
         except (torch.cuda.OutOfMemoryError, MemoryError) as error:
-            results = [error] * (len(group) * runs)
+            results = [error] * (len(group) * len(runs))
             torch.cuda.empty_cache()
         if results is None:
             return
         seconds = (time.perf_counter() - began) / len(group)
-        for place, settings in enumerate(group):
-            self._write(pair, task, settings, results[place * runs : (place + 1) * runs], seconds)
+        for place, (settings, config) in enumerate(zip(group, configs, strict=True)):
+            own = results[place * len(runs) : (place + 1) * len(runs)]
+            self._write(pair, task, settings, config, rung, list(zip(runs, own, strict=True)), seconds)
 
-    def _results(
-        self, task: Task, pair: Pair, group: Sequence[Settings], config: TrainConfig, runs: int
-    ) -> list[Any] | None:
+    def _results(self, task: Task, configs: Sequence[TrainConfig], runs: Sequence[tuple[str, int]]) -> list[Any] | None:
         """A record or an error per setting and run; None if the time is up before all are finished."""
-        splits = [run % len(task.splits) for run in range(runs)]
-        if not unstackable(task, config, splits):
-            stack = [
-                _stacked(self._config(pair, settings), run, splits[run]) for settings in group for run in range(runs)
-            ]
-            results = train_stacked(task, stack, config, self.device, stop=self.over, keep_errors=True)
-            whole = len(results) == len(stack)
+        seeds = [(place % self.protocol["runs"], split) for place, (_, split) in enumerate(runs)]
+        asked = [(config, seed, split) for config in configs for seed, split in seeds]
+        if not unstackable(task, configs[0], [split for _, split in runs]):
+            stack = [_stacked(*one) for one in asked]
+            results = train_stacked(task, stack, configs[0], self.device, stop=self.over, keep_errors=True)
         else:
-            results, whole = [], True
-            for settings in group:
-                for run in range(runs):
-                    results.append(_one(task, splits[run], self._config(pair, settings), run, self.device, self.over))
+            results = []
+            for config, seed, split in asked:
+                try:
+                    results.append(train_one(task, split, config, seed, self.device, stop=self.over))
+                except NonFiniteLossError as error:
+                    results.append(error)
         cut = any(getattr(one, "status", "") == "interrupted" for one in results)
-        return results if whole and not cut else None
+        return None if cut or len(results) < len(asked) else results
 
-    def _write(self, pair: Pair, task: Task, settings: Settings, results: Sequence[Any], seconds: float) -> None:
-        failed = next((one for one in results if isinstance(one, Exception)), None)
-        config = self._config(pair, settings)
+    def _write(
+        self,
+        pair: Pair,
+        task: Task,
+        settings: Settings,
+        config: TrainConfig,
+        rung: int,
+        results: Sequence[tuple[tuple[str, int], Any]],
+        seconds: float,
+    ) -> None:
         metric = find_metric(task.metric if config.metric == "auto" else config.metric, task.problem)
-        features = settings.get("features")
-        line = {
-            "pair": pair.id,
-            "id": self._id(pair, settings),
-            "system": pair.key,
-            "model": pair.model,
-            "dataset": pair.dataset,
-            "data_options": {**pair.options, **({"features": features} if features else {})},
-            "settings": {key: value for key, value in settings.items() if key != "features"},
-            "epochs": config.epochs,
-            "patience": config.patience,
-            "metric": metric.name,
-            "higher_is_better": metric.higher_is_better,
-            "valid": None if failed else sum(one.valid for one in results) / len(results),
-            "valids": [] if failed else [one.valid for one in results],
-            "best_epochs": [] if failed else [one.best_epoch for one in results],
-            "reason": "" if failed is None else f"{type(failed).__name__}: {failed}"[:200],
-            "seconds": round(seconds, 3),
-            "fingerprint": task.fingerprint(),
-            "versions": {"difformer": code_version(), "torch": torch.__version__},
-            "device": describe(self.device),
-        }
-        append_line(self.path, line)
-        self.done.setdefault(pair.id, {})[line["id"]] = line
-        self.made += 1
-        score = "failed" if failed else f"{metric.name} {line['valid']:.4f}"
-        print(f"{pair.name} [{len(self.trials(pair))}] {score}, {seconds:.1f} s", flush=True)
+        said = []
+        for name in pair.protocols:
+            own = [record for (protocol, _), record in results if protocol == name]
+            failed = next((one for one in own if isinstance(one, Exception)), None)
+            valid = None if failed else sum(one.valid for one in own) / len(own)
+            options = {"protocol": name} if name else {}
+            features = {"features": settings["features"]} if settings.get("features") else {}
+            line = {
+                "pair": pair.question(name),
+                "rung": rung,
+                "system": pair.key,
+                "model": pair.model,
+                "dataset": pair.dataset,
+                "data_options": {**options, **features},
+                "settings": {key: value for key, value in settings.items() if key != "features"},
+                **{key: getattr(config, key) for key in ("epochs", "patience", "eval_every")},
+                "runs": len(own),
+                "metric": metric.name,
+                "higher_is_better": metric.higher_is_better,
+                "valid": valid,
+                "valids": [] if failed else [one.valid for one in own],
+                "best_epochs": [] if failed else [one.best_epoch for one in own],
+                "reason": "" if failed is None else f"{type(failed).__name__}: {failed}"[:200],
+                "seconds": round(seconds, 3),
+                "fingerprint": task.fingerprint(),
+                "versions": {"difformer": code_version(), "torch": torch.__version__},
+                "device": describe(self.device),
+            }
+            append_line(self.path, line)
+            self._enter(pair, settings, name, line)
+            said.append(f"{name or metric.name} {'failed' if valid is None else f'{valid:.4f}'}")
+        self.made += rung == 1
+        count = f"{len(self.trials[pair.name])}{'' if rung == 1 else ', full length'}"
+        print(f"{pair.name} [{count}] {', '.join(said)}, {seconds:.1f} s", flush=True)
 
 
 def _stacked(config: TrainConfig, seed: int, split: int) -> StackedSetting:
@@ -371,45 +426,43 @@ def _stacked(config: TrainConfig, seed: int, split: int) -> StackedSetting:
     return StackedSetting(seed=seed, split=split, **rates, **options)
 
 
-def _one(task: Task, split: int, config: TrainConfig, seed: int, device: torch.device, stop: Callable[[], bool]) -> Any:
-    try:
-        return train_one(task, split, config, seed, device, stop=stop)
-    except NonFiniteLossError as error:
-        return error
+def _features(line: Line) -> Settings:
+    return {"features": line["data_options"]["features"]} if "features" in line["data_options"] else {}
 
 
-def conclude(search: Search, pairs: Sequence[Pair], out: Path, command: str) -> list[Path]:
-    """Write the best setting of each pair as a preset, and print what is done."""
+def conclude(search: Search, out: Path) -> list[Path]:
+    """Write the best setting of each pair and protocol as a preset, and print how many trials it had."""
     written = []
-    for pair in pairs:
-        lines = search.trials(pair)
-        scored = [line for line in lines if line["valid"] is not None]
-        if not scored:
-            continue
-        sign = 1 if scored[0]["higher_is_better"] else -1
-        best = max(scored, key=lambda line: sign * line["valid"])
-        data = _features(best)
-        length = {"epochs": best["epochs"], "patience": best["patience"]}
-        preset = Preset(
-            "best",
-            pair.model,
-            pair.dataset,
-            settings={**best["settings"], **length},
-            source="a search over the system's own space under the common protocol, chosen on validation",
-            protocol=pair.options.get("protocol"),
-            metric=best["metric"],
-            validation=round(best["valid"], 6),
-            trials=len(lines),
-            runs=search.protocol["runs"],
-            command=command,
-            variant=pair.variant,
-            data=data,
-        )
-        path = out / "presets" / f"{pair.name}.toml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_preset(preset, path)
-        written.append(path)
-        print(f"{pair.name}: {len(lines)} trials, best {best['valid']:.4f}: {best['settings']} {data}")
+    for pair in search.pairs:
+        for name in pair.protocols:
+            trials = [one for one in search.trials[pair.name].values() if name in {**one.first, **one.full}]
+            best = max(trials, key=lambda one: one.score(name, full=True), default=None)
+            if best is None or best.score(name, full=True) == -math.inf:
+                continue
+            settings = dict(best.settings)
+            data = {"features": settings.pop("features")} if "features" in settings else {}
+            length = {key: search.protocol[key] for key in ("epochs", "patience")}
+            variant = name if name == "authors" else None
+            preset = Preset(
+                "best",
+                pair.model,
+                pair.dataset,
+                settings={**settings, **length},
+                source="a search over the system's own space under the common protocol, chosen on validation",
+                protocol=name or None,
+                metric=best.metric or None,
+                validation=round(abs(best.score(name, full=True)), 6),
+                trials=len(trials),
+                runs=search.protocol["runs"],
+                command="python -m benchmarks.search_gpu",
+                variant=variant,
+                data=data,
+            )
+            path = out / "presets" / f"{pair.dataset}{f'-{variant}' if variant else ''}-{pair.key}.toml"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_preset(preset, path)
+            written.append(path)
+            print(f"{path.stem}: {len(trials)} trials, best {preset.validation:.4f}: {settings} {data}")
     return written
 
 
@@ -417,26 +470,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search_gpu", description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("found"), help="folder of trials.jsonl and presets (found)")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many seconds")
-    parser.add_argument("--resume", type=Path, nargs="*", default=[], help="files of earlier trials")
+    parser.add_argument("--resume", type=Path, nargs="*", default=[], help="more files of earlier trials")
     parser.add_argument("--systems", nargs="*", default=[], help="only these, in this order")
-    parser.add_argument("--data", nargs="*", default=[], help="only these (cora, cora-authors), in this order")
-    parser.add_argument("--trials", type=int, help="trials per pair, in place of the protocol's")
-    parser.add_argument("--runs", type=int, help="seeds and splits per trial, in place of the protocol's")
-    parser.add_argument("--epochs", type=int, help="epochs at most, in place of the protocol's")
+    parser.add_argument("--data", nargs="*", default=[], help="only these data sets, in this order")
+    for name in ("trials", "runs", "epochs"):
+        parser.add_argument(f"--{name}", type=int, help="in place of the protocol's")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--conclude", action="store_true", help="run nothing; write presets of what is done")
     given = parser.parse_args(arguments)
     protocol = read_protocol()
     protocol |= {key: value for key in ("trials", "runs", "epochs") if (value := getattr(given, key)) is not None}
-    pairs = pairs_of(protocol, given.systems, given.data)
     given.out.mkdir(parents=True, exist_ok=True)
-    known = [line for path in (*given.resume, given.out / "trials.jsonl") for line in read_lines(path)]
-    deadline = time.monotonic() + given.seconds
-    search = Search(given.out, protocol, known, resolve(given.device), deadline)
+    known = [line for path in (STORED, *given.resume, given.out / "trials.jsonl") for line in read_lines(path)]
+    pairs, deadline = pairs_of(protocol, given.systems, given.data), time.monotonic() + given.seconds
+    search = Search(given.out, protocol, pairs, known, resolve(given.device), deadline)
     if not given.conclude:
-        search.run(pairs)
-        print(f"{search.made} trials made, {len(known)} were there", flush=True)
-    conclude(search, pairs, given.out, "python -m benchmarks.search_gpu")
+        search.run()
+        print(f"{search.made} trials made, {len(known)} lines were there", flush=True)
+    conclude(search, given.out)
     return 0
 
 

@@ -1,14 +1,14 @@
-"""Few labels, no tuning: `DIFFormerClassifier` as it comes out of the box against the usual suspects as they do.
+"""Few labels, no tuning: `DIFFormerClassifier` with its defaults against the usual methods with theirs.
 
-    python -m benchmarks.semi_supervised                 # DIFFORMER_DATA holds 20news, else it is left out
+    python -m benchmarks.semi_supervised --jobs 2        # DIFFORMER_DATA holds 20news; otherwise it is left out
     python -m benchmarks.semi_supervised --splits 3 --sets iris wine --rates 0.1 --out /tmp/some.json
 
 Six data sets (handwritten digits, wine, breast cancer, iris, ten of the 20 newsgroups, two moons), 1 %, 5 % and 10 % of
-the rows labelled, at least one a class, the rest drawn at random; accuracy on all other rows, mean over splits. Every
-rival has scikit-learn's default options (but for enough iterations to converge) and sees the rows as they are and, a
-second time, standardised; GCN has two layers of 64 channels, dropout ½, weight decay 5e-4 and 200 epochs, over the
-symmetric graph of 5 or 10 nearest rows. Transductive methods see the features of all rows, the others those of the
-labelled ones.
+the rows labelled, at least one per class, the rest drawn at random; accuracy and log loss on all other rows, mean over
+splits. Every rival has scikit-learn's default options (but for enough iterations to converge) and sees the rows as they
+are and, a second time, standardised; GCN has two layers of 64 channels, dropout ½, weight decay 5e-4 and 200 epochs,
+over the symmetric graph of 5 or 10 nearest rows. Transductive methods see the features of all rows, the others those of
+the labelled ones. Probabilities below 1e-15 count as 1e-15 in the log loss.
 
 The defaults of the classifier were chosen on splits 1000 to 1005; reported are splits from 0 on. What is measured is
 written to ``semi_supervised.json`` split by split, and a split that is there already is not measured again; from that
@@ -23,6 +23,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import torch
+from joblib import Parallel, delayed
 from scipy import sparse
 from sklearn import datasets
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -39,10 +41,10 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 
-from benchmarks.semi_supervised_table import OURS, markdown, summary, write_into
+from benchmarks.semi_supervised_table import OURS, STANDARDISED, markdown, summary, write_into
 from difformer.data import Split, Task, knn_graph
 from difformer.estimators import DIFFormerClassifier
-from difformer.files import atomic_write
+from difformer.files import write_whole
 from difformer.training import TrainConfig, train_one
 
 Array = np.ndarray[Any, Any]
@@ -88,37 +90,41 @@ def some_labels(y: Array, rate: float, seed: int) -> Array:
     return partly
 
 
-def inductive(make: Callable[[int], Any], *, dense: bool = False) -> Callable[..., Array]:
+Answer = tuple[Array, Array | None]  # labels of all rows, and their probabilities where a method has some
+
+
+def inductive(make: Callable[[int], Any], *, dense: bool = False) -> Callable[..., Answer]:
     """Fits the labelled rows, predicts all."""
 
-    def run(x: Any, partly: Array, seed: int) -> Array:
+    def run(x: Any, partly: Array, seed: int) -> Answer:
         if dense and sparse.issparse(x):
             x = x.toarray()
         known = partly >= 0
-        return make(int(known.sum())).fit(x[known], partly[known]).predict(x)
+        model = make(int(known.sum())).fit(x[known], partly[known])
+        return model.predict(x), model.predict_proba(x)
 
     return run
 
 
-def spreading(make: Callable[[], Any], *, dense: bool = False) -> Callable[..., Array]:
+def spreading(make: Callable[[], Any], *, dense: bool = False) -> Callable[..., Answer]:
     """Fits all rows, -1 where unlabelled."""
 
-    def run(x: Any, partly: Array, seed: int) -> Array:
+    def run(x: Any, partly: Array, seed: int) -> Answer:
         x = x.toarray() if dense and sparse.issparse(x) else x
         model = make().fit(x, partly)
-        return model.transduction_
+        return model.transduction_, model.label_distributions_
 
     return run
 
 
-def gcn(neighbours: int) -> Callable[..., Array]:
+def gcn(neighbours: int) -> Callable[..., Answer]:
     """A graph convolutional network over the symmetric graph of nearest rows, trained by the package's own loop."""
 
-    def run(x: Any, partly: Array, seed: int) -> Array:
+    def run(x: Any, partly: Array, seed: int) -> Answer:
         metric = "cosine" if sparse.issparse(x) else "euclidean"
         features = torch.tensor(x.toarray() if sparse.issparse(x) else np.asarray(x), dtype=torch.float32)
-        nobody = torch.empty(0, dtype=torch.long)
-        split = Split("labelled", torch.from_numpy(np.flatnonzero(partly >= 0)), nobody, nobody)
+        nothing = torch.empty(0, dtype=torch.long)
+        split = Split("labelled", torch.from_numpy(np.flatnonzero(partly >= 0)), nothing, nothing)
         task = Task(
             name="rows", kind="nodes", problem="multiclass", metric="accuracy", protocol="", x=features,
             y=torch.from_numpy(partly.astype(np.int64)), splits=(split,), num_outputs=int(partly.max()) + 1,
@@ -127,16 +133,19 @@ def gcn(neighbours: int) -> Callable[..., Array]:
         config = TrainConfig(
             model="gcn", options={"dropout": 0.5}, epochs=200, learning_rate=0.01, weight_decay=5e-4, eval_every=200
         )
-        return train_one(task, 0, config, seed, "cpu").outputs.argmax(1).numpy()
+        outputs = train_one(task, 0, config, seed, "cpu").outputs
+        return outputs.argmax(1).numpy(), outputs.softmax(1).numpy()
 
     return run
 
 
-def self_training(x: Any, partly: Array, seed: int) -> Array:
-    return SelfTrainingClassifier(LogisticRegression(max_iter=1000)).fit(x, partly).predict(x)
+def self_training(x: Any, partly: Array, seed: int) -> Answer:
+    model = SelfTrainingClassifier(LogisticRegression(max_iter=1000)).fit(x, partly)
+    return model.predict(x), model.predict_proba(x)
 
 
-RIVALS: dict[str, Callable[..., Array]] = {
+RIVALS: dict[str, Callable[..., Answer]] = {
+    "LogisticRegression": inductive(lambda count: LogisticRegression(max_iter=1000)),
     "LabelSpreading kNN": spreading(lambda: LabelSpreading(kernel="knn")),
     "LabelSpreading RBF": spreading(lambda: LabelSpreading(), dense=True),
     "SelfTraining LR": self_training,
@@ -148,47 +157,55 @@ RIVALS: dict[str, Callable[..., Array]] = {
 }
 
 
-def ours(x: Any, partly: Array, seed: int) -> Array:
-    return DIFFormerClassifier(random_state=seed).fit(x, partly).transduction_
+def ours(x: Any, partly: Array, seed: int) -> Answer:
+    model = DIFFormerClassifier(random_state=seed).fit(x, partly)
+    return model.transduction_, model.label_distributions_
 
 
 METHODS = {OURS: ours, **RIVALS}
+FORMS = ("", STANDARDISED)
+
+
+def measure_one(method: str, form: str, name: str, rate: float, seed: int) -> tuple[float, float | None, float]:
+    """Accuracy and log loss on the rows whose label was not shown, and seconds."""
+    torch.set_num_threads(1)
+    x, y = SETS[name]()
+    if form and not sparse.issparse(x):  # a sparse table has one form
+        x = StandardScaler().fit_transform(x)
+    partly = some_labels(y, rate, seed)
+    hidden = partly < 0
+    started = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of rivals that do not converge, or see a class once
+        predicted, chances = METHODS[method](x, partly, seed)
+    seconds = time.perf_counter() - started
+    accuracy = float((predicted == y)[hidden].mean())
+    if chances is None:
+        return accuracy, None, seconds
+    right = np.nan_to_num(chances[np.arange(len(y)), y])[hidden]  # label spreading gives NaN to rows nothing reaches
+    return accuracy, float(-np.log(np.clip(right, 1e-15, 1)).mean()), seconds
 
 
 def measure(
-    names: list[str], rates: list[float], splits: dict[str, range], methods: dict[str, Any], found: dict[str, Any]
+    names: list[str], rates: list[float], splits: dict[str, range], methods: list[str], found: dict[str, Any], jobs: int
 ) -> Iterator[None]:
-    """Adds accuracies ``{method: {"set rate": {split: accuracy}}}`` to `found`; hands over after every cell."""
-    for name in names:
-        x, y = SETS[name]()
-        # A sparse table has one form; it counts for both.
-        scaled = x if sparse.issparse(x) else StandardScaler().fit_transform(x)
-        for rate in rates:
-            for method, run in methods.items():
-                for form, rows in {"": x}.items() if method == OURS else {"": x, ", standardised": scaled}.items():
-                    cell = found.setdefault(method + form, {}).setdefault(f"{name} {rate:.0%}", {})
-                    if form and rows is x:
-                        cell.update(found[method][f"{name} {rate:.0%}"])
-                    started = time.perf_counter()
-                    for seed in splits[name]:
-                        if str(seed) not in cell:
-                            cell[str(seed)] = accuracy(run, rows, y, rate, seed)
-                    each = list(cell.values())
-                    print(
-                        f"{name:14s} {rate:4.0%} {method + form:36s} {100 * np.mean(each):5.1f} ± "
-                        f"{100 * np.std(each):4.1f}  {time.perf_counter() - started:6.1f} s",
-                        flush=True,
-                    )
-                    yield
-
-
-def accuracy(run: Callable[..., Array], x: Any, y: Array, rate: float, seed: int) -> float:
-    """On the rows whose label was not shown."""
-    partly = some_labels(y, rate, seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of rivals that do not converge, or see a class once
-        predicted = run(x, partly, seed)
-    return float((predicted == y)[partly < 0].mean())
+    """Adds ``{kind: {method: {"set rate": {split: value}}}}`` to `found`; yields after every split measured."""
+    missing = [
+        (method, form, name, rate, seed)
+        for name, rate, method in product(names, rates, methods)
+        for form, seed in product(FORMS[: 1 if method == OURS else 2], splits[name])
+        if str(seed) not in found["log loss"].get(method + form, {}).get(f"{name} {rate:.0%}", {})
+    ]
+    # One after the other from all cells, so that an interrupted measurement has something of each.
+    missing.sort(key=lambda case: case[-1])
+    runs = Parallel(jobs, return_as="generator")(delayed(measure_one)(*case) for case in missing)
+    for (method, form, name, rate, seed), (accuracy, loss, seconds) in zip(missing, runs, strict=True):
+        for kind, value in (("accuracy", accuracy), ("log loss", loss), ("seconds", seconds)):
+            cells = found[kind].setdefault(method + form, {})
+            cells.setdefault(f"{name} {rate:.0%}", {})[str(seed)] = value
+        spread = "" if loss is None else f"log loss {loss:.3f}"
+        print(f"{name:14s} {rate:4.0%} {method + form:36s} split {seed} {100 * accuracy:5.1f} {spread} {seconds:.1f} s")
+        yield
 
 
 def main() -> None:
@@ -198,18 +215,21 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--large-splits", type=int, default=3, help=f"splits of {', '.join(LARGE)}")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--first", type=int, default=0, help="number of the first split")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     names = given.sets or [name for name in SETS if name not in LARGE or os.environ.get("DIFFORMER_DATA")]
     counts = {name: given.large_splits if name in LARGE else given.splits for name in names}
     splits = {name: range(given.first, given.first + count) for name, count in counts.items()}
-    found = json.loads(given.out.read_text())["accuracy"] if given.out.is_file() else {}
+    found: dict[str, Any] = {kind: {} for kind in ("accuracy", "log loss", "seconds")}
+    if given.out.is_file():
+        found |= {kind: value for kind, value in json.loads(given.out.read_text()).items() if kind in found}
     print(__doc__)
-    for _ in measure(names, given.rates, splits, {name: METHODS[name] for name in given.methods}, found):
-        with atomic_write(given.out) as stream:
-            stream.write((json.dumps({"protocol": __doc__.split("\n\n")[2], "accuracy": found}, indent=1)).encode())
-    if OURS in found and len(found) > 1:
+    protocol = __doc__.split("\n\n")[2]
+    for _ in measure(names, given.rates, splits, given.methods, found, given.jobs):
+        write_whole(given.out, json.dumps({"protocol": protocol, **found}, indent=1).encode())
+    if OURS in found["accuracy"] and len(found["accuracy"]) > 1:
         print(markdown(found), *summary(found), sep="\n")
         if given.out == RESULTS:
             write_into(GUIDE, found)

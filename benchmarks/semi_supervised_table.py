@@ -1,21 +1,23 @@
-"""The table of `benchmarks.semi_supervised`: who is best where, and where ours is not."""
+"""The tables of `benchmarks.semi_supervised`: accuracy and log loss by data set and method, and where ours loses."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from difformer.files import atomic_write
+from difformer.files import write_whole
 
 OURS = "DIFFormerClassifier"
 STANDARDISED = ", standardised"
+REGRESSION = "LogisticRegression"
 BEGIN, END = "<!-- few labels: written by benchmarks.semi_supervised -->", "<!-- few labels: end -->"
 
-Accuracies = dict[str, dict[str, dict[str, float]]]
+Values = dict[str, dict[str, dict[str, Any]]]  # method → cell → split → value
 
 
-def common(found: Accuracies) -> dict[str, list[str]]:
+def common(found: Values) -> dict[str, list[str]]:
     """The cells that every method has, and the splits of each that every method has measured."""
     cells: dict[str, list[str]] = {}
     for cell in found[OURS]:
@@ -26,11 +28,11 @@ def common(found: Accuracies) -> dict[str, list[str]]:
     return cells
 
 
-def means(found: Accuracies) -> dict[str, dict[str, float]]:
-    """Accuracy in %, mean over splits, of every method in every common cell."""
+def means(found: Values, factor: float = 1.0) -> dict[str, dict[str, float]]:
+    """Mean over splits of every method in every common cell."""
     cells = common(found)
     return {
-        method: {cell: 100 * float(np.mean([of[cell][s] for s in splits])) for cell, splits in cells.items()}
+        method: {cell: factor * float(np.mean([of[cell][s] for s in splits])) for cell, splits in cells.items()}
         for method, of in found.items()
     }
 
@@ -39,55 +41,72 @@ def overall(mean: dict[str, float]) -> float:
     return float(np.mean(list(mean.values())))
 
 
-def better_forms(found: Accuracies) -> dict[str, dict[str, float]]:
-    """Of every rival the better of its two forms, rows as they are or standardised, by the mean over all cells."""
-    every = means(found)
-    kept = {OURS: every[OURS]}
-    for method in every:
-        if method != OURS and not method.endswith(STANDARDISED):
-            first = max(method, method + STANDARDISED, key=lambda form: overall(every[form]))
-            kept[first] = every[first]
-    return dict(sorted(kept.items(), key=lambda item: -overall(item[1])))
+def standardised(every: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Ours, and every rival in the form a practitioner would use: with standardised rows."""
+    return {name: of for name, of in every.items() if name == OURS or name.endswith(STANDARDISED)}
 
 
-def markdown(found: Accuracies) -> str:
-    """Cells down, methods across; the best of a row is bold, and where that is not ours the loss is written out."""
-    kept, splits = better_forms(found), common(found)
-    short = [method.replace(STANDARDISED, " (std)") for method in kept]
+def table(every: dict[str, dict[str, float]], splits: dict[str, list[str]], digits: int, *, higher: bool) -> str:
+    """Cells down, methods across, the best of a row in bold; the last column compares with all forms of all rivals."""
+    sign = 1 if higher else -1
+    kept = dict(sorted(standardised(every).items(), key=lambda item: -sign * overall(item[1])))
+    kept = {OURS: kept.pop(OURS), **kept}
+    short = [method.replace(STANDARDISED, "") for method in kept]
     lines = ["| labels | splits | " + " | ".join(short) + " | lost by |", "|---|" + "---:|" * (len(kept) + 1) + "---|"]
     for cell, numbers in splits.items():
-        best = max(kept, key=lambda method: kept[method][cell])
-        values = [f"**{of[cell]:.1f}**" if method == best else f"{of[cell]:.1f}" for method, of in kept.items()]
-        loss = kept[best][cell] - kept[OURS][cell]
-        lines.append(f"| {cell} | {len(numbers)} | " + " | ".join(values) + f" | {f'{loss:.1f}' if loss else ''} |")
-    lines.append("| mean | | " + " | ".join(f"{overall(of):.2f}" for of in kept.values()) + " | |")
+        best = max(kept, key=lambda method: sign * kept[method][cell])
+        text = [f"{of[cell]:.{digits}f}" for of in kept.values()]
+        values = [f"**{t}**" if method == best else t for method, t in zip(kept, text, strict=True)]
+        first = max((m for m in every if m != OURS), key=lambda method: sign * every[method][cell])
+        loss = sign * (every[first][cell] - every[OURS][cell])
+        lost = f"{loss:.{digits}f} ({first})" if loss > 0 else ""
+        lines.append(f"| {cell} | {len(numbers)} | " + " | ".join(values) + f" | {lost} |")
+    lines.append("| mean | | " + " | ".join(f"{overall(of):.{digits + 1}f}" for of in kept.values()) + " | |")
     return "\n".join(lines)
 
 
-def summary(found: Accuracies) -> list[str]:
-    """In words: ours against the best single rival, and the cells where any rival is better."""
-    every = means(found)
+def parts(found: dict[str, Values]) -> tuple[Values, Values]:
+    """Accuracy of all methods; log loss of those that have it for every cell that ours has."""
+    losses = {
+        method: of
+        for method, of in found["log loss"].items()
+        if set(found["log loss"][OURS]) <= set(of) and all(v is not None for cell in of.values() for v in cell.values())
+    }
+    return found["accuracy"], losses
+
+
+def markdown(found: dict[str, Values]) -> str:
+    accuracy, losses = parts(found)
+    first = table(means(accuracy, 100.0), common(accuracy), 1, higher=True)
+    second = table(means(losses), common(losses), 3, higher=False)
+    return f"Accuracy in %:\n\n{first}\n\nLog loss (lower is better):\n\n{second}"
+
+
+def summary(found: dict[str, Values]) -> list[str]:
+    """In words: accuracy against the best single rival, log loss against logistic regression."""
+    accuracy, losses = parts(found)
+    every = standardised(means(accuracy, 100.0))
     own = every.pop(OURS)
     first = max(every, key=lambda method: overall(every[method]))
-    verdict = "at least as good as" if overall(own) >= overall(every[first]) else "worse than"
+    verdict = "at least as accurate as" if overall(own) >= overall(every[first]) else "less accurate than"
     lost = [cell for cell in own if own[cell] < every[first][cell]]
-    beaten = []
-    for cell, value in own.items():
-        best = max(every, key=lambda method: every[method][cell])
-        if every[best][cell] > value:
-            beaten.append(f"{cell} ({best} {every[best][cell]:.1f}, here {value:.1f})")
+    loss = means(losses)
+    linear = loss[REGRESSION + STANDARDISED]
+    ours = overall(loss[OURS])
+    below = "below" if ours < overall(linear) else "not below"
     return [
-        f"Mean over {len(own)} cells: {overall(own):.2f}, {verdict} the best single rival, {first}, with "
-        f"{overall(every[first]):.2f}.",
-        f"Lost to that rival: {', '.join(lost) or 'nowhere'}.",
-        f"Some rival, in either of its forms, is better on {len(beaten)} of {len(own)}: {'; '.join(beaten) or '-'}.",
+        f"Mean accuracy over {len(own)} cells: {overall(own):.2f}, {verdict} the best single rival, "
+        f"{first.replace(STANDARDISED, '')}, with {overall(every[first]):.2f}. Lost to it: "
+        f"{', '.join(lost) or 'nowhere'}.",
+        f"Mean log loss over {len(linear)} cells: {ours:.3f}, {below} that of logistic regression, "
+        f"{overall(linear):.3f}. Lost to it: "
+        f"{', '.join(cell for cell in linear if loss[OURS][cell] > linear[cell]) or 'nowhere'}.",
     ]
 
 
-def write_into(guide: Path, found: Accuracies) -> None:
-    """Puts the table between its two marks in a page."""
+def write_into(guide: Path, found: dict[str, Values]) -> None:
+    """Puts the tables between their two marks in a page."""
     text = guide.read_text(encoding="utf-8")
     start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
     inside = "\n".join(["", markdown(found), "", *(f"- {line}" for line in summary(found)), ""])
-    with atomic_write(guide) as stream:
-        stream.write((text[:start] + inside + text[stop:]).encode())
+    write_whole(guide, (text[:start] + inside + text[stop:]).encode())

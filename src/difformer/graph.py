@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from difformer.eager import is_eager
+from difformer.errors import UserError
 from difformer.kept import Kept, SameTensor, version_of
 from difformer.sparse import SparseMatrix
 
@@ -142,7 +143,7 @@ class Graph:
     def normalised_weights(self, norm: str = "gcn", dtype: torch.dtype = torch.float32) -> Tensor:
         """``[E]`` entries s_ij of the propagation matrix, in the order of the edges."""
         if norm not in GRAPH_NORMS:
-            raise ValueError(f"graph norm must be one of {', '.join(GRAPH_NORMS)}, got {norm!r}")
+            raise UserError(f"graph norm must be one of {', '.join(GRAPH_NORMS)}, got {norm!r}")
         weight = self.weights(dtype)
         if norm == "none":
             return weight
@@ -181,7 +182,7 @@ class Graph:
             across = segments.batch[source] != segments.batch[target]
             if across.any():
                 i, j = self.edge_index[:, across.nonzero()[0, 0]].tolist()
-                raise ValueError(f"edge_index joins nodes {i} and {j}, which batch puts into different graphs")
+                raise UserError(f"edge_index joins nodes {i} and {j}, which batch puts into different graphs")
             self._batched = segments, segments.has_edges(self.edge_index).unsqueeze(1)
         return self._batched[1]
 
@@ -219,22 +220,22 @@ def as_graph(edge_index: Tensor | Graph, num_nodes: int, edge_weight: Tensor | N
     """
     if isinstance(edge_index, Graph):
         if edge_weight is not None:
-            raise ValueError("edge_weight was given beside a Graph, which carries its weights itself")
+            raise UserError("edge_weight was given beside a Graph, which carries its weights itself")
         if edge_index.num_nodes != num_nodes:
-            raise ValueError(f"the graph has {edge_index.num_nodes} nodes, but x has {num_nodes} rows")
+            raise UserError(f"the graph has {edge_index.num_nodes} nodes, but x has {num_nodes} rows")
         return edge_index
-    if hasattr(edge_index, "as_tensor"):  # torch_geometric's EdgeIndex, which is a tensor that knows more of itself
-        edge_index = edge_index.as_tensor()
-    given = (edge_index,) if edge_weight is None else (edge_index, edge_weight)
+    # torch_geometric's EdgeIndex is a tensor that knows more of itself.
+    index: Tensor = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
+    given = (index,) if edge_weight is None else (index, edge_weight)
     if not is_eager(*given) or any(x.is_inference() for x in given):
-        return Graph(edge_index, num_nodes, edge_weight, keep=False)
+        return Graph(index, num_nodes, edge_weight, keep=False)
     if not any(x.requires_grad for x in given):
         key = (num_nodes, None if edge_weight is None else SameTensor(edge_weight))
         alone = None if edge_weight is None else edge_weight.detach()
-        return _GRAPHS.of(edge_index, key, lambda: Graph(edge_index.detach(), num_nodes, alone))
-    if edge_index.requires_grad or edge_weight is None:  # a sparse matrix whose entries are trained
-        return Graph(edge_index, num_nodes, edge_weight)
-    checked = _GRAPHS.of(edge_index, (num_nodes, None), lambda: Graph(edge_index.detach(), num_nodes))
+        return _GRAPHS.of(index, key, lambda: Graph(index.detach(), num_nodes, alone))
+    if index.requires_grad or edge_weight is None:  # a sparse matrix whose entries are trained
+        return Graph(index, num_nodes, edge_weight)
+    checked = _GRAPHS.of(index, (num_nodes, None), lambda: Graph(index.detach(), num_nodes))
     return checked.with_weights(edge_weight)
 
 
@@ -251,11 +252,11 @@ def _from_sparse(
     matrix: Tensor, edge_weight: Tensor | None, num_nodes: int | None
 ) -> tuple[Tensor, Tensor | None, int]:
     if edge_weight is not None:
-        raise ValueError("edge_weight goes with an edge_index; a sparse matrix carries its weights itself")
+        raise UserError("edge_weight goes with an edge_index; a sparse matrix carries its weights itself")
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"edge_index as a sparse matrix must be square, got {tuple(matrix.shape)}")
+        raise UserError(f"edge_index as a sparse matrix must be square, got {tuple(matrix.shape)}")
     if num_nodes is not None and num_nodes != matrix.shape[0]:
-        raise ValueError(
+        raise UserError(
             f"edge_index is a {matrix.shape[0]} × {matrix.shape[0]} matrix, but there are {num_nodes} nodes"
         )
     coo = matrix.to_sparse_coo().coalesce()
@@ -264,22 +265,22 @@ def _from_sparse(
 
 def _check_weight(edge_weight: Tensor, edge_index: Tensor) -> None:
     if edge_weight.shape != edge_index.shape[1:]:
-        raise ValueError(
+        raise UserError(
             f"edge_weight must have one entry per edge, shape ({edge_index.shape[1]},), got {tuple(edge_weight.shape)}"
         )
 
 
 def _check(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int | None) -> None:
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise ValueError(f"edge_index must have shape [2, E], got {tuple(edge_index.shape)}")
+        raise UserError(f"edge_index must have shape [2, E], got {tuple(edge_index.shape)}")
     if edge_index.is_floating_point() or edge_index.dtype == torch.bool:
-        raise ValueError(f"edge_index must hold integers, got {edge_index.dtype}")
+        raise UserError(f"edge_index must hold integers, got {edge_index.dtype}")
     if edge_weight is not None:
         _check_weight(edge_weight, edge_index)
     if edge_index.numel() and not torch.compiler.is_compiling():  # a look at values would break a compiled graph
         low, high = int(edge_index.min()), int(edge_index.max())
         if low < 0 or (num_nodes is not None and high >= num_nodes):
-            raise ValueError(
+            raise UserError(
                 f"edge_index must lie in 0 … {'N - 1' if num_nodes is None else num_nodes - 1}"
                 f"{'' if num_nodes is None else f' ({num_nodes} nodes)'}, got values from {low} to {high}"
             )

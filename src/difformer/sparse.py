@@ -13,24 +13,19 @@ operations.
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from difformer._compat import is_transformed
 from difformer.eager import is_eager
+from difformer.errors import UserError
 from difformer.kept import Kept
-from difformer.native.passes import run, serves
-
-# The layout serves here as a container alone; torch's notices about it would greet every user at the first product.
-warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
-warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
-
-LONG_ROWS = (
-    64  # channels from which the kernel in C is as quick as the vendor's product; at 8 it takes six times as long
-)
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ class SparseMatrix:
 
     @staticmethod
     def from_entries(row: Tensor, col: Tensor, value: Tensor, shape: tuple[int, int]) -> SparseMatrix:
-        """Entries in any order; those that stand twice add up."""
+        """Entries in any order; those that are given twice add up."""
         return SparseMatrix(shape, _compress(row, col, value, shape[0]), _compress(col, row, value, shape[1]))
 
     @staticmethod
@@ -107,12 +102,12 @@ class SparseMatrix:
             ValueError: If X has another number of rows than the matrix has columns.
         """
         if x.shape[0] != self.shape[1]:
-            raise ValueError(f"a matrix of shape {self.shape} takes {self.shape[1]} rows, got {tuple(x.shape)}")
+            raise UserError(f"a matrix of shape {self.shape} takes {self.shape[1]} rows, got {tuple(x.shape)}")
         # No -1: of a matrix without rows, as a rank may hold one, it could be any number.
         flat = (x.unsqueeze(1) if x.dim() == 1 else x.flatten(1)).to(self.dtype)
         if torch.compiler.is_exporting():  # an exported program must run where this package is not installed
             out = reference_matmul(self.rows, flat)
-        elif not torch.compiler.is_compiling() and (is_eager(flat) or _is_wrapped(flat)):
+        elif not torch.compiler.is_compiling() and (is_eager(flat) or is_transformed(flat)):
             out = _Product.apply(self, flat)
         else:
             out = _matmul(
@@ -142,35 +137,31 @@ def reference_matmul(matrix: CSR, x: Tensor) -> Tensor:
     return out.index_add(0, row, matrix.value.unsqueeze(1) * x[matrix.col.long()])
 
 
+# A kernel that may compute ``out ← β out + α S X`` in place of torch, and says whether it did; set by
+# `difformer.kernels.cpu`.
+fast_product: Callable[[CSR, Tensor, Tensor, float, float], bool] | None = None
+
+
 def add_product(matrix: CSR, x: Tensor, out: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
     """``out ← β out + α S X`` in one pass and in place; what `out` holds does not matter where β is 0. No gradients."""
     if matrix.value.numel() == 0 or x.numel() == 0:
         return out.zero_() if beta == 0 else out.mul_(beta)
     size = (matrix.crow.numel() - 1, x.shape[0])
-    narrow = matrix.crow.dtype == torch.int32 and out.is_contiguous()
-    if narrow and x.shape[1] >= LONG_ROWS and serves(size[0], x.shape[1], x, out, matrix.value):
-        edges: dict[str, Any] = {"crow": matrix.crow, "col": matrix.col, "entry": matrix.value}
-        run(
-            "multiply_rows",
-            size[0],
-            x.shape[1],
-            x.shape[1],
-            z=x.contiguous(),
-            out=out,
-            state=beta,
-            observed=alpha,
-            **edges,
-        )
+    if fast_product is not None and fast_product(matrix, x, out, beta, alpha):
         return out
     # Mixed precision would cast one factor and not the other.
     with torch.autocast(x.device.type, enabled=False):
+        _expect_notices()
         csr = torch.sparse_csr_tensor(matrix.crow, matrix.col, matrix.value, size, check_invariants=False)
         return torch.addmm(out, csr, x.contiguous(), beta=beta, alpha=alpha, out=out)  # half the time of `@` on a CPU
 
 
-def _is_wrapped(x: Tensor) -> bool:
-    """Whether `x` is one of `torch.func`'s."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(x)
+@functools.cache
+def _expect_notices() -> None:
+    """torch announces once per process that its CSR layout, here a mere container, is in beta: not at our users."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor([0, 1], [0], [1.0], (1, 1), check_invariants=False)
 
 
 class _Product(torch.autograd.Function):

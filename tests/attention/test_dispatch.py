@@ -9,7 +9,7 @@ from attention_cases import make_inputs
 
 from difformer.attention import BACKENDS, bounds, choice, dispatch, explain, fused, memory, propagate
 from difformer.diffusion import Diffusivity, gaussian
-from difformer.diffusion.diffusivity import SIGMOID
+from difformer.diffusivity import SIGMOID
 
 CAUCHY = Diffusivity("cauchy", f=lambda u: 1 / (1 + u))
 

@@ -5,7 +5,7 @@ import torch
 from attention_cases import answer_and_gradients, assert_near, expected, make_inputs
 
 from difformer.attention import Segments, fused
-from difformer.diffusion.diffusivity import SIGMOID, SIMPLE
+from difformer.diffusivity import SIGMOID, SIMPLE
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 on_gpu = pytest.mark.gpu

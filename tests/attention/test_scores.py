@@ -1,15 +1,18 @@
 """Diffusivities are known by their values: closed forms where there are, automatic slopes elsewhere."""
 
+import gc
+
 import pytest
 import torch
 
+from difformer.attention import propagate, scores
 from difformer.attention.scores import find_score, form_of, score_key, slope_of
 from difformer.diffusion import DIFFUSIVITIES, Diffusivity, as_diffusivity, gaussian, softmax
 
 CAUCHY = Diffusivity("cauchy", f=lambda u: 1 / (1 + u))
 FORMS = {
     "simple": "simple", "sigmoid": "sigmoid", "softmax": "exponential", "gaussian": "exponential",
-    "constant": "constant", "identity": "identity",
+    "constant": "constant", "identity": "identity", "sharp": "exponential",
 }  # fmt: skip
 
 
@@ -52,3 +55,22 @@ def test_value_and_slope(diffusivity):
     g, pullback = score.value_and_pullback(given)
     torch.testing.assert_close(g * shift, wanted)
     torch.testing.assert_close(pullback(w.clone()) * score.slope * shift, pull(w)[0])
+
+
+def test_nothing_is_left_of_diffusivities_that_were_made_and_dropped():
+    q = torch.randn(5, 1, 2)
+    count = len(scores._SCORES)
+    for width in range(20):
+        own = Diffusivity(f"own {width}", f=lambda u, width=width: torch.exp(-u * (1 + width)) + 1)
+        propagate(q, q, q, own)
+    del own
+    gc.collect()
+    assert len(scores._SCORES) <= count + 1
+
+
+def test_a_backward_pass_outlives_the_diffusivity():
+    q = torch.randn(5, 1, 2, dtype=torch.float64, requires_grad=True)
+    out = propagate(q, q, q, Diffusivity("own", f=lambda u: 1 / (1 + u)), backend="blockwise")
+    gc.collect()
+    (found,) = torch.autograd.grad(out.sum(), q)
+    assert found.isfinite().all()

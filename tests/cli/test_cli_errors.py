@@ -69,7 +69,6 @@ def own(tmp_path):
     [
         ("--features n.csv --labels y.csv --edges e.csv", "duplicates='?sum'?, '?mean'? or '?max"),
         ("--features n.csv", "labels=FILE|--labels"),
-        ("--features x.csv --labels y.csv", "column 'city': expected a number, got 'oslo'.*drop="),
         ("--features leak.csv --labels y.csv", "drop=.*label.* or rename it"),
         ("--features n.csv --labels few.csv", "bring more labels, or splits of your own"),
         ("--features n.csv --labels y.csv --device cuda:99", "device.*auto.* or '?cpu"),

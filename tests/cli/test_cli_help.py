@@ -231,7 +231,7 @@ def test_a_reader_that_goes_away_is_no_error(environment, tmp_path):
 
 
 def test_out_of_memory_says_what_to_try(call, monkeypatch):
-    import difformer.data.catalogue as catalogue
+    import difformer.data.lookup as lookup
 
     class OutOfMemoryError(RuntimeError):
         """As torch raises it."""
@@ -239,19 +239,19 @@ def test_out_of_memory_says_what_to_try(call, monkeypatch):
     def fail(*_, **__):
         raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr(catalogue, "list_datasets", fail)
+    monkeypatch.setattr(lookup, "list_datasets", fail)
     answer = call("datasets")
     assert answer.code == 2
     assert "error: out of memory (CUDA out of memory); try --batch-size" in answer.err
 
 
 def test_out_of_memory_on_a_cpu_does_not_advise_the_cpu(call, monkeypatch):
-    import difformer.data.catalogue as catalogue
+    import difformer.data.lookup as lookup
 
     def fail(*_, **__):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 8 bytes")
 
-    monkeypatch.setattr(catalogue, "list_datasets", fail)
+    monkeypatch.setattr(lookup, "list_datasets", fail)
     answer = call("datasets")
     assert answer.code == 2
     assert "try --batch-size, fewer hidden_channels or --set precision=bf16\n" in answer.err
@@ -273,7 +273,7 @@ def test_every_setting_of_every_model_is_explained(call):
 
 
 def test_every_option_of_every_data_set_is_explained(call):
-    from difformer.data.entries import ENTRIES
+    from difformer.data.catalogue import ENTRIES
 
     for name in ENTRIES:
         document = json.loads(call("datasets", name, "--json").out)

@@ -19,7 +19,9 @@ def own(people):
 def test_each_seed_has_a_split_of_its_own(call, own):
     answer = call("fit", *own, "--model", "mlp", "--seeds", "3", *QUICK)
     assert answer.code == 0, answer.err
-    assert "protocol: own data, no graph; stratified 50/25/25, 10 splits, seeds 0 to 9" in answer.out
+    assert (
+        "protocol: own data, no graph; columns standardised; stratified 50/25/25, 10 splits, seeds 0 to 9" in answer.out
+    )
     assert "over 3 seeds, each on its own split)" in answer.out
     assert all(f"seed={seed} " in answer.out for seed in range(3))
 
@@ -130,10 +132,10 @@ def test_notes_name_the_options_that_help(call, tmp_path):
     (tmp_path / "x.csv").write_text("name,age,pay,label\n" + rows)
     (tmp_path / "e.csv").write_text("von,nach,jahr\np0,p1,1999\n")
     words = ("fit", "--features", "x.csv", "--edges", "e.csv", "--model", "mlp", "--seeds", "1", *QUICK)
-    answer = call(*words)
+    answer = call(*words, "--data", "standardize=false")
     assert "note: features differ in scale: 'pay' has deviation 6.23e+03, 'age' 6.92; " in answer.out
     assert re.search("standardize=[Tt]rue brings all columns to one scale", answer.out)
     assert re.search("weighted by column 'jahr' of e.csv; .*edge_columns=.*von.*nach", answer.out)
-    better = call(*words, "--data", "standardize=true", "--data", "edge_columns=von,nach")
+    better = call(*words, "--data", "edge_columns=von,nach")
     assert "differ in scale" not in better.out
     assert "weighted" not in better.out

@@ -36,7 +36,7 @@ def test_the_list_needs_no_torch(environment):
 def test_a_quick_run_its_files_and_its_second_call(call, tmp_path):
     first = call("reproduce", "unobserved", "--quick", "--seeds", "1", "--models", "mlp,difformer-s", "--device", "cpu")
     assert first.code == 0, first.err
-    assert "2 runs made, 0 were there, 0 left" in first.out
+    assert "2 runs made, 0 existed, 0 left" in first.out
     folder = tmp_path / "results-quick" / "unobserved"
     assert {path.name for path in folder.iterdir()} >= {
         "runs.jsonl",
@@ -52,7 +52,7 @@ def test_a_quick_run_its_files_and_its_second_call(call, tmp_path):
     assert "there are no runs in results/unobserved" in call("reproduce", "unobserved", "--table-only").err
     table = call("reproduce", "unobserved", "--quick", "--seeds", "2", "--models", "mlp,difformer-s", "--table-only")
     assert table.code == 0
-    assert "0 runs made, 2 were there, 2 left" in table.out
+    assert "0 runs made, 2 existed, 2 left" in table.out
     assert "DIFFormer-s" in (folder / "table.md").read_text()
 
 
@@ -63,6 +63,19 @@ def test_a_limit_is_handed_on(call, tmp_path):
     assert "0 runs made" in answer.out
     assert "too long: 0.0 s for its first epoch on " in (tmp_path / "results-quick/unobserved/table.md").read_text()
     assert "1 runs made" in call(*words).out  # without a limit it is tried again
+
+
+def test_runs_only_needs_neither_pandas_nor_matplotlib(call, tmp_path, monkeypatch):
+    for name in ("pandas", "matplotlib"):
+        monkeypatch.setitem(sys.modules, name, None)
+    words = ("reproduce", "unobserved", "--quick", "--seeds", "1", "--models", "mlp", "--device", "cpu")
+    refused = call(*words)
+    assert refused.code == 2
+    assert "pip install 'difformer[figures]'" in refused.err
+    answer = call(*words, "--runs-only")
+    assert answer.code == 0, answer.err
+    assert [path.name for path in (tmp_path / "results-quick/unobserved").glob("*.*")] == ["runs.jsonl"]
+    assert "exclude each other" in call(*words, "--runs-only", "--table-only").err
 
 
 def test_tables_of_no_runs_are_refused(call, tmp_path):

@@ -36,6 +36,11 @@ def test_predictions_of_all_instances_by_name(installed, own_run, tmp_path):
     assert [row["instance"] for row in rows] == [f"p{i}" for i in range(60)]
     assert {row["prediction"] for row in rows} <= set("abc")
     assert all(1 / 3 <= float(row["probability"]) <= 1 for row in rows)
+    for row in rows:
+        every = {name: float(row[f"probability {name}"]) for name in "abc"}
+        assert sum(every.values()) == pytest.approx(1, abs=1e-4)
+        assert max(every, key=every.get) == row["prediction"]
+        assert max(every.values()) == float(row["probability"])
     unlabelled = rows[50:]
     assert {row["target"] for row in unlabelled} == {""}
     right = [row["prediction"] == "abc"[i % 3] for i, row in enumerate(rows)]

@@ -1,12 +1,10 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from difformer.data.batches import (
     GraphBatches,
-    NeighbourBatches,
-    NeighbourSampler,
     NodePartitions,
     SnapshotBatches,
     epoch_generator,
@@ -104,10 +102,7 @@ def test_batches_of_a_partition_never_pair_wrongly(sparse):
 
 
 def test_an_epoch_can_be_taken_up_in_the_middle():
-    for batches in (
-        NodePartitions(labelled_graph(), batch_size=13),
-        NeighbourBatches(labelled_graph(), batch_size=13, fanouts=(2, 2)),
-    ):
+    for batches in (NodePartitions(labelled_graph(), batch_size=13),):
         whole, rest = list(batches.epoch(1)), list(batches.epoch(1, start=2))
         assert len(whole) == len(batches) == len(rest) + 2
         for a, b in zip(whole[2:], rest, strict=True):
@@ -133,71 +128,6 @@ def test_without_a_graph_and_on_another_device():
 def test_nodes_out_of_order_are_refused():
     with pytest.raises(ValueError, match="strictly ascending"):
         induced_subgraph(torch.tensor([2, 1]), torch.tensor([[0], [1]]), num_nodes=3)
-
-
-@given(seed=st.integers(0, 50), hops=st.integers(1, 3))
-@settings(max_examples=25, deadline=None)
-def test_with_all_neighbours_the_seeds_get_what_the_whole_graph_gives_them(seed, hops):
-    task = random_graph(num_nodes=30, num_edges=45, num_features=3, seed=seed, self_loops=True)
-    weight = torch.rand(task.num_edges, generator=torch.Generator().manual_seed(seed), dtype=torch.double)
-    task = Task(**{**vars(task), "x": task.x.double(), "edge_weight": weight})
-
-    def propagate(x, edge_index, w):
-        for _ in range(hops):
-            x = torch.zeros_like(x).index_add_(0, edge_index[1], w[:, None] * x[edge_index[0]])
-        return x
-
-    whole = propagate(task.x, task.edge_index, task.edge_weight)
-    for batch in NeighbourBatches(task, batch_size=7, fanouts=(-1,) * hops, seed=seed).epoch(0):
-        part = propagate(batch.x, batch.edge_index, batch.edge_weight)
-        torch.testing.assert_close(part[batch.seeds], whole[batch.nodes[batch.seeds]])
-
-
-def test_a_sampled_neighbourhood_keeps_to_its_fanouts():
-    task = labelled_graph(num_nodes=200, num_edges=3000)
-    batches = NeighbourBatches(task, nodes=torch.arange(50, 100), batch_size=8, fanouts=(4, 3), seed=1)
-    seen = []
-    for batch in batches.epoch(0):
-        source, target = batch.nodes[batch.edge_index]
-        assert torch.equal(batch.edge_weight, (source * 200 + target).float())
-        assert torch.equal(batch.x[:, 0].long(), batch.nodes)
-        assert (batch.nodes.diff() > 0).all()
-        drawn = torch.bincount(batch.edge_index[1], minlength=batch.nodes.numel())
-        assert (drawn[batch.seeds] == 4).all()  # every node of this graph has more
-        assert drawn.max() <= 4
-        assert (source * 200 + target).unique().numel() == source.numel()
-        seen += batch.nodes[batch.seeds].tolist()
-    assert sorted(seen) == list(range(50, 100))
-
-
-def test_neighbours_are_drawn_uniformly_and_without_repetition():
-    star = torch.stack([torch.arange(1, 11), torch.zeros(10, dtype=torch.long)])
-    sampler = NeighbourSampler(star, num_nodes=11, fanouts=(3,))
-    counts = torch.zeros(10)
-    for i in range(1500):
-        nodes, edges = sampler.sample(torch.tensor([0]), epoch_generator(0, i))
-        assert edges.numel() == 3
-        assert nodes.numel() == 4
-        counts[edges] += 1
-    torch.testing.assert_close(counts, torch.full((10,), 450.0), rtol=0.15, atol=0)
-
-
-def test_pyg_loaders_take_our_sampler():
-    pytest.importorskip("torch_geometric")
-    from difformer.data.pyg_loader import neighbour_loader
-
-    task = labelled_graph(num_nodes=100, num_edges=600)
-    options = {"batch_size": 16, "fanouts": (3, 2), "seed": 5}
-    loader = neighbour_loader(task, epoch=2, **options)
-    for data, batch in zip(loader, NeighbourBatches(task, **options).epoch(2), strict=True):
-        assert torch.equal(data.n_id[: data.batch_size], batch.nodes[batch.seeds])
-        assert torch.equal(data.n_id.sort().values, batch.nodes)
-        assert torch.equal(data.x[:, 0].long(), data.n_id)
-        source, target = data.n_id[data.edge_index]
-        assert torch.equal(data.edge_weight, (source * 100 + target).float())
-        assert torch.equal(data.edge_weight, batch.edge_weight)
-    with pytest.raises(ValueError, match="dense features"):
-        neighbour_loader(labelled_graph(x=labelled_graph().x.to_sparse_csr()))
 
 
 @pytest.mark.parametrize("scattered", [False, True])
@@ -276,9 +206,6 @@ def test_one_graph_for_all_snapshots():
         (lambda: NodePartitions(sbm(), batch_size=0), "batch_size"),
         (lambda: GraphBatches(sbm(), batch_size=2), "need a 'graphs' task"),
         (lambda: SnapshotBatches(sbm()), "need a 'series' task"),
-        (lambda: NeighbourBatches(two_moons()), "without a graph"),
-        (lambda: NeighbourBatches(sbm(), fanouts=(0,)), "positive numbers"),
-        (lambda: NeighbourBatches(sbm(), fanouts=()), "positive numbers"),
     ],
 )
 def test_tasks_of_another_kind_are_refused(make, complaint):

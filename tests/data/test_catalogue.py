@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from difformer.data import ENTRIES, dataset_options, list_datasets, load
-from difformer.data.catalogue import ALIASES, entry
-from difformer.data.sources import FORMS
+from difformer.data.catalogue import ALIASES, FORMS, entry
 
 
 def run(code):

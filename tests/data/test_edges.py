@@ -42,7 +42,7 @@ def test_weights_stay_with_their_edges(edges, directed, self_loops):
 @pytest.mark.parametrize(("how", "expected"), [("sum", 7.0), ("mean", 3.5), ("max", 4.0)])
 def test_directions_that_disagree(how, expected):
     index, weight = torch.tensor([[0, 1, 2], [1, 0, 2]]), torch.tensor([3.0, 4.0, 5.0])
-    with pytest.raises(DataError, match=r"between nodes 0 and 1 .* different weights \(3, 4\).*directed=True"):
+    with pytest.raises(DataError, match=r"between nodes 0 and 1 .* different weights \(3, 4\).*directed=true"):
         tidy_edges(index, weight, num_nodes=3)
     _, merged = tidy_edges(index, weight, num_nodes=3, self_loops="keep", duplicates=how)
     assert merged.tolist() == [expected, expected, 5.0]

@@ -12,10 +12,10 @@ import torch
 from published_files import csv, tarred, undirected, write, zipped
 
 from difformer.data import DataError, load
+from difformer.data.datasets.common import csr_of
 from difformer.data.datasets.planetoid import read_raw
 from difformer.data.datasets.texts import GROUPS, published_order, tfidf
 from difformer.data.lookup import locate
-from difformer.data.preprocess import csr_of
 
 
 class TestOtherPublishedFiles:

@@ -8,9 +8,8 @@ import torch
 from published_files import tarred, write
 
 from difformer.data import DataError, DownloadError, load, load_images
+from difformer.data.catalogue import members as members_of
 from difformer.data.datasets.temporal import period_scale
-from difformer.data.features import hog_features, save_features, shrink_images
-from difformer.data.sources import STL10_MEMBERS
 
 
 class TestSeries:
@@ -121,7 +120,7 @@ class TestImages:
     @pytest.mark.parametrize("form", ["tar", "folder"])
     def test_binary_files_of_stl10(self, cache, tmp_path, form):
         members, images, labels = self.stl10()
-        assert set(members) == set(STL10_MEMBERS)
+        assert set(members) == set(members_of("stl10", "folder"))
         if form == "tar":
             extra = {"stl10_binary/class_names.txt": b"airplane\n", "stl10_binary/unlabeled_X.bin": b"\0" * 1000}
             inside = {f"stl10_binary/{name}": data for name, data in members.items()} | extra
@@ -165,8 +164,6 @@ class TestImages:
         assert pixels.x.max() <= 1
         assert pixels.x[0].mean().item() == pytest.approx(images[0].mean() / 255, abs=0.01)
         assert load("stl10", tmp_path, features="pca", pca_dim=5, per_class=2).num_features == 5
-        hog = load("stl10", tmp_path, features="hog", per_class=2)
-        torch.testing.assert_close(hog.x, torch.tensor(hog_features(shrink_images(images, 32))))
         with pytest.raises(DataError, match=r"stl10/stl10_simclr\.npz"):
             load("stl10", tmp_path, per_class=2)
         features = np.random.default_rng(0).normal(size=(50, 512)).astype(np.float16)
@@ -174,10 +171,12 @@ class TestImages:
         task = load("stl10", tmp_path, per_class=2, num_splits=2)
         torch.testing.assert_close(task.x, torch.tensor(features).float())
         assert task.y.tolist() == labels.tolist()
-        save_features(tmp_path / "stl10" / "stl10_simclr.npz", features, method="pca")
+        made_by = {how: np.array(json.dumps({"method": how})) for how in ("pca", "simclr")}
+        np.savez(tmp_path / "stl10" / "stl10_simclr.npz", features=features, metadata=made_by["pca"])
         with pytest.raises(DataError, match="made by 'pca', not by SimCLR"):
             load("stl10", tmp_path, per_class=2)
-        save_features(tmp_path / "stl10" / "stl10_simclr.npz", features, method="simclr", labels=labels[::-1])
+        other = {"labels": labels[::-1], "metadata": made_by["simclr"]}
+        np.savez(tmp_path / "stl10" / "stl10_simclr.npz", features=features, **other)
         with pytest.raises(DataError, match="labels beside these features are others"):
             load("stl10", tmp_path, per_class=2)
         np.savez(tmp_path / "stl10" / "stl10_simclr.npz", features=features[:49])
@@ -199,7 +198,7 @@ class TestImages:
             load_images("stl10", tmp_path)
 
     def test_binary_files_of_cifar10(self, cache, tmp_path, monkeypatch):
-        monkeypatch.setattr("difformer.data.datasets.image_files.PER_CLASS_KEPT", 3)
+        monkeypatch.setattr("difformer.data.datasets.images.PER_CLASS_KEPT", 3)
         rng = np.random.default_rng(0)
         images = rng.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8)
         labels = rng.integers(0, 10, 200)

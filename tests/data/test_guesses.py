@@ -11,7 +11,7 @@ from own_people import EDGES, PEOPLE, X, Y, pairs
 from scipy import sparse
 
 from difformer.data import DataError, from_arrays, from_files, from_pyg
-from difformer.data.structure import edge_ends
+from difformer.data.own.graphs import edge_ends
 
 
 def said(task, words):

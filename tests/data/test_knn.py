@@ -8,8 +8,7 @@ from hypothesis.extra import numpy as hnp
 from sklearn.metrics import pairwise_distances
 from sklearn.neighbors import NearestNeighbors
 
-from difformer.data.knn import knn_edges, knn_graph
-from difformer.data.knn_exact import nearest
+from difformer.data.knn import knn_edges, knn_graph, nearest
 
 metrics = pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 
@@ -158,7 +157,7 @@ def test_both_directions_each_once():
 @pytest.mark.parametrize("include_self", [False, True])
 @pytest.mark.parametrize("ties", [False, True])
 def test_many_point_sets_are_searched_one_by_one(metric, sparse, include_self, ties, monkeypatch):
-    monkeypatch.setattr("difformer.data.knn_sets.SMALL", 48)  # so that some sets are large
+    monkeypatch.setattr("difformer.data.knn.SMALL_SET", 48)  # so that some sets are large
     sizes = torch.tensor([6, 0, 1, 2, 8, 70, 3, 3, 49, 48])
     ptr = torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)])
     generator = torch.Generator().manual_seed(0)

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from difformer.data import ENTRIES, DataError, DownloadError, dataset_options, list_datasets, load, load_images
+from difformer.data.catalogue import FORMS
+from difformer.data.datasets.common import csr_of
 from difformer.data.datasets.planetoid import read_raw
 from difformer.data.datasets.temporal import period_scale
 from difformer.data.lookup import find
-from difformer.data.preprocess import csr_of
-from difformer.data.sources import FORMS
 
 # Nodes, undirected edges, features, classes.
 GRAPHS = {

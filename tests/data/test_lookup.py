@@ -10,9 +10,9 @@ import pytest
 
 from difformer.data import DataError, DownloadError, load
 from difformer.data import download as download_module
+from difformer.data.catalogue import FORMS, JSON, ZIP, Form, RemoteFile
 from difformer.data.download import ATTEMPTS
 from difformer.data.lookup import cache_folder, find, find_file, folders, locate, reading
-from difformer.data.sources import FORMS, JSON, ZIP, Form, RemoteFile
 
 CONTENT = bytes(range(256)) * 9000  # two chunks and a bit
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

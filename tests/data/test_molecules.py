@@ -6,9 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from difformer.data import molecules
-from difformer.data.molecule_sets import build_synmol, read_smiles
-from difformer.data.molecules import ATOM_NAMES, BOND_NAMES, MoleculeError, from_smiles, label
+from difformer.data.datasets import synmol as molecules
+from difformer.data.datasets.synmol import (
+    ATOM_NAMES,
+    BOND_NAMES,
+    MoleculeError,
+    build_synmol,
+    from_smiles,
+    label,
+    read_smiles,
+)
 
 NO_FORCE_FIELD = "C[Mg]C"  # MMFF94 knows magnesium as an ion only
 

@@ -10,9 +10,9 @@ from own_people import BOTH_WAYS, EDGES, PEOPLE, X, Y, pairs
 
 from difformer.data.errors import DataError
 from difformer.data.own import from_arrays
+from difformer.data.own.labels import encode_targets
 from difformer.data.split import save_splits
 from difformer.data.splitting import index_split
-from difformer.data.targets import encode_targets
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_labels_that_are_called_as_columns_are_labels_still():
 
 @pytest.mark.parametrize("y", [None, 3, "yes", dict.fromkeys(range(8), 0), {"a", "b"}])
 def test_labels_without_an_order_are_refused(y):
-    with pytest.raises(DataError, match="y: expected one label a row of x, in the order of the rows"):
+    with pytest.raises(DataError, match="y: expected one label per row of x, in the order of the rows"):
         from_arrays(X, y)
 
 
@@ -200,7 +200,7 @@ def test_a_graph_a_snapshot_or_one_for_all():
 
 def test_what_labels_do_not_tell_is_asked_for():
     many = np.arange(60) % 50
-    with pytest.raises(DataError, match=r"50 different ones in 60 labelled rows; pass problem='regression'"):
+    with pytest.raises(DataError, match=r"50 different ones in 60 labelled rows; pass problem=regression"):
         from_arrays(np.ones((60, 1)), many)
     assert from_arrays(np.ones((60, 1)), many, problem="regression").y.dtype == torch.float32
     assert from_arrays(np.ones((60, 1)), many, problem="multiclass").num_outputs == 50
@@ -291,7 +291,7 @@ def test_edges_to_nowhere_are_refused():
 
 
 def test_counts_must_agree():
-    with pytest.raises(DataError, match="expected 8 labels, one a row of x, got 3"):
+    with pytest.raises(DataError, match="expected 8 labels, one per row of x, got 3"):
         from_arrays(X, [0, 1, 0])
     with pytest.raises(DataError, match="3 labelled instances are too few to give 25% of them to valid"):
         from_arrays(X[:3], [0, 1, 1])
@@ -346,7 +346,7 @@ class TestStandardize:
         x = X * [1.0, 1000.0, 0.0] + [0.0, 5e4, 7.0]
         note = next(n for n in from_arrays(x, Y, feature_names=["age", "pay", "same"]).notes if "scale" in n)
         assert "'pay' has deviation 6.87e+03, 'age' 6.87" in note
-        assert "standardize=True" in note
+        assert "standardize=true" in note
         assert "column 2 has deviation" in from_arrays(x, Y).notes[-1]
         for quiet in (
             from_arrays(x, Y, standardize=True),

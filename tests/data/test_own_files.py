@@ -18,7 +18,8 @@ def write(tmp_path):
 
 
 def test_three_files_joined_by_ids(write):
-    task = from_files(write("people.csv", people()), write("labels.csv", LABELS), write("edges.csv", NAMED_EDGES))
+    files = (write("people.csv", people()), write("labels.csv", LABELS), write("edges.csv", NAMED_EDGES))
+    task = from_files(*files, standardize=False)
     assert task.name == "people"
     assert task.x.tolist() == X.tolist()
     assert task.feature_names == ("a", "b", "c")
@@ -77,7 +78,7 @@ def test_labels_that_do_not_fit_say_what_may_be_meant(write):
     features = write("f.csv", people(ids=False))
     blanks = write("l.txt", "gruppe\na\nb\n\na\nb\n\na\nb\n")
     with pytest.raises(
-        DataError, match=r"has 7 rows beside 2 blank lines .*no label.*, the features have 8.* header=True"
+        DataError, match=r"has 7 rows beside 2 blank lines .*no label.*, the features have 8.* header=true"
     ):
         from_files(features, blanks)
     assert from_files(features, blanks, header={"labels": True}).y.tolist() == [0, 1, -1, 0, 1, -1, 0, 1]
@@ -97,7 +98,7 @@ def test_ids_of_labels_for_features_without_ids(write):
     task = from_files(features, write("l.csv", whole), label_ids=False, label_columns="group")  # as the error says
     assert task.y.tolist() == [0, 1] * 4
     numbered = write("l.csv", "row,group\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(8)))
-    with pytest.raises(DataError, match=r"a label for 'row', but rows go from 0 to 7; pass header=True"):
+    with pytest.raises(DataError, match=r"a label for 'row', but rows go from 0 to 7; pass header=true"):
         from_files(features, numbered, header={"labels": False})
 
 
@@ -107,7 +108,7 @@ def test_decimal_commas_are_named_at_once(write):
     complaint = r"line 2, column 'groesse': expected a number, got '0,5'; pass decimal=',' if"
     with pytest.raises(DataError, match=complaint):
         from_files(features, label_columns="gruppe")
-    task = from_files(features, label_columns="gruppe", decimal=",")
+    task = from_files(features, label_columns="gruppe", decimal=",", standardize=False)
     assert (task.feature_names, task.x[1].tolist()) == (("groesse", "gewicht"), [1.5, 2.25])
     with pytest.raises(DataError, match=r"line 1, column 1: expected a number, got '0,5'; pass decimal=',' if"):
         from_files(write("f.csv", "".join(rows)))
@@ -221,8 +222,7 @@ def test_parquet_columns_that_are_not_what_they_seem(tmp_path):
     task = read(a=range(8), label=[large + 1, large + 3, None, None] * 2)
     assert task.y.tolist() == [0, 1, -1, -1] * 2
     for column in ([True, None] * 4, [large + 1, None] * 4, [1, None] * 4):
-        with pytest.raises(DataError, match=r"own\.parquet, row 1, column 'a': a number is missing here"):
-            read(a=column, label=label)
+        assert read(a=column, b=range(8), label=label).feature_names == ("a", "a missing", "b")
     with pytest.raises(DataError, match=r"own\.parquet, row 0, column 'id': the id is missing"):
         read(id=[None, *range(large, large + 7)], a=range(8), label=label)
 
@@ -280,11 +280,9 @@ def test_parquet_files(tmp_path):
         ({"features": people() + "ann,1,2,3\n"}, r"f\.csv, line 10, column 'name': id 'ann' is already that of line 2"),
         ({"features": people() + ",1,2,3\n"}, r"f\.csv, line 10, column 'name': the id is missing here"),
         ({"features": people() + "zoe,1,red,3\n"}, r"f\.csv, line 10, column 'b': expected a number, got 'red'"),
-        ({"features": people() + "zoe,1,,3\n"}, r"f\.csv, line 10, column 'b': a number is missing"),
-        ({"features": people() + "zoe,1,nan,3\n"}, r"f\.csv, line 10, column 'b': a number is missing"),
+        ({"features": people() + "zoe,1,inf,3\n"}, r"f\.csv, line 10, column 'b': inf is too large"),
         ({"features": people() + "zoe,1,2\n"}, r"f\.csv, line 10, column 'c': has 3 cell\(s\), expected 4"),
         ({"features": people(label=True)}, r"column 'label' looks like labels and would be used as a feature"),
-        ({"features": "name\nann\nbob\n"}, r"f\.csv, line 2, column 'name': expected a number, got 'ann'"),
         ({"labels": None}, r"f\.csv: no column of it is called label or class; .* 'name', 'a', 'b', 'c'"),
     ],
 )
@@ -328,14 +326,14 @@ def test_a_third_column_of_edges_is_said_to_be_taken_for_weights(write):
     features, labels = write("f.csv", people()), write("l.csv", LABELS)
     rows = "ann,bob,1999\nbob,cat,2004\n"
     task = from_files(features, labels, write("e.csv", "von,nach,jahr\n" + rows))
-    said = "edges are weighted by column 'jahr' of e.csv; pass edge_columns=('von', 'nach') if it is no weight"
+    said = "edges are weighted by column 'jahr' of e.csv; pass edge_columns=von,nach if it is no weight"
     assert said in task.notes
     assert task.edge_weight.max() == 2004
     task = from_files(features, labels, write("e.csv", "von,nach,jahr\n" + rows), edge_columns=("von", "nach"))
     assert task.edge_weight is None
     assert not any("weighted" in note for note in task.notes)
     unnamed = from_files(features, labels, write("e.csv", rows))
-    assert any("by column 3 of e.csv; pass edge_columns=(1, 2)" in note for note in unnamed.notes)
+    assert any("by column 3 of e.csv; pass edge_columns=1,2" in note for note in unnamed.notes)
     for header in ("von,nach,weight\n", "von,w,nach\n"):
         meant = rows if header.endswith("weight\n") else "ann,1,bob\nbob,2,cat\n"
         columns = None if header.endswith("weight\n") else ("von", "nach", "w")
@@ -360,7 +358,7 @@ def test_labels_named_in_the_file_by_names_nobody_knows(write):
     task = from_files(features, write("l.csv", LABELS.replace("name,group", "person,team")))
     assert task.y.tolist() == Y
     assert "line 1 of l.csv was read as a header" in task.notes
-    with pytest.raises(DataError, match=r"l\.csv, line 1, column 1: a label for 'amn', but no row .* pass header=True"):
+    with pytest.raises(DataError, match=r"l\.csv, line 1, column 1: a label for 'amn', but no row .* pass header=true"):
         from_files(features, write("l.csv", LABELS.replace("name,group", "amn,yes")))
 
 

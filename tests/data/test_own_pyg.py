@@ -83,7 +83,7 @@ def test_many_graphs_of_pyg():
         (lambda: data(edge_index=torch.tensor([[9], [0]])), "data: edge_index, edge 0: there is no node 9"),
         (lambda: data(x=[1.0] * 8), "data: x and pos must be tensors, got list"),
         (lambda: data(edge_index=None, adj_t=[[0, 1]]), "data: adj_t must be a sparse matrix, got list"),
-        (lambda: data(**masks(torch.arange(6))), r"a mask must have one entry a node, 8, got \[6\]"),
+        (lambda: data(**masks(torch.arange(6))), r"its masks are no splits: shape \[6\] where there are 8 rows"),
         (lambda: data(**masks(torch.zeros(8))), "its masks are no splits: .*both train and valid"),
         (lambda: [], "an empty list"),
         (

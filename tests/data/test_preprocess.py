@@ -9,15 +9,9 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from difformer.data import DataError
-from difformer.data.edges import tidy_edges
-from difformer.data.preprocess import (
-    csr_arrays,
-    csr_of,
-    feature_tensor,
-    one_hot_columns,
-    row_normalised,
-    symmetric_edges,
-)
+from difformer.data.datasets.common import csr_arrays, csr_of, one_hot_columns, row_normalised
+from difformer.data.edges import tidy_edges, undirected
+from difformer.data.sparse import feature_tensor
 from difformer.data.textnumbers import number_blocks
 
 
@@ -27,9 +21,9 @@ from difformer.data.textnumbers import number_blocks
     loops=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_symmetric_edges(n, pairs, loops):
+def test_undirected(n, pairs, loops):
     edges = np.array([p for p in pairs if max(p) < n], dtype=np.int32).reshape(-1, 2).T
-    got = symmetric_edges(edges, n, self_loops=loops)
+    got = undirected(edges, n, self_loops=loops)
     wanted = {(a, b) for a, b in edges.T.tolist() if a != b} | {(b, a) for a, b in edges.T.tolist() if a != b}
     wanted |= {(i, i) for i in range(n)} if loops else set()
     assert got.t().tolist() == sorted(list(edge) for edge in wanted)

@@ -155,9 +155,14 @@ def test_a_diffusivity_cannot_be_changed():
         as_diffusivity("simple").name = "other"
 
 
-def test_lambdas_do_not_pickle_but_names_do():
-    # A model keeps the name in its configuration: that is what travels.
-    assert pickle.loads(pickle.dumps(as_diffusivity("gaussian:0.5").name)) == "gaussian:0.5"
+def test_named_ones_pickle_by_name_and_lambdas_say_that_they_cannot():
+    again = pickle.loads(pickle.dumps(as_diffusivity("gaussian:0.5")))
+    assert isinstance(again, Diffusivity)
+    assert again.name == "gaussian:0.5"
+    x = torch.linspace(-1, 1, 9)
+    torch.testing.assert_close(again.g(x), as_diffusivity("gaussian:0.5").g(x))
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(Diffusivity("cauchy", f=lambda u: 1 / (1 + u)))
 
 
 def test_rounding_above_one_does_not_leave_the_domain_of_f():

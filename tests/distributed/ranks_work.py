@@ -11,7 +11,7 @@ from difformer.distributed.shard import assemble
 from difformer.nn import DIFFormer
 from difformer.nn.dropout import dropout_key
 from difformer.training.config import TrainConfig
-from difformer.training.feeding import features
+from difformer.training.feeds import features
 
 
 def shard_of(ranks, task, assignment, parts):

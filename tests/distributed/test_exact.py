@@ -12,7 +12,7 @@ from difformer.graph import Graph
 from difformer.nn import DIFFormer
 from difformer.nn.dropout import dropout_key
 from difformer.training.config import TrainConfig
-from difformer.training.feeding import features
+from difformer.training.feeds import features
 from difformer.training.losses import make_loss
 
 SIZES = [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3, 4))]

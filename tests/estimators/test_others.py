@@ -7,11 +7,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from scipy import sparse
 from sklearn.datasets import make_friedman1
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from difformer.estimators import DIFFormerRegressor, DIFFormerTransformer
+from difformer.estimators.ridge import LinearPart
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +48,37 @@ def test_several_targets_each_with_gaps_of_its_own(friedman: Any, quick: dict[st
     assert np.corrcoef(model.predict(x).T)[0, 1] < -0.8
     one = DIFFormerRegressor(**quick).fit(x, partly[:, None])
     assert one.predict(x).shape == (300, 1)
+
+
+def test_two_targets_are_predicted_no_worse_than_by_ridge() -> None:
+    rng = np.random.RandomState(0)
+    x = rng.rand(400, 6)
+    linear = x @ rng.randn(6) + 0.1 * rng.randn(400)
+    curved = np.sin(6 * x[:, 0]) * x[:, 1] + 0.05 * rng.randn(400)
+    y = np.stack([linear, curved], 1)
+    ridge = make_pipeline(StandardScaler(), Ridge()).fit(x[:200], y[:200]).predict(x[200:])
+    model = DIFFormerRegressor(random_state=0, n_models=1).fit(x[:200], y[:200])
+    ours, theirs = (((found - y[200:]) ** 2).mean(0) for found in (model.predict(x[200:]), ridge))
+    assert ours[0] <= 1.03 * theirs[0]
+    assert ours[1] < 0.7 * theirs[1]
+    assert model.fitted_.share is not None
+    assert model.fitted_.share[0] < model.fitted_.share[1]
+
+
+def test_the_linear_part_is_that_of_scikit_learn_with_weights_gaps_and_constant_columns() -> None:
+    rng = np.random.RandomState(0)
+    x = np.column_stack([rng.randn(50, 3) * [1, 10, 0.1] + [0, 5, 1], np.ones(50)])
+    y = np.stack([x[:, 0] - x[:, 1], rng.randn(50)], 1)
+    y[::5, 1] = np.nan
+    weight = rng.randint(1, 4, 50).astype(float)
+    part = LinearPart.of(x, torch.from_numpy(y), torch.arange(40), torch.from_numpy(weight))
+    for t, rows in ((0, np.arange(40)), (1, np.flatnonzero(~np.isnan(y[:40, 1])))):
+        repeated = rows.repeat(weight[rows].astype(int))
+        wanted = make_pipeline(StandardScaler(), Ridge()).fit(x[repeated], y[repeated, t]).predict(x)
+        np.testing.assert_allclose(part.predict(x)[:, t].numpy(), wanted, atol=1e-9)
+    columns = sparse.csr_array(np.where(x > 0, x, 0))
+    found = LinearPart.of(columns, torch.from_numpy(y), torch.arange(40), None).predict(columns)
+    np.testing.assert_allclose(found[:, 0].numpy(), Ridge().fit(columns[:40], y[:40, 0]).predict(columns), atol=1e-6)
 
 
 def test_what_a_regressor_refuses(friedman: Any, quick: dict[str, Any]) -> None:

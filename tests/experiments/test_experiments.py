@@ -23,7 +23,7 @@ from difformer.zoo import MODELS
 
 NAMES = (
     "citation", "heterophily", "large", "temporal", "unobserved", "particles", "attention-ablation", "depth",
-    "batch-size", "cost", "energy", "visualise",
+    "batch-size", "cost", "energy", "visualise", "robustness",
 )  # fmt: skip
 
 

@@ -354,7 +354,8 @@ def test_the_page_has_one_row_per_data_set_and_answers_the_question(tmp_path):
     assert cells[3] == "**86.00 ± 0.00** (DIFFormer-s)"
     assert cells[4] == "80.20 ± 0.16 (GCN)"
     assert cells[5:7] == ["81.00 ± 0.00", "1"]
-    assert "Attention helps significantly on 1: Cora, the authors' split (+5 points)." in text
+    assert "on 1 data sets and protocols. Attention is significantly better on 1, significantly worse on 0" in text
+    assert "| Node classification on citation graphs | 1 of 1 | +5 (+5 to +5) points | Cora | – |" in text
     assert "](../results/attention.png)" in text
     assert (tmp_path / "results" / "attention.png").is_file()
     assert re.search(r"- \[depth\]\(\.\./results/depth/table\.md\): .* not run\.", text)

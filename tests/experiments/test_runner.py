@@ -292,10 +292,10 @@ def test_quick_and_full_runs_are_never_mixed(tmp_path, said):
 
 
 def test_too_many_pairs_are_refused_before_they_are_tried(tmp_path, said, monkeypatch):
-    from difformer.zoo import inputs
+    from difformer.zoo import encoder
 
-    monkeypatch.setattr(inputs, "WORTH_A_LOOK", 0)
-    monkeypatch.setattr(inputs, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(encoder, "WORTH_A_LOOK", 0)
+    monkeypatch.setattr(encoder, "free_bytes", lambda device: 1000)
     lds = shared_systems()["lds"]
     outcome = run(dataclasses.replace(SMALL, systems=(lds,)), tmp_path, ONLY_BLOCKS, said.append)
     (reason,) = set(outcome.failed.values())

@@ -2,60 +2,84 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 import torch
 
 from benchmarks import search_gpu
-from benchmarks.search_gpu import Pair, Search, block_of, first_settings, main, pairs_of, read_protocol
+from benchmarks.search_gpu import Pair, Search, blocks_of, conclude, first_settings, pairs_of, read_protocol
 from difformer.experiments.cells import choices, read_presets
 from difformer.experiments.ledger import read_lines
 from difformer.experiments.presets import load_presets
 from difformer.experiments.spec import find, shared_systems
 from difformer.training.config import make_config
 
-PROTOCOL = {**read_protocol(), "trials": 4, "runs": 2, "epochs": 2, "settings_per_architecture": 2, "features": {}}
+CHANGED = {"trials": 8, "runs": 2, "epochs": 3, "first_epochs": 1, "eval_every": 1, "settings_per_shape": 2}
+PROTOCOL = {**read_protocol(), **CHANGED, "features": {}}
 AXES = {"hidden_channels": (4, 8), "dropout": (0.0, 0.5), "learning_rate": (0.01, 0.1), "num_layers": (1, 2)}
-SMALL = Pair("gcn", "gcn", "sbm", {"num_nodes": 60, "num_splits": 2}, axes=AXES)
+SMALL = Pair("gcn", "gcn", "karate", axes=AXES)
 
 
-def search(folder, known=(), seconds=1e9):
-    return Search(folder, PROTOCOL, known, torch.device("cpu"), search_gpu.time.monotonic() + seconds)
+def search(folder, seconds=1e9, pairs=(SMALL,)):
+    deadline = search_gpu.time.monotonic() + seconds
+    known = read_lines(folder / "trials.jsonl")
+    return Search(folder, PROTOCOL, pairs, known, torch.device("cpu"), deadline)
 
 
-def test_a_pair_gets_its_trials_and_a_second_call_adds_nothing(tmp_path):
+def test_the_best_of_a_round_are_trained_at_full_length_and_a_second_call_adds_nothing(tmp_path):
     first = search(tmp_path)
-    first.run([SMALL])
+    first.run()
     lines = read_lines(tmp_path / "trials.jsonl")
-    assert (first.made, len(lines), len({line["id"] for line in lines})) == (4, 4, 4)
-    again = search(tmp_path, lines)
-    again.run([SMALL])
-    assert again.made == 0
+    by_rung = {rung: [line for line in lines if line["rung"] == rung] for rung in (1, 2)}
+    assert first.made == len(by_rung[1]) == 8
+    assert {line["epochs"] for line in by_rung[1]} == {1}
+    assert {line["epochs"] for line in by_rung[2]} == {3}
+    full = [one for one in first.trials[SMALL.name].values() if one.full]
+    best = sorted((line["valid"] for line in by_rung[1]), reverse=True)[:2]
+    assert best == sorted((one.first[""] for one in full), reverse=True)[:2]
+    again = search(tmp_path)
+    again.run()
+    assert len(read_lines(tmp_path / "trials.jsonl")) == len(lines)
 
 
 def test_a_killed_search_resumes_after_its_last_whole_line(tmp_path):
-    search(tmp_path).run([SMALL])
+    search(tmp_path).run()
     path = tmp_path / "trials.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:2]) + lines[2][:50])
-    again = search(tmp_path, read_lines(path))
-    again.run([SMALL])
-    assert again.made == 2
-    assert len(read_lines(path)) == 4
+    path.write_bytes(b"".join(lines[:3]) + lines[3][:50])
+    again = search(tmp_path)
+    again.run()
+    assert len([line for line in read_lines(path) if line["rung"] == 1]) == 8
 
 
 def test_no_line_knows_a_test_score(tmp_path):
-    search(tmp_path).run([SMALL])
+    search(tmp_path).run()
     for line in read_lines(tmp_path / "trials.jsonl"):
         assert "test" not in json.dumps(list(line))
         assert line["valid"] == pytest.approx(sum(line["valids"]) / 2)
+    task, runs = search(tmp_path)._task(SMALL, None)
+    assert all(not split.test.numel() for split in task.splits)
+    assert len(runs) == 2
 
 
 def test_nothing_starts_after_the_deadline(tmp_path):
     late = search(tmp_path, seconds=-1)
-    late.run([SMALL])
+    late.run()
     assert late.made == 0
+
+
+def test_protocols_of_a_data_set_share_their_stacks(tmp_path):
+    pair = Pair("gcn", "gcn", "karate", ("one-a-side", "random"), axes=AXES)
+    found = search(tmp_path, pairs=(pair,))
+    task, runs = found._task(pair, None)
+    assert [name for name, _ in runs] == ["one-a-side", "one-a-side", "random", "random"]
+    names = [task.splits[place].name for _, place in runs]
+    assert len(set(names)) == 4
+    found.run()
+    lines = read_lines(tmp_path / "trials.jsonl")
+    assert {line["data_options"]["protocol"] for line in lines} == {"one-a-side", "random"}
 
 
 def test_published_settings_are_always_among_the_trials():
@@ -68,21 +92,14 @@ def test_published_settings_are_always_among_the_trials():
             assert all(one["diffusivity"] is None for one in found)
 
 
-def test_every_point_of_every_space_is_a_valid_setting():
+def test_blocks_share_their_shape_and_hold_valid_settings():
     protocol = read_protocol()
-    for pair in pairs_of(protocol, data=["cora-authors"]):
-        for settings in [*first_settings(pair), *block_of(pair, 0, 8, 8, 0, [])]:
-            make_config(pair.model, {key: value for key, value in settings.items() if key != "features"})
-
-
-def test_settings_of_a_block_share_their_architecture():
-    (pair,) = pairs_of(read_protocol(), ["gcn+"], ["cora-authors"])
-    done = [{"valid": 0.5, "higher_is_better": True, "settings": one, "data_options": {}} for one in
-            block_of(pair, 0, 8, 8, 0, [])]  # fmt: skip
-    for number in (0, 3, 6, 7):
-        block = block_of(pair, number, 8, 8, 0, done)
-        shapes = [{key: value for key, value in one.items() if key not in search_gpu.STACKED} for one in block]
-        assert all(shape == shapes[0] for shape in shapes)
+    for pair in pairs_of(protocol, data=["cora"]):
+        for block in itertools.islice(blocks_of(pair, protocol, []), 9):
+            shapes = [{key: one.get(key) for key in pair.shape} for one in block]
+            assert all(shape == shapes[0] for shape in shapes)
+            for one in block:
+                make_config(pair.model, {key: value for key, value in one.items() if key != "features"})
 
 
 def test_unknown_names_are_refused():
@@ -92,21 +109,20 @@ def test_unknown_names_are_refused():
         pairs_of(read_protocol(), [], ["coar"])
 
 
-def test_the_best_setting_becomes_a_preset_that_tables_run_with(tmp_path, monkeypatch):
-    pair = Pair("gcn", "gcn", "cora", {"protocol": "authors"}, ("raw",), axes=AXES, variant="authors")
-    shared = {"pair": pair.id, "metric": "accuracy", "higher_is_better": True, "epochs": 9, "patience": 3}
+def test_the_best_setting_at_full_length_becomes_a_preset_that_tables_run_with(tmp_path):
+    pair = Pair("gcn", "gcn", "cora", ("authors",), axes={**AXES, "features": ("raw",)})
+    shared = {"pair": pair.question("authors"), "higher_is_better": True, "data_options": {"features": "raw"}}
     lines = [
-        {**shared, "id": str(n), "valid": valid, "settings": {"dropout": n / 10}, "data_options": {"features": "raw"}}
-        for n, valid in enumerate((0.5, 0.9, None))
+        {**shared, "rung": rung, "valid": valid, "settings": {"dropout": dropout}}
+        for rung, valid, dropout in ((1, 0.95, 0.3), (2, 0.5, 0.2), (2, 0.9, 0.1), (2, None, 0.4))
     ]
-    monkeypatch.setattr(search_gpu, "pairs_of", lambda *_: [pair])
-    (tmp_path / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert main(["--out", str(tmp_path), "--conclude"]) == 0
+    found = Search(tmp_path, PROTOCOL, (pair,), lines, torch.device("cpu"), 0.0)
+    assert [path.name for path in conclude(found, tmp_path)] == ["cora-authors-gcn.toml"]
     citation, gcn = find("citation"), shared_systems()["gcn"]
     presets = read_presets(tmp_path / "presets")
     data = {one.key: one for one in citation.data}
     (choice,) = choices(citation, data["cora-authors"], gcn, presets)
-    assert (choice.name, choice.trials, choice.runs, choice.data) == ("best", 3, 2, {"features": "raw"})
-    assert dict(choice.settings) == {"dropout": 0.1, "epochs": 9, "patience": 3}
+    assert (choice.name, choice.trials, choice.runs, choice.data) == ("best", 4, 2, {"features": "raw"})
+    assert dict(choice.settings) == {"dropout": 0.1, "epochs": 3, "patience": PROTOCOL["patience"]}
     (other,) = choices(citation, data["cora-random"], gcn, presets)
     assert other == choices(citation, data["cora-random"], gcn, load_presets())[0]

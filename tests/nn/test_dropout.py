@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from difformer.nn import halves as halves_module
+from difformer.nn import dropout as dropout_module
 from difformer.nn.dropout import _clamp, _select, dropout, dropout_key, dropout_keys, keyed_uniform
 
 
@@ -82,7 +82,7 @@ def test_masks_look_independent():
 @pytest.mark.parametrize("rates", [[0.2, 0.2, 0.2], [0.0, 0.2, 0.7]])
 def test_runs_trained_as_one_have_their_own_masks(rates, views, monkeypatch):
     if not views:
-        monkeypatch.setattr(halves_module, "_views_are_stacked", lambda: False)
+        monkeypatch.setattr(dropout_module, "_views_are_stacked", lambda: False)
     x = torch.randn(3, 20, 9, generator=torch.Generator().manual_seed(0))
     keys = dropout_keys([4, 5, 6], [2])[0]
 

@@ -14,7 +14,7 @@ from difformer.report.explanation import PARTS, pass_through, take_apart
 from difformer.report.gather import Scene
 from difformer.report.layers import attention_of
 from difformer.training import fit
-from difformer.training.feeding import Inputs, graph_of
+from difformer.training.feeds import Inputs, graph_of
 
 CASES = {
     "simple": {},

@@ -10,7 +10,7 @@ from difformer.diffusion import penalty
 from difformer.report.gather import Scene, draw, said
 from difformer.report.layers import LayerEnergies, chance, latent_layers, layer_energies, verdict
 from difformer.report.maps import GRID, project
-from difformer.training.feeding import Inputs, graph_of
+from difformer.training.feeds import Inputs, graph_of
 
 
 def scene_of(model, x, edges=None):
@@ -68,9 +68,11 @@ def test_energies_are_those_of_the_model_and_the_theorem_falls():
     assert found.separation[2] == pytest.approx(1 - inside / float((unit - unit.mean(0)).square().sum()), abs=1e-4)
 
 
+@pytest.mark.parametrize("weight", [None, 0.8])
 @pytest.mark.parametrize("layers", [1, 3])
-def test_a_network_that_is_the_diffusion_is_covered_while_its_states_are_on_the_sphere(layers):
-    model = DIFFormer(4, 4, 2, num_layers=layers, transform=False, norm=False, tied_qk=True, step_size=0.4)
+def test_a_network_that_is_the_diffusion_is_covered_while_its_states_are_on_the_sphere(layers, weight):
+    plain = {"transform": False, "norm": False, "tied_qk": True, "source_weight": 0.0, "graph_weight": weight}
+    model = DIFFormer(4, 4, 2, num_layers=layers, step_size=0.4, **plain)
     for linear in (model.input, *(layer.query for layer in model.layers)):
         linear.weight.data.copy_(torch.eye(4))
         linear.bias.data.zero_()
@@ -78,7 +80,7 @@ def test_a_network_that_is_the_diffusion_is_covered_while_its_states_are_on_the_
     scene = scene_of(model, x)
     found = layer_energies(scene)
     assert found.reasons == (() if layers == 1 else ("the states are not all of unit length",))
-    other = DIFFormer(4, 4, 2, num_layers=1, transform=False, norm=False, tied_qk=True, qk_norm="global")
+    other = DIFFormer(4, 4, 2, num_layers=1, qk_norm="global", **plain)
     other.load_state_dict({k: v for k, v in model.state_dict().items() if "layers." not in k or "layers.0." in k})
     assert "qk_norm=global" in layer_energies(scene_of(other, x)).reasons[0]
     own = [float(penalty("simple")(z.double())) / 400 for z in scene.states[:2]]

@@ -17,7 +17,7 @@ from report_runs import RUNS, Page, config, drawn_split, nodes_task
 from difformer.data import Task
 from difformer.report import explain_node, write_report
 from difformer.report.explanation import Attribution, sentence
-from difformer.report.gather import gather, original_rows
+from difformer.report.gather import gather, original_cells
 from difformer.report.quality import baselines, calibration, column_importance, errors
 from difformer.training import fit
 from difformer.training.predictions import Predictions
@@ -113,10 +113,51 @@ def test_the_column_that_decides_is_the_important_one(informed):
 
 def test_rows_come_back_in_original_units(informed):
     path, task = informed
-    x = original_rows(task, torch.arange(4))
-    assert x[:, 0] == pytest.approx(task.x[:4, 0] * task.scaling.scale[0] + task.scaling.shift[0])
+    (cells,) = original_cells(task, torch.tensor([3]), [["noise", "amount"]])
+    raw = task.x[3].double() * task.scaling.scale + task.scaling.shift
+    assert cells == pytest.approx([float(raw[1]), float(raw[0])], rel=1e-3)
     texts = Page(write_report(path, task=task)).data["maps"][0]["texts"]
-    assert re.search(rf"amount {x[0, 0]:.4g}(,|$)", texts[0])
+    assert f"amount {cells[1]}" in texts[3]
+
+
+@pytest.fixture(scope="module")
+def customers(tmp_path_factory):
+    """A table with numbers, categories and gaps, whose category decides."""
+    pd = pytest.importorskip("pandas")
+    from difformer.data import from_frame
+
+    g = np.random.default_rng(0)
+    n = 120
+    y = np.arange(n) % 2
+    plan = np.where(g.random(n) < 0.9, np.where(y == 1, "gold", "basic"), "trial")
+    spend = g.normal(50, 10, n).round(2)
+    frame = pd.DataFrame({"plan": plan, "spend": np.where(g.random(n) < 0.1, np.nan, spend), "churned": y})
+    frame["churned"] = frame["churned"].map({0: "stays", 1: "churns"})
+    task = from_frame(frame, label="churned")
+    path = tmp_path_factory.mktemp("customers") / "run"
+    fit(task, config(epochs=60).replace(learning_rate=0.05), seeds=1, out=path)
+    return path, task, frame
+
+
+def test_encoded_columns_are_shown_as_the_columns_of_the_table(customers):
+    path, task, frame = customers
+    assert task.num_features > 2
+    found = column_importance(gather(path, task=task))
+    assert set(found.names) == {"plan", "spend"}
+    assert found.names[0] == "plan"
+    gold = int((frame["plan"] == "gold").to_numpy().argmax())
+    explained = explain_node(path, gold, task=task)
+    assert explained.prediction == "churns"
+    assert set(explained.attribution.columns) == {"plan", "spend"}
+    assert "plan (+" in explained.sentence
+    listed = errors(gather(path, task=task), found.names)
+    assert listed.headings[4:] == ["plan", "spend"]
+    for row in listed.rows:
+        assert row[4] == frame["plan"][int(row[0])]
+    (cells,) = original_cells(task, torch.tensor([7]), [["plan", "spend"]])
+    assert cells[0] == frame["plan"][7]
+    if frame["spend"][7] == frame["spend"][7]:
+        assert float(cells[1]) == pytest.approx(frame["spend"][7], rel=1e-2)
 
 
 def test_errors_are_listed_with_their_columns(workshop):
@@ -194,3 +235,13 @@ def test_the_sentence_names_what_matters_and_sums_up_the_rest():
         "Predicted churns (0.71; 0.65 with average features): age (+0.02); all other instances (+0.04)."
     )
     assert sentence(nodes_task(), "churns", None) == "Predicted churns."
+
+
+def test_a_sampled_baseline_is_named_as_such(workshop, monkeypatch):
+    from difformer.report import quality
+
+    monkeypatch.setattr(quality, "FIT_WORK", 0)
+    monkeypatch.setattr(quality, "LEAST_ROWS", 10)
+    path, task = workshop.run("nodes")
+    _, linear = quality.baselines(gather(path, task=task))
+    assert linear.name == "a logistic regression on 10 of the training instances"

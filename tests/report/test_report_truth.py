@@ -149,7 +149,7 @@ def test_attention_at_chance_is_said_and_not_drawn(tmp_path):
 def test_attention_that_finds_classes_is_not_called_uniform():
     from difformer.report.gather import Scene
     from difformer.report.layers import latent_layers, near_uniform
-    from difformer.training.feeding import Inputs
+    from difformer.training.feeds import Inputs
 
     classes = torch.arange(60) % 2
     x = torch.nn.functional.one_hot(classes, 4).float() * 6

@@ -10,7 +10,7 @@ from small_tasks import blocks, many_labels, point_sets, series
 from difformer import DIFFormer
 from difformer.data import load
 from difformer.training import TrainConfig, evaluate, fit, loop, predict, resume, train_one
-from difformer.training.feeding_batches import BatchesFeed
+from difformer.training.feeds import BatchesFeed
 from difformer.training.stacked import StackedSetting, train_stacked
 from difformer.training.stacked_loop import StackedTrainer
 from difformer.zoo import MODELS, options_of

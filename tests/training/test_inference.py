@@ -6,9 +6,9 @@ import torch
 
 from difformer import DIFFormer, Graph
 from difformer.data import Split, Task
-from difformer.training import feeding_batches, inference
+from difformer.training import feeds, inference
 from difformer.training.config import TrainConfig
-from difformer.training.feeding_batches import BatchesFeed
+from difformer.training.feeds import BatchesFeed
 from difformer.training.inference import decode_in_batches, embed_in_batches
 
 CPU = torch.device("cpu")
@@ -163,7 +163,7 @@ def test_batches_of_training_hold_their_own_edges_and_labels():
 def test_full_graph_inference_of_a_mini_batch_feed(name, monkeypatch):
     from difformer.zoo import build
 
-    monkeypatch.setattr(feeding_batches, "LEAST_ROWS", 7)
+    monkeypatch.setattr(feeds, "LEAST_ROWS", 7)
     x, graph = inputs()
     parts = torch.arange(103).split([40, 30, 33])
     y = torch.arange(103) % 3
@@ -193,19 +193,19 @@ def a_task(sparse=False):
 @pytest.mark.parametrize("options", [{}, {"diffusivity": "sigmoid", "num_heads": 2}], ids=str)
 def test_one_pass_where_there_is_room_gives_what_batches_give(sparse, options, monkeypatch):
     task, net = a_task(sparse), model(**options)
-    monkeypatch.setattr(feeding_batches, "LEAST_ROWS", 7)
-    feeds = [BatchesFeed(task, task.splits[0], TrainConfig(batch_size=25), 0, CPU) for _ in range(2)]
+    monkeypatch.setattr(feeds, "LEAST_ROWS", 7)
+    both = [BatchesFeed(task, task.splits[0], TrainConfig(batch_size=25), 0, CPU) for _ in range(2)]
     with torch.no_grad():
-        wanted = feeds[0].outputs(net)
-        monkeypatch.setattr(feeding_batches, "has_room", lambda device, needed: True)
-        monkeypatch.setattr(feeding_batches, "embed_in_batches", None)
-        torch.testing.assert_close(feeds[1].outputs(net), wanted, atol=1e-5, rtol=1e-5)
-        assert feeds[1].states(net).shape == (103, 8)
+        wanted = both[0].outputs(net)
+        monkeypatch.setattr(feeds, "has_room", lambda device, needed: True)
+        monkeypatch.setattr(feeds, "embed_in_batches", None)
+        torch.testing.assert_close(both[1].outputs(net), wanted, atol=1e-5, rtol=1e-5)
+        assert both[1].states(net).shape == (103, 8)
 
 
 @pytest.mark.parametrize("backend", ["reference", "polynomial"])
 def test_what_holds_all_pairs_or_is_not_exact_never_goes_in_one_pass(backend, monkeypatch):
-    monkeypatch.setattr(feeding_batches, "has_room", lambda device, needed: True)
+    monkeypatch.setattr(feeds, "has_room", lambda device, needed: True)
     task, net = a_task(), model(diffusivity="sigmoid", backend=backend)
     feed = BatchesFeed(task, task.splits[0], TrainConfig(batch_size=25), 0, CPU)
     exact = model(diffusivity="sigmoid", backend="blockwise")

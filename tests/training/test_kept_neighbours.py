@@ -5,8 +5,8 @@ import torch
 from small_tasks import blocks
 
 from difformer.data import knn_graph
-from difformer.training import TrainConfig, fit, neighbours
-from difformer.training.neighbours import neighbours_of
+from difformer.training import TrainConfig, feeds, fit
+from difformer.training.feeds import neighbours_of
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def searches(monkeypatch):
         made.append(options)
         return knn_graph(*args, **options)
 
-    monkeypatch.setattr(neighbours, "knn_graph", search)
+    monkeypatch.setattr(feeds, "knn_graph", search)
     return made
 
 
@@ -51,7 +51,7 @@ def test_features_that_change_have_other_neighbours(searches):
 def test_nothing_outlives_the_features(searches):
     x = torch.rand(20, 4)
     neighbours_of(x, 3)
-    kept = neighbours._FOUND._found
+    kept = feeds._FOUND._found
     assert x in kept
     before = len(kept)
     del x

@@ -415,7 +415,7 @@ def test_schedules(schedule, warmup, expected):
         (series(), {"model": "label-spreading"}, "'label-spreading' serves nodes; task 'ring' is 'series'"),
         (series(), {"model": "lds"}, "is 'series', which gcn-knn, gat-knn, .*glcn of the same group .* would serve"),
         (blocks(), {"metric": "mse"}, "'mse' cannot measure a multiclass task"),
-        (blocks(), {"loss": "broadcast-mse"}, "broadcast-mse' is for regression on series"),
+        (blocks(), {"loss": "broadcast-mse"}, "broadcast-mse is for regression on series"),
         (series(), {"label_smoothing": 0.1}, "are for classes; task 'ring' is a regression"),
         (blocks(), {"options": {"hiden": 1}}, "no option 'hiden'"),
     ],

@@ -3,7 +3,7 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-from difformer.training.metrics import METRICS, broadcast_mse, find_metric, mse
+from difformer.training.metrics import METRICS, find_metric
 
 SEEDS = range(8)
 
@@ -117,19 +117,19 @@ def test_errors_of_regression(seed):
 def test_broadcast_mse_is_the_matrix_of_the_public_code():
     outputs, targets = torch.randn(5, 20, 1), torch.randn(5, 20)
     literal = torch.stack([((o - y) ** 2).mean() for o, y in zip(outputs, targets, strict=True)]).mean()
-    torch.testing.assert_close(broadcast_mse(outputs, targets), literal)
+    torch.testing.assert_close(METRICS["broadcast-mse"](outputs, targets), literal)
     perfect = targets.unsqueeze(-1)
-    assert mse(perfect, targets) == 0
-    torch.testing.assert_close(broadcast_mse(perfect, targets), 2 * targets.var(-1, correction=0).mean())
+    assert METRICS["mse"](perfect, targets) == 0
+    torch.testing.assert_close(METRICS["broadcast-mse"](perfect, targets), 2 * targets.var(-1, correction=0).mean())
 
 
 def test_shapes_that_would_broadcast_are_refused():
     with pytest.raises(ValueError, match=r"\(20, 3\) and targets \(20,\)"):
-        mse(torch.randn(20, 3), torch.randn(20))
+        METRICS["mse"](torch.randn(20, 3), torch.randn(20))
 
 
 def test_unknown_and_unfitting_metrics_are_named():
-    with pytest.raises(ValueError, match="did you mean 'accuracy'"):
+    with pytest.raises(ValueError, match="did you mean accuracy"):
         find_metric("acuracy")
     with pytest.raises(ValueError, match="'mse' cannot measure a multiclass task; take one of accuracy, rocauc"):
         find_metric("mse", "multiclass")
@@ -160,3 +160,51 @@ def test_validation_targets_that_measure_nothing_are_refused():
     METRICS["mse"].check(torch.tensor([[1.0, torch.nan]]), 1)
     with pytest.raises(ValueError, match="targets are missing"):
         METRICS["broadcast-mse"].check(torch.tensor([[1.0, torch.nan]]), 1)
+
+
+@pytest.mark.parametrize("name", sorted(METRICS))
+def test_counts_of_parts_add_up_to_those_of_all(name):
+    metric = METRICS[name]
+    generator = torch.Generator().manual_seed(0)
+    kinds = {"multiclass": torch.randint(-1, 3, (8, 30), generator=generator)}
+    kinds["multilabel"] = torch.randint(0, 2, (8, 30, 3), generator=generator).float()
+    kinds["regression"] = torch.randn(8, 30, generator=generator)
+    for problem in metric.problems:
+        targets = kinds[problem]
+        outputs = torch.randn(8, 30, 1 if problem == "regression" else 3, generator=generator)
+        whole = metric(outputs, targets)
+        assert whole.isfinite()
+        if metric.adds:
+            parts = [metric.counts(outputs[rows], targets[rows]) for rows in (slice(0, 3), slice(3, 8))]
+            torch.testing.assert_close(metric.finish(parts[0] + parts[1]), whole)
+
+
+@pytest.mark.parametrize("problem", ["multiclass", "multilabel", "regression"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_loss_is_a_sum_over_a_mass_and_both_add_up(problem, weighted):
+    from torch.nn import functional
+
+    from difformer.training.losses import problem_loss
+
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(20, 3, generator=generator)
+    weights = torch.tensor([1.0, 2.0, 0.5]) if weighted and problem != "regression" else None
+    if problem == "multiclass":
+        targets = torch.randint(-1, 3, (20,), generator=generator)
+        expected = functional.cross_entropy(outputs, targets, weight=weights, ignore_index=-1, label_smoothing=0.1)
+    else:
+        targets = torch.randint(0, 2, (20, 3), generator=generator).float()
+        wanted = targets * 0.9 + 0.05
+        expected = functional.binary_cross_entropy_with_logits(outputs, wanted, pos_weight=weights)
+        if problem == "regression":
+            expected = functional.mse_loss(outputs, targets)
+    loss = problem_loss(problem, 0.1, weights)
+    torch.testing.assert_close(loss(outputs, targets), expected)
+    rows = (slice(0, 7), slice(7, 20))
+    total = sum(loss.total(outputs[part], targets[part]) for part in rows)
+    torch.testing.assert_close(total / sum(loss.mass(targets[part]) for part in rows), expected)
+
+
+@pytest.mark.parametrize("name", ["roc_auc", "roc-auc", "auc"])
+def test_other_names_of_rocauc(name):
+    assert find_metric(name).name == "rocauc"

@@ -9,10 +9,9 @@ from small_tasks import blocks, many_labels, point_sets, series
 from difformer.training import NonFiniteLossError, TrainConfig, train_one
 from difformer.training import stacked as stacked_module
 from difformer.training.optimizer import StackedAdam, clip_gradients
-from difformer.training.saved import saved_bytes
+from difformer.training.run_memory import SHARE, chunks_that_fit, saved_bytes
 from difformer.training.stacked import StackedSetting, apart, faster, train_stacked, unstackable
 from difformer.training.stacked_loop import StackedTrainer
-from difformer.training.stacked_memory import SHARE, chunks_that_fit
 
 OPTIONS = {"hidden_channels": 8, "num_layers": 3}
 DIFFERENT = [

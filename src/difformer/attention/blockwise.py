@@ -4,6 +4,11 @@ The sums of `difformer.attention.tiles` forward; backward works the scores out a
 output and one number a row. Time O(N² d), memory O(N d) and one tile. Batches go graph by graph, those of like size
 together.
 
+Many small graphs side by side are worked out densely, with nothing kept for the backward pass. Where a graph's n rows
+are of the order of the channels, its n×n matrix is smaller than its rows: with P = g(x) / r row by row,
+
+    o = P v,   ∂v = Pᵀ ∂o,   W = ∂o vᵀ,   D_i = Σ_j P_ij W_ij,   ∂x = g'(x) (W - D) / r,   ∂q = ∂x k,   ∂k = ∂xᵀ q.
+
 Sums are kept in float32 (float64 for float64), whatever the inputs are.
 """
 
@@ -15,15 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from difformer.attention import reference, small
+from difformer.attention import reference
 from difformer.attention.layout import Piece, by_head, pack, pieces, serve_runs, working_dtype
-from difformer.attention.once import once_differentiated
-from difformer.attention.reference import smallest_total
-from difformer.attention.scores import Score, find_score, score_key
+from difformer.attention.reference import safe_total, smallest_total
+from difformer.attention.scores import Pullback, Score, find_score, score_key
 from difformer.attention.segments import Segments
 from difformer.attention.tiles import Sums, add_gradients, add_keys, tile_budget
-from difformer.diffusion.diffusivity import Diffusivity
-from difformer.eager import direct
+from difformer.diffusivity import Diffusivity
+from difformer.eager import direct, once_differentiated
 
 EXPORTED_ROWS = 4096  # of the scores, where an exported program computes them
 
@@ -49,7 +53,7 @@ def _tiles_forward(
         padding, room = piece.padding(), piece.room(out)
         if _is_small(piece):  # works everything out again in backward, and so keeps no totals
             for queries, keys, values, o in by_head(*inputs, room):
-                small.forward(score, queries, keys, values, o, padding, _count(piece.lengths, keys))
+                small_forward(score, queries, keys, values, o, padding, _count(piece.lengths, keys))
         else:
             room_total = piece.room(total)
             for queries, keys, values, o, r in by_head(*inputs, room, room_total):
@@ -84,7 +88,7 @@ def _tiles_backward(
         if _is_small(piece):
             for head, (queries, keys, values, given, *to) in enumerate(by_head(*inputs, *room)):
                 count, shared = _count(piece.lengths, keys), head > 0 and v.shape[2] == 1
-                small.backward(score, queries, keys, values, given, (to[0], to[1], to[2]), padding, count, shared)
+                small_backward(score, queries, keys, values, given, (to[0], to[1], to[2]), padding, count, shared)
         else:
             for g in room:
                 g.zero_()
@@ -146,6 +150,8 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         q, k, v, rows, order, place, lengths, ctx.shapes, ctx.key = inputs
+        if not torch.compiler.is_compiling():
+            ctx.score = find_score(ctx.key)  # lives until the backward pass is done
         out, total = output
         ctx.mark_non_differentiable(total)
         ctx.save_for_backward(q, k, v, out, total, rows, order, place, lengths)
@@ -170,6 +176,60 @@ def row_terms(
         # A total that was clamped does not depend on q and k.
         inner.masked_fill_(total == smallest_total(count, total, score.least), 0)
     return a, inner
+
+
+def _small_weights(
+    score: Score, x: Tensor, padding: Tensor | None, count: Tensor | int, pull: bool
+) -> tuple[Tensor, Tensor | None, Pullback | None]:
+    """P, then r and the pullback of g (neither for exponentials); overwrites `x`."""
+    missing = None if padding is None else padding.unsqueeze(1)
+    if score.exponential:
+        return torch.softmax(x if missing is None else x.masked_fill_(missing, -torch.inf), dim=-1), None, None
+    g, pullback = score.value_and_pullback(x) if pull else (score.value(x), None)
+    if missing is not None:
+        g = g.masked_fill(missing, 0) if pull else g.masked_fill_(missing, 0)
+    total = safe_total(g.sum(-1, keepdim=True), count, score.least)
+    return (g / total if pull else g.div_(total)), total, pullback
+
+
+def small_forward(
+    score: Score, q: Tensor, k: Tensor, v: Tensor, out: Tensor, padding: Tensor | None, count: Tensor | int
+) -> None:
+    """Writes the propagated values to `out` ``[graphs, n, c]``."""
+    torch.bmm(_small_weights(score, torch.bmm(q, k.mT), padding, count, pull=False)[0], v, out=out)
+
+
+def small_backward(
+    score: Score,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad: Tensor,
+    to: tuple[Tensor, Tensor, Tensor],
+    padding: Tensor | None,
+    count: Tensor | int,
+    add: bool,
+) -> None:
+    """Writes the gradients of q, k and v to `to`; that of v is added where heads share their values."""
+    p, total, pull = _small_weights(score, torch.bmm(q, k.mT), padding, count, pull=True)
+    w = torch.bmm(grad, v.mT)
+    inner = (p * w).sum(-1, keepdim=True)
+    if total is None or pull is None:
+        w.sub_(inner).mul_(p)
+    else:
+        # A total that was clamped does not depend on q and k.
+        inner.masked_fill_(total == smallest_total(count, total, score.least), 0)
+        w = pull(w.sub_(inner).div_(total))
+    if padding is not None:
+        missing = padding.unsqueeze(1) | padding.unsqueeze(2)
+        p.masked_fill_(missing, 0)
+        w = w.masked_fill_(missing, 0)
+    torch.bmm(w, k, out=to[0])
+    torch.bmm(w.mT, q, out=to[1])
+    if add:
+        to[2].baddbmm_(p.mT, grad)
+    else:
+        torch.bmm(p.mT, grad, out=to[2])
 
 
 def _is_small(piece: Piece) -> bool:

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from numpy.polynomial import chebyshev
 
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
+from difformer.errors import UserError
 
 LARGEST_DEGREE = 12
 GRID_POINTS = 8193
@@ -47,7 +48,7 @@ class Bounds:
 def coefficients(diffusivity: Diffusivity, degree: int) -> tuple[float, ...]:
     """a_0 … a_p of the interpolant; exactly zero where g has none (sigmoid: 2, 4, …)."""
     if degree < 0:
-        raise ValueError(f"degree must not be negative, got {degree}")
+        raise UserError(f"degree must not be negative, got {degree}")
 
     points = chebyshev.chebpts1(degree + 1)
     with torch.no_grad():
@@ -89,12 +90,12 @@ def degree_for(diffusivity: Diffusivity, tol: float) -> int:
         ValueError: If `tol` is not between 0 and 1, or no degree up to `LARGEST_DEGREE` suffices.
     """
     if not 0 < tol < 1:
-        raise ValueError(f"tol must lie between 0 and 1, got {tol!r}; leave it out for exact sums")
+        raise UserError(f"tol must lie between 0 and 1, got {tol!r}; leave it out for exact sums")
     for degree in range(LARGEST_DEGREE + 1):
         if bounds(diffusivity, degree).value <= tol:
             return degree
     reached = bounds(diffusivity, LARGEST_DEGREE).value
-    raise ValueError(
+    raise UserError(
         f"diffusivity {diffusivity.name!r} is no polynomial to tol = {tol:g}: degree {LARGEST_DEGREE} reaches "
         f"{reached:.1e}; allow more, or use backend='blockwise', which is exact"
     )

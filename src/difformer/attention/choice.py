@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 import torch
 
+from difformer._compat import constant_result
 from difformer.attention import flex, fused, monomials, polynomial
 from difformer.attention.chebyshev import Bounds, bounds, degree_for
 from difformer.attention.linear import LINEAR
 from difformer.attention.memory import free_bytes
 from difformer.attention.moments import degrees_of
-from difformer.attention.scores import constant_result, diffusivity_of, form_of, score_key
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.attention.scores import diffusivity_of, form_of, score_key
+from difformer.diffusivity import Diffusivity
+from difformer.errors import UserError
 
 BACKENDS = ("auto", "reference", "linear", "blockwise", "flex", "fused", "polynomial")
 
@@ -82,7 +84,7 @@ def _polynomial_bytes(s: Situation, found: tuple[float, ...]) -> int:
 def _polynomial_if(key: str, tol: float) -> tuple[float, ...]:
     """The polynomial within `tol`; empty if there is none."""
     if not 0 < tol < 1:
-        raise ValueError(f"tol must lie between 0 and 1, got {tol!r}; leave it out for exact sums")
+        raise UserError(f"tol must lie between 0 and 1, got {tol!r}; leave it out for exact sums")
     try:
         return polynomial.expand(key, tol)
     except ValueError:

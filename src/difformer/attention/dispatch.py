@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from difformer._compat import is_transformed
 from difformer.attention import blockwise, flex, fused, linear, polynomial, reference
 from difformer.attention.choice import BACKENDS, Situation, choose
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import form_of, score_key
 from difformer.attention.segments import Segments, as_segments
 from difformer.attention.summary import summarise
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
+from difformer.errors import UserError
 
 
 def propagate(
@@ -62,7 +64,7 @@ def propagate(
         return reference.propagate(q, k, v, key, batch if isinstance(batch, Tensor) else batch.batch)
     segments = as_segments(batch)
     if segments is not None and segments.batch.numel() != q.shape[0]:
-        raise ValueError(f"batch names {segments.batch.numel()} rows, but q has {q.shape[0]}")
+        raise UserError(f"batch names {segments.batch.numel()} rows, but q has {q.shape[0]}")
     if q.shape[0] == 0:
         return v.new_zeros(0, q.shape[1], v.shape[-1])
     if backend == "auto":
@@ -87,7 +89,7 @@ def _weighted(
     second drops what it was normalised by.
     """
     if weight.shape != q.shape[:1]:
-        raise ValueError(f"weight must have one entry per row, shape ({q.shape[0]},), got {tuple(weight.shape)}")
+        raise UserError(f"weight must have one entry per row, shape ({q.shape[0]},), got {tuple(weight.shape)}")
     form = form_of(score_key(diffusivity, q.shape[-1]))
     if form == "identity":
         return propagate(q, k, v, diffusivity, batch=batch, backend=backend, tol=tol)
@@ -111,7 +113,7 @@ def _auto(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None, 
         dtype=q.dtype,
         batched_rows=0 if segments is None else q.shape[0],
         pairwise=segments is not None and linear.pairs_are_cheaper(q, v, segments),
-        transformed=not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(q),
+        transformed=not torch.compiler.is_compiling() and is_transformed(q),
     )
     backend = choose(situation, key, tol).backend
     if backend == "polynomial" and not (polynomial.within_ball(q) and polynomial.within_ball(k)):
@@ -150,14 +152,14 @@ def _same_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 def _check(q: Tensor, k: Tensor, v: Tensor, backend: str) -> None:
     if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+        raise UserError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not x.dtype.is_floating_point:
-            raise ValueError(
+            raise UserError(
                 f"{name} must hold real numbers of floating point, got {x.dtype}; convert it: {name}.float()"
             )
     if q.dim() not in (2, 3) or q.shape != k.shape:
-        raise ValueError(f"q and k must both be [N, d] or [N, heads, d], got {tuple(q.shape)} and {tuple(k.shape)}")
+        raise UserError(f"q and k must both be [N, d] or [N, heads, d], got {tuple(q.shape)} and {tuple(k.shape)}")
     if v.dim() != q.dim() or v.shape[0] != q.shape[0] or (v.dim() == 3 and v.shape[1] not in (1, q.shape[1])):
         expected = f"[{q.shape[0]}, c]" if q.dim() == 2 else f"[{q.shape[0]}, {q.shape[1]} or 1, c]"
-        raise ValueError(f"v must be {expected} to go with q {tuple(q.shape)}, got {tuple(v.shape)}")
+        raise UserError(f"v must be {expected} to go with q {tuple(q.shape)}, got {tuple(v.shape)}")

@@ -23,7 +23,8 @@ from torch.nn import functional
 from difformer.attention.reference import smallest_total
 from difformer.attention.scores import find_score, form_of, least_of, score_key, slope_of
 from difformer.attention.segments import Segments
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
+from difformer.errors import UserError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Bytes of a row of which a block fits into the shared memory of an H200 (227 KiB): 128 channels of float32, 256 of
@@ -120,7 +121,7 @@ def propagate(
 ) -> Tensor:
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]``, exact, on a CUDA device."""
     if not serves(q.device, q.dtype, max(q.shape[-1], v.shape[-1]), 0 if segments is None else q.shape[0]):
-        raise ValueError(
+        raise UserError(
             f"backend 'flex' needs a CUDA device, at most {LARGEST_ROW // 4} channels in float32 or {LARGEST_ROW // 2} "
             f"in float16 or bfloat16 and, in a batch, at most {LARGEST_BATCH} rows; got {q.device.type}, {q.dtype}, "
             f"{q.shape[-1]} and {v.shape[-1]} channels, {q.shape[0]} rows: try backend='auto'"

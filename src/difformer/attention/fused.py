@@ -20,10 +20,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from difformer.attention.layout import serve_runs
-from difformer.attention.once import once_differentiated
 from difformer.attention.scores import diffusivity_of, form_of, least_of
 from difformer.attention.segments import Segments
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
+from difformer.eager import once_differentiated
+from difformer.errors import UserError
 
 try:
     from difformer.attention import fused_kernels as kernels
@@ -174,7 +175,7 @@ def propagate(
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]``, exact, on a CUDA device."""
     form, heads, channels = form_of(diffusivity), q.shape[1], v.shape[-1]
     if not serves(form, q.device, q.dtype, max(q.shape[-1], channels)):
-        raise ValueError(
+        raise UserError(
             f"backend 'fused' needs a CUDA device with Triton, diffusivity simple or sigmoid, float32, float16 or "
             f"bfloat16, and at most {LARGEST_WIDTH} channels; got {q.device.type}, "
             f"{diffusivity_of(diffusivity).name!r}, {q.dtype}, {q.shape[-1]} and {channels} channels: "

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from difformer._compat import constant_result
 from difformer.attention import monomials
 from difformer.attention.layout import serve_runs, working_dtype
-from difformer.attention.once import once_differentiated
-from difformer.attention.precision import precision_of
-from difformer.attention.scores import apart, constant_result
+from difformer.attention.scores import apart
+from difformer.eager import once_differentiated
 
 
 def degrees_of(coefficients: Sequence[float]) -> list[int]:
@@ -62,10 +62,9 @@ def _problems(x: Tensor) -> Iterator[tuple[int, int]]:
 def _moments(x: Tensor, y: Tensor, coefficients: Sequence[float], weighted: bool) -> Tensor:
     """``x [runs, N, H, d]``, ``y [runs, N, H or 1, w]`` → T, or ωT, ``[runs, H, monomials, w]``."""
     state = y.new_zeros(_state_shape(x, y, coefficients), dtype=working_dtype(x.dtype))
-    with precision_of(x):
-        for run, head in _problems(x):
-            own = y[run, :, head if y.shape[2] > 1 else 0]
-            monomials.add_moments(x[run, :, head], own, degrees_of(coefficients), state[run, head])
+    for run, head in _problems(x):
+        own = y[run, :, head if y.shape[2] > 1 else 0]
+        monomials.add_moments(x[run, :, head], own, degrees_of(coefficients), state[run, head])
     return _weighted(state, x.shape[3], coefficients) if weighted else state
 
 
@@ -74,9 +73,8 @@ def _evaluate(x: Tensor, state: Tensor, coefficients: Sequence[float]) -> Tensor
     """``x [runs, N, H, d]`` and T ``[runs, H, monomials, w]`` → z ``[runs, N, H, w]``."""
     out = state.new_empty((*x.shape[:3], state.shape[-1]))
     state = _weighted(state, x.shape[3], coefficients)
-    with precision_of(x):
-        for run, head in _problems(x):
-            monomials.evaluate(x[run, :, head], state[run, head], degrees_of(coefficients), out[run, :, head])
+    for run, head in _problems(x):
+        monomials.evaluate(x[run, :, head], state[run, head], degrees_of(coefficients), out[run, :, head])
     return out
 
 
@@ -87,11 +85,10 @@ def _evaluate_and_pull(
     """Σ_α x_i^α T_α, with or without ω, and the gradient of x for the gradient ``u [runs, N, H or 1, w]`` of it."""
     out, x_grad = state.new_empty((*x.shape[:3], state.shape[-1])), state.new_empty(x.shape)
     state = _weighted(state, x.shape[3], coefficients) if weighted else state
-    with precision_of(x):
-        for run, head in _problems(x):
-            own = u[run, :, head if u.shape[2] > 1 else 0]
-            to = out[run, :, head], x_grad[run, :, head]
-            monomials.evaluate_and_pull(x[run, :, head], state[run, head], own, degrees_of(coefficients), *to)
+    for run, head in _problems(x):
+        own = u[run, :, head if u.shape[2] > 1 else 0]
+        to = out[run, :, head], x_grad[run, :, head]
+        monomials.evaluate_and_pull(x[run, :, head], state[run, head], own, degrees_of(coefficients), *to)
     return out, x_grad
 
 

@@ -19,16 +19,18 @@ import warnings
 import torch
 from torch import Tensor
 
+from difformer._compat import constant_result
 from difformer.attention import blockwise
 from difformer.attention.chebyshev import Bounds, bounds, coefficients, degree_for
 from difformer.attention.layout import working_dtype
 from difformer.attention.moments import degrees_of, evaluate, moments
 from difformer.attention.monomials import total_count
 from difformer.attention.reference import safe_total
-from difformer.attention.scores import apart, constant_result, diffusivity_of, score_key
+from difformer.attention.scores import apart, diffusivity_of, score_key
 from difformer.attention.segments import Segments
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
 from difformer.eager import is_eager
+from difformer.errors import UserError
 
 __all__ = ["DEFAULT_TOL", "Bounds", "answer", "bounds", "propagate", "summarise"]
 
@@ -99,7 +101,7 @@ def check_norms(**rows: Tensor) -> None:
     for name, x in rows.items():
         if not within_ball(x):
             longest = longest_row(x)
-            raise ValueError(
+            raise UserError(
                 f"backend 'polynomial' needs rows of {name} with norm at most 1, got {longest:.4g}; "
                 f"normalise them (qk_norm='row'), or use backend='blockwise', which takes any"
             )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE, diffusivity_of, form_of, least_of, slope_of
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
 
 
 def smallest_total(count: Tensor | int, like: Tensor, least: float = SMALLEST_MEAN_EXCHANGE) -> Tensor:

@@ -15,7 +15,9 @@ subtracted nothing overflows, whatever the norms of q and k.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,15 +26,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from difformer.diffusion.diffusivity import (
-    CONSTANT,
-    IDENTITY,
-    SIGMOID,
-    SIMPLE,
-    Diffusivity,
-    as_diffusivity,
-)
-from difformer.diffusion.quadrature import Elementwise
+from difformer._compat import constant_result
+from difformer.diffusivity import CONSTANT, IDENTITY, SIGMOID, SIMPLE, Diffusivity, Elementwise, as_diffusivity
 
 # Where all exchanges of a row vanish (every k_j opposite to q_i under `simple`), 0/0 becomes 0 instead of NaN. What
 # rounding leaves of 1 + (-1) is no exchange either; the others are sums of positive numbers, however small they are.
@@ -41,7 +36,6 @@ SMALLEST_MEAN_EXCHANGE = 1e-6
 FORMS = ("identity", "constant", "simple", "sigmoid", "exponential", "general")
 
 Pullback = Callable[[Tensor], Tensor]
-Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
 
@@ -98,17 +92,9 @@ def _vjp(g: Elementwise, x: Tensor) -> tuple[Tensor, Pullback]:
     return value, lambda w: pull(w)[0]
 
 
-def constant_result(function: Function) -> Function:
-    """`function` is evaluated while a model is compiled, which keeps the result and looks at no values itself.
-
-    What `torch.compiler.assume_constant_result` does, without loading the compiler, which takes seconds.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
-_KEYS: dict[Diffusivity, str] = {}
-_SCORES: dict[str, Score] = {}
+# A score lives as long as a diffusivity that has it, so that nothing is left of the ones that were made and dropped.
+_SCORES: weakref.WeakValueDictionary[str, Score] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 
 
 def find_score(key: str) -> Score:
@@ -122,13 +108,21 @@ def score_key(given: str | Diffusivity, channels: int = 1) -> str:
     if isinstance(given, str) and given in _SCORES:
         return given
     diffusivity = _named(given, channels) if isinstance(given, str) else as_diffusivity(given)
-    key = _KEYS.get(diffusivity)
-    if key is None:
+    score = vars(diffusivity).get("_score")
+    if score is None:
+        score = _made(diffusivity)
+        object.__setattr__(diffusivity, "_score", score)  # it is frozen, and this is no part of its value
+    return score.key
+
+
+def _made(diffusivity: Diffusivity) -> Score:
+    """The score of a diffusivity; equal ones share theirs, so that nothing is compiled twice."""
+    known = next((score for score in list(_SCORES.values()) if score.diffusivity == diffusivity), None)
+    if known is None:
         form, slope = apart(_form, diffusivity)
-        key = f"{diffusivity.name}#{len(_KEYS)}"
-        _SCORES[key] = Score(diffusivity, form, slope, key)
-        _KEYS[diffusivity] = key
-    return key
+        known = Score(diffusivity, form, slope, f"{diffusivity.name}#{next(_numbers)}")
+        _SCORES[known.key] = known
+    return known
 
 
 @functools.lru_cache(maxsize=256)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from difformer.eager import is_eager
+from difformer.errors import UserError
 from difformer.kept import Kept
 
 
@@ -88,12 +89,12 @@ class Segments:
 
     def __init__(self, batch: Tensor, num_graphs: int | None = None) -> None:
         if batch.dim() != 1 or batch.is_floating_point() or batch.dtype == torch.bool:
-            raise ValueError(f"batch must be a one-dimensional integer tensor, got {batch.dtype} {tuple(batch.shape)}")
+            raise UserError(f"batch must be a one-dimensional integer tensor, got {batch.dtype} {tuple(batch.shape)}")
         if batch.numel() and int(batch.min()) < 0:
-            raise ValueError(f"batch must hold graph numbers from 0, got {int(batch.min())}")
+            raise UserError(f"batch must hold graph numbers from 0, got {int(batch.min())}")
         needed = int(batch.max()) + 1 if batch.numel() else 0
         if num_graphs is not None and num_graphs < needed:
-            raise ValueError(f"num_graphs is {num_graphs}, but batch names graph {needed - 1}")
+            raise UserError(f"num_graphs is {num_graphs}, but batch names graph {needed - 1}")
         self.num_graphs = needed if num_graphs is None else num_graphs
         # Made under inference mode it could never be trained on.
         with torch.inference_mode(False):

@@ -35,7 +35,8 @@ from difformer.attention.reference import attention_matrix, safe_total
 from difformer.attention.scores import diffusivity_of, find_score, form_of, score_key
 from difformer.attention.tiles import Sums as RunningSums
 from difformer.attention.tiles import add_keys
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
+from difformer.errors import UserError
 
 S = TypeVar("S", bound="Summary")
 
@@ -190,7 +191,7 @@ class Pairs:
 
     def __add__(self, other: Pairs) -> Pairs:
         if self.weighted != other.weighted:
-            raise ValueError("senders with and without weights cannot be added: give every block a weight, or none")
+            raise UserError("senders with and without weights cannot be added: give every block a weight, or none")
         return replace(self, blocks=self.blocks + other.blocks)
 
     def to(self, device: torch.device | str) -> Pairs:
@@ -239,7 +240,7 @@ def summarise(
     key = score_key(diffusivity, k.shape[-1])
     form, wide = form_of(key), working_dtype(k.dtype)
     if form == "identity":
-        raise ValueError("the identity diffusivity propagates each row to itself, so there is nothing to summarise")
+        raise UserError("the identity diffusivity propagates each row to itself, so there is nothing to summarise")
     heads = max(k.shape[1], v.shape[1])
     k, v = k.to(wide), v.to(wide).expand(-1, heads, -1)
     if form in ("simple", "constant"):
@@ -272,4 +273,4 @@ def restore(state: dict[str, Tensor], diffusivity: str | Diffusivity, *, tol: fl
         return Moments(state["moments"], chosen, polynomial.DEFAULT_TOL if tol is None else tol)
     if names in (["keys", "values"], ["keys", "values", "weight"]):
         return Pairs(((state["keys"], state["values"], state.get("weight")),), chosen)
-    raise ValueError(f"a summary is 'sums', 'moments', or 'keys' and 'values', got {', '.join(names) or 'nothing'}")
+    raise UserError(f"a summary is 'sums', 'moments', or 'keys' and 'values', got {', '.join(names) or 'nothing'}")

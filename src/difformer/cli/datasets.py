@@ -12,8 +12,8 @@ from difformer.cli.options import Json, argument, dataset_names, option
 from difformer.cli.output import Output, count, shown
 
 if TYPE_CHECKING:
-    from difformer.data.catalogue import Listing
-    from difformer.data.entries import Entry
+    from difformer.data.catalogue import Entry
+    from difformer.data.lookup import Listing
 
 
 # Terms that are too long for a table of all.
@@ -35,7 +35,8 @@ def datasets(
     as_json: Json = False,
 ) -> None:
     """List the data sets: size, kind, protocols, licence, and where the files are."""
-    from difformer.data.catalogue import entry, list_datasets
+    from difformer.data.catalogue import entry
+    from difformer.data.lookup import list_datasets
 
     output = Output(as_json)
     if name is not None:
@@ -106,7 +107,7 @@ def _where(listing: Listing) -> str:
 
 
 def _one(name: str, root: Path | None, output: Output) -> None:
-    from difformer.data.catalogue import list_datasets
+    from difformer.data.lookup import list_datasets
     from difformer.data.registry import dataset_options, loader_of
 
     listing = next(one for one in list_datasets(root) if one.entry.name == name)

@@ -29,7 +29,7 @@ def embed(
 ) -> None:
     """Write the state of every instance before the output layer: a table for plots, clustering and search."""
     from difformer.training.run_folder import RunFolder
-    from difformer.training.using import embed as ask
+    from difformer.training.trained_run import embed as ask
 
     output = Output(as_json)
     path = out or run / "embeddings.npz"

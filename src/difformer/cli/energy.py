@@ -14,7 +14,7 @@ def energy(run: Run, seed: Seed = None, device: Device = "auto", as_json: Json =
     Energy that falls to 0 and rank that falls to 1 mean that all states have become alike (over-smoothing); a source
     term (`--set source_weight=0.5`) or fewer layers hold against it.
     """
-    from difformer.training.using import energy as measure
+    from difformer.training.trained_run import energy as measure
 
     output = Output(as_json)
     profile = measure(run, seed=seed, device=device)

@@ -19,7 +19,7 @@ def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
 
     from difformer.training.record import spread
     from difformer.training.run_folder import RunFolder
-    from difformer.training.using import evaluate as measure
+    from difformer.training.trained_run import evaluate as measure
 
     output = Output(as_json)
     folder = RunFolder.open(run)

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from difformer.training.source import TaskSource
 
 DEFAULT_MODEL = "difformer-s"
-OWN_SPLITS = 10  # seeded splits of your own data, unless --data seeds or a file says otherwise
+OWN_SPLITS = 10  # seeded splits of a user's files, unless --data seeds or a file says otherwise
 TABLES = (".csv", ".tsv", ".txt", ".parquet", ".npz", ".npy", ".pt", ".gz")
 
 Dataset = Annotated[
     str | None,
     argument(
-        "Name of a data set (`difformer datasets` lists them), or a table of your own such as customers.csv.",
+        "Name of a data set (`difformer datasets` lists them), or a table such as customers.csv.",
         complete=dataset_names,
     ),
 ]
@@ -299,9 +299,9 @@ def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, togeth
         DataError: If columns are missing, or an id is unknown or not new.
     """
     from difformer.data.edges import tidy_edges
-    from difformer.data.feature_files import id_column_name, read_features
-    from difformer.data.structure import read_edges
-    from difformer.data.text_files import TextFormat
+    from difformer.data.own.features import id_column_name, read_features
+    from difformer.data.own.graphs import read_edges
+    from difformer.data.own.text import TextFormat
     from difformer.training.run_folder import RunFolder
 
     folder = RunFolder.open(run)
@@ -325,10 +325,12 @@ def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, togeth
     name = None
     if task.instance_names and folder.source is not None and own_files:
         name = id_column_name(folder.source.files["features"], ids=ids, format=TextFormat(**form("features")))
-    columns = {"columns": task.feature_names, "num_columns": task.num_features}
-    found = read_features(features, **columns, ids=ids, id_name=name, **form("features"))  # type: ignore[arg-type]
+    columns: dict[str, Any] = {"columns": task.feature_names, "num_columns": task.num_features}
+    columns["preprocessing"] = task.preprocessing
+    found = read_features(features, **columns, ids=ids, id_name=name, **form("features"))
+    said = found.notes if task.preprocessing is not None else ()  # unseen categories, new columns
     if edges is None:
-        return NewRows(found.x, found.ids, notes=_familiar(task, found))
+        return NewRows(found.x, found.ids, notes=(*said, *_familiar(task, found)))
     count = (task.num_instances if together else 0) + found.x.shape[0]
     index, weight, _ = read_edges(
         edges,
@@ -346,7 +348,7 @@ def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, togeth
         self_loops="remove",
         duplicates=options.get("duplicates", "error"),
     )
-    return NewRows(found.x, found.ids, index, weight)
+    return NewRows(found.x, found.ids, index, weight, said)
 
 
 def _familiar(task: Task, found: Any) -> tuple[str, ...]:
@@ -380,6 +382,6 @@ def _index(task: Task, found: Any, together: bool) -> dict[str, int] | None:
     for row, name in enumerate(found.ids):
         if name in index:
             whose = "an instance of the run" if index[name] < len(old) else "another row"
-            raise found.error(f"id {name!r} is that of {whose}", row, found.columns.get("ids"))
+            raise found.error(f"id {name!r} is that of {whose}", row, found.id_column)
         index[name] = len(old) + row
     return index

@@ -42,7 +42,7 @@ def argument(help: str, *, metavar: str | None = None, complete: Any = None) -> 
 
 def dataset_names(incomplete: str) -> list[str]:
     """For completion in a shell."""
-    from difformer.data.catalogue import list_datasets
+    from difformer.data.lookup import list_datasets
 
     return [one.entry.name for one in list_datasets() if one.entry.name.startswith(incomplete)]
 
@@ -139,7 +139,7 @@ _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or fals
 
 
 def read_data_options(words: list[str] | None, dataset: str | None) -> dict[str, Any]:
-    """``--data KEY=VALUE`` of a data set, or of your own files where `dataset` is None.
+    """``--data KEY=VALUE`` of a data set, or of your files if `dataset` is None.
 
     Texts become what the reader's annotation says: ``int | None`` is a whole number or the word none,
     ``Sequence[float]`` numbers separated by commas, ``Column`` a name or a number.

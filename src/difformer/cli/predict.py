@@ -15,7 +15,7 @@ from difformer.errors import UserError
 if TYPE_CHECKING:
     from difformer.training.predictions import Predictions
 
-SHOWN = 10
+SHOWN, COLUMNS = 10, 12  # rows and columns on the screen; the file has all
 
 
 @command
@@ -38,7 +38,7 @@ def predict(
     new.csv`, with the columns used in training) are propagated together with the instances of the run, so the
     prediction of a row may depend on the other new rows; with `--alone` they form a set of their own.
     """
-    from difformer.training.using import predict as ask
+    from difformer.training.trained_run import predict as ask
 
     output = Output(as_json)
     printed = str(out) == "-"
@@ -68,7 +68,8 @@ def predict(
     found.write(out)
     headings, rows = found.table()
     output.json({"run": run, "out": out, "instances": len(rows), "columns": headings, **_shares(found)})
-    output.table(headings, rows[:SHOWN])
+    width = len(headings) if len(headings) <= COLUMNS else COLUMNS
+    output.table(headings[:width], [row[:width] for row in rows[:SHOWN]])
     more = f" (the first {SHOWN} are shown)" if len(rows) > SHOWN else ""
     output.say(f"{len(rows):,} predictions in {out}{more}")
 

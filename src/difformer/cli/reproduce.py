@@ -47,6 +47,9 @@ def reproduce(
     table_only: Annotated[
         bool, option("Run nothing: write tables and figure from existing runs.", "--table-only")
     ] = False,
+    runs_only: Annotated[
+        bool, option("Write no tables and no figure, which need the extra 'figures'.", "--runs-only")
+    ] = False,
     results: Annotated[Path | None, option("Write the page of all results under OUT to this file, and stop.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -82,7 +85,10 @@ def reproduce(
     from difformer.experiments.render import write_files
     from difformer.experiments.runner import run
 
-    pandas(), pyplot()  # a missing extra is reported before hours of training, not after
+    if table_only and runs_only:
+        raise UserError("--table-only and --runs-only exclude each other")
+    if not runs_only:
+        pandas(), pyplot()  # a missing extra is reported before hours of training, not after
     request = Request(
         quick=quick,
         seeds=seeds,
@@ -103,9 +109,12 @@ def reproduce(
             f"reproduce {name}`, or name their folder with --out (results-quick is that of --quick)"
         )
     outcome = None if table_only else run(experiment, folder, request, output.remark)
-    summary = read_summary(experiment, folder, presets)
-    outcome = outcome or remaining(summary, request)
-    files = write_files(summary, folder)
+    files: list[Path] = []
+    if not runs_only:
+        summary = read_summary(experiment, folder, presets)
+        outcome = outcome or remaining(summary, request)
+        files = write_files(summary, folder)
+    assert outcome is not None
     output.json({"experiment": name, **outcome.to_dict(), "files": [str(path) for path in files]})
     output.say(_said(outcome))
     for path in files:
@@ -123,9 +132,9 @@ def _split(words: list[str] | None) -> tuple[str, ...]:
 
 
 def _said(outcome: Outcome) -> str:
-    parts = [f"{outcome.made} runs made", f"{outcome.there} were there", f"{outcome.left} left"]
+    parts = [f"{outcome.made} runs made", f"{outcome.there} existed", f"{outcome.left} left"]
     if outcome.taken:
-        parts.insert(1, f"{outcome.taken} taken over from other tables or rows")
+        parts.insert(1, f"{outcome.taken} shared with other tables or rows")
     if outcome.failed:
         parts.append(f"{len(outcome.failed)} cells could not be run: the table says why")
     return ", ".join(parts)

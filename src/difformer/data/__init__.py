@@ -15,30 +15,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from difformer.data.batches import GraphBatch as GraphBatch
     from difformer.data.batches import GraphBatches as GraphBatches
-    from difformer.data.batches import NeighbourBatches as NeighbourBatches
-    from difformer.data.batches import NeighbourSampler as NeighbourSampler
     from difformer.data.batches import NodeBatch as NodeBatch
     from difformer.data.batches import NodePartitions as NodePartitions
     from difformer.data.batches import SnapshotBatch as SnapshotBatch
     from difformer.data.batches import SnapshotBatches as SnapshotBatches
     from difformer.data.batches import induced_subgraph as induced_subgraph
     from difformer.data.batches import partition_nodes as partition_nodes
-    from difformer.data.catalogue import Listing as Listing
-    from difformer.data.catalogue import list_datasets as list_datasets
+    from difformer.data.catalogue import ENTRIES as ENTRIES
+    from difformer.data.catalogue import Entry as Entry
     from difformer.data.datasets.images import load_images as load_images
     from difformer.data.datasets.temporal import period_scale as period_scale
     from difformer.data.download import DownloadError as DownloadError
-    from difformer.data.entries import ENTRIES as ENTRIES
-    from difformer.data.entries import Entry as Entry
     from difformer.data.errors import DataError as DataError
     from difformer.data.knn import knn_edges as knn_edges
     from difformer.data.knn import knn_graph as knn_graph
+    from difformer.data.lookup import Listing as Listing
     from difformer.data.lookup import cache_folder as cache_folder
+    from difformer.data.lookup import list_datasets as list_datasets
+    from difformer.data.own import Preprocessing as Preprocessing
     from difformer.data.own import from_arrays as from_arrays
     from difformer.data.own import from_files as from_files
+    from difformer.data.own import from_frame as from_frame
     from difformer.data.own import from_pyg as from_pyg
     from difformer.data.own import read_features as read_features
-    from difformer.data.pyg_loader import neighbour_loader as neighbour_loader
+    from difformer.data.own.graphs import edge_ends as edge_ends
+    from difformer.data.own.table import is_missing as is_missing
     from difformer.data.registry import dataset_options as dataset_options
     from difformer.data.registry import load as load
     from difformer.data.split import Split as Split
@@ -54,91 +55,28 @@ if TYPE_CHECKING:
     from difformer.data.splitting import time_split as time_split
     from difformer.data.task import Task as Task
 
-_HOME = {
-    "DataError": "errors",
-    "DownloadError": "download",
-    "ENTRIES": "entries",
-    "Entry": "entries",
-    "GraphBatch": "batches",
-    "GraphBatches": "batches",
-    "Listing": "catalogue",
-    "NeighbourBatches": "batches",
-    "NeighbourSampler": "batches",
-    "NodeBatch": "batches",
-    "NodePartitions": "batches",
-    "SnapshotBatch": "batches",
-    "SnapshotBatches": "batches",
-    "Split": "split",
-    "Task": "task",
-    "authors_split": "splitting",
-    "cache_folder": "lookup",
-    "dataset_options": "registry",
-    "fraction_split": "splitting",
-    "from_arrays": "own",
-    "from_files": "own",
-    "from_pyg": "own",
-    "index_split": "splitting",
-    "induced_subgraph": "batches",
-    "knn_edges": "knn",
-    "knn_graph": "knn",
-    "labels_per_class_split": "splitting",
-    "list_datasets": "catalogue",
-    "load": "registry",
-    "load_images": "datasets.images",
-    "load_splits": "split",
-    "masks_split": "splitting",
-    "neighbour_loader": "pyg_loader",
-    "partition_nodes": "batches",
-    "per_class_split": "splitting",
-    "period_scale": "datasets.temporal",
-    "random_split": "splitting",
-    "read_features": "own",
-    "save_splits": "split",
-    "time_split": "splitting",
-}
-
-__all__ = [
-    "ENTRIES",
-    "DataError",
-    "DownloadError",
-    "Entry",
-    "GraphBatch",
-    "GraphBatches",
-    "Listing",
-    "NeighbourBatches",
-    "NeighbourSampler",
-    "NodeBatch",
-    "NodePartitions",
-    "SnapshotBatch",
-    "SnapshotBatches",
-    "Split",
-    "Task",
-    "authors_split",
-    "cache_folder",
-    "dataset_options",
-    "fraction_split",
-    "from_arrays",
-    "from_files",
-    "from_pyg",
-    "index_split",
-    "induced_subgraph",
-    "knn_edges",
-    "knn_graph",
-    "labels_per_class_split",
-    "list_datasets",
-    "load",
-    "load_images",
-    "load_splits",
-    "masks_split",
-    "neighbour_loader",
+_HOMES = {
+    "batches": "GraphBatch GraphBatches NodeBatch NodePartitions SnapshotBatch SnapshotBatches induced_subgraph "
     "partition_nodes",
-    "per_class_split",
-    "period_scale",
-    "random_split",
-    "read_features",
-    "save_splits",
-    "time_split",
-]
+    "catalogue": "ENTRIES Entry",
+    "datasets.images": "load_images",
+    "datasets.temporal": "period_scale",
+    "download": "DownloadError",
+    "errors": "DataError",
+    "knn": "knn_edges knn_graph",
+    "lookup": "Listing cache_folder list_datasets",
+    "own": "Preprocessing from_arrays from_files from_frame from_pyg read_features",
+    "own.graphs": "edge_ends",
+    "own.table": "is_missing",
+    "registry": "dataset_options load",
+    "split": "Split load_splits save_splits",
+    "splitting": "authors_split fraction_split index_split labels_per_class_split masks_split per_class_split "
+    "random_split time_split",
+    "task": "Task",
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from difformer.data.errors import DataError
+from difformer.errors import UserError
 
 Array = np.ndarray[Any, Any]
 
@@ -32,7 +33,7 @@ def limit(kind: str) -> int:
     """The limit on ``"MEMBER"``, ``"LINE"`` or ``"COLUMNS"``, as the environment or `LIMITS` sets it."""
     given = os.environ.get(f"DIFFORMER_MAX_{kind}", "")
     if given and not given.isdecimal():
-        raise ValueError(f"DIFFORMER_MAX_{kind}: expected a whole number, got {given!r}")
+        raise UserError(f"DIFFORMER_MAX_{kind}: expected a whole number, got {given!r}")
     return int(given) if given else LIMITS[kind]
 
 
@@ -86,7 +87,7 @@ def _array(stream: IO[bytes], size: int, name: str) -> Array:
     except (
         Exception
     ) as error:  # numpy hands the header to Python's tokenizer and parser, which have errors of their own
-        raise ValueError(f"array {name!r} has a header that cannot be read ({error})") from error
+        raise UserError(f"array {name!r} has a header that cannot be read ({error})") from error
     if dtype.hasobject or dtype.names is not None or dtype.itemsize == 0:
         raise DataError(f"array {name!r} holds Python objects or fields, which are not read; store numbers or texts")
     left = size - stream.tell()

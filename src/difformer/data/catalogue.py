@@ -1,64 +1,137 @@
-"""The list of data sets, and which of them are on this machine. No torch here: it must answer at once."""
+"""The table of data sets: what each is, how large, under which terms, and where its files are. The facts are in
+``catalogue.toml``, one place per data set. No torch and no numpy here: `difformer datasets` must answer at once.
+"""
 
 from __future__ import annotations
 
-import os
+import importlib
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from difformer.data.entries import BUILT_IN, ENTRIES, Entry
-from difformer.data.lookup import find, find_file
-from difformer.data.sources import FORMS, LEARNED, features_path
 from difformer.errors import UserError, did_you_mean
 
-ALIASES = {
-    "film": "actor",
-    "proteins": "ogbn-proteins",
-    "england-covid": "covid",
-    "wikimaths": "wikimath",
-    "wiki-maths": "wikimath",
-    "cifar-10": "cifar10",
-    "stl-10": "stl10",
-    "20newsgroups": "20news",
-    "20newsgroup": "20news",
-    "photo": "amazon-photo",
-    "computers": "amazon-computers",
-    "reed98": "facebook100-reed98",
-    "johnshopkins55": "facebook100-johnshopkins55",
-    "johns-hopkins55": "facebook100-johnshopkins55",
-    "cornell5": "facebook100-cornell5",
-    "amherst41": "facebook100-amherst41",
-    "penn94": "facebook100-penn94",
-    "deezer": "deezer-europe",
-    "karate-club": "karate",
-    "moons": "two-moons",
-}
+_toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
+BUILT_IN = "built in"
+ZIP, GZIP, MAT, JSON = b"PK\x03\x04", b"\x1f\x8b", b"MATLAB 5.0 MAT-file", b"{"
+_BEGINNINGS = {"zip": ZIP, "gzip": GZIP, "mat": MAT, "json": JSON}
 
 
 @dataclass(frozen=True)
-class Listing:
-    """An entry, and where its files are.
+class RemoteFile:
+    """One file of a form.
 
     Args:
-        entry: The data set.
-        place: Folder of its files, ``"built in"`` for what needs none, None where it would be downloaded.
-        lacks: A file that `load` needs by default and nobody offers for download: features of images, which are
-            trained (`difformer.data.features`). None where nothing is lacking.
+        path: Place relative to a data folder, with forward slashes.
+        url: Official address; None for what can only be put there by hand.
+        checksum: ``"sha256:…"`` or ``"md5:…"``; None where the source publishes none, and the first download's is kept.
+        size: Bytes, where known.
+        magic: Bytes the file must begin with: an error page under a file's address does not.
     """
 
-    entry: Entry
-    place: str | None
-    lacks: str | None = None
+    path: str
+    url: str | None = None
+    checksum: str | None = None
+    size: int | None = None
+    magic: bytes | None = None
 
     @property
-    def on_disk(self) -> bool:
-        return self.place is not None
+    def name(self) -> str:
+        return self.path.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Files that together are a data set.
+
+    Args:
+        name: How readers tell forms apart.
+        files: All of them are needed.
+    """
+
+    name: str
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def downloadable(self) -> bool:
+        return all(file.url is not None for file in self.files)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a data set before any of it is read.
+
+    Args:
+        name: Its name in `load`.
+        about: One line.
+        kind: ``"nodes"``, ``"series"`` or ``"graphs"``.
+        metric: What is reported.
+        loader: ``"module:function"`` in `difformer.data`.
+        nodes: Number of nodes or instances; of a typical graph for ``"graphs"``; None where the caller says.
+        edges: Undirected ones, each counted once; of a graph whose directions are kept the directed ones, over all
+            snapshots; None without a graph, or where it is not known before the files are there.
+        directed: Whether directions are kept; otherwise a task lists both of every edge, and a self-loop per node.
+        links: What papers print instead: raw links, repeated ones and both directions of some counted; None where it
+            is the same.
+        features: Columns of ``x`` by default.
+        outputs: Classes, or target columns.
+        length: Snapshots of a series as published, or number of graphs.
+        protocols: Names that ``protocol=`` takes, the default first; empty where there is only one way.
+        licence: Terms of the source.
+        aliases: Other names.
+        learned: File of the default features, where these are learned and not downloaded.
+        forms: The sets of files it may be read from; none for what is built in.
+    """
+
+    name: str
+    about: str
+    kind: str
+    metric: str
+    loader: str
+    nodes: int | None = None
+    edges: int | None = None
+    directed: bool = False
+    links: int | None = None
+    features: int | None = None
+    outputs: int | None = None
+    length: int | None = None
+    protocols: tuple[str, ...] = ()
+    licence: str = "none stated"
+    aliases: tuple[str, ...] = ()
+    learned: str | None = None
+    forms: tuple[Form, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """Official address, or where it comes from otherwise."""
+        urls = (form.files[0].url for form in self.forms if form.downloadable)
+        return next((url for url in urls if url is not None), BUILT_IN)
+
+
+def _entry(name: str, facts: dict[str, Any]) -> Entry:
+    forms = tuple(Form(form["name"], tuple(map(_file, form["files"]))) for form in facts.pop("forms", ()))
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
+    return Entry(name, forms=forms, **plain)
+
+
+def _file(facts: dict[str, Any]) -> RemoteFile:
+    beginning = facts.pop("begins", None)
+    return RemoteFile(**facts, magic=None if beginning is None else _BEGINNINGS[beginning])
+
+
+_TABLE = _toml.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+ENTRIES: dict[str, Entry] = {name: _entry(name, facts) for name, facts in _TABLE.items()}
+FORMS: dict[str, tuple[Form, ...]] = {name: entry.forms for name, entry in ENTRIES.items() if entry.forms}
+ALIASES: dict[str, str] = {alias: name for name, entry in ENTRIES.items() for alias in entry.aliases}
 
 
 def entry(name: str) -> Entry:
     """The entry of a name, however it is spelled: case, blanks and underscores do not matter.
 
     Raises:
-        ValueError: If there is no such data set, with the nearest names.
+        UserError: If there is no such data set, with the nearest name.
     """
     plain = name.strip().lower().replace("_", "-").replace(" ", "-")
     plain = ALIASES.get(plain, plain)
@@ -68,23 +141,6 @@ def entry(name: str) -> Entry:
     raise UserError(f"there is no data set {name!r}; {hint}`difformer datasets` lists all {len(ENTRIES)}")
 
 
-def list_datasets(root: str | os.PathLike[str] | None = None) -> tuple[Listing, ...]:
-    """Every data set, and where its files are; what `difformer datasets` shows. Reads and downloads nothing.
-
-    Args:
-        root: Folder to search first, as in `load`.
-    """
-    return tuple(Listing(one, _place(one.name, root), _lacks(one.name, root)) for one in ENTRIES.values())
-
-
-def _place(name: str, root: str | os.PathLike[str] | None) -> str | None:
-    if name not in FORMS:
-        return BUILT_IN
-    found = find(name, root)
-    return None if found is None else str(found.path.parent)
-
-
-def _lacks(name: str, root: str | os.PathLike[str] | None) -> str | None:
-    if name not in LEARNED or find_file(features_path(name), root) is not None:
-        return None
-    return features_path(name)
+def members(name: str, form: str) -> tuple[str, ...]:
+    """Last names of the files of a form."""
+    return tuple(file.name for each in ENTRIES[name].forms if each.name == form for file in each.files)

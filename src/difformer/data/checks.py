@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import Tensor
 
+from difformer.errors import UserError
+
 if TYPE_CHECKING:
     from difformer.data.task import Task
 
@@ -29,7 +31,7 @@ def check_task(task: Task) -> None:
 
 
 def _refuse(task: Task, problem: str) -> NoReturn:
-    raise ValueError(f"task {task.name!r}: {problem}")
+    raise UserError(f"task {task.name!r}: {problem}")
 
 
 def _check_features(task: Task) -> None:

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from difformer.data.catalogue import JSON, ZIP, RemoteFile
 from difformer.data.errors import DataError
-from difformer.data.sources import JSON, ZIP, RemoteFile
 from difformer.files import atomic_write, write_whole
 
 CHUNK = 1 << 20

@@ -10,6 +10,8 @@ import zlib
 from importlib import import_module
 from types import ModuleType
 
+from difformer.errors import UserError
+
 # What decoders raise on a damaged file. TypeError, AttributeError and the like are faults of the program, and are not
 # here: they must not be reported as a damaged file.
 DAMAGE = (
@@ -27,8 +29,8 @@ DAMAGE = (
 )
 
 
-class DataError(ValueError):
-    """Data that cannot be used as they are: the message says where, what stands there, and what to do.
+class DataError(UserError):
+    """Data that cannot be used as they are: the message says where, what is there, and what to do.
 
     Args:
         problem: What is wrong, and what to do about it.
@@ -36,6 +38,7 @@ class DataError(ValueError):
         line: Line in a text file, counted from one.
         row: Row of a table without lines (NPZ, Parquet, arrays), counted from zero.
         column: Name of the column, or its number counted from one.
+        argument: The argument that solves the problem, as in `UserError`.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class DataError(ValueError):
         line: int | None = None,
         row: int | None = None,
         column: str | int | None = None,
+        argument: str | None = None,
     ) -> None:
         place = [] if path is None else [str(path)]
         if line is not None:
@@ -59,11 +63,12 @@ class DataError(ValueError):
         self.line = line
         self.row = row
         self.column = column
-        super().__init__(f"{', '.join(place)}: {problem}" if place else problem)
+        super().__init__(f"{', '.join(place)}: {problem}" if place else problem, argument=argument)
 
     def reworded(self, problem: str, *, path: object = None) -> DataError:
         """The same place with another text, in the file `path` where none was named."""
-        return DataError(problem, path=self.path or path, line=self.line, row=self.row, column=self.column)
+        place = {"path": self.path or path, "line": self.line, "row": self.row, "column": self.column}
+        return DataError(problem, argument=self.argument, **place)  # type: ignore[arg-type]
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:

@@ -1,21 +1,40 @@
 """Nearest-neighbour graphs: node i receives an edge from each of its k nearest others.
 
-j → i  for the k smallest d(x_i, x_j),    euclidean  d(a, b) = ‖a - b‖,
-                                          cosine     d(a, b) = 1 - aᵀb / (‖a‖‖b‖), and 1 where a or b is zero.
+    j → i  for the k smallest d(x_i, x_j),    euclidean  d(a, b) = ‖a - b‖,
+                                              cosine     d(a, b) = 1 - aᵀb / (‖a‖‖b‖), and 1 where a or b is zero.
+
+The search is exact: the k smallest of the distances computed in double precision, ties going to the smaller index,
+whatever the size of the blocks. A block of rows meets all points in one matrix product, whose rounding error is at most
+
+    |fl(aᵀb) - aᵀb| ≤ ε = (F + 8) · u · ‖a‖‖b‖        (F columns, u the unit of the arithmetic).
+
+Points within 2ε of the k-th smallest are candidates; the candidates alone are measured again, difference by difference.
+The product runs in single precision first, and in double precision for the few rows where that leaves too many
+candidates. Memory is one block of distances, time that of the product. Of many small point sets those of one size are
+one batch: all their pairs are measured, thousands of sets at once.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from difformer.data.edges import tidy_edges
 from difformer.data.errors import require
-from difformer.data.knn_exact import Metric, distance, distance_sparse, keep_nearest, nearest, norms
-from difformer.data.knn_sets import nearest_within
-from difformer.data.sparse import from_scipy, to_scipy
+from difformer.data.sparse import from_scipy, take_rows, to_scipy
+from difformer.errors import UserError
+
+Metric = Literal["cosine", "euclidean"]
+
+BLOCK_BYTES = 192 * 2**20  # distances held at a time
+CHUNK_BYTES = 64 * 2**20  # candidates measured at a time
+CHUNK_ROWS = 8192  # points brought to double precision at a time
+SPARE = 16  # candidates beyond k that single precision may leave; a row with more goes to double precision
+SMALL_SET = 256  # points; beyond, the search of a single set is worth its fixed cost
+NUMBERS = 2**22  # coordinates of pairs held at a time
 
 
 def knn_graph(
@@ -76,22 +95,22 @@ def knn_edges(
     """`knn_graph` with the distance of every edge: ``edge_index [2, E]`` and ``distances [E]`` in double precision."""
     points = _points(x)
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
-        raise ValueError(f"k: expected a whole number, got {k!r}")
+        raise UserError(f"k: expected a whole number, got {k!r}")
     if metric not in ("cosine", "euclidean"):
-        raise ValueError(f"metric: expected 'cosine' or 'euclidean', got {metric!r}")
+        raise UserError(f"metric: expected 'cosine' or 'euclidean', got {metric!r}")
     if block_size is not None and block_size < 1:
-        raise ValueError(f"block_size: expected at least 1, got {block_size}")
+        raise UserError(f"block_size: expected at least 1, got {block_size}")
     if node_ptr is not None and approximate:
-        raise ValueError("approximate: a search within many small sets is exact; leave approximate out")
+        raise UserError("approximate: a search within many small sets is exact; leave approximate out")
     if node_ptr is not None:
         node_ptr = torch.as_tensor(node_ptr)
         ends = (0, points.shape[0])
         rising = node_ptr.dim() == 1 and node_ptr.numel() > 1 and not node_ptr.is_floating_point()
         if not rising or (int(node_ptr[0]), int(node_ptr[-1])) != ends or bool((node_ptr.diff() < 0).any()):
-            raise ValueError(f"node_ptr: expected whole numbers that rise from 0 to the {ends[1]} points of x")
+            raise UserError(f"node_ptr: expected whole numbers that rise from 0 to the {ends[1]} points of x")
     most = points.shape[0] - (0 if include_self else 1)
     if k < 1 or (node_ptr is None and k > most):
-        raise ValueError(f"k: {points.shape[0]} points have at most {most} neighbours each, got k = {k}")
+        raise UserError(f"k: {points.shape[0]} points have at most {most} neighbours each, got k = {k}")
     node = torch.arange(points.shape[0], device=points.device)
     others = k - 1 if include_self else k
     if others == 0:
@@ -111,31 +130,24 @@ def knn_edges(
         source, target = torch.cat([node, source])[order], torch.cat([node, target])[order]
         distances = torch.cat([distances.new_zeros(node.numel()), distances])[order]
     edge_index = torch.stack([source, target])
-    return _both_directions(edge_index, distances, points.shape[0]) if symmetric else (edge_index, distances)
+    if not symmetric:
+        return edge_index, distances
+    found, lengths = tidy_edges(edge_index, distances, num_nodes=points.shape[0], self_loops="keep", duplicates="max")
+    return found, distances if lengths is None else lengths
 
 
 def _points(x: Any) -> Tensor:
     if not isinstance(x, Tensor) and not hasattr(x, "tocsr"):
         x = np.asarray(x)
         if x.dtype.kind not in "biuf":
-            raise ValueError(f"x: expected a matrix of numbers [N, F], got {x.dtype} of shape {list(x.shape)}")
+            raise UserError(f"x: expected a matrix of numbers [N, F], got {x.dtype} of shape {list(x.shape)}")
     points = x if isinstance(x, Tensor) else from_scipy(x) if hasattr(x, "tocsr") else torch.from_numpy(x)
     if points.dim() != 2 or points.layout not in (torch.strided, torch.sparse_csr):
-        raise ValueError(f"x: expected a matrix [N, F], dense or CSR, got {tuple(points.shape)} in {points.layout}")
+        raise UserError(f"x: expected a matrix [N, F], dense or CSR, got {tuple(points.shape)} in {points.layout}")
     values = points.values() if points.layout == torch.sparse_csr else points
     if not bool(values.isfinite().all()):
-        raise ValueError("x: holds NaN or infinite entries, from which there are no distances")
+        raise UserError("x: holds NaN or infinite entries, from which there are no distances")
     return points if points.is_floating_point() else points.double()
-
-
-def _both_directions(edge_index: Tensor, distances: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-    source, target = edge_index
-    code = torch.cat([source * num_nodes + target, target * num_nodes + source])
-    code, order = code.sort(stable=True)
-    first = torch.ones_like(code, dtype=torch.bool)
-    first[1:] = code[1:] != code[:-1]
-    code = code[first]
-    return torch.stack([code // num_nodes, code % num_nodes]), distances.repeat(2)[order][first]
 
 
 def _approximately(points: Tensor, k: int, metric: Metric, seed: int) -> tuple[Tensor, Tensor]:
@@ -149,7 +161,7 @@ def _approximately(points: Tensor, k: int, metric: Metric, seed: int) -> tuple[T
     found = torch.from_numpy(np.asarray(search.neighbor_graph[0], dtype=np.int64))
     row, place = ((found >= 0) & (found != torch.arange(n)[:, None])).nonzero(as_tuple=True)
     if int(torch.bincount(row, minlength=n).min()) < k:
-        raise ValueError(f"approximate: found fewer than k = {k} neighbours for a point; use the exact search")
+        raise UserError(f"approximate: found fewer than k = {k} neighbours for a point; use the exact search")
     candidate = found[row, place].to(points.device)
     row = row.to(points.device)
     if sparse:
@@ -160,3 +172,239 @@ def _approximately(points: Tensor, k: int, metric: Metric, seed: int) -> tuple[T
     distances = torch.empty(n, k, dtype=torch.double, device=points.device)
     keep_nearest(row, candidate, length, neighbours, distances)
     return neighbours, distances
+
+
+def nearest(points: Tensor, k: int, *, metric: Metric, block_size: int | None = None) -> tuple[Tensor, Tensor]:
+    """The k nearest other points of every point, and their distances: both ``[N, k]``, nearest first.
+
+    Args:
+        points: ``[N, F]``, dense (on any device) or sparse CSR.
+        k: At most N - 1.
+        metric: ``"euclidean"`` or ``"cosine"``.
+        block_size: Rows at a time; the result does not depend on it.
+    """
+    if points.layout == torch.sparse_csr:
+        return _nearest_sparse(points, k, metric, block_size)
+    n = points.shape[0]
+    neighbours = torch.empty(n, k, dtype=torch.long, device=points.device)
+    distances = torch.empty(n, k, dtype=torch.double, device=points.device)
+    norm = norms(points)
+    rows = torch.arange(n, device=points.device)
+    if metric == "cosine":
+        # At distance 1 from everything: its neighbours are the first k others, and no product need find that out.
+        empty = rows[norm == 0]
+        neighbours[empty] = torch.arange(k, device=points.device) + (rows[:k] >= empty[:, None])
+        distances[empty] = 1.0
+        rows = rows[norm > 0]
+    # A product of lowered precision (TF32, bfloat16) would break the bound on its error.
+    trusted = points.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
+    for dtype in (torch.float32, torch.float64) if trusted else (torch.float64,):
+        if rows.numel():
+            rows = _search(points, rows, norm, dtype, metric, block_size, neighbours, distances)
+    return neighbours, distances
+
+
+def distance(points: Tensor, norm: Tensor, first: Tensor, second: Tensor, metric: Metric) -> Tensor:
+    """Distances between ``points[first]`` and ``points[second]``, pair by pair, in double precision."""
+    result = torch.empty(first.numel(), dtype=torch.double, device=points.device)
+    chunk = max(1, CHUNK_BYTES // (8 * max(1, points.shape[1])))
+    for start in range(0, first.numel(), chunk):
+        i, j = first[start : start + chunk], second[start : start + chunk]
+        if metric == "euclidean":
+            part = (points[i].double() - points[j].double()).square_().sum(1).sqrt_()
+        else:
+            scale = torch.where(norm > 0, norm, 1.0)
+            a, b = points[i].double() / scale[i, None], points[j].double() / scale[j, None]
+            part = (1 - (a * b).sum(1)).clamp_(min=0)
+        result[start : start + chunk] = part
+    return result
+
+
+def _search(
+    points: Tensor,
+    rows: Tensor,
+    norm: Tensor,
+    dtype: torch.dtype,
+    metric: Metric,
+    block_size: int | None,
+    neighbours: Tensor,
+    distances: Tensor,
+) -> Tensor:
+    """Fill in the neighbours of `rows`; give back the rows that this precision cannot settle (none in double)."""
+    n, k = points.shape[0], neighbours.shape[1]
+    rough, half_square = _rough(points, norm, dtype, metric)
+    length = rough.norm(dim=1)
+    unit = (points.shape[1] + 8) * torch.finfo(dtype).eps
+    wanted = min(k + SPARE, n)
+    size = block_size or max(1, BLOCK_BYTES // (n * rough.element_size()))
+    unsettled = []
+    for block in rows.split(size):
+        # ‖a - b‖²/2 less ‖a‖²/2, which a row has in common; for unit vectors -aᵀb.
+        keys = torch.addmm(half_square, rough[block], rough.T, alpha=-1)
+        keys.scatter_(1, block[:, None], torch.inf)
+        slack = 2 * unit * (length[block, None] + 1)  # every ‖b‖ ≤ 1
+        if dtype == torch.float64:
+            limit = keys.topk(k, dim=1, largest=False).values[:, -1:] + slack
+            row, candidate = (keys <= limit).nonzero(as_tuple=True)
+        else:
+            near, found = keys.topk(wanted, dim=1, largest=False)
+            limit = near[:, k - 1 : k] + slack
+            open_ = (near[:, -1] <= limit[:, 0]) if wanted < n else torch.zeros_like(block, dtype=torch.bool)
+            unsettled.append(block[open_])
+            row, place = ((near <= limit) & ~open_[:, None]).nonzero(as_tuple=True)
+            candidate = found[row, place]
+        del keys
+        row = block[row]
+        keep_nearest(row, candidate, distance(points, norm, row, candidate, metric), neighbours, distances)
+    return torch.cat(unsettled) if unsettled else rows[:0]
+
+
+def _rough(points: Tensor, norm: Tensor, dtype: torch.dtype, metric: Metric) -> tuple[Tensor, Tensor]:
+    """Points scaled into the unit ball, and ‖b‖²/2, for ordering by ‖b‖²/2 - aᵀb."""
+    rough = torch.empty(points.shape, dtype=dtype, device=points.device)
+    if metric == "cosine":
+        for part, source, length in zip(*(t.split(CHUNK_ROWS) for t in (rough, points, norm)), strict=True):
+            part.copy_(source.double() / torch.where(length > 0, length, 1.0)[:, None])
+        return rough, rough.new_zeros(points.shape[0])
+    # Distances do not change when the origin moves to the middle, but products of smaller vectors round less.
+    middle = points.mean(0, dtype=torch.double)
+    radius = max(float((part.double() - middle).norm(dim=1).max()) for part in points.split(CHUNK_ROWS))
+    half_square = []
+    for part, source in zip(rough.split(CHUNK_ROWS), points.split(CHUNK_ROWS), strict=True):
+        part.copy_((source.double() - middle) / (radius or 1.0))
+        half_square.append(part.double().square().sum(1) / 2)
+    return rough, torch.cat(half_square).to(dtype)
+
+
+def keep_nearest(row: Tensor, candidate: Tensor, length: Tensor, neighbours: Tensor, distances: Tensor) -> None:
+    """Of every row's candidates keep the k nearest, the smaller index first where distances tie."""
+    order = candidate.argsort(stable=True)
+    for key in (length, row):
+        order = order[key[order].argsort(stable=True)]
+    row, candidate, length = row[order], candidate[order], length[order]
+    which, count = row.unique_consecutive(return_counts=True)
+    first = count.cumsum(0) - count
+    place = first[:, None] + torch.arange(neighbours.shape[1], device=row.device)
+    neighbours[which] = candidate[place]
+    distances[which] = length[place]
+
+
+def norms(points: Tensor) -> Tensor:
+    return torch.cat([part.double().norm(dim=1) for part in points.split(CHUNK_ROWS)])
+
+
+def _nearest_sparse(points: Tensor, k: int, metric: Metric, block_size: int | None) -> tuple[Tensor, Tensor]:
+    """As for dense points, from one sparse product a block in double precision.
+
+    Cosines are read off the product, which always sums alike. In squared distances large norms may cancel:
+
+        |fl(‖a‖² + ‖b‖² - 2aᵀb) - ‖a - b‖²| ≤ (m + 8) · u · (‖a‖ + ‖b‖)²      (m entries a row at the most),
+
+    so that points within twice that of the k-th are measured again.
+    """
+    x = to_scipy(points).astype(np.float64)
+    n = x.shape[0]
+    row_of = np.repeat(np.arange(n), np.diff(x.indptr))
+    # bincount adds one after the other as the sparse product does, so that a point is at distance 0 from its copy.
+    square = np.bincount(row_of, weights=x.data**2, minlength=n)
+    if metric == "cosine":
+        x.data /= np.sqrt(square)[row_of]
+    transposed = x.T.tocsr()
+    neighbours = torch.empty(n, k, dtype=torch.long)
+    distances = torch.empty(n, k, dtype=torch.double)
+    size = block_size or max(1, BLOCK_BYTES // (8 * n))
+    norm = np.sqrt(square)
+    unit = 2 * (int(np.diff(x.indptr).max(initial=0)) + 8) * np.finfo(np.float64).eps
+    for start in range(0, n, size):
+        rows = slice(start, start + size)
+        product = (x[rows] @ transposed).toarray()
+        if metric == "cosine":
+            rough, slack = np.maximum(1 - product, 0), 0.0
+        else:
+            rough, slack = square[rows, None] + square - 2 * product, unit * (norm[rows, None] + norm.max()) ** 2
+        rough[np.arange(len(rough)), np.arange(start, start + len(rough))] = np.inf
+        row, candidate = np.nonzero(rough <= np.partition(rough, k - 1, axis=1)[:, k - 1 : k] + slack)
+        if metric == "cosine":
+            length = torch.from_numpy(rough[row, candidate])
+        else:
+            length = distance_sparse(x, row + start, candidate, metric)
+        keep_nearest(torch.from_numpy(row + start), torch.from_numpy(candidate), length, neighbours, distances)
+    return neighbours.to(points.device), distances.to(points.device)
+
+
+def distance_sparse(x: Any, first: Any, second: Any, metric: Metric) -> Tensor:
+    """Distances between chosen pairs of rows of a scipy matrix."""
+    if metric == "cosine":
+        norm = np.sqrt(x.multiply(x).sum(axis=1))
+        x.data /= np.repeat(norm, np.diff(x.indptr))
+    parts = []
+    for start in range(0, first.size, 2**18):
+        a, b = x[first[start : start + 2**18]], x[second[start : start + 2**18]]
+        if metric == "cosine":
+            parts.append(np.maximum(1 - a.multiply(b).sum(axis=1), 0))
+        else:
+            parts.append(np.sqrt((a - b).power(2).sum(axis=1)))
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def nearest_within(
+    points: Tensor, ptr: Tensor, k: int, *, metric: Metric, block_size: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For every point its k nearest of the same set, or all others where there are fewer.
+
+    Args:
+        points: ``[N, F]``.
+        ptr: ``[S + 1]``: set s is ``points[ptr[s]:ptr[s + 1]]``.
+        k: At least 1.
+        metric: ``"euclidean"`` or ``"cosine"``.
+        block_size: For large sets, as in `nearest`.
+
+    Returns:
+        neighbours: ``[E]`` those of point 0, nearest first, then those of point 1, …
+        distances: ``[E]``.
+        count: ``[N]`` how many each point has.
+    """
+    device = points.device
+    ptr = ptr.to(device)
+    size = ptr.diff()
+    set_of = torch.repeat_interleave(torch.arange(size.numel(), device=device), size)
+    count = (size - 1).clamp(max=k)[set_of]
+    begin = count.cumsum(0) - count
+    neighbours = torch.empty(int(count.sum()), dtype=torch.long, device=device)
+    distances = torch.empty(neighbours.numel(), dtype=torch.double, device=device)
+
+    def put(nodes: Tensor, index: Tensor, length: Tensor) -> None:
+        place = begin[nodes, None] + torch.arange(index.shape[1], device=device)
+        neighbours[place] = index
+        distances[place] = length
+
+    small = (size <= SMALL_SET) & (size * size * points.shape[1] <= NUMBERS)
+    if points.layout != torch.strided:
+        small = size <= 1
+    for start, end in zip(ptr[:-1][~small].tolist(), ptr[1:][~small].tolist(), strict=True):
+        nodes = torch.arange(start, end, device=device)
+        if end - start > 1:
+            found = nearest(take_rows(points, nodes), min(k, end - start - 1), metric=metric, block_size=block_size)
+            put(nodes, found[0] + start, found[1])
+    for n in size[small & (size > 1)].unique().tolist():
+        sets = (small & (size == n)).nonzero().squeeze(1)
+        for chunk in sets.split(max(1, NUMBERS // (n * n * points.shape[1]))):
+            nodes = ptr[chunk, None] + torch.arange(n, device=device)
+            length, near = _all_pairs(points[nodes.reshape(-1)], n, metric).sort(dim=2, stable=True)
+            index = near[:, :, : min(k, n - 1)] + ptr[chunk, None, None]
+            put(nodes.reshape(-1), index.flatten(0, 1), length[:, :, : min(k, n - 1)].flatten(0, 1))
+    return neighbours, distances, count
+
+
+def _all_pairs(points: Tensor, n: int, metric: Metric) -> Tensor:
+    """Distances ``[g, n, n]`` within g sets of n points each, in double precision; the diagonal is infinite."""
+    p = points.double()
+    if metric == "cosine":
+        norm = norms(points)
+        p = (p / torch.where(norm > 0, norm, 1.0)[:, None]).unflatten(0, (-1, n))
+        length = (1 - (p[:, :, None] * p[:, None]).sum(-1)).clamp_(min=0)
+    else:
+        p = p.unflatten(0, (-1, n))
+        length = (p[:, :, None] - p[:, None]).square_().sum(-1).sqrt_()
+    length.diagonal(dim1=1, dim2=2).fill_(torch.inf)
+    return length

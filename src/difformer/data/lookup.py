@@ -1,6 +1,6 @@
 """Finding files: `root`, then `$DIFFORMER_DATA`, then the cache; what is nowhere is downloaded into the cache.
 
-The three folders have one layout (see `sources`). The first two may be read-only: nothing is ever written into them.
+The three folders have one layout, that of ``catalogue.toml``. The first two may be read-only: nothing is written there.
 `$DIFFORMER_CACHE` moves the cache; `$DIFFORMER_OFFLINE=1` forbids downloads.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from difformer.cache import cache_folder as cache_folder
+from difformer.data.catalogue import BUILT_IN, ENTRIES, FORMS, Entry, Form
 from difformer.data.download import DownloadError, check_kept, fetch, has_checksum
 from difformer.data.errors import DAMAGE, DataError
-from difformer.data.sources import FORMS, Form
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,46 @@ def find_file(path: str, root: str | os.PathLike[str] | None = None) -> Path | N
     return next((folder / path for folder in folders(root) if (folder / path).is_file()), None)
 
 
+@dataclass(frozen=True)
+class Listing:
+    """An entry, and where its files are.
+
+    Args:
+        entry: The data set.
+        place: Folder of its files, ``"built in"`` for what needs none, None where it would be downloaded.
+        lacks: A file that `load` needs by default and that is not offered for download: learned features of images.
+            None where nothing is lacking.
+    """
+
+    entry: Entry
+    place: str | None
+    lacks: str | None = None
+
+    @property
+    def on_disk(self) -> bool:
+        return self.place is not None
+
+
+def list_datasets(root: str | os.PathLike[str] | None = None) -> tuple[Listing, ...]:
+    """Every data set, and where its files are; what `difformer datasets` shows. Reads and downloads nothing.
+
+    Args:
+        root: Folder to search first, as in `load`.
+    """
+    listings = []
+    for one in ENTRIES.values():
+        found = find(one.name, root) if one.name in FORMS else None
+        place = BUILT_IN if one.name not in FORMS else None if found is None else str(found.path.parent)
+        lacks = one.learned if one.learned is not None and find_file(one.learned, root) is None else None
+        listings.append(Listing(one, place, lacks))
+    return tuple(listings)
+
+
 def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequence[str] | None = None) -> Found:
     """Files of a data set, downloaded where they are nowhere.
 
     Args:
-        name: A data set of `sources.FORMS`.
+        name: A data set of `catalogue.FORMS`.
         root: Folder to search first.
         forms: Names of the forms that will do, in order of preference; all of the data set's by default.
 

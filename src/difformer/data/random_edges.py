@@ -7,10 +7,11 @@ hundred megabytes.
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.random import Generator
 from numpy.typing import NDArray
-from torch import Tensor
+
+from difformer.data.edges import sorted_unique
+from difformer.errors import UserError
 
 Codes = NDArray[np.int64]
 
@@ -28,7 +29,7 @@ def distinct_edges(num_nodes: int, num_edges: int, *, skew: float = 0.0, rng: Ge
     """
     possible = num_nodes * (num_nodes - 1) // 2
     if not 0 <= num_edges <= possible or not 0 <= skew < 1:
-        raise ValueError(
+        raise UserError(
             f"num_edges, skew: {num_nodes} nodes have {possible} pairs and skew must lie in [0, 1); "
             f"got {num_edges} edges and skew {skew}"
         )
@@ -41,10 +42,10 @@ def distinct_edges(num_nodes: int, num_edges: int, *, skew: float = 0.0, rng: Ge
         if lacking == 0:
             return codes
         fresh = _draw(lacking + lacking // 50 + 16, num_nodes, skew, ranked, rng)
-        codes = _sorted_unique(np.concatenate([codes, fresh]))
+        codes = sorted_unique(np.concatenate([codes, fresh]))
         if codes.size > num_edges:  # the surplus goes at random: cutting the end would spare high numbers
             codes = np.delete(codes, rng.choice(codes.size, codes.size - num_edges, replace=False))
-    raise ValueError(f"skew: {skew} with {num_edges} edges on {num_nodes} nodes fills the hubs; ask for fewer or less")
+    raise UserError(f"skew: {skew} with {num_edges} edges on {num_nodes} nodes fills the hubs; ask for fewer or less")
 
 
 def block_edges(sizes: NDArray[np.int64], *, average_degree: float, homophily: float, rng: Generator) -> Codes:
@@ -76,22 +77,6 @@ def pairs_of(codes: Codes, num_nodes: int) -> Codes:
     return np.stack(np.divmod(codes, num_nodes)) if codes.size else np.empty((2, 0), dtype=np.int64)
 
 
-def listed_both_ways(pairs: Codes, num_nodes: int, *, self_loops: bool) -> Tensor:
-    """``edge_index [2, E]`` with both directions of every pair, loops if asked for, sorted by source and target."""
-    loops = num_nodes if self_loops else 0
-    count = pairs.shape[1]
-    codes = np.empty(2 * count + loops, dtype=np.int64)
-    for half, (source, target) in enumerate((pairs, pairs[::-1])):
-        part = codes[half * count : (half + 1) * count]
-        np.multiply(source, num_nodes, out=part)
-        part += target
-    codes[2 * count :] = np.arange(loops) * (num_nodes + 1)
-    codes.sort()
-    edge_index = np.empty((2, codes.size), dtype=np.int64)
-    np.divmod(codes, num_nodes, out=(edge_index[0], edge_index[1]))
-    return torch.from_numpy(edge_index)
-
-
 def _draw(count: int, num_nodes: int, skew: float, ranked: Codes | None, rng: Generator) -> Codes:
     ends = []
     for _ in range(2):
@@ -106,20 +91,13 @@ def _draw(count: int, num_nodes: int, skew: float, ranked: Codes | None, rng: Ge
     return codes
 
 
-def _sorted_unique(codes: Codes) -> Codes:
-    codes.sort()
-    first = np.ones(codes.size, dtype=bool)
-    np.not_equal(codes[1:], codes[:-1], out=first[1:])
-    return codes[first]
-
-
 def _distinct_integers(below: int, count: int, rng: Generator) -> Codes:
     if below <= MOST_PAIRS_TO_PERMUTE and 4 * count > below:
         return rng.choice(below, count, replace=False)
     found = np.empty(0, dtype=np.int64)
     while found.size < count:
         fresh = rng.integers(below, size=count - found.size + 16)
-        found = _sorted_unique(np.concatenate([found, fresh]))
+        found = sorted_unique(np.concatenate([found, fresh]))
         if found.size > count:
             found = np.delete(found, rng.choice(found.size, found.size - count, replace=False))
     return found
@@ -136,5 +114,5 @@ def _kth_pair(k: Codes, num_nodes: int) -> Codes:
 
 def _probability(edges: float, pairs: int, where: str) -> float:
     if edges > pairs:
-        raise ValueError(f"average_degree, homophily: {edges:.0f} edges expected {where}, but there are {pairs} pairs")
+        raise UserError(f"average_degree, homophily: {edges:.0f} edges expected {where}, but there are {pairs} pairs")
     return edges / pairs if pairs else 0.0

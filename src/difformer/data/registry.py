@@ -14,6 +14,7 @@ import numpy as np
 
 from difformer.data.catalogue import entry
 from difformer.data.task import Task
+from difformer.errors import UserError
 
 
 def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) -> Task:
@@ -41,7 +42,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) 
     known = _options(function)
     for option in options:
         if option not in known:
-            raise ValueError(_unknown_option(found.name, option, known))
+            raise UserError(_unknown_option(found.name, option, known))
     _check_kinds(found.name, options, annotations_of(function))
     if _takes_files(function):
         return function(found.name, root, **options)
@@ -99,7 +100,7 @@ def _check_kinds(name: str, options: dict[str, Any], annotations: dict[str, str]
         kinds = [part.strip() for part in annotations[option].split("|")]
         if all(kind in _KINDS for kind in kinds) and not any(_KINDS[kind][1](value) for kind in kinds):
             expected = " or ".join(_KINDS[kind][0] for kind in kinds)
-            raise ValueError(f"data set {name!r}: {option} must be {expected}, got {value!r}")
+            raise UserError(f"data set {name!r}: {option} must be {expected}, got {value!r}")
 
 
 def _unknown_option(name: str, option: str, known: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from difformer.data.sparse import csr
+from difformer.errors import UserError
 
 SHOWN = 6  # columns whose numbers a note gives
 UNEVEN = 100.0  # columns that differ more than this in deviation are worth a note
@@ -55,7 +56,7 @@ class Scaling:
             ValueError: If they have another number of columns.
         """
         if x.dim() != 2 or x.shape[1] != self.scale.numel():
-            raise ValueError(f"x: expected rows of {self.scale.numel()} columns, [N, F], got shape {tuple(x.shape)}")
+            raise UserError(f"x: expected rows of {self.scale.numel()} columns, [N, F], got shape {tuple(x.shape)}")
         if x.layout == torch.sparse_csr and self.shift is None:
             columns = x.col_indices().long()
             values = (x.values().double() / self.scale[columns]).to(x.dtype)
@@ -94,7 +95,7 @@ def uneven(x: Tensor, names: Sequence[str] = ()) -> tuple[str, ...]:
     large, small = (repr(names[i]) if names else f"column {i + 1}" for i in (most, least))
     return (
         f"features differ in scale: {large} has deviation {float(size[most]):.3g}, {small} {float(size[least]):.3g}; "
-        f"models may learn next to nothing from them as they are: standardize=True brings all columns to one scale",
+        f"models may learn next to nothing from them as they are: standardize=true brings all columns to one scale",
     )
 
 

@@ -10,6 +10,12 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
+from difformer.errors import UserError
+
+# Below this share of non-zero entries features stay sparse. Index and value of an entry take three times the room of
+# the value alone, and a sparse product has to be several times smaller before it is faster.
+SPARSE_BELOW = 0.1
+
 
 def segments(ptr: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Positions of chosen segments of a flat array, one segment after the other.
@@ -57,9 +63,9 @@ def checked_csr(data: Any, indices: Any, ptr: Any, shape: Any) -> Any:
     shape = np.asarray(shape)
     for name, part in (("data", data), ("indices", indices), ("indptr", ptr)):
         if part.ndim != 1 or part.dtype.kind not in ("biuf" if name == "data" else "iu"):
-            raise ValueError(f"{name}: expected one row of numbers, got {part.dtype} of shape {list(part.shape)}")
+            raise UserError(f"{name}: expected one row of numbers, got {part.dtype} of shape {list(part.shape)}")
     if shape.shape != (2,) or shape.dtype.kind not in "iu" or shape.min() < 0:
-        raise ValueError(f"shape: expected two whole numbers, got {shape.tolist()}")
+        raise UserError(f"shape: expected two whole numbers, got {shape.tolist()}")
     matrix = sparse.csr_matrix((data, indices, ptr), shape=tuple(shape.tolist()))
     matrix.check_format(full_check=True)
     return matrix
@@ -91,7 +97,7 @@ def check_scipy(matrix: Any) -> None:
     elif hasattr(matrix, "row") and matrix.nnz:
         for name, index, size in (("row", matrix.row, matrix.shape[0]), ("column", matrix.col, matrix.shape[1])):
             if index.min() < 0 or index.max() >= size:
-                raise ValueError(f"{name} indices must lie in 0 … {size - 1}, got {index.min()} … {index.max()}")
+                raise UserError(f"{name} indices must lie in 0 … {size - 1}, got {index.min()} … {index.max()}")
 
 
 def sparse_to_scipy(x: Tensor) -> Any:
@@ -113,3 +119,22 @@ def to_scipy(x: Tensor) -> Any:
     matrix = sparse.csr_array((values, columns, ptr), shape=tuple(x.shape))
     matrix.check_format(full_check=True)
     return matrix
+
+
+def feature_tensor(x: Any, *, as_sparse: bool | None = None) -> Tensor:
+    """Features as a torch tensor.
+
+    Args:
+        x: Scipy sparse matrix or dense array.
+        as_sparse: CSR if True, dense if False; None takes CSR where fewer than one entry in ten is not zero.
+
+    Returns:
+        ``[N, F]`` float32, strided or sparse CSR.
+    """
+    if as_sparse is None:
+        filled = x.nnz if sparse.issparse(x) else int(np.count_nonzero(x))
+        as_sparse = filled < SPARSE_BELOW * x.shape[0] * x.shape[1]
+    if not as_sparse:
+        dense = x.toarray() if sparse.issparse(x) else np.asarray(x)
+        return torch.from_numpy(np.ascontiguousarray(dense, dtype=np.float32))
+    return from_scipy(sparse.csr_matrix(x, dtype=np.float32))

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from difformer.data.archives import read_npz
 from difformer.data.errors import DAMAGE, DataError
+from difformer.errors import UserError
 from difformer.files import atomic_write
 
 PARTS = ("train", "valid", "test")
@@ -55,23 +56,23 @@ class Split:
         parts = {"train": self.train, "valid": self.valid, "test": self.test}
         for part, index in parts.items():
             if not isinstance(index, Tensor):
-                raise ValueError(
+                raise UserError(
                     f"split {self.name!r}: {part} must be a tensor, got {type(index).__name__}; "
                     f"index_split takes lists and arrays"
                 )
             if index.dtype != torch.long or index.dim() != 1:
-                raise ValueError(
+                raise UserError(
                     f"split {self.name!r}: {part} must be a one-dimensional tensor of int64 indices, "
                     f"got {index.dtype} of shape {tuple(index.shape)}"
                 )
             if index.numel() and int(index.min()) < 0:
-                raise ValueError(f"split {self.name!r}: {part} holds the negative index {int(index.min())}")
+                raise UserError(f"split {self.name!r}: {part} holds the negative index {int(index.min())}")
             if index.unique().numel() != index.numel():
-                raise ValueError(f"split {self.name!r}: {part} holds an index twice")
+                raise UserError(f"split {self.name!r}: {part} holds an index twice")
         for first, second in (("train", "valid"), ("train", "test"), ("valid", "test")):
             both = parts[first][torch.isin(parts[first], parts[second])]
             if both.numel():
-                raise ValueError(
+                raise UserError(
                     f"split {self.name!r}: {both.numel()} indices stand in both {first} and {second}, "
                     f"for example {int(both[0])}; the parts must be disjoint"
                 )
@@ -96,7 +97,7 @@ class Split:
         """
         for part, index in self.parts().items():
             if index.numel() and int(index.max()) >= num_instances:
-                raise ValueError(
+                raise UserError(
                     f"split {self.name!r}: {part} holds index {int(index.max())}, but there are {num_instances} "
                     f"instances (0 to {num_instances - 1}); the split was made for other data"
                 )
@@ -129,11 +130,11 @@ def index_tensor(index: Any, called: str) -> Tensor:
     """
     array = index if isinstance(index, Tensor) else np.asarray(index)
     if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
-        raise ValueError(f"{called} must hold whole numbers, got {array.dtype}")
+        raise UserError(f"{called} must hold whole numbers, got {array.dtype}")
     found = torch.as_tensor(array).reshape(-1)
     if found.dtype == torch.bool or bool((found != found.long()).any()):
         hint = "; for masks there is masks_split" if found.dtype == torch.bool else ""
-        raise ValueError(f"{called} must hold whole numbers, got {found.dtype}{hint}")
+        raise UserError(f"{called} must hold whole numbers, got {found.dtype}{hint}")
     return found.long()
 
 
@@ -144,7 +145,7 @@ def save_splits(splits: Sequence[Split], path: str | os.PathLike[str]) -> None:
     ``name, train, valid, test``.
     """
     if not splits:
-        raise ValueError("splits: got none, expected at least one to write")
+        raise UserError("splits: got none, expected at least one to write")
     suffix = _suffix(path)
     with atomic_write(path) as stream:
         if suffix == ".json":
@@ -182,7 +183,7 @@ def load_splits(path: str | os.PathLike[str]) -> tuple[Split, ...]:
 def _suffix(path: str | os.PathLike[str]) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in (".npz", ".json"):
-        raise ValueError(f"path: splits are kept in .npz or .json files, got {os.fspath(path)!r}")
+        raise UserError(f"path: splits are kept in .npz or .json files, got {os.fspath(path)!r}")
     return suffix
 
 
@@ -209,12 +210,12 @@ def _split(found: Mapping[str, Any], default_name: str) -> Split:
     for part, aliases in ALIASES.items():
         present = [alias for alias in aliases if alias in found]
         if len(present) != 1:
-            raise ValueError(f"expected one of {', '.join(aliases)}, found {', '.join(present) or 'none'}")
+            raise UserError(f"expected one of {', '.join(aliases)}, found {', '.join(present) or 'none'}")
         try:
             index = np.asarray(found[present[0]])
         except ValueError as error:
-            raise ValueError(f"{present[0]} must be a list of whole numbers") from error
+            raise UserError(f"{present[0]} must be a list of whole numbers") from error
         if index.size and index.dtype.kind not in "iu":
-            raise ValueError(f"{present[0]} must hold whole numbers, got {index.dtype}")
+            raise UserError(f"{present[0]} must hold whole numbers, got {index.dtype}")
         parts[part] = torch.from_numpy(index.astype(np.int64))
     return Split(str(found.get("name", default_name)), **parts)

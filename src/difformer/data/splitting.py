@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from difformer.data.split import Split, index_tensor
+from difformer.errors import UserError
 
 AUTHORS_SEED = 123
 
@@ -76,7 +77,7 @@ def fraction_split(target: Any, *, protocol: str, seed: int = 0, exclude: Any = 
     except ValueError:
         percent = []
     if len(percent) != 3:
-        raise ValueError(f"protocol: expected three percentages such as '10/10/80', got {protocol!r}")
+        raise UserError(f"protocol: expected three percentages such as '10/10/80', got {protocol!r}")
     return random_split(target, fractions=[part / 100 for part in percent], seed=seed, exclude=exclude)
 
 
@@ -99,11 +100,11 @@ def per_class_split(
     """
     for option, count in (("per_class", per_class), ("num_valid", num_valid), ("num_test", num_test or 0)):
         if count < 0:
-            raise ValueError(f"{option}: expected at least 0, got {count}")
+            raise UserError(f"{option}: expected at least 0, got {count}")
     train, others = _draw_by_class(y, per_class, seed, exclude)
     wanted = num_valid + (num_test or 0)
     if others.numel() < wanted:
-        raise ValueError(
+        raise UserError(
             f"num_valid, num_test: {num_valid} + {num_test or 0} asked for, but only {others.numel()} labelled "
             f"instances are left after {per_class} a class went to training"
         )
@@ -153,7 +154,7 @@ def authors_split(
 def time_split(num_snapshots: int, *, ratio: Sequence[float] = (2, 2, 6)) -> Split:
     """Snapshots in time order: the first to train, the next to valid, the last to test; nothing is drawn."""
     if len(ratio) != 3 or min(ratio) < 0 or sum(ratio) <= 0:
-        raise ValueError(f"ratio: expected three numbers ≥ 0 with a positive sum, got {tuple(ratio)}")
+        raise UserError(f"ratio: expected three numbers ≥ 0 with a positive sum, got {tuple(ratio)}")
     train, valid = (_floor(num_snapshots * part / sum(ratio)) for part in ratio[:2])
     if ratio[2] == 0:
         valid = num_snapshots - train
@@ -177,10 +178,10 @@ def masks_split(
     given = [torch.atleast_2d(torch.as_tensor(mask)) for mask in (train_masks, valid_masks, test_masks)]
     for mask in given:
         if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
-            raise ValueError("masks: expected True and False, or 1 and 0; for lists of indices there is index_split")
+            raise UserError("masks: expected True and False, or 1 and 0; for lists of indices there is index_split")
     masks = [mask.bool() for mask in given]
     if len({mask.shape for mask in masks}) != 1:
-        raise ValueError(f"masks: expected three of one shape, got {[tuple(mask.shape) for mask in masks]}")
+        raise UserError(f"masks: expected three of one shape, got {[tuple(mask.shape) for mask in masks]}")
     if exclude is not None:
         gone = torch.as_tensor(exclude, dtype=torch.long)
         masks = [mask.index_fill(1, gone, False) for mask in masks]
@@ -205,14 +206,14 @@ def _draw_by_class(y: Any, per_class: int, seed: int, exclude: Any) -> tuple[Ten
     for label in classes[candidates].unique().tolist():
         members = candidates[classes[candidates] == label]
         if members.numel() < per_class:
-            raise ValueError(
+            raise UserError(
                 f"per_class: {per_class} asked for, but class {label} has only {members.numel()} labelled instances"
             )
         order = members[torch.randperm(members.numel(), generator=generator)]
         train.append(order[:per_class])
         others.append(order[per_class:])
     if not train:
-        raise ValueError("y: no labelled instance to draw from")
+        raise UserError("y: no labelled instance to draw from")
     rest = torch.cat(others)
     return torch.cat(train), rest[torch.randperm(rest.numel(), generator=generator)]
 
@@ -230,7 +231,7 @@ def _candidates(target: Any, exclude: Any) -> Tensor:
 def _classes(y: Any) -> Tensor:
     classes = torch.as_tensor(y) if not isinstance(y, (int, np.integer)) else None
     if classes is None or classes.dim() != 1 or classes.is_floating_point():
-        raise ValueError("y: a split by class needs a one-dimensional vector of whole-numbered classes")
+        raise UserError("y: a split by class needs a one-dimensional vector of whole-numbered classes")
     return classes
 
 
@@ -245,7 +246,7 @@ def _interleave_classes(order: Tensor, classes: Tensor) -> Tensor:
 
 def _checked_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
     if len(fractions) != 3 or min(fractions) < 0 or not 0 < sum(fractions) <= 1 + 1e-9:
-        raise ValueError(
+        raise UserError(
             f"fractions: expected three shares ≥ 0 (train, valid, test) that sum to at most 1, got {tuple(fractions)}"
         )
     return fractions[0], fractions[1], fractions[2]

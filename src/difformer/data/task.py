@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,10 @@ from difformer.data.checks import check_task
 from difformer.data.scaling import Scaling
 from difformer.data.split import Split
 from difformer.data.splitting import labelled
+from difformer.errors import UserError
+
+if TYPE_CHECKING:
+    from difformer.data.own.preprocessing import Preprocessing
 
 Kind = Literal["nodes", "series", "graphs"]
 Problem = Literal["multiclass", "multilabel", "regression"]
@@ -52,6 +56,7 @@ class Task:
         notes: Anything a reader of results should know, one sentence each.
         feature_names: Names of the columns of `x`, where known; new rows are matched against them.
         scaling: What the columns of `x` were shifted and divided by, where they were; see `scaled`.
+        preprocessing: How the raw columns of a user's table became `x`, where they held more than numbers.
 
     Raises:
         ValueError: If shapes, types or index ranges contradict each other, or a split holds an unlabelled instance.
@@ -74,6 +79,7 @@ class Task:
     notes: tuple[str, ...] = field(default=())
     feature_names: tuple[str, ...] = ()
     scaling: Scaling | None = None
+    preprocessing: Preprocessing | None = None
 
     def __post_init__(self) -> None:
         check_task(self)
@@ -125,11 +131,11 @@ class Task:
         values = self.x.values() if self.x.layout == torch.sparse_csr else self.x
         if not bool(values.isfinite().all()):
             where = tuple((~values.isfinite()).nonzero()[0].tolist())
-            raise ValueError(f"task {self.name!r}: x is {values[where].item()} at {where}; features must be finite")
+            raise UserError(f"task {self.name!r}: x is {values[where].item()} at {where}; features must be finite")
         for weight in self.edge_weight if isinstance(self.edge_weight, tuple) else (self.edge_weight,):
             if weight is not None and not bool(weight.isfinite().all()):
                 where = tuple((~weight.isfinite()).nonzero()[0].tolist())
-                raise ValueError(f"task {self.name!r}: edge_weight is {weight[where].item()} at edge {where[0]}")
+                raise UserError(f"task {self.name!r}: edge_weight is {weight[where].item()} at edge {where[0]}")
 
     def facts(self) -> dict[str, str | int]:
         """Sizes and protocol, one entry each, for tables and logs."""
@@ -154,6 +160,8 @@ class Task:
         facts = {name: f"{value:,}" if isinstance(value, int) else value for name, value in self.facts().items()}
         width = max(map(len, facts))
         lines = [f"{name:<{width}}  {value}" for name, value in facts.items()]
+        if self.preprocessing is not None:
+            lines += ["", *self.preprocessing.describe().splitlines(), ""]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def fingerprint(self) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from difformer.diffusion.diffusivity import DIFFUSIVITIES, Diffusivity, as_diffusivity, gaussian, softmax
+from difformer.diffusivity import DIFFUSIVITIES, Diffusivity, as_diffusivity, gaussian, softmax
 
 if TYPE_CHECKING:
     from difformer.diffusion.certificates import CERTIFICATES, Certificate, certify

@@ -16,10 +16,10 @@ from torch import Tensor
 from difformer.diffusion.certificates.certificate import Certificate, largest_gap, largest_rise
 from difformer.diffusion.certificates.exchange_theorems import eqn_energy_graph, in_range, regulariser_of
 from difformer.diffusion.coupling import AllPairAttention, GraphCoupling
-from difformer.diffusion.diffusivity import softmax
 from difformer.diffusion.dynamics import diffuse, flow
 from difformer.diffusion.energy import Energy, nonnegative, penalty, smoothness
 from difformer.diffusion.spectrum import laplacian_spectrum
+from difformer.diffusivity import softmax
 from difformer.graph import Graph
 
 

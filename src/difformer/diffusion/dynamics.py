@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from difformer.diffusion.coupling import Coupling, as_coupling
+from difformer.errors import UserError
 from difformer.sparse import SparseMatrix
 
 Transform = Callable[[Tensor], Tensor]
@@ -112,11 +113,11 @@ def diffuse(  # type: ignore[misc]
     """
     coupling = _checked(z, coupling, step_size, conservation, source)
     if steps < 0:
-        raise ValueError(f"steps must be a number of steps, 0 or more, got {steps!r}")
+        raise UserError(f"steps must be a number of steps, 0 or more, got {steps!r}")
     if coupling_at not in COUPLING_AT:
-        raise ValueError(f"coupling_at must be one of {', '.join(COUPLING_AT)}, got {coupling_at!r}")
+        raise UserError(f"coupling_at must be one of {', '.join(COUPLING_AT)}, got {coupling_at!r}")
     if save not in ("last", "all"):
-        raise ValueError(f"save must be 'last' or 'all', got {save!r}")
+        raise UserError(f"save must be 'last' or 'all', got {save!r}")
     inflow = _inflow(z, source, source_weight)
     saved, energies = [z], []
     for h in _transforms(transform, steps):
@@ -124,7 +125,7 @@ def diffuse(  # type: ignore[misc]
         moved = before if h is None else h(before)
         if inflow is not None and inflow.shape != moved.shape:
             whose = "source" if source is not None else "source, which is Z^(0) where none is given,"
-            raise ValueError(
+            raise UserError(
                 f"{whose} has shape {tuple(inflow.shape)}, but is added to states of shape {tuple(moved.shape)}; "
                 f"pass one of that shape" + ("" if h is None else ", transformed as the states are: source=h(z)")
             )
@@ -181,7 +182,7 @@ def solve(
     coupling = _checked(z, coupling, 1.0, conservation, source)
     inflow = _inflow(z, source, source_weight)
     if inflow is not None and inflow.shape != z.shape:
-        raise ValueError(f"source must have the shape of the states, {tuple(z.shape)}, got {tuple(inflow.shape)}")
+        raise UserError(f"source must have the shape of the states, {tuple(z.shape)}, got {tuple(inflow.shape)}")
 
     def rate(time: Tensor, states: Tensor) -> Tensor:
         return flow(states, coupling, conservation=conservation, source=inflow)
@@ -199,7 +200,7 @@ def _inflow(z: Tensor, source: Tensor | None, weight: float | None) -> Tensor | 
 def _transforms(transform: Transform | Sequence[Transform] | None, steps: int) -> Sequence[Transform | None]:
     if isinstance(transform, (Sequence, nn.ModuleList)):  # the latter is callable, but only to say that it is not
         if len(transform) != steps:
-            raise ValueError(f"transform must be one function or one per step, got {len(transform)} for {steps} steps")
+            raise UserError(f"transform must be one function or one per step, got {len(transform)} for {steps} steps")
         return list(transform)
     if transform is not None and not callable(transform):
         raise TypeError(f"transform must be a function of the states, or one per step, got {type(transform).__name__}")
@@ -208,12 +209,12 @@ def _transforms(transform: Transform | Sequence[Transform] | None, steps: int) -
 
 def _checked(z: Tensor, coupling: Any, step_size: float, conservation: str, source: Tensor | None) -> Coupling:
     if z.dim() != 2 or not z.is_floating_point():
-        raise ValueError(f"z must be floating-point states [N, d], got {z.dtype} {tuple(z.shape)}")
+        raise UserError(f"z must be floating-point states [N, d], got {z.dtype} {tuple(z.shape)}")
     if conservation not in CONSERVATIONS:
-        raise ValueError(f"conservation must be one of {', '.join(CONSERVATIONS)}, got {conservation!r}")
+        raise UserError(f"conservation must be one of {', '.join(CONSERVATIONS)}, got {conservation!r}")
     if not 0 < step_size < float("inf"):
-        raise ValueError(f"step_size must be positive and finite, got {step_size!r}")
+        raise UserError(f"step_size must be positive and finite, got {step_size!r}")
     if source is not None and (not isinstance(source, Tensor) or source.dim() != 2 or source.shape[0] != z.shape[0]):
         got = f"shape {tuple(source.shape)}" if isinstance(source, Tensor) else type(source).__name__
-        raise ValueError(f"source must be a tensor [{z.shape[0]}, {z.shape[1]}], one row a state, got {got}")
+        raise UserError(f"source must be a tensor [{z.shape[0]}, {z.shape[1]}], one row a state, got {got}")
     return as_coupling(coupling, num_nodes=z.shape[0])

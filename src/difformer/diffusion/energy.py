@@ -28,8 +28,9 @@ from torch import Tensor
 
 from difformer.diffusion.coupling import Coupling, as_coupling
 from difformer.diffusion.coupling.base import edge_distances
-from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
 from difformer.diffusion.pairs import BLOCK_SIZE, Batch, penalty_sum
+from difformer.diffusivity import Diffusivity, as_diffusivity
+from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.sparse import SparseMatrix
 
@@ -58,7 +59,7 @@ def penalty(
         block_size: Rows and columns of the largest tile.
     """
     if graph is not None and batch is not None:
-        raise ValueError("penalty runs over the edges of a graph or over the pairs of a batch: pass one of the two")
+        raise UserError("penalty runs over the edges of a graph or over the pairs of a batch: pass one of the two")
 
     def regulariser(z: Tensor) -> Tensor:
         chosen = as_diffusivity(diffusivity, channels=z.shape[1])

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from difformer.diffusion.coupling import GraphCoupling, Mix
 from difformer.diffusion.dynamics import diffuse
+from difformer.errors import UserError
 from difformer.graph import Graph
 
 CLAMPS = ("range", "labels", "none")
@@ -51,11 +52,11 @@ def propagate_labels(
         Scores ``[N, C]``, or ``[steps + 1, N, C]`` with ``save="all"``.
     """
     if y.shape[:1] != (graph.num_nodes,) or y.dim() > 2:
-        raise ValueError(f"y must be [N] or [N, C] with N = {graph.num_nodes}, got {tuple(y.shape)}")
+        raise UserError(f"y must be [N] or [N, C] with N = {graph.num_nodes}, got {tuple(y.shape)}")
     if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must lie in [0, 1], got {alpha!r}")
+        raise UserError(f"alpha must lie in [0, 1], got {alpha!r}")
     if clamp not in CLAMPS:
-        raise ValueError(f"clamp must be one of {', '.join(CLAMPS)}, got {clamp!r}")
+        raise UserError(f"clamp must be one of {', '.join(CLAMPS)}, got {clamp!r}")
     start, fixed = _known_scores(y, known, num_classes)
 
     def clamped(scores: Tensor) -> Tensor:
@@ -85,11 +86,11 @@ def _known_scores(y: Tensor, known: Tensor | None, num_classes: int | None) -> t
         scores = y if y.is_floating_point() else y.to(torch.get_default_dtype())
         return torch.where(mask.unsqueeze(1), scores, 0.0), mask
     if y.is_floating_point():
-        raise ValueError(f"y must hold classes as integers, or scores [N, C]; got {y.dtype} {tuple(y.shape)}")
+        raise UserError(f"y must hold classes as integers, or scores [N, C]; got {y.dtype} {tuple(y.shape)}")
     mask = mask & (y >= 0)
     largest = int(y.max()) if y.numel() else -1
     classes = max(1, largest + 1) if num_classes is None else num_classes
     if largest >= classes:
-        raise ValueError(f"num_classes is {classes}, but y holds class {largest}")
+        raise UserError(f"num_classes is {classes}, but y holds class {largest}")
     one_hot = functional.one_hot(torch.where(mask, y, 0), classes).to(torch.get_default_dtype())
     return torch.where(mask.unsqueeze(1), one_hot, 0.0), mask

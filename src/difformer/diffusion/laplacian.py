@@ -24,6 +24,7 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
 from difformer.diffusion.coupling import AllPairAttention, Coupling
+from difformer.errors import UserError
 
 DENSE = 512
 MOST_RESTARTS = 1000  # of Lanczos before the largest eigenvalue is taken with a margin
@@ -45,7 +46,7 @@ class Laplacian:
     def of(coupling: Coupling, z: Tensor, conservation: str) -> Laplacian:
         balance = coupling.balance(z)
         if balance is None:
-            raise ValueError(
+            raise UserError(
                 "coupling has no real spectrum: it is neither symmetric nor row-normalised from a symmetric exchange "
                 "(a directed graph, or a mix of attention and graph); stable_step_size gives a sufficient bound for it"
             )
@@ -176,7 +177,7 @@ def _sparse(coupling: Coupling, z: Tensor) -> Any | None:
         matrix = coo_matrix((value, (row, column)), shape=(z.shape[0], z.shape[0])).tocsr()
     matrix.eliminate_zeros()
     if matrix.nnz and matrix.data.min() < 0:
-        raise ValueError(f"coupling has negative entries (down to {matrix.data.min():.4g}); S must be ≥ 0")
+        raise UserError(f"coupling has negative entries (down to {matrix.data.min():.4g}); S must be ≥ 0")
     return matrix
 
 

@@ -28,7 +28,8 @@ from collections.abc import Callable
 from typing import Any
 
 from difformer.diffusion.coupling import AllPairAttention, Coupling, EdgeAttention, GraphCoupling, Identity, Mix
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
+from difformer.errors import UserError
 from difformer.graph import Graph
 
 Options = dict[str, Any]
@@ -63,7 +64,7 @@ def appnp(graph: Graph, *, alpha: float = 0.1) -> Options:
     The paper's form (1-τ)Z + τŜZ + τβZ⁰ is not convex, and grows where Z⁰ has a component in the null space.
     """
     if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must lie in [0, 1], got {alpha!r}")
+        raise UserError(f"alpha must lie in [0, 1], got {alpha!r}")
     return _options(Mix((GraphCoupling(graph, "gcn"),), (1 - alpha,)), source_weight=alpha)
 
 

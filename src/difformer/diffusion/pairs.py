@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from difformer.attention.segments import Segments, as_segments
-from difformer.diffusion.diffusivity import CONSTANT, IDENTITY, SIMPLE, Diffusivity
+from difformer.diffusivity import CONSTANT, IDENTITY, SIMPLE, Diffusivity
+from difformer.errors import UserError
 
 Batch = Tensor | Segments | None
 
@@ -53,7 +54,7 @@ def centred_graphs(z: Tensor, batch: Batch = None) -> Iterator[tuple[Tensor, Ten
             yield (z - z.mean(0)).unsqueeze(0), ones, ones.sum(1)
         return
     if segments.batch.numel() != z.shape[0]:
-        raise ValueError(f"batch names {segments.batch.numel()} rows, but z has {z.shape[0]}")
+        raise UserError(f"batch names {segments.batch.numel()} rows, but z has {z.shape[0]}")
     for block in segments.blocks:
         padded = block.pad(z)
         mean = padded.sum(1, keepdim=True) / block.sizes.to(z.dtype).view(-1, 1, 1)
@@ -66,7 +67,7 @@ def tiles(z: Tensor, batch: Batch = None, *, block_size: int = BLOCK_SIZE) -> It
     The weight counts ordered pairs: one on the diagonal tiles, two off them (a pair and its mirror), zero for padding.
     """
     if block_size < 1:
-        raise ValueError(f"block_size must be a positive number of rows, got {block_size!r}")
+        raise UserError(f"block_size must be a positive number of rows, got {block_size!r}")
     for states, mask, _ in centred_graphs(z, batch):
         size = min(block_size, states.shape[1])
         together = max(1, block_size**2 // size**2)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from difformer.diffusion.coupling import Coupling, as_coupling
 from difformer.diffusion.laplacian import Laplacian
+from difformer.errors import UserError
 from difformer.sparse import SparseMatrix
 
 _GROWS = "I - S has the negative eigenvalue {:.4g}, so that every step grows: use 'degree'"
@@ -72,7 +73,7 @@ def laplacian_spectrum(
     laplacian = Laplacian.of(*_prepared(coupling, z, conservation), conservation)
     largest, gap = laplacian.largest(), laplacian.smallest(tolerance, max_iterations)
     if gap is not None and gap < 0:
-        raise ValueError(_GROWS.format(gap))
+        raise UserError(_GROWS.format(gap))
     return Spectrum(largest, gap, laplacian.null)
 
 
@@ -97,14 +98,14 @@ def stable_step_size(
     if coupling.balance(states) is not None:
         laplacian = Laplacian.of(coupling, states, conservation)
         if conservation == "unit" and (least := laplacian.least()) < 0:
-            raise ValueError(_GROWS.format(least))
+            raise UserError(_GROWS.format(least))
         return Spectrum(laplacian.largest(), None, 0).stable_step_size
     largest = float(coupling.degree(states).max())
     if conservation == "degree":
         return 1 / largest if largest > 0 else math.inf
     if largest <= 1 + 1e-9:
         return 1.0
-    raise ValueError(f"rows of S sum to {largest:.4g} > 1, so that (1 - τ)z + τSz may grow at every τ: use 'degree'")
+    raise UserError(f"rows of S sum to {largest:.4g} > 1, so that (1 - τ)z + τSz may grow at every τ: use 'degree'")
 
 
 def convergence_rate(
@@ -123,12 +124,12 @@ def convergence_rate(
 
 def _prepared(coupling: Any, z: Tensor | None, conservation: str) -> tuple[Coupling, Tensor]:
     if conservation not in ("degree", "unit"):
-        raise ValueError(f"conservation must be 'degree' or 'unit', got {conservation!r}: z + τSz grows at every step")
+        raise UserError(f"conservation must be 'degree' or 'unit', got {conservation!r}: z + τSz grows at every step")
     chosen = as_coupling(coupling, num_nodes=None if z is None else z.shape[0])
     if z is None:
         if not chosen.static or chosen.num_nodes is None:
-            raise ValueError("z is missing: this coupling depends on the states, or fits any number of them")
+            raise UserError("z is missing: this coupling depends on the states, or fits any number of them")
         z = torch.zeros(chosen.num_nodes, 1, dtype=torch.float64)
     if z.shape[0] == 0:
-        raise ValueError("z has no states: there is no spectrum")
+        raise UserError("z has no states: there is no spectrum")
     return chosen, z.detach().double()

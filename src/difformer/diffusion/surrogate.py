@@ -22,9 +22,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
 from difformer.diffusion.pairs import BLOCK_SIZE, squared_distances
-from difformer.diffusion.quadrature import LARGEST_SQUARED_DISTANCE
+from difformer.diffusivity import LARGEST_SQUARED_DISTANCE, Diffusivity, as_diffusivity
+from difformer.errors import UserError
 
 HALVINGS = 40  # u to 4e-12; the minimum to the square of that, except where f jumps
 
@@ -78,7 +78,7 @@ def surrogate_energy(
             parameters = omega(rows) if callable(omega) else omega[rows]
         # Opposite unit states may come out a rounding error further apart than 4, where f falls below zero.
         if (parameters < -rounding).any():
-            raise ValueError(f"omega must be ≥ 0, got {parameters.min().item():.3g}")
+            raise UserError(f"omega must be ≥ 0, got {parameters.min().item():.3g}")
         parameters = parameters.clamp_min(0.0)
         bound = parameters * squared_distances(centred[rows], centred) - concave_conjugate(parameters, chosen)
         total = total + weight * bound.sum()

@@ -24,14 +24,14 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from difformer.data import Split
 from difformer.distributed.process_group import Ranks
 from difformer.errors import UserError
 from difformer.training.config import TrainConfig
 from difformer.training.journal import Journal, Measured, NonFiniteOutputError
-from difformer.training.metrics import Metric, class_counts, column_aucs, find_metric, one_against_rest, same_shape
+from difformer.training.losses import problem_loss
+from difformer.training.metrics import Metric, column_aucs, find_metric, one_against_rest
 from difformer.training.record import Row
 
 SAMPLES = 64  # scores per column that each rank shows to each rank, to find ranges of equal size
@@ -39,41 +39,9 @@ Sum = Callable[[Tensor, Tensor], Tensor]
 
 
 def make_sums(problem: str, config: TrainConfig, weights: Tensor | None) -> tuple[Sum, Callable[[Tensor], Tensor]]:
-    """The numerator ``(outputs, targets) -> scalar`` and the denominator ``targets -> scalar`` of a loss.
-
-    Args:
-        problem: ``"multiclass"``, ``"multilabel"`` or ``"regression"``.
-        config: Label smoothing.
-        weights: Of classes, or of the positives of each column; None if all have weight one.
-    """
-    smoothing = config.label_smoothing
-    if problem == "regression":
-        return _squared_errors, lambda targets: (~targets.isnan()).sum()
-    if problem == "multilabel":
-
-        def multilabel(outputs: Tensor, targets: Tensor) -> Tensor:
-            known = ~targets.isnan()
-            wanted = torch.where(known, targets, 0.0) * (1 - smoothing) + smoothing / 2
-            each = functional.binary_cross_entropy_with_logits(outputs, wanted, pos_weight=weights, reduction="none")
-            return (each * known).sum()
-
-        return multilabel, lambda targets: (~targets.isnan()).sum()
-
-    def multiclass(outputs: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(
-            outputs, targets, weight=weights, ignore_index=-1, label_smoothing=smoothing, reduction="sum"
-        )
-
-    def mass(targets: Tensor) -> Tensor:
-        known = targets[targets >= 0]
-        return torch.tensor(float(known.numel())) if weights is None else weights[known].sum()
-
-    return multiclass, mass
-
-
-def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    known = ~targets.isnan()
-    return torch.where(known, same_shape(outputs, targets) - targets, 0.0).square().sum()
+    """The numerator ``(outputs, targets) -> scalar`` and the denominator ``targets -> scalar`` of a loss."""
+    loss = problem_loss(problem, config.label_smoothing, weights)
+    return loss.total, loss.mass
 
 
 def check_loss(problem: str, config: TrainConfig) -> None:
@@ -105,36 +73,14 @@ def measure(metric: Metric, outputs: Tensor, targets: Tensor, ranks: Ranks) -> f
     broken = ranks.sum_(broken, "metrics")
     if broken[0] > 0 or broken[1] == 0:
         return math.nan
-    name = metric.name
-    if name == "rocauc":
+    if metric.name == "rocauc":
         return rocauc(outputs, targets, ranks)
-    if name == "accuracy":
-        right, known = ranks.sum_(_right(outputs, targets), "metrics").tolist()
-        return right / known if known else math.nan
-    if name in ("f1", "f1-micro"):
-        counts = torch.stack(class_counts(outputs, targets)).double()
-        hits, predicted, actual = ranks.sum_(counts, "metrics")
-        if name == "f1-micro":
-            return float(2 * hits.sum() / (predicted + actual).sum())
-        total = predicted + actual
-        scores = 2 * hits / total.clamp_min(1)
-        occurs = torch.ones_like(total, dtype=torch.bool) if targets.is_floating_point() else total > 0
-        return float(scores[occurs].mean())
-    if name in ("mse", "mae"):
-        errors = (same_shape(outputs, targets) - targets)[~targets.isnan()].double()
-        summed = errors.square().sum() if name == "mse" else errors.abs().sum()
-        both = torch.stack([summed, summed.new_tensor(float(errors.numel()))])
-        total_error, count = ranks.sum_(both, "metrics").tolist()
-        return total_error / count if count else math.nan
-    raise UserError(f"metric {name!r} is not for nodes over ranks; take accuracy, rocauc, f1, f1-micro, mse or mae")
-
-
-def _right(outputs: Tensor, targets: Tensor) -> Tensor:
-    if targets.is_floating_point():
-        right, known = (outputs > 0).to(targets.dtype) == targets, ~targets.isnan()
-    else:
-        right, known = outputs.argmax(-1) == targets, targets >= 0
-    return torch.stack([(right & known).sum(), known.sum()]).double()
+    if metric.name == "broadcast-mse":
+        raise UserError(
+            "metric broadcast-mse is not for nodes over ranks; take accuracy, rocauc, f1, f1-micro, mse or mae",
+            argument="metric",
+        )
+    return float(metric.finish(ranks.sum_(metric.counts(outputs, targets), "metrics")))
 
 
 def rocauc(outputs: Tensor, targets: Tensor, ranks: Ranks) -> float:

@@ -33,8 +33,7 @@ from difformer.sparse import SparseMatrix
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import Due
 from difformer.training.config import TrainConfig, knn_of
-from difformer.training.feeding import Inputs, Step, features, structured
-from difformer.training.feeding_graphs import DEFAULT_BATCH_SIZE, GraphsFeed
+from difformer.training.feeds import DEFAULT_BATCH_SIZE, GraphsFeed, Inputs, Step, features, structured
 from difformer.training.journal import Journal, Measured
 from difformer.training.loop import Log, Save, Trainer
 from difformer.training.losses import class_weights as batch_class_weights

@@ -37,7 +37,7 @@ from difformer.attention.scores import find_score, score_key
 from difformer.attention.summary import Moments, Sums, adds_up, summarise
 from difformer.attention.tiles import Sums as RunningSums
 from difformer.attention.tiles import add_gradients, add_keys
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
 from difformer.distributed.halo import ShardedGraph
 from difformer.distributed.process_group import Ranks, all_reduce
 from difformer.distributed.watch import naming_the_dead

@@ -1,11 +1,11 @@
-"""Who is still alive: a rank that dies must end all others soon, and be named by them.
+"""Liveness of ranks: a rank that dies must end all others soon, and be named by them.
 
-Every rank beats: a thread counts up a key in the group's store once a second, and reads the count of the next rank. If
-that stands still for `SILENCE` seconds, or its process is no longer there (on one machine that can be seen at once),
-the rank is dead: whoever sees it writes so into the store, where all find it. A rank that fails by itself writes there
-why before it goes. Whoever finds a failure gives its main thread `GRACE` seconds to raise `RankLostError` from the
-collective it waits in, and then ends the process: some collectives never return. The store is kept on the machine of
-rank 0; a second thread sees to it that a store which no longer answers counts as rank 0 gone.
+Every rank has a heartbeat: a thread increments a key in the group's store once per second, and reads that of the next
+rank. If that does not change for `SILENCE` seconds, or its process no longer exists (on one machine that is visible at
+once), the rank is dead, and the observer writes so into the store, where all ranks read it. A rank that fails writes
+the reason there before it ends. A rank that reads of a failure gives its main thread `GRACE` seconds to raise
+`RankLostError` from the collective it waits in, and then ends the process: some collectives never return. The store is
+on the machine of rank 0; a second thread treats a store that no longer answers as the loss of rank 0.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RankLostError(OSError):
 
 @dataclass
 class Watch:
-    """This rank's thread that beats and listens."""
+    """This rank's heartbeat thread."""
 
     rank: int
     size: int
@@ -51,7 +51,7 @@ class Watch:
 
     @staticmethod
     def start(rank: int, size: int) -> Watch:
-        """Begins to watch, over a connection of its own: the group's may be held by a thread that waits."""
+        """Starts the threads, with their own connection: the group's may be held by a thread that waits."""
         store: Any = dist.distributed_c10d._get_default_store()
         store = store.clone() if hasattr(store, "clone") else store
         where = {"host": socket.gethostname(), "process": os.getpid(), "machine": _machine()}
@@ -63,22 +63,22 @@ class Watch:
         return watch
 
     def stop(self) -> None:
-        """This rank has done its work; the one that watches it is told."""
+        """This rank has finished; the rank that monitors it is told."""
         if self.rank == 0 and (self.failure is not None or self._told):
-            # With rank 0 the store may go, and with it the name of who failed: all others read it once a beat.
+            # The store may end with rank 0, and with it the name of the failed rank: the others read it once per beat.
             time.sleep(2 * BEAT)
         self._ended.set()
         if self._thread is not None:
             self._thread.join(GRACE)
 
     def tell(self, error: Exception) -> None:
-        """Writes why this rank fails, unless it is because another did."""
+        """Writes why this rank fails, unless another failed first."""
         if not isinstance(error, RankLostError) and self.failure is None:
             self._told = True
             self._report(f"rank {self.rank} ({self._where(self.rank)}) failed: {type(error).__name__}: {error}")
 
     def wait(self, seconds: float) -> str | None:
-        """What has failed, if that becomes known within so many seconds."""
+        """What has failed, if that becomes known within that time."""
         self._found.wait(seconds)
         return self.failure
 
@@ -105,7 +105,7 @@ class Watch:
 
     def _report(self, text: str) -> None:
         try:
-            # The first report stands: those that follow from it would name the wrong rank.
+            # Only the first report counts: later ones are its consequences and would name the wrong rank.
             self.store.compare_set(FAILURE, "", text)
         except RuntimeError:  # the store is gone as well
             self.failure = self.failure or text
@@ -129,8 +129,8 @@ class Watch:
                     self._report(f"rank {watched} ({self._where(watched)}) is gone: its process was killed")
                 elif now != "done" and time.monotonic() - seen > SILENCE:
                     self._report(
-                        f"rank {watched} ({self._where(watched)}) is gone: nothing was heard of it for "
-                        f"{SILENCE:.0f} s; its process stands still, or its machine is out of reach"
+                        f"rank {watched} ({self._where(watched)}) is gone: no heartbeat for "
+                        f"{SILENCE:.0f} s; its process hangs, or its machine cannot be reached"
                     )
             except RuntimeError as error:
                 self._fail(self._store_lost(str(error).partition("\n")[0]))
@@ -138,16 +138,16 @@ class Watch:
             self._ended.wait(BEAT)
         try:
             self.store.set(f"difformer/beat/{self.rank}", "done")
-        except RuntimeError:  # whoever kept the store has ended before us
+        except RuntimeError:  # the process with the store has ended before
             return
 
     def _guard(self) -> None:
-        """Ends the wait for a store that never answers: its process stands still, or its machine is out of reach."""
+        """Ends the wait for a store that never answers: its process hangs, or its machine cannot be reached."""
         last, silent = 0, 0.0
         while not self._ended.wait(BEAT):
             if self._found.is_set():
                 return
-            # By own rounds, not by the clock: a process that stood still itself has no one to blame.
+            # Counted in own rounds, not by the clock: this process itself may have been suspended.
             last, silent = self._beats, silent + BEAT if self._beats == last else 0.0
             if silent >= SILENCE:
                 self._fail(self._store_lost(f"it gave no answer for {SILENCE:.0f} s"))
@@ -184,4 +184,4 @@ def naming_the_dead(watch: Watch | None) -> Iterator[None]:
         if watch is None:
             raise
         named = watch.wait(SILENCE + 3 * BEAT)
-        raise RankLostError(named or f"a rank of the group is gone, and nobody knows which: {error}") from error
+        raise RankLostError(named or f"a rank of the group is gone, it is not known which: {error}") from error

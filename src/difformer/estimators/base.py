@@ -16,8 +16,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from difformer.data.preprocess import feature_tensor
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.data.sparse import feature_tensor
+from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.estimators.estimator_files import TEXTS, load_estimator, plain_list, save_estimator
 from difformer.estimators.population import Population, Scaling, make_population, row_digests
@@ -206,6 +206,7 @@ class DIFFormerEstimator(BaseEstimator):
                 labelled=population.labelled,
                 mass=torch.from_numpy(population.mass) if population.weighted else None,
                 weight=_loss_weight(population, class_weight),
+                table=scaled if target.ndim == 2 and not embed else None,
             )
             del scaled  # the problem has it in single precision; a third copy of a large table would count
             trained = train_and_choose(problem, recipe, self._sides(graph, given, nearest))
@@ -216,10 +217,11 @@ class DIFFormerEstimator(BaseEstimator):
                 softmax=target.ndim == 1,
                 temperature=trained.temperature,
                 output_scale=output_scale,
+                linear=trained.linear,
             )
             parts = list(self.fitted_.parts(population.x, given, nearest if trained.graph == "knn" else None))
             states = self._remember([run.model for run in trained.runs], parts, population, recipe)
-            rows_of_table = _of_table(self.fitted_, population.place, x, states, embed)
+            rows_of_table = _of_table(self.fitted_, population.place, x, parts, states, embed)
         records = [run.record for run in trained.runs]
         self.graph_ = trained.graph
         self.n_iter_ = max(record.epochs for record in records)
@@ -400,10 +402,16 @@ def _loss_weight(population: Population, class_weight: Array | None) -> Tensor |
     return torch.from_numpy(population.mass * np.r_[class_weight, 1.0][population.target])  # the last is of -1
 
 
-def _of_table(fitted: Predictor, place: Array, x: Any, states: list[Tensor], embed: bool) -> Array:
+def _of_table(fitted: Predictor, place: Array, x: Any, parts: list[Part], states: list[Tensor], embed: bool) -> Array:
     """States or outputs of the table's rows; those of weight zero are predicted like new ones."""
     with torch.no_grad():
-        found = (torch.cat(states, 1) if embed else fitted.combine(states)).numpy()
+        if embed:
+            found = torch.cat(states, 1).numpy()
+        else:
+            sizes = [part[0].shape[0] for part in parts]
+            each = zip(*(z.split(sizes) for z in states), strict=True)
+            answers = [fitted.combine(list(z), part[0]) for z, part in zip(each, parts, strict=True)]
+            found = torch.cat(answers).numpy()
     rows: Array = found[np.maximum(place, 0)]
     absent = place < 0
     if absent.any():

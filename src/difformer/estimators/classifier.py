@@ -64,7 +64,7 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
             y: ``[N]`` labels; -1, NaN or None where a row is unlabelled.
             sample_weight: ``[N]``: a row of weight 2 is as good as two equal rows, one of weight 0 as none.
             graph: Overrides the option of this name: None, ``"knn"``, ``"auto"``, or edges among the rows, see
-                `difformer.estimators.graphs`.
+                `difformer.estimators.row_graph`.
 
         Raises:
             ValueError: As scikit-learn's classifiers do; and if `graph` has the wrong size.

@@ -23,9 +23,11 @@ from scipy import sparse
 from torch import Tensor
 
 from difformer.attention.polynomial import DEFAULT_TOL
-from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
+from difformer.diffusivity import Diffusivity, as_diffusivity
+from difformer.errors import UserError
 from difformer.estimators.population import Scaling
 from difformer.estimators.predictor import GivenGraph, Member, Memory, Predictor, Search
+from difformer.estimators.ridge import LinearPart
 from difformer.estimators.row_search import RowSearch, SparseRowSearch
 from difformer.files import write_whole
 from difformer.nn import DIFFormer, DIFFormerConv, PretrainedError
@@ -104,7 +106,7 @@ def load_estimator(folder: str | Path, *, diffusivity: Diffusivity | None = None
     description, tensors = _read(folder)
     try:
         if description["estimator"] not in ESTIMATORS:
-            raise ValueError(f"unknown estimator {description['estimator']!r}; expected one of {', '.join(ESTIMATORS)}")
+            raise UserError(f"unknown estimator {description['estimator']!r}; expected one of {', '.join(ESTIMATORS)}")
         kind = getattr(estimators, description["estimator"])
         params, config = description["params"], description["model"]
         named = config["diffusivity"]
@@ -141,7 +143,7 @@ def _facts(description: dict[str, Any]) -> dict[str, Any]:
             or not isinstance(value, FACTS[name])
             or isinstance(value, bool) != (FACTS[name] == (bool,))
         ):
-            raise ValueError(f"unexpected fact {name!r} = {value!r}; known are {', '.join(FACTS)}")
+            raise UserError(f"unexpected fact {name!r} = {value!r}; known are {', '.join(FACTS)}")
     for name in TEXTS:
         if name in description:
             facts[name] = _labels(name, **description[name])
@@ -151,12 +153,12 @@ def _facts(description: dict[str, Any]) -> dict[str, Any]:
 def _labels(name: str, dtype: str, values: list[Any]) -> np.ndarray[Any, Any]:
     """Labels or names; the length of texts is that of the longest, whatever the file claims."""
     if not isinstance(dtype, str) or len(dtype) > 16 or not isinstance(values, list):
-        raise ValueError(f"{name} must have a dtype and a list of values, got dtype {str(dtype)[:40]!r}")
+        raise UserError(f"{name} must have a dtype and a list of values, got dtype {str(dtype)[:40]!r}")
     kind = dtype.lstrip("<>|=")[:1]
     if kind == "O":
         return np.array(values, dtype=object)
     if kind not in LABEL_KINDS:
-        raise ValueError(f"{name} cannot be of dtype {dtype!r}")
+        raise UserError(f"{name} cannot be of dtype {dtype!r}")
     return np.array(values, dtype=kind if kind in "US" else dtype)
 
 
@@ -167,12 +169,12 @@ def _check_sizes(estimator: Any, config: dict[str, Any]) -> None:
     if hasattr(estimator, "feature_names_in_"):
         said["feature_names_in_"] = len(estimator.feature_names_in_)
     if any(count != columns for count in said.values()):
-        raise ValueError(f"{columns} columns were fitted, but there are {said}")
+        raise UserError(f"{columns} columns were fitted, but there are {said}")
     if hasattr(estimator, "classes_"):
         if len(estimator.classes_) != outputs:
-            raise ValueError(f"there are {len(estimator.classes_)} classes and {outputs} outputs")
+            raise UserError(f"there are {len(estimator.classes_)} classes and {outputs} outputs")
         if estimator.label_distributions_.ndim != 2 or estimator.label_distributions_.shape[1] != outputs:
-            raise ValueError(f"label_distributions_ has shape {estimator.label_distributions_.shape}")
+            raise UserError(f"label_distributions_ has shape {estimator.label_distributions_.shape}")
         estimator.transduction_ = estimator.classes_[estimator.label_distributions_.argmax(1)]
 
 
@@ -238,13 +240,13 @@ def _context(description: dict[str, Any], tensors: dict[str, Tensor], *, polynom
     elif k is not None:
         search, rows = RowSearch(tensors["search.points"], k), tensors["search.points"].shape[0]
     if rows is not None and not 1 <= k <= rows:
-        raise ValueError(f"{k} neighbours are asked of {rows} rows")
+        raise UserError(f"{k} neighbours are asked of {rows} rows")
     given = None
     if "given.degree" in tensors:
         rows = tensors["given.degree"].numel()
         digests = tensors["given.digests"].numpy().view(np.uint64)
         if digests.shape != (rows, 2):
-            raise ValueError(f"given.digests has shape {digests.shape}, expected ({rows}, 2)")
+            raise UserError(f"given.digests has shape {digests.shape}, expected ({rows}, 2)")
         given = GivenGraph(_csr(tensors, "given", (rows, rows)), digests, directed=bool(description["directed"]))
     fitted = Predictor(
         scaling,
@@ -253,10 +255,11 @@ def _context(description: dict[str, Any], tensors: dict[str, Tensor], *, polynom
         softmax=bool(description["softmax"]),
         temperature=float(tensors["temperature"]),
         output_scale=tensors.get("output_scale"),
+        linear=_linear(tensors, description["model"]),
     )
     numbers = {name.split(".")[1] for name in tensors if name.startswith("members.")}
     if numbers != {str(number) for number in range(len(numbers))} or description["members"] != len(numbers):
-        raise ValueError(f"{description['members']} members are described, {len(numbers)} are there")
+        raise UserError(f"{description['members']} members are described, {len(numbers)} are there")
     for number in range(len(numbers)):
         start = f"members.{number}."
         own = {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
@@ -264,11 +267,22 @@ def _context(description: dict[str, Any], tensors: dict[str, Tensor], *, polynom
     kept = fitted.state_dict()
     strangers = set(tensors) ^ set(kept)
     if strangers:
-        raise ValueError(f"missing or unknown tensors: {', '.join(sorted(strangers)[:5])}")
+        raise UserError(f"missing or unknown tensors: {', '.join(sorted(strangers)[:5])}")
     for name, value in kept.items():
         if value.is_floating_point() and not torch.isfinite(value).all():
-            raise ValueError(f"{name} is not finite")
+            raise UserError(f"{name} is not finite")
     return fitted
+
+
+def _linear(tensors: dict[str, Tensor], config: dict[str, Any]) -> LinearPart | None:
+    if "coefficients" not in tensors:
+        return None
+    columns, targets = config["in_channels"], config["out_channels"]
+    shapes = {"coefficients": (columns, targets), "intercepts": (targets,), "share": (targets,)}
+    for name, shape in shapes.items():
+        if tensors[name].shape != shape:
+            raise UserError(f"{name} has shape {tuple(tensors[name].shape)}, expected {shape}")
+    return LinearPart(*(tensors[name] for name in shapes))
 
 
 def _csr(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Any:
@@ -284,7 +298,7 @@ def _member(config: dict[str, Any], tensors: dict[str, Tensor], polynomial: bool
     # Sizes are checked against the tensors before anything is made of them.
     layers = {name.split(".")[1] for name in weights if name.startswith(("layers.", "norms."))}
     if config["num_layers"] != len(layers):
-        raise ValueError(f"num_layers is {config['num_layers']}, but there are weights of {len(layers)} layers")
+        raise UserError(f"num_layers is {config['num_layers']}, but there are weights of {len(layers)} layers")
     # The diffusivity is made outside, because it is probed with numbers when it is made; None is no diffusivity.
     diffusivity = None if config["diffusivity"] is None else as_diffusivity(config["diffusivity"])
     with torch.device("meta"):
@@ -316,13 +330,13 @@ def _check_memory(kept: dict[str, Tensor], layer: DIFFormerConv, rows: int | Non
     for name, value in kept.items():
         shape = expected[name]
         if len(shape) != value.ndim or any(b is not None and a != b for a, b in zip(value.shape, shape, strict=True)):
-            raise ValueError(f"{name} of a layer has shape {tuple(value.shape)}, expected {shape}")
+            raise UserError(f"{name} of a layer has shape {tuple(value.shape)}, expected {shape}")
     if "sent" in kept and rows is None:
-        raise ValueError("a layer holds values of fitted rows, but there is no graph")
+        raise UserError("a layer holds values of fitted rows, but there is no graph")
     if len({len(kept[name]) for name in ("keys", "values", "weight") if name in kept}) > 1:
-        raise ValueError("keys, values and weights of a layer are not of the same number of rows")
+        raise UserError("keys, values and weights of a layer are not of the same number of rows")
     summary = set(kept) - {"sent"}
     infers = layer.diffusivity is not None and layer.form != "identity"
     known = ({"sums"}, {"moments"}, {"keys", "values"}, {"keys", "values", "weight"}) if infers else (set(),)
     if summary not in known:
-        raise ValueError(f"a layer keeps {sorted(summary) or 'nothing'} of its population")
+        raise UserError(f"a layer keeps {sorted(summary) or 'nothing'} of its population")

@@ -16,6 +16,8 @@ from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import check_consistent_length
 
+from difformer.errors import UserError
+
 Array = np.ndarray[Any, Any]
 
 UNLABELLED = -1
@@ -41,19 +43,19 @@ def class_labels(y: Any, x: Any, name: str, weight: Array | None = None) -> tupl
     if weight is not None:
         known &= weight > 0
     if not known.any():
-        raise ValueError(
+        raise UserError(
             f"{name} needs labelled rows: all {len(labels)} rows of y are unlabelled (-1, NaN or None) or have weight "
             f"zero; label at least one row of each of two classes"
         )
     kind = type_of_target(settled(labels[known]), input_name="y")
     if kind not in ("binary", "multiclass"):
-        raise ValueError(
+        raise UserError(
             f"Unknown label type: {kind}. Maybe you are trying to fit a classifier, which expects discrete classes on "
             f"a regression target with continuous values."
         )
     classes, numbers = np.unique(settled(labels[known]), return_inverse=True)
     if len(classes) < 2:
-        raise ValueError(
+        raise UserError(
             f"{name} needs samples of at least 2 classes in the data, but the data contains only one class: "
             f"{classes[0]!r} (-1 marks unlabelled rows)"
         )
@@ -76,7 +78,7 @@ def known_labels(y: Any, classes: Array, name: str) -> tuple[Array, Array]:
     labels = _column(y, name)
     known = np.ones(len(labels), dtype=bool) if UNLABELLED in classes.tolist() else is_labelled(labels)
     if not known.any():
-        raise ValueError(f"{name} is scored on labelled rows: all {len(labels)} rows of y are unlabelled")
+        raise UserError(f"{name} is scored on labelled rows: all {len(labels)} rows of y are unlabelled")
     return known, settled(labels[known])
 
 
@@ -91,23 +93,23 @@ def values(y: Any, x: Any, name: str) -> Array:
         filled = [np.nan if type(value).__name__ in NO_VALUE else value for value in array.ravel()]
         array = np.array(filled, dtype=object).reshape(array.shape)
     if array.ndim == 0 or array.ndim > 2:
-        raise ValueError(f"y must have shape (n_samples,) or (n_samples, n_targets), got {array.shape}")
+        raise UserError(f"y must have shape (n_samples,) or (n_samples, n_targets), got {array.shape}")
     try:
         if array.dtype.kind in "cmM":
             raise TypeError(f"got {array.dtype}")
         array = array.astype(np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"y must hold numbers, NaN where a row is unlabelled: {error}") from error
+        raise UserError(f"y must hold numbers, NaN where a row is unlabelled: {error}") from error
     check_consistent_length(x, array)
     if np.isinf(array).any():
-        raise ValueError("Input y contains infinity or a value too large for dtype('float64').")
+        raise UserError("Input y contains infinity or a value too large for dtype('float64').")
     if np.isnan(array).all():
-        raise ValueError(
+        raise UserError(
             f"Input y contains NaN alone: {name} needs labelled rows, and all {len(array)} rows are unlabelled"
         )
     unknown = np.flatnonzero(np.isnan(array).all(0)) if array.ndim == 2 else np.empty(0)
     if len(unknown):
-        raise ValueError(
+        raise UserError(
             f"Input y contains NaN alone in column {', '.join(map(str, unknown))} of {array.shape[1]}: {name} needs a "
             f"labelled row for every target; leave such a column out"
         )
@@ -142,7 +144,7 @@ def is_labelled(labels: Array) -> Array:
         return ~np.isnat(labels)
     if labels.dtype.kind in "US":
         if (labels == np.asarray("-1", dtype=labels.dtype)).any():
-            raise ValueError(
+            raise UserError(
                 "y holds the text '-1'; to mark unlabelled rows among texts pass an array of dtype object with -1, "
                 "None or NaN in it: numpy.array([...], dtype=object)"
             )
@@ -171,7 +173,7 @@ def settled(labels: Array) -> Array:
     kinds = sorted({type(label).__name__ for label in labels})
     texts = sum(isinstance(label, str) for label in labels)
     if 0 < texts < len(labels):
-        raise ValueError(
+        raise UserError(
             f"labels in y are of kinds that have no common order: {', '.join(kinds)}; make them all texts or all "
             f"numbers (None, NaN or -1 marks unlabelled rows)"
         )
@@ -207,5 +209,5 @@ def _column(y: Any, name: str) -> Array:
         )
         array = array[:, 0]
     if array.ndim != 1:
-        raise ValueError(f"y should be a 1d array, got an array of shape {array.shape} instead.")
+        raise UserError(f"y should be a 1d array, got an array of shape {array.shape} instead.")
     return array

@@ -33,6 +33,7 @@ from difformer.attention.summary import adds_up
 from difformer.data.sparse import from_scipy
 from difformer.estimators.population import Scaling, find_rows, row_digests
 from difformer.estimators.problem import threads_for
+from difformer.estimators.ridge import LinearPart
 from difformer.estimators.row_search import RowSearch, SparseRowSearch
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.context import Stored, store
@@ -239,6 +240,7 @@ class Predictor(nn.Module):
         softmax: Whether outputs are logits, to become probabilities.
         temperature: Logits are divided by it.
         output_scale: ``[2, T]`` mean and deviation of the targets of a regression.
+        linear: Linear part of a regression.
     """
 
     def __init__(
@@ -250,8 +252,14 @@ class Predictor(nn.Module):
         softmax: bool = True,
         temperature: float = 1.0,
         output_scale: Tensor | None = None,
+        linear: LinearPart | None = None,
     ) -> None:
         super().__init__()
+        for name in ("coefficients", "intercepts", "share"):
+            self.register_buffer(name, None if linear is None else getattr(linear, name))
+        self.coefficients: Tensor | None
+        self.intercepts: Tensor | None
+        self.share: Tensor | None
         self.register_buffer("temperature", torch.tensor(float(temperature), dtype=torch.float64))
         self.register_buffer("shift", None if scaling.shift is None else torch.from_numpy(scaling.shift))
         self.register_buffer("scale", torch.from_numpy(scaling.scale))
@@ -263,6 +271,12 @@ class Predictor(nn.Module):
         self.members = nn.ModuleList()  # of `Member`
         self.search, self.given, self.softmax = search, given, softmax
         self.scaling = scaling
+
+    @property
+    def linear(self) -> LinearPart | None:
+        if self.coefficients is None or self.intercepts is None or self.share is None:
+            return None
+        return LinearPart(self.coefficients, self.intercepts, self.share)
 
     def parts(self, x: Any, edges: Any = None, nearest: Tensor | None = None) -> Iterator[Part]:
         """Scaled features and normalised edges of rows of a table, some thousand at a time.
@@ -306,7 +320,7 @@ class Predictor(nn.Module):
     def outputs(self, x: Any, edges: Any = None) -> np.ndarray[Any, Any]:
         """Probabilities ``[M, C]`` or values ``[M, T]``, the mean over members."""
         with threads_for(self._numbers(x.shape[0])):
-            found = [self.combine([m.states(*part) for m in self._members()]) for part in self.parts(x, edges)]
+            found = [self.combine([m.states(*part) for m in self._members()], part[0]) for part in self.parts(x, edges)]
             return torch.cat(found).numpy()
 
     def _numbers(self, rows: int) -> int:
@@ -317,10 +331,12 @@ class Predictor(nn.Module):
         """Length of a state of each member."""
         return [int(member.model.config["hidden_channels"]) for member in self._members()]
 
-    def combine(self, states: list[Tensor]) -> Tensor:
-        """The members' outputs, averaged, from the states of each."""
+    def combine(self, states: list[Tensor], x: Tensor | SparseMatrix) -> Tensor:
+        """The members' outputs, averaged, from the states of each; with the linear part of the scaled features."""
         each = [member.decode(z) for member, z in zip(self._members(), states, strict=True)]
         mean = torch.stack([(o / self.temperature).softmax(-1) for o in each] if self.softmax else each).mean(0)
+        if (linear := self.linear) is not None:
+            mean = x @ linear.coefficients + linear.intercepts + linear.share * mean
         return mean if self.output_scale is None else mean * self.output_scale[1] + self.output_scale[0]
 
     def _members(self) -> list[Member]:

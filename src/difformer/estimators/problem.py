@@ -21,12 +21,12 @@ from torch.nn import functional
 from difformer.attention.linear import LINEAR
 from difformer.attention.scores import form_of, score_key
 from difformer.data import Split, Task
+from difformer.estimators.ridge import LinearPart
 from difformer.nn import DIFFormer
 from difformer.nn.structure import as_structure
 from difformer.training import EpochEvent, RunRecord, TrainConfig
 from difformer.training.devices import resolve
-from difformer.training.feeding import Feed, Inputs, NodesFeed, features, graph_of
-from difformer.training.feeding_batches import BatchesFeed
+from difformer.training.feeds import BatchesFeed, Feed, Inputs, NodesFeed, features, graph_of
 from difformer.training.loop import Trainer
 from difformer.training.metrics import Metric
 from difformer.training.randomness import private_rng
@@ -55,6 +55,8 @@ class Problem:
         labelled: ``[l]`` rows with a target.
         mass: ``[n]`` weights of the rows in the exchange; None if all are equal.
         weight: ``[n]`` weights of the rows in the loss; None if all are equal.
+        table: The scaled features in double precision, if a linear part is to be fitted; see
+            `difformer.estimators.ridge`.
     """
 
     x: Tensor
@@ -63,6 +65,7 @@ class Problem:
     labelled: Array
     mass: Tensor | None = None
     weight: Tensor | None = None
+    table: Any = None
 
     @property
     def rows(self) -> int:
@@ -72,6 +75,16 @@ class Problem:
     def classes(self) -> bool:
         """Whether targets are classes rather than values."""
         return not self.y.is_floating_point()
+
+    def linear_part(self, rows: Tensor) -> LinearPart | None:
+        """Fitted to some rows; None if there is to be none."""
+        return None if self.table is None else LinearPart.of(self.table, self.y, rows, self.weight)
+
+    def without(self, linear: LinearPart | None) -> Problem:
+        """What a linear part leaves over."""
+        if linear is None:
+            return self
+        return dataclasses.replace(self, y=(self.y - linear.predict(self.table)).float())
 
     def task(self, edges: Edges, split: Split) -> Task:
         edge_index, edge_weight = edges
@@ -164,10 +177,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model on the CPU, and the record of its training."""
+    """A trained model on the CPU, the record of its training, and the linear part beside which it was trained."""
 
     model: DIFFormer
     record: RunRecord
+    linear: LinearPart | None = None
 
 
 def train(
@@ -184,6 +198,8 @@ def train(
         steps: Gradient steps.
         label: Printed with the progress; None prints nothing.
     """
+    linear = problem.linear_part(split.train)
+    problem = problem.without(linear)
     place = resolve(recipe.device)
     held_out = split.valid.numel() > 0 and split.name == HELD_OUT
     batch = recipe.batch(problem.rows, held_out=held_out, edges=edges[0] is not None)
@@ -208,7 +224,7 @@ def train(
     if recipe.speaker is not None and label is not None:
         callbacks = (Progress(recipe.speaker, label, "step" if batch is None else "epoch"),)
     record = trainer.run(callbacks)
-    return Run(model.cpu(), record)
+    return Run(model.cpu(), record, linear)
 
 
 HELD_OUT = "held out"

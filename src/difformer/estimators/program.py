@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from difformer.errors import UserError
 from difformer.estimators.predictor import Edges, Predictor
 from difformer.estimators.row_search import SparseRowSearch
 from difformer.files import atomic_write
@@ -44,6 +45,7 @@ class Program(nn.Module):
             softmax=fitted.softmax,
             temperature=float(fitted.temperature),
             output_scale=fitted.output_scale,
+            linear=fitted.linear,
         )
         self.fitted.members = fitted.members
         self.states = states
@@ -67,7 +69,7 @@ class Program(nn.Module):
         elif self.search is not None:
             edges = Edges.nearest(self.search(x))
         states = [member.states(x, edges) for member in fitted.members]
-        return torch.cat(states, 1) if self.states else fitted.combine(states)
+        return torch.cat(states, 1) if self.states else fitted.combine(states, x)
 
 
 class Cosine(nn.Module):
@@ -76,7 +78,7 @@ class Cosine(nn.Module):
     def __init__(self, search: SparseRowSearch) -> None:
         super().__init__()
         if search.shape[0] * search.shape[1] > LARGEST_DENSE:
-            raise ValueError(
+            raise UserError(
                 f"the {search.shape[0]} × {search.shape[1]} sparse rows that neighbours are searched among are too "
                 f"many for an exported program; fit with graph=None, or reduce the columns first (TruncatedSVD)"
             )
@@ -104,7 +106,7 @@ def export_program(fitted: Predictor, path: str | Path, *, states: bool, facts: 
         ValueError: If the name ends otherwise: whoever opens it would take it for a file of another kind.
     """
     if Path(path).suffix != SUFFIX:
-        raise ValueError(
+        raise UserError(
             f"path: a program is written as a torch.export archive, whose name ends in {SUFFIX}; got {str(path)!r}. "
             f"Other formats, ONNX among them, are not written; write for example {Path(path).stem or 'model'}{SUFFIX}"
         )

@@ -18,7 +18,7 @@ from scipy import sparse
 from sklearn.utils.validation import check_array
 from torch import Tensor
 
-from difformer.data.structure import edge_ends
+from difformer.data.own.graphs import edge_ends
 from difformer.errors import UserError
 from difformer.estimators.population import find_rows, row_digests
 from difformer.graph import Graph

@@ -18,7 +18,7 @@ minimises the held-out log loss, drawn towards `CAUTIOUS` as `PRIOR` observation
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,13 @@ from torch.nn import functional
 
 from difformer.data import Split
 from difformer.estimators.problem import HELD_OUT, Edges, Problem, Recipe, Run, say, train
+from difformer.estimators.ridge import LinearPart, best_share
 
 Array = np.ndarray[Any, Any]
 
 ENOUGH = 500  # labelled rows from which a share is held out once
-JUDGES = 20  # labelled rows from which a cross-validation chooses
+JUDGES = 10  # labelled rows from which a cross-validation chooses
+WITNESSES = 20  # held-out rows from which a useless model is warned about
 FOLDS = 3
 FEWEST_STEPS = 20
 CAUTIOUS, PRIOR = 2.0, 4.0
@@ -50,6 +52,7 @@ class Trained:
         temperature: T of the probabilities; 1 for a regression.
         held_out: Held-out log loss or squared error of the chosen side; None where nothing was held out.
         warning: Why the result may be useless; None if it is not.
+        share: ``[T]`` of the models' outputs beside the linear part of a regression.
     """
 
     runs: list[Run]
@@ -57,6 +60,13 @@ class Trained:
     temperature: float
     held_out: float | None
     warning: str | None
+    share: Tensor | None = None
+
+    @property
+    def linear(self) -> LinearPart | None:
+        """The linear part, all models having the same."""
+        linear = self.runs[0].linear
+        return linear if linear is None or self.share is None else replace(linear, share=self.share)
 
 
 def train_and_choose(problem: Problem, recipe: Recipe, sides: Mapping[str | None, Edges]) -> Trained:
@@ -80,7 +90,7 @@ def train_and_choose(problem: Problem, recipe: Recipe, sides: Mapping[str | None
     ]
     if judged is None:
         return Trained(runs, side, CAUTIOUS if problem.classes else 1.0, None, None)
-    return Trained(runs, side, judged.temperature, judged.loss, judged.warning)
+    return Trained(runs, side, judged.temperature, judged.loss, judged.warning, judged.share)
 
 
 def _with_held_out_rows(problem: Problem, recipe: Recipe, sides: Mapping[str | None, Edges]) -> Trained:
@@ -96,7 +106,7 @@ def _with_held_out_rows(problem: Problem, recipe: Recipe, sides: Mapping[str | N
         label = _label(i, recipe.n_models)
         runs.append(train(problem, recipe, sides[side], split, recipe.seed + i, recipe.steps, label=label))
     judged = Judged.of(problem, runs, [split] * len(runs), together=True)
-    return Trained(runs, side, judged.temperature, judged.loss, judged.warning)
+    return Trained(runs, side, judged.temperature, judged.loss, judged.warning, judged.share)
 
 
 def _cross_validated(
@@ -134,12 +144,14 @@ class Judged:
         temperature: The best one.
         words: The same for a reader.
         warning: A sentence if a constant would have done as well.
+        share: ``[T]`` the best share of the models' outputs beside a linear part.
     """
 
     loss: float
     temperature: float
     words: str
     warning: str | None
+    share: Tensor | None = None
 
     @staticmethod
     def of(problem: Problem, runs: list[Run], splits: list[Split], *, together: bool = False) -> Judged:
@@ -151,7 +163,11 @@ class Judged:
         target = problem.y[rows]
         if problem.classes:
             return Judged._of_classes(logits, target, weight)
-        return Judged._of_values(logits.mean(0), target.double(), weight)
+        linear = torch.zeros_like(target, dtype=torch.float64)
+        if problem.table is not None:
+            each = [run.linear.predict(problem.table[s.valid.numpy()]) for run, s in zip(runs, splits, strict=True)]  # type: ignore[union-attr]
+            linear = each[0] if together else torch.cat(each)
+        return Judged._of_values(logits.mean(0), target.double(), weight, linear)
 
     @staticmethod
     def _of_classes(logits: Tensor, target: Tensor, weight: Tensor) -> Judged:
@@ -160,7 +176,7 @@ class Judged:
         counts = torch.zeros(logits.shape[-1], dtype=torch.float64).index_add(0, target, weight)
         majority = float(counts.max() / weight.sum())
         warning = None
-        if share <= majority and len(target) >= JUDGES:
+        if share <= majority and len(target) >= WITNESSES:
             warning = (
                 f"the model is no better than the most frequent class: accuracy {share:.3f} on {len(target)} held-out "
                 f"labelled rows, of which the most frequent class has {majority:.3f}; the features may not tell the "
@@ -170,7 +186,9 @@ class Judged:
         return Judged(loss, temperature, words, warning)
 
     @staticmethod
-    def _of_values(outputs: Tensor, target: Tensor, weight: Tensor) -> Judged:
+    def _of_values(outputs: Tensor, target: Tensor, weight: Tensor, linear: Tensor) -> Judged:
+        share = best_share(outputs, target - linear, weight)
+        outputs = linear + share * outputs
         known = (~target.isnan()) * weight.unsqueeze(1)
         total = known.sum().clamp_min(torch.finfo(torch.float64).tiny)
         wanted = target.nan_to_num()
@@ -178,13 +196,13 @@ class Judged:
         mean = (wanted * known).sum(0) / known.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
         constant = float(((mean - wanted).square() * known).sum() / total)
         warning = None
-        if loss >= constant and len(target) >= JUDGES:
+        if loss >= constant and len(target) >= WITNESSES:
             warning = (
                 f"the model is no better than the mean: squared error {loss:.3f} on {len(target)} held-out labelled "
                 f"rows (targets scaled to variance one), where their mean has {constant:.3f}; the features may say "
                 f"nothing about the targets, or there are too few labels"
             )
-        return Judged(loss, 1.0, f"squared error {loss:.4f} on {len(target)} held-out rows", warning)
+        return Judged(loss, 1.0, f"squared error {loss:.4f} on {len(target)} held-out rows", warning, share)
 
 
 def fit_temperature(logits: Tensor, target: Tensor, weight: Tensor) -> tuple[float, float]:

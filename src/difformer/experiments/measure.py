@@ -35,14 +35,13 @@ from difformer.report.layers import chance, latent_layers, layer_energies, why_n
 from difformer.report.maps import project
 from difformer.training.config import TrainConfig
 from difformer.training.devices import describe
-from difformer.training.feeding import make_feed
-from difformer.training.feeding_graphs import DEFAULT_BATCH_SIZE
+from difformer.training.feeds import DEFAULT_BATCH_SIZE, make_feed
 from difformer.training.loop import Trainer
 from difformer.training.metrics import METRICS, rocauc, same_shape
 from difformer.training.model import build_model
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord
-from difformer.training.using import Loaded
+from difformer.training.trained_run import Loaded
 
 WARM_UP, EPOCHS, QUICK_EPOCHS = 2, 10, 2
 LONG = 10.0  # seconds per epoch from which on a single epoch is timed

@@ -373,7 +373,9 @@ number is read from a ledger, or is a published figure of the paper or of the au
 paper](reproduce.md) explains the protocol."""
 _HOW_TO_READ = """Test accuracy or AUROC in % (series: mean squared error, lower is better), mean ± standard \
 deviation over the seeds and splits of the protocol. *Ours* is DIFFormer-s or DIFFormer-a, the *rival* is the best \
-other model; validation chooses both. *Off* is our encoder without all-pair attention. p-values belong to paired \
+other model; validation chooses both. *Off* is our encoder without all-pair attention. *Trials* is \
+the number of settings that were compared for ours, the rival and off (0: customary or published settings, *: the \
+settings of DIFFormer-s). p-values belong to paired \
 t-tests of ours against the rival and against off, corrected for overlapping splits (Nadeau and Bengio) and for the \
 comparisons of a section (Holm). **Bold** marks the better of ours and the rival if p < 0.05. With few training labels \
 the correction is severe: a difference that is not significant is not shown to be zero."""
@@ -419,6 +421,7 @@ def _page_row(summary: Summary, section: Section, links: str) -> dict[str, str]:
         "best rival": other if rival is None else f"{other} ({rival.other.system.label})",
         "off": NONE if off is None else score(off.other, count=False),
         "splits": str(len({split for _, split in ours.scores()})),
+        "trials": "/".join(_trials(one) for one in (ours, rival and rival.other, off and off.other)),
         "p, rival": _p(rival),
         "p, off": _p(off),
     }
@@ -430,37 +433,51 @@ def _top(figures: Iterable[Figure | None]) -> str:
     return str((min if errors else max)(known, key=lambda one: one.mean or 0.0)) if known else NONE
 
 
+def _trials(row: Row | None) -> str:
+    return NONE if row is None else {"": "0", "borrowed": "*"}.get(row.budget, row.budget.partition(" × ")[0])
+
+
 def _p(one: Comparison | None) -> str:
     return NONE if one is None or one.p is None else f"{one.p:.2g}"
 
 
 def _attention(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
-    """Where attention helps, where it does not, and where nothing is shown, from the comparisons with attention off."""
-    found = [(section, one) for _, section in sections if (one := section.comparison("attention off"))]
-    groups: dict[str, list[str]] = {"helps": [], "hurts": [], "open": []}
-    for section, one in found:
-        unit = " points" if one.ours.scale == 100 else ""
-        name = "open" if not one.significant else "helps" if one.gain > 0 else "hurts"
-        groups[name].append(f"{section.data.label} ({one.gain:+.2g}{unit})")
-    gains = [one.gain for _, one in found if one.ours.scale == 100]
-    said = [
-        f"Our best model was compared with the same encoder without attention on {len(found)} data sets and protocols."
-    ]
-    if groups["helps"]:
-        said.append(f"Attention helps significantly on {len(groups['helps'])}: {'; '.join(groups['helps'])}.")
-    if groups["hurts"]:
-        said.append(f"It hurts significantly on {len(groups['hurts'])}: {'; '.join(groups['hurts'])}.")
-    if groups["open"]:
-        said.append(f"On {len(groups['open'])} no difference is shown: {'; '.join(groups['open'])}.")
-    if gains:
-        ahead = sum(gain > 0 for gain in gains)
-        middle = pandas().Series(gains).median()
-        said.append(
-            f"Over all {len(gains)} classification tasks the median difference is {middle:+.2g} points, and attention "
-            f"is ahead in {ahead}. Always compare with attention off on your own data: switch attention off "
-            "(`--set diffusivity=none`) if it is not ahead on validation."
+    """Where attention helps and where it does not, from the comparisons with attention off, by kind of task."""
+    groups: dict[str, list[tuple[Section, Comparison]]] = {}
+    for summary, section in sections:
+        one = section.comparison("attention off")
+        # With the broadcast metric a lower error is not a better forecast.
+        if one is not None and one.ours.metric != "broadcast-mse":
+            groups.setdefault(summary.experiment.title, []).append((section, one))
+    rows = []
+    for title, found in groups.items():
+        gains = pandas().Series([one.gain for _, one in found])
+        unit = " points" if found[0][1].ours.scale == 100 else " (MSE)"
+        named = {
+            name: ", ".join(section.data.label.split(",")[0] for section, one in found if one.significant and sign(one))
+            for name, sign in {"helps": lambda one: one.gain > 0, "hurts": lambda one: one.gain < 0}.items()
+        }
+        rows.append(
+            {
+                "kind of task": title,
+                "attention ahead": f"{(gains > 0).sum()} of {len(gains)}",
+                "difference, median (range)": f"{gains.median():+.2g} ({gains.min():+.2g} to {gains.max():+.2g}){unit}",
+                "significantly better": named["helps"] or NONE,
+                "significantly worse": named["hurts"] or NONE,
+            }
         )
-    return said
+    every = [one for found in groups.values() for _, one in found]
+    if not every:
+        return ["Nothing was compared with attention off yet."]
+    better, worse = (sum(one.significant and (one.gain > 0) == up for one in every) for up in (True, False))
+    return [
+        f"Our best model was compared with the same encoder without attention on {len(every)} data sets and protocols. "
+        f"Attention is significantly better on {better}, significantly worse on {worse}, and on the other "
+        f"{len(every) - better - worse} no difference is shown.",
+        _md(pandas().DataFrame(rows)),
+        "Compare with attention off on your own data, and switch it off (`--model difformer --set diffusivity=none`) "
+        "if it is not ahead on validation.",
+    ]
 
 
 def _losses(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
@@ -469,11 +486,11 @@ def _losses(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
     if not lost:
         return ["On every data set ours is ahead of the best rival."]
     named = "; ".join(
-        f"{section.data.label}: {one.other.system.label} ({-one.gain:+.2g}{' points' if one.ours.scale == 100 else ''}"
-        f"{', significant' if one.significant else ''})"
+        f"{section.data.label.partition(', ten')[0].partition(', five')[0]}: {one.other.system.label} by "
+        f"{-one.gain:.2g}{' points' if one.ours.scale == 100 else ''}{' (significant)' if one.significant else ''}"
         for section, one in lost
     )
-    return [f"On {len(lost)} of {len(found)} the best rival is ahead of ours. {named}."]
+    return [f"The best rival is ahead of ours on {len(lost)} of {len(found)}. {named}."]
 
 
 def _list_of_tables(found: Sequence[Summary], links: str) -> str:

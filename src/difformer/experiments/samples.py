@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from difformer.data import Split, Task, knn_graph, load, random_split, time_split
+from difformer.errors import UserError
 from difformer.experiments.spec import Data
 
 
@@ -98,9 +99,7 @@ def _relabelled(task: Task, number: int, per_class: int) -> Split:
     free = torch.ones(task.num_nodes, dtype=torch.bool)
     free[split.valid] = free[split.test] = False
     # Nodes without features carry a filler label in some data sets.
-    free &= torch.tensor((abs(task.x).sum(1).to_dense() if task.x.layout != torch.strided else task.x.abs().sum(1)) > 0)
-    if task.y.dtype == torch.long:
-        free &= task.y >= 0
+    free &= (task.x.crow_indices().diff() if task.x.layout == torch.sparse_csr else task.x.abs().sum(1)) > 0
     order = torch.randperm(task.num_nodes, generator=torch.Generator().manual_seed(number))
     order = order[free[order]]
     train = [order[task.y[order] == label][:per_class] for label in range(task.num_outputs)]
@@ -109,7 +108,7 @@ def _relabelled(task: Task, number: int, per_class: int) -> Split:
 
 def _thinned(edge_index: Any, num_nodes: int, share: float) -> Tensor:
     if not isinstance(edge_index, Tensor):
-        raise ValueError(f"edges can be removed from a graph given as edge_index, got {type(edge_index).__name__}")
+        raise UserError(f"edges can be removed from a graph given as edge_index, got {type(edge_index).__name__}")
     low, high = edge_index.min(0).values, edge_index.max(0).values
     pairs, place = torch.unique(low * num_nodes + high, return_inverse=True)
     rank = torch.rand(pairs.numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -123,14 +122,14 @@ def baseline(name: str, task: Task, split: Split) -> Tensor:
         ValueError: If the task is not a series, or the baseline is unknown.
     """
     if task.kind != "series":
-        raise ValueError(f"baseline {name!r} is for series; task {task.name!r} holds {task.kind}")
+        raise UserError(f"baseline {name!r} is for series; task {task.name!r} holds {task.kind}")
     x = task.x.double()
     if name == "zeros":
         return torch.zeros_like(x[..., :1])
     if name == "last":
         return x[..., -1:]
     if name != "autoregression":
-        raise ValueError(f"unknown baseline {name!r}; known are zeros, last, autoregression")
+        raise UserError(f"unknown baseline {name!r}; known are zeros, last, autoregression")
     design = torch.cat([x, torch.ones_like(x[..., :1])], dim=-1)
     seen, wanted = design[split.train].flatten(0, 1), task.y[split.train].double().flatten()
     known = ~wanted.isnan()

@@ -4,7 +4,8 @@
 
 Seed s uses split s modulo the number of splits. A file holds ``[[data]]`` entries (sections of the table), the keys of
 its ``systems`` (rows; ``specs/systems.toml`` defines the shared ones, ``[[system]]`` its own), and the settings of
-systems without a preset. A ``[[system]]`` with ``each = {depth = [2, 4]}`` stands for one row per combination.
+systems without a preset. A ``[[system]]`` with ``each = {num_layers = [2, 4]}`` stands for one row per combination, a
+``[[data]]`` with ``each = {labels_per_class = [1, 5]}`` for one section per combination.
 This module does not import torch, so that ``difformer reproduce --list`` is immediate.
 """
 
@@ -36,6 +37,7 @@ NAMES = (
     "cost",
     "energy",
     "visualise",
+    "robustness",
 )
 Role = Literal["ours", "rival", "off", "variant"]
 
@@ -230,7 +232,7 @@ def read_experiment(path: Path) -> Experiment:
         raise UserError(f"{path}: there is no system {unknown[0]!r}; define it as [[system]] or in systems.toml")
     content["systems"] = tuple(known[key] for key in wanted)
     for name in ("data", "quick_data"):
-        content[name] = tuple(_made(Data, entry, path) for entry in content.get(name, []))
+        content[name] = tuple(one for entry in content.get(name, []) for one in _sections(entry, path))
     return _made(Experiment, {"name": path.stem, **content}, path)
 
 
@@ -255,12 +257,24 @@ def _systems(entry: Mapping[str, Any], path: Path) -> Iterable[System]:
             raise UserError(f"{path}: systems.toml has no system {entry['key']!r}")
         yield shared_systems()[entry["key"]]
         return
+    for chosen, rest in _combinations(entry):
+        yield _system({**rest, "settings": {**rest.get("settings", {}), **chosen}}, path)
+
+
+def _sections(entry: Mapping[str, Any], path: Path) -> Iterable[Data]:
+    """The sections of a ``[[data]]`` table: one per combination of ``each``, which alters the data."""
+    for chosen, rest in _combinations(entry):
+        yield _made(Data, {**rest, **({"alter": chosen} if chosen else {})}, path)
+
+
+def _combinations(entry: Mapping[str, Any]) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
+    """Values of ``each`` with the entry's other fields; key and label are filled in with the values."""
     each: Mapping[str, Sequence[Any]] = entry.get("each", {})
     rest = {key: value for key, value in entry.items() if key != "each"}
     for values in itertools.product(*each.values()):
         chosen = dict(zip(each, values, strict=True))
-        named = {name: str(rest[name]).format(**chosen) for name in ("key", "label")}
-        yield _system({**rest, **named, "settings": {**rest.get("settings", {}), **chosen}}, path)
+        named = {name: str(rest[name]).format(**chosen) for name in ("key", "label")} if chosen else {}
+        yield chosen, {**rest, **named}
 
 
 def _system(entry: Mapping[str, Any], path: Path) -> System:

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from difformer._compat import has_global_hooks, is_traced
 from difformer.eager import is_eager
-from difformer.native.passes import serves
-from difformer.nn.dropout import dropout, next_mask
-from difformer.nn.gram_step import gram_step
-from difformer.nn.layer_norm import LayerNorm
-from difformer.nn.mixing import Weights
-from difformer.nn.native_step import Plan, Tail, native_step
-from difformer.nn.row_step import row_step
-from difformer.nn.structure import Structure
+from difformer.kernels import cpu
+from difformer.kernels.cpu.layer import MaskKey, Plan, Tail
+from difformer.kernels.cpu.passes import serves
+from difformer.kernels.rows import LayerNorm
+from difformer.kernels.step import Weights, gram_step, unit_step
 from difformer.sparse import CSR, SparseMatrix
 
 if TYPE_CHECKING:
     from difformer.nn.conv import DIFFormerConv
+    from difformer.nn.structure import Structure
 
+NOT_IN_C = "the kernels in C take many rows of float32 on a CPU, where a compiler is at hand"
 _METHODS = ("forward", "latent", "mixed", "values", "queries_and_keys", "_queries_and_keys")
 
 
@@ -52,7 +52,7 @@ def is_plain_norm(norm: nn.Module) -> bool:
 
 def why_not_plain(conv: nn.Module) -> str | None:
     """Why a kernel may not stand in for the layer at all; None where it may."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or is_traced():
         return "the program is compiled, exported or traced"
     if "written_here" not in vars(type(conv)):
         return f"the layer is a {type(conv).__name__}, not a DIFFormerConv itself"
@@ -62,9 +62,14 @@ def why_not_plain(conv: nn.Module) -> str | None:
         part = getattr(conv, name)
         if part is not None and not is_plain_map(part):
             return f"{name} is not a plain nn.Linear with a bias: subclassed, hooked, pruned, parametrised or wrapped"
-    if nn.modules.module._has_any_global_hook():
+    if has_global_hooks():
         return "a global module hook is registered"
     return None
+
+
+def _is_default(context: Any) -> bool:
+    """Whether a context is a `Structure` whose rows count once each."""
+    return "written_here" in vars(type(context)) and context.weight is None
 
 
 def why_not_fused(conv: DIFFormerConv, z: Tensor, structure: Any) -> str | None:
@@ -72,7 +77,7 @@ def why_not_fused(conv: DIFFormerConv, z: Tensor, structure: Any) -> str | None:
     reason = why_not_plain(conv)
     if reason is not None:
         return reason
-    if type(structure) is not Structure or structure.weight is not None:
+    if not _is_default(structure):
         return "a context sums over the senders, or they have weights"
     if conv.form != "simple":
         return f"diffusivity {None if conv.diffusivity is None else conv.diffusivity.name!r} is not 1 + x"
@@ -98,59 +103,77 @@ def why_not_fused(conv: DIFFormerConv, z: Tensor, structure: Any) -> str | None:
 
 
 def why_not_gram(conv: DIFFormerConv, structure: Any) -> str | None:
-    """Why all pairs are not summed from the Gram matrix of the states, see `difformer.nn.gram`; None where they are."""
+    """Why all pairs are not summed from the Gram matrix of the states, see `kernels.gram`; None where they are."""
     if conv.form != "simple" or conv.qk_norm == "row" or conv.backend not in ("auto", "linear"):
         return "queries and keys are not linear in the states"
-    if type(structure) is not Structure or structure.segments is not None or structure.weight is not None:
+    if not _is_default(structure) or structure.segments is not None:
         return "the rows are not one graph, each counted once"
     return why_not_plain(conv)
+
+
+def why_not_fused_input(layer: nn.Module, norm: nn.Module, x: Tensor | SparseMatrix) -> str | None:
+    """Why the input layer goes operation by operation; None where a kernel in C does it."""
+    if torch.compiler.is_compiling() or is_traced():
+        return "the program is compiled, exported or traced"
+    if not isinstance(layer, nn.Linear) or not is_plain_map(layer) or not is_plain_norm(norm):
+        return "the map or the norm is not plain: subclassed, hooked, pruned, parametrised or wrapped"
+    values = x.rows.value if isinstance(x, SparseMatrix) else x
+    if isinstance(x, SparseMatrix) and values.requires_grad:
+        return "gradients of sparse features are asked for"
+    given = (values, layer.weight, layer.bias, *norm.parameters())
+    return None if serves(x.shape[0], layer.out_features, *given) else NOT_IN_C
 
 
 def fused_step(conv: DIFFormerConv, z: Tensor, structure: Any, source: Tensor | None) -> Tensor:
     """Z⁺ of a layer for which `why_not_fused` found no reason; `structure` is then a `Structure`."""
     weights, matrix = _terms(conv, z, structure)
     if _in_c(conv, z, source, matrix):
-        return native_step(z, source, None, _plan(conv, matrix, weights, Tail()), _parameters(conv))
+        return cpu.layer.fused_layer(z, source, None, _plan(conv, matrix, weights, Tail()), _parameters(conv))
     assert conv.query is not None
     if conv.qk_norm == "row":
-        return row_step(z, conv.query, conv.key, conv.value, source, matrix, weights)
+        return unit_step(z, conv.query, conv.key, conv.value, source, matrix, weights)
     return gram_step(z, conv.query, conv.key, source, matrix, weights, scaled=conv.qk_norm == "global")
 
 
+def why_not_fused_layer(
+    conv: DIFFormerConv, norm: nn.Module, z: Tensor, structure: Structure, source: Tensor | None
+) -> str | None:
+    """Why step, norm, activation and dropout go one after the other; None where one kernel in C does them all."""
+    reason = why_not_fused(conv, z, structure)
+    if reason is not None:
+        return reason
+    if not is_plain_norm(norm):
+        return "the norm is not plain: subclassed, hooked or wrapped"
+    matrix = _terms(conv, z, structure)[1]
+    return None if _in_c(conv, z, _used(conv, source), matrix, *norm.parameters()) else NOT_IN_C
+
+
 def fused_layer(
-    conv: nn.Module,
+    conv: DIFFormerConv,
     norm: nn.Module,
     z: Tensor,
     structure: Structure,
     source: Tensor | None,
     *,
     relu: bool,
-    rate: float | Tensor,
-    training: bool,
-) -> Tensor | None:
-    """Z⁺ with norm, activation and dropout in the same kernel; None where they go one after the other.
+    mask: MaskKey | None,
+) -> Tensor:
+    """Z⁺ with norm, activation and dropout, where `why_not_fused_layer` found no reason.
 
     Args:
         conv, norm: Of the layer.
         z, structure, source: As in `DIFFormerConv.forward`.
         relu: Whether the activation is ReLU; otherwise there must be none.
-        rate: Of dropout.
-        training: Whether there is dropout.
+        mask: Of dropout; None where nothing is dropped.
     """
-    if isinstance(rate, Tensor) or z.device.type != "cpu" or not is_plain_norm(norm):
-        return None
-    if "written_here" not in vars(type(conv)) or why_not_fused(conv, z, structure) is not None:  # type: ignore[arg-type]
-        return None
-    layer: Any = conv
-    weights, matrix = _terms(layer, z, structure)
-    given = source if layer.source_weight else None
-    if not _in_c(layer, z, given, matrix, *norm.parameters()):
-        return None
-    mask = next_mask(rate, training)
+    weights, matrix = _terms(conv, z, structure)
     found = norm if isinstance(norm, LayerNorm) else None
-    tail = Tail(None if found is None else found.eps, relu, mask)
-    out = native_step(z, given, found, _plan(layer, matrix, weights, tail), _parameters(layer))
-    return out if mask is not None else dropout(out, rate, training)
+    plan = _plan(conv, matrix, weights, Tail(None if found is None else found.eps, relu, mask))
+    return cpu.layer.fused_layer(z, _used(conv, source), found, plan, _parameters(conv))
+
+
+def _used(conv: DIFFormerConv, source: Tensor | None) -> Tensor | None:
+    return source if conv.source_weight else None
 
 
 def _terms(conv: DIFFormerConv, z: Tensor, structure: Structure) -> tuple[Weights, SparseMatrix | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from difformer.errors import UserError
 from difformer.sparse import SparseMatrix
 
 
@@ -21,6 +22,6 @@ def check_finite(x: Tensor | SparseMatrix, name: str = "x") -> None:
     if values.dim() > 1:
         first = (~good).nonzero()[0].tolist()
         where = f", the first at {name}[{', '.join(map(str, first))}] = {values[tuple(first)].item()}"
-    raise ValueError(
+    raise UserError(
         f"{name} holds {count} entries that are not finite{where}; fill in or drop missing values before training"
     )

@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 
 from difformer.attention.summary import Summary, Sums, summarise
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
+from difformer.errors import UserError
 from difformer.nn.structure import SMALLEST_NORM
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Stored:
 
     def norms(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if self.query_norm is None or self.key_norm is None:
-            raise ValueError("this context holds no norms of its senders; make it with store()")
+            raise UserError("this context holds no norms of its senders; make it with store()")
         return self.query_norm.to(q), self.key_norm.to(k)
 
     def latent(self, q: Tensor, k: Tensor, v: Tensor, diffusivity: str | Diffusivity, backend: str) -> Tensor:

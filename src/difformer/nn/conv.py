@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from difformer.attention import BACKENDS
 from difformer.attention.scores import form_of, score_key
 from difformer.attention.segments import Segments
-from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
+from difformer.diffusivity import Diffusivity, as_diffusivity
+from difformer.errors import UserError
 from difformer.graph import GRAPH_NORMS, Graph
 from difformer.kernels.fused import fused_step, why_not_fused, why_not_gram
+from difformer.kernels.gram import gram_attention
+from difformer.kernels.rows import unit_rows
 from difformer.nn.context import Context
-from difformer.nn.gram import gram_attention
 from difformer.nn.structure import Structure, as_structure
-from difformer.nn.unit import unit_rows
 
 QK_NORMS = ("row", "global", "none")
 INITIALISATIONS = ("identity", "torch")
@@ -93,13 +94,13 @@ class DIFFormerConv(nn.Module):
         for name, count in (("in_channels", in_channels), ("out_channels", out_channels), ("num_heads", num_heads)):
             check_count(name, count)
         if not math.isfinite(source_weight):
-            raise ValueError(f"source_weight must be a finite number, got {source_weight!r}")
+            raise UserError(f"source_weight must be a finite number, got {source_weight!r}")
         if not 0 < step_size <= 1:
-            raise ValueError(f"step_size must lie in (0, 1], got {step_size!r}")
+            raise UserError(f"step_size must lie in (0, 1], got {step_size!r}")
         if graph_weight is not None and not 0 <= graph_weight <= 1:
-            raise ValueError(f"graph_weight must lie in [0, 1], or be None to add the graph term, got {graph_weight!r}")
+            raise UserError(f"graph_weight must lie in [0, 1], or be None to add the graph term, got {graph_weight!r}")
         if in_channels != out_channels and (residual or not transform):
-            raise ValueError(
+            raise UserError(
                 f"in_channels {in_channels} and out_channels {out_channels} must be equal with residual=True or "
                 f"transform=False"
             )
@@ -145,7 +146,7 @@ class DIFFormerConv(nn.Module):
 
     def _queries_and_keys(self, z: Tensor) -> tuple[Tensor, Tensor]:
         if self.query is None:
-            raise ValueError(f"diffusivity {self.diffusivity!r} infers no exchange, so it has no queries and keys")
+            raise UserError(f"diffusivity {self.diffusivity!r} infers no exchange, so it has no queries and keys")
         shape = (z.shape[0], self.num_heads, self.out_channels)
         q = self.query(z).view(shape)
         return q, q if self.key is None else self.key(z).view(shape)
@@ -211,20 +212,20 @@ class DIFFormerConv(nn.Module):
                 `difformer.nn.context`.
         """
         if z.dim() != 2 or z.shape[1] != self.in_channels:
-            raise ValueError(f"z must have shape [N, {self.in_channels}], got {tuple(z.shape)}")
+            raise UserError(f"z must have shape [N, {self.in_channels}], got {tuple(z.shape)}")
         # A stack of runs has weights that are tensors, of which nobody may ask whether they are 0.
         used = source is not None and (isinstance(self.source_weight, Tensor) or self.source_weight != 0)
         if not used:
             source = None
         elif source.shape != (z.shape[0], self.out_channels) or source.dtype != z.dtype:  # type: ignore[union-attr]
-            raise ValueError(
+            raise UserError(
                 f"source must have shape {(z.shape[0], self.out_channels)} and type {z.dtype} as the states have, got "
                 f"{tuple(source.shape)} and {source.dtype}"  # type: ignore[union-attr]
             )
         if context is None:
             context = as_structure(z.shape[0], edge_index, edge_weight, batch)
         elif edge_index is not None or edge_weight is not None or batch is not None:
-            raise ValueError("context says who sends, so edge_index, edge_weight and batch must be left out")
+            raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
         if why_not_fused(self, z, context) is None:
             return fused_step(self, z, context, source)
         v = self.values(z)
@@ -255,9 +256,9 @@ def check_count(name: str, count: int, least: int = 1) -> None:
     except TypeError:
         enough = False
     if not enough:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {count!r}")
+        raise UserError(f"{name} must be an integer of at least {least}, got {count!r}")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

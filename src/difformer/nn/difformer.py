@@ -12,16 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.attention.segments import Segments
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
+from difformer.errors import UserError
 from difformer.graph import Graph
-from difformer.kernels.fused import fused_layer
+from difformer.kernels.cpu.input import fused_input
+from difformer.kernels.features import linear
+from difformer.kernels.fused import fused_layer, why_not_fused_input, why_not_fused_layer
+from difformer.kernels.rows import LayerNorm
 from difformer.nn.context import Context
 from difformer.nn.conv import DIFFormerConv, check_count
-from difformer.nn.dropout import dropout
+from difformer.nn.dropout import dropout, next_mask
 from difformer.nn.inspection import EnergyProfile, StrongestPairs, energy_profile, strongest_pairs
-from difformer.nn.layer_norm import LayerNorm
-from difformer.nn.native_input import native_input
-from difformer.nn.native_input import reference as reference_input
 from difformer.nn.structure import Structure, as_structure
 from difformer.sparse import SparseMatrix
 
@@ -117,9 +118,17 @@ class DIFFormer(nn.Module):
 
     def encode(self, x: Tensor | SparseMatrix) -> Tensor:
         """Z⁰ of the features; a bag of words stays sparse."""
-        given = (self.input, self.input_norm, x, self.dropout, self.training)
-        whole = native_input(*given)
-        return reference_input(*given) if whole is None else whole
+        if not isinstance(self.dropout, Tensor) and why_not_fused_input(self.input, self.input_norm, x) is None:
+            mask = next_mask(self.dropout, self.training)
+            norm = None if isinstance(self.input_norm, nn.Identity) else self.input_norm
+            z = fused_input(self.input, norm, x, mask)
+            return z if mask is not None else dropout(z, self.dropout, self.training)
+        return dropout(functional.relu(self.input_norm(linear(self.input, x))), self.dropout, self.training)
+
+    @property
+    def _may_fuse(self) -> bool:
+        """Whether activation and dropout are ones that kernels know; a stack of runs has rates that are tensors."""
+        return self.activation in (None, "relu") and not isinstance(self.dropout, Tensor)
 
     def advance(
         self,
@@ -134,12 +143,12 @@ class DIFFormer(nn.Module):
     ) -> Tensor:
         """Z^(k+1) from Z^(k) and Z⁰: layer k, its norm, activation and dropout."""
         layer, norm = self.layers[k], self.norms[k]
-        if context is None and type(layer) is DIFFormerConv and self.activation in (None, "relu"):
+        if context is None and type(layer) is DIFFormerConv and self._may_fuse:
             structure = as_structure(z.shape[0], edge_index, edge_weight, batch)
-            relu, rate, training = self.activation is not None, self.dropout, self.training
-            whole = fused_layer(layer, norm, z, structure, source, relu=relu, rate=rate, training=training)
-            if whole is not None:
-                return whole
+            if why_not_fused_layer(layer, norm, z, structure, source) is None:
+                mask, relu = next_mask(self.dropout, self.training), self.activation == "relu"
+                z = fused_layer(layer, norm, z, structure, source, relu=relu, mask=mask)
+                return z if mask is not None else dropout(z, self.dropout, self.training)
         # A layer of your own need not know of contexts unless it is given one.
         options = {} if context is None else {"context": context}
         z = norm(layer(z, edge_index, edge_weight, batch, source=source, **options))
@@ -162,9 +171,9 @@ class DIFFormer(nn.Module):
         if isinstance(x, Tensor) and x.layout != torch.strided:
             x = SparseMatrix.of(x)
         if x.dim() != 2 or x.shape[1] != self.input.in_features:
-            raise ValueError(f"x must have shape [N, {self.input.in_features}], got {tuple(x.shape)}")
+            raise UserError(f"x must have shape [N, {self.input.in_features}], got {tuple(x.shape)}")
         if x.dtype != self.input.weight.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ValueError(f"x is {x.dtype}, the model {self.input.weight.dtype}: convert one, for example x.float()")
+            raise UserError(f"x is {x.dtype}, the model {self.input.weight.dtype}: convert one, for example x.float()")
         return x, as_structure(x.shape[0], edge_index, edge_weight, batch)
 
     def embed(
@@ -179,7 +188,7 @@ class DIFFormer(nn.Module):
         """Final states Z^L, ``[N, hidden_channels]``; see `forward` for the arguments."""
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
         if context is not None and (edge_index is not None or batch is not None):
-            raise ValueError("context says who sends, so edge_index, edge_weight and batch must be left out")
+            raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
         contexts = context if isinstance(context, Sequence) else (context,) * len(self.layers)
         z = source = self.encode(x)
         for k in range(len(self.layers)):
@@ -250,7 +259,7 @@ class DIFFormer(nn.Module):
         """
         number = layer + len(self.layers) if layer < 0 else layer
         if not 0 <= number < len(self.layers):
-            raise ValueError(f"layer must lie in {-len(self.layers)} … {len(self.layers) - 1}, got {layer}")
+            raise UserError(f"layer must lie in {-len(self.layers)} … {len(self.layers) - 1}, got {layer}")
         states, structure = self._inspected(x, edge_index, edge_weight, batch)
         chosen: DIFFormerConv = self.layers[number]  # type: ignore[assignment]
         options = {"top_k": top_k, "head": head, "include_self": include_self}
@@ -314,6 +323,6 @@ def _check(sizes: dict[str, int], num_layers: int, activation: str | None, rate:
         check_count(name, count)
     check_count("num_layers", num_layers, least=0)
     if activation is not None and activation not in ACTIVATIONS:
-        raise ValueError(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        raise UserError(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if not 0 <= rate < 1:
-        raise ValueError(f"dropout must lie in [0, 1), got {rate!r}")
+        raise UserError(f"dropout must lie in [0, 1), got {rate!r}")

@@ -21,7 +21,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.nn.halves import halves
+from difformer.kernels.cpu.layer import MaskKey
 
 
 class _Place:
@@ -139,24 +138,6 @@ def keyed_uniform(
     return _keyed(_uniform, shape, device, dtype, nodes) if _open else None
 
 
-@dataclass(frozen=True)
-class MaskKey:
-    """All that a mask follows from, for kernels that work it out by themselves.
-
-    Args:
-        first: The first int16 that keeps an entry.
-        scale: 1 / (1 - p).
-        key, twin: The two halves of the key, the number of the dropout mixed in.
-        numbers: ``[N]`` int32 numbers of the rows, from 1; None for 1 … N.
-    """
-
-    first: int
-    scale: float
-    key: int
-    twin: int
-    numbers: Tensor | None
-
-
 def next_mask(p: float, training: bool) -> MaskKey | None:
     """The key of the next mask, which is thereby used; None where nothing is dropped or there is no `dropout_key`."""
     place = _current.place
@@ -258,3 +239,36 @@ def _words(place: _Place, held: Tensor | None, count: int, columns: int, site: i
 def _ramp(count: int, device: torch.device) -> Tensor:
     """``[count]`` int32, 1 … count spread over all 32 bits."""
     return torch.arange(1, count + 1, dtype=torch.int32, device=device) * _GOLDEN
+
+
+def halves(h: Tensor) -> Tensor:
+    """``[…, c]`` int32 as ``[…, 2c]`` int16, low half first."""
+    if _views_are_stacked():
+        return h.view(torch.int16)
+    return _AsInt16.apply(h)
+
+
+class _AsInt16(torch.autograd.Function):
+    """The view, with the rule for vmap that older versions of torch lack."""
+
+    @staticmethod
+    def forward(h: Tensor) -> Tensor:
+        return h.view(torch.int16)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], h: Tensor) -> tuple[Tensor, int]:
+        return h.movedim(in_dims[0], 0).contiguous().view(torch.int16), 0
+
+
+@lru_cache(maxsize=1)
+def _views_are_stacked() -> bool:
+    """Whether this torch can look at a tensor as another type inside vmap; older ones cannot."""
+    try:
+        torch.vmap(lambda x: x.view(torch.int16))(torch.zeros(1, 2, dtype=torch.int32))
+    except RuntimeError:
+        return False
+    return True

@@ -16,8 +16,9 @@ from torch.nn import functional
 
 from difformer.attention.reference import attention_matrix
 from difformer.attention.segments import Segments, as_segments
-from difformer.diffusion.diffusivity import CONSTANT, Diffusivity
 from difformer.diffusion.energy import effective_rank, penalty
+from difformer.diffusivity import CONSTANT, Diffusivity
+from difformer.errors import UserError
 from difformer.nn.structure import Structure
 
 if TYPE_CHECKING:
@@ -60,14 +61,14 @@ def attention_rows(
     """
     if layer.diffusivity is None or layer.form == "identity":
         name = None if layer.diffusivity is None else layer.diffusivity.name
-        raise ValueError(f"diffusivity {name!r} propagates over no latent pairs, so there is no attention to look at")
+        raise UserError(f"diffusivity {name!r} propagates over no latent pairs, so there is no attention to look at")
     if layer.query is None:  # constant: every pair alike
         q = k = z.new_zeros(z.shape[0], layer.num_heads, 1)
     else:
         q, k = layer.queries_and_keys(z, Structure(None, segments))
     if head is not None:
         if not 0 <= head < layer.num_heads:
-            raise ValueError(f"head must lie in 0 … {layer.num_heads - 1}, got {head}")
+            raise UserError(f"head must lie in 0 … {layer.num_heads - 1}, got {head}")
         q, k = q[:, head : head + 1], k[:, head : head + 1]
     for nodes in _graphs(z, segments):
         keys = k[nodes]
@@ -96,7 +97,7 @@ def strongest_pairs(
 ) -> StrongestPairs:
     """The `top_k` pairs with the largest attention, never more than a block of rows of attention in memory."""
     if top_k < 1:
-        raise ValueError(f"top_k must be at least 1, got {top_k}")
+        raise UserError(f"top_k must be at least 1, got {top_k}")
     none = torch.empty(0, dtype=torch.long, device=z.device)
     best, source, target = z.new_empty(0), none, none
     for rows, columns, weights in attention_rows(layer, z, as_segments(batch), head=head, block_size=block_size):

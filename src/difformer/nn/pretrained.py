@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
+from difformer.errors import UserError
 from difformer.files import write_whole
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ FORMAT_VERSION = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
-class PretrainedError(ValueError):
+class PretrainedError(UserError):
     """A saved model that cannot be read: damaged, foreign, or written by a newer version."""
 
 
@@ -106,7 +107,7 @@ def _check_flags(config: dict[str, Any]) -> None:
     """Flags are true or false: a text would count as true."""
     for name in ("transform", "norm", "residual", "tied_qk"):
         if not isinstance(config.get(name, True), bool):
-            raise ValueError(f"{name} must be true or false, got {config[name]!r}")
+            raise UserError(f"{name} must be true or false, got {config[name]!r}")
 
 
 def read_metadata(content: bytes) -> dict[str, str]:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from difformer.errors import UserError
+
 if TYPE_CHECKING:
     from difformer.nn.difformer import DIFFormer
 
@@ -50,7 +52,7 @@ def from_public_code(state_dict: dict[str, Tensor], *, diffusivity: str = "simpl
     out_channels = state_dict["fcs.1.weight"].shape[0]
     layers = sorted({int(name.split(".")[1]) for name in state_dict if name.startswith("convs.")})
     if layers != list(range(len(layers))):
-        raise ValueError(f"layers must be numbered from 0 without a gap, got convs of {layers}")
+        raise UserError(f"layers must be numbered from 0 without a gap, got convs of {layers}")
     _require(state_dict, *[f"convs.{i}.{part}" for i in layers for part in ("Wq", "Wk")])
     heads = state_dict["convs.0.Wq.weight"].shape[0] // hidden if layers else 1
     transform = "convs.0.Wv.weight" in state_dict
@@ -71,7 +73,7 @@ def from_public_code(state_dict: dict[str, Tensor], *, diffusivity: str = "simpl
     # Their LayerNorms are made, and saved, also where they are not used.
     strange = [name for name in state_dict if name not in expected and not name.startswith("bns.")]
     if strange:
-        raise ValueError(f"parameters that no DIFFormer of the public code has: {', '.join(sorted(strange)[:5])}")
+        raise UserError(f"parameters that no DIFFormer of the public code has: {', '.join(sorted(strange)[:5])}")
     taken = {
         f"{ours}.{part}": state_dict[f"{theirs}.{part}"]
         for theirs, ours in names.items()
@@ -80,14 +82,14 @@ def from_public_code(state_dict: dict[str, Tensor], *, diffusivity: str = "simpl
     try:
         model.load_state_dict(taken)
     except RuntimeError as error:
-        raise ValueError(f"the parameters do not fit together: {error}") from error
+        raise UserError(f"the parameters do not fit together: {error}") from error
     return model
 
 
 def _require(state_dict: dict[str, Tensor], *modules: str) -> None:
     missing = [f"{m}.{part}" for m in modules for part in ("weight", "bias") if f"{m}.{part}" not in state_dict]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"parameters missing from the state_dict: {', '.join(missing[:5])}; expected the authors' names "
             f"(fcs.0, fcs.1, bns.i, convs.i.Wq, convs.i.Wk, convs.i.Wv), got {', '.join(list(state_dict)[:5])} …"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from difformer.attention.segments import Segments, as_segments
+from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.nn.protocol import Model
 from difformer.sparse import SparseMatrix
@@ -18,14 +19,14 @@ def readout(states: Tensor, batch: Tensor | Segments | None = None, how: str = "
     A graph number without a node gives zeros, so that row g of the result always is graph g.
     """
     if how not in READOUTS:
-        raise ValueError(f"readout must be one of {', '.join(READOUTS)}, got {how!r}")
+        raise UserError(f"readout must be one of {', '.join(READOUTS)}, got {how!r}")
     segments = as_segments(batch)
     if segments is None:
         if how == "max":
             return states.amax(0, keepdim=True)
         return states.sum(0, keepdim=True) if how == "sum" else states.mean(0, keepdim=True)
     if segments.batch.numel() != states.shape[0]:
-        raise ValueError(f"batch names {segments.batch.numel()} rows, but there are {states.shape[0]} states")
+        raise UserError(f"batch names {segments.batch.numel()} rows, but there are {states.shape[0]} states")
     zeros = states.new_zeros(segments.num_graphs, states.shape[1])
     if how == "max":
         index = segments.batch.unsqueeze(1).expand_as(states)
@@ -51,7 +52,7 @@ class GraphLevel(nn.Module):
     def __init__(self, encoder: Model, how: str = "mean") -> None:
         super().__init__()
         if how not in READOUTS:
-            raise ValueError(f"readout must be one of {', '.join(READOUTS)}, got {how!r}")
+            raise UserError(f"readout must be one of {', '.join(READOUTS)}, got {how!r}")
         self.encoder = encoder
         self.how = how
 

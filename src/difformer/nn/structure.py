@@ -7,13 +7,15 @@ graph, and along the observed edges.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from difformer.attention import propagate
 from difformer.attention.segments import Segments, as_segments
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
+from difformer.errors import UserError
 from difformer.graph import Graph, as_graph
 
 SMALLEST_NORM = 1e-12
@@ -35,6 +37,8 @@ class Structure:
     segments: Segments | None = None
     has_edges: Tensor | None = None
     weight: Tensor | None = None
+
+    written_here: ClassVar[bool] = True  # not inherited: kernels know this class alone, see `difformer.kernels.fused`
 
     def norms(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """‖Q‖ and ‖K‖ over the nodes and heads of each graph, shaped to divide ``[N, H, d]``."""
@@ -71,18 +75,18 @@ def as_structure(
         ValueError: If edges, weights or batch do not fit `num_nodes` rows.
     """
     if isinstance(batch, Tensor) and torch.compiler.is_compiling():
-        raise ValueError(
+        raise UserError(
             "inside torch.compile and torch.export the graphs of a batch must be known beforehand: "
             "pass batch=difformer.attention.Segments(batch), made outside"
         )
     segments = as_segments(batch)
     if segments is not None and segments.batch.numel() != num_nodes:
-        raise ValueError(f"batch must name a graph for each of the {num_nodes} rows of x, got {segments.batch.numel()}")
+        raise UserError(f"batch must name a graph for each of the {num_nodes} rows of x, got {segments.batch.numel()}")
     if weight is not None and weight.shape != (num_nodes,):
-        raise ValueError(f"weight must have one entry per row, shape ({num_nodes},), got {tuple(weight.shape)}")
+        raise UserError(f"weight must have one entry per row, shape ({num_nodes},), got {tuple(weight.shape)}")
     if edge_index is None:
         if edge_weight is not None:
-            raise ValueError("edge_weight was given without edge_index")
+            raise UserError("edge_weight was given without edge_index")
         return Structure(None, segments, weight=weight)
     graph = as_graph(edge_index, num_nodes, edge_weight)
     if graph.num_edges == 0:

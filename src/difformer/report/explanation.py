@@ -51,11 +51,12 @@ from difformer.report.gather import (
     column_names,
     is_diffusion,
     make_scene,
+    source_columns,
     usual_number,
 )
 from difformer.report.layers import attention_of
 from difformer.training.run_folder import RunFolder
-from difformer.training.using import Loaded, load_run
+from difformer.training.trained_run import Loaded, load_run
 
 PARTS = ("self", "latent", "observed", "source")
 QUADRATURE, COARSE, MANY = 24, 6, 20_000  # points of the path, and fewer where there are many rows
@@ -115,7 +116,7 @@ class Passage:
     Args:
         scene: What was passed through.
         states: Z⁰ … Z^L, ready to be differentiated.
-        before: Z^(k+1) before norm and activation, a layer each.
+        before: Z^(k+1) before norm and activation, one per layer.
     """
 
     scene: Scene
@@ -215,18 +216,22 @@ def _given(layer: DIFFormerConv, z: Tensor, scene: Scene, i: int) -> dict[str, t
     return found
 
 
-def _through_norm(model: DIFFormer, k: int, p: Tensor, slope: Tensor) -> Tensor:
-    """g: from the slope at z⁺ to that at p, the deviation of the LayerNorm held fixed."""
-    norm = model.norms[k]
+def _before_activation(model: DIFFormer, k: int, p: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """LayerNorm(p_i), and ∂m there from ∂m/∂z_i⁺."""
     with torch.enable_grad():
-        after = norm(p.unsqueeze(0))[0].detach().requires_grad_()
+        after = model.norms[k](p.unsqueeze(0))[0].detach().requires_grad_()
         if model.activation is not None:
             (slope,) = torch.autograd.grad(ACTIVATIONS[model.activation](after), after, slope)
+    return after.detach(), slope
+
+
+def _through_norm(model: DIFFormer, k: int, p: Tensor, slope: Tensor) -> Tensor:
+    """g: from the slope at z⁺ to that at p, the deviation of the LayerNorm held fixed."""
+    norm, (_, slope) = model.norms[k], _before_activation(model, k, p, slope)
     if isinstance(norm, nn.Identity):
         return slope
     scaled = slope * norm.weight  # type: ignore[operator]
-    deviation = (p.var(unbiased=False) + norm.eps).sqrt()  # type: ignore[operator]
-    return (scaled - scaled.mean()) / deviation
+    return (scaled - scaled.mean()) / (p.var(unbiased=False) + norm.eps).sqrt()  # type: ignore[operator]
 
 
 @torch.no_grad()
@@ -246,12 +251,8 @@ def last_terms(passage: Passage, effects: dict[str, float], slopes: Tensor, i: i
     bias = score - float(given.sum())  # of the output layer
     if effects:
         k, norm = len(model.layers) - 1, model.norms[-1]
-        after = norm(passage.before[k][i].unsqueeze(0))[0]
-        slope = slopes[i]
+        after, slope = _before_activation(model, k, passage.before[k][i], slopes[i])
         if model.activation is not None:
-            with torch.enable_grad():
-                at = after.clone().requires_grad_()
-                (slope,) = torch.autograd.grad(ACTIVATIONS[model.activation](at), at, slopes[i])
             terms["activation"] = float(given[i] - slope @ after)
         if not isinstance(norm, nn.Identity):
             bias += float(slope @ norm.bias)  # type: ignore[operator]
@@ -268,7 +269,7 @@ class Attribution:
     Args:
         value: F(X): probability of the predicted class or column, or the predicted value.
         base: The same if every instance had the average row.
-        columns: Effect of each column of the instance; of a graph, of each column of all its nodes.
+        columns: Effect of each column of the user's table, in the instance's row; of a graph, in all its nodes' rows.
         neighbours: Effect of each instance that an observed edge leads from, by name; self-loops are not neighbours.
         others: Effect of all other instances together.
         gap: What quadrature leaves of value - base.
@@ -316,10 +317,14 @@ def attribute(loaded: Loaded, scene: Scene, place: int, names: Callable[[int], s
         linked = [j for j in source[target == place].unique().tolist() if j != place]
     given = {j: float(each[j]) for j in linked}
     others = 0.0 if whole else float(each.sum() - each[place]) - sum(given.values())
-    heads = loaded.task.feature_names if len(loaded.task.feature_names) == x.shape[1] else ()
-    columns = {(heads[c] if heads else f"column {c}"): v for c, v in enumerate(own.tolist())}
+    columns = {f"column {c}": v for c, v in enumerate(own.tolist())}
+    if x.shape[1] == loaded.task.num_features:
+        columns = {name: float(own[held].sum()) for name, held in source_columns(loaded.task).items()}
     gap = top - base - float(effects.sum())
-    return Attribution(top, base, columns, {names(j): v for j, v in given.items()}, others, gap)
+    neighbours: dict[str, float] = {}
+    for j, v in given.items():
+        neighbours[names(j) if names(j) not in neighbours else f"{names(j)} (number {j})"] = v
+    return Attribution(top, base, columns, neighbours, others, gap)
 
 
 def sentence(task: Task, prediction: str, found: Attribution | None) -> str:
@@ -342,9 +347,8 @@ def sentence(task: Task, prediction: str, found: Attribution | None) -> str:
         parts.append(f"neighbour{'s' * (len(found.neighbours) > 1)} {', '.join(listed)}")
     if abs(found.others) >= least and found.others:
         parts.append(f"all other instances ({found.others:+{form}})")
-    return (
-        f"Predicted {prediction} ({found.value:{form}}; {found.base:{form}} with average features): {'; '.join(parts)}."
-    )
+    value = "" if task.problem == "regression" else f"{found.value:{form}}; "
+    return f"Predicted {prediction} ({value}{found.base:{form}} with average features): {'; '.join(parts)}."
 
 
 def _largest_named(effects: dict[str, float], least: float) -> tuple[list[tuple[str, float]], float]:
@@ -437,7 +441,7 @@ def explain_nodes(loaded: Loaded, nodes: Sequence[Place], *, top_k: int = 8) -> 
         scene = passages[number].scene
         one = _explain(loaded, passages[number], place, top_k)
         title = _title(loaded, one, usual=_pair(node, loaded.task.instance_names)[0] is None)
-        parts = attribute(loaded, scene, one.node, _names(loaded.task, scene))
+        parts = attribute(loaded, scene, one.node, _namer(loaded.task, scene))
         text = sentence(loaded.task, one.prediction, parts)
         found.append(replace(one, title=title, attribution=parts, sentence=text))
     return found
@@ -521,7 +525,7 @@ def _explain(loaded: Loaded, passage: Passage, place: int | None, top_k: int) ->
         slopes = torch.autograd.grad(score, states, retain_graph=True)
     if place is None:
         place = int((slopes[-1] * states[-1].detach()).sum(1).abs().argmax())
-    names = _names(loaded.task, scene)
+    names = _namer(loaded.task, scene)
     steps = [take_apart(passage, k, slopes[k + 1][place], place, names, top_k) for k in range(len(model.layers))]
     prediction, target = _said(loaded.task, scene, place, outputs.detach())
     value = float(score.detach())
@@ -545,21 +549,11 @@ def _column(task: Task, outputs: Tensor) -> int:
     return int(outputs.detach().abs().argmax()) if task.problem == "multilabel" else 0
 
 
-class _Names:
-    """Names of the instances of a scene."""
-
-    def __init__(self, names: Sequence[str], what: str) -> None:
-        self.names, self.what = names, what
-
-    def __call__(self, i: int) -> str:
-        return self.names[i] if i < len(self.names) else f"{self.what} {i}"
-
-
-def _names(task: Task, scene: Scene) -> _Names:
-    if task.kind == "nodes":
-        return _Names(task.instance_names, "instance")
-    names = task.instance_names if task.kind == "series" and len(task.instance_names) == scene.size else ()
-    return _Names(names, "node")
+def _namer(task: Task, scene: Scene) -> Callable[[int], str]:
+    """What the instances of a scene are called."""
+    fits = task.kind == "nodes" or (task.kind == "series" and len(task.instance_names) == scene.size)
+    names, what = task.instance_names if fits else (), "instance" if task.kind == "nodes" else "node"
+    return lambda i: names[i] if i < len(names) else f"{what} {i}"
 
 
 def _said(task: Task, scene: Scene, place: int, outputs: Tensor) -> tuple[str, str]:
@@ -593,17 +587,11 @@ def worth_explaining(material: Material) -> list[Place]:
         flat = gap.reshape(gap.shape[0], -1).sum(1).nan_to_num(-1)
         return [(number, int(flat.argmax()))]
     part = material.rows
-    if not part.numel():
-        return []
+    y, o = task.y[part], outputs[part]
     if task.problem == "multiclass":
-        return _surprising(part, outputs[part], task.y[part])
-    if task.problem == "multilabel":
-        targets = task.y[part].reshape(outputs[part].shape)
-        sign = torch.where(targets > 0.5, 1.0, -1.0)
-        loss = torch.nn.functional.softplus(-sign * outputs[part]).masked_fill(targets.isnan(), 0).sum(1)
-        return [int(part[i]) for i in loss.topk(min(WRONG, part.numel())).indices]
-    gap = (outputs[part].reshape(task.y[part].shape) - task.y[part]).abs().reshape(part.numel(), -1).sum(1)
-    return [int(part[i]) for i in gap.nan_to_num(-1).topk(min(WRONG, part.numel())).indices]
+        return _surprising(part, o, y)
+    gap = ((o.sigmoid() if task.problem == "multilabel" else o).reshape(y.shape) - y).abs().nan_to_num(0)
+    return part[gap.reshape(len(part), -1).sum(1).topk(min(WRONG, len(part))).indices].tolist() if len(part) else []
 
 
 def _surprising(part: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor) -> list[Place]:

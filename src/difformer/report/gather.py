@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +22,10 @@ from difformer.errors import UserError
 from difformer.files import RunFolderError
 from difformer.graph import Graph
 from difformer.nn import DIFFormer, GraphLevel
-from difformer.training.feeding import Inputs
+from difformer.training.feeds import Inputs
 from difformer.training.predictions import Predictions
 from difformer.training.run_folder import RunFolder
-from difformer.training.using import Loaded, best_seed, load_run
+from difformer.training.trained_run import Loaded, best_seed, load_run
 
 SEED = 0  # of every sample that is drawn
 DENSE_ENTRIES = 50_000_000  # of features; larger ones stay as they are and are not looked at column by column
@@ -248,13 +249,34 @@ def dense_rows(task: Task, rows: Tensor, snapshot: int | None = None) -> Tensor:
     return (x.to_dense() if x.layout != torch.strided else x).float()
 
 
-def original_rows(task: Task, rows: Tensor) -> Tensor:
-    """The same in the units of the user's table: a standardisation that the task carries is undone."""
+def source_columns(task: Task) -> dict[str, list[int]]:
+    """Columns of the user's table, each with the numbers of the encoded columns that it became."""
+    if task.preprocessing is None:
+        names = task.feature_names or [f"column {c}" for c in range(task.num_features)]
+        return {name: [c] for c, name in enumerate(names)}
+    found, start = {}, 0
+    for name, encoded in task.preprocessing.groups().items():
+        found[name] = list(range(start, start + len(encoded)))
+        start += len(encoded)
+    return found
+
+
+def original_cells(task: Task, rows: Tensor, columns: Sequence[Sequence[str]]) -> list[list[Any]]:
+    """Of every row the cells of some columns, its own ones, as the user's table has them."""
     x, scaling = dense_rows(task, rows), task.scaling
-    if scaling is None:
-        return x
-    found = x.double() * scaling.scale + (0.0 if scaling.shift is None else scaling.shift)
-    return torch.where(found.abs() < 1e-6 * scaling.scale, 0.0, found)  # what rounding leaves of a zero
+    if task.preprocessing is not None:
+        held = task.preprocessing.original(x)
+        return [[cells[name] for name in names] for cells, names in zip(held, columns, strict=True)]
+    if scaling is not None:
+        x = x.double() * scaling.scale + (0.0 if scaling.shift is None else scaling.shift)
+        x = torch.where(x.abs() < 1e-6 * scaling.scale, 0.0, x)  # what rounding leaves of a zero
+    place = {name: c for name, (c,) in source_columns(task).items()}
+    return [[rounded(float(row[place[n]]), 4) for n in names] for row, names in zip(x, columns, strict=True)]
+
+
+def layer_names(count: int) -> list[str]:
+    """Of a DIFFormer's states."""
+    return ["input", *(f"layer {k}" for k in range(1, count))]
 
 
 def column_names(task: Task) -> list[str]:

@@ -26,8 +26,8 @@ from torch.nn import functional
 from difformer.attention.linear import LINEAR
 from difformer.attention.reference import attention_matrix
 from difformer.diffusion import AllPairAttention, diffuse, penalty
-from difformer.diffusion.diffusivity import CONSTANT
 from difformer.diffusion.energy import effective_rank
+from difformer.diffusivity import CONSTANT
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.inspection import PAIRS_OF_A_BLOCK
 from difformer.report.gather import Scene, draw
@@ -303,7 +303,7 @@ def layer_energies(scene: Scene, classes: Tensor | None = None) -> LayerEnergies
         rank,
         spread,
         separation or None,
-        None if layer is None else _theorem(layer, states[0], len(model.layers)),
+        None if layer is None else _theorem(layer, states[0], len(model.layers), scene.graph is not None),
         () if layer is None else uncovered(model, scene),
         None if some is None else some.numel(),
     )
@@ -319,15 +319,19 @@ def _between(z: Tensor, classes: Tensor) -> float:
     return float((sizes.unsqueeze(1) * (means - z.mean(0)).square()).sum()) / total if total > 0 else 0.0
 
 
-def _theorem(layer: DIFFormerConv, z: Tensor, steps: int) -> list[float] | None:
-    """Mean δ along Z⁺ = (1-τ)Z + τ D̄⁻¹ΩZ from the unit Z⁰; None without pairs or without τ < 1."""
-    if layer.diffusivity is None or layer.form == "identity" or not layer.residual or layer.step_size >= 1:
+def _theorem(layer: DIFFormerConv, z: Tensor, steps: int, edges: bool) -> list[float] | None:
+    """Mean δ along Z⁺ = (1-τ)Z + τ D̄⁻¹ΩZ from the unit Z⁰; None without pairs or without 0 < τ < 1.
+
+    In a graph without edges each instance's own value is mixed in with weight w, so the step is τ(1 - w).
+    """
+    step = layer.step_size * (1 if edges or layer.graph_weight is None else 1 - layer.graph_weight)
+    if layer.diffusivity is None or layer.form == "identity" or not layer.residual or not 0 < step < 1:
         return None
     start = functional.normalize(z[draw(z.shape[0], THEOREM_LIMIT)].double(), dim=-1)
     start = start[start.square().sum(1) > 0.5]  # a state that is zero has no direction
     if start.shape[0] < 2:
         return None
-    states = diffuse(start, AllPairAttention(layer.diffusivity), steps=steps, step_size=layer.step_size, save="all")
+    states = diffuse(start, AllPairAttention(layer.diffusivity), steps=steps, step_size=step, save="all")
     measure = penalty(layer.diffusivity)
     return [float(measure(state)) / start.shape[0] ** 2 for state in states]
 

@@ -34,10 +34,12 @@ from difformer.report.gather import (
     draw,
     encoder_of,
     is_diffusion,
-    original_rows,
+    layer_names,
+    original_cells,
     rounded,
     said,
     shortened,
+    source_columns,
 )
 from difformer.report.layers import (
     LatentLayer,
@@ -49,7 +51,7 @@ from difformer.report.layers import (
     why_no_attention,
 )
 from difformer.training.source import TaskSource
-from difformer.training.using import Loaded
+from difformer.training.trained_run import Loaded
 
 POINTS, PICTURES = 3_000, 1_000
 NUMBERS = 60_000  # points times layers: deep models show fewer points
@@ -80,11 +82,6 @@ class Map:
     notes: tuple[str, ...]
     shown: Tensor
     latent: tuple[LatentLayer, ...] = ()
-
-
-def layer_names(count: int) -> list[str]:
-    """Of a DIFFormer's states."""
-    return ["input", *(f"layer {k}" for k in range(1, count))]
 
 
 def scene_map(
@@ -194,14 +191,11 @@ def _joined(
     if scene is not None and scene.states is not None and len(scene.difformer.layers):
         if why_no_attention(scene.difformer.layers[0]) is None:  # type: ignore[arg-type]
             latent = tuple(latent_layers(scene, shown, classes))
-            asked = asking(shown, scene.size).numel()
-            if asked < shown.numel():
-                notes = (
-                    *notes,
-                    f"Attention was computed from {asked:,} of the shown {shown.numel():,} to all others.",
-                )
-            base = None if classes is None else chance(classes, shown)
-            count = 0 if classes is None else int((classes[shown] >= 0).sum())
+            asked = shown[asking(shown, scene.size)]
+            if (count := asked.numel()) < shown.numel():
+                notes = (*notes, f"Attention was computed from {count:,} of the shown {shown.numel():,} to all others.")
+            base = None if classes is None else chance(classes, asked)
+            count = 0 if classes is None else int((classes[asked] >= 0).sum())
             data["uniform"] = [near_uniform(one, base, count) for one in latent]
         source, target = observed_pairs(scene, shown)
         edges = set(zip(source.tolist(), target.tolist(), strict=True))
@@ -402,15 +396,16 @@ def _strong_columns(task: Task, rows: Tensor) -> list[str]:
     """The columns in which an instance is most unusual, in original units, where columns have names."""
     if not task.feature_names or task.kind != "nodes":
         return [""] * rows.numel()
-    cells = original_rows(task, rows)
     score = dense_rows(task, rows)
     if task.x.layout == torch.strided and task.x.numel() <= DENSE_ENTRIES:
         spread = task.x.float().std(0)
         score = (score - task.x.float().mean(0)) / torch.where(spread > 0, spread, 1.0)
-    top = score.abs().topk(min(TOP_COLUMNS, score.shape[1]), dim=1).indices
+    groups = source_columns(task)
+    names, score = list(groups), torch.stack([score[:, c].abs().amax(1) for c in groups.values()], 1)
+    top = [[names[c] for c in row] for row in score.topk(min(TOP_COLUMNS, len(names)), dim=1).indices.tolist()]
     return [
-        ", ".join(f"{shortened(task.feature_names[c], TITLE_LENGTH)} {cells[i, c]:.4g}" for c in columns)
-        for i, columns in enumerate(top.tolist())
+        ", ".join(f"{shortened(name, TITLE_LENGTH)} {cell}" for name, cell in zip(own, cells, strict=True))
+        for own, cells in zip(top, original_cells(task, rows, top), strict=True)
     ]
 
 

@@ -7,6 +7,7 @@ calibration error over bins b of the predicted probability is Σ_b n_b/n |accura
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Sequence
@@ -24,8 +25,9 @@ from difformer.report.gather import (
     column_names,
     dense_rows,
     draw,
-    original_rows,
+    original_cells,
     rounded,
+    source_columns,
 )
 from difformer.training.metrics import find_metric, rocauc
 from difformer.training.predictions import Predictions
@@ -35,7 +37,8 @@ SHOWN_CLASSES = 30
 SCATTER_POINTS = 2_000
 BINS, CONFIDENCE_BINS = 60, 10
 ERRORS, ERROR_COLUMNS = 300, 12
-FIT_ENTRIES, FIT_SPLITS, FIT_COLUMNS = 20_000_000, 5, 16
+# Of linear models: rows times features times classes, the least number of rows, splits, target columns.
+FIT_WORK, LEAST_ROWS, FIT_SPLITS, FIT_COLUMNS = 50_000_000, 200, 5, 16
 TRIED_COLUMNS, REPEATS, SECONDS = 64, 3, 10.0
 Array = np.ndarray[Any, Any]
 Spread = tuple[float, float | None]
@@ -245,28 +248,31 @@ def baselines(material: Material) -> tuple[Baseline, Baseline]:
     """A constant prediction and a linear model on the features alone, fitted on the training part of the run's splits.
 
     The linear model is a logistic regression (ridge for values and for many columns) on standardised features; of
-    graphs on the mean of their nodes. At most `FIT_SPLITS` splits are used, and `FIT_ENTRIES` entries of features.
+    graphs on the mean of their nodes. At most `FIT_SPLITS` splits are used; a large training part is sampled, and the
+    name says so.
     """
     task, metric = material.task, find_metric(material.folder.summary().metric)
     splits: dict[str, Split] = {}
     for result in material.folder.results():
         splits.setdefault(result["split"], material.folder.split_of(task, result["seed"]))
-    constant: list[float] = []
-    linear: list[float] = []
+    each = task.num_features * task.num_outputs * (task.num_nodes if task.kind == "series" else 1)
+    limit, sampled = max(LEAST_ROWS, FIT_WORK // each), False
+    found: tuple[list[float], list[float]] = ([], [])
     for split in list(splits.values())[:FIT_SPLITS]:
-        part = split.parts()[material.part]
+        part, train = split.parts()[material.part], split.train[draw(split.train.numel(), limit)]
+        sampled |= train.numel() < split.train.numel()
         y = task.y[part]
-        for model, values in ((_constant, constant), (_linear, linear)):
-            outputs = (
-                torch.from_numpy(model(task, split.train, part)).float().reshape(*y.shape[:1], -1, task.num_outputs)
-            )
-            values.append(float(metric(outputs.squeeze(1) if task.kind != "series" else outputs, y)))
+        shape = (*y.shape[: 2 if task.kind == "series" else 1], task.num_outputs)
+        for model, values in zip((_constant, _linear), found, strict=True):
+            outputs = torch.from_numpy(model(task, train, part)).float().reshape(shape)
+            values.append(float(metric(outputs, y)))
     names = {
         "multiclass": ("always predicting the most frequent class", "a logistic regression"),
         "multilabel": ("always predicting the base rate", "a linear model"),
         "regression": ("always predicting the training mean", "a ridge regression"),
     }[task.problem]
-    return Baseline(names[0], constant), Baseline(names[1], linear)
+    of = f" on {limit:,} of the training instances" if sampled else ""
+    return Baseline(names[0], found[0]), Baseline(names[1] + of, found[1])
 
 
 def _table(task: Task, rows: Tensor) -> Any:
@@ -275,18 +281,14 @@ def _table(task: Task, rows: Tensor) -> Any:
         return task.x[rows].flatten(0, 1).numpy()
     if task.kind == "graphs":
         assert task.node_ptr is not None
-        bounds = task.node_ptr.tolist()
-        return torch.stack(
-            [dense_rows(task, torch.arange(bounds[g], bounds[g + 1])).mean(0) for g in rows.tolist()]
-        ).numpy()
+        nodes = [torch.arange(int(task.node_ptr[g]), int(task.node_ptr[g + 1])) for g in rows.tolist()]
+        return torch.stack([dense_rows(task, one).mean(0) for one in nodes]).numpy()
     if task.x.layout == torch.strided:
         return task.x[rows].float().numpy()
     from scipy.sparse import csr_matrix
 
-    x = task.x
-    return csr_matrix((x.values().numpy(), x.col_indices().numpy(), x.crow_indices().numpy()), tuple(x.shape))[
-        rows.numpy()
-    ]
+    parts = task.x.values(), task.x.col_indices(), task.x.crow_indices()
+    return csr_matrix(tuple(part.numpy() for part in parts), tuple(task.x.shape))[rows.numpy()]
 
 
 def _flat(task: Task, rows: Tensor) -> Array:
@@ -314,8 +316,6 @@ def _linear(task: Task, train: Tensor, part: Tensor) -> Array:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    each = task.num_nodes * task.num_features if task.kind == "series" else task.num_features
-    train = train[draw(train.numel(), max(50, FIT_ENTRIES // max(each, 1)))]
     x, y, asked = _table(task, train), _flat(task, train), _table(task, part)
     outputs = _constant(task, train, part)
     with warnings.catch_warnings():
@@ -359,7 +359,8 @@ class Importance:
 def column_importance(material: Material) -> Importance:
     """Permutation importance on the part that is reported, for the seed that is looked into.
 
-    Of more than `TRIED_COLUMNS` columns those with the largest gradient times deviation are tried.
+    Encoded columns of one column of the table are shuffled together. Of more than `TRIED_COLUMNS` columns those with
+    the largest gradient times deviation are tried.
     """
     loaded, task, rows = material.loaded, material.task, material.rows
     passes, model = loaded.feed.passes(), loaded.model
@@ -381,36 +382,35 @@ def column_importance(material: Material) -> Importance:
     expected = sign * float(metric(material.outputs[rows], targets))
     if not abs(base - expected) <= 0.02 * max(1.0, abs(expected)):
         return Importance([], [], "Not measured: this run is evaluated in batches that cannot be put together again.")
-    columns = list(range(task.num_features))
+    groups, note = source_columns(task), ""
     limit = min(TRIED_COLUMNS, max(4, int(SECONDS / max(once * REPEATS, 1e-6))))
-    note = ""
-    if len(columns) > limit:
-        columns = _steepest(material, dense, limit)
-        note = f"{limit} of {task.num_features:,} columns were tried, those with the largest gradients. "
+    if len(groups) > limit:
+        note = f"{limit} of {len(groups):,} columns were tried, those with the largest gradients."
+        steep = _steepness(material, dense)
+        groups = dict(sorted(groups.items(), key=lambda one: -float(steep[one[1]].sum()))[:limit])
     generator = torch.Generator().manual_seed(0)
     found = []
-    for c in columns:
+    for name, together in groups.items():
         drops = []
         for _ in range(REPEATS):
             shuffled = [x.clone() for x in dense]
             for x in shuffled:
-                x[:, c] = x[torch.randperm(x.shape[0], generator=generator).to(x.device), c]
+                x[:, together] = x[torch.randperm(x.shape[0], generator=generator).to(x.device)][:, together]
             drops.append(base - score(shuffled))
-        found.append((float(np.mean(drops)), c))
-    found.sort(key=lambda one: (-one[0], one[1]))
-    names = [task.feature_names[c] if task.feature_names else f"column {c}" for _, c in found]
-    return Importance(names, [one[0] for one in found], note.strip())
+        found.append((float(np.mean(drops)), name))
+    found.sort(key=lambda one: -one[0])
+    return Importance([name for _, name in found], [loss for loss, _ in found], note)
 
 
-def _steepest(material: Material, dense: Sequence[Tensor], limit: int) -> list[int]:
-    """Columns by Σ_i |∂L/∂x_ic| times their deviation, L the sum of squared outputs."""
+def _steepness(material: Material, dense: Sequence[Tensor]) -> Tensor:
+    """Of every column Σ_i |∂L/∂x_ic| times its deviation, L the sum of squared outputs."""
     total = torch.zeros(dense[0].shape[1])
     for one, x in zip(material.loaded.feed.passes(), dense, strict=True):
         with torch.enable_grad():
             at = x.detach().clone().requires_grad_()
             (slope,) = torch.autograd.grad(replace(one, x=at).outputs(material.loaded.model).square().sum(), at)
         total += (slope.abs().mean(0) * x.std(0)).float().cpu().nan_to_num()
-    return total.topk(limit).indices.sort().values.tolist()
+    return total
 
 
 @dataclass(frozen=True)
@@ -434,51 +434,59 @@ def errors(material: Material, important: Sequence[str]) -> ErrorList:
     """Errors of the seed that is looked into, with the columns of their instances in original units."""
     task, part = material.task, material.rows
     y, o = task.y[part], material.outputs[part]
-    names = column_names(task)
-    if task.problem == "multiclass":
-        top = o.softmax(-1).max(-1)
-        wrong = ((top.indices != y) & (y >= 0)).nonzero().squeeze(1)
-        order = wrong[top.values[wrong].argsort(descending=True)]
-        cells = [
-            [names[int(y[i])], names[int(top.indices[i])], round(float(top.values[i]), 4)]
-            for i in order[:ERRORS].tolist()
-        ]
-        heads, total, what = ["target", "prediction", "probability"], int((y >= 0).sum()), "wrong"
-        places: list[tuple[int, ...]] = [(int(part[i]),) for i in order[:ERRORS].tolist()]
-    else:
-        o, known = o.reshape(y.shape), ~y.isnan()
-        value = o.sigmoid() if task.problem == "multilabel" else o
-        gap = (value - y).abs().masked_fill(~known, -1)
-        far = (gap > 0.5).sum() if task.problem == "multilabel" else known.sum()
-        order = gap.flatten().argsort(descending=True)[: min(ERRORS, int(far))]
-        where = [np.unravel_index(int(i), tuple(y.shape)) for i in order.tolist()]
-        label = "probability" if task.problem == "multilabel" else "prediction"
-        heads, total, what = ["target", label, "error"], int(known.sum()), "wrong" if label == "probability" else ""
-        cells = [[rounded(float(v)) for v in (y[at], value[at], value[at] - y[at])] for at in where]
-        places = [(int(part[at[0]]), *map(int, at[1:])) for at in where]
-        if task.kind != "series" and y.dim() > 1 and y.shape[1] > 1:
-            heads, cells = ["column", *heads], [[names[at[1]], *row] for at, row in zip(where, cells, strict=True)]
-        order = order if task.problem == "regression" else torch.zeros(int(far))
-    lead, first = _places(task, places)
-    columns = [n for n in important if n in task.feature_names][:ERROR_COLUMNS] if task.kind == "nodes" else []
-    table = [[*a, *b] for a, b in zip(first, cells, strict=True)]
-    if columns and places:
-        held = original_rows(task, torch.tensor([p[0] for p in places]))
-        at = [task.feature_names.index(n) for n in columns]
-        table = [[*row, *(rounded(v, 4) for v in held[i, at].tolist())] for i, row in enumerate(table)]
-    headings = [*lead, *heads, *columns]
-    right = [c for c in range(len(headings)) if table and isinstance(table[0][c], (int, float))]
-    said = f"{order.numel():,} of {total:,} {material.part} predictions of seed {material.seed} are wrong."
-    if not what:
-        said = f"The largest of {total:,} {material.part} errors of seed {material.seed}."
-    if order.numel() > len(table):
+    heads, found, count, total = _wrong_classes(task, y, o) if task.problem == "multiclass" else _far_values(task, y, o)
+    series = task.kind == "series"
+    lead = ["snapshot", "node"] if series else ["graph" if task.kind == "graphs" else "instance"]
+    names = task.instance_names if not series or len(task.instance_names) == task.num_nodes else ()
+    columns = list(important)[:ERROR_COLUMNS] if task.kind == "nodes" and task.feature_names else []
+    places = part[[place[0] for place, _ in found]]
+    held = original_cells(task, places, [columns] * len(found)) if columns and found else [[]] * len(found)
+    table = []
+    for i, (place, cells) in enumerate(found):
+        number = int(part[place[0]])
+        which = place[1] if series else number
+        first = [*([number] if series else []), names[which] if names else which]
+        table.append([*first, *cells, *held[i]])
+    said = f"{count:,} of {total:,} {material.part} predictions of seed {material.seed} are wrong."
+    if task.problem == "regression":
+        said = f"The {len(table)} largest of {total:,} {material.part} errors of seed {material.seed}."
+    elif count > len(table):
         said += f" The {len(table)} most confident ones are listed."
+    headings = [*lead, *heads, *columns]
+    right = [c for c in range(len(headings)) if table and all(_is_number(row[c]) for row in table)]
     return ErrorList(headings, table, right, said)
 
 
-def _places(task: Task, places: Sequence[tuple[int, ...]]) -> tuple[list[str], list[list[Any]]]:
-    if task.kind == "series":
-        named = task.instance_names if len(task.instance_names) == task.num_nodes else ()
-        return ["snapshot", "node"], [[p[0], named[p[1]] if named else p[1]] for p in places]
-    named = task.instance_names
-    return ["graph" if task.kind == "graphs" else "instance"], [[named[p[0]] if named else p[0]] for p in places]
+def _is_number(cell: Any) -> bool:
+    try:
+        return cell in (None, "") or math.isfinite(float(cell))
+    except ValueError:
+        return False
+
+
+# Headings, then place within the part and cells of every listed error, the number of errors and of predictions.
+_Errors = tuple[list[str], list[tuple[tuple[int, ...], list[Any]]], int, int]
+
+
+def _wrong_classes(task: Task, y: Tensor, o: Tensor) -> _Errors:
+    names, (chance, claim) = column_names(task), o.softmax(-1).max(-1)
+    wrong = ((claim != y) & (y >= 0)).nonzero().squeeze(1)
+    order = wrong[chance[wrong].argsort(descending=True)][:ERRORS].tolist()
+    found = [((i,), [names[int(y[i])], names[int(claim[i])], round(float(chance[i]), 4)]) for i in order]
+    return ["target", "prediction", "probability"], found, wrong.numel(), int((y >= 0).sum())  # type: ignore[return-value]
+
+
+def _far_values(task: Task, y: Tensor, o: Tensor) -> _Errors:
+    """Columns with the wrong answer, or the largest errors of values."""
+    names, labels = column_names(task), task.problem == "multilabel"
+    value, known = (o.sigmoid() if labels else o).reshape(y.shape), ~y.isnan()
+    gap = (value - y).abs().masked_fill(~known, -1)
+    count = int((gap > 0.5).sum() if labels else known.sum())
+    several = task.kind != "series" and y.dim() > 1 and y.shape[1] > 1
+    found = []
+    for flat in gap.flatten().argsort(descending=True)[: min(ERRORS, count)].tolist():
+        at = tuple(int(i) for i in np.unravel_index(flat, tuple(y.shape)))
+        cells = [rounded(float(v)) for v in (y[at], value[at], value[at] - y[at])]
+        found.append((at, [*([names[at[1]]] if several else []), *cells]))
+    heads = [*(["column"] if several else []), "target", "probability" if labels else "prediction", "error"]
+    return heads, found, count, int(known.sum())

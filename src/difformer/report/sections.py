@@ -14,8 +14,8 @@ from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.report.gather import Material, Scene, encoder_of
 from difformer.report.layers import ALIKE, LayerEnergies, smoothed_layers, why_no_attention
 from difformer.report.quality import Baseline, Calibration
-from difformer.training.saved import saved_bytes
-from difformer.training.using import Loaded
+from difformer.training.run_memory import saved_bytes
+from difformer.training.trained_run import Loaded
 
 MIB = 2**20
 OVERFIT = 0.2  # by which a metric in [0, 1] may be better on the training part before the page speaks of it
@@ -32,7 +32,7 @@ def answer(material: Material, base: Sequence[Baseline]) -> str:
     direction = "" if summary.higher_is_better else " (lower is better)"
     return (
         f"On {material.rows.numel():,} {part} {what} {material.folder.config.model} reaches {summary.metric} "
-        f"{value_of(material)}{direction}; {others} on the same split."
+        f"{value_of(material)}{direction}{f'; {others} on the same split' if others else ''}."
     )
 
 
@@ -62,7 +62,7 @@ def cards(material: Material, base: Sequence[Baseline], measured: Calibration | 
     for one, name in zip(base, short, strict=True):
         if one.mean == one.mean:
             gain = sign * (summary.mean(part) - one.mean)
-            found.append((f"better than a {name} by", f"{gain:+.4f}", f"{one.name}: {one.mean:.4f}"))
+            found.append((f"against a {name}", f"{gain:+.4f}", f"{one.name}: {one.mean:.4f}"))
     if measured is not None:
         remark = "expected calibration error: how far predicted probabilities are from how often they are right"
         found.append(("calibration error", f"{100 * measured.error:.1f} %", remark))
@@ -87,10 +87,9 @@ def warnings_of(
     if sign * (mean - constant.mean) <= 2 * error:
         said.append(f"No better than a constant: {constant.name} gives {constant.mean:.4f}, this model {mean:.4f}.")
     elif sign * (mean - linear.mean) <= 0:
-        said.append(
-            f"{linear.name[0].upper()}{linear.name[1:]} on the features alone does as well ({linear.mean:.4f} against "
-            f"{mean:.4f})."
-        )
+        how = "as well" if mean == linear.mean else "better"
+        name = f"{linear.name[0].upper()}{linear.name[1:]}"
+        said.append(f"{name} on the features alone does {how} ({linear.mean:.4f} against {mean:.4f}).")
     if (
         part != "train"
         and train == train

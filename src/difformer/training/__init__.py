@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from difformer.training.run import resume as resume
     from difformer.training.run_folder import RunFolder as RunFolder
     from difformer.training.source import TaskSource as TaskSource
-    from difformer.training.using import embed as embed
-    from difformer.training.using import energy as energy
-    from difformer.training.using import evaluate as evaluate
-    from difformer.training.using import load_run as load_run
-    from difformer.training.using import predict as predict
+    from difformer.training.trained_run import embed as embed
+    from difformer.training.trained_run import energy as energy
+    from difformer.training.trained_run import evaluate as evaluate
+    from difformer.training.trained_run import load_run as load_run
+    from difformer.training.trained_run import predict as predict
 
 _HOME = {
     "Callback": "callbacks",
@@ -44,11 +44,11 @@ _HOME = {
     "RunFolderError": "run_folder",
     "RunFolder": "run_folder",
     "TaskSource": "source",
-    "embed": "using",
-    "energy": "using",
-    "evaluate": "using",
-    "load_run": "using",
-    "predict": "using",
+    "embed": "trained_run",
+    "energy": "trained_run",
+    "evaluate": "trained_run",
+    "load_run": "trained_run",
+    "predict": "trained_run",
 }
 
 __all__ = list(_HOME)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from difformer.nn.dropout import dropout_key, dropout_keys
-from difformer.training.feeding import NodesFeed
+from difformer.training.feeds import NodesFeed
 from difformer.training.losses import Loss
 
 LARGEST = 1 << 19  # nodes; a pass over more of them takes longer than its launches

@@ -30,7 +30,7 @@ from difformer.training.checkpoint import Due, Snapshot
 from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, RecordedEpoch, record_epoch
 from difformer.training.devices import resolve
-from difformer.training.feeding import Feed, NodesFeed, Step, make_feed
+from difformer.training.feeds import Feed, NodesFeed, Step, make_feed
 from difformer.training.journal import PARTS, Journal, NonFiniteLossError
 from difformer.training.losses import Loss, make_loss
 from difformer.training.metrics import Metric

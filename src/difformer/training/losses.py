@@ -1,17 +1,23 @@
-"""Losses: what training descends.
+r"""Losses: what training descends, as a sum over labelled entries and a mass.
 
-Over the labelled entries of a batch, with outputs o and targets y:
+With outputs o and targets y, every loss is a ratio of two sums,
 
-* multi-class: cross-entropy, -Σ_i w_{y_i} log softmax(o_i)_{y_i} / Σ_i w_{y_i};
-* multi-label: binary cross-entropy of every known entry;
-* regression: squared error;
+.. math::
+    L = \frac{\sum_i w_i \, ℓ(o_i, y_i)}{\sum_i w_i}:
+
+* multi-class: cross-entropy, w the weight of the class;
+* multi-label: binary cross-entropy of every known entry, w = 1;
+* regression: squared error, w = 1;
 * ``"broadcast-mse"``: squared error of every output against the targets of all nodes of its snapshot, which is what the
   authors' code descends for series, see `difformer.training.metrics`.
+
+The mass depends on targets alone. Over batches, weighted rows or ranks both sums add up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,55 +26,88 @@ from torch.nn import functional
 from difformer.data import Split, Task
 from difformer.errors import UserError
 from difformer.training.config import TrainConfig
-from difformer.training.metrics import broadcast_mse, same_shape
+from difformer.training.metrics import broadcast_errors, same_shape
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> scalar; a `Ratio`, or any function of a caller
 
 
-def make_loss(task: Task, split: Split, config: TrainConfig, device: torch.device) -> Loss:
-    """The loss of a task as the configuration wants it: ``(outputs, targets) -> scalar``.
+@dataclass(frozen=True)
+class Ratio:
+    """A loss that is a sum over entries divided by their mass.
+
+    Args:
+        total: ``(outputs, targets) -> scalar``: Σ w ℓ(o, y).
+        mass: ``targets -> scalar``: Σ w. Neither has a size that depends on the data, so a GPU is never waited for.
+    """
+
+    total: Callable[[Tensor, Tensor], Tensor]
+    mass: Callable[[Tensor], Tensor]
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.total(outputs, targets) / self.mass(targets)
+
+
+def make_loss(task: Task, split: Split, config: TrainConfig, device: torch.device) -> Ratio:
+    """The loss of a task as the configuration wants it.
 
     Raises:
-        ValueError: If the configuration asks for something that the task's problem does not have.
+        UserError: If the configuration asks for something that the task's problem does not have.
     """
-    problem = task.problem
     if config.loss == "broadcast-mse":
-        if task.kind != "series" or problem != "regression":
+        if task.kind != "series" or task.problem != "regression":
             raise UserError(
-                f"loss='broadcast-mse' is for regression on series; task {task.name!r} is {problem} on {task.kind}"
+                f"loss=broadcast-mse is for regression on series; task {task.name!r} is {task.problem} on {task.kind}",
+                argument="loss",
             )
-        return broadcast_mse
-    if problem == "regression":
-        if config.label_smoothing or config.class_weights:
-            raise UserError(f"label_smoothing and class_weights are for classes; task {task.name!r} is a regression")
-        return _squared_error
+        return Ratio(lambda o, y: broadcast_errors(o, y).sum(), lambda y: y.new_full((), float(y[..., 0].numel())))
+    if task.problem == "regression" and (config.label_smoothing or config.class_weights):
+        raise UserError(f"label_smoothing and class_weights are for classes; task {task.name!r} is a regression")
     weights = None
     if config.class_weights:
         weights = class_weights(task.y[split.train], task.num_outputs).to(device)
-    smoothing = config.label_smoothing
-    if problem == "multiclass":
-        return lambda outputs, targets: functional.cross_entropy(
-            outputs.reshape(-1, outputs.shape[-1]),
-            targets.reshape(-1),
-            weight=weights,
-            ignore_index=-1,
-            label_smoothing=smoothing,
+    return problem_loss(task.problem, config.label_smoothing, weights)
+
+
+def problem_loss(problem: str, smoothing: float = 0.0, weights: Tensor | None = None) -> Ratio:
+    """The loss of a problem.
+
+    Args:
+        problem: ``"multiclass"``, ``"multilabel"`` or ``"regression"``.
+        smoothing: Share of a target spread evenly over the classes.
+        weights: Of classes, or of the positives of each column; None where all count alike.
+    """
+    if problem == "regression":
+        return Ratio(_squared_errors, _known)
+    if problem == "multilabel":
+
+        def multilabel(outputs: Tensor, targets: Tensor) -> Tensor:
+            known = ~targets.isnan()
+            wanted = torch.where(known, targets, 0.0) * (1 - smoothing) + smoothing / 2
+            each = functional.binary_cross_entropy_with_logits(outputs, wanted, pos_weight=weights, reduction="none")
+            return (each * known).sum()
+
+        return Ratio(multilabel, _known)
+
+    def multiclass(outputs: Tensor, targets: Tensor) -> Tensor:
+        flat, wanted = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
+        return functional.cross_entropy(
+            flat, wanted, weight=weights, ignore_index=-1, label_smoothing=smoothing, reduction="sum"
         )
-    return lambda outputs, targets: _multilabel(outputs, targets, weights, smoothing)
+
+    def mass(targets: Tensor) -> Tensor:
+        known = targets >= 0
+        return known.sum() if weights is None else (weights.to(targets.device)[targets.clamp_min(0)] * known).sum()
+
+    return Ratio(multiclass, mass)
 
 
-def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    outputs = same_shape(outputs, targets)
+def _known(targets: Tensor) -> Tensor:
+    return (~targets.isnan()).sum()
+
+
+def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
     known = ~targets.isnan()
-    # Sums instead of a selection: no size depends on the data, so a GPU is never waited for.
-    return torch.where(known, outputs - targets, 0.0).square().sum() / known.sum()
-
-
-def _multilabel(outputs: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
-    known = ~targets.isnan()
-    wanted = torch.where(known, targets, 0.0) * (1 - smoothing) + smoothing / 2
-    each = functional.binary_cross_entropy_with_logits(outputs, wanted, pos_weight=weights, reduction="none")
-    return (each * known).sum() / known.sum()
+    return torch.where(known, same_shape(outputs, targets) - targets, 0.0).square().sum()
 
 
 def class_weights(targets: Tensor, classes: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Metrics, in torch on any device, each equal to scikit-learn's.
+"""Metrics, in torch on any device, each equal to scikit-learn's; as counts that add up, and how to finish them.
 
 With outputs o (logits or values) and targets y, unlabelled entries (-1, NaN) left out:
 
@@ -22,7 +22,6 @@ With outputs o (logits or values) and targets y, unlabelled entries (-1, NaN) le
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from difformer.errors import UserError
+from difformer.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from difformer.data import Task
@@ -47,17 +46,21 @@ class Metric:
         name: As in a configuration.
         higher_is_better: Whether larger is better.
         problems: Problems it can measure.
-        function: ``(outputs, targets) -> scalar tensor``; NaN where nothing is labelled.
+        counts: ``(outputs, targets) -> tensor``; counts of two sets of rows add up to those of both where `adds`.
+        finish: From counts to the value, a scalar tensor; NaN where nothing is labelled.
+        adds: Whether counts add up; ROC-AUC does not, because it needs the order of all scores.
     """
 
     name: str
     higher_is_better: bool
     problems: tuple[str, ...]
-    function: Callable[[Tensor, Tensor], Tensor]
+    counts: Callable[[Tensor, Tensor], Tensor]
+    finish: Callable[[Tensor], Tensor] = lambda counts: counts
+    adds: bool = True
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         # An output that is NaN has no class and no rank, yet argmax and sort would give it one.
-        return torch.where(outputs.isnan().any(), torch.nan, self.function(outputs, targets))
+        return torch.where(outputs.isnan().any(), torch.nan, self.finish(self.counts(outputs, targets)))
 
     def check(self, targets: Tensor, num_outputs: int) -> None:
         """Refuses targets of a validation part that no output could be measured by: no epoch could be chosen.
@@ -80,13 +83,18 @@ class Metric:
         return than is None or (value > than if self.higher_is_better else value < than)
 
 
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Multi-class ``[…, C]`` against ``[…]`` int64, or multi-label ``[…, C]`` against ``[…, C]`` floats."""
+def ratio(counts: Tensor) -> Tensor:
+    """The first count over the second."""
+    return counts[0] / counts[1]
+
+
+def right_answers(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Right and known entries: ``[…, C]`` against ``[…]`` int64, or multi-label against ``[…, C]`` floats."""
     if targets.is_floating_point():
         right, known = (outputs > 0).to(targets.dtype) == targets, ~targets.isnan()
     else:
         right, known = outputs.argmax(-1) == targets, targets >= 0
-    return (right & known).sum().double() / known.sum()
+    return torch.stack([(right & known).sum(), known.sum()]).double()
 
 
 def rocauc(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -131,37 +139,36 @@ def column_aucs(scores: Tensor, labels: Tensor) -> Tensor:
     return torch.where(pairs > 0, (ordered * positive).sum(0) / pairs, torch.nan)
 
 
-def class_counts(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """True positives, predicted and actual numbers of every class."""
+def class_counts(outputs: Tensor, targets: Tensor) -> Tensor:
+    """``[4, C]``: true positives, predicted and actual numbers of every class, and whether it counts in any case.
+
+    Every column of a multi-label target counts in the mean; of single labels, those that occur as target or prediction.
+    """
     classes = outputs.shape[-1]
     if targets.is_floating_point():
         known = ~targets.isnan()
         predicted, actual = (outputs > 0) & known, (targets > 0.5) & known
         over = tuple(range(targets.dim() - 1))
-        return (predicted & actual).sum(over), predicted.sum(over), actual.sum(over)
+        found = [(predicted & actual).sum(over), predicted.sum(over), actual.sum(over)]
+        return torch.stack([*found, torch.ones_like(found[0])]).double()
     known = targets.reshape(-1) >= 0
     predicted, actual = outputs.argmax(-1).reshape(-1)[known], targets.reshape(-1)[known]
-    hits = actual[predicted == actual]
-    return (
-        torch.bincount(hits, minlength=classes),
-        torch.bincount(predicted, minlength=classes),
-        torch.bincount(actual, minlength=classes),
-    )
+    found = [torch.bincount(which, minlength=classes) for which in (actual[predicted == actual], predicted, actual)]
+    return torch.stack([*found, torch.zeros_like(found[0])]).double()
 
 
-def f1_macro(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean over classes; of single labels, over those that occur as target or prediction."""
-    hits, predicted, actual = class_counts(outputs, targets)
+def f1_macro(counts: Tensor) -> Tensor:
+    """Mean over the classes that count, from `class_counts`."""
+    hits, predicted, actual, always = counts
     total = predicted + actual
-    scores = 2 * hits.double() / total.clamp_min(1)
-    occurs = torch.ones_like(total, dtype=torch.bool) if targets.is_floating_point() else total > 0
-    return scores[occurs].mean()
+    scores = 2 * hits / total.clamp_min(1)
+    return scores[(total > 0) | (always > 0)].mean()
 
 
-def f1_micro(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Of the counts of all classes together."""
-    hits, predicted, actual = (count.sum() for count in class_counts(outputs, targets))
-    return 2 * hits.double() / (predicted + actual)
+def f1_micro(counts: Tensor) -> Tensor:
+    """Of the counts of all classes together, from `class_counts`."""
+    hits, predicted, actual, _ = counts.sum(1)
+    return 2 * hits / (predicted + actual)
 
 
 def same_shape(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -177,36 +184,44 @@ def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
     return (same_shape(outputs, targets) - targets)[~targets.isnan()]
 
 
-def mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    return _errors(outputs, targets).square().mean()
+def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    errors = _errors(outputs, targets).double()
+    return torch.stack([errors.square().sum(), errors.new_full((), float(errors.numel()))])
 
 
-def mae(outputs: Tensor, targets: Tensor) -> Tensor:
-    return _errors(outputs, targets).abs().mean()
+def absolute_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    errors = _errors(outputs, targets).double()
+    return torch.stack([errors.abs().sum(), errors.new_full((), float(errors.numel()))])
 
 
-def broadcast_mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Outputs ``[T, N, 1]``, targets ``[T, N]``: each output against the targets of all nodes at its time.
+def broadcast_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Outputs ``[T, N, 1]``, targets ``[T, N]``: ``[T]`` mean error of each output against all targets of its time.
 
     A gap in the targets makes it NaN: the matrix has no place for it.
     """
     o, y = same_shape(outputs, targets), targets
-    return (o.square().mean(-1) - 2 * o.mean(-1) * y.mean(-1) + y.square().mean(-1)).mean()
+    return o.square().mean(-1) - 2 * o.mean(-1) * y.mean(-1) + y.square().mean(-1)
+
+
+def _broadcast_counts(outputs: Tensor, targets: Tensor) -> Tensor:
+    each = broadcast_errors(outputs, targets)
+    return torch.stack([each.sum(), each.new_full((), float(each.numel()))])
 
 
 _CLASSES = ("multiclass", "multilabel")
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", True, _CLASSES, accuracy),
-        Metric("rocauc", True, _CLASSES, rocauc),
-        Metric("f1", True, _CLASSES, f1_macro),
-        Metric("f1-micro", True, _CLASSES, f1_micro),
-        Metric("mse", False, ("regression",), mse),
-        Metric("mae", False, ("regression",), mae),
-        Metric("broadcast-mse", False, ("regression",), broadcast_mse),
+        Metric("accuracy", True, _CLASSES, right_answers, ratio),
+        Metric("rocauc", True, _CLASSES, rocauc, adds=False),
+        Metric("f1", True, _CLASSES, class_counts, f1_macro),
+        Metric("f1-micro", True, _CLASSES, class_counts, f1_micro),
+        Metric("mse", False, ("regression",), squared_errors, ratio),
+        Metric("mae", False, ("regression",), absolute_errors, ratio),
+        Metric("broadcast-mse", False, ("regression",), _broadcast_counts, ratio),
     )
 }
+ALIASES = {"roc_auc": "rocauc", "roc-auc": "rocauc", "auc": "rocauc", "f1-macro": "f1"}
 
 
 def chosen_metric(config: TrainConfig, task: Task) -> Metric:
@@ -224,10 +239,11 @@ def find_metric(name: str, problem: str | None = None) -> Metric:
     Raises:
         ValueError: If there is none, with the nearest name, or if it cannot measure the problem.
     """
+    name = ALIASES.get(name, name)
     if name not in METRICS:
-        near = difflib.get_close_matches(name, METRICS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"unknown metric {name!r}; {hint}Known are {', '.join(METRICS)}")
+        raise UserError(
+            f"unknown metric {name!r}; {did_you_mean(name, METRICS)}Known are {', '.join(METRICS)}", argument="metric"
+        )
     metric = METRICS[name]
     if problem is not None and problem not in metric.problems:
         fitting = [other.name for other in METRICS.values() if problem in other.problems]

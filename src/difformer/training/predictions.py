@@ -1,7 +1,7 @@
 """Predictions: outputs as people want them, and as files.
 
-Multi-class outputs become the most probable class and its probability (a softmax), multi-label ones the probability of
-every column (a sigmoid), regression values stay what they are.
+Multi-class outputs become the most probable class and the probability of every class (a softmax), multi-label ones the
+probability of every column (a sigmoid), regression values stay what they are.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Predictions:
         return (self.outputs > 0).long() if self.problem == "multilabel" else self.outputs
 
     def table(self) -> tuple[list[str], list[list[Any]]]:
-        """Headings and rows, one an instance (of a series: one a snapshot and node)."""
+        """Headings and rows, one row per instance (of a series: per snapshot and node)."""
         shape = self.outputs.shape[:-1]
         columns: dict[str, Any] = {}
         places = np.indices(shape).reshape(len(shape), -1)
@@ -82,6 +82,8 @@ class Predictions:
                 columns["target"] = [self._class(c) for c in targets.reshape(-1).tolist()]
             columns["prediction"] = [self._class(c) for c in label.tolist()]
             columns["probability"] = _rounded(probabilities[np.arange(len(label)), label])
+            for c in range(probabilities.shape[1]):
+                columns[f"probability {self._class(c)}"] = _rounded(probabilities[:, c])
         else:
             flat = None if targets is None else targets.reshape(probabilities.shape)
             for c in range(probabilities.shape[1]):
@@ -145,7 +147,7 @@ class Predictions:
     @property
     def cells(self) -> int:
         """Size of the table."""
-        return self.outputs.numel() if self.problem != "multiclass" else self.outputs.shape[:-1].numel()
+        return self.outputs.numel()
 
 
 def _rounded(values: Any) -> list[Any]:

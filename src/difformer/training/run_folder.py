@@ -53,8 +53,8 @@ from difformer.files import (
     write_json,
     writing,
 )
-from difformer.native import library
-from difformer.native.passes import FEWEST_ELEMENTS
+from difformer.kernels.cpu import library
+from difformer.kernels.cpu.passes import FEWEST_ELEMENTS
 from difformer.training import toml
 from difformer.training.checkpoint import CheckpointError, Snapshot
 from difformer.training.config import TrainConfig

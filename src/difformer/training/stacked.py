@@ -28,9 +28,9 @@ from difformer.training.devices import resolve
 from difformer.training.journal import NonFiniteLossError
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord, Status
+from difformer.training.run_memory import chunks_that_fit
 from difformer.training.stacked_journal import Run
 from difformer.training.stacked_loop import StackedTrainer
-from difformer.training.stacked_memory import chunks_that_fit
 
 # Options of models that a stack may hold several values of: plain attributes that enter a pass as numbers.
 HYPER = ("dropout", "step_size", "graph_weight", "source_weight")

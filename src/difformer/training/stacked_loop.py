@@ -19,15 +19,14 @@ from difformer.data import Task
 from difformer.nn.dropout import dropout_keys
 from difformer.training.callbacks import Callback
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, Recorder
-from difformer.training.feeding import NodesFeed, Step, make_feed
+from difformer.training.feeds import NodesFeed, Step, make_feed
 from difformer.training.journal import NonFiniteLossError
 from difformer.training.losses import make_loss
 from difformer.training.model import acts_alike, build_model, hook
 from difformer.training.optimizer import StackedAdam, clip_gradients, learning_rate
 from difformer.training.record import RunRecord, Status
-from difformer.training.saved import saved_bytes
+from difformer.training.run_memory import PARAMETER_COPIES, saved_bytes
 from difformer.training.stacked_journal import RECORDABLE, Group, Run, StackedJournal
-from difformer.training.stacked_memory import PARAMETER_COPIES
 from difformer.training.stacked_model import StackedModel
 
 LAUNCHED = 2  # epochs that a GPU gets kernel by kernel: they fill caches and make the optimiser

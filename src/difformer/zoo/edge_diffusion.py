@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.diffusion.coupling import EdgeAttention
-from difformer.diffusion.diffusivity import Diffusivity
 from difformer.diffusion.dynamics import flow
+from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.zoo.encoder import (
     Encoder,

@@ -20,11 +20,11 @@ from difformer.eager import is_eager
 from difformer.errors import UserError, WouldNotFitError
 from difformer.graph import GRAPH_NORMS, Graph
 from difformer.kept import Kept
+from difformer.kernels.rows import unit_rows
 from difformer.nn.conv import check_count
 from difformer.nn.dropout import dropout, keyed_uniform
 from difformer.nn.protocol import Edges, Features
 from difformer.nn.structure import as_structure
-from difformer.nn.unit import unit_rows
 from difformer.sparse import CSR, SparseMatrix
 
 __all__ = [

@@ -11,8 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from difformer.data.knn import knn_graph
-from difformer.data.knn_exact import Metric
+from difformer.data.knn import Metric, knn_graph
 from difformer.data.sparse import take_rows
 from difformer.zoo.encoder import (
     Features,

@@ -1,18 +1,25 @@
-"""What the readers share: checked choices, seeded splits in a row, and the task of a graph with class labels."""
+"""What readers of published data sets share: checked choices, seeded splits, normalised rows, the tasks they make."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from scipy import sparse as sp
 from torch import Tensor
 
+from difformer.data.edges import undirected
+from difformer.data.errors import DataError
 from difformer.data.knn import knn_graph
-from difformer.data.preprocess import feature_tensor, sentence, symmetric_edges
 from difformer.data.scaling import Scaling
+from difformer.data.sparse import checked_csr, feature_tensor
 from difformer.data.split import Split
 from difformer.data.task import Task
+from difformer.errors import UserError
+
+Array = np.ndarray[Any, Any]
 
 
 def choice(option: str, value: str, allowed: Sequence[str]) -> str:
@@ -22,14 +29,14 @@ def choice(option: str, value: str, allowed: Sequence[str]) -> str:
         ValueError: Naming the option, what came, and what it takes.
     """
     if value not in allowed:
-        raise ValueError(f"{option} must be one of {', '.join(repr(a) for a in allowed)}; got {value!r}")
+        raise UserError(f"{option} must be one of {', '.join(repr(a) for a in allowed)}; got {value!r}")
     return value
 
 
 def seeded(make: Callable[[int], Split], *, num_splits: int, seed: int) -> tuple[Split, ...]:
     """`num_splits` splits, made from `seed`, `seed + 1`, …"""
     if num_splits < 1:
-        raise ValueError(f"num_splits must be at least 1, got {num_splits}")
+        raise UserError(f"num_splits must be at least 1, got {num_splits}")
     return tuple(make(seed + i) for i in range(num_splits))
 
 
@@ -83,7 +90,7 @@ def class_task(
         y=labels,
         splits=splits,
         num_outputs=num_classes,
-        edge_index=symmetric_edges(edges, len(labels), self_loops=self_loops),
+        edge_index=undirected(edges, len(labels), self_loops=self_loops),
         class_names=tuple(class_names),
         notes=tuple(notes),
     )
@@ -138,3 +145,72 @@ def table_task(
         notes=tuple(notes),
         scaling=scaling,
     )
+
+
+def check_graph(x: Any, y: Array, edges: Array) -> None:
+    """Refuse a graph as a file holds it whose parts do not belong together.
+
+    Args:
+        x: ``[N, F]`` features.
+        y: ``[N]`` labels.
+        edges: ``[2, E]`` whole numbers.
+
+    Raises:
+        DataError: Saying which part contradicts which.
+    """
+    num_nodes = x.shape[0]
+    if y.shape != (num_nodes,):
+        raise DataError(f"{num_nodes} rows of features, but labels of shape {list(y.shape)}")
+    if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
+        raise DataError(f"edges must be pairs of whole numbers, got {edges.dtype} of shape {list(edges.shape)}")
+    if edges.size and (edges.min() < 0 or edges.max() >= num_nodes):
+        at = int(np.flatnonzero(((edges < 0) | (edges >= num_nodes)).any(axis=0))[0])
+        raise DataError(f"edge {tuple(edges[:, at].tolist())} names a node outside 0 … {num_nodes - 1}", row=at)
+
+
+def row_normalised(x: Any) -> Any:
+    """Rows that sum to one, x_ij / Σ_k x_ik; rows of zeros stay as they are. Takes and gives scipy CSR, float32."""
+    matrix = sp.csr_matrix(x, dtype=np.float32, copy=True)
+    # Summed one by one in double precision: scipy's own sum adds in an order and a precision that depend on its
+    # version, and the last bit of a feature would tell one machine from another.
+    wide = matrix.data.astype(np.float64)
+    count = np.diff(matrix.indptr)
+    total = np.bincount(np.repeat(np.arange(matrix.shape[0]), count), weights=wide, minlength=matrix.shape[0])
+    wide /= np.repeat(np.where(total == 0, 1.0, total), count)
+    matrix.data[:] = wide
+    return matrix
+
+
+def csr_of(arrays: Any, prefix: str = "x") -> Any:
+    """The scipy CSR matrix stored as ``<prefix>_data``, ``_indices``, ``_indptr`` and ``_shape``.
+
+    Raises:
+        ValueError: If an index points outside the matrix, which torch would follow.
+    """
+    data, indices, ptr, shape = (arrays[f"{prefix}_{part}"] for part in ("data", "indices", "indptr", "shape"))
+    return checked_csr(data, indices, ptr, shape).astype(np.float32, copy=False)
+
+
+def csr_arrays(matrix: Any, prefix: str = "x") -> dict[str, Array]:
+    """The arrays that `csr_of` reads."""
+    return {
+        f"{prefix}_data": matrix.data,
+        f"{prefix}_indices": matrix.indices,
+        f"{prefix}_indptr": matrix.indptr,
+        f"{prefix}_shape": np.asarray(matrix.shape, dtype=np.int64),
+    }
+
+
+def one_hot_columns(table: Array) -> Any:
+    """One indicator column for every value that occurs in every column of `table`, side by side, as scipy CSR."""
+    blocks = []
+    for column in table.T:
+        values, code = np.unique(column, return_inverse=True)
+        ones = np.ones(len(column), dtype=np.float32)
+        blocks.append(sp.csr_matrix((ones, (np.arange(len(column)), code)), shape=(len(column), len(values))))
+    return sp.hstack(blocks, format="csr")
+
+
+def sentence(parts: Sequence[str | None]) -> str:
+    """Parts of a protocol's description, joined; None is left out."""
+    return "; ".join(part for part in parts if part)

@@ -12,10 +12,9 @@ import torch
 from scipy import sparse as sp
 
 from difformer.data.archives import read_npz, read_zip
-from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
+from difformer.data.datasets.common import check_graph, choice, class_task, csr_arrays, csr_of, seeded, seeds_of
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.preprocess import check_graph, csr_arrays, csr_of
 from difformer.data.processed import Arrays, processed
 from difformer.data.splitting import random_split
 from difformer.data.task import Task

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from difformer.data.archives import read_npz
-from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
+from difformer.data.datasets.common import check_graph, choice, class_task, csr_of, row_normalised, seeded, seeds_of
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.preprocess import check_graph, csr_of, row_normalised
 from difformer.data.split import Split
 from difformer.data.splitting import per_class_split, random_split
 from difformer.data.task import Task

@@ -3,37 +3,41 @@
 CIFAR-10: the first 1500 images of each class of the training set, in its order; STL-10: all 13,000 labelled images,
 training set first. Protocol ``"paper"``: 10, 50 or 100 labels a class, 1000 images for validation, the rest for test.
 
-Features: ``"simclr"`` (512 columns, learned without labels; a file that `difformer.data.features` makes), or without
-any training ``"pca"``, ``"hog"`` and ``"pixels"``, for which STL-10's images are shrunk to 32 × 32 first.
+Features: ``"simclr"`` (512 columns, learned without labels; a file that ``benchmarks/simclr`` makes), or without
+any training ``"pca"`` and ``"pixels"``, for which STL-10's images are shrunk to 32 × 32 first.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from difformer.data.archives import read_npz
+from difformer.data.archives import read_npz, tar_members
+from difformer.data.catalogue import ENTRIES, members
 from difformer.data.datasets.common import choice, seeded, seeds_of, table_task
-from difformer.data.datasets.image_files import CIFAR10_CLASSES, SIDE, STL10_CLASSES, read_images, read_labels
+from difformer.data.datasets.pixels import pca_features, shrink_images
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, cache_folder, check_folders, find_file, locate, reading
-from difformer.data.processed import processed
-from difformer.data.sources import features_path
+from difformer.data.processed import Arrays, processed
 from difformer.data.splitting import labels_per_class_split
 from difformer.data.task import Task
 
 Array = np.ndarray[Any, Any]
 
-FEATURES = ("simclr", "pca", "hog", "pixels")
-CLASSES = {"cifar10": CIFAR10_CLASSES, "stl10": STL10_CLASSES}
-HOG = {"cell": 8, "bins": 9}
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+STL10_CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
+PER_CLASS_KEPT = 1500
+SIDE = 32
+STL10_SIDE = 96
 _FORMAT = 1
+FEATURES = ("simclr", "pca", "pixels")
+CLASSES = {"cifar10": CIFAR10_CLASSES, "stl10": STL10_CLASSES}
 
 
 def images(
@@ -54,7 +58,7 @@ def images(
         name: ``"cifar10"`` or ``"stl10"``.
         root: Folder to search first.
         protocol: ``"paper"``.
-        features: ``"simclr"`` (learned, 512 columns, from a file), ``"pca"``, ``"hog"`` or ``"pixels"``.
+        features: ``"simclr"`` (learned, 512 columns, from a file), ``"pca"`` or ``"pixels"``.
         per_class: Training labels a class; 10, 50 and 100 in the paper.
         num_splits: How many splits.
         seed: Of the first; the others follow.
@@ -105,12 +109,13 @@ def load_images(name: str, root: str | os.PathLike[str] | None = None) -> tuple[
 
 def _simclr_file(name: str, root: str | os.PathLike[str] | None) -> Path:
     check_folders(root)
-    path = find_file(features_path(name), root)
+    file = ENTRIES[name].learned or ""
+    path = find_file(file, root)
     if path is None:
         raise DataError(
-            f"data set {name!r}: features='simclr' needs {features_path(name)}, which is in no data folder. Train it: "
-            f"difformer.data.features.train_simclr on load_images({name!r}), encode, save_features, and put the file "
-            f"into {cache_folder() / name}; or ask for features='pca', 'hog' or 'pixels', which need no training"
+            f"data set {name!r}: features=simclr needs {file}, which is in no data folder. Train it "
+            f"with `python -m benchmarks.simclr.cifar10` (in the source repository) and put the file into "
+            f"{cache_folder() / name}; or use features=pca or features=pixels, which need no training"
         )
     return path
 
@@ -135,8 +140,6 @@ def _simclr(name: str, path: Path, labels: Array) -> Array:
 
 
 def _plain(found: Found, features: str, pca_dim: int) -> tuple[Array, str]:
-    from difformer.data.features import hog_features, pca_features, shrink_images
-
     def small_images() -> Array:
         with reading(found):
             full: Array = read_images(found)["images"]
@@ -146,14 +149,95 @@ def _plain(found: Found, features: str, pca_dim: int) -> tuple[Array, str]:
     if features == "pixels":
         small = small_images()
         return small.reshape(len(small), -1) / np.float32(255), f"pixels{shrunk}, 0 to 1"
-    options = {"dim": pca_dim} if features == "pca" else HOG
-    make: Callable[..., Array] = pca_features if features == "pca" else hog_features
     arrays = processed(
-        f"{found.name}-{features}",
-        lambda: {"features": make(small_images(), **options)},
+        f"{found.name}-pca",
+        lambda: {"features": pca_features(small_images(), pca_dim)},
         sources=found.paths,
         version=_FORMAT,
-        options=options,
+        options={"dim": pca_dim},
     )
-    said = f"{pca_dim} principal components of pixels" if features == "pca" else "histograms of oriented gradients"
-    return arrays["features"], said + shrunk
+    return arrays["features"], f"{pca_dim} principal components of pixels{shrunk}"
+
+
+def read_labels(found: Found) -> Array:
+    """Labels ``[N]`` int64, without the images where the files allow it."""
+    if found.form == "subset":  # an NPZ gives one array without reading the others
+        return read_npz(found.path, ("labels",))["labels"].astype(np.int64)
+    if found.form == "folder":
+        return np.concatenate([_stl_labels(found[f"{part}_y.bin"].read_bytes()) for part in ("train", "test")])
+    return read_images(found)["labels"].astype(np.int64)
+
+
+def read_images(found: Found) -> Arrays:
+    """``images [N, H, W, 3]`` uint8 and ``labels [N]``."""
+    if found.form == "subset":
+        return read_npz(found.path, ("images", "labels"))
+    if found.form == "folder":
+        return read_stl10({path.name: path.read_bytes() for path in found.paths})
+    read = _cifar_archive if found.name == "cifar10" else _stl_archive
+    return processed(found.name, lambda: read(found), sources=found.paths, version=_FORMAT)
+
+
+def _cifar_archive(found: Found) -> Arrays:
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)]
+    members = _unpack(found, names)
+    return read_cifar10(b"".join(members[name] for name in names), keep=PER_CLASS_KEPT)
+
+
+def read_cifar10(records: bytes, *, keep: int) -> Arrays:
+    """The binary version of CIFAR-10: 3073 bytes an image, its label, then red, green and blue, row by row.
+
+    Args:
+        records: The training batches, one after the other.
+        keep: Images kept of each class, the first ones.
+    """
+    size = 1 + 3 * SIDE * SIDE
+    if not records or len(records) % size:
+        raise DataError(f"{len(records)} bytes are not a whole number of images of {size} bytes")
+    table = np.frombuffer(records, dtype=np.uint8).reshape(-1, size)
+    labels = table[:, 0].astype(np.int64)
+    if labels.max() >= len(CIFAR10_CLASSES):
+        raise DataError(f"label {labels.max()} where 0 to {len(CIFAR10_CLASSES) - 1} are expected")
+    chosen = np.sort(np.concatenate([np.flatnonzero(labels == label)[:keep] for label in np.unique(labels)]))
+    images = table[chosen, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+    return {"images": np.ascontiguousarray(images), "labels": labels[chosen]}
+
+
+def _stl_archive(found: Found) -> Arrays:
+    return read_stl10(_unpack(found, members("stl10", "folder")))
+
+
+def read_stl10(members: dict[str, bytes]) -> Arrays:
+    """The binary version of STL-10: images of 96 × 96 with each colour stored column by column; labels 1 to 10."""
+    size = 3 * STL10_SIDE * STL10_SIDE
+    images, labels = [], []
+    for part in ("train", "test"):
+        pixels, classes = members[f"{part}_X.bin"], _stl_labels(members[f"{part}_y.bin"])
+        if len(pixels) != size * len(classes):
+            raise DataError(f"{part}_X.bin has {len(pixels)} bytes where {len(classes)} labels ask for {size} each")
+        images.append(
+            np.frombuffer(pixels, dtype=np.uint8).reshape(-1, 3, STL10_SIDE, STL10_SIDE).transpose(0, 3, 2, 1)
+        )
+        labels.append(classes)
+    return {"images": np.concatenate(images), "labels": np.concatenate(labels)}
+
+
+def _stl_labels(content: bytes) -> Array:
+    labels = np.frombuffer(content, dtype=np.uint8).astype(np.int64) - 1
+    if len(labels) == 0 or labels.min() < 0 or labels.max() >= len(STL10_CLASSES):
+        raise DataError(f"STL-10's labels must lie between 1 and {len(STL10_CLASSES)}")
+    return labels
+
+
+def _unpack(found: Found, names: Iterable[str]) -> dict[str, bytes]:
+    """Members of a tar archive by their last name, in one pass that ends as soon as all are there."""
+    wanted, members = set(names), {}
+    for path, content in tar_members(found.path, wanted.copy()):
+        name = path.rsplit("/", 1)[-1]
+        members[name] = content
+        wanted.discard(name)
+        if not wanted:
+            break
+    if wanted:
+        raise DataError(f"the archive holds no {', '.join(sorted(wanted))}", path=found.path)
+    return members

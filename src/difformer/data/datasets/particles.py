@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from difformer.data.datasets.actstrack import read_actstrack
-from difformer.data.datasets.common import choice, seeded, seeds_of
+from difformer.data.datasets.common import choice, seeded, seeds_of, sentence
 from difformer.data.datasets.synmol import read_synmol
 from difformer.data.knn import knn_graph
-from difformer.data.preprocess import sentence
 from difformer.data.split import Split
 from difformer.data.splitting import index_split, random_split
 from difformer.data.task import Task

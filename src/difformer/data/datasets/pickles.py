@@ -30,6 +30,7 @@ import numpy as np
 from scipy import sparse
 
 from difformer.data.errors import DataError
+from difformer.errors import UserError
 
 Array = np.ndarray[Any, Any]
 
@@ -184,7 +185,7 @@ def _run(content: bytes, persistent: Persistent | None) -> Any:
         name = opcode.name
         if name in _LITERALS:
             if isinstance(argument, int) and not -(2**63) <= argument < 2**64:
-                raise ValueError("a whole number of more than 64 bits")
+                raise UserError("a whole number of more than 64 bits")
             stack.append(bytes(argument) if isinstance(argument, bytearray) else argument)
         elif name in _CONSTANTS:
             stack.append(_CONSTANTS[name]())
@@ -241,7 +242,7 @@ def _run(content: bytes, persistent: Persistent | None) -> Any:
             stack.append(persistent(stack.pop()))
         else:
             _refuse(f"holds the opcode {name}")
-    raise ValueError("it has no end")
+    raise UserError("it has no end")
 
 
 _LITERALS = frozenset(
@@ -267,7 +268,7 @@ def _since_mark(stack: list[Any]) -> list[Any]:
     while stack[at] is not _MARK:
         at -= 1
         if at < 0:
-            raise ValueError("a mark is missing")
+            raise UserError("a mark is missing")
     items = stack[at + 1 :]
     del stack[at:]
     return items
@@ -283,7 +284,7 @@ def _key(value: Any) -> Any:
     """Keys and members are plain: hashing a deeply nested tuple could exhaust the stack of the process."""
     if type(value) in _SCALARS or (type(value) is tuple and all(type(part) in _SCALARS for part in value)):
         return value
-    raise ValueError(f"a {type(value).__name__} as a key")
+    raise UserError(f"a {type(value).__name__} as a key")
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
@@ -315,7 +316,7 @@ def _raw(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode("latin1")
     if not isinstance(value, bytes):
-        raise ValueError(f"expected bytes, got {type(value).__name__}")
+        raise UserError(f"expected bytes, got {type(value).__name__}")
     return value
 
 
@@ -353,9 +354,9 @@ def _filled(raw: bytes, dtype: Any, shape: Any, fortran: bool) -> Array:
     if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf":
         _refuse("makes an array whose dtype is not numeric")
     if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 2**48 for n in shape) or len(shape) > 8:
-        raise ValueError("an array of an impossible shape")
+        raise UserError("an array of an impossible shape")
     if math.prod(shape) * dtype.itemsize != len(raw):
-        raise ValueError(f"an array of shape {shape} from {len(raw)} bytes")
+        raise UserError(f"an array of shape {shape} from {len(raw)} bytes")
     array = np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran else "C")
     return array.astype(dtype.newbyteorder("="))  # a copy that can be written to
 
@@ -385,9 +386,9 @@ def _csr(made: _Unfinished, state: Any) -> Any:
     shape = state.get("_shape", state.get("shape"))
     parts = tuple(state.get(key) for key in ("data", "indices", "indptr"))
     if not all(isinstance(part, np.ndarray) and part.ndim == 1 for part in parts):
-        raise ValueError("a matrix without its three arrays")
+        raise UserError("a matrix without its three arrays")
     if not isinstance(shape, tuple) or len(shape) != 2 or not all(type(n) is int for n in shape):
-        raise ValueError("a matrix without a shape")
+        raise UserError("a matrix without a shape")
     matrix = sparse.csr_matrix(parts, shape=shape)
     matrix.check_format(full_check=True)
     return matrix
@@ -401,13 +402,13 @@ def _dict(*arguments: Any) -> dict[Any, Any]:
 
 def _set(items: Any = ()) -> set[Any]:
     if type(items) not in (list, tuple):
-        raise ValueError("a set that is not made from a list")
+        raise UserError("a set that is not made from a list")
     return {_key(item) for item in items}
 
 
 def _slice(*limits: Any) -> slice:
     if not 1 <= len(limits) <= 3 or not all(limit is None or type(limit) is int for limit in limits):
-        raise ValueError("a slice of something other than whole numbers")
+        raise UserError("a slice of something other than whole numbers")
     return slice(*limits)
 
 
@@ -423,11 +424,11 @@ def _index(kind: Any, state: Any) -> Any:
         _refuse("makes an unusual index")
     if "data" in state:
         if not isinstance(state["data"], (tuple, np.ndarray)):
-            raise ValueError("an index without values")
+            raise UserError("an index without values")
         return state["data"]
     limits: list[Any] = [state.get(key) for key in ("start", "stop", "step")]
     if not all(type(limit) is int for limit in limits):
-        raise ValueError("an index without limits")
+        raise UserError("an index without limits")
     return range(*limits)
 
 
@@ -437,15 +438,15 @@ def _block(values: Any, place: Any, *_: Any) -> tuple[Any, Any]:
 
 def _manager(blocks: Any = (), axes: Any = (), *_: Any) -> _Manager:
     if not isinstance(blocks, (list, tuple)) or not isinstance(axes, (list, tuple)) or not axes:
-        raise ValueError("a table without blocks")
+        raise UserError("a table without blocks")
     checked = []
     for block in blocks:
         values, place = block if isinstance(block, tuple) and len(block) == 2 else (None, None)
         if not isinstance(values, np.ndarray) or not isinstance(place, (slice, np.ndarray)):
-            raise ValueError("a table whose columns are not numbers")
+            raise UserError("a table whose columns are not numbers")
         checked.append((np.atleast_2d(values), place))
     if not isinstance(axes[0], (tuple, range, np.ndarray)) or len(axes[0]) != sum(len(v) for v, _ in checked):
-        raise ValueError("a table with more or fewer names than columns")
+        raise UserError("a table with more or fewer names than columns")
     return _Manager(tuple(checked), tuple(axes[0]))
 
 
@@ -458,7 +459,7 @@ def _old_manager(made: _Unfinished, state: Any) -> _Manager:
 def _frame(made: _Unfinished, state: Any) -> Frame:
     manager = state.get("_mgr", state.get("_data")) if isinstance(state, dict) else None  # _data before pandas 1.1
     if not isinstance(manager, _Manager):
-        raise ValueError("a table without its columns")
+        raise UserError("a table without its columns")
     columns: dict[str, Array] = {}
     for values, place in manager.blocks:
         for at, column in zip(np.arange(len(manager.names))[place], values, strict=True):
@@ -469,26 +470,26 @@ def _frame(made: _Unfinished, state: Any) -> Frame:
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> Array:
     """A tensor whose entries follow each other, as all published ones do."""
     if not isinstance(storage, np.ndarray) or type(offset) is not int or not isinstance(size, tuple):
-        raise ValueError("a tensor without a storage")
+        raise UserError("a tensor without a storage")
     expected = tuple(math.prod(size[i + 1 :]) for i in range(len(size)))
     if any(n > 1 and given != wanted for n, given, wanted in zip(size, stride, expected, strict=True)):
-        raise ValueError(f"a tensor with strides {stride}")
+        raise UserError(f"a tensor with strides {stride}")
     end = offset + math.prod(size)
     if not 0 <= offset <= end <= len(storage):
-        raise ValueError("a tensor that reaches beyond its storage")
+        raise UserError("a tensor that reaches beyond its storage")
     return storage[offset:end].reshape(size)
 
 
 def _data(made: _Unfinished, state: Any) -> Any:
     """PyG's ``Data``: the dictionary of its tensors, directly or within a storage."""
     if not isinstance(state, dict):
-        raise ValueError("a Data without attributes")
+        raise UserError("a Data without attributes")
     return state.get("_store", state)
 
 
 def _mapping(made: _Unfinished, state: Any) -> Any:
     if not isinstance(state, dict) or not isinstance(state.get("_mapping"), dict):
-        raise ValueError("a storage of Data without attributes")
+        raise UserError("a storage of Data without attributes")
     return state["_mapping"]
 
 

@@ -22,11 +22,19 @@ import torch
 from scipy import sparse as sp
 
 from difformer.data.archives import read_npz
-from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
+from difformer.data.datasets.common import (
+    check_graph,
+    choice,
+    class_task,
+    csr_arrays,
+    csr_of,
+    row_normalised,
+    seeded,
+    seeds_of,
+)
 from difformer.data.datasets.pickles import read_pickle
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.preprocess import check_graph, csr_arrays, csr_of, row_normalised
 from difformer.data.processed import Arrays, processed
 from difformer.data.split import Split
 from difformer.data.splitting import AUTHORS_SEED, authors_split, index_split, per_class_split

@@ -20,10 +20,9 @@ import numpy as np
 import torch
 
 from difformer.data.archives import read_mat
-from difformer.data.datasets.common import choice, class_task, seeded, seeds_of
+from difformer.data.datasets.common import check_graph, choice, class_task, one_hot_columns, seeded, seeds_of
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.preprocess import check_graph, one_hot_columns
 from difformer.data.processed import Arrays, processed
 from difformer.data.splitting import random_split
 from difformer.data.task import Task

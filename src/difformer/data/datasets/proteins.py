@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 from difformer.data.datasets.common import choice
+from difformer.data.edges import undirected
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.preprocess import symmetric_edges
 from difformer.data.processed import Arrays, processed
 from difformer.data.splitting import index_split
 from difformer.data.task import Task
@@ -68,7 +68,7 @@ def proteins(
         y=y,
         splits=(index_split("species", arrays["train_idx"], arrays["val_idx"], arrays["test_idx"]),),
         num_outputs=y.shape[1],
-        edge_index=symmetric_edges(arrays["edge_index"], len(y), self_loops=self_loops),
+        edge_index=undirected(arrays["edge_index"], len(y), self_loops=self_loops),
         notes=("Reported is the mean of 112 ROC-AUC values, one a function.",),
     )
 

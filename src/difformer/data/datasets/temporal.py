@@ -30,6 +30,7 @@ from difformer.data.errors import DataError
 from difformer.data.lookup import locate, reading
 from difformer.data.splitting import time_split
 from difformer.data.task import Task
+from difformer.errors import UserError
 
 PROTOCOLS = ("paper", "public-code")
 RATIO = (2, 2, 6)
@@ -209,7 +210,7 @@ def _deviation(values: Any) -> Any:
 def _task(name: str, series: Series, protocol: str, lags: int, graph_day: str) -> Task:
     moments, nodes = series.values.shape
     if not 1 <= lags <= moments - 5:
-        raise ValueError(f"lags must lie between 1 and {moments - 5} for {moments} moments, got {lags}")
+        raise UserError(f"lags must lie between 1 and {moments - 5} for {moments} moments, got {lags}")
     split = time_split(moments - lags, ratio=RATIO)
     basis = series.values[: _train_rows(moments, lags)] if protocol == "paper" else series.values
     scaled = ((series.values - basis.mean(axis=0)) / _deviation(basis)).astype(np.float32)

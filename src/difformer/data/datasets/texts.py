@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from difformer.data.archives import read_npz, tar_members
-from difformer.data.datasets.common import choice, seeded, seeds_of, table_task
+from difformer.data.datasets.common import choice, csr_arrays, csr_of, seeded, seeds_of, table_task
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.preprocess import csr_arrays, csr_of, feature_tensor
 from difformer.data.processed import Arrays, processed
+from difformer.data.sparse import feature_tensor
 from difformer.data.splitting import labels_per_class_split
 from difformer.data.task import Task
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 
 from difformer.data.archives import read_npz
-from difformer.data.datasets.common import choice, class_task
+from difformer.data.datasets.common import check_graph, choice, class_task, row_normalised
 from difformer.data.lookup import locate, reading
-from difformer.data.preprocess import check_graph, row_normalised
 from difformer.data.splitting import masks_split
 from difformer.data.task import Task
 

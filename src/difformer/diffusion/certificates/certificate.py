@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from difformer.errors import UserError
+
 TOLERANCE = 1e-9
 # Sums of magnitude one are known to about 1e-14 in double precision: TOLERANCE times this part of the magnitude.
 ROUNDING = 1e-5
@@ -59,12 +61,12 @@ class Certificate:
 def double(z: Tensor) -> Tensor:
     """States in double precision, apart from any graph of gradients."""
     if z.dim() != 2:
-        raise ValueError(f"z must be states [N, d], got shape {tuple(z.shape)}")
+        raise UserError(f"z must be states [N, d], got shape {tuple(z.shape)}")
     if z.shape[0] == 0:
-        raise ValueError(f"z has no rows, shape {tuple(z.shape)}: a certificate is about at least one state")
+        raise UserError(f"z has no rows, shape {tuple(z.shape)}: a certificate is about at least one state")
     if not z.isfinite().all():
         row = int((~z.isfinite()).any(1).nonzero()[0])
-        raise ValueError(f"z must be finite, but row {row} holds NaN or infinity: nothing can be measured on it")
+        raise UserError(f"z must be finite, but row {row} holds NaN or infinity: nothing can be measured on it")
     return z.detach().to(torch.float64)
 
 

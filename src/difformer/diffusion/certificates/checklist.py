@@ -17,7 +17,8 @@ from difformer.diffusion.certificates import exchange_theorems as exchange
 from difformer.diffusion.certificates import matrix_theorems as matrix
 from difformer.diffusion.certificates.certificate import Certificate, double
 from difformer.diffusion.coupling import AllPairAttention, Coupling, GraphCoupling
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
+from difformer.errors import UserError
 from difformer.graph import Graph
 
 
@@ -173,7 +174,7 @@ def certify(
     names = list(CERTIFICATES if only is None else only)
     unknown = [name for name in names if name not in CERTIFICATES]
     if unknown:
-        raise ValueError(f"unknown certificates {unknown}; known: {', '.join(CERTIFICATES)}")
+        raise UserError(f"unknown certificates {unknown}; known: {', '.join(CERTIFICATES)}")
     return [CERTIFICATES[name].run(case) for name in names if CERTIFICATES[name].fits(case)]
 
 

@@ -24,12 +24,12 @@ from torch import Tensor
 from difformer.diffusion.certificates.certificate import Certificate, double, largest_gap, largest_rise
 from difformer.diffusion.coupling import AllPairAttention, Coupling, EdgeAttention, GraphCoupling, Mix
 from difformer.diffusion.coupling.base import edge_distances
-from difformer.diffusion.diffusivity import Diffusivity, as_diffusivity
 from difformer.diffusion.dynamics import diffuse, flow
 from difformer.diffusion.energy import Energy, Regulariser, mixture, penalty
 from difformer.diffusion.pairs import BLOCK_SIZE, largest_squared_distance
-from difformer.diffusion.quadrature import LARGEST_SQUARED_DISTANCE
 from difformer.diffusion.surrogate import surrogate_energy
+from difformer.diffusivity import LARGEST_SQUARED_DISTANCE, Diffusivity, as_diffusivity
+from difformer.errors import UserError
 from difformer.graph import Graph
 
 SLACK = 1 + 1e-9
@@ -48,12 +48,12 @@ def checked(coupling: Coupling, *, normalised: bool = True) -> AnyAttention:
     if not isinstance(coupling, AllPairAttention | EdgeAttention):
         raise TypeError(f"coupling must be AllPairAttention or EdgeAttention, got {type(coupling).__name__}")
     if coupling.metric != "distance":
-        raise ValueError(
+        raise UserError(
             f"coupling has metric={coupling.metric!r}: the theorems speak of distances between states, so that no "
             f"certificate covers it; make it with metric='distance' (the two agree on unit states)"
         )
     if normalised and not coupling.normalised:
-        raise ValueError("coupling must be row-normalised: make it with normalised=True")
+        raise UserError("coupling must be row-normalised: make it with normalised=True")
     return coupling
 
 

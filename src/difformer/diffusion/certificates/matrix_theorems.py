@@ -23,6 +23,7 @@ from difformer.diffusion.dynamics import diffuse, flow
 from difformer.diffusion.energy import Energy, normalised_dirichlet_energy, smoothness
 from difformer.diffusion.laplacian import Laplacian, component_labels
 from difformer.diffusion.spectrum import laplacian_spectrum, stable_step_size
+from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.sparse import SparseMatrix
 
@@ -47,7 +48,7 @@ class Static:
         z = double(z)
         chosen = as_coupling(coupling, num_nodes=z.shape[0])
         if not chosen.static:
-            raise ValueError("coupling depends on the states: this certificate is for constant ones; see thm_main")
+            raise UserError("coupling depends on the states: this certificate is for constant ones; see thm_main")
         largest = 2 / stable_step_size(chosen, z)
         usual = share / largest if largest > 0 else 1.0
         return Static(z, chosen, largest, usual if step_size is None else step_size, chosen.symmetric(z))

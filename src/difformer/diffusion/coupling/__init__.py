@@ -12,7 +12,8 @@ from torch import Tensor
 from difformer.diffusion.coupling.base import Coupling, SparseCoupling
 from difformer.diffusion.coupling.exchange import AllPairAttention, Attention, EdgeAttention
 from difformer.diffusion.coupling.matrix import GRAPH_WEIGHTS, GraphCoupling, Identity, MatrixCoupling
-from difformer.diffusion.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity
+from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.sparse import SparseMatrix
 
@@ -53,7 +54,7 @@ class Mix(Coupling):
         given = tuple(float(weight) for weight in self.weights)
         object.__setattr__(self, "weights", given or (1 / len(self.parts),) * len(self.parts) if self.parts else ())
         if not self.parts or len(self.weights) != len(self.parts):
-            raise ValueError(f"a mix needs one weight per part, got {len(self.parts)} parts and {len(given)} weights")
+            raise UserError(f"a mix needs one weight per part, got {len(self.parts)} parts and {len(given)} weights")
 
     @property
     def static(self) -> bool:
@@ -110,7 +111,7 @@ def _graph(weights: str) -> Callable[..., Coupling]:
 
 def _needed(graph: Graph | None, name: str) -> Graph:
     if graph is None:
-        raise ValueError(f"coupling {name!r} runs over observed edges: pass graph=Graph(edge_index, num_nodes)")
+        raise UserError(f"coupling {name!r} runs over observed edges: pass graph=Graph(edge_index, num_nodes)")
     return graph
 
 
@@ -133,7 +134,7 @@ def make_coupling(name: str, *, graph: Graph | None = None, diffusivity: str | D
     if name not in COUPLINGS:
         near = difflib.get_close_matches(name, COUPLINGS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise ValueError(f"unknown coupling {name!r}{hint} Known: {', '.join(COUPLINGS)}")
+        raise UserError(f"unknown coupling {name!r}{hint} Known: {', '.join(COUPLINGS)}")
     return COUPLINGS[name](graph, diffusivity)
 
 
@@ -151,5 +152,5 @@ def as_coupling(given: Coupling | Tensor | SparseMatrix, *, num_nodes: int | Non
     if not isinstance(given, Coupling):
         raise TypeError(f"coupling must be a Coupling or a square matrix, got {type(given).__name__}")
     if num_nodes is not None and given.num_nodes not in (None, num_nodes):
-        raise ValueError(f"coupling belongs to {given.num_nodes} nodes, but there are {num_nodes} states")
+        raise UserError(f"coupling belongs to {given.num_nodes} nodes, but there are {num_nodes} states")
     return given

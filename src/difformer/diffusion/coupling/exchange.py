@@ -25,8 +25,9 @@ from difformer.attention.scores import form_of, slope_of
 from difformer.attention.segments import Segments, as_segments
 from difformer.diffusion.coupling.base import Coupling, SparseCoupling, edge_distances, edge_products
 from difformer.diffusion.coupling.matrix import is_symmetric
-from difformer.diffusion.diffusivity import IDENTITY, Diffusivity, as_diffusivity
 from difformer.diffusion.pairs import BLOCK_SIZE, distance_factors, exchange_sums
+from difformer.diffusivity import IDENTITY, Diffusivity, as_diffusivity
+from difformer.errors import UserError
 from difformer.graph import Graph
 
 METRICS = ("distance", "cosine")
@@ -60,7 +61,7 @@ class Attention(Coupling):
     def _check(self) -> None:
         as_diffusivity(self.diffusivity)
         if self.metric not in METRICS:
-            raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}")
+            raise UserError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}")
 
     def _balance(self, z: Tensor) -> Tensor:
         sums = self.exchange_sums(z)
@@ -156,7 +157,7 @@ class EdgeAttention(SparseCoupling, Attention):
     def __post_init__(self) -> None:
         self._check()
         if self.diffusivity == "identity" or self.diffusivity is IDENTITY:
-            raise ValueError("diffusivity 'identity' takes nothing from neighbours; use the Identity coupling")
+            raise UserError("diffusivity 'identity' takes nothing from neighbours; use the Identity coupling")
 
     @property
     def num_nodes(self) -> int:

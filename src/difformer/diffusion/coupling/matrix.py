@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from difformer.diffusion.coupling.base import SparseCoupling
+from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.sparse import SparseMatrix
 
@@ -61,7 +62,7 @@ class MatrixCoupling(SparseCoupling):
     def __post_init__(self) -> None:
         shape = tuple(self.values.shape)
         if len(shape) != 2 or shape[0] != shape[1]:
-            raise ValueError(f"a coupling matrix must be square, [N, N], got shape {shape}")
+            raise UserError(f"a coupling matrix must be square, [N, N], got shape {shape}")
         if isinstance(self.values, Tensor) and self.values.layout != torch.strided:
             object.__setattr__(self, "values", SparseMatrix.from_tensor(self.values))
 
@@ -122,7 +123,7 @@ class GraphCoupling(SparseCoupling):
             got = type(self.graph).__name__
             raise TypeError(f"graph must be a Graph, got {got}; write Graph(edge_index, num_nodes)")
         if self.weights not in GRAPH_WEIGHTS:
-            raise ValueError(f"weights must be one of {', '.join(GRAPH_WEIGHTS)}, got {self.weights!r}")
+            raise UserError(f"weights must be one of {', '.join(GRAPH_WEIGHTS)}, got {self.weights!r}")
 
     @property
     def static(self) -> bool:

@@ -1,0 +1,77 @@
+"""Private parts of torch that the package uses, each with what takes its place where torch has changed.
+
+Every function answers a question about tensors or about the program that runs. Where the private part is missing the
+answer is a public one, or the one that leads to the plain formula: always right, sometimes slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def is_transformed(x: Tensor) -> bool:
+    """Whether `x` is a tensor of `torch.func`: inside `vmap`, `grad` or `jvp`."""
+    try:
+        return torch._C._functorch.is_functorch_wrapped_tensor(x)
+    except AttributeError:
+        return _has_no_memory(x)
+
+
+def is_stacked(x: Tensor) -> bool:
+    """Whether `x` is a batch of tensors inside `torch.vmap`."""
+    try:
+        return torch._C._functorch.is_batchedtensor(x)
+    except AttributeError:
+        return _has_no_memory(x)
+
+
+def _has_no_memory(x: Tensor) -> bool:
+    """Tensors of `torch.func` have no memory of their own to point to."""
+    try:
+        x.data_ptr()
+    except RuntimeError:
+        return True
+    return False
+
+
+def is_traced() -> bool:
+    """Whether `torch.jit.trace` records the program."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]  # public, but not exported
+
+
+def is_watched() -> bool:
+    """Whether operations are recorded by a dispatch mode, such as a counter of operations."""
+    try:
+        return torch._C._len_torch_dispatch_stack() > 0
+    except AttributeError:
+        return True
+
+
+def is_forward_mode(*tensors: Tensor) -> bool:
+    """Whether derivatives are taken in forward mode."""
+    level = getattr(forward_ad, "_current_level", None)
+    if level is not None:
+        return level >= 0
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+def has_global_hooks() -> bool:
+    """Whether a hook is registered for all modules."""
+    found = getattr(nn.modules.module, "_has_any_global_hook", None)
+    return True if found is None else bool(found())
+
+
+def constant_result(function: Function) -> Function:
+    """`function` is evaluated while a model is compiled, which keeps the result and looks at no values itself.
+
+    What `torch.compiler.assume_constant_result` does, without loading the compiler, which takes seconds.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

@@ -1,0 +1,271 @@
+"""A user's own files as a task: a table of features, and labels and edges in it or beside it.
+
+    features.csv   name,age,income      labels.csv   name,group      edges.csv   from,to,weight
+                   ann,31,52000                      ann,A                       ann,bob,2
+                   bob,45,48000                      bob,                        bob,eve,1
+
+Ids join the files where rows have them; otherwise rows are known by their number, counted from zero.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from difformer.data.edges import Duplicates, SelfLoops, check_choices, tidy_edges
+from difformer.data.errors import DataError
+from difformer.data.own.arrays import label_cells
+from difformer.data.own.assembly import Splits, assemble, graph_protocol, split_from_words
+from difformer.data.own.features import Features, load_features
+from difformer.data.own.graphs import Edges, edges_from, read_edges
+from difformer.data.own.labels import Labels, encode_targets, read_labels
+from difformer.data.own.npz import ARRAY_ENDINGS, class_names_of, labels_by_name, mask_splits, named_array
+from difformer.data.own.pyg import PYG_ENDINGS, from_pyg, read_pyg
+from difformer.data.own.roles import several
+from difformer.data.own.suspicions import constant_columns, copies_of_labels, rare_labels
+from difformer.data.own.table import Column, index_of_ids
+from difformer.data.own.text import TextFormat
+from difformer.data.split import Split
+from difformer.data.task import Problem, Task
+
+Path_ = str | os.PathLike[str]
+
+
+def from_files(
+    features: Path_,
+    labels: Path_ | None = None,
+    edges: Path_ | None = None,
+    *,
+    ids: Column | bool | None = None,
+    label_columns: Column | Sequence[Column] | None = None,
+    label_ids: Column | bool | None = None,
+    edge_columns: Sequence[Column] | None = None,
+    split_column: Column | None = None,
+    drop: Column | Sequence[Column] = (),
+    categories: Column | Sequence[Column] = (),
+    dates: Column | Sequence[Column] = (),
+    header: bool | Mapping[str, bool] | None = None,
+    delimiter: str | Mapping[str, str] | None = None,
+    encoding: str | None = None,
+    decimal: str = ".",
+    comment: str | None = "#",
+    name: str | None = None,
+    problem: Problem | None = None,
+    metric: str | None = None,
+    splits: Splits = None,
+    fractions: Sequence[float] | None = None,
+    seeds: Sequence[int] = (0,),
+    directed: bool = False,
+    self_loops: SelfLoops = "add",
+    duplicates: Duplicates = "error",
+    missing: Sequence[str] | None = None,
+    class_names: Sequence[str] = (),
+    standardize: bool | None = None,
+) -> Task:
+    """A task from files: CSV and its relatives, Parquet, NPZ, and PyG's ``.pt``.
+
+    Tables are taken as they are: numbers, truth values, categories, dates and gaps become features as
+    `difformer.data.own.preprocessing` says, and the task's ``preprocessing`` tells what became of each column. Files of
+    arrays hold features that are ready.
+
+    Columns are given by name, or by number counted from one. What is None is found out, and noted in the task where it
+    was a choice.
+
+    Args:
+        features: A table, perhaps with a column of ids, of labels and of the split. An NPZ may hold everything:
+            ``x``, ``y``, ``edge_index``, ``edge_weight``, ``ids``, masks. A ``.pt`` with a PyG ``Data`` or a list of
+            them holds everything, see `from_pyg`.
+        labels: One label per row, or with a column of ids; None takes them from `features`.
+        edges: Source, target and perhaps weight.
+        ids: The column of ids in `features`; True for the first, False for none.
+        label_columns: The columns of labels, in `labels` or else in `features`.
+        label_ids: The column of ids in `labels`; True for the first, False where labels are in order.
+        edge_columns: Source, target and perhaps weight in `edges`.
+        split_column: The column of `features` that says train, valid or test.
+        drop: Columns of `features` to leave out.
+        categories: Columns of `features` to take as categories, whatever they look like: codes that are numbers.
+        dates: Columns of `features` to take as dates.
+        header: Whether the first row names the columns; for one file only: ``{"edges": False}``.
+        delimiter: Between cells, likewise.
+        encoding: Of the text files.
+        decimal: ``","`` where numbers are written 1,5.
+        comment: What lines above a table begin with.
+        name: Of the data in reports; None takes the name of the file.
+        problem: See `from_arrays`, likewise all below.
+        metric: None takes accuracy, ROC-AUC or MSE, after the problem.
+        splits: Ready-made ones, or a file of them; None takes the split column, or masks, or draws them.
+        fractions: Of train, valid and test.
+        seeds: One split each.
+        directed: Keep directions.
+        self_loops: ``"add"``, ``"remove"`` or ``"keep"``.
+        duplicates: What becomes of an edge given with different weights.
+        missing: Texts that stand for no label, instead of the rule of `difformer.data.own.labels`.
+        class_names: The classes in order.
+        standardize: Bring columns of numbers to mean 0 and deviation 1 over all rows; None does so for tables, and
+            leaves arrays as they are.
+
+    Raises:
+        DataError: If a file is broken, or files contradict each other; with file, line and column.
+        FileNotFoundError: If a file is not there.
+    """
+    check_choices(self_loops, duplicates)
+    suffix = Path(features).suffix.lower()
+    called = name or Path(features).name.split(".")[0]
+    if suffix in PYG_ENDINGS:
+        apart = {"labels": labels, "edges": edges, "ids": ids, "label_columns": label_columns, "label_ids": label_ids}
+        apart |= {"edge_columns": edge_columns, "split_column": split_column, "drop": several(drop) or None}
+        apart |= {"categories": several(categories) or None, "dates": several(dates) or None}
+        if extra := [option for option, value in apart.items() if value is not None]:
+            raise DataError(f"a PyG file holds everything itself; leave out {', '.join(extra)}", path=features)
+        with _in_file(features):
+            return from_pyg(
+                read_pyg(features),
+                name=called,
+                problem=problem,
+                metric=metric,
+                splits=splits,
+                fractions=fractions,
+                seeds=seeds,
+                directed=directed,
+                self_loops=self_loops,
+                duplicates=duplicates,
+                missing=missing,
+                class_names=class_names,
+                standardize=bool(standardize),
+            )
+
+    def format(role: str) -> TextFormat:
+        def of(option: Any) -> Any:
+            return option.get(role) if isinstance(option, Mapping) else option
+
+        return TextFormat(of(delimiter), of(header), encoding, decimal, comment)
+
+    columns = None if label_columns is None else several(label_columns)
+    is_table = suffix not in ARRAY_ENDINGS
+    scale = is_table if standardize is None else standardize
+    options: dict[str, Any] = (
+        {}
+        if not is_table
+        else {
+            "ids": ids,
+            "labels": columns if labels is None else None,
+            "labels_here": labels is None,
+            "split": split_column,
+            "drop": several(drop),
+            "raw": True,
+            "standardize": scale,
+            "categories": several(categories),
+            "dates": several(dates),
+        }
+    )
+    found = load_features(features, format=format("features"), **options)
+    _refuse_other_kinds(found)
+    size = found.x.shape[0]
+    index = index_of_ids(found.ids, lambda text, row: found.error(text, row, found.id_column)) if found.ids else None
+    if labels is not None:
+        given = read_labels(labels, size=size, ids=index, columns=columns, id_column=label_ids, format=format("labels"))
+    else:
+        given = _labels_within(found, size)
+    targets = encode_targets(
+        given.columns,
+        names=given.names,
+        problem=problem,
+        class_names=class_names or (class_names_of(found.arrays) if labels is None else ()),
+        missing=missing,
+        where=given.where,
+    )
+    raw, notes = _edges(found, edges, index, edge_columns, format("edges"))
+    tidied = None
+    if raw is not None:
+        with _in_file(edges or features):
+            tidied = tidy_edges(
+                *raw, num_nodes=size, names=found.ids, directed=directed, self_loops=self_loops, duplicates=duplicates
+            )
+    doubts = [*rare_labels(targets), *copies_of_labels(found.raw, targets)]
+    if found.preprocessing is None and is_table:
+        doubts += constant_columns(found.raw)
+    return assemble(
+        found.x,
+        targets,
+        tidied,
+        name=called,
+        metric=metric,
+        graph=graph_protocol(directed, self_loops),
+        splits=splits,
+        found_splits=_split_within(found) if splits is None else (),
+        fractions=fractions,
+        seeds=seeds,
+        instance_names=found.ids,
+        feature_names=found.names,
+        notes=(*found.notes, *given.notes, *notes, *doubts),
+        standardize=scale and found.preprocessing is None,
+        preprocessing=found.preprocessing,
+    )
+
+
+@contextmanager
+def _in_file(path: Path_) -> Iterator[None]:
+    """Errors that do not name a file name this one."""
+    try:
+        yield
+    except DataError as error:
+        raise error if error.path is not None else DataError(str(error), path=path) from error
+
+
+def _refuse_other_kinds(found: Features) -> None:
+    """Files hold instances of one table or graph; what else an NPZ may hold is for `from_arrays`."""
+    ways = "load it with numpy.load and pass its arrays to difformer.data.from_arrays"
+    if found.x.dim() == 3:
+        raise DataError(f"x has shape {list(found.x.shape)}, a series of snapshots; {ways}", path=found.path)
+    if "node_ptr" in found.arrays:
+        raise DataError(f"holds many graphs (an array node_ptr); {ways}", path=found.path)
+
+
+def _labels_within(found: Features, size: int) -> Labels:
+    """Labels from the file of features."""
+    if found.labels and found.roles is not None:
+        at = found.roles.labels
+        return Labels(list(found.labels.values()), tuple(found.labels), lambda t, row, c: found.error(t, row, at[c]))
+    y = named_array(found.arrays, "y")
+    if y is None:
+        has = f"; it has {', '.join(found.arrays)}" if found.arrays else ""
+        raise DataError(f"holds no labels (an array called y); pass labels=FILE{has}", path=found.path)
+    with _in_file(found.path):
+        columns, _ = label_cells(labels_by_name(y, found.arrays), None, size)
+    names = tuple(str(i + 1) for i in range(len(columns)))
+    return Labels([list(column) for column in columns], names, lambda t, row, c: found.error(t, row))
+
+
+def _edges(
+    found: Features,
+    path: Path_ | None,
+    ids: Mapping[str, int] | None,
+    columns: Sequence[Column] | None,
+    format: TextFormat,
+) -> tuple[Edges | None, tuple[str, ...]]:
+    size = found.x.shape[0]
+    if path is not None:
+        index, weight, notes = read_edges(path, num_nodes=size, ids=ids, columns=columns, format=format)
+        return (index, weight), notes
+    inside = named_array(found.arrays, "edges")
+    if inside is None:
+        return None, ()
+    with _in_file(found.path):
+        index, weight, notes = edges_from(inside, named_array(found.arrays, "weights"), num_nodes=size, ids=ids)
+        return (index, weight), notes
+
+
+def _split_within(found: Features) -> tuple[Split, ...]:
+    """The split that the file of features describes: by a column, or by the masks of an NPZ."""
+    if found.split is not None:
+        split, strange = split_from_words(found.split, "given")
+        if split is None:
+            assert strange is not None
+            word, at = found.split[strange], None if found.roles is None else found.roles.split
+            raise found.error(f"expected train, valid, test or nothing, got {word!r}", strange, at)
+        return (split,)
+    with _in_file(found.path):
+        return mask_splits(found.arrays, found.x.shape[0])

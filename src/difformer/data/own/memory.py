@@ -1,0 +1,309 @@
+"""A user's own data in memory as a task: arrays that are ready, or a data frame as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from difformer.data.edges import Duplicates, SelfLoops, tidy_edges
+from difformer.data.errors import DataError
+from difformer.data.own.arrays import features_from, frame_columns, label_cells, row_ids
+from difformer.data.own.assembly import Splits, assemble, drawn_splits, given_splits, graph_protocol, split_from_words
+from difformer.data.own.features import select_features
+from difformer.data.own.graphs import edges_from
+from difformer.data.own.labels import encode_targets
+from difformer.data.own.roles import several
+from difformer.data.own.suspicions import constant_columns, copies_of_labels, rare_labels
+from difformer.data.own.table import Column, ColumnSource, index_of_ids
+from difformer.data.split import Split
+from difformer.data.task import Problem, Task
+
+
+def from_arrays(
+    x: Any,
+    y: Any,
+    edge_index: Any = None,
+    edge_weight: Any = None,
+    *,
+    name: str = "own data",
+    problem: Problem | None = None,
+    metric: str | None = None,
+    splits: Splits = None,
+    fractions: Sequence[float] | None = None,
+    seeds: Sequence[int] = (0,),
+    node_ptr: Any = None,
+    directed: bool = False,
+    self_loops: SelfLoops = "add",
+    duplicates: Duplicates = "error",
+    missing: Sequence[str] | None = None,
+    class_names: Sequence[str] = (),
+    instance_names: Sequence[str] = (),
+    feature_names: Sequence[str] = (),
+    standardize: bool = False,
+) -> Task:
+    """A task from objects in memory: numpy, scipy sparse, torch, pandas and polars, plain lists.
+
+    Args:
+        x: Features ``[N, F]``; ``[T, N, F]`` for a series of snapshots. A sparse matrix stays sparse. The index of a
+            pandas frame names its rows, unless it only counts them.
+        y: Labels, one per row, or several columns: see `difformer.data.own.labels`; of a series ``[T, N]`` numbers.
+            With a frame for `x` also the name of its column, or a list of names. What comes from pandas is matched with
+            `x` by index where both have one.
+        edge_index: The graph, if any: ``[2, E]``, ``[E, 2]``, pairs of ids, an adjacency matrix, a frame of edges; for
+            a series also a list with one per snapshot.
+        edge_weight: ``[E]`` weights ≥ 0; for a list of graphs a list.
+        name: Of the data in reports.
+        problem: ``"multiclass"``, ``"multilabel"`` or ``"regression"``; found out from `y` where it is None.
+        metric: None takes accuracy, ROC-AUC or MSE, after the problem.
+        splits: Ready-made ones, or a file of them; None draws them.
+        fractions: Of train, valid and test where splits are drawn; None takes 50, 25 and 25 %, and for a series the
+            first 20, the next 20 and the last 60 %.
+        seeds: One split each.
+        node_ptr: ``[G + 1]`` where rows belong to G separate graphs, ``node_ptr[g]:node_ptr[g + 1]`` to graph g; then
+            `y` and the splits are of graphs.
+        directed: Keep directions; otherwise both directions of every edge are listed.
+        self_loops: ``"add"`` to every node that has none, ``"remove"``, or ``"keep"`` as given.
+        duplicates: What becomes of an edge given with different weights: see `tidy_edges`.
+        missing: Texts that stand for no label, instead of the rule of `difformer.data.own.labels`.
+        class_names: The classes in order, instead of numerical or alphabetical order.
+        instance_names: Ids of the rows, or of the graphs.
+        feature_names: Of the columns.
+        standardize: Bring columns to mean 0 and deviation 1 over all rows (of a sparse matrix to quadratic mean 1, so
+            that zeros stay). Without it features are used as they are.
+
+    Raises:
+        DataError: If the parts contradict each other; the message says where.
+    """
+    if edge_index is None and edge_weight is not None:
+        raise DataError("edge_weight: weights without edges; pass edge_index too")
+    if hasattr(x, "columns") and (isinstance(y, str) or (isinstance(y, list) and all(isinstance(c, str) for c in y))):
+        wanted, known = [y] if isinstance(y, str) else y, list(x.columns)
+        # Labels of rows come more than once, names of columns do not.
+        if len(set(wanted)) == len(wanted) and all(column in known for column in wanted):
+            x, y = x[[column for column in known if column not in wanted]], x[wanted]
+        elif isinstance(y, str):
+            raise DataError(f"y: x has no column {y!r}; it has {', '.join(map(repr, known[:20]))}")
+    features, columns = features_from(x)
+    tidy = {"directed": directed, "self_loops": self_loops, "duplicates": duplicates}
+    common = {
+        "name": name,
+        "metric": metric,
+        "feature_names": tuple(str(column) for column in feature_names) or columns,
+    }
+    if features.dim() == 3:
+        if standardize:
+            raise DataError(
+                "standardize: a series is not scaled here; standardise it by its training part before lags are taken"
+            )
+        return _series(features, y, edge_index, edge_weight, problem, splits, fractions, tidy, instance_names, common)
+    ids = tuple(str(i) for i in instance_names) or (row_ids(x) if node_ptr is None else ())
+    index = index_of_ids(ids, lambda text, row: DataError(text, row=row)) if ids and node_ptr is None else None
+    ptr = None if node_ptr is None else _pointer(node_ptr)
+    expected = features.shape[0] if ptr is None else ptr.numel() - 1
+    cells, names = label_cells(y, x, expected)
+    targets = encode_targets(cells, names=names, problem=problem, class_names=class_names, missing=missing)
+    edges, notes = None, tuple[str, ...]()
+    if edge_index is not None:
+        *raw, notes = edges_from(edge_index, edge_weight, num_nodes=features.shape[0], ids=index)
+        edges = tidy_edges(*raw, num_nodes=features.shape[0], names=ids if node_ptr is None else (), **tidy)  # type: ignore[arg-type]
+    return assemble(
+        features,
+        targets,
+        edges,
+        graph=graph_protocol(directed, self_loops),
+        splits=splits,
+        fractions=fractions,
+        seeds=seeds,
+        node_ptr=ptr,
+        instance_names=ids,
+        notes=notes,
+        standardize=standardize,
+        **common,  # type: ignore[arg-type]
+    )
+
+
+def from_frame(
+    frame: Any,
+    label: Any,
+    *,
+    edges: Any = None,
+    edge_weight: Any = None,
+    ids: Column | None = None,
+    split_column: Column | None = None,
+    drop: Column | Sequence[Column] = (),
+    categories: Column | Sequence[Column] = (),
+    dates: Column | Sequence[Column] = (),
+    name: str = "own data",
+    problem: Problem | None = None,
+    metric: str | None = None,
+    splits: Splits = None,
+    fractions: Sequence[float] | None = None,
+    seeds: Sequence[int] = (0,),
+    directed: bool = False,
+    self_loops: SelfLoops = "add",
+    duplicates: Duplicates = "error",
+    missing: Sequence[str] | None = None,
+    class_names: Sequence[str] = (),
+    standardize: bool = True,
+) -> Task:
+    """A task from a pandas or polars frame as it is: numbers, texts, truth values, categories, dates, gaps.
+
+    What becomes of each column is in the task's ``preprocessing``: ``print(task.preprocessing.describe())``; new rows
+    are encoded by its ``transform``.
+
+    Args:
+        frame: One row per instance. The index of a pandas frame names its rows, unless it only counts them.
+        label: The column of labels by name, several of them, or labels as `from_arrays` takes them.
+        edges: The graph, if any, as `from_arrays` takes it; pairs of ids where rows have ids.
+        edge_weight: ``[E]`` weights ≥ 0.
+        ids: The column of ids, instead of the index.
+        split_column: The column that says train, valid or test; None finds it by its name.
+        drop: Columns to leave out.
+        categories: Columns to take as categories, whatever they look like.
+        dates: Columns to take as dates.
+        name: Of the data in reports.
+        problem: As in `from_arrays`, likewise all below.
+        metric: None takes accuracy, ROC-AUC or MSE, after the problem.
+        splits: Ready-made ones, or a file of them.
+        fractions: Of train, valid and test.
+        seeds: One split each.
+        directed: Keep directions.
+        self_loops: ``"add"``, ``"remove"`` or ``"keep"``.
+        duplicates: What becomes of an edge given with different weights.
+        missing: Texts that stand for no label.
+        class_names: The classes in order.
+        standardize: Bring columns of numbers to mean 0 and deviation 1 over all rows.
+
+    Raises:
+        DataError: If a column is absent, or the parts contradict each other; the message says where.
+    """
+    if not hasattr(frame, "columns"):
+        raise DataError(f"frame: expected a pandas or polars frame, got {type(frame).__name__}; see from_arrays")
+    names = [str(column) for column in frame.columns]
+    listed = [label] if isinstance(label, str) else list(label) if isinstance(label, (list, tuple)) else []
+    within = bool(listed) and len(set(map(str, listed))) == len(listed) and all(str(c) in names for c in listed)
+    if isinstance(label, str) and not within:
+        raise DataError(f"label: the frame has no column {label!r}; it has {', '.join(map(repr, names[:20]))}")
+    found = select_features(
+        ColumnSource("frame", frame_columns(frame)),
+        ids=False if ids is None else ids,
+        labels=[str(column) for column in listed] if within else None if label is None else (),
+        labels_here=True,
+        split=split_column,
+        drop=several(drop),
+        raw=True,
+        standardize=standardize,
+        categories=several(categories),
+        dates=several(dates),
+    )
+    size = found.x.shape[0]
+    rows = found.ids or row_ids(frame)
+    index = index_of_ids(rows, lambda text, row: found.error(text, row, found.id_column)) if rows else None
+    if found.labels:
+        cells, columns = list(found.labels.values()), tuple(found.labels)
+    else:
+        cells, columns = label_cells(label, frame, size)  # type: ignore[assignment]
+    targets = encode_targets(cells, names=columns, problem=problem, class_names=class_names, missing=missing)
+    tidied, notes = None, list(found.notes)
+    if edges is not None:
+        at, weight, said = edges_from(edges, edge_weight, num_nodes=size, ids=index)
+        notes += said
+        tidied = tidy_edges(
+            at, weight, num_nodes=size, names=rows, directed=directed, self_loops=self_loops, duplicates=duplicates
+        )
+    chosen: tuple[Split, ...] = ()
+    if found.split is not None and splits is None:
+        split, strange = split_from_words(found.split, "given")
+        if split is None:
+            raise found.error(
+                f"expected train, valid, test or nothing, got {found.split[strange or 0]!r}", strange or 0
+            )
+        chosen = (split,)
+    notes += [*rare_labels(targets), *copies_of_labels(found.raw, targets)]
+    if found.preprocessing is None:
+        notes += constant_columns(found.raw)
+    return assemble(
+        found.x,
+        targets,
+        tidied,
+        name=name,
+        metric=metric,
+        graph=graph_protocol(directed, self_loops),
+        splits=splits,
+        found_splits=chosen,
+        fractions=fractions,
+        seeds=seeds,
+        instance_names=rows,
+        feature_names=found.names,
+        notes=tuple(notes),
+        standardize=standardize and found.preprocessing is None,
+        preprocessing=found.preprocessing,
+    )
+
+
+def _pointer(node_ptr: Any) -> Tensor:
+    given = torch.as_tensor(node_ptr)
+    if given.dim() != 1 or bool((given != given.long()).any()):
+        raise DataError(f"node_ptr: expected whole numbers, [G + 1], got {given.dtype} of shape {list(given.shape)}")
+    return given.long()
+
+
+def _series(
+    x: Tensor,
+    y: Any,
+    edge_index: Any,
+    edge_weight: Any,
+    problem: Problem | None,
+    splits: Splits,
+    fractions: Sequence[float] | None,
+    tidy: Mapping[str, Any],
+    instance_names: Sequence[str],
+    common: Mapping[str, Any],
+) -> Task:
+    """Snapshots in time order: numbers to predict for every node at every time."""
+    if problem not in (None, "regression"):
+        raise DataError(f"problem: a series of snapshots is regression, got {problem!r}")
+    wanted = f"[T, N] = {list(x.shape[:2])} for a series x {list(x.shape)}"
+    target, _ = features_from(y, name="y", finite=False, shape=wanted)
+    if target.dim() not in (2, 3) or target.shape[:2] != x.shape[:2]:
+        raise DataError(f"y: expected {wanted}, got shape {list(target.shape)}")
+    several = (
+        isinstance(edge_index, (list, tuple)) and len(edge_index) == x.shape[0] and hasattr(edge_index[0], "shape")
+    )
+    if not several and isinstance(edge_index, (list, tuple)) and any(getattr(g, "ndim", 0) > 1 for g in edge_index):
+        raise DataError(f"edge_index: a list of {len(edge_index)} graphs for {x.shape[0]} snapshots; give one each")
+    graphs = list(edge_index) if several else [] if edge_index is None else [edge_index]
+    weights = list(edge_weight) if several and edge_weight is not None else [edge_weight] * len(graphs)
+    raw = [edges_from(graph, weight, num_nodes=x.shape[1]) for graph, weight in zip(graphs, weights, strict=True)]
+    done = [tidy_edges(index, weight, num_nodes=x.shape[1], **tidy) for index, weight, _ in raw]
+    weighted = [w for _, w in done if w is not None]
+    if several and 0 < len(weighted) < len(done):  # a matrix of ones has no weights, its neighbours may have
+        done = [(i, torch.ones(i.shape[1]) if w is None else w) for i, w in done]
+    chosen = given_splits(splits) or drawn_splits(None, x.shape[0], fractions, (0,), series=True)
+    notes = [note for _, _, guessed in raw for note in guessed]
+    if splits is None:
+        train, valid, test = chosen[0].sizes()
+        notes.append(
+            f"snapshots were split in time order: the first {train} train, the next {valid} choose the model, the last "
+            f"{test} test; pass fractions= or splits= for another split"
+        )
+    outputs = 1 if target.dim() == 2 else target.shape[2]
+    return Task(
+        name=common["name"],
+        kind="series",
+        problem="regression",
+        metric=common["metric"] or "mse",
+        protocol=f"own data, series; {chosen[0].name}",
+        x=x,
+        y=target,
+        splits=chosen,
+        num_outputs=outputs,
+        edge_index=tuple(i for i, _ in done) if several else done[0][0] if done else None,
+        edge_weight=tuple(w for _, w in done if w is not None) or None if several else done[0][1] if done else None,
+        instance_names=tuple(str(i) for i in instance_names),
+        feature_names=common["feature_names"],
+        notes=tuple(dict.fromkeys(notes)),
+    )

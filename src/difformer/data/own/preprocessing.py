@@ -1,0 +1,504 @@
+"""Raw columns as features: numbers, truth values, categories, dates and gaps, one rule per kind.
+
+    number     gaps filled with the median; (v - mean) / deviation; with gaps an indicator column
+    boolean    0 or 1, also for yes and no; gaps as above
+    category   one column per value, rare values together in one, a gap as a value of its own
+    date       days, standardised as a number; one column per month and per weekday; gaps as above
+    left out   empty, constant, or a different text in nearly every row
+
+scikit-learn's `SimpleImputer`, `StandardScaler` and `OneHotEncoder` find medians, scales and values on all rows,
+labelled or not; no label is used. What they found is kept as plain numbers and texts (`Preprocessing.to_dict`), and
+applied to new rows by `Preprocessing.transform`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from difformer.data.errors import DataError
+from difformer.data.own.table import is_gap, is_numeric, number
+from difformer.errors import UserError
+
+Kind = Literal["number", "boolean", "category", "date", "left out"]
+Floats = NDArray[np.float64]
+Values = Sequence[str] | Floats
+
+RARE = 0.01  # share of the rows below which a category is grouped with others
+MOST_CATEGORIES = 50
+MANY_TEXTS = 20  # different texts, more than half of all, from which a column holds names, not categories
+LARGE = 1e15  # numbers beyond this are codes or mistakes: they have no room for a fraction
+GAP, OTHER = "(missing)", "(other)"
+VERSION = 1
+
+_TRUTH = {"true": 1.0, "yes": 1.0, "t": 1.0, "y": 1.0, "false": 0.0, "no": 0.0, "f": 0.0, "n": 0.0}
+_ISO = "iso"
+_DATE_FORMATS = (_ISO, "%d.%m.%Y", "%Y/%m/%d", "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y %H:%M", "%d %b %Y", "%b %d, %Y")
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What becomes of one column.
+
+    Args:
+        name: Of the column.
+        kind: See above.
+        reason: Why it is left out.
+        gaps: Missing cells in training; more than none add an indicator.
+        fill: What they are filled with, in the units of the column.
+        shift: Subtracted from numbers and days.
+        scale: Numbers and days are divided by it.
+        categories: The values that have a column each.
+        rare: The values that share one.
+        format: Of dates.
+        months: Those that have a column each.
+        weekdays: Likewise, Monday is 0.
+    """
+
+    name: str
+    kind: Kind
+    reason: str = ""
+    gaps: int = 0
+    fill: float = 0.0
+    shift: float = 0.0
+    scale: float = 1.0
+    categories: tuple[str, ...] = ()
+    rare: tuple[str, ...] = ()
+    format: str = ""
+    months: tuple[int, ...] = ()
+    weekdays: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the encoded columns."""
+        if self.kind == "left out":
+            return ()
+        if self.kind == "category":
+            return (
+                *(f"{self.name}={value}" for value in self.categories),
+                *([f"{self.name}={OTHER}"] * bool(self.rare)),
+            )
+        parts = [f"{self.name} month={month}" for month in self.months]
+        parts += [f"{self.name} {_DAYS[day]}" for day in self.weekdays]
+        return (self.name, *parts, *([f"{self.name} missing"] * bool(self.gaps)))
+
+    def becomes(self) -> str:
+        """The encoded columns in words."""
+        if self.kind == "left out":
+            return self.reason
+        if self.kind == "category":
+            other = f", {len(self.rare)} rare ones in one column" if self.rare else ""
+            return f"{len(self.categories)} column{'s' * (len(self.categories) != 1)} of 0 and 1{other}"
+        words = ["0 or 1" if self.kind == "boolean" else "days" if self.kind == "date" else "1 column"]
+        if self.scale != 1.0 or self.shift != 0.0:
+            words[0] += ", standardised"
+        if self.months or self.weekdays:
+            words.append(f"{len(self.months)} months, {len(self.weekdays)} weekdays")
+        if self.gaps:
+            words.append(f"gaps filled with {self._shown(self.fill)} and marked")
+        return ", ".join(words)
+
+    def _shown(self, value: float) -> str:
+        if self.kind != "date":
+            return f"{value:.6g}"
+        minutes = round(float(value) * 1440)  # single precision tells minutes apart, not seconds
+        return (datetime(1, 1, 1) + timedelta(minutes=minutes - 1440)).isoformat(" ")[:16].removesuffix(" 00:00")
+
+    def encode(self, values: Values) -> tuple[Floats, list[str]]:
+        """Encoded columns ``[N, len(outputs)]`` of new cells, and notes on what training did not have."""
+        if self.kind == "category":
+            return self._categories(_texts(values))
+        raw, notes = _numbers_of(values, self), []
+        missing = np.isnan(raw)
+        if missing.any() and not self.gaps:
+            count = int(missing.sum())
+            notes.append(
+                f"column {self.name!r}: {count} cell{'s' * (count > 1)} missing, which training did not have; filled "
+                f"with {self._shown(self.fill)}"
+            )
+        columns = [(np.where(missing, self.fill, raw) - self.shift) / self.scale]
+        if self.kind == "date":
+            moments = [
+                None if gap else datetime(1, 1, 1) + timedelta(days=float(day) - 1)
+                for day, gap in zip(raw, missing, strict=True)
+            ]
+            columns += [np.array([m is not None and m.month == month for m in moments], float) for month in self.months]
+            columns += [
+                np.array([m is not None and m.weekday() == day for m in moments], float) for day in self.weekdays
+            ]
+        if self.gaps:
+            columns.append(missing.astype(float))
+        return np.stack(columns, 1), notes
+
+    def _categories(self, cells: Sequence[str]) -> tuple[Floats, list[str]]:
+        place = {value: i for i, value in enumerate(self.categories)}
+        other = len(place) if self.rare else None
+        place |= dict.fromkeys(self.rare, other) if other is not None else {}
+        result = np.zeros((len(cells), len(self.outputs)))
+        unseen: Counter[str] = Counter()
+        for row, cell in enumerate(cells):
+            at = place.get(cell or GAP, other)
+            if (cell or GAP) not in place:
+                unseen[cell or GAP] += 1
+            if at is not None:
+                result[row, at] = 1.0
+        if not unseen:
+            return result, []
+        shown = ", ".join(f"{value!r} ({count} row{'s' * (count > 1)})" for value, count in unseen.most_common(4))
+        how = "counted as other" if other is not None else "left without a category"
+        return result, [f"column {self.name!r}: {shown} did not occur in training; {how}"]
+
+    def decode(self, encoded: Floats) -> list[str]:
+        """The cells of encoded rows, as far as the encoding keeps them."""
+        if self.kind == "category":
+            values = [*self.categories, *([OTHER] * bool(self.rare))]
+            best = encoded.argmax(1) if encoded.shape[1] else np.zeros(len(encoded), int)
+            found = [values[i] if encoded[row, i] > 0.5 else "" for row, i in enumerate(best)]
+            return ["" if value == GAP else value for value in found]
+        raw = encoded[:, 0] * self.scale + self.shift
+        missing = encoded[:, -1] > 0.5 if self.gaps else np.zeros(len(raw), bool)
+        if self.kind == "boolean":
+            return ["" if gap else "yes" if value > 0.5 else "no" for value, gap in zip(raw, missing, strict=True)]
+        return ["" if gap else self._shown(float(value)) for value, gap in zip(raw, missing, strict=True)]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How the columns of a table become features; see the text above.
+
+    Args:
+        columns: One encoding per column of the table, in its order.
+        rows: How many rows it was fitted on.
+        notes: What a reader should know, one sentence each.
+    """
+
+    columns: tuple[Encoding, ...]
+    rows: int
+    notes: tuple[str, ...] = ()
+
+    @staticmethod
+    def fit(
+        columns: Sequence[tuple[str, Values]],
+        *,
+        standardize: bool = True,
+        categories: Sequence[str] = (),
+        dates: Sequence[str] = (),
+    ) -> Preprocessing:
+        """Find out what each column is, and what its encoding needs.
+
+        Args:
+            columns: Name and cells of every column: an array of numbers, NaN where missing, or texts, empty where
+                missing.
+            standardize: Whether numbers and days are brought to mean 0 and deviation 1.
+            categories: Columns to take as categories, whatever they look like.
+            dates: Columns to take as dates.
+
+        Raises:
+            DataError: If a number is infinite, or a column of dates holds something else.
+        """
+        for name in (*categories, *dates):
+            if name not in {known for known, _ in columns}:
+                raise DataError(f"there is no column {name!r}; the features are {_listed([n for n, _ in columns])}")
+        found, notes = [], []
+        for name, values in columns:
+            forced: Kind | None = "category" if name in categories else "date" if name in dates else None
+            encoding, said = _recognise(name, values, forced)
+            found.append(encoding)
+            notes += said
+        rows = len(columns[0][1]) if columns else 0
+        left = [f"{e.name!r} ({e.reason})" for e in found if e.kind == "left out"]
+        if left:
+            notes.append(f"columns left out: {', '.join(left[:8])}{', …' if len(left) > 8 else ''}")
+        return Preprocessing(tuple(_scaled(found, columns, standardize)), rows, tuple(notes))
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the encoded columns, in order."""
+        return tuple(name for column in self.columns for name in column.outputs)
+
+    def groups(self) -> dict[str, list[str]]:
+        """The encoded columns that come from each column of the table."""
+        return {column.name: list(column.outputs) for column in self.columns if column.outputs}
+
+    def transform(self, table: Any) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+        """Features ``[N, F]`` of raw rows, and notes on categories, gaps and columns that training did not have.
+
+        Args:
+            table: A data frame, or the cells of every column by name.
+
+        Raises:
+            DataError: If a column is missing, or holds something other than in training.
+        """
+        cells = _columns_of(table)
+        used = [column for column in self.columns if column.kind != "left out"]
+        absent = [column.name for column in used if column.name not in cells]
+        if absent:
+            raise DataError(
+                f"lacks {len(absent)} of the {len(used)} columns wanted: {_listed(absent)}; it has "
+                f"{_listed(list(cells))}"
+            )
+        known = {column.name for column in self.columns}
+        new = [name for name in cells if name not in known]
+        notes = [f"columns that training did not have are left out: {_listed(new)}"] if new else []
+        parts = []
+        for column in used:
+            encoded, said = column.encode(cells[column.name])
+            parts.append(encoded)
+            notes += said
+        if not parts:
+            raise DataError("has no column of features left")
+        return np.concatenate(parts, axis=1).astype(np.float32), tuple(notes)
+
+    def original(self, x: Any) -> list[dict[str, str]]:
+        """The cells of encoded rows by column, in the units of the table; rare categories as ``(other)``."""
+        encoded = np.asarray(x.to_dense().numpy(force=True) if hasattr(x, "to_dense") else x, dtype=np.float64)
+        if encoded.ndim != 2 or encoded.shape[1] != len(self.feature_names):
+            raise UserError(f"x: expected rows of {len(self.feature_names)} columns, got shape {list(encoded.shape)}")
+        start, found = 0, {}
+        for column in self.columns:
+            end = start + len(column.outputs)
+            if end > start:
+                found[column.name] = column.decode(encoded[:, start:end])
+            start = end
+        return [{name: cells[row] for name, cells in found.items()} for row in range(len(encoded))]
+
+    def table(self) -> list[tuple[str, str, str, str]]:
+        """One row per column: its name, what it was read as, how many cells are missing, and what became of it."""
+        return [(c.name, c.kind, f"{c.gaps:,}" if c.gaps else "", c.becomes()) for c in self.columns]
+
+    def describe(self) -> str:
+        """The table as text, with a line of headings."""
+        rows = [("column", "read as", "missing", "becomes"), *self.table()]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        return "\n".join(
+            "  ".join([*(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)), row[3]])
+            for row in rows
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values that JSON and TOML can hold."""
+        plain = [{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(c).items()} for c in self.columns]
+        return {"version": VERSION, "rows": self.rows, "notes": list(self.notes), "columns": plain}
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> Preprocessing:
+        """What `to_dict` gave.
+
+        Raises:
+            DataError: If it is something else.
+        """
+        try:
+            if content["version"] != VERSION:
+                raise UserError(f"version {content['version']}, expected {VERSION}")
+            columns = tuple(_encoding(plain) for plain in content["columns"])
+            return Preprocessing(columns, int(content["rows"]), tuple(map(str, content["notes"])))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"is not a description of a preprocessing ({type(error).__name__}: {error})") from error
+
+
+def _encoding(plain: Mapping[str, Any]) -> Encoding:
+    kinds: dict[str, Any] = {
+        **dict.fromkeys(("name", "kind", "reason", "format"), str),
+        **dict.fromkeys(("fill", "shift", "scale"), float),
+        **dict.fromkeys(("categories", "rare"), lambda values: tuple(map(str, values))),
+        **dict.fromkeys(("months", "weekdays"), lambda values: tuple(map(int, values))),
+        "gaps": int,
+    }
+    if {*plain} != {field.name for field in fields(Encoding)} or plain["kind"] not in get_args(Kind):
+        raise UserError(f"a column with {', '.join(map(repr, plain))}")
+    found = Encoding(**{name: kinds[name](value) for name, value in plain.items()})
+    if not np.isfinite([found.fill, found.shift, found.scale]).all() or found.scale <= 0:
+        raise UserError(f"column {found.name!r} is scaled by {found.scale}")
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:8])) + (", …" if len(names) > 8 else "")
+
+
+def _columns_of(table: Any) -> dict[str, Values]:
+    if hasattr(table, "columns"):
+        from difformer.data.own.arrays import frame_columns
+
+        return {name: as_cells(values) for name, values in frame_columns(table)}
+    return dict(table)
+
+
+def as_cells(values: Any) -> Values:
+    """A column of a frame: an array of numbers where all of it is numbers or missing, texts otherwise."""
+    if is_numeric(values):
+        return np.asarray(values, dtype=np.float64)
+    from difformer.data.own.table import cell_text
+
+    texts = [cell_text(value) for value in values]
+    if any(isinstance(value, str) for value in values) or not any(texts):
+        return texts
+    found = [number(text) if text else float("nan") for text in texts]
+    return texts if None in found else np.array(found, dtype=np.float64)
+
+
+def _texts(values: Values) -> list[str]:
+    if isinstance(values, np.ndarray):
+        return ["" if np.isnan(v) else f"{v:.15g}" for v in values.tolist()]
+    return [str(value).strip() for value in values]
+
+
+def _numbers_of(values: Values, encoding: Encoding) -> Floats:
+    """Numbers, truth values or days, NaN where missing.
+
+    Raises:
+        DataError: Naming the row of the first cell that is something else.
+    """
+    if isinstance(values, np.ndarray):
+        found = np.asarray(values, dtype=np.float64)
+    else:
+        found = np.empty(len(values))
+        for row, text in enumerate(_texts(values)):
+            value = _days(text, encoding.format) if encoding.kind == "date" else number(text)
+            if value is None and encoding.kind == "boolean":
+                value = _TRUTH.get(text.lower())
+            if value is None and is_gap(text):
+                value = float("nan")
+            if value is None:
+                expected = {"date": "a date", "boolean": "yes or no"}.get(encoding.kind, "a number")
+                raise DataError(f"expected {expected} as in training, got {text!r}", row=row, column=encoding.name)
+            found[row] = value
+    if np.isinf(found).any():
+        row = int(np.isinf(found).argmax())
+        raise DataError("expected a finite number, got infinity", row=row, column=encoding.name)
+    return found
+
+
+def _days(text: str, format: str) -> float | None:
+    """Days since the beginning of the calendar, fractions for times of day; None where the text is no such date."""
+    try:
+        if format != _ISO:
+            moment = datetime.strptime(text, format)
+        elif len(text) < 8 or not text[:4].isdigit():
+            return None
+        else:
+            moment = datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=None)
+    except ValueError:
+        return None
+    return moment.toordinal() + (moment.hour * 3600 + moment.minute * 60 + moment.second) / 86400
+
+
+def _recognise(name: str, values: Values, forced: Kind | None) -> tuple[Encoding, list[str]]:
+    """What a column is, its categories or months, and notes; `_scaled` adds fills and scales."""
+    notes: list[str] = []
+    if isinstance(values, np.ndarray) and forced is None:
+        filled = values[~np.isnan(values)]
+        gaps = len(values) - len(filled)
+        if not len(filled):
+            return Encoding(name, "left out", "empty", gaps), notes
+        if not gaps and bool((filled == filled[0]).all()):
+            return Encoding(name, "left out", f"constant: {filled[0]:.6g} in every row", gaps), notes
+        if np.isinf(filled).any():
+            raise DataError("expected finite numbers, got infinity", column=name)
+        if float(np.abs(filled).max()) > LARGE:
+            notes.append(
+                f"column {name!r} holds numbers beyond {LARGE:.0e}, such as {filled[np.abs(filled).argmax()]:.6g}: if "
+                f"it is a code or an id, pass drop={name}, or categories={name} if it names a group"
+            )
+        return Encoding(name, "boolean" if bool(np.isin(filled, (0, 1)).all()) else "number", gaps=gaps), notes
+    cells = _texts(values)
+    known = [cell for cell in cells if cell]
+    gaps, counts = len(cells) - len(known), Counter(known)
+    if not known:
+        return Encoding(name, "left out", "empty", gaps), notes
+    if forced is None and len(counts) <= 2 and all(value.lower() in _TRUTH for value in counts):
+        if len(counts) == 1 and not gaps:
+            return Encoding(name, "left out", f"constant: {known[0]!r} in every row"), notes
+        return Encoding(name, "boolean", gaps=gaps), notes
+    if forced != "category":
+        date, said = _as_date(name, list(counts), gaps)
+        if date is not None:
+            return date, said
+        if forced == "date":
+            odd = next(c for c in counts if all(_days(c, format) is None for format in _DATE_FORMATS[:1]))
+            raise DataError(f"expected dates such as 2024-03-31, got {odd!r}", column=name)
+    if len(counts) == 1 and not gaps:
+        return Encoding(name, "left out", f"constant: {known[0]!r} in every row"), notes
+    if forced is None and len(counts) > max(MANY_TEXTS, len(known) / 2):
+        reason = f"{len(counts):,} different texts in {len(known):,} rows: names or free text"
+        return Encoding(name, "left out", reason, gaps), notes
+    return _as_category(name, cells), notes
+
+
+def _as_category(name: str, cells: Sequence[str]) -> Encoding:
+    from sklearn.preprocessing import OneHotEncoder
+
+    column = np.array([cell or GAP for cell in cells], dtype=object)[:, None]
+    least = max(1, int(RARE * len(cells)))
+    encoder = OneHotEncoder(
+        min_frequency=least, max_categories=MOST_CATEGORIES, handle_unknown="infrequent_if_exist", sparse_output=False
+    ).fit(column)
+    infrequent = getattr(encoder, "infrequent_categories_", [None])[0]
+    rare = () if infrequent is None else tuple(str(value) for value in infrequent)
+    kept = tuple(str(value) for value in encoder.categories_[0] if str(value) not in set(rare))
+    return Encoding(name, "category", gaps=sum(not cell for cell in cells), categories=kept, rare=rare)
+
+
+def _as_date(name: str, values: Sequence[str], gaps: int) -> tuple[Encoding | None, list[str]]:
+    """The column as dates, if one format reads all of its values."""
+    fitting = []
+    for format in _DATE_FORMATS:
+        days = []
+        for value in values:
+            day = _days(value, format)
+            if day is None:
+                break
+            days.append(day)
+        if len(days) == len(values):
+            fitting.append((format, days))
+    if not fitting:
+        return None, []
+    format, days = fitting[0]
+    notes = []
+    if {"%d/%m/%Y", "%m/%d/%Y"} <= {each for each, _ in fitting}:
+        notes.append(f"dates of column {name!r} were read as day/month/year; write them as 2024-03-31 if that is wrong")
+    if len(set(days)) == 1 and not gaps:
+        return Encoding(name, "left out", f"constant: {values[0]!r} in every row"), notes
+    moments = [datetime.fromordinal(int(day)) for day in days]
+    months = tuple(sorted({moment.month for moment in moments}))
+    weekdays = tuple(sorted({moment.weekday() for moment in moments}))
+    return (
+        Encoding(
+            name,
+            "date",
+            gaps=gaps,
+            format=format,
+            months=months if len(months) > 1 else (),
+            weekdays=weekdays if len(weekdays) > 1 else (),
+        ),
+        notes,
+    )
+
+
+def _scaled(found: Sequence[Encoding], columns: Sequence[tuple[str, Values]], standardize: bool) -> list[Encoding]:
+    """The encodings with what fills their gaps, and their scale."""
+    from dataclasses import replace
+
+    from sklearn.impute import SimpleImputer
+    from sklearn.preprocessing import StandardScaler
+
+    measured = [i for i, encoding in enumerate(found) if encoding.kind in ("number", "boolean", "date")]
+    if not measured:
+        return list(found)
+    matrix = np.stack([_numbers_of(columns[i][1], found[i]) for i in measured], 1)
+    imputer = SimpleImputer(strategy="median").fit(matrix)
+    scaler = StandardScaler().fit(imputer.transform(matrix))
+    result = list(found)
+    for place, i in enumerate(measured):
+        encoding = replace(found[i], fill=float(imputer.statistics_[place]))
+        if encoding.kind != "boolean" and (standardize or encoding.kind == "date"):
+            encoding = replace(encoding, shift=float(scaler.mean_[place]), scale=float(scaler.scale_[place]))
+        result[i] = encoding
+    return result

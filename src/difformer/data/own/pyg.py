@@ -1,0 +1,288 @@
+"""PyG's objects as tasks: one ``Data`` is a task of nodes, a list of them a task of graphs.
+
+A ``.pt`` file of ``torch.save`` is a pickle, and a pickle can call any function. It is read here by torch's restricted
+loader, which builds tensors, containers and the few classes that a PyG ``Data`` consists of, and refuses the rest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from difformer.data.edges import Duplicates, SelfLoops, tidy_edges
+from difformer.data.errors import DataError
+from difformer.data.own.arrays import features_from, label_cells
+from difformer.data.own.assembly import Splits, assemble, graph_protocol
+from difformer.data.own.graphs import edges_from
+from difformer.data.own.labels import encode_targets
+from difformer.data.own.npz import mask_splits
+from difformer.data.split import Split
+from difformer.data.task import Problem, Task
+
+PYG_ENDINGS = (".pt", ".pth")
+
+
+def from_pyg(
+    data: Any,
+    *,
+    name: str = "own data",
+    problem: Problem | None = None,
+    metric: str | None = None,
+    splits: Splits = None,
+    fractions: Sequence[float] | None = None,
+    seeds: Sequence[int] = (0,),
+    use_positions: bool = False,
+    directed: bool = False,
+    self_loops: SelfLoops = "keep",
+    duplicates: Duplicates = "error",
+    missing: Sequence[str] | None = None,
+    class_names: Sequence[str] = (),
+    standardize: bool = False,
+) -> Task:
+    """A task from a PyG ``Data``, a list or data set of them, or a ``Batch``.
+
+    PyG lists both directions of an undirected edge. Where an edge comes in one direction only, the other one is added
+    unless `directed` is true, and a note says so. ``edge_weight``, or an ``edge_attr`` of one column, weighs the edges.
+    The masks of a single ``Data`` are its splits, one per column, unless `splits` is given.
+
+    Args:
+        data: What to take over.
+        name: How the data are called in reports.
+        problem: Found out from ``y`` where it is None.
+        metric: None takes accuracy, ROC-AUC or MSE, after the problem.
+        splits: Ready-made ones, or a file of them; None takes the masks, or draws them.
+        fractions: Where splits are drawn; None takes 50, 25 and 25 %.
+        seeds: One split each.
+        use_positions: Append ``pos`` to the features; where there is no ``x``, ``pos`` is taken in any case.
+        directed: Keep directions; otherwise both directions of every edge are listed.
+        self_loops: ``"keep"``, ``"add"`` or ``"remove"``.
+        duplicates: What becomes of an edge given with different weights.
+        missing: Texts that stand for no label, instead of the rule of `difformer.data.own.labels`.
+        class_names: The classes in order.
+        standardize: Bring columns to mean 0 and deviation 1 over all nodes.
+
+    Raises:
+        DataError: If something is absent or contradicts the rest; the message says in which graph.
+    """
+    many = _several(data)
+    if many is not None and len(many) == 1 and not isinstance(data, (list, tuple)):
+        data, many = many[0], None
+    items = many if many is not None else [data]
+    if not items:
+        raise DataError("data: an empty list, expected at least one Data")
+    parts = [_part(item, use_positions, "data" if many is None else f"graph {i}") for i, item in enumerate(items)]
+    widths = {x.shape[1] for x, _, _ in parts}
+    if len(widths) > 1:
+        odd = next(i for i, (x, _, _) in enumerate(parts) if x.shape[1] != parts[0][0].shape[1])
+        raise DataError(f"graph {odd}: has {parts[odd][0].shape[1]} features, graph 0 has {parts[0][0].shape[1]}")
+    tidy: dict[str, Any] = {"directed": directed, "self_loops": self_loops, "duplicates": duplicates}
+    sizes = torch.tensor([x.shape[0] for x, _, _ in parts])
+    ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    edges = _joined_edges(parts, ptr, tidy)
+    notes = tuple(_notes(items[0]))
+    if not directed and edges is not None:
+        given = sum(0 if index is None else int(index.unique(dim=1).shape[1]) for _, index, _ in parts)
+        kept = _joined_edges(parts, ptr, {**tidy, "directed": True, "self_loops": "keep", "duplicates": "max"})
+        both = _joined_edges(parts, ptr, {**tidy, "self_loops": "keep", "duplicates": "max"})
+        added = (0 if both is None else both[0].shape[1]) - (0 if kept is None else kept[0].shape[1])
+        if added:
+            notes += (f"{added} of {given} edges came in one direction only; both are used: directed=true keeps them",)
+    if many is None:
+        x, y = parts[0][0], _attribute(data, "y", "data")
+        cells, names = label_cells(y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y, None, x.shape[0])
+        found = _mask_splits(data, x.shape[0]) if splits is None else ()
+    else:
+        found = ()
+        x = torch.cat([features for features, _, _ in parts])
+        cells, names = label_cells(_graph_targets(items), None, len(items))
+    targets = encode_targets(cells, names=names, problem=problem, class_names=class_names, missing=missing)
+    return assemble(
+        x,
+        targets,
+        edges,
+        name=name,
+        metric=metric,
+        graph=graph_protocol(directed, self_loops),
+        splits=splits,
+        found_splits=found,
+        fractions=fractions,
+        seeds=seeds,
+        node_ptr=None if many is None else ptr,
+        notes=notes,
+        standardize=standardize,
+    )
+
+
+Part = tuple[Tensor, Tensor | None, Tensor | None]
+
+
+def _several(data: Any) -> list[Any] | None:
+    """The graphs of a list, a data set or a batch; None for a single graph. A data set of one graph is that graph."""
+    from torch_geometric.data import Batch, Data, Dataset, HeteroData
+
+    if isinstance(data, Batch):
+        return list(data.to_data_list())
+    if isinstance(data, Data):
+        return None
+    if isinstance(data, (list, tuple, Dataset)):
+        items = [data[i] for i in range(len(data))]
+        strange = next((type(item).__name__ for item in items if not isinstance(item, Data)), None)
+        if strange is None:
+            return items
+        raise DataError(f"data: expected a list of PyG Data, got a list with {strange}")
+    if isinstance(data, HeteroData):
+        raise DataError("data: graphs with several types of nodes or edges are no task of this package")
+    raise DataError(f"data: expected a PyG Data or a list of them, got {type(data).__name__}")
+
+
+def _part(data: Any, use_positions: bool, place: str) -> Part:
+    """Features, edges as given, and weights of one graph."""
+    x, pos = getattr(data, "x", None), getattr(data, "pos", None)
+    if x is None and pos is None:
+        raise DataError(f"{place}: has neither x nor pos, so there are no features")
+    found = [part for part in ((x, pos) if use_positions else (pos,) if x is None else (x,)) if part is not None]
+    for part in found:
+        if not isinstance(part, Tensor):
+            raise DataError(f"{place}: x and pos must be tensors, got {type(part).__name__}")
+    try:
+        features = [features_from(part.unsqueeze(1) if part.dim() == 1 else part)[0] for part in found]
+        joined = features[0] if len(features) == 1 else torch.cat([part.to_dense() for part in features], 1)
+        index, weight = getattr(data, "edge_index", None), _weight_of(data)
+        if index is None:
+            matrix = _adjacency(data)
+            given = (None, None) if matrix is None else edges_from(matrix, num_nodes=joined.shape[0])[:2]
+        else:
+            # PyG's edge_index is [2, E], also where E = 2.
+            given = edges_from(index.cpu(), weight, num_nodes=joined.shape[0])[:2]
+        return joined, *given
+    except DataError as error:
+        raise DataError(f"{place}: {error}") from error
+
+
+def _adjacency(data: Any) -> Any:
+    """``adj_t``, where PyG's ToSparseTensor has put the edges: entry i, j is the edge j → i."""
+    matrix = getattr(data, "adj_t", None)
+    if matrix is None:
+        return None
+    if not isinstance(matrix, Tensor):  # torch_sparse's class, known by what it can do
+        if not hasattr(matrix, "to_torch_sparse_coo_tensor"):
+            raise DataError(f"adj_t must be a sparse matrix, got {type(matrix).__name__}")
+        matrix = matrix.to_torch_sparse_coo_tensor()
+    return matrix.to_sparse_coo().t().coalesce()
+
+
+def _weight_of(data: Any) -> Tensor | None:
+    weight = getattr(data, "edge_weight", None)
+    attribute = getattr(data, "edge_attr", None)
+    if weight is None and attribute is not None and (attribute.dim() == 1 or attribute.shape[1] == 1):
+        weight = attribute.reshape(-1)
+    return None if weight is None else weight.cpu().reshape(-1)
+
+
+def _notes(data: Any) -> list[str]:
+    attribute = getattr(data, "edge_attr", None)
+    if attribute is None or _weight_of(data) is not None:
+        return []
+    return [f"edge_attr with {attribute.shape[1]} columns is not used: edges carry one weight at most"]
+
+
+def _joined_edges(parts: list[Part], ptr: Tensor, tidy: dict[str, Any]) -> tuple[Tensor, Tensor | None] | None:
+    """The edges of all graphs, each tidied by itself and moved to where its nodes are."""
+    if all(index is None for _, index, _ in parts):
+        return None
+    weighted = any(weight is not None for _, _, weight in parts)
+    indices, weights = [], []
+    for (x, index, weight), start in zip(parts, ptr.tolist(), strict=False):
+        given = torch.empty(2, 0, dtype=torch.long) if index is None else index
+        value = torch.ones(given.shape[1]) if weighted and weight is None else weight
+        tidied, kept = tidy_edges(given, value, num_nodes=x.shape[0], **tidy)
+        indices.append(tidied + start)
+        weights.append(kept)
+    return torch.cat(indices, 1), torch.cat([w for w in weights if w is not None]) if weighted else None
+
+
+def _attribute(data: Any, name: str, place: str) -> Tensor:
+    value = getattr(data, name, None)
+    if not isinstance(value, Tensor):
+        raise DataError(f"{place}: has no tensor {name}, got {type(value).__name__}")
+    return value
+
+
+def _graph_targets(items: list[Any]) -> Tensor:
+    """One row of targets a graph."""
+    rows = [_attribute(item, "y", f"graph {i}").reshape(-1) for i, item in enumerate(items)]
+    for i, row in enumerate(rows):
+        if row.numel() != rows[0].numel() or not row.numel():
+            raise DataError(
+                f"graph {i}: y holds {row.numel()} numbers, that of graph 0 {rows[0].numel()}; a graph has one target, "
+                f"or as many as the others"
+            )
+    stacked = torch.stack(rows)
+    return stacked.squeeze(1) if stacked.shape[1] == 1 else stacked
+
+
+def _mask_splits(data: Any, num_nodes: int) -> tuple[Split, ...]:
+    masks = {name: getattr(data, name, None) for name in ("train_mask", "val_mask", "test_mask")}
+    for name, mask in masks.items():
+        if mask is not None and not isinstance(mask, Tensor):
+            raise DataError(f"data: {name} must be a tensor, got {type(mask).__name__}")
+    try:
+        return mask_splits(
+            {name: mask.numpy(force=True) for name, mask in masks.items() if mask is not None}, num_nodes, by_row=False
+        )
+    except DataError as error:
+        raise DataError(f"data: {error}") from error
+
+
+def read_pyg(path: str | os.PathLike[str]) -> Any:
+    """What a file holds: a ``Data``, a list of them, or a data set that PyG has processed (as a list).
+
+    Raises:
+        DataError: If the file is broken, holds something else, or needs more than the restricted loader builds.
+        FileNotFoundError: If there is none.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file at {os.fspath(path)}")
+    from torch_geometric.data import Data
+    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+    from torch_geometric.data.storage import GlobalStorage
+
+    try:
+        with torch.serialization.safe_globals([Data, GlobalStorage, DataEdgeAttr, DataTensorAttr]):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever the loader finds wrong is the file's fault, and is named so
+        raise DataError(
+            "cannot be read without running code that it holds, or is not a file of torch.save; if you trust it, "
+            "load it yourself from Python: difformer.data.from_pyg(torch.load(path, weights_only=False))",
+            path=path,
+        ) from error
+    return _graphs(found, path)
+
+
+def _graphs(found: Any, path: str | os.PathLike[str]) -> Any:
+    from torch_geometric.data import Data
+    from torch_geometric.data.separate import separate
+
+    if isinstance(found, Data):
+        return found
+    if isinstance(found, list) and found and all(isinstance(item, Data) for item in found):
+        return found
+    # As InMemoryDataset.save writes it: all graphs end to end, where each begins, and the class.
+    # Before PyG 2.4 the whole itself stands first.
+    if isinstance(found, tuple) and len(found) >= 2 and isinstance(found[0], (dict, Data)):
+        whole, slices = found[0] if isinstance(found[0], Data) else Data.from_dict(found[0]), found[1]
+        if not slices:
+            return whole
+        try:
+            count = len(next(iter(slices.values()))) - 1
+            return [separate(Data, batch=whole, idx=i, slice_dict=slices, decrement=False) for i in range(count)]
+        except Exception as error:  # whatever PyG finds wrong is the file's fault, and is named so
+            raise DataError(f"its graphs cannot be told apart ({type(error).__name__}: {error})", path=path) from error
+    raise DataError(
+        f"holds a {type(found).__name__}; expected a PyG Data, a list of them, or a processed data set", path=path
+    )

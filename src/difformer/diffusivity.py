@@ -1,0 +1,295 @@
+"""Diffusivities: how strongly two states exchange, and the energy that the exchange descends.
+
+A diffusivity is a function f of the squared distance u = ||z_i - z_j||² between two states. It is the derivative of a
+penalty δ, and one diffusion step with coupling f(u_ij) descends the energy Σ_ij δ(u_ij). That needs δ non-decreasing
+and concave, hence f non-negative and non-increasing, wherever u can lie: on [0, 4] for states of norm at most one.
+
+For unit states u = 2 - 2x with x = z_iᵀz_j, so the same function read as g(x) = f(2 - 2x) is an attention score:
+
+========== ====================== ============================ =====================================
+name       g(x)                   f(u)                         δ(u)
+========== ====================== ============================ =====================================
+simple     1 + x                  2 - u/2                      2u - u²/4
+sigmoid    1 / (1 + e^-x)         1 / (1 + e^(u/2 - 1))        u - 2 log(1 + e^(u/2 - 1))
+softmax    e^(x/t)                e^((1 - u/2)/t)              -2t e^((1 - u/2)/t)
+gaussian   e^((x - 1)/s²)         e^(-u/2s²)                   2s² (1 - e^(-u/2s²))
+sharp      e^(a(x - 1))           e^(-au/2)                    (2/a) (1 - e^(-au/2))
+constant   1                      1                            u
+identity   none: self-loops only  0                            0
+========== ====================== ============================ =====================================
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from difformer.errors import UserError
+
+Elementwise = Callable[[Tensor], Tensor]
+
+LARGEST_SQUARED_DISTANCE = 4.0  # between two points of the unit ball
+GRID_POINTS = 1025
+
+
+@dataclass(frozen=True, repr=False)
+class Diffusivity:
+    """A pair f = δ', checked when it is made.
+
+    Args:
+        name: How the diffusivity is called in options and reports.
+        f: Exchange between two states at squared distance u, element by element.
+        delta: Penalty with derivative f; only differences of it matter. Left out, it is integrated from f.
+        score: g(x) = f(2 - 2x) written directly, where that is more accurate or cheaper. Left out, it comes from f.
+
+    Raises:
+        TypeError: If f is no function of tensors, as one made with ``math.exp`` in place of ``torch.exp``.
+        ValueError: If f is negative, increases or is not finite somewhere on [0, 4], or if delta or score belongs to
+            another f.
+
+    Example:
+        >>> cauchy = Diffusivity("cauchy", f=lambda u: 1 / (1 + u))
+        >>> cauchy.g(torch.tensor(1.0))
+        tensor(1.)
+    """
+
+    name: str
+    f: Elementwise
+    delta: Elementwise = None  # type: ignore[assignment]  # filled in below where it is left out
+    score: Elementwise | None = None
+
+    def __post_init__(self) -> None:
+        u = torch.linspace(0.0, LARGEST_SQUARED_DISTANCE, GRID_POINTS, dtype=torch.float64)
+        exchange = self._exchange(u)
+        self._check_exchange(u, exchange)
+        if self.delta is None:
+            object.__setattr__(self, "delta", antiderivative(self.f))
+        self._check_penalty(u, exchange)
+        if self.score is not None:
+            x = 1 - u / 2
+            gap = (self.score(x) - exchange).abs()
+            if not (gap <= 1e-6 * exchange.abs().max().clamp_min(1e-300)).all():
+                where = x[gap.argmax()].item()
+                raise UserError(f"diffusivity {self.name!r}: score(x) is not f(2 - 2x) at x = {where:.3g}")
+
+    def _exchange(self, u: Tensor) -> Tensor:
+        """f on a grid, or an error that says what f has to be."""
+        wanted = f"diffusivity {self.name!r}: f must be a function of tensors, such as lambda u: torch.exp(-u)"
+        if not callable(self.f):
+            raise TypeError(f"{wanted}; got {self.f!r}")
+        try:
+            return self.f(u)
+        except (TypeError, ValueError, RuntimeError) as error:
+            # Functions of math and branches on u ask a whole tensor for one number, which torch refuses.
+            advice = "use torch.exp, not math.exp, and torch.where, not if"
+            raise TypeError(f"{wanted}, but given one it failed ({error}); {advice}") from error
+
+    def _check_exchange(self, u: Tensor, exchange: Tensor) -> None:
+        if not isinstance(exchange, Tensor) or exchange.shape != u.shape:
+            gave = f"shape {tuple(exchange.shape)}" if isinstance(exchange, Tensor) else type(exchange).__name__
+            raise UserError(
+                f"diffusivity {self.name!r}: f must work element by element, but gave {gave} for a tensor of shape "
+                f"{tuple(u.shape)}; a constant is torch.ones_like(u)"
+            )
+        if not exchange.isfinite().all():
+            where = u[~exchange.isfinite()][0].item()
+            raise UserError(f"diffusivity {self.name!r} is not finite at u = {where:.3g}; f must be finite on [0, 4]")
+        tolerance = 1e-9 * exchange.abs().max()
+        if (exchange < -tolerance).any():
+            where = u[exchange.argmin()].item()
+            raise UserError(
+                f"diffusivity {self.name!r} is negative at u = {where:.3g} (f = {exchange.min():.3g}); "
+                f"the energy it descends would not be bounded: f must be ≥ 0 for every u in [0, 4]"
+            )
+        rise = exchange.diff()
+        if (rise > tolerance).any():
+            where = u[rise.argmax()].item()
+            raise UserError(
+                f"diffusivity {self.name!r} increases at u = {where:.3g}; "
+                f"f must not increase on [0, 4], so that distant states exchange no more than near ones"
+            )
+
+    def _check_penalty(self, u: Tensor, exchange: Tensor) -> None:
+        # f falls, so on each interval the rise of δ lies between f(right)·h and f(left)·h: a bound free of quadrature.
+        penalty = self.delta(u)
+        rise, step = penalty.diff(), u.diff()
+        slack = 1e-6 * (exchange.max() * step.max() + penalty.abs().max() * 1e-6)
+        wrong = (rise > exchange[:-1] * step + slack) | (rise < exchange[1:] * step - slack) | ~rise.isfinite()
+        if wrong.any():
+            at = int(wrong.nonzero()[0])
+            raise UserError(
+                f"diffusivity {self.name!r}: delta is not the penalty of f: near u = {u[at]:.3g} it rises by "
+                f"{rise[at] / step[at]:.4g} per unit, where f = {exchange[at]:.4g}"
+            )
+
+    def __repr__(self) -> str:
+        return f"Diffusivity({self.name!r})"
+
+    def is_named(self) -> bool:
+        """Whether the name alone gives the diffusivity back, as ``"gaussian:0.5"`` does."""
+        try:
+            again = as_diffusivity(self.name)
+        except ValueError:
+            return False
+        u = torch.linspace(0, LARGEST_SQUARED_DISTANCE, 65, dtype=torch.float64)
+        return torch.equal(again.f(u), self.f(u))
+
+    def __deepcopy__(self, memo: object) -> Diffusivity:
+        return self  # it never changes
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled by name where that is enough; one of your own as far as its functions can be pickled."""
+        if self.is_named():
+            return as_diffusivity, (self.name,)
+        return Diffusivity, (self.name, self.f, self.delta, self.score)
+
+    def g(self, x: Tensor) -> Tensor:
+        """Score of two unit states with inner product x; where rounding puts x above 1, f is asked at u = 0."""
+        if self.score is not None:
+            return self.score(x)
+        u = 2.0 - 2.0 * x
+        # Scores that are not normalised go far beyond 1, and there f is asked as it stands.
+        return self.f(torch.where((u < 0) & (u > -ROUNDING), 0.0, u))
+
+
+def antiderivative(f: Elementwise) -> Elementwise:
+    """The penalty of a diffusivity that is known by f alone: δ(u) = ∫₀ᵘ f, by Gauss-Legendre quadrature in small cells.
+
+    Whole cells come from a table, the rest of the last one is integrated anew, so that δ is a differentiable function
+    of u, and a kink of f spoils no more than the cell it lies in.
+    """
+    cell = LARGEST_SQUARED_DISTANCE / (GRID_POINTS - 1)
+    points, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(6))
+    points, weights = (points + 1) / 2, weights / 2  # from [-1, 1] to [0, 1]
+    left = cell * torch.arange(GRID_POINTS - 1, dtype=torch.float64)
+    table = torch.cat([torch.zeros(1), cell * (f(left.unsqueeze(1) + cell * points) * weights).sum(1)]).cumsum(0)
+
+    def delta(u: Tensor) -> Tensor:
+        number = (u.detach() / cell).floor().clamp(0, GRID_POINTS - 1).long()
+        start = cell * number.to(u.dtype)
+        within = u - start
+        at = start.unsqueeze(-1) + within.unsqueeze(-1) * points.to(u)
+        return table.to(u)[number] + within * (f(at) * weights.to(u)).sum(-1)
+
+    return delta
+
+
+ROUNDING = 1e-3  # of a squared distance between unit states
+
+SIMPLE = Diffusivity("simple", f=lambda u: 2 - u / 2, delta=lambda u: 2 * u - u**2 / 4, score=lambda x: 1 + x)
+
+SIGMOID = Diffusivity(
+    "sigmoid",
+    f=lambda u: torch.sigmoid(1 - u / 2),
+    delta=lambda u: u - 2 * functional.softplus(u / 2 - 1),
+    score=torch.sigmoid,
+)
+
+CONSTANT = Diffusivity("constant", f=torch.ones_like, delta=lambda u: u, score=torch.ones_like)
+
+# Each state exchanges with itself alone, so no pair is penalised; propagation treats it by name.
+IDENTITY = Diffusivity("identity", f=torch.zeros_like, delta=torch.zeros_like, score=torch.zeros_like)
+
+
+def softmax(temperature: float) -> Diffusivity:
+    """The Transformer's dot-then-exponential score e^(x/t); with d channels its temperature is t = √d."""
+    _check_positive("softmax", "temperature", temperature)
+    t = float(temperature)
+    return Diffusivity(
+        f"softmax:{_shown(t)}",
+        f=lambda u: torch.exp((1 - u / 2) / t),
+        delta=lambda u: -2 * t * torch.exp((1 - u / 2) / t),
+        score=lambda x: torch.exp(x / t),
+    )
+
+
+def gaussian(width: float = 1.0) -> Diffusivity:
+    """The Gaussian kernel e^(-u/2s²) of width s."""
+    _check_positive("gaussian", "width", width)
+    s2 = float(width) ** 2
+    return Diffusivity(
+        f"gaussian:{_shown(float(width))}",
+        f=lambda u: torch.exp(-u / (2 * s2)),
+        delta=lambda u: -2 * s2 * torch.expm1(-u / (2 * s2)),
+        score=lambda x: torch.exp((x - 1) / s2),
+    )
+
+
+def sharp(sharpness: float = 40.0) -> Diffusivity:
+    """e^(a(x - 1)) of sharpness a: rows exchange with their nearest ones alone; a Gaussian of width 1/√a.
+
+    Of the named diffusivities only this one selects: with simple or sigmoid scores attention is nearly uniform. Between
+    20 and 60 results hardly differ. Meant for tied unit queries and keys (``tied_qk=True``).
+    """
+    _check_positive("sharp", "sharpness", sharpness)
+    a = float(sharpness)
+    return Diffusivity(
+        f"sharp:{_shown(a)}",
+        f=lambda u: torch.exp(-a * u / 2),
+        delta=lambda u: -2 / a * torch.expm1(-a * u / 2),
+        score=lambda x: torch.exp(a * (x - 1)),
+    )
+
+
+def _shown(value: float) -> str:
+    """The shortest text that reads back as the same number."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
+def _check_positive(name: str, parameter: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(f"diffusivity {name!r}: {parameter} must be positive and finite, got {value!r}")
+
+
+# What a name stands for; softmax waits for the number of channels, which sets its temperature.
+DIFFUSIVITIES: dict[str, Callable[[int], Diffusivity]] = {
+    "simple": lambda channels: SIMPLE,
+    "sigmoid": lambda channels: SIGMOID,
+    "softmax": lambda channels: softmax(math.sqrt(channels)),
+    "gaussian": lambda channels: gaussian(),
+    "sharp": lambda channels: sharp(),
+    "constant": lambda channels: CONSTANT,
+    "identity": lambda channels: IDENTITY,
+}
+
+PARAMETRIC: dict[str, Callable[[float], Diffusivity]] = {"softmax": softmax, "gaussian": gaussian, "sharp": sharp}
+
+
+def as_diffusivity(given: str | Diffusivity, *, channels: int = 1) -> Diffusivity:
+    """The diffusivity that a name stands for; an object passes through.
+
+    Args:
+        given: A name from `DIFFUSIVITIES`, a name with its parameter (``"softmax:8"``, ``"gaussian:0.5"``,
+            ``"sharp:40"``), or a `Diffusivity`.
+        channels: Length d of the states, which gives plain ``"softmax"`` its temperature √d.
+
+    Raises:
+        ValueError: If the name is not known; the error names the nearest one.
+    """
+    if isinstance(given, Diffusivity):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(f"diffusivity must be a name or a Diffusivity, got {type(given).__name__}")
+    name, _, parameter = given.partition(":")
+    if parameter and name in PARAMETRIC:
+        try:
+            value = float(parameter)
+        except ValueError:
+            raise UserError(
+                f"diffusivity {given!r}: {parameter!r} is not a number; write for example {name}:0.5"
+            ) from None
+        return PARAMETRIC[name](value)
+    if name not in DIFFUSIVITIES or parameter:
+        near = difflib.get_close_matches(name, DIFFUSIVITIES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near and not parameter else ""
+        raise UserError(
+            f"unknown diffusivity {given!r}{hint or '.'} Known: {', '.join(DIFFUSIVITIES)}, or a Diffusivity object"
+        )
+    return DIFFUSIVITIES[name](channels)

@@ -1,0 +1,220 @@
+"""Calling the kernels: a pass over the rows of tensors, its sums over all of them, and room for what it writes.
+
+Everything is float32 on the CPU and contiguous; `serves` says whether it may be, and `run` looks at the memory that it
+hands over, since the kernels cannot. Rows of small matrices are padded with zeros to a multiple of `LANES` (`packed`),
+so that the kernels have no odd widths to look at.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from difformer._compat import has_global_hooks, is_forward_mode, is_traced, is_watched
+from difformer.eager import is_eager
+from difformer.errors import UserError
+from difformer.kernels.cpu.build import has_threads, library, loaded
+
+Pair = tuple[Tensor, Tensor]  # weight and bias of a map
+
+LANES = 16  # as in product.h
+BLOCK = 64  # as in product.h
+LONGEST = 512  # channels, as in tail.h
+FEWEST_ELEMENTS = 1 << 14  # of all rows; below it nothing takes long enough to compile for
+FEWEST_ROWS, MOST_CHUNKS = 256, 128  # of a chunk; of all rows
+ELEMENTS_A_THREAD = 1 << 16  # it takes microseconds to call one
+
+_COUNTS = ("rows", "before", "after", "chunk", "part", "threads", "relu", "drop", "first", "key", "twin")
+_ARRAYS = (
+    "z", "source", "grad", "out", "kept", "inverse", "total", "x_grad", "z_grad", "parts", "norm", "norm_bias",
+    "shift", "query", "query_bias", "query_back", "key_map", "key_bias", "key_back", "value", "value_bias",
+    "value_back", "outer", "outer_back", "keys", "values", "crow", "col", "numbers", "entry",
+)  # fmt: skip
+_MATRICES = (
+    "outer", "states", "query", "query_bias", "key", "key_bias", "kept", "to_outer", "to_keys", "to_values",
+    "to_count", "outer_grad", "keys_grad", "values_grad", "count_grad", "square", "level", "query_grad",
+    "query_bias_grad", "key_grad", "key_bias_grad",
+)  # fmt: skip
+_INTEGERS = ("crow", "col", "numbers")
+_NUMBERS = ("state", "latent", "observed", "from_source", "count", "floor", "eps", "scale")
+
+
+class _Pass(ctypes.Structure):
+    """The structure `pass` of pass.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in _COUNTS),
+        *((name, ctypes.c_void_p) for name in _ARRAYS),
+        *((name, ctypes.c_double) for name in _NUMBERS),
+    ]
+
+
+class _Gram(ctypes.Structure):
+    """The structure `gram` of gram.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("channels", "scaled")),
+        *((name, ctypes.c_void_p) for name in _MATRICES),
+        ("count", ctypes.c_double),
+    ]
+
+
+def serves(rows: int, channels: int, *tensors: Tensor) -> bool:
+    """Whether `rows` of at most so many `channels` go through the kernels; `tensors` are all that they are made of.
+
+    The answer depends on sizes and on the machine alone, so that one input has one result. It is no while a model is
+    compiled, exported, traced or looked at by `torch.func`: a kernel sees memory, not operations. Nor does it call
+    modules, so it is no as well where somebody listens to all of them.
+    """
+    return (
+        is_eager(*tensors)  # first: a compiler would take the sizes for its own
+        and channels <= LONGEST
+        and rows * channels >= FEWEST_ELEMENTS
+        and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in tensors)
+        and not torch.is_autocast_enabled("cpu")
+        and not is_traced()
+        and not is_watched()
+        and not is_forward_mode(*tensors)
+        and not has_global_hooks()
+        and library() is not None
+    )
+
+
+def run(name: str, rows: int, before: int, after: int, *, sums: Sequence[int] = (), **given: Any) -> list[Tensor]:
+    """One pass by name, see steps.c; the sums that it makes, flat, each of the size that `sums` says.
+
+    Args:
+        name: Of the pass.
+        rows, before, after: N, and the channels before and after the maps.
+        sums: Sizes of the sums over all rows, in the order in which the pass makes them.
+        given: Fields of the structure: tensors, None for those that are absent, and numbers.
+    """
+    chunk = chunk_of(rows, max(before, after))
+    chunks, part = -(-rows // chunk), sum(sums)
+    parts = space(max(chunks, 1), part)
+    if rows == 0:
+        parts.zero_()
+    enough = 1 + rows * max(before, after) // ELEMENTS_A_THREAD
+    threads = min(torch.get_num_threads(), chunks, enough) if has_threads() else 1
+    fields = _Pass(rows=rows, before=before, after=after, chunk=chunk, part=part, threads=max(threads, 1))
+    sizes = _sizes(name, rows, before, after)
+    held = {}  # until the kernel is done: it works while other threads of Python do
+    for field, value in given.items():
+        if isinstance(value, Tensor):
+            value = held[field] = _memory(field, value, sizes.get(field))
+            setattr(fields, field, value.data_ptr())
+        elif value is not None:
+            setattr(fields, field, value)
+    if part:
+        fields.parts = parts.data_ptr()
+    if getattr(loaded(), f"difformer_{name}")(ctypes.byref(fields)):
+        raise MemoryError(f"no memory for {threads} times {10 * BLOCK} rows of {max(before, after)} channels")
+    return list(parts[0].clone().split(list(sums))) if part else []  # parts of chunks need not be kept
+
+
+def chunk_of(rows: int, channels: int) -> int:
+    """Rows of a chunk, by sizes alone; the sums of all chunks, 2c² numbers each, take no more room than the rows."""
+    least = max(FEWEST_ROWS, 2 * channels, -(-rows // MOST_CHUNKS))
+    return BLOCK * -(-least // BLOCK)
+
+
+def space(*shape: int) -> Tensor:
+    """Room for a kernel to write to, whatever torch's defaults for types and devices are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
+def _sizes(name: str, rows: int, before: int, after: int) -> dict[str, int]:
+    """Elements of what comes from elsewhere: of tensors that this package makes itself, tests have looked at sizes."""
+    states = {} if name == "multiply_rows" else {"z": rows * before}
+    wide = dict.fromkeys(("source", "grad", "out"), rows * after)
+    return states | wide | dict.fromkeys(("norm", "norm_bias", "shift"), after) | {"numbers": rows, "crow": rows + 1}
+
+
+def _memory(field: str, value: Tensor, size: int | None) -> Tensor:
+    """`value` as a kernel may read it; what is written to is contiguous from the beginning."""
+    dtype = torch.int32 if field in _INTEGERS else torch.float32
+    if value.dtype != dtype or value.device.type != "cpu" or (size is not None and value.numel() != size):
+        raise UserError(
+            f"{field} has {value.numel()} elements of {value.dtype} on {value.device}, but a kernel expects "
+            f"{'' if size is None else f'{size} of '}{dtype} on the CPU; give states, source, graph and the rows of "
+            f"dropout_key for as many nodes, on one device"
+        )
+    return value.resolve_neg().contiguous()
+
+
+def gram_forward(
+    outer: Tensor, states: Tensor, count: int, query: Pair, key: Pair, *, scaled: bool
+) -> tuple[list[Tensor], Tensor]:
+    """U, u but for its last entry, the last row of U, and the last entry of u, padded; and what the way back needs.
+
+    Args:
+        outer, states: Σ z zᵀ and Σ z, as `run` gives them.
+        count: N.
+        query, key: Weight and bias of the maps.
+        scaled: Whether queries and keys are divided by their norms over all rows.
+    """
+    d = query[0].shape[0]
+    kept = space(6 * (d + 1) * padded(d + 1) + LANES)
+    found = space((d + 2) * padded(d) + LANES).split([d * padded(d), padded(d), padded(d), LANES])
+    given = zip(("to_outer", "to_keys", "to_values", "to_count"), found, strict=True)
+    maps = _maps(query, key)
+    _call(
+        "gram_forward",
+        _Gram(channels=d, scaled=scaled, count=count),
+        outer=outer,
+        states=states,
+        kept=kept,
+        **maps,
+        **dict(given),
+    )
+    return list(found), kept
+
+
+def gram_backward(
+    grads: Sequence[Tensor], kept: Tensor, query: Pair, key: Pair, *, scaled: bool
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Ḡ + Ḡᵀ but for its last row, that row, and the gradients of weight and bias of query and key.
+
+    Args:
+        grads: Of the four that `gram_forward` gives.
+        kept, query, key, scaled: As there.
+    """
+    d = query[0].shape[0]
+    square, level = space(d, padded(d)), space(padded(d))
+    trained = [space(*shape) for shape in ((d, d), (d,), (d, d), (d,))]
+    given = dict(zip(("outer_grad", "keys_grad", "values_grad", "count_grad"), grads, strict=True))
+    given |= dict(zip(("query_grad", "query_bias_grad", "key_grad", "key_bias_grad"), trained, strict=True))
+    _call("gram_backward", _Gram(channels=d, scaled=scaled), kept=kept, square=square, level=level, **given)
+    return square, level, trained
+
+
+def _maps(query: Pair, key: Pair) -> dict[str, Tensor]:
+    names = ("query", "query_bias", "key", "key_bias")
+    return {name: x.contiguous() for name, x in zip(names, (*query, *key), strict=True)}
+
+
+def _call(name: str, fields: ctypes.Structure, **tensors: Tensor) -> None:
+    for field, value in tensors.items():
+        setattr(fields, field, value.data_ptr())
+    if getattr(loaded(), f"difformer_{name}")(ctypes.byref(fields)):
+        raise MemoryError(f"no memory for {name}")
+
+
+def padded(channels: int) -> int:
+    return -(-channels // LANES) * LANES
+
+
+def packed(matrix: Tensor) -> Tensor:
+    """``[k, n]`` or ``[n]`` as the kernels read it: contiguous, rows padded with zeros."""
+    missing = -matrix.shape[-1] % LANES
+    return torch.nn.functional.pad(matrix, (0, missing)) if missing else matrix.contiguous()
+
+
+def shaped(flat: Tensor, rows: int) -> Tensor:
+    """A sum of `run` as a matrix, its padding still there."""
+    return flat.view(rows, math.prod(flat.shape) // rows)

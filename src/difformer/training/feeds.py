@@ -1,0 +1,424 @@
+"""Feeds: how a task reaches a model, one forward pass after the other.
+
+A feed gives the passes of a training epoch and the outputs of all instances for evaluation. What does not change from
+epoch to epoch (normalised graphs, sorted sparse features, padded blocks) is computed once and stays on the device.
+
+* `NodesFeed`: all nodes in every pass.
+* `BatchesFeed`: large graphs, trained on a random partition of the nodes, a new one every epoch; evaluated whole.
+* `GraphsFeed`: graphs and point sets, in batches.
+* `SeriesFeed`: snapshots in time order, many per pass, each with the answer that it gets alone. With training snapshots
+  1 … T the loss of an epoch is (1/T) Σ_t ℓ(f(x_t), y_t), taken in one step (``steps_per_epoch="epoch"``, the gradient
+  summed over passes of as many snapshots as fit) or snapshot by snapshot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from difformer.attention.segments import Segments
+from difformer.data import Split, Task
+from difformer.data.batches import (
+    GraphBatch,
+    GraphBatches,
+    NodePartitions,
+    SnapshotBatch,
+    SnapshotBatches,
+)
+from difformer.data.knn import knn_graph
+from difformer.data.task import update_digest
+from difformer.graph import Graph
+from difformer.kept import Kept
+from difformer.nn import DIFFormer, DIFFormerConv
+from difformer.sparse import SparseMatrix
+from difformer.training.config import TrainConfig, knn_of
+from difformer.training.inference import can_chunk, choose_storage, decode_in_batches, embed_in_batches, has_room
+from difformer.training.model import hook
+
+LEAST_ROWS = 4096  # of an evaluation in chunks: below, calls cost more than rows
+ADDED = ("simple", "constant", "identity", None)  # forms whose summary does not grow with the rows
+DEFAULT_BATCH_SIZE = 256  # graphs
+EVALUATED_NODES = 65_536  # of a batch of graphs in evaluation: with fewer, a GPU is launch-bound
+# Entries of the largest tensor of a pass over a series; fixed, so that a run does not depend on its machine.
+ENTRIES_AT_ONCE = 2**23
+CHANNELS = 256
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Arguments of one forward pass."""
+
+    x: Tensor | SparseMatrix
+    graph: Graph | None = None
+    batch: Segments | None = None
+
+    def outputs(self, model: nn.Module) -> Tensor:
+        return model(self.x, self.graph, None, self.batch)
+
+    def states(self, model: Any) -> Tensor:
+        return model.embed(self.x, self.graph, None, self.batch)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward and backward pass.
+
+    Args:
+        inputs: What goes in.
+        targets: What should come out.
+        rows: Which rows of the output have targets; None for all.
+        shape: Leading axes of the output, ``[T, N]`` for a series; None leaves it as it is.
+        share: Factor of the loss in the gradient.
+        part: Factor of the loss in what is recorded for the epoch.
+        update: Whether the optimiser steps after this pass.
+    """
+
+    inputs: Inputs
+    targets: Tensor
+    rows: Tensor | None = None
+    shape: tuple[int, ...] | None = None
+    share: float = 1.0
+    part: float = 1.0
+    update: bool = True
+
+    def select(self, outputs: Tensor) -> Tensor:
+        """Those of the pass's outputs that have targets, in their shape."""
+        if self.rows is not None:
+            outputs = outputs[self.rows]
+        return outputs if self.shape is None else outputs.reshape(*self.shape, outputs.shape[-1])
+
+
+class Feed(Protocol):
+    """What a training loop asks of a task."""
+
+    whole: bool
+    """Whether an epoch is one pass whose outputs are those of all instances, so that it can serve evaluation too."""
+
+    def steps(self, epoch: int) -> Iterator[Step]:
+        """The passes of an epoch; a function of seed and epoch alone."""
+
+    def outputs(self, model: nn.Module) -> Tensor:
+        """Outputs of all instances, ``[instances, …, C]``, for a model in evaluation mode."""
+
+    def states(self, model: nn.Module) -> Tensor:
+        """States of all instances before the output layer."""
+
+    def passes(self) -> list[Inputs]:
+        """Forward passes that together cover all instances."""
+
+
+class NodesFeed:
+    """All nodes in every pass."""
+
+    whole = True
+
+    def __init__(self, task: Task, split: Split, device: torch.device) -> None:
+        graph = None if task.edge_index is None else graph_of(task.edge_index, task.edge_weight, task.num_nodes, device)
+        self.inputs = Inputs(features(task.x, device), graph)
+        self._step = Step(self.inputs, task.y[split.train].to(device), split.train.to(device))
+
+    def steps(self, epoch: int) -> Iterator[Step]:
+        yield self._step
+
+    def outputs(self, model: nn.Module) -> Tensor:
+        return self.inputs.outputs(model)
+
+    def states(self, model: nn.Module) -> Tensor:
+        return self.inputs.states(model)
+
+    def passes(self) -> list[Inputs]:
+        return [self.inputs]
+
+
+class BatchesFeed:
+    """One step per part of the nodes, with the edges inside it; parts without a training label are left out.
+
+    Evaluation is exact, over the whole graph: in one pass, or layer by layer in chunks of rows for a DIFFormer on a CPU
+    and on a GPU of which its states would take much.
+    """
+
+    whole = False
+
+    def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device) -> None:
+        assert config.batch_size is not None
+        self.task, self.device, self.batch_size = task, device, config.batch_size
+        home = device if has_room(device, _bytes(task)) else None
+        self.partitions = NodePartitions(task, batch_size=config.batch_size, seed=seed, device=home)
+        self.train = split.train.to(self.partitions.device)
+        self._storage: torch.device | None = None
+        self._in_one_pass: bool | None = None
+        self._graph: Graph | None = None
+        self._whole: Inputs | None = None
+
+    def steps(self, epoch: int) -> Iterator[Step]:
+        count = max(1, self.train.numel())
+        for batch in self.partitions.epoch(epoch):
+            rows = batch.local(self.train)
+            if not rows.numel():
+                continue
+            graph = None
+            if batch.edge_index is not None:
+                graph = graph_of(batch.edge_index, batch.edge_weight, batch.nodes.numel(), self.device)
+            yield Step(
+                Inputs(features(batch.x, self.device), graph),
+                batch.y[rows].to(self.device),
+                rows.to(self.device),
+                part=rows.numel() / count,
+            )
+
+    def outputs(self, model: nn.Module) -> Tensor:
+        if not isinstance(model, DIFFormer) or self._fits(model):
+            return self._inputs().outputs(model)
+        return decode_in_batches(model, self.states(model), batch_size=self._rows(model), device=self.device)
+
+    def states(self, model: nn.Module) -> Tensor:
+        if not isinstance(model, DIFFormer) or self._fits(model):
+            return self._inputs().states(model)
+        task = self.task
+        if self._storage is None:
+            # Kept: the whole graph is moved and normalised once, whatever the number of evaluations.
+            self._storage = choose_storage(model, task.num_nodes, task.num_edges or 0, self.device)
+            if task.edge_index is not None:
+                self._graph = self._graph_on(self._storage)
+        x = self.partitions.x
+        rows = self._rows(model)
+        return embed_in_batches(model, x, self._graph, batch_size=rows, device=self.device, storage=self._storage)
+
+    def _rows(self, model: DIFFormer) -> int:
+        """Rows at a time in evaluation: where they are added up one by one, few save nothing and cost time."""
+        sums = all(layer.form in ADDED for layer in _layers(model))
+        return max(self.batch_size, LEAST_ROWS) if sums else self.batch_size
+
+    def _fits(self, model: DIFFormer) -> bool:
+        """Whether the whole graph goes through a model in one pass; asked once, so that all evaluations are alike."""
+        if self._in_one_pass is None:
+            heads = max((layer.num_heads for layer in _layers(model)), default=1)
+            # The one holds all pairs at once, the other is not exact.
+            other = any(layer.backend in ("reference", "polynomial") for layer in _layers(model))
+            # Queries, keys, values and sums of every head, in float32.
+            states = 4 * self.task.num_nodes * model.input.out_features * (4 + 4 * heads)
+            room = has_room(self.device, states + _bytes(self.task))
+            self._in_one_pass = not can_chunk(model) or (not other and room)
+        return self._in_one_pass
+
+    def passes(self) -> list[Inputs]:
+        return [self._inputs()]
+
+    def _inputs(self) -> Inputs:
+        if self._whole is None:
+            graph = None if self.task.edge_index is None else self._graph_on(self.device)
+            self._whole = Inputs(features(self.partitions.x, self.device), graph)
+        return self._whole
+
+    def _graph_on(self, device: torch.device) -> Graph:
+        """The whole graph; edges that are on the device for the batches are not copied there again."""
+        known = self.partitions
+        return graph_of(known.edge_index, known.edge_weight, self.task.num_nodes, device)
+
+
+def _layers(model: DIFFormer) -> list[DIFFormerConv]:
+    return [layer for layer in model.layers if isinstance(layer, DIFFormerConv)]
+
+
+def _bytes(task: Task) -> int:
+    """Memory of features, targets and edges, with what cutting them into batches needs besides."""
+    x = task.x.values() if task.x.layout == torch.sparse_csr else task.x
+    each = x.element_size() + (8 if x is not task.x else 0)  # a number, and its column where it is one of a sparse row
+    return x.numel() * each + task.y.numel() * task.y.element_size() + 64 * (task.num_edges or 0)
+
+
+class GraphsFeed:
+    """One step per batch of graphs; a graph in a batch gets the answer it gets alone."""
+
+    whole = False
+
+    def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device) -> None:
+        size = config.batch_size or DEFAULT_BATCH_SIZE
+        self.device = device
+        self._training = GraphBatches(task, index=split.train, batch_size=size, seed=seed)
+        self._all = GraphBatches(task, batch_size=graphs_at_a_time(task, size, device), shuffle=False)
+        self._kept: list[Inputs] | None = None
+
+    def _inputs(self, batch: GraphBatch) -> Inputs:
+        graph = None
+        if batch.edge_index is not None:
+            graph = graph_of(batch.edge_index, batch.edge_weight, batch.x.shape[0], self.device)
+        segments = Segments(batch.batch.to(self.device), batch.graphs.numel())
+        return Inputs(batch.x.to(self.device), graph, segments)
+
+    def steps(self, epoch: int) -> Iterator[Step]:
+        count = max(1, self._training.index.numel())
+        for batch in self._training.epoch(epoch):
+            yield Step(self._inputs(batch), batch.y.to(self.device), part=batch.graphs.numel() / count)
+
+    def passes(self) -> list[Inputs]:
+        if self._kept is None:
+            self._kept = [self._inputs(batch) for batch in self._all.epoch(0)]
+        return self._kept
+
+    def outputs(self, model: nn.Module) -> Tensor:
+        """``[G, C]``."""
+        return torch.cat([inputs.outputs(model) for inputs in self.passes()])
+
+    def states(self, model: nn.Module) -> Tensor:
+        """``[G, hidden]``."""
+        return torch.cat([inputs.states(model) for inputs in self.passes()])
+
+
+def graphs_at_a_time(task: Task, size: int, device: torch.device) -> int:
+    """How many graphs evaluation, which holds no gradients, takes at a time: a batch, on a GPU more of them."""
+    if device.type != "cuda":
+        return size
+    return max(size, EVALUATED_NODES * task.num_instances // max(task.num_nodes, 1))
+
+
+class SeriesFeed:
+    """Passes over runs of consecutive snapshots, made once and kept on the device."""
+
+    whole = False
+
+    def __init__(self, task: Task, split: Split, config: TrainConfig, device: torch.device) -> None:
+        nodes = task.num_nodes
+        length = config.batch_size or max(1, ENTRIES_AT_ONCE // (nodes * max(nodes, CHANNELS)))
+        self.device, self.shape = device, task.x.shape[:2]
+        # One graph for all snapshots is normalised once, also where every snapshot is a pass of its own.
+        self._shared: Graph | None = None
+        if isinstance(task.edge_index, Tensor):
+            self._shared = graph_of(task.edge_index, task.edge_weight, nodes, device)
+        each = config.steps_per_epoch == "snapshot"
+        training = SnapshotBatches(task, index=split.train, length=1 if each else length)
+        count = max(1, split.train.numel())
+        batches = list(training.epoch(0))
+        self._steps = [
+            Step(
+                self._inputs(batch),
+                batch.y.to(device),
+                shape=tuple(batch.x.shape[:2]),
+                share=1.0 if each else batch.times.numel() / count,
+                part=batch.times.numel() / count,
+                update=each or number == len(batches) - 1,
+            )
+            for number, batch in enumerate(batches)
+        ]
+        self._all = [self._inputs(batch) for batch in SnapshotBatches(task, length=length).epoch(0)]
+
+    def _inputs(self, batch: SnapshotBatch) -> Inputs:
+        count, nodes = batch.x.shape[:2]
+        joined = batch.disjoint()
+        graph = None
+        if joined.edge_index is not None:
+            graph = self._shared if count == 1 else None
+            if graph is None:
+                graph = graph_of(joined.edge_index, joined.edge_weight, count * nodes, self.device)
+        segments = None if count == 1 else Segments(joined.batch.to(self.device), count)
+        return Inputs(joined.x.to(self.device), graph, segments)
+
+    def steps(self, epoch: int) -> Iterator[Step]:
+        yield from self._steps
+
+    def outputs(self, model: nn.Module) -> Tensor:
+        """``[T, N, C]``."""
+        return self._join([inputs.outputs(model) for inputs in self._all])
+
+    def states(self, model: nn.Module) -> Tensor:
+        """``[T, N, hidden]``."""
+        return self._join([inputs.states(model) for inputs in self._all])
+
+    def passes(self) -> list[Inputs]:
+        return self._all
+
+    def _join(self, parts: list[Tensor]) -> Tensor:
+        flat = torch.cat(parts)
+        return flat.reshape(*self.shape, flat.shape[-1])
+
+
+def make_feed(task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device, model: nn.Module) -> Feed:
+    """The feed of a task's kind; `model` says how it wants features and graph prepared, if it has a ``prepare``."""
+    task = structured(task, split, config, model)
+    if task.kind == "series":
+        return SeriesFeed(task, split, config, device)
+    if task.kind == "graphs":
+        return GraphsFeed(task, split, config, seed, device)
+    if config.batch_size is not None and config.batch_size < task.num_nodes:
+        return BatchesFeed(task, split, config, seed, device)
+    return NodesFeed(task, split, device)
+
+
+def structured(task: Task, split: Split, config: TrainConfig, model: nn.Module) -> Task:
+    """The task with the graph that the configuration asks for, and with what the model prepares once."""
+    neighbours = knn_of(config.graph)
+    if config.graph == "none":
+        task = dataclasses.replace(task, edge_index=None, edge_weight=None)
+    elif neighbours is not None:
+        task = with_neighbours(task, task, split, neighbours)
+    prepare = hook(model, "prepare")
+    if prepare is None:
+        return task
+    if task.kind != "series":
+        x, edges, weight = prepare(task.x, task.edge_index, task.edge_weight)
+        return dataclasses.replace(task, x=x, edge_index=edges, edge_weight=weight, feature_names=())
+    each = [prepare(task.x[t], *snapshot_edges(task, t)) for t in range(task.x.shape[0])]
+    some = each[0][1] is not None
+    return dataclasses.replace(
+        task,
+        x=torch.stack([x for x, _, _ in each]),
+        edge_index=tuple(edges for _, edges, _ in each) if some else None,
+        edge_weight=tuple(weight for _, _, weight in each) if some and each[0][2] is not None else None,
+        feature_names=(),
+    )
+
+
+def with_neighbours(task: Task, seen: Task, split: Split, neighbours: int) -> Task:
+    """The task with the neighbour graph of the instances of `seen`, which is the task itself unless it is a series.
+
+    The nodes of a series are described by what is seen of them in the training part: new snapshots keep that graph.
+    """
+    if seen.kind == "series":
+        points = seen.x[split.train].transpose(0, 1).flatten(1)
+        edges = knn_graph(points, neighbours, include_self=True, symmetric=True)
+    else:
+        edges = neighbours_of(seen.x, neighbours, seen.node_ptr)
+    return dataclasses.replace(task, edge_index=edges, edge_weight=None)
+
+
+def snapshot_edges(task: Task, t: int) -> tuple[Tensor | None, Tensor | None]:
+    """Edges and weights of snapshot t; of all snapshots where they share one graph."""
+    index, weight = task.edge_index, task.edge_weight
+    return index[t] if isinstance(index, tuple) else index, weight[t] if isinstance(weight, tuple) else weight
+
+
+def features(x: Tensor, device: torch.device) -> Tensor | SparseMatrix:
+    """Features on a device; sparse ones sorted once, and sparse for good."""
+    return x.to(device) if x.layout == torch.strided else SparseMatrix.from_tensor(x).to(device)
+
+
+def graph_of(edge_index: Any, edge_weight: Any, num_nodes: int, device: torch.device) -> Graph:
+    """A graph on a device, to be normalised once."""
+    weight = None if edge_weight is None else edge_weight.to(device)
+    return Graph(edge_index.to(device), num_nodes, weight)
+
+
+# Runs of one task share their neighbour graph: to find it takes longer than many a run does.
+_FOUND: Kept[Tensor] = Kept()
+
+
+def neighbours_of(x: Tensor, k: int, node_ptr: Tensor | None = None) -> Tensor:
+    """Edges ``[2, E]`` between every instance and its k nearest by cosine, both ways, the instance itself counted.
+
+    Args:
+        x: Features, dense or sparse CSR.
+        k: How many.
+        node_ptr: Where graphs begin and end, for neighbours within each.
+    """
+    # By content: an array that a task shares with its maker may have been written to behind torch's back.
+    digest = hashlib.sha256()
+    for part in (x, node_ptr):
+        update_digest(digest, part)
+    key = (k, digest.hexdigest())
+    return _FOUND.of(x, key, lambda: knn_graph(x, k, include_self=True, symmetric=True, node_ptr=node_ptr))

@@ -1,0 +1,360 @@
+"""A trained run, put to use: measure it again, predict, embed, show its energy; and new instances beside its own.
+
+Everything is read from the run folder (a run on a task object needs that object again).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import vstack
+from torch import Tensor, nn
+
+from difformer.data import Split, Task
+from difformer.data.sparse import from_scipy, to_scipy
+from difformer.errors import UserError
+from difformer.files import RunFolderError
+from difformer.nn.inspection import EnergyProfile
+from difformer.training.config import knn_of
+from difformer.training.devices import resolve
+from difformer.training.feeds import Feed, make_feed, with_neighbours
+from difformer.training.metrics import METRICS
+from difformer.training.model import build_model, hook, no_larger_than
+from difformer.training.predictions import Predictions
+from difformer.training.randomness import isolated_rng
+from difformer.training.run_folder import RunFolder
+
+_EMPTY = torch.empty(0, dtype=torch.long)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Every metric of a run's best epoch.
+
+    Args:
+        seed: Of the run.
+        split: Its split.
+        values: By metric, then by part.
+    """
+
+    seed: int
+    split: str
+    values: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A trained model, ready to be asked; in evaluation mode."""
+
+    model: nn.Module
+    feed: Feed
+    task: Task
+    split: Split
+    precision: str = "float32"
+
+    def outputs(self) -> Tensor:
+        """Of all instances, on the CPU."""
+        with torch.no_grad(), self._precision():
+            return self.feed.outputs(self.model).float().cpu()
+
+    def states(self) -> Tensor:
+        with torch.no_grad(), self._precision():
+            return self.feed.states(self.model).float().cpu()
+
+    def _precision(self) -> torch.autocast:
+        """Passes as the training made them, so that a run is measured as it was chosen."""
+        kind = next((parameter.device.type for parameter in self.model.parameters()), "cpu")
+        return torch.autocast(kind, torch.bfloat16, enabled=self.precision == "bf16")
+
+
+def load_run(
+    run: RunFolder | str | Path,
+    *,
+    seed: int | None = None,
+    task: Task | None = None,
+    on: Task | None = None,
+    device: str | torch.device = "auto",
+) -> Loaded:
+    """The model of a run with the parameters of its best epoch.
+
+    Args:
+        run: The run folder.
+        seed: Which run; None takes the one that is best on validation.
+        task: The task, where the run was made from a task object.
+        on: Another task to use the model on, with the features that it was trained on.
+        device: Where to.
+    """
+    folder = _open(run)
+    return _load(folder, folder.task(task), seed, on, device)
+
+
+def _open(run: RunFolder | str | Path) -> RunFolder:
+    """The run, with a warning where it has not come to its end: what is there may not be what it ends with."""
+    folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
+    if (left := folder.unfinished) and folder.results():  # without any there is nothing to use: that is an error
+        warnings.warn(
+            f"{folder.path} is not finished ({len(left)} of {len(folder.seeds)} seeds are not trained to their end), "
+            f"the best epoch so far is used; resume it with: difformer fit --resume {folder.path}",
+            UserWarning,
+            stacklevel=3,
+        )
+    return folder
+
+
+def _load(folder: RunFolder, own: Task, seed: int | None, on: Task | None, device: str | torch.device) -> Loaded:
+    chosen = best_seed(folder) if seed is None else seed
+    if chosen not in folder.seeds:
+        raise RunFolderError(f"{folder.path} has no seed {chosen}; it has {', '.join(map(str, folder.seeds))}")
+    place, used = resolve(device), own if on is None else on
+    if (used.kind, used.num_features) != (own.kind, own.num_features):
+        raise UserError(
+            f"the run was trained on {own.kind} with {own.num_features} features, task {used.name!r} holds {used.kind} "
+            f"with {used.num_features}"
+        )
+    split, config = folder.split_of(used, chosen), folder.config
+    if used.kind == "series" and not split.train.numel() and (neighbours := knn_of(config.graph)) is not None:
+        used = with_neighbours(used, own, folder.split_of(own, chosen), neighbours)
+        config = config.replace(graph="given")
+    weights = folder.read_weights(chosen)
+    with isolated_rng(place):
+        try:
+            with no_larger_than(weights):
+                model = build_model(own, folder.config, chosen)
+            model.load_state_dict(weights)
+        except (UserError, RuntimeError, TypeError, OverflowError) as error:
+            raise RunFolderError(f"{folder.of_seed(chosen)}: the weights are of another model: {error}") from error
+        model.to(place).eval()
+        if (observe := hook(model, "observe")) is not None:
+            observe(used.y.to(place), split.train.to(place))
+        return Loaded(model, make_feed(used, split, config, chosen, place, model), used, split, config.precision)
+
+
+def evaluate(
+    run: RunFolder | str | Path, *, task: Task | None = None, device: str | torch.device = "auto"
+) -> tuple[Evaluation, ...]:
+    """Every metric that fits the problem, on every part, of every seed that has been trained; measured anew."""
+    folder = _open(run)
+    own = folder.task(task)
+    found = []
+    for result in folder.summary().results:
+        loaded = _load(folder, own, result["seed"], None, device)
+        outputs = loaded.outputs()
+        values: dict[str, dict[str, float]] = {}
+        for metric in METRICS.values():
+            if own.problem in metric.problems and (metric.name != "broadcast-mse" or own.kind == "series"):
+                values[metric.name] = {
+                    part: metric(outputs[index], own.y[index]).item() if index.numel() else float("nan")
+                    for part, index in loaded.split.parts().items()
+                }
+        found.append(Evaluation(result["seed"], loaded.split.name, values))
+    return tuple(found)
+
+
+def predict(
+    run: RunFolder | str | Path,
+    features: Any = None,
+    *,
+    edges: Any = None,
+    edge_weight: Any = None,
+    on: Task | None = None,
+    together: bool = True,
+    seed: int | None = None,
+    task: Task | None = None,
+    device: str | torch.device = "auto",
+) -> Predictions:
+    """What a run says of its own instances, or of new ones.
+
+    Args:
+        run: The run folder.
+        features: New instances: rows ``[M, F]``, or snapshots ``[T, N, F]`` of the same nodes; prepared as the
+            features of the run's task were. None predicts the task's own instances.
+        edges: ``[2, E]`` edges of new rows; numbers from 0 are the task's instances, followed by the new ones (of new
+            ones alone if not `together`).
+        edge_weight: Their weights.
+        on: New instances as a task, in place of `features`: used by itself.
+        together: Whether new rows are propagated together with the task's instances, or by themselves.
+        seed: Which run; None takes the one that is best on validation.
+        task: The run's task, where it was made from a task object.
+        device: Where to.
+    """
+    folder = _open(run)
+    loaded, new = _ask(folder, features, edges, edge_weight, on, together, seed, task, device)
+    outputs = loaded.outputs()
+    if new is None:
+        return Predictions.of(loaded.task, outputs, None if on is not None else loaded.split)
+    return Predictions(loaded.task.problem, outputs[new:], loaded.task.class_names)
+
+
+def embed(
+    run: RunFolder | str | Path,
+    features: Any = None,
+    *,
+    edges: Any = None,
+    edge_weight: Any = None,
+    on: Task | None = None,
+    together: bool = True,
+    seed: int | None = None,
+    task: Task | None = None,
+    device: str | torch.device = "auto",
+) -> Tensor:
+    """States before the output layer, ``[instances, …, hidden]``; arguments as in `predict`."""
+    folder = _open(run)
+    loaded, new = _ask(folder, features, edges, edge_weight, on, together, seed, task, device)
+    return loaded.states()[new or 0 :]
+
+
+def energy(
+    run: RunFolder | str | Path,
+    *,
+    seed: int | None = None,
+    task: Task | None = None,
+    device: str | torch.device = "auto",
+) -> EnergyProfile:
+    """Measured energy and effective rank of every layer, over all instances; of series and graphs the mean over passes.
+
+    Raises:
+        ValueError: If the model has no energy to measure.
+    """
+    folder = _open(run)
+    loaded = _load(folder, folder.task(task), seed, None, device)
+    measure = hook(loaded.model, "energy")
+    if measure is None:
+        raise UserError(f"model {folder.config.model!r} does not measure an energy; DIFFormer models do")
+    profiles = [measure(inputs.x, inputs.graph, None, inputs.batch) for inputs in loaded.feed.passes()]
+    edges = [profile.dirichlet for profile in profiles if profile.dirichlet is not None]
+    return EnergyProfile(
+        energy=torch.stack([profile.energy for profile in profiles]).mean(0).cpu(),
+        dirichlet=torch.stack(edges).mean(0).cpu() if edges else None,
+        effective_rank=torch.stack([profile.effective_rank for profile in profiles]).mean(0).cpu(),
+    )
+
+
+def _ask(
+    folder: RunFolder,
+    features: Any,
+    edges: Any,
+    edge_weight: Any,
+    on: Task | None,
+    together: bool,
+    seed: int | None,
+    task: Task | None,
+    device: str | torch.device,
+) -> tuple[Loaded, int | None]:
+    """A model over the instances in question, and where new ones begin among them."""
+    if features is None:
+        if edges is not None or edge_weight is not None:
+            raise UserError("edges of new instances were given without their features")
+        return _load(folder, folder.task(task), seed, on, device), None
+    if on is not None:
+        raise UserError("give new instances either as features or as a task, not both")
+    own = folder.task(task)
+    joined, start = new_task(own, features, edges, edge_weight, together=together)
+    return _load(folder, own, seed, joined, device), start
+
+
+def best_seed(folder: RunFolder) -> int:
+    """The seed that is best on validation; the first of equals."""
+    summary = folder.summary()
+    sign = 1 if summary.higher_is_better else -1
+    worth = [sign * value if value == value else -math.inf for value in summary.values("valid")]
+    return int(summary.results[worth.index(max(worth))]["seed"])
+
+
+def new_task(
+    task: Task, features: Any, edges: Any = None, edge_weight: Any = None, *, together: bool = True
+) -> tuple[Task, int]:
+    """A task with new instances that carry no targets, and the position of the first of them.
+
+    New rows stand after the task's own where they are propagated `together`: their labels stay what they were, so that
+    a model that spreads labels can use them. Where every node of the task has an edge to itself, new ones get one too.
+
+    Raises:
+        ValueError: If the features do not fit the task.
+    """
+    if task.kind == "graphs":
+        raise UserError("new graphs are given as a task of their own: on=…, see difformer.data.from_arrays(node_ptr=…)")
+    x = _tensor(features).to(task.x.dtype)
+    dims = 3 if task.kind == "series" else 2
+    if x.dim() != dims or x.shape[-1] != task.num_features or (dims == 3 and x.shape[1] != task.num_nodes):
+        expected = f"[T, {task.num_nodes}, {task.num_features}]" if dims == 3 else f"[M, {task.num_features}]"
+        raise UserError(f"features of new instances must have shape {expected}, got {tuple(x.shape)}")
+    if task.kind == "series":
+        return _new_snapshots(task, x, edges, edge_weight), 0
+    if task.scaling is not None:  # new rows come as they are, the task's own are standardised
+        x, task = task.scaled(x), dataclasses.replace(task, scaling=None)
+    return _new_rows(task, x, edges, edge_weight, together)
+
+
+def _new_snapshots(task: Task, x: Tensor, edges: Any, edge_weight: Any) -> Task:
+    index, weight = task.edge_index, task.edge_weight
+    if edges is not None:
+        index, weight = _each(edges, torch.long), None if edge_weight is None else _each(edge_weight, torch.float32)
+    elif isinstance(index, tuple):
+        raise UserError(f"every snapshot of {task.name!r} has a graph of its own: give edges, one graph a new snapshot")
+    y = _unknown(task, x.shape[0])
+    return dataclasses.replace(task, x=x, y=y, edge_index=index, edge_weight=weight, splits=_nothing())
+
+
+def _new_rows(task: Task, x: Tensor, edges: Any, edge_weight: Any, together: bool) -> tuple[Task, int]:
+    start = task.num_nodes if together else 0
+    count = start + x.shape[0]
+    own = task.edge_index if isinstance(task.edge_index, Tensor) else None
+    loops = own is not None and int((own[0] == own[1]).sum()) == task.num_nodes
+    parts = [own] if together and own is not None else []
+    if edges is not None:
+        parts.append(torch.as_tensor(np.asarray(edges), dtype=torch.long))
+    if loops:
+        parts.append(torch.arange(start, count).expand(2, -1))
+    index = torch.cat(parts, 1) if parts else None
+    weight = None
+    if index is not None and (edge_weight is not None or (together and task.edge_weight is not None)):
+        weight = torch.ones(index.shape[1])
+        at = 0 if not together or own is None else own.shape[1]
+        if isinstance(task.edge_weight, Tensor) and together:
+            weight[:at] = task.edge_weight
+        if edge_weight is not None:
+            given = torch.as_tensor(np.asarray(edge_weight), dtype=weight.dtype)
+            weight[at : at + given.numel()] = given
+    if together:
+        x = _below(task.x, x)
+    y = torch.cat([task.y, _unknown(task, count - start)]) if together else _unknown(task, count)
+    splits = task.splits if together else _nothing()
+    joined = dataclasses.replace(task, x=x, y=y, edge_index=index, edge_weight=weight, splits=splits, instance_names=())
+    return joined, start
+
+
+def _unknown(task: Task, count: int) -> Tensor:
+    """Targets that say nothing."""
+    filler = -1 if task.problem == "multiclass" else torch.nan
+    return task.y.new_full((count, *task.y.shape[1:]), filler)
+
+
+def _nothing() -> tuple[Split, ...]:
+    return (Split("none", _EMPTY, _EMPTY, _EMPTY),)
+
+
+def _tensor(features: Any) -> Tensor:
+    """Features as a tensor, dense or CSR as they come."""
+    if hasattr(features, "tocsr"):
+        return from_scipy(features)
+    return features if isinstance(features, Tensor) else torch.as_tensor(np.asarray(features))
+
+
+def _below(old: Tensor, new: Tensor) -> Tensor:
+    """Rows below each other; sparse where the old ones are."""
+    if old.layout == torch.strided:
+        return torch.cat([old, new.to_dense() if new.layout != torch.strided else new])
+    return from_scipy(vstack([to_scipy(old), to_scipy(new)]))
+
+
+def _each(values: Any, dtype: torch.dtype) -> Any:
+    if isinstance(values, (list, tuple)):
+        return tuple(torch.as_tensor(np.asarray(value), dtype=dtype) for value in values)
+    return torch.as_tensor(np.asarray(values), dtype=dtype)
