@@ -24,7 +24,7 @@ import torch
 import difformer
 from difformer.data import Task, load
 from difformer.training import RunRecord, TrainConfig
-from difformer.training.stacked import StackedSetting, train_stacked
+from difformer.training.stack import StackedSetting, train_stacked
 
 DATA: dict[str, dict[str, Any]] = {
     "cora": {"protocol": "authors"},

@@ -43,7 +43,7 @@ from difformer.training import NonFiniteLossError, toml, train_one
 from difformer.training.config import TrainConfig, make_config
 from difformer.training.devices import describe, resolve
 from difformer.training.metrics import find_metric
-from difformer.training.stacked import HYPER, RATES, StackedSetting, apart, train_stacked, unstackable
+from difformer.training.stack import HYPER, RATES, StackedSetting, apart, train_stacked, unstackable
 from difformer.training.study import without_test
 from difformer.zoo import MODELS, find, options_of
 
@@ -191,7 +191,8 @@ def blocks_of(pair: Pair, protocol: Mapping[str, Any], done: Sequence[Trial]) ->
         tried += 1
         if shape.get("num_layers", 1) * shape.get("hidden_channels", 1) <= protocol["size"]:
             rates = _sobol(pair.rates, number * size, size, seed + 1)
-            yield [{**pair.fixed, **shape, **one} for one in rates]
+            start = defaults_of_base(pair.model, pair.base)
+            yield [{**start, **pair.fixed, **shape, **one} for one in rates]
             number += 1
     draw = random.Random(f"{seed} {pair.name} {len(done)}")
     while True:

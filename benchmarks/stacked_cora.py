@@ -24,7 +24,7 @@ from difformer.data import Task
 from difformer.data.datasets.planetoid import planetoid
 from difformer.training import RunRecord, TrainConfig, train_one
 from difformer.training.devices import describe, resolve
-from difformer.training.stacked import StackedSetting, train_stacked
+from difformer.training.stack import StackedSetting, train_stacked
 
 AXES = {
     "learning_rate": (0.001, 0.005, 0.01),

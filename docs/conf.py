@@ -53,5 +53,11 @@ def _plain_norms(app: object, what: str, name: str, obj: object, options: object
         lines[place] = "".join(parts)
 
 
+def _tables_of_results(app: object, document: str, source: list[str]) -> None:
+    """Links to tables outside of the documentation become downloads."""
+    source[0] = re.sub(r"(?<!!)\[([^]]*)\]\((\.\./results/[^)]*\.md)\)", r"[\1](path:\2)", source[0])
+
+
 def setup(app: object) -> None:
+    app.connect("source-read", _tables_of_results)  # type: ignore[attr-defined]
     app.connect("autodoc-process-docstring", _plain_norms, priority=400)  # type: ignore[attr-defined]

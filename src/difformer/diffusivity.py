@@ -145,7 +145,7 @@ class Diffusivity:
         return self  # it never changes
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickled by name where that is enough; one of your own as far as its functions can be pickled."""
+        """Pickled by name where that is enough; your own one as far as its functions can be pickled."""
         if self.is_named():
             return as_diffusivity, (self.name,)
         return Diffusivity, (self.name, self.f, self.delta, self.score)

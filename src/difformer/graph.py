@@ -11,7 +11,7 @@ are added.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,6 @@ from difformer.eager import is_eager
 from difformer.errors import UserError
 from difformer.kept import Kept, SameTensor, version_of
 from difformer.sparse import SparseMatrix
-
-if TYPE_CHECKING:
-    from difformer.attention.segments import Segments
 
 GRAPH_NORMS = ("gcn", "random_walk", "none")
 
@@ -64,10 +61,9 @@ class Graph:
         self.keep = keep
         self._matrices: dict[tuple[str, torch.dtype], SparseMatrix] = {}
         self._looped: Graph | None = None
-        self._batched: tuple[Segments, Tensor] | None = None
-        self._version = self._current_version()
+        self._version = self.version()
 
-    def _current_version(self) -> tuple[int, int]:
+    def version(self) -> tuple[int, int]:
         """Changes whenever edges or weights are written to in place; tensors of inference mode have no counter."""
         if torch.compiler.is_compiling():  # a compiled program sees no counters
             return 0, 0
@@ -75,10 +71,10 @@ class Graph:
 
     def _refresh(self) -> None:
         """Forgets what was worked out before edges or weights were changed in place, and checks them again."""
-        version = self._current_version()
+        version = self.version()
         if version != self._version:
             _check(self.edge_index, self.edge_weight, self.num_nodes)
-            self._matrices, self._looped, self._batched, self._version = {}, None, None, version
+            self._matrices, self._looped, self._version = {}, None, version
 
     @property
     def num_edges(self) -> int:
@@ -103,7 +99,7 @@ class Graph:
         self._refresh()
         moved._looped = None if self._looped is None else self._looped.to(device)
         moved._matrices = {key: matrix.to(device) for key, matrix in self._matrices.items()}
-        moved._batched, moved._version = None, moved._current_version()
+        moved._version = moved.version()
         return moved
 
     def with_weights(self, edge_weight: Tensor) -> Graph:
@@ -111,8 +107,8 @@ class Graph:
         _check_weight(edge_weight, self.edge_index)
         other = Graph.__new__(Graph)
         other.edge_index, other.edge_weight, other.num_nodes = self.edge_index, edge_weight, self.num_nodes
-        other.keep, other._matrices, other._looped, other._batched = self.keep, {}, None, self._batched
-        other._version = other._current_version()
+        other.keep, other._matrices, other._looped = self.keep, {}, None
+        other._version = other.version()
         return other
 
     def with_self_loops(self) -> Graph:
@@ -167,24 +163,6 @@ class Graph:
                 shape = (self.num_nodes, self.num_nodes)
                 self._matrices[key] = SparseMatrix.from_entries(target, source, value, shape)
         return self._matrices[key]
-
-    def rows_with_edges(self, segments: Segments) -> Tensor:
-        """``[N, 1]`` bool: whether the graph of each row has an edge; worked out once per batch.
-
-        Raises:
-            ValueError: If an edge joins two graphs of the batch.
-        """
-        if torch.compiler.is_compiling():
-            return segments.has_edges(self.edge_index).unsqueeze(1)
-        self._refresh()
-        if self._batched is None or self._batched[0] is not segments:
-            source, target = self.edge_index
-            across = segments.batch[source] != segments.batch[target]
-            if across.any():
-                i, j = self.edge_index[:, across.nonzero()[0, 0]].tolist()
-                raise UserError(f"edge_index joins nodes {i} and {j}, which batch puts into different graphs")
-            self._batched = segments, segments.has_edges(self.edge_index).unsqueeze(1)
-        return self._batched[1]
 
     @property
     def is_kept(self) -> bool:

@@ -7,7 +7,9 @@ import pytest
 import torch
 from attention_cases import make_inputs
 
-from difformer.attention import BACKENDS, bounds, choice, dispatch, explain, fused, memory, propagate
+from difformer import free_memory as memory
+from difformer.attention import BACKENDS, bounds, choice, dispatch, explain, propagate
+from difformer.attention import pair_operator as fused
 from difformer.diffusion import Diffusivity, gaussian
 from difformer.diffusivity import SIGMOID
 

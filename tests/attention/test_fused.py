@@ -4,7 +4,8 @@ import pytest
 import torch
 from attention_cases import answer_and_gradients, assert_near, expected, make_inputs
 
-from difformer.attention import Segments, fused
+from difformer.attention import Segments
+from difformer.attention import pair_operator as fused
 from difformer.diffusivity import SIGMOID, SIMPLE
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

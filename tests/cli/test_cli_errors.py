@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -32,6 +34,34 @@ def test_an_error_names_its_argument_as_it_is_typed(argument, typed):
 
 def test_an_option_that_the_message_names_is_not_repeated():
     assert explain(UserError("--device: no such device", argument="device")) == "--device: no such device"
+
+
+@pytest.mark.parametrize("error", [ValueError("too many values to unpack"), ZeroDivisionError("division by zero")])
+def test_a_bug_of_the_package_shows_its_traceback(installed, tmp_path, error):
+    code = (
+        "import difformer.training.run as run\n"
+        f"def fit(*_, **__): raise {error!r}\n"
+        "run.fit = fit\n"
+        "from difformer.cli import main; main(['fit', 'karate', '--seeds', '1', '--set', 'epochs=1'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    assert done.stderr.rstrip().endswith(f"{type(error).__name__}: {error}")
+    assert "please report it" in done.stderr
+    assert "error: too" not in done.stderr
+
+
+def test_a_user_error_shows_no_traceback_but_with_debug(call, monkeypatch):
+    def refuse(*_, **__):
+        raise UserError("it is wrong", argument="learning_rate")
+
+    monkeypatch.setattr("difformer.training.run.fit", refuse)
+    answer = call("fit", "karate", "--seeds", "1")
+    assert (answer.code, answer.err) == (2, "error: it is wrong (--set learning_rate=…)\n")
+    debugged = call("fit", "karate", "--seeds", "1", "--debug")
+    assert debugged.code == 2
+    assert "Traceback (most recent call last)" in debugged.err
 
 
 def test_a_user_error_is_a_value_error_and_survives_pickling():
@@ -84,7 +114,7 @@ def own(tmp_path):
         ("--features n.csv --labels y.csv --out /proc/x", "there can be no file or folder at that place"),
         ("--features n.csv --labels y.csv --set hiden=3", "did you mean hidden_channels"),
         ("--features n.csv --labels y.csv --set lr=3", "did you mean learning_rate"),
-        ("--features n.csv --labels y.csv --set diffusivity=softmax", "model 'difformer' lets you choose it"),
+        ("wine --model difformer-s --set diffusivity=softmax", "model 'difformer' lets you choose it"),
         ("wine --data per_class=x", "--data per_class: expected a whole number, got 'x'"),
         ("wine --data knn=x", "--data knn: expected a whole number or none, got 'x'"),
         ("wine --preset best", "Presets for difformer-s on wine: none"),

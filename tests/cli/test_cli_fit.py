@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from difformer.errors import UserError
+
 QUICK = ("--set", "epochs=3", "--set", "hidden_channels=8")
 
 
@@ -20,7 +22,7 @@ def test_a_run_from_its_protocol_to_its_folder(installed, tmp_path):
     lines = answer.out.splitlines()
     assert lines[0] == "karate: 34 nodes, 190 edges, 34 features, 2 classes"
     assert "protocol: one-a-side" in lines[1]
-    assert "model: difformer-s (epochs=3, hidden_channels=8)" in answer.out
+    assert "model: difformer (epochs=3, hidden_channels=8)" in answer.out
     summary = json.loads((tmp_path / "out/run/summary.json").read_text())
     mean, std = summary["test"]["mean"], summary["test"]["std"]
     assert f"test accuracy: {mean:.4f} ± {std:.4f} (mean ± standard deviation over 2 seeds, each on" in answer.out
@@ -72,7 +74,7 @@ def test_defaults_are_called_untuned_and_presets_named(call, monkeypatch, protoc
         *of_others,
         *(Preset(n, "gcn", "karate", protocol=p) for n, p in zip(names, protocols, strict=False)),
     )
-    monkeypatch.setattr("difformer.training.run.fit", lambda *_, **__: (_ for _ in ()).throw(ValueError("begun")))
+    monkeypatch.setattr("difformer.training.run.fit", lambda *_, **__: (_ for _ in ()).throw(UserError("begun")))
     answer = call("fit", "karate", "--model", "gcn", "--seeds", "1", *words)
     assert next(line for line in answer.out.splitlines() if line.startswith("untuned")).startswith(said)
     assert said in call("fit", "karate", "--model", "gcn", *words, "--set", "epochs=3").out  # chooses no model
@@ -386,6 +388,10 @@ def test_attention_off_is_trained_with_the_same_settings_and_compared(call, tmp_
     assert "attention against attention off: " in answer.out
     on, off = RunFolder.open("run").config, RunFolder.open("run-attention-off").config
     assert off.options["diffusivity"] is None
+    paper = call(*words[:-1], "paper", "--model", "difformer-s")
+    assert paper.code == 0, paper.err
+    exact = RunFolder.open("paper-attention-off").config.options  # the form of difformer-s, not that of the defaults
+    assert (exact["graph_weight"], exact["source_weight"]) == (None, 0.0)
     assert (off.epochs, off.options["hidden_channels"]) == (on.epochs, on.options["hidden_channels"]) == (3, 8)
     document = json.loads(call(*words[:-1], "other", "--json").out)["attention_off"]
     assert document["run"] == "other-attention-off"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 
 import pytest
@@ -139,3 +140,30 @@ def test_notes_name_the_options_that_help(call, tmp_path):
     better = call(*words, "--data", "edge_columns=von,nach")
     assert "differ in scale" not in better.out
     assert "weighted" not in better.out
+
+
+def test_a_table_of_texts_dates_and_gaps_is_fitted_and_new_rows_are_predicted(call, tmp_path):
+    plans, rows = ("basic", "plus", "pro"), range(60)
+    cells = [f"c{i},{'' if i % 7 == 3 else 20 + i % 40},{plans[i % 3]},2024-0{1 + i % 9}-1{i % 9}" for i in rows]
+    labels = [",".join((cell, ("stays", "leaves")[i % 3 == 0])) for i, cell in enumerate(cells)]
+    (tmp_path / "customers.csv").write_text("\n".join(["customer_id,age,plan,joined,segment", *labels]))
+    new = ["n0,31,basic,2024-03-11,x", "n1,,gold,2024-04-12,x"]
+    (tmp_path / "new.csv").write_text("\n".join(["customer_id,age,plan,joined,shoe", *new]))
+    fitted = call(
+        "fit", "customers.csv", "--label", "segment", "--model", "mlp", "--seeds", "1", *QUICK, "--out", "run"
+    )
+    assert fitted.code == 0, fitted.err
+    assert re.search(r"  plan +category +3 columns of 0 and 1", fitted.out)
+    assert re.search(r"  age +number +\d+ +1 column, standardised, gaps filled with .* and marked", fitted.out)
+    stored = json.loads((tmp_path / "run" / "preprocessing.json").read_text())
+    assert [column["kind"] for column in stored["columns"]] == ["number", "category", "date"]
+    predicted = call("predict", "run", "--features", "new.csv", "--out", "p.csv")
+    assert predicted.code == 0, predicted.err
+    said = predicted.out + predicted.err
+    assert "column 'plan': 'gold' (1 row) did not occur in training" in said
+    assert "columns of new.csv that training did not have are left out: 'shoe'" in said
+    assert [line.split(",")[0] for line in (tmp_path / "p.csv").read_text().splitlines()[1:]] == ["n0", "n1"]
+    (tmp_path / "run" / "preprocessing.json").write_text("[]")
+    refused = call("predict", "run", "--features", "new.csv", "--out", "q.csv")
+    assert refused.code == 2
+    assert "preprocessing.json: cannot be read" in refused.err

@@ -10,7 +10,7 @@ from own_people import BOTH_WAYS, EDGES, PEOPLE, X, Y, pairs
 
 from difformer.data.errors import DataError
 from difformer.data.own import from_arrays
-from difformer.data.own.labels import encode_targets
+from difformer.data.own.targets import encode_targets
 from difformer.data.split import save_splits
 from difformer.data.splitting import index_split
 
@@ -92,7 +92,7 @@ def test_weights_directions_and_loops():
     matrix = scipy.sparse.csr_matrix((weights, tuple(EDGES)), shape=(8, 8))
     assert from_arrays(X, Y, matrix, directed=True, self_loops="keep").edge_weight.tolist() == weights
     for bad, complaint in (
-        ([1.0, 2, 3], "expected 4 numbers, one an edge"),
+        ([1.0, 2, 3], "expected 4 numbers, one per edge"),
         ([1.0, 2, 3, -4], "edge 3: a weight must be a finite number ≥ 0, got -4"),
         ([1.0, 2, float("nan"), 4], "edge 2"),
     ):
@@ -225,7 +225,7 @@ def test_classes_in_an_order_of_ones_own():
         X[:4], ["low", "high", "mid", "low"], class_names=["low", "mid", "high"], fractions=(0.5, 0, 0.5)
     )
     assert task.y.tolist() == [0, 2, 1, 0]
-    with pytest.raises(DataError, match=r"row 1, column 1: label 'high' is none of class_names \('low', 'mid'\)"):
+    with pytest.raises(DataError, match=r"row 1, column 1: label 'high' is not among class_names \('low', 'mid'\)"):
         from_arrays(X[:3], ["low", "high", "mid"], class_names=["low", "mid"])
     assert from_arrays(X[:4], ["-1", "0", "1", "0"], missing=(), fractions=(1, 0, 0)).class_names == ("-1", "0", "1")
 

@@ -54,6 +54,24 @@ def test_partition_and_fit_without_torchrun(call, tmp_path):
     assert json.loads(out)
 
 
+def test_shard_partitions_on_the_fly_and_reuses_the_parts(call, tmp_path):
+    words = ("fit", "iris", "--data", "knn=5", "--shard", *SETTINGS)
+    code, out, _ = call(*words, "--out", "one")
+    assert code == 0
+    assert "in 1 parts of 150 to 150 nodes" in out
+    (parts,) = (tmp_path / "parts").iterdir()
+    assert parts.name.startswith("iris-1-")
+    written = (parts / "partition.json").stat().st_mtime_ns
+    assert call(*words, "--out", "two")[0] == 0
+    assert (parts / "partition.json").stat().st_mtime_ns == written
+    assert call("fit", "iris", "--data", "knn=5", "--out", "plain", *SETTINGS)[0] == 0
+    one, plain = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("one", "plain"))
+    assert one["results"][0]["loss"] == pytest.approx(plain["results"][0]["loss"], abs=1e-5)
+    code, _, err = call(*words, "--stacked", "--out", "three")
+    assert code == 2
+    assert "--stacked: only for one process" in err
+
+
 def test_json(call):
     assert call("partition", "iris", "--data", "knn=5", "--parts", 2, "--out", "parts", "--json")[0] == 0
     code, out, _ = call("fit", "parts", "--out", "run", "--json", *SETTINGS)
@@ -102,7 +120,7 @@ def test_torchrun_partition_seeds_and_errors(call, tmp_path):
     done = torchrun(2, "fit", "parts", "--out", "run", *SETTINGS, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ranks: 2 (cpu, gloo)") == 1  # one rank speaks
-    assert "sent by the busiest of 2 ranks, an epoch: sums" in done.stdout
+    assert "sent per epoch by the busiest of 2 ranks: sums" in done.stdout
     again = torchrun(2, "fit", "parts", "--out", "run", *SETTINGS, cwd=tmp_path)
     assert again.returncode != 0
     assert again.stderr.count("already holds a run") == 1
@@ -111,6 +129,11 @@ def test_torchrun_partition_seeds_and_errors(call, tmp_path):
     seeds = torchrun(2, "fit", "iris", "--out", "seeds", *SETTINGS, "--seeds", 3, cwd=tmp_path)
     assert "3 seeds spread over them" in seeds.stdout, seeds.stderr
     assert json.loads((tmp_path / "seeds" / "summary.json").read_text())["runs"] == 3
+    shard = torchrun(2, "fit", "iris", "--data", "knn=5", "--shard", "--out", "shard", *SETTINGS, cwd=tmp_path)
+    assert shard.returncode == 0, shard.stderr
+    assert shard.stdout.count("in 2 parts of 75 to 75 nodes") == 1
+    mine, theirs = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("shard", "run"))
+    assert mine["results"][0]["loss"] == pytest.approx(theirs["results"][0]["loss"], abs=1e-5)
 
 
 @pytest.mark.gpu

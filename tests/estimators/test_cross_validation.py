@@ -46,6 +46,8 @@ def test_folds_have_the_edges_among_their_rows(told_by_the_graph: Any, monkeypat
     assert (model.fitted_.given.matrix != both[train][:, train]).nnz == 0
     expected = model.predict_proba(x[test], graph=both[test][:, train])
     np.testing.assert_allclose(model.predict_proba(x[test]), expected)
+    given_to_fit = DIFFormerClassifier(**OPTIONS).fit(x[train], y[train], graph=graph)
+    np.testing.assert_allclose(given_to_fit.predict_proba(x[test]), expected)
     by_hand = DIFFormerClassifier(**OPTIONS).fit(x[train], y[train], graph=both[train][:, train])
     np.testing.assert_allclose(by_hand.predict_proba(x[test], graph=both[test][:, train]), expected)
 

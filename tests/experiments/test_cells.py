@@ -7,6 +7,7 @@ import pytest
 from difformer.experiments.cells import UNTUNED, Request, choices, read_presets, wanted_cells
 from difformer.experiments.presets import Preset, load_presets, write_preset
 from difformer.experiments.spec import Data, find, shared_systems
+from difformer.zoo import options_of
 
 CITATION = find("citation")
 CORA = CITATION.data[0]
@@ -41,9 +42,13 @@ def test_what_was_not_tuned_says_so_and_has_the_settings_of_the_table():
 def test_attention_off_follows_difformer_s_unless_it_was_tuned_itself():
     base = preset("best", "difformer-s", settings={"learning_rate": 0.5, "num_layers": 7})
     (followed,) = choices(CITATION, CORA, OFF, [base])
-    assert dict(followed.settings) == {"learning_rate": 0.5, "num_layers": 7, "diffusivity": None}
+    # Where the general encoder has other defaults than DIFFormer-s, those of DIFFormer-s count.
+    general = options_of("difformer")
+    shared = {key: value for key, value in options_of("difformer-s").items() if general.get(key) != value}
+    assert dict(followed.settings) == {**shared, "learning_rate": 0.5, "num_layers": 7, "diffusivity": None}
     own = preset("best", "difformer", settings={"learning_rate": 0.1, "diffusivity": None})
-    assert dict(choices(CITATION, CORA, OFF, [base, own])[0].settings) == {"learning_rate": 0.1, "diffusivity": None}
+    (tuned,) = choices(CITATION, CORA, OFF, [base, own])
+    assert dict(tuned.settings) == {**shared, "learning_rate": 0.1, "diffusivity": None}
     another = preset("best", "difformer", settings={"learning_rate": 0.1, "diffusivity": "softmax"})
     assert choices(CITATION, CORA, OFF, [another, base])[0].settings["num_layers"] == 7
 

@@ -140,7 +140,7 @@ def test_an_interruption_says_how_far_it_was():
 
 
 def test_a_limit_is_more_than_nothing():
-    with pytest.raises(ValueError, match=r"--limit: expected how many seconds a run may take.* got 0"):
+    with pytest.raises(ValueError, match=r"--limit: expected how many seconds one run may take.* got 0"):
         wanted_cells(SMALL, dataclasses.replace(LIMITED, limit=0.0))
 
 

@@ -120,3 +120,17 @@ def test_frozen_parts_keep_their_mode(ask, training):
     before = {name: module.training for name, module in model.named_modules()}
     getattr(model, ask)(torch.randn(10, 5))
     assert {name: module.training for name, module in model.named_modules()} == before
+
+
+def test_a_model_explains_which_layers_are_fused_and_why_not():
+    x, edges = torch.randn(30, 5), torch.randint(0, 30, (2, 60))
+    assert DIFFormer(5, 8, 3).explain(x, edges) == ["layer 0: a fused kernel", "layer 1: a fused kernel"]
+    sigmoid = DIFFormer(5, 8, 3, diffusivity="sigmoid", num_layers=1).explain(x)[0]
+    assert sigmoid.startswith(
+        "layer 0: the formula, because diffusivity 'sigmoid' is not 1 + x; all pairs by blockwise:"
+    )
+    model = DIFFormer(5, 8, 3)
+    model.layers[1].register_forward_hook(lambda *_: None)
+    assert model.explain(x)[1].startswith("layer 1: the formula, because the layer has hooks")
+    model.layers[0] = torch.nn.Identity()
+    assert "the layer is of class Identity" in model.explain(x)[0]

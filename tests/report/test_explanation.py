@@ -23,6 +23,7 @@ CASES = {
     "values as they are": {"transform": False, "tied_qk": True, "qk_norm": "global"},
     "no residual, no norm": {"residual": False, "norm": False, "diffusivity": "softmax"},
     "edges alone": {"diffusivity": None},
+    "sharp": {"diffusivity": "sharp", "tied_qk": True},
     "identity": {"diffusivity": "identity", "num_heads": 2},
     "constant": {"diffusivity": "constant", "activation": "gelu"},
     "attention off": {"graph_weight": 1.0},

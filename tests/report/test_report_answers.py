@@ -16,7 +16,7 @@ from report_runs import RUNS, Page, config, drawn_split, nodes_task
 
 from difformer.data import Task
 from difformer.report import explain_node, write_report
-from difformer.report.explanation import Attribution, sentence
+from difformer.report.attribution import Attribution, sentence
 from difformer.report.gather import gather, original_cells
 from difformer.report.quality import baselines, calibration, column_importance, errors
 from difformer.training import fit

@@ -181,6 +181,8 @@ def test_a_missing_library_is_named_with_the_pip_command(workshop, monkeypatch, 
 def test_a_run_without_results_is_refused(workshop, tmp_path):
     import shutil
 
+    import numpy as np
+
     from difformer.training import RunFolderError
 
     path, task = workshop.run("gcn")
@@ -188,6 +190,10 @@ def test_a_run_without_results_is_refused(workshop, tmp_path):
     shutil.copytree(path, copy)
     (copy / "seed-1" / "predictions.npz").write_bytes(b"broken")
     with pytest.raises(RunFolderError, match=r"predictions\.npz cannot be read"):
+        write_report(copy, task=task)
+    with np.load(path / "seed-1" / "predictions.npz") as file:
+        np.savez(copy / "seed-1" / "predictions.npz", outputs=file["outputs"][:-1], part=file["part"][:-1])
+    with pytest.raises(RunFolderError, match=r"outputs of shape \(59, 3\) for 59 instances, expected \(60, 3\)"):
         write_report(copy, task=task)
     for result in copy.glob("seed-*/result.json"):
         result.unlink()

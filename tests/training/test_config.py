@@ -54,7 +54,7 @@ def test_settings_are_told_apart():
         ("hidden_chanels=3", "unknown setting 'hidden_chanels'; did you mean hidden_channels"),
         ("learning_rate", "a setting is NAME=VALUE"),
         ("epochs=many", "epochs must be a whole number of at least 1, got 'many'"),
-        ("zzz=3", "Training takes epochs, learning_rate.*model 'difformer-s' takes hidden_channels"),
+        ("zzz=3", "Training takes epochs, learning_rate.*model 'difformer' takes hidden_channels"),
     ],
 )
 def test_settings_that_make_no_sense(setting, complaint):

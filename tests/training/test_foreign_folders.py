@@ -214,22 +214,3 @@ def test_a_configuration_larger_than_its_weights_is_refused_at_once(run, options
     with pytest.raises(RunFolderError, match="weights are of another model"):
         load_run(run, task=blocks(), device="cpu")
     assert time.monotonic() - started < 5
-
-
-def test_ctrl_c_on_stacked_seeds_says_that_they_start_again(tmp_path):
-    import signal
-
-    from difformer.training import TrainingInterrupted
-
-    class Stop:
-        def on_epoch(self, event):
-            if event.epoch == 2 and event.seed == 0:
-                os.kill(os.getpid(), signal.SIGINT)
-
-    for stacked in (False, True):
-        path = tmp_path / f"run-{stacked}"
-        with pytest.raises(TrainingInterrupted) as told:
-            fit(blocks(), CONFIG, seeds=2, out=path, device="cpu", stacked=stacked, callbacks=[Stop()])
-        assert ("have no checkpoints" in str(told.value)) == stacked
-        assert bool(list(path.rglob("checkpoint*"))) != stacked
-        assert resume(path, task=blocks(), device="cpu").complete

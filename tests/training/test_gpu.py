@@ -11,8 +11,8 @@ from difformer import DIFFormer
 from difformer.data import load
 from difformer.training import TrainConfig, evaluate, fit, loop, predict, resume, train_one
 from difformer.training.feeds import BatchesFeed
-from difformer.training.stacked import StackedSetting, train_stacked
-from difformer.training.stacked_loop import StackedTrainer
+from difformer.training.stack import StackedSetting, train_stacked
+from difformer.training.stack_trainer import StackTrainer
 from difformer.zoo import MODELS, options_of
 
 pytestmark = [
@@ -147,17 +147,17 @@ def test_recorded_stacks_are_launched_stacks(model, dropout, eval_every, monkeyp
     options = {"hidden_channels": 8} | ({"dropout": dropout} if "dropout" in options_of(model) else {})
     config = CONFIG.replace(model=model, options=options, epochs=30, patience=6, eval_every=eval_every)
     settings = [StackedSetting(seed, learning_rate=rate) for seed, rate in enumerate((0.02, 0.01, 0.05))]
-    graphs, turn = [], StackedTrainer._turn
+    graphs, turn = [], StackTrainer._turn
 
     def watched(self, due):
         turn(self, due)
         graphs[:] = [self._can_record, *self._recorded]
 
-    monkeypatch.setattr(StackedTrainer, "_turn", watched)
+    monkeypatch.setattr(StackTrainer, "_turn", watched)
     recorded = train_stacked(blocks(), settings, config, "cuda")
     assert graphs[0]
     assert len(graphs) > 1
-    monkeypatch.setattr(StackedTrainer, "_turn", StackedTrainer._turn_by_kernels)
+    monkeypatch.setattr(StackTrainer, "_turn", StackTrainer._turn_by_kernels)
     launched = train_stacked(blocks(), settings, config, "cuda")
     for mine, theirs in zip(recorded, launched, strict=True):
         assert (mine.best_epoch, mine.status, mine.epochs) == (theirs.best_epoch, theirs.status, theirs.epochs)

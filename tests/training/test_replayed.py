@@ -7,8 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from difformer.training import TrainConfig
-from difformer.training.stacked import StackedSetting, train_stacked
-from difformer.training.stacked_loop import StackedTrainer
+from difformer.training.stack import StackedSetting, train_stacked
+from difformer.training.stack_trainer import StackTrainer
 from difformer.zoo import MODELS, options_of
 
 STACKABLE = [name for name, info in MODELS.items() if info.stackable and "nodes" in info.kinds]
@@ -73,14 +73,14 @@ class Recorder:
 
 def recorded(monkeypatch):
     """Makes all stacks record on this CPU; the recorders that they got."""
-    recorders, make = [], StackedTrainer.__init__
+    recorders, make = [], StackTrainer.__init__
 
     def init(self, *args):
         make(self, *args)
         self._recorder, self._can_record = Recorder(), True
         recorders.append(self._recorder)
 
-    monkeypatch.setattr(StackedTrainer, "__init__", init)
+    monkeypatch.setattr(StackTrainer, "__init__", init)
     return recorders
 
 
@@ -108,13 +108,13 @@ def test_replayed_turns_are_turns(model, dropout, eval_every, monkeypatch):
 
 def test_a_turn_is_done_before_it_is_recorded(monkeypatch):
     """What is kept for later must not be made while recording: it would have no values until the first replay."""
-    kinds, turn = [], StackedTrainer._turn_by_kernels
+    kinds, turn = [], StackTrainer._turn_by_kernels
 
     def watched(self, due):
         kinds.append((due, torch.utils._python_dispatch._get_current_dispatch_mode() is not None))
         turn(self, due)
 
-    monkeypatch.setattr(StackedTrainer, "_turn_by_kernels", watched)
+    monkeypatch.setattr(StackTrainer, "_turn_by_kernels", watched)
     recorded(monkeypatch)
     train_stacked(blocks(), SETTINGS[:1], TrainConfig(epochs=12, eval_every=4), "cpu")
     assert kinds == [(False, False), (False, False), (False, True), (True, False), (True, True)]

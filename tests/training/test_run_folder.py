@@ -81,7 +81,8 @@ def test_the_configuration_is_complete(run):
     assert set(about["training"]) == fields
     # Defaults of the model too, those that are none included.
     assert about["model"]["options"]["step_size"] == 0.5
-    assert about["model"]["options"]["graph_weight"] is None
+    assert about["model"]["options"]["graph_weight"] == 0.8
+    assert about["model"]["options"]["activation"] is None
     again = RunFolder.open(run[0]).config
     assert again.replace(options=CONFIG.options) == CONFIG
 

@@ -1,17 +1,21 @@
 import gc
+import json
 import math
+import os
+import signal
 import weakref
 
 import pytest
 import torch
 from small_tasks import blocks, many_labels, point_sets, series
 
-from difformer.training import NonFiniteLossError, TrainConfig, train_one
-from difformer.training import stacked as stacked_module
+from difformer.training import NonFiniteLossError, RunFolderError, TrainConfig, fit, resume, train_one
+from difformer.training import stack as stacked_module
+from difformer.training.checkpoint import Snapshot
 from difformer.training.optimizer import StackedAdam, clip_gradients
 from difformer.training.run_memory import SHARE, chunks_that_fit, saved_bytes
-from difformer.training.stacked import StackedSetting, apart, faster, train_stacked, unstackable
-from difformer.training.stacked_loop import StackedTrainer
+from difformer.training.stack import StackedSetting, apart, faster, train_stacked, unstackable
+from difformer.training.stack_trainer import StackTrainer
 
 OPTIONS = {"hidden_channels": 8, "num_layers": 3}
 DIFFERENT = [
@@ -119,8 +123,8 @@ def test_patience_that_ends_with_the_last_epoch_stops_nothing():
 def test_without_dropout_a_pass_serves_training_and_evaluation(monkeypatch):
     task, config = blocks(), TrainConfig(epochs=5, options=OPTIONS)
     passes = []
-    evaluate = StackedTrainer._evaluate
-    monkeypatch.setattr(StackedTrainer, "_evaluate", lambda self, *a: passes.append(1) or evaluate(self, *a))
+    evaluate = StackTrainer._evaluate
+    monkeypatch.setattr(StackTrainer, "_evaluate", lambda self, *a: passes.append(1) or evaluate(self, *a))
     train_stacked(task, [StackedSetting(seed=s) for s in range(2)], config, "cpu")
     # The last epoch, and the best outputs.
     assert len(passes) == 2
@@ -171,7 +175,7 @@ def test_the_generator_and_the_modules_are_left_as_they_were():
     assert torch.equal(torch.rand(3), expected)
     config = TrainConfig(epochs=2, options=OPTIONS)
     runs, hyper = stacked_module._runs(blocks(), DIFFERENT, config)
-    trainer = StackedTrainer(blocks(), runs, hyper, torch.device("cpu"))
+    trainer = StackTrainer(blocks(), runs, hyper, torch.device("cpu"))
     trainer.run()
     model = trainer.model._module.model
     assert isinstance(model.dropout, float)
@@ -242,7 +246,7 @@ def test_memory_is_measured():
     # exp keeps its result, and sin its input, which is the same memory.
     assert saved_bytes(lambda: x.exp().sin()) == 4000
     runs, hyper = stacked_module._runs(blocks(), DIFFERENT, TrainConfig(options=OPTIONS))
-    two, four = (StackedTrainer(blocks(), runs[:n], hyper, torch.device("cpu")).memory() for n in (2, 4))
+    two, four = (StackTrainer(blocks(), runs[:n], hyper, torch.device("cpu")).memory() for n in (2, 4))
     assert four == pytest.approx(two, rel=0.3)
 
 
@@ -279,6 +283,7 @@ def test_nothing_is_left_of_a_stack():
 
 def test_what_cannot_be_stacked_says_why():
     config = TrainConfig(options=OPTIONS)
+    added = config.replace(options={**OPTIONS, "graph_weight": None})
     assert "graphs" in unstackable(point_sets(), config)
     assert "mini-batches" in unstackable(blocks(), config.replace(batch_size=20))
     assert "model" in unstackable(blocks(), TrainConfig(model="label-spreading"))
@@ -287,7 +292,7 @@ def test_what_cannot_be_stacked_says_why():
     with pytest.raises(ValueError, match="cannot be trained as one: mini-batches"):
         train_stacked(blocks(), DIFFERENT, config.replace(batch_size=20), "cpu")
     with pytest.raises(ValueError, match="graph_weight is a number in some settings and none in others"):
-        train_stacked(blocks(), [StackedSetting(), StackedSetting(graph_weight=0.5)], config, "cpu")
+        train_stacked(blocks(), [StackedSetting(), StackedSetting(graph_weight=0.5)], added, "cpu")
     with pytest.raises(ValueError, match="split 7 of a setting: task 'blocks' has 2 splits"):
         train_stacked(blocks(), [StackedSetting(split=7)], config, "cpu")
     with pytest.raises(ValueError, match="has no option 'step_size'"):
@@ -299,7 +304,8 @@ def test_runs_that_belong_together_are_found():
     config = TrainConfig(options=OPTIONS)
     same = config.replace(learning_rate=0.5, weight_decay=0.1, options={**OPTIONS, "dropout": 0.3, "step_size": 0.1})
     assert apart(config) == apart(same)
-    for other in ({"epochs": 7}, {"options": {"hidden_channels": 9}}, {"options": {**OPTIONS, "graph_weight": 0.5}}):
+    assert apart(config) == apart(config.replace(options={**OPTIONS, "graph_weight": 0.5}))
+    for other in ({"epochs": 7}, {"options": {"hidden_channels": 9}}, {"options": {**OPTIONS, "graph_weight": None}}):
         assert apart(config) != apart(config.replace(**other))
 
 
@@ -321,3 +327,91 @@ def test_without_validation_the_last_epoch_is_kept():
     record = assert_each_equals_its_own(task, [StackedSetting(seed=s) for s in (0, 1)], TrainConfig(epochs=4))[0]
     assert record.best_epoch == 4
     assert math.isnan(record.valid)
+
+
+def interrupted(path, settings, at, **more):
+    """A stacked run that Ctrl-C ends after some epoch."""
+    from difformer.training import TrainingInterrupted
+
+    class Stop:
+        def on_epoch(self, event):
+            if event.epoch == at and event.seed == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(TrainingInterrupted) as told:
+        fit(blocks(), settings, seeds=3, out=path, device="cpu", stacked=True, callbacks=[Stop()], **more)
+    return str(told.value)
+
+
+def contents(folder):
+    """Everything that the results say, without times."""
+    found = {path.parent.name: path.read_bytes() for path in folder.rglob("model.safetensors")}
+    for path in folder.rglob("result.json"):
+        found[f"{path.parent.name} result"] = json.loads(path.read_text()) | {"seconds": 0}
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    found["metrics"] = [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+    return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"patience": 7, "gradient_clip": 1.0}, {"eval_every": 3, "decoupled": True}, {"model": "gin"}],
+    ids=str,
+)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_an_interrupted_stack_is_resumed_to_the_same_bits(tmp_path, changes, dropout):
+    settings = TrainConfig(
+        options={"hidden_channels": 8, "dropout": dropout}, epochs=12, weight_decay=0.01, schedule="cosine", warmup=2
+    ).replace(**changes)
+    fit(blocks(), settings, seeds=3, out=tmp_path / "whole", device="cpu", stacked=True)
+    told = interrupted(tmp_path / "run", settings, 6)
+    assert "what there is was saved" in told
+    assert (tmp_path / "run/stack.safetensors").is_file()
+    seen = []
+
+    class Watch:
+        on_epoch = staticmethod(seen.append)
+
+    assert resume(tmp_path / "run", task=blocks(), device="cpu", callbacks=[Watch()]).complete
+    assert min(event.epoch for event in seen) > 6
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    assert not (tmp_path / "run/stack.safetensors").exists()
+
+
+def test_a_stack_that_is_killed_is_resumed_from_its_last_checkpoint(tmp_path):
+    settings = TrainConfig(options={"hidden_channels": 8, "dropout": 0.2}, epochs=10, checkpoint_every=4)
+    fit(blocks(), settings, seeds=3, out=tmp_path / "whole", device="cpu", stacked=True)
+
+    class Fail:
+        def on_epoch(self, event):
+            if event.epoch == 7:
+                raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        fit(blocks(), settings, seeds=3, out=tmp_path / "run", device="cpu", stacked=True, callbacks=[Fail()])
+    assert Snapshot.read(tmp_path / "run/stack.safetensors").epoch == 4
+    assert resume(tmp_path / "run", task=blocks(), device="cpu").complete
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+
+
+def test_a_checkpoint_of_another_stack_is_refused(tmp_path):
+    settings = TrainConfig(options={"hidden_channels": 8}, epochs=8)
+    interrupted(tmp_path / "run", settings, 3)
+    interrupted(tmp_path / "other", settings.replace(options={"hidden_channels": 4}), 3)
+    place = tmp_path / "run/stack.safetensors"
+    place.write_bytes((tmp_path / "other/stack.safetensors").read_bytes())
+    with pytest.raises(RunFolderError, match=r"of another model.*delete it to train all seeds from the beginning"):
+        resume(tmp_path / "run", task=blocks(), device="cpu")
+    place.write_bytes(b"half")
+    with pytest.raises(RunFolderError, match=r"damaged.*delete it to train all seeds"):
+        resume(tmp_path / "run", task=blocks(), device="cpu")
+    place.unlink()
+    assert resume(tmp_path / "run", task=blocks(), device="cpu").complete
+
+
+def test_a_stack_in_chunks_says_that_it_starts_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(stacked_module, "chunks_that_fit", lambda runs, *rest: [1] * runs)
+    told = interrupted(tmp_path / "run", TrainConfig(options={"hidden_channels": 8}, epochs=8), 3)
+    assert "have no checkpoints" in told
+    assert "from their first epoch" in told
+    assert resume(tmp_path / "run", task=blocks(), device="cpu").complete

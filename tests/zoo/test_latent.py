@@ -195,7 +195,7 @@ def test_the_weighted_distance_has_the_right_gradients_in_parts(monkeypatch):
 # ---- LDS
 
 
-def test_lds_goes_along_the_gradient_through_the_inner_training():
+def test_lds_follows_the_gradient_through_the_inner_training():
     torch.manual_seed(0)
     outer = OuterStep(4, 5, 2, 2, rate=0.01, inner_steps=3, inner_rate=0.5, restart_every=100).double()
     x = points(8, 4).double()
@@ -328,7 +328,7 @@ def test_the_cpu_is_advised_where_it_is_elsewhere_and_suffices(machine, said, mo
         inputs.refuse_beyond_memory(4 * 2**30, torch.device("cuda"), "it", "do less")
 
 
-def test_nobody_asks_a_device_for_its_memory_while_work_is_recorded(monkeypatch):
+def test_device_memory_is_not_queried_while_work_is_recorded(monkeypatch):
     from difformer.zoo import encoder as inputs
 
     asked = []

@@ -1,7 +1,6 @@
 """Models of users: registered, named by module and class, or given as a class; from training to the command line."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ from torch import nn
 import difformer
 from difformer import zoo
 from difformer.training import TrainConfig, fit, predict, train_one
+from difformer.training.spaces import default_space
 from difformer.zoo import model_registry
 from difformer.zoo.model_registry import Plain, name_of
 
@@ -44,10 +44,9 @@ class Sandwich(torch.nn.Module):
 
 @pytest.fixture
 def sandwich(tmp_path, monkeypatch):
-    """A module of users that can be imported, here and in other processes."""
+    """A module of users that can be imported."""
     (tmp_path / "picnic.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{difformer.__path__[0]}/..")
     yield "picnic:Sandwich"
     sys.modules.pop("picnic", None)
 
@@ -77,7 +76,8 @@ def test_a_registered_model_is_one_of_the_catalogue(names):
     info = difformer.register_model("mean", Mean, kinds=("nodes", "series"), space={"scale": (0.5, 1.0)})
     assert info.about == "A linear map; knows nothing of edges."
     assert zoo.options_of("mean") == {"hidden_channels": 64, "scale": 1.0}
-    assert zoo.find("mean").space == {"scale": (0.5, 1.0)}
+    for kind in ("nodes", "series"):
+        assert default_space(kind, observed=False, model="mean", own=True).axes == {"scale": (0.5, 1.0)}
     assert train_one(nodes_task(), 0, TrainConfig(model="mean", epochs=2), 0, "cpu").outputs.shape == (30, 3)
     assert train_one(series_task(), 0, TrainConfig(model="mean", epochs=2), 0, "cpu").outputs.shape == (6, 5, 1)
     with pytest.raises(ValueError, match="has no option 'scael'; did you mean 'scale'"):
@@ -169,19 +169,42 @@ def test_an_installed_package_can_name_a_model(names, sandwich, monkeypatch):
     assert zoo.options_of("sandwich") == {"hidden_channels": 64, "slices": 1, "dropout": 0.0}
 
 
-def test_the_command_line_trains_predicts_tunes_and_reports_a_users_model(sandwich, tmp_path):
-    def call(*words):
-        command = [sys.executable, "-m", "difformer", *words]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+def test_the_command_line_trains_predicts_tunes_and_reports_a_users_model(sandwich, tmp_path, capsys, monkeypatch):
+    from difformer.cli import main
 
-    run = ["--model", sandwich, "--device", "cpu", "--set", "epochs=3"]
-    call("fit", "digits", *run, "--set", "slices=2", "--set", "graph=knn:4", "--seeds", "1", "--out", "run")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        capsys.readouterr()
+        code = 0
+        try:
+            main([*words])
+        except SystemExit as end:
+            code = end.code
+        said = capsys.readouterr()
+        assert not code, said.err
+        return said.out
+
+    run = ["--model", sandwich, "--device", "cpu", "--set", "epochs=3", "--set", "graph=knn:4"]
+    call("fit", "digits", *run, "--set", "slices=2", "--seeds", "1", "--out", "run")
     call("predict", "run", "--out", "found.csv")
     assert (tmp_path / "found.csv").exists()
     call("report", "run", "--out", "page.html")
     assert "picnic:Sandwich" in (tmp_path / "page.html").read_text()
+    call(
+        "tune",
+        "digits",
+        *run,
+        "--space",
+        "slices=1,2",
+        "--space",
+        "learning_rate=0.01",
+        "--trials",
+        "2",
+        "--out",
+        "study",
+    )
+    assert (tmp_path / "study" / "trials.jsonl").read_text().count("slices") >= 2
     shown = json.loads(call("models", sandwich, "--json"))
     assert shown["options"] == {"hidden_channels": 64, "slices": 1, "dropout": 0.0}
     assert shown["meanings"]["options"]["slices"] == "How often the linear map is applied."

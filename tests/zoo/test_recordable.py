@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from difformer import zoo
 from difformer.training import TrainConfig
+from difformer.training.journal import RECORDABLE, Run
 from difformer.training.metrics import METRICS
-from difformer.training.stacked_journal import RECORDABLE, Run
-from difformer.training.stacked_loop import StackedTrainer
+from difformer.training.stack_trainer import StackTrainer
 from difformer.zoo.encoder import Passes, self_loops
 
 # Operators that bring a number to the host, or whose result is as large as values say.
@@ -74,7 +74,7 @@ def test_an_epoch_of_a_stack_waits_for_nothing(name, change):
     options = {"dropout": 0.2} if "dropout" in zoo.options_of(name) else {}
     config = TrainConfig(model=name, epochs=4, options=options)
     runs = [Run(seed, 0, config) for seed in range(2)]
-    trainer = StackedTrainer(change(nodes_task()), runs, (), torch.device("cpu"))
+    trainer = StackTrainer(change(nodes_task()), runs, (), torch.device("cpu"))
     for due in (False, True):  # these fill caches
         trainer._turn_by_kernels(due)
         trainer.epoch += 1

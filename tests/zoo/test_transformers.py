@@ -125,7 +125,7 @@ def test_nodeformer_follows_its_key_and_leaves_torchs_generator_alone():
     assert not torch.equal(model(x, edges), alone)
 
 
-def test_nodeformers_draws_do_not_depend_on_who_drops_out():
+def test_nodeformers_draws_do_not_depend_on_dropout():
     # A run without dropout draws as it does in a stack whose other runs have some.
     model, x = made("nodeformer").train(), points()
     keys = dropout_keys([3, 4], [1])[0]
@@ -368,7 +368,7 @@ def words_of_few(nodes=200, words=1433, each=18):
     return torch.zeros(nodes, words).scatter_(1, chosen, 1 / each)
 
 
-def test_features_that_sum_to_one_are_not_drowned_by_what_is_beside_them():
+def test_row_normalised_features_outweigh_biases_and_degrees():
     """What tells nodes apart before the first layer is their features, not a bias or a degree that they share."""
     x = words_of_few()
     torch.manual_seed(0)

@@ -15,7 +15,7 @@ from difformer.nn.dropout import dropout_key
 from difformer.sparse import SparseMatrix
 from difformer.training import TrainConfig, embed, fit, predict, train_one
 from difformer.training.model import build_model, hook
-from difformer.training.stacked import StackedSetting, train_stacked
+from difformer.training.stack import StackedSetting, train_stacked
 from difformer.zoo.encoder import linear
 from difformer.zoo.model_catalogue import ALL_KINDS
 from difformer.zoo.model_registry import model_class, parameters_of

@@ -1,7 +1,7 @@
 """All-pair propagation with any diffusivity: exact, in O(N) memory, on any device.
 
 The sums of `difformer.attention.tiles` forward; backward works the scores out again, tile by tile, from the inputs, the
-output and one number a row. Time O(N² d), memory O(N d) and one tile. Batches go graph by graph, those of like size
+output and one number per row. Time O(N² d), memory O(N d) and one tile. Batches go graph by graph, those of like size
 together.
 
 Many small graphs side by side are worked out densely, with nothing kept for the backward pass. Where a graph's n rows

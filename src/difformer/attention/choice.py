@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from difformer._compat import constant_result
-from difformer.attention import flex, fused, monomials, polynomial
+from difformer.attention import flex, monomials, pair_operator, polynomial
 from difformer.attention.chebyshev import Bounds, bounds, degree_for
 from difformer.attention.linear import LINEAR
-from difformer.attention.memory import free_bytes
 from difformer.attention.moments import degrees_of
 from difformer.attention.scores import diffusivity_of, form_of, score_key
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
+from difformer.free_memory import free_bytes
 
 BACKENDS = ("auto", "reference", "linear", "blockwise", "flex", "fused", "polynomial")
 
@@ -98,7 +98,7 @@ def _bounds(key: str, tol: float) -> Bounds:
 
 def _exact(s: Situation, form: str, why: str) -> Choice:
     width = max(s.d, s.c)
-    if fused.serves(form, s.device, s.dtype, width) and fused.pays(s.dtype, s.batched_rows > 0):
+    if pair_operator.serves(form, s.device, s.dtype, width) and pair_operator.pays(s.dtype, s.batched_rows > 0):
         return Choice("fused", f"{why}; all pairs in one kernel of this package on {s.device.type}")
     if not s.transformed and form != "simple" and _flex_pays(s, form, width):
         return Choice("flex", f"{why}; all pairs in torch's own kernels on {s.device.type}")
@@ -122,7 +122,7 @@ def choose(s: Situation, key: str, tol: float | None) -> Choice:
     if form == "identity":
         return Choice("identity", "each row receives its own values")
     if form in LINEAR:
-        if s.pairwise and fused.serves(form, s.device, s.dtype, max(s.d, s.c)):
+        if s.pairwise and pair_operator.serves(form, s.device, s.dtype, max(s.d, s.c)):
             return Choice("fused", "graphs with fewer rows than channels: their pairs cost less than their sums")
         return Choice("linear", f"{form} is a sum: exact in O(N d c) operations and O(d c) memory")
     if tol is None:

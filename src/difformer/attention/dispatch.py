@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from difformer._compat import is_transformed
-from difformer.attention import blockwise, flex, fused, linear, polynomial, reference
+from difformer.attention import blockwise, flex, linear, pair_operator, polynomial, reference
 from difformer.attention.choice import BACKENDS, Situation, choose
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import form_of, score_key
@@ -134,7 +134,7 @@ def _run(
     if backend in ("fused", "flex") and torch.compiler.is_exporting():
         backend = "blockwise"  # plain operations, which run where this package is not installed
     if backend == "fused":
-        return fused.propagate(q, k, v, key, segments)
+        return pair_operator.propagate(q, k, v, key, segments)
     if backend == "flex":
         return flex.propagate(q, k, v, key, segments)
     if backend == "polynomial":

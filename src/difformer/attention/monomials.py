@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from difformer.attention.memory import elements_at_a_time
+from difformer.free_memory import elements_at_a_time
 
 CPU_PART = 1 << 20  # elements of the longest list of monomials that are held at a time
 GPU_PART = 1 << 27

@@ -126,7 +126,7 @@ def propagate(
         diffusivity: Any.
         segments: Graphs that must not see each other.
         tol: Relative error allowed in g on [-1, 1]; `bounds` tells what it means for g'.
-        check: Whether to look at the norms. Inside `torch.compile` and `torch.func` nobody does.
+        check: Whether to look at the norms. Inside `torch.compile` and `torch.func` they are not.
     """
     diffusivity = score_key(diffusivity, q.shape[-1])
     if check:

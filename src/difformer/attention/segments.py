@@ -104,7 +104,7 @@ class Segments:
 
     def _lay_out(self, policy: Policy) -> None:
         self.by_graph = by_graph = torch.argsort(self.batch, stable=True)
-        sizes = self.sizes.cpu()  # blocks are cut by a loop: one copy to the host, once a batch
+        sizes = self.sizes.cpu()  # blocks are cut by a loop: one copy to the host, once per batch
         graphs = torch.argsort(sizes, stable=True)[int((sizes == 0).sum()) :]
         lengths = sizes[graphs]
         blocks = _cut(lengths, policy)

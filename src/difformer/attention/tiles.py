@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from difformer.attention.memory import elements_at_a_time
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE, Score
+from difformer.free_memory import elements_at_a_time
 
 CPU_TILE = 1 << 18  # pairs for each thread: scores and their gradient stay in its cache
 GPU_TILE = 1 << 26
@@ -184,5 +184,5 @@ def add_gradients(
 
 
 def _with_constant(x: Tensor, constant: Tensor | None) -> Tensor:
-    """``[P, n, d]`` with one more channel: a number a row, or ones."""
+    """``[P, n, d]`` with one more channel: one number per row, or ones."""
     return torch.cat([x, x.new_ones((*x.shape[:2], 1)) if constant is None else constant], dim=-1)

@@ -29,7 +29,7 @@ from difformer.cli.tune import tune
 START = """\
 difformer learns from rows that influence each other: graphs, tables with links, series and sets.
 
-  difformer demo                               compare models on handwritten digits, in about a minute
+  difformer demo                               compare models on handwritten digits
   difformer fit customers.csv --label segment  train on your own table; add --edges links.csv for a graph
   difformer report RUN --open                  see what the model learned
 

@@ -34,10 +34,10 @@ def certify(
     nodes: Annotated[int, option("Largest number of nodes; more are sampled.", low=2, default=True)] = 500,
     as_json: Json = False,
 ) -> None:
-    """Check the theorems on data: what each states, under which condition, and the largest violation measured.
+    """Check the theorems on data.
 
-    Proven statements and those that are measured only are counted apart. Exit code 1 if a statement fails although its
-    condition is met.
+    The table has what each states, under which condition, and the largest violation measured. Proven statements and
+    those that are measured only are counted apart. Exit code 1 if a statement fails although its condition is met.
     """
     from difformer.diffusion import certify as run_all
     from difformer.diffusion.certificates import certificate_summary

@@ -25,7 +25,7 @@ CHECK_FAILED = 1
 USER_ERROR = 2
 INTERRUPTED = 130
 
-EXPECTED = (UserError, OSError, ImportError, ValueError, ArithmeticError)
+EXPECTED = (UserError, OSError, ImportError)
 
 # Arguments of Python that have an option of the same name, and those spelled differently.
 _OPTIONS = {"labels", "edges", "features", "device", "root", "out", "preset", "protocol", "stacked", "seeds", "metric"}
@@ -63,6 +63,7 @@ def command(function: Function) -> Function:
             raise typer.Exit(0) from None
         except Exception as error:
             if not isinstance(error, EXPECTED) and not _out_of_memory(error):
+                print("This is a bug in difformer; please report it with the traceback.", file=sys.stderr)
                 raise
             if _debug:
                 traceback.print_exc()

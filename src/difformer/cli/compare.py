@@ -20,10 +20,11 @@ def compare(
     runs: Annotated[list[Path], argument("Run folders of the same task.", metavar="RUN RUN…")],
     as_json: Json = False,
 ) -> None:
-    """Put runs side by side: metrics, settings that differ, and a paired test of each against the first.
+    """Compare runs, with a paired test.
 
-    Pairs are runs of the same seed on the same split. Where there are several splits the test is corrected for their
-    overlap (Nadeau and Bengio), and for the number of comparisons (Holm).
+    Shows metrics, the settings that differ, and a test of each run against the first. Pairs are runs of the same seed
+    on the same split. Where there are several splits the test is corrected for their overlap (Nadeau and Bengio), and
+    for the number of comparisons (Holm).
     """
     from difformer.report import compare_runs
 

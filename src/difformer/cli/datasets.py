@@ -34,7 +34,10 @@ def datasets(
     root: Annotated[Path | None, option("Folder to search for files first.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the data sets: size, kind, protocols, licence, and where the files are."""
+    """List the data sets, or show one.
+
+    The list has size, kind, protocols, licence, and where the files are.
+    """
     from difformer.data.catalogue import entry
     from difformer.data.lookup import list_datasets
 

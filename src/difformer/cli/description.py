@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from difformer.cli.inputs import DEFAULT_MODEL, PAPER_MODEL
 from difformer.cli.output import Output, shown
 from difformer.cli.progress import clock_time
 
@@ -32,6 +33,8 @@ def describe_task(task: Task) -> list[str]:
     split = "/".join(str(size) for size in task.splits[0].sizes())
     lines = [f"{task.name}: {', '.join(sizes)}", f"protocol: {task.protocol}"]
     lines.append(f"train/valid/test: {split}" + (f", {len(task.splits)} splits" if len(task.splits) > 1 else ""))
+    if task.preprocessing is not None:
+        lines += ["columns:", *(f"  {line}" for line in task.preprocessing.describe().splitlines())]
     return lines + [f"note: {note}" for note in task.notes]
 
 
@@ -75,7 +78,10 @@ def _untuned(request: Request, source: TaskSource | None) -> str:
     if dataset is None:
         data = "a partitioned task" if source is None else "your own files"
         return f"untuned: defaults of {model}, no preset for {data}"
-    known = [p for p in load_presets() if (p.model, p.dataset, p.variant) == (model, dataset, None)]
+    every = [p for p in load_presets() if (p.dataset, p.variant) == (dataset, None)]
+    known, whose = [p for p in every if p.model == model], ""
+    if not known and model == DEFAULT_MODEL:
+        known, whose = [p for p in every if p.model == PAPER_MODEL], f" (of {PAPER_MODEL})"
     if not known:
         return f"untuned: defaults of {model}, no preset for {dataset}"
     known.sort(key=lambda preset: PREFERRED.index(preset.name) if preset.name in PREFERRED else len(PREFERRED))
@@ -83,7 +89,7 @@ def _untuned(request: Request, source: TaskSource | None) -> str:
     names = [p.name if p.protocol in (None, here) else f"{p.name} under protocol {p.protocol}" for p in known]
     first = known[0]
     words = f"--preset {first.name}" + ("" if first.protocol in (None, here) else f" --protocol {first.protocol}")
-    return f"untuned: defaults of {model}; presets for {dataset}: {', '.join(names)} (add {words})"
+    return f"untuned: defaults of {model}; presets for {dataset}{whose}: {', '.join(names)} (add {words})"
 
 
 def _without_training(request: Request) -> list[str]:

@@ -27,7 +27,10 @@ def embed(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Write the state of every instance before the output layer: a table for plots, clustering and search."""
+    """Write the final state of every instance.
+
+    States before the output layer, as a table for plots, clustering and search.
+    """
     from difformer.training.run_folder import RunFolder
     from difformer.training.trained_run import embed as ask
 

@@ -9,7 +9,7 @@ from difformer.cli.output import Output
 
 @command
 def energy(run: Run, seed: Seed = None, device: Device = "auto", as_json: Json = False) -> None:
-    """Show the measured energy and effective rank of every layer of a trained DIFFormer.
+    """Show energy and effective rank of every layer.
 
     Energy that falls to 0 and rank that falls to 1 mean that all states have become alike (over-smoothing); a source
     term (`--set source_weight=0.5`) or fewer layers hold against it.

@@ -14,7 +14,10 @@ PARTS = ("train", "valid", "test")
 
 @command
 def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
-    """Measure a run again: every metric that fits the task, for every seed, on train, validation and test instances."""
+    """Measure a run again, with every metric that fits.
+
+    The table has the metrics of every seed on train, validation and test instances.
+    """
     import numpy as np
 
     from difformer.training.record import spread

@@ -22,11 +22,12 @@ def explain(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Explain one prediction: which columns, neighbours and other instances moved it, in one sentence.
+    """Explain one prediction in one sentence.
 
-    The effects add up to the predicted probability less the one that average features would give (integrated
-    gradients); those below 1 % are summed up. With `--full`, each layer's step is taken apart into what is kept of the
-    state (self), what latent pairs give, what observed edges give, and the source.
+    It names the columns, neighbours and other instances that moved the prediction. The effects add up to the predicted
+    probability less the one that average features would give (integrated gradients); those below 1 % are summed up.
+    With `--full`, each layer's step is taken apart into what is kept of the state (self), what latent pairs give, what
+    observed edges give, and the source.
     """
     from difformer.report import explain_node
     from difformer.report.explanation import PARTS

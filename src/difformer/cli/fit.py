@@ -71,13 +71,13 @@ def fit(
     tensorboard: Annotated[bool, option("Write TensorBoard event files too.", "--tensorboard")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a model, and report its metric as mean ± standard deviation over seeds.
+    """Train a model from several seeds.
 
-    The data are a data set by name, a table (`difformer fit customers.csv --label segment`), or several files
-    (`--features x.csv --labels y.csv --edges e.csv`). The epoch with the best validation score counts. Ctrl-C saves the
-    state, and `--resume RUN` continues. Under torchrun, seeds are spread over the processes; with --shard, or a folder
-    made by `difformer partition`, the graph is spread instead. Link prediction and edge features are outside of this
-    package for now.
+    The metric is reported as mean ± standard deviation over seeds. The data are a data set by name, a table (`difformer
+    fit customers.csv --label segment`), or several files (`--features x.csv --labels y.csv --edges e.csv`). The epoch
+    with the best validation score counts. Ctrl-C saves the state, and `--resume RUN` continues. Under torchrun, seeds
+    are spread over the processes; with --shard, or a folder made by `difformer partition`, the graph is spread instead.
+    Link prediction and edge features are outside of this package for now.
     """
     output = Output(as_json)
     if resume is not None:
@@ -177,10 +177,10 @@ def _attention_off(request: Request) -> TrainConfig:
     from difformer.training.config import make_config
     from difformer.zoo import find, options_of
 
-    fixed = dict(find(request.config.model).fixed)
-    if "diffusivity" not in {*fixed, *options_of(request.config.model)}:
+    info = find(request.config.model)
+    if "diffusivity" not in {*info.fixed, *options_of(info.name)}:
         raise UserError(f"--with {ATTENTION_OFF}: {request.config.model} has no attention to switch off")
-    return make_config("difformer", {**fixed, **request.settings, "diffusivity": None})
+    return make_config("difformer", {**info.defaults, **info.fixed, **request.settings, "diffusivity": None})
 
 
 def _compare(without: Summary, summary: Summary) -> dict[str, Any]:

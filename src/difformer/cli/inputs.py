@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from difformer.training import TrainConfig
     from difformer.training.source import TaskSource
 
-DEFAULT_MODEL = "difformer-s"
+DEFAULT_MODEL = "difformer"
+PAPER_MODEL = "difformer-s"  # has presets for data sets where the default model has none
 OWN_SPLITS = 10  # seeded splits of a user's files, unless --data seeds or a file says otherwise
 TABLES = (".csv", ".tsv", ".txt", ".parquet", ".npz", ".npy", ".pt", ".gz")
 
@@ -38,6 +39,7 @@ Dataset = Annotated[
     str | None,
     argument(
         "Name of a data set (`difformer datasets` lists them), or a table such as customers.csv.",
+        metavar="DATASET",
         complete=dataset_names,
     ),
 ]
@@ -253,7 +255,10 @@ def read_named_preset(name: str, *, model: str | None, dataset: str | None) -> P
         raise UserError(f"--preset: {name!r} belongs to a data set; with your own files give a .toml file")
     from difformer.data.catalogue import entry
 
-    model, dataset = model or DEFAULT_MODEL, entry(dataset).name
+    dataset = entry(dataset).name
+    if model is None:
+        ours = any((p.name, p.model, p.dataset) == (name, DEFAULT_MODEL, dataset) for p in load_presets())
+        model = DEFAULT_MODEL if ours else PAPER_MODEL
     try:
         return find_preset(name, model=model, dataset=dataset)
     except ValueError as error:
@@ -299,7 +304,7 @@ def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, togeth
         DataError: If columns are missing, or an id is unknown or not new.
     """
     from difformer.data.edges import tidy_edges
-    from difformer.data.own.features import id_column_name, read_features
+    from difformer.data.own.feature_tables import id_column_name, read_features
     from difformer.data.own.graphs import read_edges
     from difformer.data.own.text import TextFormat
     from difformer.training.run_folder import RunFolder

@@ -42,8 +42,9 @@ def models(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the models: what each diffuses over, the energy it descends, and what a layer costs.
+    """List the models, or show one.
 
+    The list says what each model diffuses over, the energy it descends, and what a layer costs.
     `difformer models NAME` shows the settings of one model with their meaning and defaults, and its presets.
     """
     from difformer.zoo.model_catalogue import MODELS

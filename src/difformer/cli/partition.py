@@ -26,10 +26,10 @@ def partition(
     seed: Annotated[int, option("Seed of the order in which nodes are streamed.", default=True)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Cut a graph into parts with few edges between them, one file per part.
+    """Cut a graph into parts for several processes.
 
-    `torchrun --nproc-per-node P -m difformer fit FOLDER` then trains on the whole graph, each process holding only its
-    own part; the result is that of one process.
+    There are few edges between parts, and one file per part. `torchrun --nproc-per-node P -m difformer fit FOLDER` then
+    trains on the whole graph, each process holding only its own part; the result is that of one process.
     """
     from difformer.distributed.partition_folder import write_partition
 

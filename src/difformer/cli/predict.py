@@ -32,7 +32,7 @@ def predict(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Predict all instances of a run, or new ones.
+    """Predict the instances of a run, or new rows.
 
     The file has one row per instance: the prediction and the probability of every class. New rows (`--features
     new.csv`, with the columns used in training) are propagated together with the instances of the run, so the

@@ -21,11 +21,11 @@ def report(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Write a page about a run: one HTML file that works without a network.
+    """Write a page about a run.
 
-    The result against a constant prediction and a linear model, warnings, learning curves, confusion, calibration,
-    errors, columns that matter, maps of the states with the strongest latent pairs, energy, predictions explained,
-    cost. Needs plotly and jinja2: `pip install 'difformer[report]'`.
+    One HTML file that works without a network. The result against a constant prediction and a linear model, warnings,
+    learning curves, confusion, calibration, errors, columns that matter, maps of the states with the strongest latent
+    pairs, energy, predictions explained, cost. Needs plotly and jinja2: `pip install 'difformer[report]'`.
     """
     from difformer.report import write_report
 

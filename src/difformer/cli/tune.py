@@ -60,11 +60,12 @@ def tune(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Search for good settings, judged on validation data alone; the best become a preset file.
+    """Search for good settings on validation data.
 
-    The defaults are always the first trial. The values that compete are those of the literature for a known data set,
-    and values around the defaults for your own data, unless --space names others; --set holds a setting fixed. The same
-    command continues an earlier one that ended or was interrupted. Several models (--models) get as many trials each.
+    The best settings become a preset file. The defaults are always the first trial. The values that compete are those
+    of the literature for a known data set, and values around the defaults for your own data, unless --space names
+    others; --set holds a setting fixed. The same command continues an earlier one that ended or was interrupted.
+    Several models (--models) get as many trials each.
     """
     from difformer.training.study import tune as search
 

@@ -64,6 +64,8 @@ def read_npz(path: str | os.PathLike[str] | IO[bytes], names: Collection[str] | 
             key = info.filename.removesuffix(".npy")
             if names is None or key in names:
                 check_size(info.file_size, f"array {key!r}")
+                if info.flag_bits & 1:
+                    raise DataError(f"array {key!r} is encrypted, which is not supported")
                 with archive.open(info) as stream:
                     arrays[key] = _array(stream, info.file_size, key)
     return arrays

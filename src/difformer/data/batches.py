@@ -103,7 +103,7 @@ class SnapshotBatch(_Movable):
         times: ``[s]`` which snapshots of the task.
         x: ``[s, N, F]`` features.
         y: ``[s, N, …]`` targets.
-        edge_index: One graph for all, one a snapshot, or None.
+        edge_index: One graph for all, one per snapshot, or None.
         edge_weight: Likewise.
     """
 
@@ -283,7 +283,7 @@ class GraphBatches:
         self.edge_order: Tensor | None = None
         if isinstance(task.edge_index, Tensor):
             graph = torch.bucketize(task.edge_index[0].contiguous(), task.node_ptr, right=True) - 1
-            if bool((graph.diff() < 0).any()):  # edges of a graph need not stand together in the task
+            if bool((graph.diff() < 0).any()):  # edges of a graph need not be together in the task
                 self.edge_order = graph.argsort(stable=True)
             count = torch.bincount(graph, minlength=task.num_instances)
             self.edge_ptr = torch.cat([count.new_zeros(1), count.cumsum(0)])

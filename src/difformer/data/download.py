@@ -168,8 +168,8 @@ def _transfer(file: RemoteFile, target: Path, url: str) -> tuple[str, int]:
 
 
 def _ends_well(stream: BinaryIO, magic: bytes | None) -> bool:
-    """Whether a file that nobody has a checksum of is there to its end, as far as its kind lets that be seen."""
-    if magic == ZIP:  # its table of contents stands last
+    """Whether a file without a checksum is complete, as far as its kind shows that."""
+    if magic == ZIP:  # its table of contents comes last
         return zipfile.is_zipfile(stream)
     if magic == JSON:
         stream.seek(max(0, stream.tell() - 64))

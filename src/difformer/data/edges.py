@@ -144,5 +144,6 @@ def _refuse(edge: int, code: Tensor, weight: Tensor, names: Sequence[object]) ->
     first, second = (names[node] for node in divmod(edge, len(names)))
     raise DataError(
         f"the edge between nodes {first} and {second} is given more than once, with different "
-        f"weights ({found}); pass directed=true if its two directions differ, or duplicates=sum, mean or max"
+        f"weights ({found}); pass directed=true if its two directions differ, or duplicates=sum, mean or max",
+        argument="duplicates",
     )

@@ -151,7 +151,7 @@ def two_moons(
         num_nodes: Half of them in each moon.
         noise: Standard deviation.
         k: Join every point with its k nearest ones (both directions listed); None leaves the task without a graph.
-        per_class: So many training labels a class, a quarter of the others valid, the rest test, and no `fractions`.
+        per_class: So many training labels per class, a quarter of the others valid, the rest test, and no `fractions`.
         fractions: Of train, valid and test.
         num_splits: Splits with seeds 0, 1, …
         seed: Of everything else.

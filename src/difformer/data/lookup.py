@@ -49,7 +49,7 @@ def folders(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
 
 
 def check_folders(root: str | os.PathLike[str] | None = None) -> None:
-    """Refuse a `root` or a `$DIFFORMER_DATA` that is no folder: whoever names one means it.
+    """Refuse a `root` or a `$DIFFORMER_DATA` that is not a folder.
 
     Raises:
         DataError: Saying which of the two it is.

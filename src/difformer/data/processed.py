@@ -2,7 +2,7 @@
 
 The key of a processed form is everything it depends on: the data set, the version of its reader, the options that
 were used, and place, size and time of change of every source file. When one of them changes, the old form is simply
-not found; files of one name in two folders never stand in for each other.
+not found; files of one name in two folders are never mixed up.
 """
 
 from __future__ import annotations

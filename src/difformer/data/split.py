@@ -44,7 +44,7 @@ class Split:
         test: Indices whose targets are only reported.
 
     Raises:
-        ValueError: If an index is negative, stands twice in a part, or stands in two parts.
+        ValueError: If an index is negative, occurs twice in a part, or is in two parts.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Split:
             both = parts[first][torch.isin(parts[first], parts[second])]
             if both.numel():
                 raise UserError(
-                    f"split {self.name!r}: {both.numel()} indices stand in both {first} and {second}, "
+                    f"split {self.name!r}: {both.numel()} indices are in both {first} and {second}, "
                     f"for example {int(both[0])}; the parts must be disjoint"
                 )
 

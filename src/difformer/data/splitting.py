@@ -135,10 +135,10 @@ def authors_split(
 
     Args:
         y: Classes.
-        per_class: Training labels a class.
+        per_class: Training labels per class.
         num_valid: Size of the valid part.
         num_test: Size of the test part.
-        exclude: Indices taken out *after* the draw, so that all others stand where the authors' split has them.
+        exclude: Indices taken out *after* the draw, so that all others are where the authors' split has them.
     """
     split = per_class_split(
         y, per_class=per_class, num_valid=num_valid, num_test=num_test, seed=AUTHORS_SEED, name="authors/seed=123"

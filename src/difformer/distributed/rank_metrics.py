@@ -138,7 +138,19 @@ def _joined(own: Tensor, ranks: Ranks) -> float:
     return float(torch.where(pairs > 0, total / pairs, torch.nan).nanmean())
 
 
-class ShardedJournal(Journal):
+class SharedJournal(Journal):
+    """The journal of a run in which each rank has a share of the loss, and all outputs."""
+
+    ranks: Ranks
+
+    def write(self, epoch: int, seconds: float, measured: Measured | None = None) -> list[Row]:
+        if self.pending:
+            whole = self.ranks.sum_(torch.stack(self.pending).double(), "metrics")
+            self.pending[:] = list(whole.unbind())
+        return super().write(epoch, seconds, measured)
+
+
+class ShardedJournal(SharedJournal):
     """Losses, metrics and the best epoch of a run whose rows are spread over ranks.
 
     Args:
@@ -201,9 +213,3 @@ class ShardedJournal(Journal):
             return False
         self.best_epoch, self.best = epoch, measured
         return True
-
-    def write(self, epoch: int, seconds: float, measured: Measured | None = None) -> list[Row]:
-        if self.pending:  # each holds this rank's share of an epoch's loss
-            whole = self.ranks.sum_(torch.stack(self.pending).double(), "metrics")
-            self.pending[:] = list(whole.unbind())
-        return super().write(epoch, seconds, measured)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from difformer.data import Split, Task
 from difformer.data.batches import GraphBatch, GraphBatches, epoch_generator
 from difformer.distributed.process_group import Ranks, sum_gradients
-from difformer.distributed.rank_metrics import ShardedJournal, check_loss, class_weights, make_sums
+from difformer.distributed.rank_metrics import ShardedJournal, SharedJournal, check_loss, class_weights, make_sums
 from difformer.distributed.senders import Rows
 from difformer.distributed.shard import Shard
 from difformer.errors import UserError
@@ -34,13 +34,12 @@ from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import Due
 from difformer.training.config import TrainConfig, knn_of
 from difformer.training.feeds import DEFAULT_BATCH_SIZE, GraphsFeed, Inputs, Step, features, structured
-from difformer.training.journal import Journal, Measured
 from difformer.training.loop import Log, Save, Trainer
 from difformer.training.losses import class_weights as batch_class_weights
 from difformer.training.model import build_model
 from difformer.training.optimizer import make_optimizer
 from difformer.training.randomness import isolated_rng
-from difformer.training.record import Row, RunRecord
+from difformer.training.record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -286,39 +285,20 @@ def _before(count: int, ranks: Ranks) -> int:
     return ranks.rank * each + min(ranks.rank, more)
 
 
-class _Journal(Journal):
-    """Each rank has its share of the loss, and all outputs."""
-
-    ranks: Ranks
-
-    def write(self, epoch: int, seconds: float, measured: Measured | None = None) -> list[Row]:
-        if self.pending:
-            whole = self.ranks.sum_(torch.stack(self.pending).double(), "metrics")
-            self.pending[:] = list(whole.unbind())
-        return super().write(epoch, seconds, measured)
-
-
 class GraphsTrainer(RanksTrainer):
     """One model of graphs, trained by all ranks; to be made and used by them together, inside `isolated_rng`."""
 
     def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, ranks: Ranks) -> None:
         check_loss(task.problem, config)
-        self.task, self.split, self.config, self.seed = task, split, config, seed
-        self.device, self.ranks = ranks.device, ranks
         torch.manual_seed(seed)
-        self.model = build_model(task, config, seed).to(ranks.device)
-        self.penalty, self.notes = None, []
+        model = build_model(task, config, seed).to(ranks.device)
         weights = batch_class_weights(task.y[split.train], task.num_outputs) if config.class_weights else None
         weights = None if weights is None else weights.to(ranks.device)
-        self.loss, _ = make_sums(task.problem, config, weights)
-        given = structured(task, split, config, self.model)
-        self.feed = _ShareFeed(given, split, config, seed, ranks, weights)
-        self.optimizer = make_optimizer(self.model, config)
-        self.epochs = config.epochs
-        self.journal = _Journal(task, split, config, seed, self.epochs, ranks.device)
+        loss, _ = make_sums(task.problem, config, weights)
+        feed = _ShareFeed(structured(task, split, config, model), split, config, seed, ranks, weights)
+        super().__init__(task, split, config, seed, ranks.device, model=model, feed=feed, loss=loss)
+        self.ranks, self.journal = ranks, SharedJournal(task, split, config, seed, self.epochs, ranks.device)
         self.journal.ranks = ranks
-        self.epoch, self.seconds = 0, 0.0
-        self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
     @contextmanager
     def _masks(self, epoch: int) -> Iterator[Any]:

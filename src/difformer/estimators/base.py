@@ -1,4 +1,4 @@
-"""What all estimators share: their options, fitting, and predictions in the context of the fitted population."""
+"""What all estimators share: options, fitting, and predictions in the context of the fitted population."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from difformer.errors import UserError
 from difformer.estimators.estimator_files import TEXTS, load_estimator, plain_list, save_estimator
 from difformer.estimators.population import Population, Scaling, make_population, row_digests
 from difformer.estimators.predictor import GivenGraph, Part, Predictor, Search, remember
-from difformer.estimators.problem import NO_EDGES, Edges, Problem, Recipe, say, threads_for
+from difformer.estimators.problem import NO_EDGES, Edges, Problem, Recipe, Run, say, threads_for
 from difformer.estimators.program import export_program
 from difformer.estimators.row_graph import KINDS, RowGraph, as_matrix, receiving
 from difformer.estimators.row_search import RowSearch, SparseRowSearch
 from difformer.estimators.selection import ENOUGH, train_and_choose
-from difformer.nn import DIFFormer, PretrainedError
+from difformer.nn import PretrainedError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,7 +43,7 @@ DROPOUT = 0.2  # with few labels
 class DIFFormerEstimator(BaseEstimator):
     """Options and fitting of `DIFFormerClassifier`, `DIFFormerRegressor` and `DIFFormerTransformer`.
 
-    ``__init__`` only stores its arguments; whatever `fit` finds out ends in an underscore.
+    ``__init__`` only stores its arguments; attributes that `fit` sets end in an underscore.
 
     Args:
         hidden_channels: Length of a state.
@@ -185,7 +185,8 @@ class DIFFormerEstimator(BaseEstimator):
         """
         self._check_options()
         recipe = self._recipe((target >= 0 if target.ndim == 1 else ~np.isnan(target).all(1)).sum())
-        given = self._given(self.graph if graph is None else graph, X, x)
+        graph = self.graph if graph is None else graph
+        given = self._given(graph, X, x)
         if given is not None and self.directed:
             recipe = replace(recipe, options={**recipe.options, "graph_norm": "random_walk"})
         population = make_population(x, target, weight, join=given is None)
@@ -220,7 +221,7 @@ class DIFFormerEstimator(BaseEstimator):
                 linear=trained.linear,
             )
             parts = list(self.fitted_.parts(population.x, given, nearest if trained.graph == "knn" else None))
-            states = self._remember([run.model for run in trained.runs], parts, population, recipe)
+            states = self._remember(trained.runs, parts, population, recipe)
             rows_of_table = _of_table(self.fitted_, population.place, x, parts, states, embed)
         records = [run.record for run in trained.runs]
         self.graph_ = trained.graph
@@ -233,7 +234,7 @@ class DIFFormerEstimator(BaseEstimator):
 
     def _given(self, graph: Any, X: Any, x: Any) -> Any:
         """The user's graph as the CSR matrix of what each row receives; None if there is none."""
-        self._rows: Array | None = None
+        self._known_rows: tuple[RowGraph, Array] | None = None
         if isinstance(graph, str) and graph not in KINDS:
             raise UserError(
                 f"graph must be None, 'knn', 'auto', a RowGraph, an adjacency matrix or an edge_index, got {graph!r}",
@@ -242,15 +243,15 @@ class DIFFormerEstimator(BaseEstimator):
         if graph is None or isinstance(graph, str):
             return None
         if isinstance(graph, RowGraph):
-            self._rows = graph.rows(X, x)
-            matrix = graph.matrix[self._rows][:, self._rows]
+            rows = graph.rows(X, x)
+            self._known_rows = graph, rows
+            matrix = graph.matrix[rows][:, rows]
         else:
             matrix = as_matrix(graph, x.shape[0])
         return receiving(matrix, directed=self.directed)
 
     def _search(self, graph: Any, given: Any, scaled: Any) -> tuple[Search | None, Tensor | None]:
         """A search among the rows of the population and their own nearest ones ``[n, k]``, if they may be wanted."""
-        graph = self.graph if graph is None else graph
         rows = scaled.shape[0]
         if given is not None or graph is None or (graph == "auto" and not FEWEST_ROWS <= rows <= MOST_ROWS):
             return None, None
@@ -272,17 +273,14 @@ class DIFFormerEstimator(BaseEstimator):
         if nearest is not None:
             receivers = torch.arange(nearest.shape[0]).repeat_interleave(nearest.shape[1])
             sides["knn"] = (torch.stack([nearest.reshape(-1), receivers]), None)
-        if nearest is None or (self.graph if graph is None else graph) == "auto":
+        if nearest is None or graph == "auto":
             sides[None] = NO_EDGES
         return sides
 
-    def _remember(
-        self, models: list[DIFFormer], parts: list[Part], population: Population, recipe: Recipe
-    ) -> list[Tensor]:
+    def _remember(self, runs: list[Run], parts: list[Part], population: Population, recipe: Recipe) -> list[Tensor]:
         """Puts models into the context of the population; returns its final states, one tensor per model."""
-        # As the models were trained: in mini-batches all rows count equally.
-        batches = recipe.batch(population.size) is not None or not population.weighted
-        mass, landmarks = None if batches else torch.from_numpy(population.mass), self.landmarks
+        alike = not population.weighted or runs[0].in_batches  # rows count as they did in training
+        mass, landmarks = None if alike else torch.from_numpy(population.mass), self.landmarks
         if landmarks is None and population.size > FULL_POPULATION:
             landmarks = LANDMARKS
         chosen = None
@@ -290,9 +288,9 @@ class DIFFormerEstimator(BaseEstimator):
             rng = np.random.RandomState(recipe.seed % 2**32)
             chosen = torch.from_numpy(np.sort(rng.choice(population.size, landmarks, replace=False)))
         states = []
-        for model in models:
+        for run in runs:
             polynomial = recipe.options.get("backend") == "polynomial"
-            member, z = remember(model, parts, mass, polynomial=polynomial, landmarks=chosen)
+            member, z = remember(run.model, parts, mass, polynomial=polynomial, landmarks=chosen)
             self.fitted_.members.append(member)
             states.append(z)
         return states
@@ -340,10 +338,11 @@ class DIFFormerEstimator(BaseEstimator):
         x = self._features(X, reset=False)
         given = self.fitted_.given
         if graph is None:
-            rows = getattr(self, "_rows", None)
-            if rows is not None and isinstance(self.graph, RowGraph):
-                return x, self.graph.edges(X, x, rows, directed=self.directed)
-            return x, None
+            if getattr(self, "_known_rows", None) is None:
+                return x, None
+            assert self._known_rows is not None
+            row_graph, rows = self._known_rows
+            return x, row_graph.edges(X, x, rows, directed=self.directed)
         if given is None:
             raise UserError(
                 "graph was given for rows to predict, but fit was given none; pass one to fit as well, or leave it out",

@@ -57,12 +57,12 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
         return tags
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> DIFFormerClassifier:
-        """Train on the labelled rows, in the company of all.
+        """Train on the labelled rows, in the context of all.
 
         Args:
             X: ``[N, F]`` features: array, scipy sparse matrix, pandas or polars frame.
             y: ``[N]`` labels; -1, NaN or None where a row is unlabelled.
-            sample_weight: ``[N]``: a row of weight 2 is as good as two equal rows, one of weight 0 as none.
+            sample_weight: ``[N]``: a row of weight 2 counts as two equal rows, one of weight 0 as none.
             graph: Overrides the option of this name: None, ``"knn"``, ``"auto"``, or edges among the rows, see
                 `difformer.estimators.row_graph`.
 
@@ -81,7 +81,7 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
         return self
 
     def predict_proba(self, X: Any, *, graph: Any = None) -> Array:
-        """``[M, C]`` probabilities of rows, each in the context of the fitted population and of nothing else.
+        """``[M, C]`` probabilities of rows, each in the context of the fitted population only.
 
         Args:
             X: ``[M, F]`` features.

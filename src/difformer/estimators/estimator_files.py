@@ -94,7 +94,7 @@ def _digest(description: dict[str, Any], content: bytes) -> str:
 
 
 def load_estimator(folder: str | Path, *, diffusivity: Diffusivity | None = None) -> DIFFormerEstimator:
-    """Reads what `save_estimator` wrote; a diffusivity of your own has to be given again.
+    """Reads what `save_estimator` wrote; a custom diffusivity has to be given again.
 
     Raises:
         FileNotFoundError: If a file is missing.
@@ -176,6 +176,7 @@ def _check_sizes(estimator: Any, config: dict[str, Any]) -> None:
         if estimator.label_distributions_.ndim != 2 or estimator.label_distributions_.shape[1] != outputs:
             raise UserError(f"label_distributions_ has shape {estimator.label_distributions_.shape}")
         estimator.transduction_ = estimator.classes_[estimator.label_distributions_.argmax(1)]
+        estimator.temperature_ = float(estimator.fitted_.temperature)
 
 
 def plain_list(array: np.ndarray[Any, Any]) -> list[Any]:

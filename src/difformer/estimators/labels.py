@@ -1,9 +1,9 @@
-"""Targets as people mark them: which rows are labelled, and what their labels are.
+"""Targets as users mark them: which rows are labelled, and what their labels are.
 
 Unlabelled is -1 among whole numbers, NaN among floats, NaT among dates, and -1, None, NaN or ``pandas.NA`` among
-objects such as texts; an empty text is a class like any other. Where -1 and 1 are the only labels they are two classes,
-as support vector machines write them, and a warning says so. Plain arrays of texts (numpy's ``U``) cannot hold such a
-mark: an ``"-1"`` in one is most likely a -1 that numpy turned into text, and is refused.
+objects such as texts. Any text is a class, also ``""``, ``"none"``, ``"NA"`` and ``"nan"``. Where -1 and 1 are the only
+labels they are two classes, as support vector machines write them, and a warning says so. Plain arrays of texts
+(numpy's ``U``) cannot hold a mark: an ``"-1"`` in one is most likely a -1 that numpy turned into text, and is refused.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def class_labels(y: Any, x: Any, name: str, weight: Array | None = None) -> tupl
 
     Args:
         y: Labels of any kind.
-        x: Features, whose rows are counted.
-        name: Of the estimator, for errors.
-        weight: ``[N]``: rows of weight zero are taken for unlabelled, since they are as good as absent.
+        x: Features, with as many rows.
+        name: The estimator's, for errors.
+        weight: ``[N]``: rows of weight zero count as unlabelled.
 
     Raises:
         ValueError: If there are not as many labels as rows, no row is labelled, all labels are of one class, or labels
@@ -69,8 +69,8 @@ def known_labels(y: Any, classes: Array, name: str) -> tuple[Array, Array]:
 
     Args:
         y: As `class_labels` takes them.
-        classes: That were fitted; where -1 is one of them it marks nothing.
-        name: Of the estimator, for errors.
+        classes: The fitted ones; if -1 is one of them it marks nothing.
+        name: The estimator's, for errors.
 
     Raises:
         ValueError: If no row is labelled.
@@ -181,10 +181,10 @@ def settled(labels: Array) -> Array:
 
 
 def as_array(y: Any) -> Array:
-    """Whatever holds targets as an array in which nothing has become something else.
+    """Targets as an array, no value of which was converted.
 
-    Numpy makes the text ``"nan"`` of a NaN that stands among texts in a list, and series with gaps make floats of whole
-    numbers; such targets come out as objects.
+    Numpy turns a NaN among texts in a list into the text ``"nan"``, and series with gaps turn whole numbers into
+    floats; such targets are returned as objects.
     """
     if isinstance(y, list | tuple):
         array = np.asarray(y)
@@ -198,7 +198,7 @@ def as_array(y: Any) -> Array:
 
 
 def _column(y: Any, name: str) -> Array:
-    """One label a row."""
+    """One label per row."""
     array = as_array(y)
     if array.ndim == 2 and array.shape[1] == 1:
         warnings.warn(

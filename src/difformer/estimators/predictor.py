@@ -34,6 +34,7 @@ from difformer.data.sparse import from_scipy
 from difformer.estimators.population import Scaling, find_rows, row_digests
 from difformer.estimators.problem import threads_for
 from difformer.estimators.ridge import LinearPart
+from difformer.estimators.row_graph import note_rows_without_edges
 from difformer.estimators.row_search import RowSearch, SparseRowSearch
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.context import Stored, store
@@ -208,6 +209,7 @@ class GivenGraph(nn.Module):
         """
         digests = self.digests.numpy().view(np.uint64)
         found = find_rows(row_digests(x), digests)
+        note_rows_without_edges(found)
         first = find_rows(digests, digests)
         several = np.bincount(first, minlength=len(first))[np.maximum(found, 0)] > 1
         if (several & (found >= 0)).any():

@@ -177,11 +177,19 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model on the CPU, the record of its training, and the linear part beside which it was trained."""
+    """A trained model.
+
+    Args:
+        model: On the CPU.
+        record: Of its training.
+        linear: The linear part beside which it was trained.
+        in_batches: Whether it was trained in mini-batches, in whose exchange all rows count equally.
+    """
 
     model: DIFFormer
     record: RunRecord
     linear: LinearPart | None = None
+    in_batches: bool = False
 
 
 def train(
@@ -224,7 +232,7 @@ def train(
     if recipe.speaker is not None and label is not None:
         callbacks = (Progress(recipe.speaker, label, "step" if batch is None else "epoch"),)
     record = trainer.run(callbacks)
-    return Run(model.cpu(), record, linear)
+    return Run(model.cpu(), record, linear, batch is not None)
 
 
 HELD_OUT = "held out"

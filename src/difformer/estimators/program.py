@@ -103,7 +103,7 @@ def export_program(fitted: Predictor, path: str | Path, *, states: bool, facts: 
         facts: What ``difformer.json`` in the file holds.
 
     Raises:
-        ValueError: If the name ends otherwise: whoever opens it would take it for a file of another kind.
+        ValueError: If the name ends otherwise, since it would be taken for a file of another kind.
     """
     if Path(path).suffix != SUFFIX:
         raise UserError(

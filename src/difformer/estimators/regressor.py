@@ -15,6 +15,8 @@ from difformer.estimators.labels import values
 class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
     """Semi-supervised regression, of one target or several; NaN marks what is unknown.
 
+    A prediction is the sum of a ridge regression and of what the models add to it, see `difformer.estimators.ridge`.
+
     Args:
         See `DIFFormerEstimator`.
 
@@ -37,7 +39,7 @@ class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
         return tags
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> DIFFormerRegressor:
-        """Train on the labelled rows, in the company of all; see `DIFFormerClassifier.fit`.
+        """Train on the labelled rows, in the context of all; see `DIFFormerClassifier.fit`.
 
         Args:
             X: ``[N, F]`` features.
@@ -53,7 +55,7 @@ class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
         return self
 
     def predict(self, X: Any, *, graph: Any = None) -> Array:
-        """``[M]`` or ``[M, T]`` values of rows, each in the context of the fitted population and of nothing else.
+        """``[M]`` or ``[M, T]`` values of rows, each in the context of the fitted population only.
 
         Args:
             X: ``[M, F]`` features.

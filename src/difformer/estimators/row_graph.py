@@ -86,8 +86,21 @@ class RowGraph:
     def edges(self, X: Any, x: Any, fitted: Array, *, directed: bool) -> Any:
         """``[M, n]`` CSR: what rows receive from fitted ones; unknown rows receive nothing."""
         found = find_rows(_ids(X, x), self._ids)
+        note_rows_without_edges(found)
         received = receiving(self.matrix, directed=directed)[np.maximum(found, 0)][:, fitted]
         return sparse.csr_array(sparse.diags_array((found >= 0).astype(np.float64)) @ received)
+
+
+def note_rows_without_edges(found: Array) -> None:
+    """Warns of rows that are not known (-1), and so have no edges in a model that was fitted with a graph."""
+    unknown = int((found < 0).sum())
+    if unknown:
+        warnings.warn(
+            f"{unknown} of {len(found)} rows are new and have no edges, although the model was fitted with a graph; "
+            f"pass graph= to say how they are joined to the fitted rows",
+            UserWarning,
+            stacklevel=5,
+        )
 
 
 def _ids(X: Any, x: Any) -> Array:

@@ -4,10 +4,10 @@ Row i receives from its k nearest fitted rows, each with weight 1/k. A fitted ro
 rule is the same for a fitted row and for a new one with the same features, and both get the same answer. All in-degrees
 are k, hence the normalised weight a_ij / √(d_i d_j) is 1/k too.
 
-Which rows are nearest must not depend on how many are asked about at once. Dense rows: a matrix product proposes k + 16
-candidates, their distances are summed anew, difference by difference, and ties go to the smaller index; a row whose
-candidates might not suffice is compared with everybody. Sparse rows: the cosine from the product of a sparse matrix
-with a dense one, which sums every pair in the order of the fitted row's entries.
+Which rows are nearest must not depend on how many are searched at once. Dense rows: a matrix product proposes k + 16
+candidates, their distances are summed again, difference by difference, and ties go to the smaller index; a row whose
+candidates might not suffice is compared with all rows. Sparse rows: the cosine from the product of a sparse matrix with
+a dense one, which sums every pair in the order of the fitted row's entries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RowSearch(nn.Module):
 
     Args:
         points: ``[n, F]`` scaled features of the population.
-        k: Neighbours a row, at most n.
+        k: Neighbours per row, at most n.
     """
 
     def __init__(self, points: Tensor, k: int) -> None:
@@ -68,13 +68,13 @@ class RowSearch(nn.Module):
         found, near = self._refined(x, candidates)
         if wanted == self.points.shape[0]:
             return found
-        # Rounding of the product: whoever was not proposed lies beyond this, unless the row is looked at in full.
+        # Rounding of the product: rows that were not proposed lie beyond this, unless all rows are compared.
         size = x.double().norm(dim=1) + self.points.double().norm(dim=1).max()
         slack = (self.points.shape[1] + 8) * torch.finfo(torch.float64).eps * size.square()
         beyond = 2 * values[:, -1] + x.double().square().sum(1)
-        everybody = torch.arange(self.points.shape[0], device=x.device)
+        all_rows = torch.arange(self.points.shape[0], device=x.device)
         for row in (near[:, -1] >= beyond - slack).nonzero().flatten().tolist():
-            found[row] = self._refined(x[row : row + 1], everybody.unsqueeze(0))[0][0]
+            found[row] = self._refined(x[row : row + 1], all_rows.unsqueeze(0))[0][0]
         return found
 
 
@@ -83,7 +83,7 @@ class SparseRowSearch(nn.Module):
 
     Args:
         points: Scaled features of the population, scipy CSR.
-        k: Neighbours a row.
+        k: Neighbours per row.
     """
 
     def __init__(self, points: Any, k: int) -> None:

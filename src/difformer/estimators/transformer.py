@@ -12,13 +12,13 @@ from difformer.estimators.labels import as_array, class_labels, is_labelled, set
 
 
 class DIFFormerTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DIFFormerEstimator):
-    """Features diffused over the population: supervised embeddings for whatever comes next in a pipeline.
+    """Features diffused over the population: supervised embeddings for the next step of a pipeline.
 
-    Targets are classes or values; which of the two `y` holds is read off it, as scikit-learn does
+    Targets are classes or values; which of the two is inferred from `y`, as scikit-learn does
     (``sklearn.utils.multiclass.type_of_target``).
 
     Args:
-        See `DIFFormerEstimator`; `n_models` embeddings stand side by side.
+        See `DIFFormerEstimator`; the embeddings of `n_models` models are concatenated.
 
     Attributes:
         graph_, n_features_in_, feature_names_in_, n_iter_, loss_: As in `DIFFormerClassifier`.
@@ -31,7 +31,7 @@ class DIFFormerTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DI
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> DIFFormerTransformer:
-        """Train on the labelled rows, in the company of all; see `DIFFormerClassifier.fit`.
+        """Train on the labelled rows, in the context of all; see `DIFFormerClassifier.fit`.
 
         Args:
             X: ``[N, F]`` features.

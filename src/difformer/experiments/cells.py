@@ -258,7 +258,7 @@ def _check_numbers(request: Request) -> None:
     if not request.seconds >= 0:
         raise UserError(f"--seconds: expected 0 or more, got {request.seconds:g}")
     if not request.limit > 0:
-        raise UserError(f"--limit: expected how many seconds a run may take, more than 0, got {request.limit:g}")
+        raise UserError(f"--limit: expected how many seconds one run may take, more than 0, got {request.limit:g}")
     for name in request.presets:
         if name not in (*NAMES, UNTUNED):
             raise UserError(f"--preset: expected one of {', '.join((*NAMES, UNTUNED))}, got {name!r}")

@@ -177,7 +177,7 @@ def find_preset(name: str, *, model: str, dataset: str) -> Preset:
         exists = [f"{model} has it for no data set"]
     raise UserError(
         f"preset: there is no preset {name!r} for {model} on {dataset}; {'; '.join(exists)}. "
-        f"Leave --preset out to use the defaults, or find values of your own with `difformer tune`"
+        f"Leave --preset out to use the defaults, or find values with `difformer tune`"
     )
 
 

@@ -413,7 +413,7 @@ def _page_row(summary: Summary, section: Section, links: str) -> dict[str, str]:
     if won and rival is not None:
         row, other = (f"**{row}**", other) if rival.ahead else (row, f"**{other}**")
     published_rows = [one for one in section.rows if one.system.role == "ours" and section.data.compare == "test"]
-    return {
+    found = {
         "data": f"[{section.data.label}]({links}/{summary.experiment.name}/table.md)",
         "paper": _top(one.paper for one in published_rows),
         "authors' code": _top(one.authors for one in published_rows),
@@ -425,6 +425,7 @@ def _page_row(summary: Summary, section: Section, links: str) -> dict[str, str]:
         "p, rival": _p(rival),
         "p, off": _p(off),
     }
+    return {key: value.replace(" ± ", "±") for key, value in found.items()}
 
 
 def _top(figures: Iterable[Figure | None]) -> str:
@@ -454,7 +455,7 @@ def _attention(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
         gains = pandas().Series([one.gain for _, one in found])
         unit = " points" if found[0][1].ours.scale == 100 else " (MSE)"
         named = {
-            name: ", ".join(section.data.label.split(",")[0] for section, one in found if one.significant and sign(one))
+            name: "; ".join(_short(section) for section, one in found if one.significant and sign(one))
             for name, sign in {"helps": lambda one: one.gain > 0, "hurts": lambda one: one.gain < 0}.items()
         }
         rows.append(
@@ -480,13 +481,18 @@ def _attention(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
     ]
 
 
+def _short(section: Section) -> str:
+    """The label without the splits."""
+    return section.data.label.partition(", ten ")[0].partition(", five ")[0]
+
+
 def _losses(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
     found = [(section, one) for _, section in sections if (one := section.comparison("the best rival"))]
     lost = [(section, one) for section, one in found if one.gain < 0]
     if not lost:
         return ["On every data set ours is ahead of the best rival."]
     named = "; ".join(
-        f"{section.data.label.partition(', ten')[0].partition(', five')[0]}: {one.other.system.label} by "
+        f"{_short(section)}: {one.other.system.label} by "
         f"{-one.gain:.2g}{' points' if one.ours.scale == 100 else ''}{' (significant)' if one.significant else ''}"
         for section, one in lost
     )
@@ -497,8 +503,9 @@ def _list_of_tables(found: Sequence[Summary], links: str) -> str:
     lines = []
     for one in found:
         name = one.experiment.name
-        state = one.counted if one.made and not one.quick else "not run"
-        lines.append(f"- [{name}]({links}/{name}/table.md): {one.experiment.about}. {state}.")
+        run = one.made and not one.quick
+        title = f"[{name}]({links}/{name}/table.md)" if run else name
+        lines.append(f"- {title}: {one.experiment.about}. {one.counted if run else 'Not run'}.")
     return "\n".join(lines)
 
 

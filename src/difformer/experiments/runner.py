@@ -3,11 +3,12 @@
 A run ends in one of four ways: a line with its scores; a line with the reason why there are none (missing data, not
 enough memory, over the time limit, a loss that is not finite, an error); no line because the time was up; no line
 because of Ctrl-C. The next call resumes the last two. Seeds of a cell train as one stack where that is faster
-(`difformer.training.stacked`), otherwise one after the other.
+(`difformer.training.stack`), otherwise one after the other.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ from typing import Any
 
 import torch
 
-from difformer.attention.memory import free_bytes
 from difformer.data import DataError, Task
 from difformer.data.lookup import check_folders
 from difformer.errors import UserError, WouldNotFitError
@@ -37,6 +37,7 @@ from difformer.experiments.measure import (
 from difformer.experiments.samples import baseline, load_data
 from difformer.experiments.spec import Data, Experiment
 from difformer.files import only_one, writing
+from difformer.free_memory import free_bytes
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
 from difformer.training.interrupt import stop_requests
@@ -44,7 +45,7 @@ from difformer.training.journal import NonFiniteLossError
 from difformer.training.loop import train_one
 from difformer.training.metrics import find_metric
 from difformer.training.record import RunRecord
-from difformer.training.stacked import StackedSetting, faster, train_stacked
+from difformer.training.stack import StackedSetting, faster, train_stacked
 from difformer.zoo import MODELS
 
 Say = Callable[[str], None]
@@ -307,8 +308,13 @@ def run(experiment: Experiment, folder: Path, request: Request, say: Say) -> Out
                     f"choose another folder with --out, or remove this one"
                 )
         work = _Work(experiment, ledger, known, request, device, stop, say)
-        for data in experiment.sections(request.quick):
-            work.section(data, [cell for cell in wanted if cell.data.key == data.key])
+        # Memory is measured after a garbage collection per run; objects of imported modules need not be visited again.
+        gc.freeze()
+        try:
+            for data in experiment.sections(request.quick):
+                work.section(data, [cell for cell in wanted if cell.data.key == data.key])
+        finally:
+            gc.unfreeze()
         return work.outcome
 
 

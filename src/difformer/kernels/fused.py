@@ -1,7 +1,7 @@
 """When a fused kernel replaces the formula of `difformer.nn.conv`, and which.
 
 `why_not_fused` is the only place that decides. A kernel reads weights and states; it calls no module. So it may replace
-only what nobody could tell apart: the layer as it is written in this package, made of plain `nn.Linear` maps, on plain
+only what cannot be told apart: the layer as it is written in this package, made of plain `nn.Linear` maps, on plain
 tensors. A layer or map that was replaced, subclassed, hooked, pruned, parametrised, quantised or wrapped takes the
 plain formula, and so does everything while a program is traced, compiled or transformed.
 """
@@ -9,7 +9,7 @@ plain formula, and so does everything while a program is traced, compiled or tra
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,9 @@ from difformer.kernels.rows import LayerNorm
 from difformer.kernels.step import Weights, gram_step, unit_step
 from difformer.sparse import CSR, SparseMatrix
 
-if TYPE_CHECKING:
-    from difformer.nn.conv import DIFFormerConv
-    from difformer.nn.structure import Structure
+# A DIFFormerConv, and a Structure or another context; their module imports this one.
+Layer = Any
+Context = Any
 
 NOT_IN_C = "the kernels in C take many rows of float32 on a CPU, where a compiler is at hand"
 _METHODS = ("forward", "latent", "mixed", "values", "queries_and_keys", "_queries_and_keys")
@@ -55,7 +55,7 @@ def why_not_plain(conv: nn.Module) -> str | None:
     if torch.compiler.is_compiling() or is_traced():
         return "the program is compiled, exported or traced"
     if "written_here" not in vars(type(conv)):
-        return f"the layer is a {type(conv).__name__}, not a DIFFormerConv itself"
+        return f"the layer is of class {type(conv).__name__}, not DIFFormerConv itself"
     if is_touched(conv):
         return "the layer has hooks or a method of its own"
     for name in ("query", "key", "value"):
@@ -67,12 +67,12 @@ def why_not_plain(conv: nn.Module) -> str | None:
     return None
 
 
-def _is_default(context: Any) -> bool:
+def _is_default(context: Context) -> bool:
     """Whether a context is a `Structure` whose rows count once each."""
     return "written_here" in vars(type(context)) and context.weight is None
 
 
-def why_not_fused(conv: DIFFormerConv, z: Tensor, structure: Any) -> str | None:
+def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
     """Why the formula of `difformer.nn.conv` computes a step; None where a fused kernel does."""
     reason = why_not_plain(conv)
     if reason is not None:
@@ -97,17 +97,20 @@ def why_not_fused(conv: DIFFormerConv, z: Tensor, structure: Any) -> str | None:
         return "edge weights are trained"
     if z.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(z.device.type):
         return f"precision is {z.dtype}, or mixed"
-    if not is_eager(z, *conv.parameters()):
+    if not is_eager(z, *_parameters(conv)):
         return "the program is inside torch.func, or has tensors of a class of their own"
     return None
 
 
-def why_not_gram(conv: DIFFormerConv, structure: Any) -> str | None:
+def why_not_gram(conv: Layer, z: Tensor, structure: Context) -> str | None:
     """Why all pairs are not summed from the Gram matrix of the states, see `kernels.gram`; None where they are."""
     if conv.form != "simple" or conv.qk_norm == "row" or conv.backend not in ("auto", "linear"):
         return "queries and keys are not linear in the states"
     if not _is_default(structure) or structure.segments is not None:
         return "the rows are not one graph, each counted once"
+    mixed = torch.is_autocast_enabled(z.device.type) and torch.get_autocast_dtype(z.device.type) == torch.float16
+    if mixed or z.dtype == torch.float16:
+        return "sums of squares over many rows exceed the range of float16"
     return why_not_plain(conv)
 
 
@@ -124,11 +127,12 @@ def why_not_fused_input(layer: nn.Module, norm: nn.Module, x: Tensor | SparseMat
     return None if serves(x.shape[0], layer.out_features, *given) else NOT_IN_C
 
 
-def fused_step(conv: DIFFormerConv, z: Tensor, structure: Any, source: Tensor | None) -> Tensor:
+def fused_step(conv: Layer, z: Tensor, structure: Context, source: Tensor | None) -> Tensor:
     """Z⁺ of a layer for which `why_not_fused` found no reason; `structure` is then a `Structure`."""
     weights, matrix = _terms(conv, z, structure)
     if _in_c(conv, z, source, matrix):
-        return cpu.layer.fused_layer(z, source, None, _plan(conv, matrix, weights, Tail()), _parameters(conv))
+        plan = _plan(conv, z, matrix, weights, Tail())
+        return cpu.layer.fused_layer(z, source, None, plan, _parameters(conv))
     assert conv.query is not None
     if conv.qk_norm == "row":
         return unit_step(z, conv.query, conv.key, conv.value, source, matrix, weights)
@@ -136,7 +140,7 @@ def fused_step(conv: DIFFormerConv, z: Tensor, structure: Any, source: Tensor | 
 
 
 def why_not_fused_layer(
-    conv: DIFFormerConv, norm: nn.Module, z: Tensor, structure: Structure, source: Tensor | None
+    conv: Layer, norm: nn.Module, z: Tensor, structure: Context, source: Tensor | None
 ) -> str | None:
     """Why step, norm, activation and dropout go one after the other; None where one kernel in C does them all."""
     reason = why_not_fused(conv, z, structure)
@@ -149,10 +153,10 @@ def why_not_fused_layer(
 
 
 def fused_layer(
-    conv: DIFFormerConv,
+    conv: Layer,
     norm: nn.Module,
     z: Tensor,
-    structure: Structure,
+    structure: Context,
     source: Tensor | None,
     *,
     relu: bool,
@@ -168,38 +172,34 @@ def fused_layer(
     """
     weights, matrix = _terms(conv, z, structure)
     found = norm if isinstance(norm, LayerNorm) else None
-    plan = _plan(conv, matrix, weights, Tail(None if found is None else found.eps, relu, mask))
+    plan = _plan(conv, z, matrix, weights, Tail(None if found is None else found.eps, relu, mask))
     return cpu.layer.fused_layer(z, _used(conv, source), found, plan, _parameters(conv))
 
 
-def _used(conv: DIFFormerConv, source: Tensor | None) -> Tensor | None:
+def _used(conv: Layer, source: Tensor | None) -> Tensor | None:
     return source if conv.source_weight else None
 
 
-def _terms(conv: DIFFormerConv, z: Tensor, structure: Structure) -> tuple[Weights, SparseMatrix | None]:
+def _terms(conv: Layer, z: Tensor, structure: Context) -> tuple[Weights, SparseMatrix | None]:
     """Weights of the four terms of a step, and the graph's matrix where there is one."""
-    if structure.graph is not None:
-        matrix: SparseMatrix | None = structure.graph.matrix(conv.graph_norm, z.dtype)
-    else:  # a graph without edges mixes in the values themselves
-        matrix = None if conv.graph_weight is None else _identity(z.shape[0], z.dtype, z.device)
+    matrix = None if structure.graph is None else structure.graph.matrix(conv.graph_norm, z.dtype)
     tau, kept = (conv.step_size, 1 - conv.step_size) if conv.residual else (1.0, 0.0)
-    latent = observed = 1.0
-    if conv.graph_weight is not None:
+    latent, observed = 1.0, 0.0 if matrix is None else 1.0
+    if conv.graph_weight is not None:  # without edges the values themselves are mixed in
         latent, observed = 1 - conv.graph_weight, conv.graph_weight
     return Weights(kept, tau * latent, tau * observed, conv.step_size * conv.source_weight), matrix
 
 
 @functools.lru_cache(maxsize=8)
-def _identity(n: int, dtype: torch.dtype, device: torch.device) -> SparseMatrix:
+def _identity(n: int) -> SparseMatrix:
+    """The graph in which each node receives from itself, for the kernels in C."""
     with torch.inference_mode(False):
-        index = torch.arange(n + 1, dtype=torch.int32, device=device)
-        rows = CSR(index, index[:-1].clone(), torch.ones(n, dtype=dtype, device=device))
+        index = torch.arange(n + 1, dtype=torch.int32)
+        rows = CSR(index, index[:-1].clone(), torch.ones(n))
         return SparseMatrix((n, n), rows, rows)
 
 
-def _in_c(
-    conv: DIFFormerConv, z: Tensor, source: Tensor | None, matrix: SparseMatrix | None, *parameters: Tensor
-) -> bool:
+def _in_c(conv: Layer, z: Tensor, source: Tensor | None, matrix: SparseMatrix | None, *parameters: Tensor) -> bool:
     """Whether the kernels in C take these tensors: float32 on a CPU, enough rows, a compiler at hand."""
     if matrix is not None and matrix.rows.crow.dtype != torch.int32:
         return False
@@ -207,11 +207,13 @@ def _in_c(
     return serves(z.shape[0], max(conv.in_channels, conv.out_channels), *given)
 
 
-def _plan(conv: DIFFormerConv, matrix: SparseMatrix | None, weights: Weights, tail: Tail) -> Plan:
+def _plan(conv: Layer, z: Tensor, matrix: SparseMatrix | None, weights: Weights, tail: Tail) -> Plan:
     linear = conv.qk_norm != "row"
+    if matrix is None and weights.observed:
+        matrix = _identity(z.shape[0])
     return Plan(weights, matrix, tail, linear, scaled=conv.qk_norm == "global", tied=conv.key is None)
 
 
-def _parameters(conv: DIFFormerConv) -> tuple[Tensor, ...]:
+def _parameters(conv: Layer) -> tuple[Tensor, ...]:
     maps = (conv.query, conv.key, conv.value)
     return tuple(x for layer in maps if layer is not None for x in (layer.weight, layer.bias))

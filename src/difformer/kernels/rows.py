@@ -95,14 +95,19 @@ class _Unit(torch.autograd.Function):
         return _Unit.apply(x.movedim(in_dims[0], 0)), 0
 
 
+def _unit_forward(x: Tensor) -> tuple[Tensor, Tensor]:
+    x, n = x.contiguous(), x.shape[0]
+    unit, norm = torch.empty_like(x), torch.empty(n, dtype=torch.float32, device=x.device)
+    kernels.unit_forward[(blocks(x),)](x, unit, norm, n, x.shape[1], SMALLEST_NORM, **block_sizes(x))
+    return unit, norm
+
+
 class _UnitRows(torch.autograd.Function):
     """The same by kernels that read a row once."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        x, n = x.contiguous(), x.shape[0]
-        unit, norm = torch.empty_like(x), torch.empty(n, dtype=torch.float32, device=x.device)
-        kernels.unit_forward[(blocks(x),)](x, unit, norm, n, x.shape[1], SMALLEST_NORM, **block_sizes(x))
+        unit, norm = _unit_forward(x)
         ctx.save_for_backward(unit, norm)
         return unit
 
@@ -118,6 +123,23 @@ def _unit_gradients(grad: Tensor, unit: Tensor, norm: Tensor) -> tuple[Tensor]:
 
 
 _differentiate_unit = once_differentiated(_unit_gradients)
+
+
+def unit_and_norm(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit rows of ``x [N, d]``, which may be overwritten, and the norms ``[N, 1]`` they had; no gradients."""
+    if by_rows(x):
+        unit, norm = _unit_forward(x)
+        return unit, norm.unsqueeze(1)
+    norm = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min_(SMALLEST_NORM)
+    return x.div_(norm), norm
+
+
+def pull_unit(grad: Tensor, unit: Tensor, norm: Tensor) -> Tensor:
+    """The gradient of rows from that of their unit rows, which may be overwritten."""
+    if by_rows(unit):
+        return _unit_gradients(grad, unit, norm.squeeze(1))[0]
+    inner = (grad * unit).sum(1, keepdim=True)
+    return grad.addcmul_(unit, inner, value=-1).div_(norm)
 
 
 def unit_rows(x: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from difformer.attention.reference import safe_total, smallest_total
 from difformer.eager import once_differentiated
 from difformer.kernels.gram import SMALLEST_SQUARE, augmented
-from difformer.kernels.rows import SMALLEST_NORM
+from difformer.kernels.rows import pull_unit, unit_and_norm
 from difformer.sparse import SparseMatrix, add_product
 
 CACHED = 1 << 16  # elements of a block for each thread: several arrays of them fit the second level of cache
@@ -53,7 +53,7 @@ Map = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Weights:
-    """a, b, c and s of the equation."""
+    """a, b, c and s of the equation; without a matrix S is the identity."""
 
     state: float
     latent: float
@@ -74,7 +74,7 @@ def row_blocks(x: Tensor) -> Iterator[slice]:
 def through_graph(grad: Tensor, matrix: SparseMatrix | None, weights: Weights) -> Tensor:
     """a G + c SᵀG, a new array: what reaches the states along the first and third term."""
     if matrix is None:
-        return grad * weights.state
+        return grad * (weights.state + weights.observed)
     out = torch.empty_like(grad)
     add_product(matrix.columns, grad, out, beta=0, alpha=weights.observed)
     return out if weights.state == 0 else out.add_(grad, alpha=weights.state)
@@ -83,15 +83,7 @@ def through_graph(grad: Tensor, matrix: SparseMatrix | None, weights: Weights) -
 def _unit(z: Tensor, layer: Map) -> tuple[Tensor, Tensor]:
     """Unit rows of what a map gives, and the norms they had."""
     weight, bias = layer
-    out = torch.addmm(bias, z, weight.T)
-    norm = torch.linalg.vector_norm(out, dim=1, keepdim=True).clamp_min_(SMALLEST_NORM)
-    return out.div_(norm), norm
-
-
-def _pull_unit(grad: Tensor, unit: Tensor, norm: Tensor) -> Tensor:
-    """The gradient of rows from that of their unit rows; overwrites it."""
-    inner = (grad * unit).sum(1, keepdim=True)
-    return grad.addcmul_(unit, inner, value=-1).div_(norm)
+    return unit_and_norm(torch.addmm(bias, z, weight.T))
 
 
 class _Gradients:
@@ -121,7 +113,7 @@ class _UnitStep(torch.autograd.Function):
         query, key, value = _maps(parameters, tied)
         n, c = z.shape[0], query[0].shape[0]
         outer, keys, values = z.new_zeros(c, c), z.new_zeros(c), z.new_zeros(c)
-        kept = z.new_empty(n, c) if value is not None and matrix is not None else None
+        kept = z.new_empty(n, c) if value is not None and weights.observed else None
         for i in row_blocks(z):
             k, _ = _unit(z[i], key)
             v = z[i] if value is None else torch.addmm(value[1], z[i], value[0].T)
@@ -137,6 +129,8 @@ class _UnitStep(torch.autograd.Function):
             received = torch.addmm(values, q, outer, out=out[i]).div_(total[i]).mul_(weights.latent)
             if weights.state:
                 received.add_(z[i], alpha=weights.state)
+            if weights.observed and matrix is None:
+                received.add_((z if kept is None else kept)[i], alpha=weights.observed)
             if source is not None:
                 received.add_(source[i], alpha=weights.source)
         if matrix is not None:
@@ -169,11 +163,11 @@ def _unit_gradients(
     key = query if ctx.tied else _Gradients(maps[1])
     value = None if maps[2] is None else _Gradients(maps[2])
     observed = None
-    if value is None or ctx.matrix is None:
-        z_grad = through_graph(grad, ctx.matrix, weights) if weights.state or value is None else torch.zeros_like(z)
+    if value is None:
+        z_grad = through_graph(grad, ctx.matrix, weights)
     else:
         z_grad = grad * weights.state if weights.state else torch.zeros_like(z)
-        observed = through_graph(grad, ctx.matrix, replace(weights, state=0.0))
+        observed = through_graph(grad, ctx.matrix, replace(weights, state=0.0)) if weights.observed else None
     outer_grad, keys_grad, values_grad = torch.zeros_like(outer), torch.zeros_like(keys), torch.zeros_like(values)
     for i in row_blocks(z):
         q, norm = _unit(z[i], maps[0])
@@ -185,14 +179,14 @@ def _unit_gradients(
         outer_grad.addmm_(q.T, a)
         keys_grad.addmv_(q.T, inner, alpha=-1)
         values_grad.add_(a.sum(0))
-        query.add(_pull_unit(q_grad, q, norm), z[i], z_grad[i])
+        query.add(pull_unit(q_grad, q, norm), z[i], z_grad[i])
     for i in row_blocks(z):
         k, norm = _unit(z[i], maps[1])
         v = z[i] if value is None else torch.addmm(value.layer[1], z[i], value.layer[0].T)
         v_grad = torch.addmm(values_grad, k, outer_grad)
         if observed is not None:
             v_grad.add_(observed[i])
-        key.add(_pull_unit(torch.addmm(keys_grad, v, outer_grad.T), k, norm), z[i], z_grad[i])
+        key.add(pull_unit(torch.addmm(keys_grad, v, outer_grad.T), k, norm), z[i], z_grad[i])
         if value is None:
             z_grad[i].add_(v_grad)
         else:
@@ -292,11 +286,12 @@ class _GramStep(torch.autograd.Function):
         maps, kept = maps_of_gram(gram, a_q, a_k, scaled)
         total, out = z.new_empty(n, 1), z.new_empty(n, d)
         upper, bias, under = maps[:d, :d].contiguous(), maps[d, :d], maps[:d, d].contiguous()
+        own = weights.state + (weights.observed if matrix is None else 0)
         for i in row_blocks(z):
             total[i] = safe_total(torch.addmv(maps[d, d:], z[i], under), n).unsqueeze(1)
             received = torch.addmm(bias, z[i], upper, out=out[i]).div_(total[i]).mul_(weights.latent)
-            if weights.state:
-                received.add_(z[i], alpha=weights.state)
+            if own:
+                received.add_(z[i], alpha=own)
             if source is not None:
                 received.add_(source[i], alpha=weights.source)
         if matrix is not None:

@@ -1,12 +1,45 @@
-"""A look at features before they are used: off in the hot path, on in the command line."""
+"""A look at features before they are used."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
+from difformer.eager import is_eager
 from difformer.errors import UserError
+from difformer.kept import Kept
 from difformer.sparse import SparseMatrix
+
+# Squares of these still have a sum: beyond them a LayerNorm overflows, in each implementation in another way.
+LARGEST = {torch.float32: 1e15, torch.float64: 1e150}
+_SEEN: Kept[bool] = Kept()
+
+
+def check_range(x: Tensor | SparseMatrix) -> None:
+    """Refuses features so large that a model could only overflow; looks at each CPU tensor once.
+
+    Tensors on other devices are not looked at: their values would have to be waited for.
+
+    Raises:
+        UserError: Says how large they are, and what to do.
+    """
+    values = x.rows.value if isinstance(x, SparseMatrix) else x
+    limit = LARGEST.get(values.dtype)
+    if limit is None or values.device.type != "cpu" or not is_eager(values) or values.is_inference():
+        return
+
+    def look() -> bool:
+        largest = values.detach().abs().amax().item() if values.numel() else 0.0
+        if limit < largest < math.inf:  # infinities and NaN are seen in the outputs
+            raise UserError(
+                f"x holds values of up to {largest:.3g}, beyond the {limit:.0e} that {values.dtype} leaves room for; "
+                f"standardise the features"
+            )
+        return True
+
+    _SEEN.of(values, (), look)
 
 
 def check_finite(x: Tensor | SparseMatrix, name: str = "x") -> None:

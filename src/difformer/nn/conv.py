@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from difformer.attention import BACKENDS
+from difformer.attention.layout import working_dtype
 from difformer.attention.scores import form_of, score_key
 from difformer.attention.segments import Segments
 from difformer.diffusivity import Diffusivity, as_diffusivity
@@ -141,8 +142,8 @@ class DIFFormerConv(nn.Module):
         if self.qk_norm == "none":
             return q, k
         query_norm, key_norm = (Structure() if context is None else context).norms(q, k)
-        scaled = q / query_norm
-        return scaled, scaled if k is q else k / key_norm
+        scaled = (q / query_norm).to(q.dtype)
+        return scaled, scaled if k is q else (k / key_norm).to(k.dtype)
 
     def _queries_and_keys(self, z: Tensor) -> tuple[Tensor, Tensor]:
         if self.query is None:
@@ -154,8 +155,8 @@ class DIFFormerConv(nn.Module):
     def squares(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """‖Q‖² and ‖K‖² of some rows before normalisation; they add over rows, for ``qk_norm="global"``."""
         q, k = self._queries_and_keys(z)
-        square = q.square().sum()
-        return square, square if k is q else k.square().sum()
+        square = q.to(working_dtype(q.dtype)).square().sum()
+        return square, square if k is q else k.to(square.dtype).square().sum()
 
     def values(self, z: Tensor) -> Tensor:
         """V: ``[N, H, out_channels]``, or the states themselves, ``[N, 1, out_channels]``, without `transform`."""
@@ -167,7 +168,7 @@ class DIFFormerConv(nn.Module):
         """Mean over heads of the all-pair term, ``[N, out_channels]``."""
         if self.diffusivity is None or self.form == "identity":
             return over_heads(v)
-        if self.query is not None and why_not_gram(self, context) is None:
+        if self.query is not None and why_not_gram(self, z, context) is None:
             key = self.query if self.key is None else self.key
             return gram_attention(z, self.query, key, self.value, self.num_heads, scaled=self.qk_norm == "global")
         if self.query is None:
@@ -213,7 +214,7 @@ class DIFFormerConv(nn.Module):
         """
         if z.dim() != 2 or z.shape[1] != self.in_channels:
             raise UserError(f"z must have shape [N, {self.in_channels}], got {tuple(z.shape)}")
-        # A stack of runs has weights that are tensors, of which nobody may ask whether they are 0.
+        # A stack of runs has weights that are tensors, which cannot be compared with 0 here.
         used = source is not None and (isinstance(self.source_weight, Tensor) or self.source_weight != 0)
         if not used:
             source = None

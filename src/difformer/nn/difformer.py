@@ -19,10 +19,17 @@ from difformer.kernels.cpu.input import fused_input
 from difformer.kernels.features import linear
 from difformer.kernels.fused import fused_layer, why_not_fused_input, why_not_fused_layer
 from difformer.kernels.rows import LayerNorm
+from difformer.nn.checks import check_range
 from difformer.nn.context import Context
 from difformer.nn.conv import DIFFormerConv, check_count
 from difformer.nn.dropout import dropout, next_mask
-from difformer.nn.inspection import EnergyProfile, StrongestPairs, energy_profile, strongest_pairs
+from difformer.nn.inspection import (
+    EnergyProfile,
+    StrongestPairs,
+    energy_profile,
+    explain_layer,
+    strongest_pairs,
+)
 from difformer.nn.structure import Structure, as_structure
 from difformer.sparse import SparseMatrix
 
@@ -143,13 +150,13 @@ class DIFFormer(nn.Module):
     ) -> Tensor:
         """Z^(k+1) from Z^(k) and Z⁰: layer k, its norm, activation and dropout."""
         layer, norm = self.layers[k], self.norms[k]
-        if context is None and type(layer) is DIFFormerConv and self._may_fuse:
+        if context is None and type(layer) is DIFFormerConv and z.device.type == "cpu" and self._may_fuse:
             structure = as_structure(z.shape[0], edge_index, edge_weight, batch)
             if why_not_fused_layer(layer, norm, z, structure, source) is None:
                 mask, relu = next_mask(self.dropout, self.training), self.activation == "relu"
                 z = fused_layer(layer, norm, z, structure, source, relu=relu, mask=mask)
                 return z if mask is not None else dropout(z, self.dropout, self.training)
-        # A layer of your own need not know of contexts unless it is given one.
+        # A layer that replaces ours need not know of contexts unless it is given one.
         options = {} if context is None else {"context": context}
         z = norm(layer(z, edge_index, edge_weight, batch, source=source, **options))
         if self.activation is not None:
@@ -174,6 +181,7 @@ class DIFFormer(nn.Module):
             raise UserError(f"x must have shape [N, {self.input.in_features}], got {tuple(x.shape)}")
         if x.dtype != self.input.weight.dtype and not torch.is_autocast_enabled(x.device.type):
             raise UserError(f"x is {x.dtype}, the model {self.input.weight.dtype}: convert one, for example x.float()")
+        check_range(x)
         return x, as_structure(x.shape[0], edge_index, edge_weight, batch)
 
     def embed(
@@ -278,6 +286,18 @@ class DIFFormer(nn.Module):
         diffusivity = self.layers[0].diffusivity if len(self.layers) else None
         return energy_profile(states, diffusivity, structure)  # type: ignore[arg-type]
 
+    def explain(
+        self,
+        x: Tensor | SparseMatrix,
+        edge_index: Tensor | Graph | None = None,
+        edge_weight: Tensor | None = None,
+        batch: Tensor | Segments | None = None,
+    ) -> list[str]:
+        """One line per layer: whether a fused kernel computes it or the formula, and why."""
+        x, structure = self._prepare(x, edge_index, edge_weight, batch)
+        z = torch.empty(x.shape[0], self.input.out_features, dtype=x.dtype, device=x.device)
+        return [f"layer {k}: {explain_layer(layer, z, structure)}" for k, layer in enumerate(self.layers)]
+
     def _inspected(
         self,
         x: Tensor | SparseMatrix,
@@ -305,7 +325,7 @@ class DIFFormer(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, diffusivity: Diffusivity | None = None) -> DIFFormer:
-        """Reads what `save_pretrained` wrote, on any device; a diffusivity of your own has to be given again."""
+        """Reads what `save_pretrained` wrote, on any device; your own diffusivity has to be given again."""
         from difformer.nn.pretrained import load_pretrained
 
         return load_pretrained(folder, cls, diffusivity=diffusivity)

@@ -57,7 +57,7 @@ class _Current(threading.local):
 
 
 _current = _Current()
-_open: list[_Place] = []  # of all threads: a compiled model is compiled anew once somebody uses keys
+_open: list[_Place] = []  # of all threads: a compiled model is compiled again once keys are used
 
 
 def _signed(value: int) -> int:
@@ -227,7 +227,7 @@ def _hash(x: Tensor, place: _Place) -> Tensor:
 def _words(place: _Place, held: Tensor | None, count: int, columns: int, site: int, device: torch.device) -> Tensor:
     """``[count, columns]`` int32: the hashes of rows, of those in `held` where that is not None."""
     rows = _ramp(count, device) if held is None else (held + 1).to(torch.int32) * _GOLDEN
-    # Two 32-bit states a row, so that rows with equal masks are as rare as equal 64-bit numbers.
+    # Two 32-bit states per row, so that rows with equal masks are as rare as equal 64-bit numbers.
     state = rows ^ (place.key.to(device) + _signed(site * _SECOND)).unsqueeze(-1)
     state = state.bitwise_xor_(state >> 16).mul_(_FIRST)
     state = state.bitwise_xor_(state >> 15).mul_(_SECOND).unsqueeze(-1)

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.attention import explain
 from difformer.attention.reference import attention_matrix
 from difformer.attention.segments import Segments, as_segments
 from difformer.diffusion.energy import effective_rank, penalty
 from difformer.diffusivity import CONSTANT, Diffusivity
 from difformer.errors import UserError
+from difformer.kernels.fused import why_not_fused, why_not_plain
 from difformer.nn.structure import Structure
 
 if TYPE_CHECKING:
@@ -43,6 +45,20 @@ class StrongestPairs:
 
     def __len__(self) -> int:
         return self.weight.numel()
+
+
+def explain_layer(layer: nn.Module, z: Tensor, structure: Structure) -> str:
+    """How a layer computes its step for states like ``z [N, d]``, and why so."""
+    reason = why_not_plain(layer) or why_not_fused(layer, z, structure)
+    if reason is None:
+        return "a fused kernel"
+    form = getattr(layer, "form", None)
+    if form in (None, "identity"):
+        return f"the formula, because {reason}"
+    largest = z.shape[0] if structure.segments is None else structure.segments.largest
+    options = {"heads": layer.num_heads, "device": z.device, "dtype": z.dtype}
+    choice = explain(largest, layer.out_channels, diffusivity=layer.diffusivity, **options)  # type: ignore[arg-type]
+    return f"the formula, because {reason}; all pairs by {choice}"
 
 
 def attention_rows(

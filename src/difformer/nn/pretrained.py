@@ -57,7 +57,7 @@ def _plain(value: Any) -> Any:
 def load_pretrained(
     folder: str | Path, kind: type[DIFFormer] | None = None, *, diffusivity: Diffusivity | None = None
 ) -> DIFFormer:
-    """Reads a model that `save_pretrained` wrote; `kind` is `DIFFormer` or a class of your own that extends it.
+    """Reads a model that `save_pretrained` wrote; `kind` is `DIFFormer` or a class that extends it.
 
     Raises:
         FileNotFoundError: If a file is missing.

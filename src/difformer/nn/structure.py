@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from difformer.attention import propagate
+from difformer.attention.layout import working_dtype
 from difformer.attention.segments import Segments, as_segments
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.graph import Graph, as_graph
+from difformer.kept import Kept
 
 SMALLEST_NORM = 1e-12
 
@@ -46,7 +48,7 @@ class Structure:
         return norm, norm if k is q else self._norm(k)
 
     def _norm(self, x: Tensor) -> Tensor:
-        squares = x.square().sum((1, 2))
+        squares = x.to(working_dtype(x.dtype)).square().sum((1, 2))
         if self.segments is None:
             return squares.sum().sqrt().clamp_min(SMALLEST_NORM)
         total = squares.new_zeros(self.segments.num_graphs).index_add(0, self.segments.batch, squares)
@@ -93,4 +95,21 @@ def as_structure(
         return Structure(None, segments, weight=weight)
     if segments is None or segments.num_graphs == 1:
         return Structure(graph, segments, weight=weight)
-    return Structure(graph, segments, graph.rows_with_edges(segments), weight)
+    if torch.compiler.is_compiling():
+        return Structure(graph, segments, segments.has_edges(graph.edge_index).unsqueeze(1), weight)
+    key = (segments, graph.version())
+    found = _ROWS_WITH_EDGES.of(graph, key, lambda: _rows_with_edges(graph.edge_index, segments))
+    return Structure(graph, segments, found, weight)
+
+
+_ROWS_WITH_EDGES: Kept[Tensor] = Kept()  # worked out once per graph and batch, for all layers and passes
+
+
+def _rows_with_edges(edge_index: Tensor, segments: Segments) -> Tensor:
+    """``[N, 1]`` bool: whether the graph of each row has an edge; refuses edges that join two graphs."""
+    source, target = edge_index
+    across = segments.batch[source] != segments.batch[target]
+    if across.any():
+        i, j = edge_index[:, across.nonzero()[0, 0]].tolist()
+        raise UserError(f"edge_index joins nodes {i} and {j}, which batch puts into different graphs")
+    return segments.has_edges(edge_index).unsqueeze(1)

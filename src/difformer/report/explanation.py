@@ -1,4 +1,4 @@
-r"""One prediction, explained: in one sentence by columns and neighbours, and layer by layer as an exact sum.
+r"""One prediction, explained: in one sentence (`difformer.report.attribution`), and layer by layer as an exact sum.
 
 A step of a DIFFormer is a sum,
 
@@ -19,15 +19,6 @@ that of the runner-up (the output itself for a regression or a single column), a
 deviation s is held at what it was. After the last layer this is exact: effects of all parts, biases of LayerNorm and
 output layer, and what a curved activation adds, sum to m (`last_terms`). Before it, ∂m/∂z⁺ is the derivative through
 all later layers, so effects are of first order.
-
-The *sentence* attributes the predicted probability F to the inputs by integrated gradients: on the straight path from
-the average row :math:`\bar x` (the same for all instances) to the features X,
-
-.. math:: e_{jc} = (x_{jc} - \bar x_c) \int_0^1 \frac{∂F(\bar x + α (X - \bar x))}{∂x_{jc}}\, dα,
-    \qquad \sum_{jc} e_{jc} = F(X) - F(\bar x),
-
-with Gauss and Legendre's quadrature. Columns are the :math:`e_{ic}` of the instance itself, a neighbour's effect is
-:math:`\sum_c e_{jc}`.
 """
 
 from __future__ import annotations
@@ -36,7 +27,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -44,14 +34,13 @@ from difformer.data import Task
 from difformer.errors import UserError
 from difformer.nn import DIFFormer, DIFFormerConv, GraphLevel, readout
 from difformer.nn.difformer import ACTIVATIONS
+from difformer.report.attribution import Attribution, attribute, explained_column, sentence
 from difformer.report.gather import (
-    DENSE_ENTRIES,
     Material,
     Scene,
     column_names,
     is_diffusion,
     make_scene,
-    source_columns,
     usual_number,
 )
 from difformer.report.layers import attention_of
@@ -59,9 +48,6 @@ from difformer.training.run_folder import RunFolder
 from difformer.training.trained_run import Loaded, load_run
 
 PARTS = ("self", "latent", "observed", "source")
-QUADRATURE, COARSE, MANY = 24, 6, 20_000  # points of the path, and fewer where there are many rows
-LEAST = 0.01  # effects below this share of all are summed up
-NAMED = 5  # columns and neighbours of a sentence
 WRONG, NARROW = 2, 1  # instances that a report explains by itself
 # A number, a name, or both a snapshot or graph and a node of it.
 Place = int | str | tuple[int, int]
@@ -263,106 +249,6 @@ def last_terms(passage: Passage, effects: dict[str, float], slopes: Tensor, i: i
 
 
 @dataclass(frozen=True)
-class Attribution:
-    """The predicted probability, or value, attributed to columns and instances.
-
-    Args:
-        value: F(X): probability of the predicted class or column, or the predicted value.
-        base: The same if every instance had the average row.
-        columns: Effect of each column of the user's table, in the instance's row; of a graph, in all its nodes' rows.
-        neighbours: Effect of each instance that an observed edge leads from, by name; self-loops are not neighbours.
-        others: Effect of all other instances together.
-        gap: What quadrature leaves of value - base.
-    """
-
-    value: float
-    base: float
-    columns: dict[str, float]
-    neighbours: dict[str, float]
-    others: float
-    gap: float
-
-
-def attribute(loaded: Loaded, scene: Scene, place: int, names: Callable[[int], str]) -> Attribution | None:
-    """Integrated gradients; None where the features are too large to be differentiated as a dense matrix."""
-    if scene.size * scene.inputs.x.shape[1] > DENSE_ENTRIES:
-        return None
-    x = scene.inputs.x.to_dense().detach()
-    whole = isinstance(loaded.model, GraphLevel)
-    with torch.no_grad():
-        final = scene.inputs.outputs(loaded.model)[0 if whole else place]
-    column = int(final.argmax()) if loaded.task.problem == "multiclass" else _column(loaded.task, final)
-
-    def value(features: Tensor) -> Tensor:
-        out = replace(scene.inputs, x=features).outputs(loaded.model)[0 if whole else place]
-        if loaded.task.problem == "multiclass":
-            return out.softmax(-1)[column]
-        return out[column].sigmoid() if loaded.task.problem == "multilabel" else out[column]
-
-    middle = x.mean(0, keepdim=True)
-    away, slope = x - middle, torch.zeros_like(x)
-    points, weights = np.polynomial.legendre.leggauss(QUADRATURE if scene.size < MANY else COARSE)
-    for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
-        with torch.enable_grad():
-            at = (middle + float(point) * away).requires_grad_()
-            slope += float(weight) * torch.autograd.grad(value(at), at)[0]
-    effects = slope * away
-    with torch.no_grad():
-        top, base = float(value(x)), float(value(middle.expand_as(x).contiguous()))
-    own = effects.sum(0) if whole else effects[place]
-    each = torch.zeros(scene.size) if whole else effects.sum(1).cpu()
-    linked: list[int] = []
-    if scene.graph is not None and not whole:
-        source, target = scene.graph.edge_index.cpu()
-        linked = [j for j in source[target == place].unique().tolist() if j != place]
-    given = {j: float(each[j]) for j in linked}
-    others = 0.0 if whole else float(each.sum() - each[place]) - sum(given.values())
-    columns = {f"column {c}": v for c, v in enumerate(own.tolist())}
-    if x.shape[1] == loaded.task.num_features:
-        columns = {name: float(own[held].sum()) for name, held in source_columns(loaded.task).items()}
-    gap = top - base - float(effects.sum())
-    neighbours: dict[str, float] = {}
-    for j, v in given.items():
-        neighbours[names(j) if names(j) not in neighbours else f"{names(j)} (number {j})"] = v
-    return Attribution(top, base, columns, neighbours, others, gap)
-
-
-def sentence(task: Task, prediction: str, found: Attribution | None) -> str:
-    """``Predicted churns (0.71): late_payments (+0.31) …; neighbours Ewa Silva and Ivan Rossi (+0.18) …``."""
-    if found is None:
-        return f"Predicted {prediction}."
-    form = ".3g" if task.problem == "regression" else ".2f"
-    least = LEAST * sum(map(abs, [*found.columns.values(), *found.neighbours.values(), found.others]))
-    named, rest = _largest_named(found.columns, least)
-    listed = [f"{name} ({effect:+{form}})" for name, effect in named]
-    if more := len(found.columns) - len(named):
-        listed.append(f"{more} other column{'s' * (more > 1)} ({rest:+{form}})")
-    parts = [", ".join(listed)]
-    if found.neighbours:
-        named, rest = _largest_named(found.neighbours, least)
-        same = [[one for one in named if sign * one[1] > 0] for sign in (1, -1)]
-        listed = [f"{_joined([n for n, _ in some])} ({sum(v for _, v in some):+{form}})" for some in same if some]
-        if more := len(found.neighbours) - len(named):
-            listed.append(f"{more} {'other' + 's' * (more > 1) if named else 'in all'} ({rest:+{form}})")
-        parts.append(f"neighbour{'s' * (len(found.neighbours) > 1)} {', '.join(listed)}")
-    if abs(found.others) >= least and found.others:
-        parts.append(f"all other instances ({found.others:+{form}})")
-    value = "" if task.problem == "regression" else f"{found.value:{form}}; "
-    return f"Predicted {prediction} ({value}{found.base:{form}} with average features): {'; '.join(parts)}."
-
-
-def _largest_named(effects: dict[str, float], least: float) -> tuple[list[tuple[str, float]], float]:
-    """At most `NAMED` effects of at least `least`, the largest first, and the sum of the rest."""
-    order = sorted(effects.items(), key=lambda one: -abs(one[1]))
-    named = [(name, effect) for name, effect in order[:NAMED] if abs(effect) >= least and effect]
-    return named, sum(effect for _, effect in order[len(named) :])
-
-
-def _joined(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-@dataclass(frozen=True)
 class Explanation:
     """Why an instance was predicted as it was.
 
@@ -540,13 +426,8 @@ def _score(task: Task, outputs: Tensor) -> tuple[Tensor, str]:
             return outputs[0], f"output of {names[0]!r}, the only class"
         first, second = outputs.detach().topk(2).indices.tolist()
         return outputs[first] - outputs[second], f"output of {names[first]!r} less that of {names[second]!r}"
-    column = _column(task, outputs)
+    column = explained_column(task, outputs)
     return outputs[column], "the output" if outputs.numel() == 1 else f"output of {names[column]!r}"
-
-
-def _column(task: Task, outputs: Tensor) -> int:
-    """The output that is explained: the surest column, or the first value."""
-    return int(outputs.detach().abs().argmax()) if task.problem == "multilabel" else 0
 
 
 def _namer(task: Task, scene: Scene) -> Callable[[int], str]:

@@ -106,6 +106,12 @@ def _read_predictions(folder: RunFolder, task: Task, seed: int) -> Predictions:
             outputs, part = torch.from_numpy(file["outputs"]), tuple(file["part"].tolist())
     except Exception as error:  # whatever a decoder finds wrong is the file's fault, and is named so
         raise RunFolderError(f"{path} cannot be read: {error}; fit the run anew") from error
+    expected = (*(task.y.shape[:2] if task.kind == "series" else task.y.shape[:1]), task.num_outputs)
+    if tuple(outputs.shape) != expected or len(part) != task.num_instances:
+        raise RunFolderError(
+            f"{path} holds outputs of shape {tuple(outputs.shape)} for {len(part)} instances, expected {expected}: it "
+            "does not belong to this run; fit the run anew"
+        )
     return Predictions(task.problem, outputs, task.class_names, task.instance_names, task.y, part)
 
 

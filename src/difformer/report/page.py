@@ -94,7 +94,9 @@ def write_report(
     attention = within_classes(scene, latent, shown, material.classes)
     even = uniform_note(maps[-1].data["uniform"], latent, None if attention is None else attention.chance)
     options = folder.about["model"].get("options", {})
-    said = "" if energies is None else verdict(energies, float(options.get("source_weight", 0.0)))
+    said = ""
+    if energies is not None and scene is not None:
+        said = verdict(energies, float(scene.difformer.config["source_weight"]))
     found, base = quality(material.task, material.predictions, material.part), baselines(material)
     sure, columns = calibration(material.task, material.predictions, material.part), column_importance(material)
     wrong = errors(material, columns.names)

@@ -21,7 +21,7 @@ from difformer.training.run_folder import RunFolder
 
 # Ten colours that differ, also for most colour-blind people: Okabe and Ito's without black, olive, grey, purple, brown.
 COLOURS = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#B3B000", "#7F7F7F", "#5B2A86", "#7A4419",
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#B3B000", "#7F7F7F", "#8450CF", "#94562A",
 )  # fmt: skip
 PART_LINES = {"train": (COLOURS[7], "dot"), "valid": (COLOURS[1], "dash"), "test": (COLOURS[0], "solid")}
 CURVE_POINTS = 300  # per seed

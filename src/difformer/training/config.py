@@ -54,7 +54,7 @@ class TrainConfig:
         ValueError: Naming the field, what came and what it takes.
     """
 
-    model: str = "difformer-s"
+    model: str = "difformer"
     options: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 500
     learning_rate: float = 1e-3
@@ -126,7 +126,7 @@ def knn_of(graph: str) -> int | None:
     )
 
 
-def parse_settings(settings: Iterable[str], model: str = "difformer-s") -> tuple[dict[str, Any], dict[str, Any]]:
+def parse_settings(settings: Iterable[str], model: str = "difformer") -> tuple[dict[str, Any], dict[str, Any]]:
     """``["hidden_channels=64", "learning_rate=0.01"]`` as fields of a `TrainConfig` and options of the model.
 
     Args:

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from difformer.attention.memory import free_bytes
 from difformer.data.sparse import take_rows
 from difformer.errors import UserError
+from difformer.free_memory import free_bytes
 from difformer.graph import Graph
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.context import store

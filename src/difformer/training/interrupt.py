@@ -19,19 +19,19 @@ class TrainingInterrupted(KeyboardInterrupt):
     Args:
         summary: Results so far; None where no epoch had been evaluated yet.
         folder: The run folder to resume, as text; empty without one.
-        stacked: Whether the seeds were trained as one: results were then saved, but no checkpoint.
+        again: Whether results were saved but no checkpoint, as for a stack that did not fit into memory as a whole.
 
     Attributes:
         kept: What was saved, what was not, and how to resume; empty without a folder.
     """
 
-    def __init__(self, summary: Summary | None, folder: str, stacked: bool = False) -> None:
+    def __init__(self, summary: Summary | None, folder: str, again: bool = False) -> None:
         self.summary, self.folder = summary, folder
         self.kept = ""
-        if folder and stacked:
+        if folder and again:
             self.kept = (
-                f"the results so far were saved, but seeds that are trained as one have no checkpoints: continue with "
-                f"resume, which trains them again from their first epoch: {folder}"
+                f"the results so far were saved, but these stacked seeds have no checkpoints: continue with resume, "
+                f"which trains them again from their first epoch: {folder}"
             )
         elif folder:
             self.kept = f"what there is was saved, continue with resume: {folder}"

@@ -115,7 +115,9 @@ def acts_alike(model: nn.Module) -> bool:
 
 def _acts_alike(module: nn.Module) -> bool:
     home = type(module).__module__
-    if not home.startswith(("torch.nn.modules.", "difformer.nn.")) or isinstance(module, CHANGING):
+    if not home.startswith(("torch.nn.modules.", "difformer.nn.", "difformer.kernels.")) or isinstance(
+        module, CHANGING
+    ):
         return False
     if module._forward_hooks or module._forward_pre_hooks:
         return False

@@ -11,8 +11,9 @@ import torch
 
 from difformer.data import Task
 from difformer.errors import UserError
-from difformer.files import only_one, sweep
+from difformer.files import RunFolderError, only_one, sweep
 from difformer.training.callbacks import Callback
+from difformer.training.checkpoint import CheckpointError
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
 from difformer.training.interrupt import TrainingInterrupted, stop_requests
@@ -52,8 +53,9 @@ def fit(
         resume: Whether `out` may hold the same run, unfinished; it is then resumed, to the same result.
         callbacks: Called after every evaluated epoch.
         source: Where `task` comes from, if it is a task: kept in the folder, so that the folder suffices to use it.
-        stacked: Whether to train all seeds as one, see `difformer.training.stacked`; None does so where that is likely
-            to be faster. Such runs are short and have no checkpoints: an interrupted one is trained again.
+        stacked: Whether to train all seeds as one, see `difformer.training.stack`; None does so where that is likely
+            to be faster. An interrupted stack is resumed from its checkpoint; one that did not fit into memory as a
+            whole has none, and is trained again.
         preset: Name or file of the preset that `config` comes from, recorded in the folder.
 
     Returns:
@@ -120,13 +122,12 @@ def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _stack(task: Task, config: TrainConfig, seeds: Sequence[int], device: torch.device, stacked: bool | None) -> bool:
-    from difformer.training.stacked import faster, unstackable
+    from difformer.training.stack import faster, unstackable
 
     if stacked and (reason := unstackable(task, config, {split_number(task, seed) for seed in seeds})):
         raise UserError(f"stacked: these runs cannot be trained as one: {reason}")
     if stacked is not None:
         return stacked
-    # A stack that is interrupted begins again: on a CPU that costs more than it wins, unless it was asked for.
     return device.type == "cuda" and faster(task, config, len(seeds), device)
 
 
@@ -173,12 +174,14 @@ def _in_folder(folder: RunFolder, task: Task, device: torch.device, callbacks: t
         warn_of_changes(folder)
         waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]
         if folder.stacked and waiting:
-            # All of them once more: a run agrees to the bit only with one of the same stack.
-            for record in _all_seeds(task, folder.config, folder.seeds, device, callbacks, stop):
+            # From their checkpoint, or all of them once more: a run agrees to the bit only with one of the same stack.
+            for record in _all_seeds(task, folder.config, folder.seeds, device, callbacks, stop, folder):
                 if record.seed in waiting:
                     begin_seed(folder, record.seed, record.history)
                     folder.write_record(record, task)
                     records.append(record)
+            if not folder.unfinished:
+                folder.checkpoint_file(None).unlink(missing_ok=True)
         for seed in () if folder.stacked else waiting:
             records.append(_one_seed(folder, task, seed, device, callbacks, stop))
             folder.write_record(records[-1], task)
@@ -188,7 +191,8 @@ def _in_folder(folder: RunFolder, task: Task, device: torch.device, callbacks: t
             folder.write_summary()  # a process may have been killed between the last result and the summary
     results = folder.results()
     if len(results) < len(folder.seeds) or any(result["status"] == "interrupted" for result in results):
-        raise TrainingInterrupted(folder.summary(records) if results else None, str(folder.path), folder.stacked)
+        again = folder.stacked and not folder.checkpoint_file(None).is_file()
+        raise TrainingInterrupted(folder.summary(records) if results else None, str(folder.path), again)
     return folder.summary(records)
 
 
@@ -199,11 +203,19 @@ def _all_seeds(
     device: torch.device,
     callbacks: tuple[Callback, ...],
     stop: Callable[[], bool],
+    folder: RunFolder | None = None,
 ) -> list[RunRecord]:
-    from difformer.training.stacked import StackedSetting, train_stacked
+    from difformer.training.stack import StackedSetting, train_stacked
 
     settings = [StackedSetting(seed, split_number(task, seed)) for seed in seeds]
-    return train_stacked(task, settings, config, device, callbacks=callbacks, stop=stop)
+    state = None if folder is None else folder.read_checkpoint(None)
+    save = None if folder is None else (lambda snapshot: folder.write_checkpoint(None, snapshot))
+    try:
+        return train_stacked(task, settings, config, device, callbacks=callbacks, stop=stop, state=state, save=save)
+    except CheckpointError as error:
+        assert folder is not None
+        place = folder.checkpoint_file(None)
+        raise RunFolderError(f"{place}: {error}; delete it to train all seeds from the beginning") from error
 
 
 def begin_seed(folder: RunFolder, seed: int, history: list[dict[str, Any]]) -> None:

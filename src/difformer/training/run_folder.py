@@ -1,8 +1,10 @@
 """The run folder: everything of a run in one place, whole at any moment.
 
     config.toml          what was asked for, complete: model, training, data, seeds, versions, device
+    preprocessing.json   how raw columns became features, for tables with more than numbers
     metrics.jsonl        one line per epoch and seed
     summary.json         mean ± standard deviation over the runs that have ended
+    stack.safetensors    where to resume seeds that are trained as one, while they are not done
     seed-0/              one folder per seed
       model.safetensors    parameters of the best epoch
       predictions.npz      outputs of the best epoch for every instance (and .csv, unless it would be huge)
@@ -25,7 +27,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from difformer.data import Split, Task
+from difformer.data import Preprocessing, Split, Task
 from difformer.data.split import save_splits
 from difformer.errors import UserError
 from difformer.files import (
@@ -67,6 +69,8 @@ from difformer.training.source import TaskSource
 
 FORMAT = 1
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
+PREPROCESSING = "preprocessing.json"
+STACK = "stack.safetensors"
 WEIGHTS, CHECKPOINT, RESULT = "model.safetensors", "checkpoint.safetensors", "result.json"
 
 
@@ -126,6 +130,8 @@ class RunFolder:
             new = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
             try:
                 write_bytes(new / CONFIG, text.encode())
+                if task.preprocessing is not None:
+                    write_bytes(new / PREPROCESSING, json.dumps(task.preprocessing.to_dict(), indent=1).encode())
                 new.chmod(0o777 & ~file_mask())  # mkdtemp makes folders that only their owner may read
                 if path.is_dir():
                     path.rmdir()
@@ -210,28 +216,35 @@ class RunFolder:
                 f"the data of {self.path} have changed: the run was made on {self.about['data']['task']!r} with "
                 f"fingerprint {expected[:12]}…, what is there now has {found[:12]}…; restore the data, or fit anew"
             )
-        return task
+        stored = self.path / PREPROCESSING
+        if task.preprocessing is None or not stored.is_file():
+            return task
+        return replace(task, preprocessing=Preprocessing.read(stored, task.feature_names))
 
     def split_of(self, task: Task, seed: int) -> Split:
         """Seed s uses split s modulo the number of splits."""
         return task.splits[split_number(task, seed)]
 
-    def write_checkpoint(self, seed: int, snapshot: Snapshot) -> None:
-        path = self.file(seed, CHECKPOINT)
+    def checkpoint_file(self, seed: int | None) -> Path:
+        """Of a seed; None for that of seeds that are trained as one."""
+        return within(self.path, self.path / STACK) if seed is None else self.file(seed, CHECKPOINT)
+
+    def write_checkpoint(self, seed: int | None, snapshot: Snapshot) -> None:
+        path = self.checkpoint_file(seed)
         with writing(path):
             snapshot.write(path)
 
-    def read_checkpoint(self, seed: int) -> Snapshot | None:
-        """The checkpoint of a seed; None where it has none yet.
+    def read_checkpoint(self, seed: int | None) -> Snapshot | None:
+        """The checkpoint of a seed, or of a stack; None where there is none yet.
 
         Raises:
             RunFolderError: If there is a checkpoint that cannot be used.
         """
-        path = self.file(seed, CHECKPOINT)
+        path, whose = self.checkpoint_file(seed), "all seeds" if seed is None else f"seed {seed}"
         try:
             return Snapshot.read(path) if path.is_file() else None
         except CheckpointError as error:
-            raise RunFolderError(f"{error}; delete it to train seed {seed} from its beginning") from error
+            raise RunFolderError(f"{error}; delete it to train {whose} from the beginning") from error
 
     def write_record(self, record: RunRecord, task: Task) -> None:
         """Everything of a run that has ended, ``result.json`` last."""

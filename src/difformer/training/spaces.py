@@ -128,6 +128,8 @@ def default_space(kind: str, *, observed: bool, model: str, own: bool = False) -
     spaces, info = load_spaces(), find(model)
     if model in spaces:
         return spaces[model]
+    if info.group == "own" and info.space:
+        return Space(model, axes=dict(info.space), source="the space that the model was registered with")
     if own and info.trained:
         known = ["learning_rate", "weight_decay", *options_of(model)]
         graph = ("graph_weight", "graph_norm")

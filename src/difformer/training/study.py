@@ -15,7 +15,7 @@ one file per process. A trial is identified by its number, from which its settin
 same question continues the study, whether it had ended, was interrupted or was killed, and repeats no trial. A
 different question in the same folder is refused.
 
-Settings that share shapes are trained as one (`difformer.training.stacked`) on a GPU: a whole group costs little more
+Settings that share shapes are trained as one (`difformer.training.stack`) on a GPU: a whole group costs little more
 than one of its runs, so no trial is stopped early. Processes (`jobs`) and ranks share the trials that are left.
 """
 
@@ -52,7 +52,7 @@ from difformer.training.loop import train_one
 from difformer.training.metrics import Metric, chosen_metric
 from difformer.training.model import split_number
 from difformer.training.spaces import Space
-from difformer.training.stacked import HYPER, RATES, StackedSetting, apart, train_stacked, unstackable
+from difformer.training.stack import HYPER, RATES, StackedSetting, apart, train_stacked, unstackable
 
 SAMPLERS = ("random", "tpe", "grid")
 REPORTS_PER_RUN = 20  # points of a validation curve that are kept, and compared with those of other trials

@@ -46,9 +46,6 @@ class AdvDIFFormer(Encoder):
     r"""A linear input with ReLU, one advective diffusion in closed form, and a linear output.
 
     Args:
-        in_channels: Features per instance.
-        hidden_channels: Length of a state.
-        out_channels: Outputs per instance.
         solver: ``"series"`` or ``"inverse"``.
         num_layers: K, terms of the series beside Z(0).
         num_heads: Heads.

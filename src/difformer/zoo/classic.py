@@ -57,9 +57,6 @@ class Stack(Encoder):
     sparse, and there is one dropout mask for all of them.
 
     Args:
-        in_channels: Features per instance.
-        hidden_channels: Length of a state.
-        out_channels: Outputs per instance.
         num_layers: Layers; without `linear_head` the last of them gives the outputs.
         dropout: After each activation.
         input_dropout: On the features; None is the same as `dropout`.
@@ -474,9 +471,7 @@ class SGC(Encoder):
     S^K (X W), with as many columns as there are outputs.
 
     Args:
-        in_channels: Features per instance.
         hidden_channels: Not used: there is no hidden layer.
-        out_channels: Outputs per instance.
         num_layers: K, propagations.
     """
 
@@ -519,9 +514,6 @@ class APPNP(Encoder):
     once. The steps are PyTorch Geometric's ``APPNP``; no edges are dropped.
 
     Args:
-        in_channels: Features per instance.
-        hidden_channels: Length of a state.
-        out_channels: Outputs per instance.
         num_layers: Steps K.
         alpha: α, the share of a node's own prediction.
         mlp_layers: Linear maps of the MLP, the output's included.
@@ -571,9 +563,6 @@ class GCNII(Encoder):
     layers are PyTorch Geometric's ``GCN2Conv``.
 
     Args:
-        in_channels: Features per instance.
-        hidden_channels: Length of a state.
-        out_channels: Outputs per instance.
         num_layers: K.
         alpha: α, the share of the initial states.
         theta: θ, how much of a layer's map counts.

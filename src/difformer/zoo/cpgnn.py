@@ -69,7 +69,6 @@ class CPGNN(Encoder):
     It needs classes of nodes: the labels come by `observe`.
 
     Args:
-        in_channels: Features per instance.
         hidden_channels: Length of the perceptron's states.
         out_channels: C, classes.
         num_layers: K, propagations.

@@ -64,9 +64,7 @@ class DenseGAT(GAT):
     sees the same nodes. The last layer has one head. No single entry of the attention exists, so it has no dropout.
 
     Args:
-        in_channels: Features per instance.
         hidden_channels: Length of a state, all heads together.
-        out_channels: Outputs per instance.
         num_layers: Attention layers, the output's included.
         num_heads: Heads of the hidden layers; None takes 8, or its largest divisor that divides `hidden_channels`.
         dropout: Before every layer, on features too.

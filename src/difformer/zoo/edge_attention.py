@@ -272,7 +272,7 @@ class _Collect(torch.autograd.Function):
 
 
 def _over_runs(function: Any, runs: int, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -> Tensor:
-    """Runs of a stack stand beside each other like heads: all pass through one call, in slices that count them."""
+    """Runs of a stack lie side by side like heads: one call serves all of them, in slices that count them."""
     beside = (
         (x.unsqueeze(1).expand(-1, runs, *x.shape[1:]) if dim is None else x.movedim(dim, 1)).flatten(1, 2)
         if isinstance(x, Tensor)
@@ -306,7 +306,7 @@ def from_sources(x: Tensor, graph: Graph) -> Tensor:
 def edge_softmax(scores: Tensor, graph: Graph) -> Tensor:
     r"""Weights ``[E, H]`` of the edges into a node, :math:`a_{ij} e^{s_{ij}} / \sum_l a_{il} e^{s_{il}}`.
 
-    An edge's own weight a_ij multiplies its exponential; an edge of weight zero is as good as none.
+    An edge's own weight a_ij multiplies its exponential; an edge of weight zero has no effect.
     """
     # The factor that keeps exponentials from overflowing cancels.
     each = torch.exp(scores - _largest(scores.detach(), graph))

@@ -36,15 +36,12 @@ class EdgeDiffusion(Encoder):
     of S sums to one. S is taken at h(Z), from the states alone: there are no queries and keys.
 
     Args:
-        in_channels: Features per instance.
-        hidden_channels: Length of a state.
-        out_channels: Outputs per instance.
         num_layers: Steps.
         diffusivity: g: a name, or a `Diffusivity`.
         similarity: ``"cosine"`` as above, or ``"distance"`` for f(‖z_i - z_j‖²).
         step_size: τ.
         source_weight: β; above 0 each step adds τβZ⁰.
-        transform: Whether h is a linear map, one a step, or nothing.
+        transform: Whether h is a linear map, one per step, or the identity.
         norm: Whether there are LayerNorms, after the input layer and after each step.
         dropout: After the input layer and after each step.
     """

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from difformer.attention.memory import free_bytes
 from difformer.attention.segments import Segments, as_segments
 from difformer.eager import is_eager
 from difformer.errors import UserError, WouldNotFitError
+from difformer.free_memory import free_bytes
 from difformer.graph import GRAPH_NORMS, Graph
 from difformer.kept import Kept
 from difformer.kernels.rows import unit_rows
@@ -28,36 +28,11 @@ from difformer.nn.structure import as_structure
 from difformer.sparse import CSR, SparseMatrix
 
 __all__ = [
-    "CSR",
-    "GRAPH_NORMS",
-    "Edges",
-    "Encoder",
-    "Features",
-    "Graph",
-    "Kept",
-    "Observed",
-    "Passes",
-    "Segments",
-    "SparseMatrix",
-    "as_segments",
-    "check_choice",
-    "check_count",
-    "check_heads",
-    "check_positive",
-    "check_rate",
-    "check_share",
-    "dense",
-    "dropout",
-    "is_eager",
-    "keyed_uniform",
-    "linear",
-    "make_norm",
-    "mapped",
-    "refuse_beyond_memory",
-    "self_loops",
-    "unit_rows",
-    "without_loops",
-]
+    "CSR", "GRAPH_NORMS", "Edges", "Encoder", "Features", "Graph", "Kept", "Observed", "Passes", "Segments",
+    "SparseMatrix", "as_segments", "check_choice", "check_count", "check_heads", "check_positive", "check_rate",
+    "check_share", "dense", "dropout", "is_eager", "keyed_uniform", "linear", "make_norm", "mapped",
+    "refuse_beyond_memory", "self_loops", "unit_rows", "without_loops",
+]  # fmt: skip
 
 WORTH_A_LOOK = 2**28  # bytes: what is smaller is not worth asking the system for
 NORMS = ("batch", "layer", "none")
@@ -141,7 +116,13 @@ def _others(graph: Graph) -> Graph:
 
 
 class Encoder(nn.Module):
-    """A model in the form of `difformer.nn.Model`; subclasses give `states`, and `output` for a linear decoder."""
+    """A model in the form of `difformer.nn.Model`; subclasses give `states`, and `output` for a linear decoder.
+
+    Args:
+        in_channels: Features per instance.
+        hidden_channels: Length of a state.
+        out_channels: Outputs per instance.
+    """
 
     output: nn.Linear
 
@@ -261,7 +242,7 @@ _columns: Kept[tuple[Tensor, Tensor]] = Kept()
 
 
 def _with_values(x: SparseMatrix, values: Tensor) -> SparseMatrix:
-    """`x` with other values in the order of its rows; their order by columns is worked out once."""
+    """`x` with other values in the order of its rows; their order by columns is computed once."""
     order, row = _columns.of(x, (), lambda: _by_columns(x))
     rows, columns = x.rows, x.columns
     return SparseMatrix(

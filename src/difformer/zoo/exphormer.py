@@ -89,9 +89,7 @@ class Exphormer(Encoder):
     have learned initial states.
 
     Args:
-        in_channels: Features per instance.
         hidden_channels: Length of a state, all heads together.
-        out_channels: Outputs per instance.
         num_layers: Layers.
         num_heads: Heads; must divide `hidden_channels`.
         dropout: On the features and within each layer.

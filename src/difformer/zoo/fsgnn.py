@@ -30,9 +30,7 @@ class FSGNN(Encoder):
     its length. Propagation and map commute, so it is the mapped features that are propagated.
 
     Args:
-        in_channels: Features per instance.
         hidden_channels: Length of each mapped matrix; a state has 2K + 1 of them.
-        out_channels: Outputs per instance.
         num_layers: K, hops.
         dropout: Before the output.
         unit_length: Whether mapped rows are divided by their length.

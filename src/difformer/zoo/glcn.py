@@ -37,9 +37,6 @@ class GLCN(GCN):
     and is refused where they do not fit. The graph has a loss of its own, see `penalty`.
 
     Args:
-        in_channels: Features per instance.
-        hidden_channels: Length of a state.
-        out_channels: Outputs per instance.
         num_layers: Convolutions, the output's included.
         dropout: Before every convolution, on features too.
         graph_channels: Length of p.

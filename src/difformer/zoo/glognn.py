@@ -95,9 +95,6 @@ class GloGNN(Encoder):
     instead of as many channels as there are classes.
 
     Args:
-        in_channels: Features per instance.
-        hidden_channels: Length of a state.
-        out_channels: Outputs per instance.
         num_layers: Layers.
         dropout: Of the features and before the perceptron's second map.
         gamma: γ, share of H₀.

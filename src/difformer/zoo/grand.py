@@ -93,9 +93,6 @@ class GRAND(Encoder):
     exponential.
 
     Args:
-        in_channels: Features per instance.
-        hidden_channels: Length of a state.
-        out_channels: Outputs per instance.
         linear: Whether attention is taken once, at the initial states.
         num_layers: Steps of the solver.
         step_size: τ; the time that is integrated over is ``num_layers × step_size`` unless `time` says otherwise.
@@ -206,7 +203,7 @@ class GRANDPlusPlus(GRAND):
         self.labelled: Tensor | None
 
     def observe(self, y: Tensor, train_index: Tensor) -> None:
-        """Takes which nodes are labelled; the labels themselves are not looked at."""
+        """Takes which nodes are labelled; the labels themselves are ignored."""
         labelled = torch.zeros(y.shape[0], dtype=torch.bool, device=y.device)
         self.labelled = labelled.index_fill(0, train_index, True)
 

@@ -54,7 +54,7 @@ _undirected: WeakKeyDictionary[Graph, bool] = WeakKeyDictionary()
 
 
 def is_undirected(graph: Graph) -> bool:
-    """Whether the weights of a graph are symmetric; looked at once a graph."""
+    """Whether the weights of a graph are symmetric; checked once per graph."""
     if graph not in _undirected:
         source, target = graph.edge_index
         weights = graph.weights(torch.float64).detach()
@@ -128,7 +128,7 @@ def _powers(coefficient: Callable[[int], float], tolerance: float) -> Filter:
 KERNELS = ("ppr", "heat")
 TRANSITIONS = ("gcn", "random_walk")
 DENSE = 1024  # nodes up to which the closed form is taken
-BLOCK_ENTRIES = 2**23  # entries of the rows that are worked out at a time
+BLOCK_ENTRIES = 2**23  # entries of the rows that are computed at a time
 TOLERANCE = 1e-6  # of entries in rows that sum to about one; the closed form is exact
 NOTHING = 1e-10  # what rounding leaves of an entry that is zero
 ENTRY_BYTES = 64  # an edge of the result: two indices, a weight, two sorted forms of them
@@ -193,7 +193,7 @@ _diffused: WeakKeyDictionary[Graph, dict[Diffusion, Graph]] = WeakKeyDictionary(
 
 
 def diffused(graph: Graph, diffusion: Diffusion, segments: Segments | None = None) -> Graph:
-    """The diffused graph, a weighted one; worked out once for a graph that is used again.
+    """The diffused graph, a weighted one; computed once for a graph that is used again.
 
     Raises:
         MemoryError: If the result would not fit, before it is begun.

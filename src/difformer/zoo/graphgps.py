@@ -93,9 +93,7 @@ class GraphGPS(Encoder):
     Eigenvectors have no sign of their own: it is drawn anew in every pass of training.
 
     Args:
-        in_channels: Features per instance.
         hidden_channels: Length of a state, all heads together.
-        out_channels: Outputs per instance.
         num_layers: Layers.
         num_heads: Heads of attention; must divide `hidden_channels`.
         dropout: Of the features and within each layer.
@@ -168,7 +166,7 @@ class GraphGPS(Encoder):
         return z
 
     def positions(self, observed: Observed) -> Tensor:
-        """e of every node; worked out once for a graph."""
+        """e of every node; computed once per graph."""
         make = return_probabilities if self.encoding == "random_walk" else laplacian_eigenvectors
 
         def work() -> Tensor:

@@ -61,9 +61,7 @@ class Graphormer(Encoder):
     where that does not fit.
 
     Args:
-        in_channels: Features per instance.
         hidden_channels: Length of a state, all heads together.
-        out_channels: Outputs per instance.
         num_layers: Layers.
         num_heads: Heads; must divide `hidden_channels`.
         dropout: After the input, after attention and after the network of each layer.
@@ -198,7 +196,9 @@ def attend(
     if mask is not None:
         bias = bias.masked_fill(~mask.unsqueeze(1), -torch.inf)
     if drop is None:
-        return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        # With an axis of one head: torch's fused kernels take four axes.
+        heads = (x.unsqueeze(1) for x in (q, k, v))
+        return functional.scaled_dot_product_attention(*heads, attn_mask=bias.unsqueeze(1)).squeeze(1)
     return (torch.softmax(torch.baddbmm(bias, q, k.mT, alpha=q.shape[-1] ** -0.5), -1) * drop) @ v
 
 

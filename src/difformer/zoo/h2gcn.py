@@ -71,9 +71,7 @@ class H2GCN(Encoder):
     `hidden_channels`, so K is small.
 
     Args:
-        in_channels: Features per instance.
         hidden_channels: Length of R⁰.
-        out_channels: Outputs per instance.
         num_layers: K, rounds.
         dropout: Before the output.
     """

@@ -61,8 +61,6 @@ class LDS(Encoder):
     The graph belongs to the nodes it was learned for: new rows may follow them, joined by their own edges.
 
     Args:
-        in_channels: Features per instance.
-        hidden_channels: Length of a state.
         out_channels: Classes.
         num_layers: Convolutions, the output's included.
         dropout: After each ReLU.
@@ -256,8 +254,6 @@ class Network(nn.Module):
     """Weights of the hidden layers.
 
     Args:
-        in_channels: Features per instance.
-        hidden_channels: Length of a state.
         num_layers: Convolutions, the output's included, whose own map is not here.
     """
 
@@ -302,8 +298,6 @@ class OuterStep(nn.Module):
     Its weights are buffers: the training loop saves them and leaves them alone.
 
     Args:
-        in_channels: Features per instance.
-        hidden_channels: Length of a state.
         out_channels: Classes.
         num_layers: Convolutions, the output's included.
         rate: η.

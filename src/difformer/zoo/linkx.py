@@ -39,9 +39,7 @@ class LINKX(Encoder):
     known by their edges to the old ones. The layers are those of PyTorch Geometric's ``LINKX``.
 
     Args:
-        in_channels: Features per instance.
         hidden_channels: Length of H_A, H_X and the states.
-        out_channels: Outputs per instance.
         num_layers: Linear maps of MLP_f, the output's included.
         edge_layers: Linear maps of MLP_A.
         feature_layers: Linear maps of MLP_X.

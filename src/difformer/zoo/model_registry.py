@@ -216,8 +216,6 @@ def build(name: str, in_channels: int, out_channels: int, **options: Any) -> nn.
 
     Args:
         name: See `MODELS`, or ``"package.module:Class"``.
-        in_channels: Features per instance.
-        out_channels: Outputs per instance.
         options: What the model's class takes by keyword, and ``hidden_channels``.
 
     Raises:

@@ -1,4 +1,4 @@
-r"""The k-nearest-neighbour graph of the features a model is given, worked out once for each feature matrix.
+r"""The k-nearest-neighbour graph of the features a model is given, computed once per feature matrix.
 
 An edge joins i and j if one is among the k nearest of the other by the cosine of their features; every node is its own
 first neighbour. The search is that of ``--set graph=knn:K`` and ``--data knn=K``: `difformer.data.knn.knn_graph`.

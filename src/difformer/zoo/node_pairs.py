@@ -20,7 +20,7 @@ def by_graph(function: BlockFunction, segments: Segments | None, *tensors: Tenso
 
     Args:
         function: ``(mask, *blocks) -> block``: blocks are ``[graphs, nodes, …]``, zero at padding; ``mask [graphs,
-            nodes]`` is True at rows, or None where there is no padding. What it gives at padding is not looked at.
+            nodes]`` is True at rows, or None where there is no padding. Its values at padding are ignored.
         segments: The graphs of the rows; None for one graph.
         tensors: ``[N, …]`` each.
 

@@ -40,9 +40,7 @@ class NodeFormer(Encoder):
     evaluation there is no noise, and the features are those that are saved with the model.
 
     Args:
-        in_channels: Features per instance.
         hidden_channels: Length of a state, and of each head.
-        out_channels: Outputs per instance.
         num_layers: Attention layers.
         num_heads: Heads.
         dropout: After the input and each layer.
@@ -132,12 +130,12 @@ class NodeFormer(Encoder):
         return torch.cat(layers, 1) if self.jumping else z
 
     def _bytes(self, rows: int) -> float:
-        """What training keeps: features of queries and keys, four times those of each draw, and a few states."""
+        """What training keeps: features of queries and keys, those of each draw, and a few states; measured."""
         first = self.layers[0]
         assert isinstance(first, NodeFormerLayer)
         (heads, channels), features = first.shape, first.projection.shape[0]
         draws = max(1, first.samples)
-        return 4.0 * rows * len(self.layers) * (heads * (features * (4 * draws + 8) + 4 * channels) + 12 * channels)
+        return 4.0 * rows * len(self.layers) * (heads * (features * (4.5 * draws + 5) + 2 * channels) + 8 * channels)
 
     def penalty(self) -> Tensor:
         """λ times the edge loss of the last pass, a mean over layers; zero where nothing is observed."""
@@ -159,7 +157,7 @@ class NodeFormerLayer(nn.Module):
 
     Â the observed graph with self-loops, normalised by degrees; q, k are scaled by d^{-1/4}, so that qᵀk is that of
     softmax attention. Heads are joined by a linear map. All of it is linear in the values v = W_v z + b_v: states are
-    propagated, and the values' map and the joining one are applied, as one matrix a head, to sums over nodes.
+    propagated, and the values' map and the joining one are applied, as one matrix per head, to sums over nodes.
     """
 
     def __init__(
@@ -244,7 +242,7 @@ def attend_drawn(
         q: ``[G, n, H, m]``.
         k: ``[G, n, H, m]``.
         z: ``[G, n, c]``, what is averaged.
-        noise: ``[G, n, S, H]`` factors of keys, one a draw; None for one draw without noise.
+        noise: ``[G, n, S, H]`` factors of keys, one per draw; None for one draw without noise.
     """
     draws = 1 if noise is None else noise.shape[2]
     heads, features = q.shape[2:]

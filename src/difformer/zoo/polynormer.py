@@ -115,9 +115,7 @@ class Polynormer(Encoder):
     model, so that the best epoch is used as it was measured.
 
     Args:
-        in_channels: Features per instance.
         hidden_channels: Length of a state, all heads together.
-        out_channels: Outputs per instance.
         num_layers: Local layers.
         global_layers: Global layers; 0 for none.
         num_heads: Heads; None takes 8, or the largest part of it that divides `hidden_channels`.

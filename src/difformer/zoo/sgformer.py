@@ -69,9 +69,6 @@ class SGFormer(Encoder):
     edges the local branch has self-loops alone.
 
     Args:
-        in_channels: Features per instance.
-        hidden_channels: Length of a state.
-        out_channels: Outputs per instance.
         num_layers: Convolutions of the local branch.
         attention_layers: Layers of attention; the paper has one.
         num_heads: Heads of attention, averaged.

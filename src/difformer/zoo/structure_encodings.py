@@ -1,6 +1,6 @@
 r"""What a node can know of the structure around it: distances in hops, and how often a random walk comes back.
 
-All are worked out per graph. Row i of the tables below belongs to node i of the batch; its columns count the nodes of
+All are computed per graph. Row i of the tables below belongs to node i of the batch; its columns count the nodes of
 i's own graph (`place_in_graph`), so one sparse product serves all graphs at once.
 """
 
@@ -19,7 +19,7 @@ from difformer.zoo.encoder import (
 from difformer.zoo.node_pairs import place_in_graph
 
 ENTRIES = 1 << 24  # of a table that is worked on at a time
-DENSE = 1500  # nodes up to which all eigenvectors of a graph are worked out
+DENSE = 1500  # nodes up to which all eigenvectors of a graph are computed
 
 
 def _columns(rows: int, width: int) -> Iterator[slice]:

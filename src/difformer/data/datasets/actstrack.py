@@ -1,6 +1,6 @@
 """The files of ActsTrack, Zenodo record 7265547, magnetic field of 2 T.
 
-*Processed*: all events' hits end to end, ten tracks an event, as chosen by those who published them. *Raw*: two lists
+*Processed*: all events' hits end to end, ten tracks per event, as chosen by those who published them. *Raw*: two lists
 of events, each (particles at the start, something else, hits), as pandas tables. From the raw events a signal event
 is kept if exactly one pair of opposite charge, two muons or two electrons, has the mass of the z boson to within 2
 GeV, where for momenta p₁, p₂

@@ -57,13 +57,13 @@ def table(
     standardize: bool = True,
     knn: int | None = None,
 ) -> Task:
-    """One of scikit-learn's tables: few labels a class, half of the rest for validation, half for test.
+    """One of scikit-learn's tables: few labels per class, half of the rest for validation, half for test.
 
     Args:
         name: ``"digits"``, ``"wine"``, ``"breast-cancer"`` or ``"iris"``.
         root: Not needed.
         protocol: ``"random"``.
-        per_class: Training labels a class.
+        per_class: Training labels per class.
         num_splits: How many splits.
         seed: Of the first; the others follow.
         standardize: Columns of mean zero and variance one over all instances; features only, no label is used. New rows

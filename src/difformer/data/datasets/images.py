@@ -1,7 +1,7 @@
-"""CIFAR-10 and STL-10 as instances without a graph: features of images, few labels a class.
+"""CIFAR-10 and STL-10 as instances without a graph: features of images, few labels per class.
 
 CIFAR-10: the first 1500 images of each class of the training set, in its order; STL-10: all 13,000 labelled images,
-training set first. Protocol ``"paper"``: 10, 50 or 100 labels a class, 1000 images for validation, the rest for test.
+training set first. Protocol ``"paper"``: 10, 50 or 100 labels per class, 1000 images for validation, the rest for test.
 
 Features: ``"simclr"`` (512 columns, learned without labels; a file that ``benchmarks/simclr`` makes), or without
 any training ``"pca"`` and ``"pixels"``, for which STL-10's images are shrunk to 32 × 32 first.
@@ -59,7 +59,7 @@ def images(
         root: Folder to search first.
         protocol: ``"paper"``.
         features: ``"simclr"`` (learned, 512 columns, from a file), ``"pca"`` or ``"pixels"``.
-        per_class: Training labels a class; 10, 50 and 100 in the paper.
+        per_class: Training labels per class; 10, 50 and 100 in the paper.
         num_splits: How many splits.
         seed: Of the first; the others follow.
         pca_dim: Columns of ``"pca"``.
@@ -185,7 +185,7 @@ def _cifar_archive(found: Found) -> Arrays:
 
 
 def read_cifar10(records: bytes, *, keep: int) -> Arrays:
-    """The binary version of CIFAR-10: 3073 bytes an image, its label, then red, green and blue, row by row.
+    """The binary version of CIFAR-10: 3073 bytes per image, its label, then red, green and blue, row by row.
 
     Args:
         records: The training batches, one after the other.

@@ -133,7 +133,7 @@ def actstrack(
         seed: Of the first; the others follow. By default 0, and 42 for ``"lri"`` and ``"public-code"``.
         graph: ``"knn"`` or None.
         knn: Nearest hits a hit is joined to, itself counted.
-        source: ``"processed"``, the published choice of ten tracks an event; ``"raw"``, the events, from which ten
+        source: ``"processed"``, the published choice of ten tracks per event; ``"raw"``, the events, from which ten
             tracks each are drawn here, seed 42; ``"auto"`` for whichever is on disk.
         positions: Whether positions are features too.
     """

@@ -29,7 +29,7 @@ from typing import IO, Any, NoReturn
 import numpy as np
 from scipy import sparse
 
-from difformer.data.errors import DataError
+from difformer.data.errors import DAMAGE, DataError
 from difformer.errors import UserError
 
 Array = np.ndarray[Any, Any]
@@ -142,7 +142,7 @@ def read_tensors(source: IO[bytes]) -> Any:
                 return _filled(raw, np.dtype(f"<{word.kind[-2:]}"), (count,), False)
 
             return read_pickle(archive.read(members["data.pkl"]), persistent=storage)
-    except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
+    except (*DAMAGE, TypeError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"is not a file of tensors that can be read ({type(error).__name__}: {error})") from error

@@ -1,7 +1,7 @@
 """Cora, CiteSeer and PubMed: papers, the words in them, and who cites whom.
 
 Features are divided by their row's sum, x_ij / Σ_k x_ik; citations lose direction, duplicates and self-loops; then
-every node gets a self-loop. Protocols, all with 20 labels a class, 500 nodes for validation and 1000 for test:
+every node gets a self-loop. Protocols, all with 20 labels per class, 500 nodes for validation and 1000 for test:
 
 * ``"random"``: seeded splits. Nodes without features are never drawn.
 * ``"authors"``: the one split, seed 123, on which the authors' code reports its figures.
@@ -81,7 +81,7 @@ def planetoid(
     notes = []
     if len(featureless):
         fate = (
-            f"{int(drawn.sum())} of them stand in the splits, with the filler label 0"
+            f"{int(drawn.sum())} of them are in the splits, with the filler label 0"
             if bool(drawn.any())
             else "they are in no split"
         )
@@ -128,8 +128,8 @@ def read_raw(found: Found) -> Arrays:
     """The eight ``ind.*`` files as one set of arrays.
 
     Nodes 0 … a-1 are the rows of ``allx``, in order, of which the first are the training nodes. The rows of ``tx``
-    belong to the nodes that ``test.index`` lists, which is not sorted. CiteSeer's list has gaps: nodes that nobody
-    describes; they get no features and the label 0, and stand in no part of the published split.
+    belong to the nodes that ``test.index`` lists, which is not sorted. CiteSeer's list has gaps: nodes without a
+    description; they get no features and the label 0, and are in no part of the published split.
     """
     stem = f"ind.{found.name}."
     part = {path.name.removeprefix(stem): path for path in found.paths}

@@ -69,7 +69,7 @@ def proteins(
         splits=(index_split("species", arrays["train_idx"], arrays["val_idx"], arrays["test_idx"]),),
         num_outputs=y.shape[1],
         edge_index=undirected(arrays["edge_index"], len(y), self_loops=self_loops),
-        notes=("Reported is the mean of 112 ROC-AUC values, one a function.",),
+        notes=("Reported is the mean of 112 ROC-AUC values, one per function.",),
     )
 
 

@@ -152,7 +152,7 @@ def place_atoms(mol: Any, smiles: str, seed: int, max_iterations: int) -> tuple[
     status = rdForceFieldHelpers.MMFFOptimizeMolecule(full, maxIters=max_iterations)
     if status == -1:
         raise MoleculeError(smiles, "force field", "MMFF94 has no parameters for one of its atoms")
-    # Added hydrogens stand behind the atoms of the SMILES, so that the first n rows are these, in their order.
+    # Added hydrogens come after the atoms of the SMILES, so that the first n rows are these, in their order.
     pos = full.GetConformer().GetPositions()[: mol.GetNumAtoms()]
     return pos.astype(np.float32), status == 0
 

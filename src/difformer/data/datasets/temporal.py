@@ -102,7 +102,7 @@ def wikimath(name: str, root: str | os.PathLike[str] | None = None, *, protocol:
 
 
 def period_scale(name: str, root: str | os.PathLike[str] | None = None, *, lags: int) -> Tensor:
-    """σ of the training part over σ of the whole period, a number a node: see the module's text.
+    """σ of the training part over σ of the whole period, a number per node: see the module's text.
 
     The mean over nodes of (error · scale)² is the mean squared error in the units of published figures.
     """
@@ -122,7 +122,7 @@ def _read(name: str, root: str | os.PathLike[str] | None) -> Series:
         content = json.loads(found.path.read_text(encoding="utf-8"))
         series = {"chickenpox": _chickenpox, "covid": _covid, "wikimath": _wikimath}[name](content)
         if series.values.ndim != 2 or not np.isfinite(series.values).all():
-            raise DataError("counts must be a table of numbers, a row a moment", path=found.path)
+            raise DataError("counts must be a table of numbers, a row per moment", path=found.path)
         _check_edges(series)
     return series
 

@@ -1,8 +1,8 @@
 """20 Newsgroups: 9607 posts of ten groups as TF-IDF, instances without a graph.
 
-Words are counted, English stop words left out, and kept where they stand in at least 5 % of the posts: 236 remain.
+Words are counted, English stop words left out, and kept where they occur in at least 5 % of the posts: 236 remain.
 Count c_ij of word j in post i becomes c_ij · (ln(n / d_j) + 1), d_j being the number of posts with the word, and
-every row is divided by its length. Protocol ``"paper"``: 100, 200 or 400 labels a class, 1000 posts for validation,
+every row is divided by its length. Protocol ``"paper"``: 100, 200 or 400 labels per class, 1000 posts for validation,
 the rest for test.
 """
 
@@ -57,7 +57,7 @@ def twenty_news(
         name: ``"20news"``.
         root: Folder to search first.
         protocol: ``"paper"``.
-        per_class: Training labels a class; 100, 200 and 400 in the paper.
+        per_class: Training labels per class; 100, 200 and 400 in the paper.
         num_splits: How many splits.
         seed: Of the first; the others follow.
         sparse: Features as sparse CSR; one entry in nine is not zero, so that dense is the default.
@@ -131,7 +131,7 @@ def _read_lines(found: Found) -> tuple[list[str], list[int]]:
 
 
 def _read_archive(found: Found) -> tuple[list[str], list[int]]:
-    """``20news-bydate.tar.gz``: a file a post, in ``20news-bydate-{train,test}/<group>/<number>``."""
+    """``20news-bydate.tar.gz``: a file per post, in ``20news-bydate-{train,test}/<group>/<number>``."""
     posts: dict[str, dict[str, bytes]] = {"train": {}, "test": {}}
     for path, content in tar_members(found.path):
         top, _, rest = path.removeprefix("./").partition("/")

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from difformer.data.edges import SelfLoops
 from difformer.data.errors import DataError
-from difformer.data.own.labels import METRICS, Targets
 from difformer.data.own.preprocessing import Preprocessing
 from difformer.data.own.roles import PART_WORDS
+from difformer.data.own.targets import METRICS, Targets
 from difformer.data.scaling import Scaling, uneven
 from difformer.data.split import Split, load_splits
 from difformer.data.splitting import labelled, random_split, time_split

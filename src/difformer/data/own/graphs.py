@@ -115,7 +115,7 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
         return torch.from_numpy(index), None, notes
     weight = _floats(weights.numpy(force=True) if isinstance(weights, Tensor) else weights, where)
     if weight.shape != (index.shape[1],):
-        raise DataError(f"edge_weight: expected {index.shape[1]} numbers, one an edge, got shape {list(weight.shape)}")
+        raise DataError(f"edge_weight: expected {index.shape[1]} numbers, one per edge, got shape {list(weight.shape)}")
     return torch.from_numpy(index), _weights(weight, where), notes
 
 
@@ -239,7 +239,7 @@ def _floats(values: Any, where: Where) -> NDArray[np.float64]:
         for row, value in enumerate(values if hasattr(values, "__iter__") else [values]):
             if number(str(value)) is None:
                 raise where(f"a weight must be a finite number ≥ 0, got {value!r}", row) from error
-        raise DataError("edge_weight: expected one number an edge, got lists of different lengths") from error
+        raise DataError("edge_weight: expected one number per edge, got lists of different lengths") from error
 
 
 def _weights(values: Any, where: Where) -> Tensor:

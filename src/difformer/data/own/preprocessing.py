@@ -13,16 +13,19 @@ applied to new rows by `Preprocessing.transform`.
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from difformer.data.errors import DataError
+from difformer.data.errors import DAMAGE, DataError
 from difformer.data.own.table import is_gap, is_numeric, number
 from difformer.errors import UserError
 
@@ -99,8 +102,8 @@ class Encoding:
         words = ["0 or 1" if self.kind == "boolean" else "days" if self.kind == "date" else "1 column"]
         if self.scale != 1.0 or self.shift != 0.0:
             words[0] += ", standardised"
-        if self.months or self.weekdays:
-            words.append(f"{len(self.months)} months, {len(self.weekdays)} weekdays")
+        words += [f"{len(self.months)} months"] if self.months else []
+        words += [f"{len(self.weekdays)} weekdays"] if self.weekdays else []
         if self.gaps:
             words.append(f"gaps filled with {self._shown(self.fill)} and marked")
         return ", ".join(words)
@@ -286,6 +289,22 @@ class Preprocessing:
         """Everything as plain values that JSON and TOML can hold."""
         plain = [{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(c).items()} for c in self.columns]
         return {"version": VERSION, "rows": self.rows, "notes": list(self.notes), "columns": plain}
+
+    @staticmethod
+    def read(path: str | os.PathLike[str], feature_names: Sequence[str]) -> Preprocessing:
+        """What `to_dict` gave, from a JSON file.
+
+        Raises:
+            DataError: If the file holds something else, or a preprocessing that makes other features.
+        """
+        try:
+            found = Preprocessing.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except DAMAGE as error:
+            said = error.problem if isinstance(error, DataError) else str(error)
+            raise DataError(f"cannot be read: {said}", path=path) from error
+        if found.feature_names != tuple(feature_names):
+            raise DataError("belongs to another table: it makes other features than those of the run", path=path)
+        return found
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Preprocessing:

@@ -19,8 +19,8 @@ from difformer.data.errors import DataError
 from difformer.data.own.arrays import features_from, label_cells
 from difformer.data.own.assembly import Splits, assemble, graph_protocol
 from difformer.data.own.graphs import edges_from
-from difformer.data.own.labels import encode_targets
 from difformer.data.own.npz import mask_splits
+from difformer.data.own.targets import encode_targets
 from difformer.data.split import Split
 from difformer.data.task import Problem, Task
 
@@ -62,7 +62,7 @@ def from_pyg(
         directed: Keep directions; otherwise both directions of every edge are listed.
         self_loops: ``"keep"``, ``"add"`` or ``"remove"``.
         duplicates: What becomes of an edge given with different weights.
-        missing: Texts that stand for no label, instead of the rule of `difformer.data.own.labels`.
+        missing: Texts that mean no label, instead of the rule of `difformer.data.own.targets`.
         class_names: The classes in order.
         standardize: Bring columns to mean 0 and deviation 1 over all nodes.
 
@@ -214,7 +214,7 @@ def _attribute(data: Any, name: str, place: str) -> Tensor:
 
 
 def _graph_targets(items: list[Any]) -> Tensor:
-    """One row of targets a graph."""
+    """One row of targets per graph."""
     rows = [_attribute(item, "y", f"graph {i}").reshape(-1) for i, item in enumerate(items)]
     for i, row in enumerate(rows):
         if row.numel() != rows[0].numel() or not row.numel():
@@ -273,7 +273,7 @@ def _graphs(found: Any, path: str | os.PathLike[str]) -> Any:
     if isinstance(found, list) and found and all(isinstance(item, Data) for item in found):
         return found
     # As InMemoryDataset.save writes it: all graphs end to end, where each begins, and the class.
-    # Before PyG 2.4 the whole itself stands first.
+    # Before PyG 2.4 the whole itself comes first.
     if isinstance(found, tuple) and len(found) >= 2 and isinstance(found[0], (dict, Data)):
         whole, slices = found[0] if isinstance(found[0], Data) else Data.from_dict(found[0]), found[1]
         if not slices:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from difformer.data.own.labels import Targets
 from difformer.data.own.preprocessing import Values
+from difformer.data.own.targets import Targets
 from difformer.data.splitting import labelled
 
 FEW_ROWS = 10  # labelled rows below which a perfect association may well be chance

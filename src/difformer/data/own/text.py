@@ -116,6 +116,7 @@ def lines_of(path: str, encoding: str | None) -> Iterator[str]:
             f"is not text in the encoding expected ({error}); pass encoding=latin-1 or the one it was saved in, or "
             f"save it as UTF-8",
             path=path,
+            argument="encoding",
         ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot be unpacked ({error})", path=path) from error

@@ -30,7 +30,7 @@ from difformer.files import write_whole
 SOURCES = ("steps.c", "product.h", "pass.h", "tail.h", "gram.h", "rows.h")  # all of them: they name the library
 PASSES = ("sum_rows", "answer_rows", "pull_answers", "pull_keys", "finish_rows", "pull_finish", "multiply_rows")
 SMALL = ("gram_forward", "gram_backward")
-# NaN and infinity mean what they say: none of the flags of fast mathematics, but errno and traps are nobody's business.
+# NaN and infinity mean what they say: none of the flags of fast mathematics, but errno and traps are not needed.
 COMMON = ("-O3", "-std=gnu11", "-fPIC", "-w", "-fno-math-errno", "-fno-trapping-math")
 # From the best to what every compiler takes.
 _WIDE = ("-march=native", "-mprefer-vector-width=512")
@@ -191,7 +191,7 @@ def _run(*command: str) -> None:
 
 
 def _trust(path: Path) -> None:
-    """Refuses what others can write to: whoever can change a cache must not run code as somebody else."""
+    """Refuses what others can write to: those who can change a cache must not run code as another user."""
     found = path.stat()
     if found.st_uid not in (os.getuid(), 0):
         raise PermissionError(f"{path} belongs to user {found.st_uid}")

@@ -240,7 +240,7 @@ _differentiate = once_differentiated(_gradients)
 
 
 def tracks(*tensors: Tensor | None) -> bool:
-    """Whether somebody may ask for a gradient; otherwise nothing is kept."""
+    """Whether a gradient may be asked for; otherwise nothing is kept."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 

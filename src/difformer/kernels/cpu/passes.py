@@ -69,7 +69,7 @@ def serves(rows: int, channels: int, *tensors: Tensor) -> bool:
 
     The answer depends on sizes and on the machine alone, so that one input has one result. It is no while a model is
     compiled, exported, traced or looked at by `torch.func`: a kernel sees memory, not operations. Nor does it call
-    modules, so it is no as well where somebody listens to all of them.
+    modules, so the answer is no as well where hooks are registered for all of them.
     """
     return (
         is_eager(*tensors)  # first: a compiler would take the sizes for its own

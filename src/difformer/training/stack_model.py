@@ -34,7 +34,7 @@ class _WithPenalty(nn.Module):
         return outputs, self.penalty()
 
 
-class StackedModel:
+class StackModel:
     """Models of one shape, trained as one.
 
     Args:

@@ -19,14 +19,14 @@ from difformer.data.edges import Duplicates, SelfLoops, check_choices, tidy_edge
 from difformer.data.errors import DataError
 from difformer.data.own.arrays import label_cells
 from difformer.data.own.assembly import Splits, assemble, graph_protocol, split_from_words
-from difformer.data.own.features import Features, load_features
+from difformer.data.own.feature_tables import Features, load_features
 from difformer.data.own.graphs import Edges, edges_from, read_edges
-from difformer.data.own.labels import Labels, encode_targets, read_labels
 from difformer.data.own.npz import ARRAY_ENDINGS, class_names_of, labels_by_name, mask_splits, named_array
 from difformer.data.own.pyg import PYG_ENDINGS, from_pyg, read_pyg
 from difformer.data.own.roles import several
 from difformer.data.own.suspicions import constant_columns, copies_of_labels, rare_labels
 from difformer.data.own.table import Column, index_of_ids
+from difformer.data.own.targets import Labels, encode_targets, read_labels
 from difformer.data.own.text import TextFormat
 from difformer.data.split import Split
 from difformer.data.task import Problem, Task
@@ -102,7 +102,7 @@ def from_files(
         directed: Keep directions.
         self_loops: ``"add"``, ``"remove"`` or ``"keep"``.
         duplicates: What becomes of an edge given with different weights.
-        missing: Texts that stand for no label, instead of the rule of `difformer.data.own.labels`.
+        missing: Texts that mean no label, instead of the rule of `difformer.data.own.targets`.
         class_names: The classes in order.
         standardize: Bring columns of numbers to mean 0 and deviation 1 over all rows; None does so for tables, and
             leaves arrays as they are.

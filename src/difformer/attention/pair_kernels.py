@@ -1,4 +1,4 @@
-"""The Triton kernels of `difformer.attention.fused`: one forward, two backward. Imported where there is a GPU alone.
+"""The Triton kernels of `difformer.attention.pair_operator`: one forward, two backward. Imported only with a GPU.
 
 Programs run over blocks of BM queries or BN keys (first axis of the grid) and heads (second). ``START``, ``END`` and
 ``GRAPH`` say, for rows sorted by graph, where a row's graph begins and ends and which it is; of a single graph

@@ -12,12 +12,12 @@ from difformer.data.edges import Duplicates, SelfLoops, tidy_edges
 from difformer.data.errors import DataError
 from difformer.data.own.arrays import features_from, frame_columns, label_cells, row_ids
 from difformer.data.own.assembly import Splits, assemble, drawn_splits, given_splits, graph_protocol, split_from_words
-from difformer.data.own.features import select_features
+from difformer.data.own.feature_tables import select_features
 from difformer.data.own.graphs import edges_from
-from difformer.data.own.labels import encode_targets
 from difformer.data.own.roles import several
 from difformer.data.own.suspicions import constant_columns, copies_of_labels, rare_labels
 from difformer.data.own.table import Column, ColumnSource, index_of_ids
+from difformer.data.own.targets import encode_targets
 from difformer.data.split import Split
 from difformer.data.task import Problem, Task
 
@@ -49,7 +49,7 @@ def from_arrays(
     Args:
         x: Features ``[N, F]``; ``[T, N, F]`` for a series of snapshots. A sparse matrix stays sparse. The index of a
             pandas frame names its rows, unless it only counts them.
-        y: Labels, one per row, or several columns: see `difformer.data.own.labels`; of a series ``[T, N]`` numbers.
+        y: Labels, one per row, or several columns: see `difformer.data.own.targets`; of a series ``[T, N]`` numbers.
             With a frame for `x` also the name of its column, or a list of names. What comes from pandas is matched with
             `x` by index where both have one.
         edge_index: The graph, if any: ``[2, E]``, ``[E, 2]``, pairs of ids, an adjacency matrix, a frame of edges; for
@@ -67,7 +67,7 @@ def from_arrays(
         directed: Keep directions; otherwise both directions of every edge are listed.
         self_loops: ``"add"`` to every node that has none, ``"remove"``, or ``"keep"`` as given.
         duplicates: What becomes of an edge given with different weights: see `tidy_edges`.
-        missing: Texts that stand for no label, instead of the rule of `difformer.data.own.labels`.
+        missing: Texts that mean no label, instead of the rule of `difformer.data.own.targets`.
         class_names: The classes in order, instead of numerical or alphabetical order.
         instance_names: Ids of the rows, or of the graphs.
         feature_names: Of the columns.
@@ -173,7 +173,7 @@ def from_frame(
         directed: Keep directions.
         self_loops: ``"add"``, ``"remove"`` or ``"keep"``.
         duplicates: What becomes of an edge given with different weights.
-        missing: Texts that stand for no label.
+        missing: Texts that mean no label.
         class_names: The classes in order.
         standardize: Bring columns of numbers to mean 0 and deviation 1 over all rows.
 

@@ -8,7 +8,7 @@
 Only a cell that is empty, None or NaN carries no label. Words such as ``none``, ``NA``, ``null`` or ``?`` are classes
 like any other text, and a note points them out; where all other labels are numbers they cannot be meant for classes and
 carry no label, and a note says so. -1 among classes carries no label, unless 1 is the only other one; a note says that
-too. ``missing=`` overrides the rule: it lists exactly the texts, beside the empty one, that stand for no label.
+too. ``missing=`` overrides the rule: it lists exactly the texts, beside the empty one, that mean no label.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def encode_targets(
         names: Of the columns, where there are several.
         problem: Instead of finding out from the cells.
         class_names: All the classes in the order wanted, instead of those found in numerical or alphabetical order.
-        missing: Texts that stand for no label, case aside, instead of the rule above.
+        missing: Texts that mean no label, case aside, instead of the rule above.
         where: Makes an error for a row and a column; given as position in `columns`.
 
     Raises:
@@ -153,12 +153,13 @@ def _one_column(
     if problem is None and not class_names and len(found) > max(MANY_CLASSES, labelled / 2):
         raise DataError(
             f"labels: {len(found)} different ones in {labelled} labelled rows; pass problem=regression if they are "
-            f"quantities, problem=multiclass if they are classes, or name another column"
+            f"quantities, problem=multiclass if they are classes, or name another column",
+            argument="problem",
         )
     order = [str(name) for name in class_names] or found
     strange = [cell for cell in found if cell not in order]
     if strange:
-        raise error(f"label {strange[0]!r} is none of class_names {tuple(order)}", cells.index(strange[0]), 0)
+        raise error(f"label {strange[0]!r} is not among class_names {tuple(order)}", cells.index(strange[0]), 0)
     if len(order) < 2:
         raise DataError(
             f"labels: expected at least two classes, found {', '.join(map(repr, order)) or 'no label at all'}"

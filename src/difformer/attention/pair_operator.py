@@ -27,7 +27,7 @@ from difformer.eager import once_differentiated
 from difformer.errors import UserError
 
 try:
-    from difformer.attention import fused_kernels as kernels
+    from difformer.attention import pair_kernels as kernels
 except ImportError:  # no Triton where there is no GPU
     kernels = None  # type: ignore[assignment]
 

@@ -12,25 +12,24 @@ called, which takes microseconds: states of 20 nodes × 4 channels gain sevenfol
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from difformer.attention.memory import free_bytes
 from difformer.data import Task
 from difformer.errors import UserError
+from difformer.free_memory import free_bytes
 from difformer.training.callbacks import Callback
+from difformer.training.checkpoint import Snapshot
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
-from difformer.training.journal import NonFiniteLossError
+from difformer.training.journal import NonFiniteLossError, Run
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord, Status
 from difformer.training.run_memory import chunks_that_fit
-from difformer.training.stacked_journal import Run
-from difformer.training.stacked_loop import StackedTrainer
+from difformer.training.stack_trainer import StackTrainer
 
 # Options of models that a stack may hold several values of: plain attributes that enter a pass as numbers.
 HYPER = ("dropout", "step_size", "graph_weight", "source_weight")
@@ -82,27 +81,33 @@ def train_stacked(
     stop: Callable[[], bool] | None = None,
     keep_errors: bool = False,
     chunk: int | None = None,
+    state: Snapshot | None = None,
+    save: Callable[[Snapshot], None] | None = None,
 ) -> list[Any]:
     """Train runs as one, in chunks that fit the memory that is free.
 
     Args:
         task: What is to be learnt: nodes of one graph, all in every pass, or a series of snapshots.
-        settings: One a run.
+        settings: One per run.
         config: What all runs share.
         device: See `difformer.training.devices.resolve`.
-        callbacks: Told of every evaluated epoch of every run; looking costs a GPU its lead.
-        stop: Asked after every epoch; once it says True the runs end as ``"interrupted"``. Chunks that were not begun
-            are left out of what is returned.
+        callbacks: Called after every evaluated epoch of every run; a GPU has to wait for each.
+        stop: Called after every epoch; once it returns True the runs end as ``"interrupted"``. Chunks that were not
+            started are left out of the result.
         keep_errors: Whether a run whose loss does not stay finite gives its `NonFiniteLossError` in place of a record;
             otherwise the first such error is raised, after all runs are done.
         chunk: Largest number of runs to train as one; None leaves it to the memory.
+        state: A snapshot of the same stack, which is resumed.
+        save: Called with a snapshot to resume from, as often as the configuration says; only where all runs fit into
+            one chunk.
 
     Returns:
-        One `RunRecord` a setting, in their order.
+        One `RunRecord` per setting, in their order.
 
     Raises:
         NonFiniteLossError: See `keep_errors`.
-        ValueError: If the runs cannot be stacked, naming what differs.
+        CheckpointError: If `state` is one of other runs.
+        UserError: If the runs cannot be stacked, naming what differs.
     """
     place, listeners = resolve(device), tuple(callbacks)
     runs, hyper = _runs(task, settings, config)
@@ -111,11 +116,14 @@ def train_stacked(
     with isolated_rng(place):
         each = estimate_memory(task, [runs[i] for i in order[:2]], hyper, place) if runs else 0
         waiting = _cut(order, chunks_that_fit(len(order), each, free_bytes(place), chunk))
+        waiting = waiting if state is None else [order]
         status: Status = "finished"
         while waiting and status == "finished":
             part = waiting.pop(0)
             try:
-                status, records = _train([runs[i] for i in part], task, hyper, place, listeners, stop)
+                trained = [runs[i] for i in part]
+                resumable = (state, save) if part == order else (None, None)
+                status, records = _train(trained, task, hyper, place, listeners, stop, *resumable)
             except torch.cuda.OutOfMemoryError:
                 if len(part) == 1:
                     raise
@@ -139,11 +147,14 @@ def _train(
     device: torch.device,
     callbacks: Sequence[Callback],
     stop: Callable[[], bool] | None,
+    state: Snapshot | None,
+    save: Callable[[Snapshot], None] | None,
 ) -> tuple[Status, list[RunRecord | NonFiniteLossError]]:
-    started = time.perf_counter()
-    trainer = StackedTrainer(task, runs, hyper, device)
-    status = trainer.run(callbacks, stop)
-    return status, trainer.records(status, time.perf_counter() - started)
+    trainer = StackTrainer(task, runs, hyper, device)
+    if state is not None:
+        trainer.restore(state)
+    status = trainer.run(callbacks, stop, save)
+    return status, trainer.records(status)
 
 
 def _cut(order: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
@@ -156,7 +167,7 @@ def _cut(order: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
 
 def estimate_memory(task: Task, runs: Sequence[Run], hyper: Sequence[str], device: torch.device) -> int:
     """Bytes of one run of a stack, from one forward pass of one or two runs."""
-    return StackedTrainer(task, runs, hyper, device).memory()
+    return StackTrainer(task, runs, hyper, device).memory()
 
 
 def _runs(task: Task, settings: Sequence[StackedSetting], config: TrainConfig) -> tuple[list[Run], tuple[str, ...]]:

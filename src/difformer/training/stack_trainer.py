@@ -1,7 +1,7 @@
 """The loop of `difformer.training.loop` for runs trained as one: same epochs, same evaluations, same best epoch.
 
 Nothing is read from the device while it works: everything known about the runs stays there until the end
-(`difformer.training.stacked_journal`); callbacks look at every evaluation, early stopping looks now and then. So an
+(`difformer.training.journal`); callbacks look at every evaluation, early stopping looks now and then. So an
 epoch is a list of kernels that never changes, and on a GPU it is recorded (`difformer.training.cuda_graph`): `vmap`
 takes longer to launch that list than a GPU to execute it.
 """
@@ -18,21 +18,22 @@ from torch import Tensor
 from difformer.data import Task
 from difformer.nn.dropout import dropout_keys
 from difformer.training.callbacks import Callback
+from difformer.training.checkpoint import FORMAT, CheckpointError, Due, Snapshot
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, Recorder
 from difformer.training.feeds import NodesFeed, Step, make_feed
-from difformer.training.journal import NonFiniteLossError
+from difformer.training.journal import RECORDABLE, Group, NonFiniteLossError, Run, StackJournal
 from difformer.training.losses import make_loss
 from difformer.training.model import acts_alike, build_model, hook
 from difformer.training.optimizer import StackedAdam, clip_gradients, learning_rate
 from difformer.training.record import RunRecord, Status
 from difformer.training.run_memory import PARAMETER_COPIES, saved_bytes
-from difformer.training.stacked_journal import RECORDABLE, Group, Run, StackedJournal
-from difformer.training.stacked_model import StackedModel
+from difformer.training.stack_model import StackModel
 
+MOMENTS = ("mean", "square", "steps")  # of the optimiser
 LAUNCHED = 2  # epochs that a GPU gets kernel by kernel: they fill caches and make the optimiser
 
 
-class StackedTrainer:
+class StackTrainer:
     """Runs that share everything but seed, split and the hyper-parameters in `hyper`.
 
     Args:
@@ -52,7 +53,7 @@ class StackedTrainer:
                 observe(task.y, task.splits[run.split].train)
         alike = all(acts_alike(model) for model in models)
         values = {name: [float(run.config.options[name]) for run in runs] for name in hyper}
-        self.model = StackedModel(models, values, device, hook(models[0], "penalty"))
+        self.model = StackModel(models, values, device, hook(models[0], "penalty"))
         self.feed = make_feed(task, task.splits[runs[0].split], config, runs[0].seed, device, models[0])
         self._one_pass = self.feed.whole and alike
         self.groups = self._groups()
@@ -62,8 +63,9 @@ class StackedTrainer:
         self.rates = (torch.tensor(factors, dtype=torch.float64).unsqueeze(1) * rates).float().to(device)
         self.decays = torch.tensor([run.config.weight_decay for run in runs], dtype=torch.float32, device=device)
         self.optimizer: StackedAdam | None = None  # made at the first gradient, which says what is trained
-        self.epoch = 0
-        self.journal = StackedJournal(task, runs, self.groups, self.model, device)
+        self._moments: dict[str, Tensor] = {}  # of the optimiser of a stack that is resumed
+        self.epoch, self.seconds = 0, 0.0
+        self.journal = StackJournal(task, runs, self.groups, self.model, device)
         self._recorder = Recorder(device)
         self._recorded: dict[bool, torch.cuda.CUDAGraph] = {}
         self._launched: set[bool] = set()  # kinds of turns that a device has had kernel by kernel
@@ -88,9 +90,14 @@ class StackedTrainer:
         saved = saved_bytes(lambda: self._forward(step, leaves))
         return saved // len(self.runs) + PARAMETER_COPIES * self.model.flat[0].nbytes
 
-    def run(self, callbacks: Sequence[Callback] = (), stop: Callable[[], bool] | None = None) -> Status:
-        """Train to the end, or until stopped."""
-        started = time.perf_counter()
+    def run(
+        self,
+        callbacks: Sequence[Callback] = (),
+        stop: Callable[[], bool] | None = None,
+        save: Callable[[Snapshot], None] | None = None,
+    ) -> Status:
+        """Train to the end, or until stopped; `save` gets snapshots to resume from, as often as configured."""
+        started, checkpoint = time.perf_counter() - self.seconds, Due(self.config)
         while True:
             # Here the model holds θ_epoch, and every epoch before has been evaluated where that was due.
             last = self.epoch >= self.config.epochs
@@ -99,15 +106,62 @@ class StackedTrainer:
                 self._turn(due)
             elif due:
                 self.journal.measure(self._evaluate())
+            self.seconds = time.perf_counter() - started
             if due:
                 self.journal.measured_at.append(self.epoch)
                 if callbacks:
-                    self.journal.tell(callbacks, self.epoch, time.perf_counter() - started)
+                    self.journal.tell(callbacks, self.epoch, self.seconds)
             if last or (due and self.journal.all_stopped()):
                 return "finished"
-            if stop is not None and stop():
+            stopping = stop is not None and stop()
+            if save is not None and (stopping or checkpoint(self.epoch + 1)):
+                save(self.snapshot(self.epoch + 1))
+                checkpoint.done()
+            if stopping:
                 return "interrupted"
             self.epoch += 1
+
+    def snapshot(self, epoch: int) -> Snapshot:
+        """The state of the stack after `epoch` epochs, the last of them not evaluated yet; copied to the CPU."""
+        tensors = self._state()
+        if self.optimizer is not None:
+            tensors |= {f"optimizer.{name}": getattr(self.optimizer, name) for name in MOMENTS}
+        facts = {
+            "format": FORMAT,
+            "runs": self._names(),
+            "epoch": epoch,
+            "measured_at": list(self.journal.measured_at),
+            "seconds": self.seconds,
+        }
+        return Snapshot({name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}, facts)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Continues from a snapshot of the same stack.
+
+        Raises:
+            CheckpointError: If it is one of other runs.
+        """
+        if snapshot.facts.get("runs") != self._names():
+            raise CheckpointError("the checkpoint is of a stack of other runs")
+        try:
+            for name, value in self._state().items():
+                value.copy_(snapshot.tensors[name])
+            self._moments = {name: snapshot.tensors[f"optimizer.{name}"] for name in MOMENTS}
+            self.journal.measured_at = [int(epoch) for epoch in snapshot.facts["measured_at"]]
+            self.epoch, self.seconds = snapshot.epoch, float(snapshot.facts["seconds"])
+        except (RuntimeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint is of another model: {error}") from error
+
+    def _names(self) -> list[list[int]]:
+        return [[run.seed, run.split] for run in self.runs]
+
+    def _state(self) -> dict[str, Tensor]:
+        """Everything that changes while the stack trains, except the moments of the optimiser."""
+        journal = self.journal
+        kept = ("clock", "losses", "measured", "best", "best_epoch", "best_flat", "ended", "broken")
+        found = {"flat": self.model.flat} | {f"journal.{name}": getattr(journal, name) for name in kept}
+        found |= {f"buffer.{name}": value for name, value in self.model.buffers.items()}
+        return found | {f"best_buffer.{name}": value for name, value in journal.best_buffers.items()}
 
     def _turn(self, due: bool) -> None:
         """Epoch `self.epoch` + 1, after an evaluation of the last one where that is due; a replay where possible."""
@@ -182,6 +236,8 @@ class StackedTrainer:
                 columns = torch.cat([torch.full_like(leaf[0].reshape(-1), part is not None) for leaf, part in pairs])
             decoupled = self.config.decoupled
             self.optimizer = StackedAdam(self.model.flat, self.decays, decoupled=decoupled, columns=columns)
+            for name, value in self._moments.items():
+                getattr(self.optimizer, name).copy_(value)
         pairs = zip(leaves.values(), parts, strict=True)
         return torch.cat(
             [(torch.zeros_like(leaf) if part is None else part).reshape(len(self.runs), -1) for leaf, part in pairs], 1
@@ -193,7 +249,7 @@ class StackedTrainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
             return self.model.outputs(self.feed.outputs, parameters, buffers)[0].float()
 
-    def records(self, status: Status, seconds: float) -> list[RunRecord | NonFiniteLossError]:
-        """One a run, in their order; an error in place of a run whose loss did not stay finite."""
+    def records(self, status: Status) -> list[RunRecord | NonFiniteLossError]:
+        """One per run, in their order; an error in place of a run whose loss did not stay finite."""
         outputs = self._evaluate(self.journal.best_flat, self.journal.best_buffers).cpu()
-        return self.journal.records(outputs, self.epoch, status, seconds)
+        return self.journal.records(outputs, self.epoch, status, self.seconds)
