@@ -1,4 +1,4 @@
-"""``difformer demo``: six systems, one table, and a report at the end."""
+"""``difformer demo``: five systems, one table, and a report at the end."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """``difformer demo``: what the package does, in about a minute, on data that need no download.
 
-1,797 handwritten digits with ten labels per class. Six systems learn from them: without structure (perceptron), over
-nearest neighbours (label spreading, GCN), over latent pairs (DIFFormer-s as in the paper, and the sharp form), and over
-neighbours and latent pairs together. Their settings are the presets ``best``, each chosen on validation data alone by
-the command that the preset names. The last one is kept as a run folder, and the demo ends with its report.
+1,797 handwritten digits with ten labels per class. Five systems learn from them: without structure (perceptron), over
+nearest neighbours (label spreading, GCN), over latent pairs (DIFFormer-s as in the paper), and over neighbours and
+latent pairs together (DIFFormer with its default form). Their settings are the presets ``best``, each chosen on
+validation data alone by the command that the preset names. The last run is kept in a folder, and the demo ends with its
+report.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ SYSTEMS = {  # model: what it is called here, and the structure that it uses
     "label-spreading": ("label spreading", "neighbours"),
     "gcn": ("GCN", "neighbours"),
     "difformer-s": ("DIFFormer-s, as in the paper", "latent pairs"),
-    "difformer-sharp": ("DIFFormer, sharp", "latent pairs"),
     "difformer": ("DIFFormer", "neighbours and latent pairs"),
 }
 KEPT = "difformer"
@@ -36,13 +36,13 @@ KEPT = "difformer"
 
 @command
 def demo(
-    splits: Annotated[int, option("Random splits, one run each.", min=1)] = 3,
+    splits: Annotated[int, option("Random splits, one run each.", low=1, default=True)] = 3,
     out: Annotated[Path | None, option("Folder of the run that is kept; runs/demo by default.")] = None,
     open_it: Annotated[bool, option("Open the report in the browser.", "--open/--no-open")] = True,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Train six models on 1,797 handwritten digits with ten labels per class, compare them, and write a report.
+    """Train five models on 1,797 handwritten digits with ten labels per class, compare them, and write a report.
 
     Example: difformer demo --splits 5 --no-open
     """
