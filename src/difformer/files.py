@@ -12,6 +12,7 @@ import json
 import math
 import os
 import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -231,3 +232,15 @@ def file_mask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def cache_folder() -> Path:
+    """Where the package keeps what it can compute or fetch again: `$DIFFORMER_CACHE`, or the platform's folder."""
+    if chosen := os.environ.get("DIFFORMER_CACHE"):
+        return Path(chosen).expanduser()
+    home = Path.home()
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches" / "difformer"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "difformer" / "Cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "difformer"

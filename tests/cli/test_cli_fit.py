@@ -372,6 +372,9 @@ def test_a_table_that_is_not_there_is_named(call, customers):
     answer = call("fit", "clients.csv", "--label", "segment")
     assert answer.code == 2
     assert "there is no file clients.csv" in answer.err
+    (customers / "run").mkdir()
+    (customers / "run" / "config.toml").touch()
+    assert "to resume it: difformer fit --resume run" in call("fit", "run").err
     assert "give either a data set ('iris') or your own files (--label)" in call("fit", "iris", "--label", "x").err
     assert "--label says segment, but --data says label_columns=age" in (
         call("fit", "customers.csv", "--label", "segment", "--data", "label_columns=age").err

@@ -74,7 +74,7 @@ def test_runs_only_needs_neither_pandas_nor_matplotlib(call, tmp_path, monkeypat
     assert "pip install 'difformer[figures]'" in refused.err
     answer = call(*words, "--runs-only")
     assert answer.code == 0, answer.err
-    assert [path.name for path in (tmp_path / "results-quick/unobserved").glob("*.*")] == ["runs.jsonl"]
+    assert [path.name for path in (tmp_path / "results-quick/unobserved").glob("[!.]*")] == ["runs.jsonl"]
     assert "exclude each other" in call(*words, "--runs-only", "--table-only").err
 
 

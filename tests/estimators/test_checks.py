@@ -28,11 +28,11 @@ def expected(estimator: Any) -> dict[str, str]:
     [DIFFormerClassifier(**QUICK), DIFFormerRegressor(**{**QUICK, **BETTER}), DIFFormerTransformer(**QUICK)],
     expected_failed_checks=expected,
 )
-def test_scikit_learn_finds_nothing_to_object_to(estimator: Any, check: Any) -> None:
+def test_check_estimator_passes(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
-def test_the_classifier_is_asked_all_that_label_spreading_is_asked() -> None:
+def test_the_classifier_runs_all_checks_of_label_spreading() -> None:
     def names(estimator: Any) -> set[str]:
         return {getattr(check, "func", check).__name__ for _, check in estimator_checks_generator(estimator)}
 
@@ -43,7 +43,7 @@ def test_the_classifier_is_asked_all_that_label_spreading_is_asked() -> None:
 
 @pytest.mark.slow
 @parametrize_with_checks([kind(steps=4) for kind in KINDS], expected_failed_checks=expected)
-def test_nor_with_default_options(estimator: Any, check: Any) -> None:
+def test_check_estimator_passes_with_default_options(estimator: Any, check: Any) -> None:
     """Three models of four layers, the graph cross-validated: all as by default but the number of steps."""
     if getattr(check, "func", check).__name__ == "check_regressors_train":
         estimator.set_params(steps=50)  # a score above one half is asked of it

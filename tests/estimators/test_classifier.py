@@ -28,16 +28,16 @@ def blobs() -> tuple[np.ndarray, np.ndarray]:
     return make_blobs(90, centers=[[0, 0], [9, 0], [0, 9]], random_state=0)
 
 
-def two_a_class(y: np.ndarray) -> np.ndarray:
+def two_per_class(y: np.ndarray) -> np.ndarray:
     partly = np.full(len(y), -1)
     for label in np.unique(y):
         partly[np.flatnonzero(y == label)[:2]] = label
     return partly
 
 
-def test_two_labels_a_class_label_the_rest(blobs: Any) -> None:
+def test_two_labels_per_class_label_the_rest(blobs: Any) -> None:
     x, y = blobs
-    model = DIFFormerClassifier(random_state=0, steps=40, n_models=1).fit(x, two_a_class(y))
+    model = DIFFormerClassifier(random_state=0, steps=40, n_models=1).fit(x, two_per_class(y))
     assert (model.transduction_ == y).all()
     assert model.label_distributions_.shape == (90, 3)
     np.testing.assert_allclose(model.label_distributions_.sum(1), 1)
@@ -47,7 +47,7 @@ def test_two_labels_a_class_label_the_rest(blobs: Any) -> None:
 
 def test_marks_of_the_unlabelled(blobs: Any, quick: dict[str, Any]) -> None:
     x, y = blobs
-    partly = two_a_class(y)
+    partly = two_per_class(y)
     names = np.array(["ash", "beech", "cedar"])
     forms = {
         "whole numbers": partly,
@@ -191,7 +191,7 @@ def test_pipelines_searches_clones_and_pickles(wine: Any, quick: dict[str, Any])
     assert (copy.predict_proba(x) == model.predict_proba(x)).all()
 
 
-def test_a_pipeline_hands_on_weights_and_edges(wine: Any, quick: dict[str, Any]) -> None:
+def test_a_pipeline_passes_weights_and_edges_on(wine: Any, quick: dict[str, Any]) -> None:
     x, _, partly = wine
     edges, weight = sparse.eye_array(len(x), format="csr"), np.arange(1.0, len(x) + 1)
     line = make_pipeline(StandardScaler(), DIFFormerClassifier(**quick))
@@ -261,9 +261,9 @@ def test_nothing_is_held_out_once_if_the_fraction_is_zero(
     assert seen == [60, 59, 59, 60, 59, 59, 0]
 
 
-def test_too_few_labels_or_rows_are_not_asked(wine: Any, blobs: Any, quick: dict[str, Any]) -> None:
+def test_too_few_labels_or_rows_choose_nothing(wine: Any, blobs: Any, quick: dict[str, Any]) -> None:
     x, y = blobs
-    model = DIFFormerClassifier(**quick).fit(x, two_a_class(y))
+    model = DIFFormerClassifier(**quick).fit(x, two_per_class(y))
     assert model.graph_ == "knn"
     assert model.validation_loss_ is None
     assert model.temperature_ == CAUTIOUS
@@ -329,7 +329,7 @@ def test_probabilities_are_calibrated_on_held_out_labels(wine: Any) -> None:
     assert np.median(model.label_distributions_.max(1)) < 0.95
 
 
-def test_a_model_better_than_the_majority_is_not_warned_about(wine: Any) -> None:
+def test_a_model_better_than_the_majority_gives_no_warning(wine: Any) -> None:
     x, y, _ = wine
     with warnings.catch_warnings():
         warnings.simplefilter("error")

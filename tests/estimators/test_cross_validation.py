@@ -80,7 +80,7 @@ def test_rows_of_frames_are_known_by_their_index(told_by_the_graph: Any) -> None
         DIFFormerClassifier(graph=graph, **OPTIONS).fit(frame.iloc[10:] + 1, y[10:])
 
 
-def test_a_pipeline_that_changes_features_is_told_so(told_by_the_graph: Any) -> None:
+def test_a_pipeline_that_changes_features_gets_an_error_with_a_remedy(told_by_the_graph: Any) -> None:
     x, y, index = told_by_the_graph
     line = make_pipeline(StandardScaler(), DIFFormerClassifier(graph=RowGraph(x, index), **OPTIONS))
     with pytest.raises(ValueError, match="preprocess before RowGraph"):

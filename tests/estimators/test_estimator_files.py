@@ -90,6 +90,15 @@ def test_no_row_of_the_table_is_in_the_files(wine: Any, quick: dict[str, Any], t
         assert len(x) not in value.shape or name == "of.label_distributions_", name
 
 
+def test_class_weights_are_restored(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    x, y, _ = wine
+    for weight in ({0: 1.0, 1: 2.0, np.int64(2): 3.0}, "balanced"):
+        DIFFormerClassifier(**quick, class_weight=weight).fit(x, y).save_pretrained(tmp_path)
+        loaded = DIFFormerClassifier.from_pretrained(tmp_path)
+        assert loaded.class_weight == weight
+        assert loaded.temperature_ > 0
+
+
 def test_dates_as_classes(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     x, y, _ = wine
     days = np.array(["2020-01-01", "2021-06-01", "2022-01-01"], dtype="M8[D]")
@@ -124,7 +133,7 @@ def test_damaged_foreign_and_newer_files(wine: Any, quick: dict[str, Any], tmp_p
     refused("is missing", FileNotFoundError)
 
 
-def test_a_diffusivity_of_ones_own_is_given_again(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+def test_a_custom_diffusivity_has_to_be_given_again(wine: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     x, _, partly = wine
     cauchy = Diffusivity("cauchy", f=lambda u: 1 / (1 + u))
     model = DIFFormerClassifier(**quick, diffusivity=cauchy).fit(x, partly)

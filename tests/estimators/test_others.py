@@ -92,7 +92,7 @@ def test_what_a_regressor_refuses(friedman: Any, quick: dict[str, Any]) -> None:
         model.fit(x, np.array(["a"] * 300))
 
 
-def test_gaps_of_pandas_are_unknown(friedman: Any, quick: dict[str, Any]) -> None:
+def test_missing_values_of_pandas_are_unknown(friedman: Any, quick: dict[str, Any]) -> None:
     x, _, partly = friedman
     nullable = pd.Series(partly).astype("Float64")
     assert nullable.isna().any()

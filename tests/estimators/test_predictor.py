@@ -66,7 +66,7 @@ def test_the_population_has_the_states_of_a_forward_pass(
 
 
 @pytest.mark.parametrize("diffusivity", DIFFUSIVITIES)
-def test_a_new_row_exchanges_with_the_population_and_feels_no_other(diffusivity: str) -> None:
+def test_a_new_row_receives_from_the_population_only(diffusivity: str) -> None:
     """Layer by layer, as the formulas say it: P = Σ m g v / Σ m g over fitted rows, edges with s = a / √(d dⱼ)."""
     torch.manual_seed(0)
     model = DIFFormer(5, 8, 2, num_layers=2, diffusivity=diffusivity, graph_weight=0.3, source_weight=0.2)
@@ -131,7 +131,7 @@ def test_memory_of_sums_does_not_grow_with_the_population() -> None:
     assert sizes[0] == sizes[1]
 
 
-def test_landmarks_stand_for_the_population() -> None:
+def test_landmarks_represent_the_population() -> None:
     torch.manual_seed(0)
     model = DIFFormer(5, 8, 2, diffusivity="sigmoid", graph_weight=None)
     x = torch.randn(50, 5, dtype=torch.float64)
@@ -247,7 +247,7 @@ def test_rows_fitted_with_a_graph_keep_their_edges(wine: Any, quick: dict[str, A
     assert np.abs(alone - model.label_distributions_[10]).max() > 1e-4
 
 
-def test_a_row_that_may_be_either_of_two_is_told_of(wine: Any, quick: dict[str, Any]) -> None:
+def test_rows_with_the_features_of_several_fitted_rows_are_warned_about(wine: Any, quick: dict[str, Any]) -> None:
     x, _, partly = wine
     x = x.copy()
     x[10] = x[50]  # two nodes with equal features and edges of their own

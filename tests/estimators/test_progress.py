@@ -20,7 +20,7 @@ def test_nothing_is_printed_unless_asked_for(wine: Any, quick: dict[str, Any], c
     assert capsys.readouterr().out == ""
 
 
-def test_verbose_tells_of_the_graph_and_of_every_model(wine: Any, quick: dict[str, Any], capsys: Any) -> None:
+def test_verbose_reports_the_graph_and_every_model(wine: Any, quick: dict[str, Any], capsys: Any) -> None:
     x, y, _ = wine
     options = {**quick, "steps": 40, "n_models": 2}
     talking = DIFFormerClassifier(**options, verbose=True).fit(x, y)
@@ -48,7 +48,7 @@ def test_verbose_shows_held_out_rows_and_changes_nothing(
     assert (talking.label_distributions_ == silent.label_distributions_).all()
 
 
-def test_small_tables_are_left_to_one_thread(wine: Any, quick: dict[str, Any], monkeypatch: Any) -> None:
+def test_small_tables_are_trained_on_one_thread(wine: Any, quick: dict[str, Any], monkeypatch: Any) -> None:
     x, y, _ = wine
     seen = []
     train = selection.train
@@ -70,7 +70,7 @@ def test_small_tables_are_left_to_one_thread(wine: Any, quick: dict[str, Any], m
             DIFFormerClassifier(**quick).fit(x, y, graph="nonsense")
         assert torch.get_num_threads() == 2
         combine = model.fitted_.combine
-        monkeypatch.setattr(model.fitted_, "combine", lambda z: (seen.append(torch.get_num_threads()), combine(z))[1])
+        monkeypatch.setattr(model.fitted_, "combine", lambda *z: (seen.append(torch.get_num_threads()), combine(*z))[1])
         model.predict(x)
         assert seen[-1] == 1
         assert torch.get_num_threads() == 2

@@ -1,4 +1,4 @@
-"""An experiment of one block model and three systems, and lines that stand for its runs."""
+"""A small experiment with one block model, and made-up lines of its ledger."""
 
 from __future__ import annotations
 

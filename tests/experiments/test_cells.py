@@ -1,4 +1,4 @@
-"""Which settings a row is run with, and what it says of them."""
+"""Which settings each row runs with."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def preset(name, model, dataset="cora", **rest):
     return Preset(name, model, dataset, settings=settings, source="a test", trials=16, **rest)
 
 
-def test_ours_run_with_every_preset_rivals_with_their_best():
+def test_our_systems_run_with_every_preset_and_rivals_with_their_best():
     ours = [preset(name, "difformer-s") for name in ("best", "public-code", "paper")]
     theirs = [preset(name, "gcn") for name in ("paper", "best")]
     assert names(DIFFORMER_S, ours) == ["public-code", "paper", "best"]
@@ -32,14 +32,14 @@ def test_ours_run_with_every_preset_rivals_with_their_best():
     assert choices(CITATION, CORA, GCN, theirs)[0].trials == 16
 
 
-def test_what_was_not_tuned_says_so_and_has_the_settings_of_the_table():
+def test_systems_without_a_preset_use_the_untuned_settings_of_the_table():
     (only,) = choices(CITATION, CORA, GCN, ())
     assert only.name == UNTUNED
     assert dict(only.settings) == dict(CITATION.untuned)
     assert names(GCN, [preset("best", "gcn", "citeseer")]) == [UNTUNED]
 
 
-def test_attention_off_follows_difformer_s_unless_it_was_tuned_itself():
+def test_attention_off_uses_presets_of_difformer_s_unless_it_has_its_own():
     base = preset("best", "difformer-s", settings={"learning_rate": 0.5, "num_layers": 7})
     (followed,) = choices(CITATION, CORA, OFF, [base])
     # Where the general encoder has other defaults than DIFFormer-s, those of DIFFormer-s count.
@@ -53,7 +53,7 @@ def test_attention_off_follows_difformer_s_unless_it_was_tuned_itself():
     assert choices(CITATION, CORA, OFF, [another, base])[0].settings["num_layers"] == 7
 
 
-def test_series_without_graph_have_presets_of_their_own():
+def test_series_without_graph_use_their_own_presets():
     temporal = find("temporal")
     data = next(one for one in temporal.data if one.key == "covid-published")
     system = next(one for one in temporal.systems if one.key == "difformer-s-no-graph")
@@ -68,7 +68,7 @@ def test_series_without_graph_have_presets_of_their_own():
     assert (only.settings["loss"], only.settings["metric"]) == ("auto", "mse")
 
 
-def test_a_variant_is_taken_where_it_is_asked_for_and_nowhere_else():
+def test_a_preset_variant_is_used_only_for_its_section():
     few = Data("few", "cora", "few", variant="per_class=5")
     general, special = preset("best", "gcn"), preset("best", "gcn", variant="per_class=5", settings={"epochs": 3})
     found = [general, special]
@@ -78,7 +78,7 @@ def test_a_variant_is_taken_where_it_is_asked_for_and_nowhere_else():
     assert names(GCN, [special]) == [UNTUNED]
 
 
-def test_a_table_that_uses_some_presets_has_rows_of_no_others():
+def test_only_presets_restricts_the_rows_of_a_table():
     depth = find("depth")
     system = depth.systems[0]
     found = [preset(name, "difformer-s") for name in ("public-code", "paper", "best")]
@@ -88,7 +88,7 @@ def test_a_table_that_uses_some_presets_has_rows_of_no_others():
         wanted_cells(depth, Request(presets=("best",)))
 
 
-def test_presets_of_a_folder_go_before_those_of_the_package(tmp_path):
+def test_presets_of_a_folder_override_those_of_the_package(tmp_path):
     write_preset(preset("public-code", "difformer-s"), tmp_path / "mine.toml")
     found = read_presets(tmp_path)
     assert choices(CITATION, CORA, DIFFORMER_S, found)[0].settings["learning_rate"] == 0.5

@@ -1,4 +1,4 @@
-"""An epoch's cost is what an epoch takes, whatever the process has to do once before it."""
+"""The cost of an epoch excludes warm-up and evaluation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def measured(monkeypatch, what, seconds, stop=lambda: False):
     return list(perform(what, [0, 1], CPU, Watch(stop), {"quick": False})), runs
 
 
-def test_what_is_done_once_does_not_count(monkeypatch, what):
+def test_warm_up_epochs_do_not_count(monkeypatch, what):
     lines, runs = measured(monkeypatch, what, lambda epoch: 3.0 if epoch <= measure.WARM_UP else 0.25)
     assert [line["measures"]["epoch_seconds"] for line in lines] == pytest.approx([0.25, 0.25])
     assert runs == [measure.WARM_UP + measure.EPOCHS] * 2 == [line["epochs"] for line in lines]
@@ -51,7 +51,7 @@ def test_what_is_done_once_does_not_count(monkeypatch, what):
     assert all(line["test"] is None for line in lines)
 
 
-def test_of_long_epochs_one_is_counted(monkeypatch, what):
+def test_a_single_long_epoch_is_timed(monkeypatch, what):
     lines, runs = measured(monkeypatch, what, lambda epoch: 40.0 if epoch == 1 else 31.0)
     assert [line["measures"]["epoch_seconds"] for line in lines] == pytest.approx([31.0, 31.0])
     assert runs == [measure.WARM_UP + 1] * 2 == [line["epochs"] for line in lines]
@@ -62,7 +62,7 @@ def test_an_interrupted_measurement_leaves_no_line(monkeypatch, what):
         measured(monkeypatch, what, lambda epoch: 1.0, stop=lambda: True)
 
 
-def test_an_epoch_of_training_is_what_is_measured(what):
+def test_the_cost_is_that_of_training_epochs(what):
     (line,) = perform(what, [0], CPU, Watch(lambda: False), {"quick": True})
     assert 0 < line["measures"]["epoch_seconds"] <= line["seconds"]
     assert line["epochs"] == measure.WARM_UP + measure.QUICK_EPOCHS

@@ -1,4 +1,4 @@
-"""Every experiment is well formed, and its quick form runs, resumes and writes what it should."""
+"""Every experiment is well formed; its quick form runs, resumes, and writes tables and figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = (
 )  # fmt: skip
 
 
-def test_there_are_these():
+def test_all_experiments_are_listed():
     assert spec.NAMES[: len(NAMES)] == NAMES
     assert [one.name for one in experiments()] == list(spec.NAMES)
     with pytest.raises(ValueError, match="did you mean 'heterophily'"):
@@ -35,7 +35,7 @@ def test_there_are_these():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_experiment_names_what_exists(name):
+def test_an_experiment_names_existing_data_and_models(name):
     experiment = find(name)
     for quick in (False, True):
         sections = experiment.sections(quick)
@@ -52,7 +52,7 @@ def test_an_experiment_names_what_exists(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_cell_has_settings_that_its_model_takes(name):
+def test_every_cell_has_valid_settings(name):
     found = cells(find(name), load_presets())
     for cell in found:
         if not cell.system.baseline:
@@ -60,7 +60,7 @@ def test_every_cell_has_settings_that_its_model_takes(name):
     assert len({cell.key for cell in found}) == len(found)
 
 
-def test_networks_that_need_a_graph_get_neighbours_where_cost_is_measured_without_one():
+def test_cost_without_a_graph_uses_nearest_neighbours_for_gcn_and_gat():
     chosen = {cell.key[:2]: cell.choice.settings for cell in cells(find("cost"), load_presets())}
     for data in ("stl10", "cifar10"):
         assert chosen[data, "gcn"]["graph"] == chosen[data, "gat"]["graph"] == "knn:5"
@@ -69,7 +69,7 @@ def test_networks_that_need_a_graph_get_neighbours_where_cost_is_measured_withou
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_quick_form(name, tmp_path, monkeypatch):
+def test_the_quick_form_runs_and_resumes(name, tmp_path, monkeypatch):
     monkeypatch.delenv("DIFFORMER_DATA", raising=False)
     monkeypatch.setenv("DIFFORMER_OFFLINE", "1")
     experiment, said = find(name), []

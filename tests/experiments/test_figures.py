@@ -45,11 +45,11 @@ def names(ax):
         ((0.5,), (0.5, 0.5)),
     ],
 )
-def test_the_axis_holds_what_can_be_told_apart(points, kept):
+def test_outliers_do_not_stretch_the_axis(points, kept):
     assert near(points) == kept
 
 
-def test_what_lies_far_from_the_others_is_an_arrow_with_its_value():
+def test_an_outlier_is_an_arrow_with_its_value():
     scores = {f"gcn{i}": 0.60 + 0.05 * i for i in range(6)} | {"mlp": 2.7777}
     rest = {"metric": "mse", "higher_is_better": False}
     lines = [line(key, seed, value, **rest) for key, value in scores.items() for seed in range(3)]
@@ -66,7 +66,7 @@ def test_what_lies_far_from_the_others_is_an_arrow_with_its_value():
     assert not ax.texts
 
 
-def test_names_say_the_settings_and_how_many_runs_are_missing():
+def test_row_names_contain_settings_and_missing_runs():
     lines = [line("gcn", seed, 0.5, preset="paper") for seed in range(3)] + [line("mlp", 0, 0.4)]
     fig = draw(summarise(MANY, lines, (), quick=False))
     assert names(fig.axes[0]) == ["GCN (paper's grid)", "MLP (untuned), 1 of 3 runs"]
@@ -75,7 +75,7 @@ def test_names_say_the_settings_and_how_many_runs_are_missing():
     assert not [said for said in legend(fig) if said.startswith("bars")]
 
 
-def test_the_legend_says_what_the_papers_figure_is_over():
+def test_the_legend_cites_the_source_of_the_papers_figure():
     cora = find("citation")
     lines = [line("gcn", seed, 0.8, data="cora-random", preset="paper") for seed in range(10)]
     fig = draw(summarise(cora, lines, (), quick=False))
@@ -89,7 +89,7 @@ def cost_lines(data, *systems, **rest):
     ]
 
 
-def test_costs_name_their_devices_and_the_runs_that_are_missing():
+def test_cost_panels_name_devices_and_missing_runs():
     lines = [*cost_lines("cora", "gcn"), *cost_lines("cora", "gat", device="another")]
     time, _ = draw(summarise(find("cost"), lines, (), quick=False)).axes
     assert names(time) == ["GAT, 2 of 3 runs B", "GCN, 2 of 3 runs A"]
@@ -108,7 +108,7 @@ def test_large_graphs_have_panels_of_scores_and_of_cost():
         assert [ax.get_xlabel() for ax in fig.axes if ax.axison] == labels
 
 
-def test_attention_off_stands_beside_the_sizes_of_batches():
+def test_attention_off_is_drawn_with_the_batch_sizes():
     keys = {"batch-5000": 0.6, "whole": 0.7}
     lines = [line(key, seed, value, data="pokec") for key, value in keys.items() for seed in range(5)]
     off = [line("off", 0, 0.4, data="pokec", settings={"batch_size": None}, peak_memory=9e6)]
@@ -136,7 +136,7 @@ def test_attention_off_stands_beside_the_sizes_of_batches():
         ({"classes": None, "values": [0.1, 0.2, 0.3], "pairs": []}, ["a node, coloured by its target"]),
     ],
 )
-def test_maps_say_what_points_and_lines_are(panel, said):
+def test_the_legend_of_maps_explains_points_and_lines(panel, said):
     picture = [{"title": "layer 1", "x": [0, 50, 100], "y": [0, 50, 100], **panel}]
     lines = [line("difformer-s", 0, 0.5, data="cifar10", measures={"pictures": picture})]
     fig = draw(summarise(find("visualise"), lines, (), quick=False))

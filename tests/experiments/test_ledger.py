@@ -1,4 +1,4 @@
-"""Lines are whole or absent, and the right ones count."""
+"""The ledger is append-only and atomic, and finds the runs that count."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from difformer.files import RunFolderError
 from difformer.training.config import TrainConfig
 
 
-def test_lines_read_back_and_numbers_that_json_lacks_are_none(tmp_path):
+def test_lines_read_back_with_nan_as_none(tmp_path):
     ledger = Ledger(tmp_path / "new")
     ledger.append(line("gcn", 0, 0.5))
     ledger.append(line("gcn", 1, float("nan")))
     assert [one["test"] for one in ledger.read()] == [0.5, None]
 
 
-def test_a_line_that_was_cut_off_is_passed_over_and_then_removed(tmp_path):
+def test_an_incomplete_last_line_is_ignored_and_then_removed(tmp_path):
     ledger = Ledger(tmp_path)
     ledger.append(line("gcn", 0, 0.5))
     with ledger.path.open("ab") as file:
@@ -37,7 +37,7 @@ def test_a_line_that_was_cut_off_is_passed_over_and_then_removed(tmp_path):
     assert ledger.path.read_bytes().count(b"\n") == 2
 
 
-def test_a_file_that_is_one_cut_off_line_is_begun_anew(tmp_path):
+def test_a_file_with_only_an_incomplete_line_is_rewritten(tmp_path):
     ledger = Ledger(tmp_path)
     ledger.path.write_bytes(b'{"data": "x' + b"y" * 200_000)
     assert ledger.read() == []
@@ -45,7 +45,7 @@ def test_a_file_that_is_one_cut_off_line_is_begun_anew(tmp_path):
     assert [one["seed"] for one in ledger.read()] == [0]
 
 
-def test_what_does_not_fit_on_the_disk_leaves_no_trace(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_ledger_unchanged(tmp_path, monkeypatch):
     ledger = Ledger(tmp_path)
     ledger.append(line("gcn", 0, 0.5))
     before = ledger.path.read_bytes()
@@ -57,7 +57,7 @@ def test_what_does_not_fit_on_the_disk_leaves_no_trace(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "said"), [("nonsense", "not JSON"), ('{"a": 1}', "not a run"), ("[1]", "not a run")])
-def test_a_whole_line_that_is_no_run_is_named(tmp_path, text, said):
+def test_a_complete_line_that_is_not_a_run_is_an_error_with_its_number(tmp_path, text, said):
     ledger = Ledger(tmp_path)
     ledger.append(line("gcn", 0, 0.5))
     with ledger.path.open("a") as file:
@@ -66,7 +66,7 @@ def test_a_whole_line_that_is_no_run_is_named(tmp_path, text, said):
         ledger.read()
 
 
-def test_runs_with_settings_that_were_changed_no_longer_count():
+def test_runs_with_earlier_settings_do_not_count():
     old = [line("gcn", seed, 0.1, settings_id="old") for seed in range(3)]
     new = [line("gcn", seed, 0.9, settings_id="new") for seed in range(2)]
     assert [one["test"] for one in current([*old, *new])] == [0.9, 0.9]
@@ -75,7 +75,7 @@ def test_runs_with_settings_that_were_changed_no_longer_count():
     assert len(current([*old, line("mlp", 0, 0.5)])) == 4
 
 
-def test_settings_that_are_changed_back_find_their_runs_again():
+def test_restored_settings_find_their_runs_again():
     old = [line("gcn", seed, 0.1, settings_id="old") for seed in range(3)]
     new = [line("gcn", seed, 0.9, settings_id="new") for seed in range(3)]
     cell = ("blocks", "gcn", "untuned")
@@ -84,7 +84,7 @@ def test_settings_that_are_changed_back_find_their_runs_again():
     assert [one["test"] for one in current([*old, *new], {cell: "never run"})] == [0.9, 0.9, 0.9]
 
 
-def test_a_run_takes_the_reason_away():
+def test_a_later_run_clears_the_failure():
     failed = {"status": FAILED, "data": "blocks", "system": "gcn", "preset": "untuned", "reason": "out of memory"}
     absent = {"status": FAILED, "data": "blocks", "reason": "data not here"}
     assert reasons([absent, failed]) == {
@@ -94,7 +94,7 @@ def test_a_run_takes_the_reason_away():
     assert reasons([absent, failed, line("gcn", 0, 0.5)]) == {}
 
 
-def test_identities_are_those_of_contents():
+def test_identity_depends_on_content_only():
     assert identity(a=1, b=[1, 2]) == identity(b=(1, 2), a=1)
     assert identity(a=1) != identity(a=2)
 
@@ -121,7 +121,7 @@ def test_stored_lines_count_for_the_settings_of_today(name):
     assert [cell.key for cell in run if rows[cell.key].first("settings_id") != cell.settings_id()] == []
 
 
-def test_an_id_tells_versions_data_and_devices_apart():
+def test_ids_differ_by_version_data_and_device():
     settings = {"epochs": 2, "hidden_channels": 4}
     versions = {"difformer": "0.1.0", "torch": "2.11"}
     old = line("gcn", 0, 0.5, model="gcn", settings=settings, versions=versions, fingerprint="a")
@@ -153,3 +153,11 @@ def test_an_option_at_its_default_does_not_change_the_key():
 
 def test_the_code_version_names_the_sources():
     assert re.fullmatch(r"\d+\.\d+\S*\+[0-9a-f]{8}", code_version())
+
+
+def test_reworded_split_names_are_the_same_split():
+    old = line("gcn", 0, 0.5, model="gcn", settings={}, versions={}, split="20 a class/seed=0", protocol="20 a class")
+    del old["key"]
+    new = named({**old, "split": "20 per class/seed=0"})
+    assert named(old)["key"] == new["key"]
+    assert (named(old)["split"], named(old)["protocol"]) == (new["split"], "20 per class")

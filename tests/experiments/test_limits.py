@@ -1,4 +1,4 @@
-"""A run that takes too long is broken off: its cell says so, and the others go on."""
+"""A run over its time limit is stopped and recorded, and the others continue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def outcome_and_reasons(folder, request=LIMITED):
     return outcome, [line["reason"] for line in Ledger(folder).read() if line["status"] == FAILED]
 
 
-def test_runs_that_are_trained_as_one_have_the_time_of_all(clock):
+def test_a_stack_has_the_time_limit_of_all_its_runs(clock):
     watch = Watch(lambda: False, 10.0)
     watch.begin(3)
     clock.now = 25.0
@@ -50,7 +50,7 @@ def test_runs_that_are_trained_as_one_have_the_time_of_all(clock):
     assert not Watch(lambda: False, math.inf)()
 
 
-def test_somebody_who_asks_is_not_a_limit(clock):
+def test_a_user_interrupt_is_not_a_time_limit(clock):
     watch = Watch(lambda: True, 10.0)
     clock.now = 25.0
     assert watch()
@@ -60,7 +60,7 @@ def test_somebody_who_asks_is_not_a_limit(clock):
 @pytest.mark.parametrize(
     ("stacked", "had"), [(False, "its first epoch"), (True, "one epoch")], ids=["one after the other", "as one"]
 )
-def test_what_takes_too_long_is_a_cell_with_a_reason(tmp_path, monkeypatch, clock, stacked, had):
+def test_a_run_over_its_limit_is_a_cell_with_a_reason(tmp_path, monkeypatch, clock, stacked, had):
     """In the first cell 200 seconds pass whenever it is asked, in the others none."""
     monkeypatch.setattr(runner, "faster", lambda *_: stacked)
     ask = Watch.__call__
@@ -84,7 +84,7 @@ def test_what_takes_too_long_is_a_cell_with_a_reason(tmp_path, monkeypatch, cloc
     assert not whole.failed
 
 
-def test_a_run_that_was_there_before_the_limit_is_kept(tmp_path, monkeypatch, clock):
+def test_finished_runs_of_a_stack_over_its_limit_are_kept(tmp_path, monkeypatch, clock):
     """Of a stack some were finished: the reason speaks of those that were not."""
     monkeypatch.setattr(runner, "faster", lambda *_: True)
     train = runner.train_stacked
@@ -102,7 +102,7 @@ def test_a_run_that_was_there_before_the_limit_is_kept(tmp_path, monkeypatch, cl
     assert outcome.made == 1
 
 
-def test_a_run_that_diverged_takes_none_of_the_next_ones_time(tmp_path, monkeypatch, clock):
+def test_a_diverged_run_does_not_use_up_the_next_ones_time(tmp_path, monkeypatch, clock):
     monkeypatch.setattr(runner, "faster", lambda *_: False)
     train, calls = runner.train_one, []
 
@@ -120,7 +120,7 @@ def test_a_run_that_diverged_takes_none_of_the_next_ones_time(tmp_path, monkeypa
     assert outcome.made == 2
 
 
-def test_memory_is_not_measured_of_what_was_broken_off(tmp_path, monkeypatch, clock):
+def test_memory_of_a_stopped_run_is_not_measured(tmp_path, monkeypatch, clock):
     data = dataclasses.replace(SMALL.data[0], alone=True)
     small = dataclasses.replace(SMALL, data=(data,))
     train = runner.train_one
@@ -135,16 +135,16 @@ def test_memory_is_not_measured_of_what_was_broken_off(tmp_path, monkeypatch, cl
     assert (outcome.made, len(outcome.failed)) == (0, 1)
 
 
-def test_an_interruption_says_how_far_it_was():
+def test_an_interruption_records_its_epochs():
     assert "3 epochs" in str(Interrupted(3))
 
 
-def test_a_limit_is_more_than_nothing():
+def test_a_limit_of_zero_is_refused():
     with pytest.raises(ValueError, match=r"--limit: expected how many seconds one run may take.* got 0"):
         wanted_cells(SMALL, dataclasses.replace(LIMITED, limit=0.0))
 
 
-def test_what_was_made_later_is_no_longer_refused(tmp_path, monkeypatch, clock):
+def test_a_successful_run_clears_an_earlier_refusal(tmp_path, monkeypatch, clock):
     """After a run of the same settings more seeds are run, whatever stood in the way before."""
     monkeypatch.setattr(runner, "faster", lambda *_: False)
     request = dataclasses.replace(LIMITED, models=("gcn",), seeds=1)

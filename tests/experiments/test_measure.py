@@ -31,7 +31,7 @@ def test_autoregression_is_least_squares_over_the_training_part():
     assert torch.allclose(again, predicted, rtol=0, atol=1e-12)  # test targets are not seen
 
 
-def test_other_baselines_and_refusals():
+def test_zeros_and_last_value_baselines_and_unknown_names():
     assert not baseline("zeros", SERIES, SPLIT).any()
     assert torch.equal(baseline("last", SERIES, SPLIT).squeeze(-1)[1:].float(), SERIES.y[:-1])
     with pytest.raises(ValueError, match="unknown baseline"):
@@ -40,7 +40,7 @@ def test_other_baselines_and_refusals():
         baseline("zeros", load("karate"), SPLIT)
 
 
-def test_a_perfect_forecast_has_no_error_and_a_bad_broadcast_form():
+def test_a_perfect_forecast_has_zero_mse_and_a_large_broadcast_mse():
     found = measure(("mse", "broadcast-mse"), DATA, SERIES, SPLIT, TrainConfig(), SERIES.y.unsqueeze(-1))
     assert found["mse"] == 0
     y = SERIES.y[SPLIT.test]
@@ -62,7 +62,7 @@ def test_auroc_of_batches_is_the_mean_of_each_batch():
     assert found != pytest.approx(roc_auc_score(y, scores))
 
 
-def test_memory_that_is_taken_inside_is_counted():
+def test_peak_memory_counts_allocations_of_the_block():
     with peak_memory(torch.device("cpu")) as peak:
         held = torch.ones(30_000_000)
     del held

@@ -1,4 +1,4 @@
-"""Presets: what ships is well formed and complete, and what is written can be read back."""
+"""Shipped presets are valid and complete; written presets can be read back."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from difformer.zoo import MODELS, check_options, options_of
 SHIPPED = load_presets()
 
 
-def test_each_pair_has_a_name_once():
+def test_shipped_presets_have_unique_identities():
     keys = [(preset.name, preset.model, preset.dataset, preset.variant) for preset in SHIPPED]
     assert len(keys) == len(set(keys))
 
 
 @pytest.mark.parametrize("preset", SHIPPED, ids=lambda p: f"{p.name}-{p.model}-{p.dataset}-{p.variant}")
-def test_a_shipped_preset_names_what_exists(preset):
+def test_a_shipped_preset_names_existing_models_and_options(preset):
     from difformer.training.config import TrainConfig
 
     assert preset.model in MODELS
@@ -97,7 +97,7 @@ AUTHORS = {
 }
 
 
-def test_the_authors_values_are_there_for_every_data_set():
+def test_public_code_presets_have_the_authors_values():
     names = ("learning_rate", "weight_decay", "dropout", "num_layers", "hidden_channels")
     found = {(p.dataset, p.model): tuple(p.settings[n] for n in names) for p in SHIPPED if p.name == "public-code"}
     assert found == AUTHORS
@@ -121,7 +121,7 @@ def test_the_authors_values_are_there_for_every_data_set():
     )
 
 
-def test_the_settings_of_a_preset_go_before_those_it_inherits():
+def test_settings_of_a_preset_override_inherited_ones():
     preset = find_preset("public-code", model="difformer-a", dataset="chameleon")
     assert preset.settings["transform"] is True
     assert preset.settings["norm"] is False
@@ -138,12 +138,12 @@ def test_the_settings_of_a_preset_go_before_those_it_inherits():
         ("public-code", "gcn", "wine", "for gcn on wine; gcn has it for no data set"),
     ],
 )
-def test_an_absent_preset_says_what_there_is(name, model, dataset, complaint):
+def test_a_missing_preset_lists_those_that_exist(name, model, dataset, complaint):
     with pytest.raises(ValueError, match=complaint):
         find_preset(name, model=model, dataset=dataset)
 
 
-def test_an_absent_preset_names_data_sets_of_its_own_model_alone():
+def test_a_missing_preset_lists_data_sets_of_its_own_model_only():
     with pytest.raises(ValueError, match="gat has it for ") as caught:
         find_preset("paper", model="gat", dataset="wine")
     named = str(caught.value).partition("gat has it for ")[2].partition(". ")[0].split(", ")
@@ -179,7 +179,7 @@ def test_a_written_preset_reads_back(tmp_path):
         ("name = 'a'\nmodel = 'mlp'\ndataset = 'x'\nsettings = 3", r"table \[settings\]"),
     ],
 )
-def test_what_is_no_preset_is_refused(tmp_path, content, complaint):
+def test_a_file_that_is_not_a_preset_is_refused(tmp_path, content, complaint):
     path = tmp_path / "broken.toml"
     path.write_text(content)
     with pytest.raises(ValueError, match=complaint):

@@ -1,4 +1,4 @@
-"""Published figures: those of the paper, for rows that there are."""
+"""Published figures belong to existing rows and have the values of the paper."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_figures_of_the_paper(name, data, system, mean, deviation):
     assert (found.mean, found.deviation) == (mean, deviation)
 
 
-def test_what_is_no_number_is_a_text_and_what_is_not_there_is_none():
+def test_published_text_is_kept_and_missing_figures_are_none():
     pubmed = next(one for one in find("citation").data if one.key == "pubmed-authors")
     assert figure("citation", PAPER, pubmed, "lds").text == "out of memory"
     assert figure("citation", PAPER, pubmed, "off") is None
@@ -61,7 +61,7 @@ def test_what_is_no_number_is_a_text_and_what_is_not_there_is_none():
     assert figure("citation", AUTHORS, random, "difformer-s") is None  # it was measured on the authors' split
 
 
-def test_the_true_error_of_series_is_never_set_beside_the_broadcast_one():
+def test_true_mse_is_never_compared_with_published_broadcast_mse():
     for one in find("temporal").data:
         if one.settings["metric"] == "mse":
             assert figure("temporal", PAPER, one, "difformer-s") is None

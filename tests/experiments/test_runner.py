@@ -1,4 +1,4 @@
-"""Runs resume, stop when they should, and say why where there are none."""
+"""Runs resume, stop in time, and record why they failed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def one_after_the_other(monkeypatch):
     monkeypatch.setattr(runner, "faster", lambda *_: False)
 
 
-def test_a_second_call_makes_nothing(tmp_path, said):
+def test_a_second_call_repeats_nothing(tmp_path, said):
     first = run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
     assert (first.made, first.there, first.left, first.failed) == (12, 0, 0, {})
     before = (tmp_path / "runs.jsonl").read_bytes()
@@ -66,7 +66,7 @@ def test_two_names_of_the_same_settings_are_two_rows(tmp_path, said):
     assert run(SMALL, tmp_path / "some", some, said.append).made == 3
 
 
-def test_a_changed_preset_is_run_anew(tmp_path, said):
+def test_a_changed_preset_is_run_again(tmp_path, said):
     request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), preset_folder=tmp_path)
     for epochs in (1, 3):
         write_preset(Preset("best", "gcn", "sbm", settings={"epochs": epochs}), tmp_path / "gcn.toml")
@@ -76,7 +76,7 @@ def test_a_changed_preset_is_run_anew(tmp_path, said):
     assert [one["settings"]["epochs"] for one in gcn.runs.to_dict("records")] == [3, 3, 3]
 
 
-def test_a_preset_that_is_changed_back_is_shown_without_being_run_again(tmp_path, said):
+def test_a_restored_preset_is_shown_without_new_runs(tmp_path, said):
     request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), preset_folder=tmp_path)
     for epochs, made in ((1, 3), (3, 3), (1, 0)):
         write_preset(Preset("best", "gcn", "sbm", settings={"epochs": epochs}), tmp_path / "gcn.toml")
@@ -85,7 +85,7 @@ def test_a_preset_that_is_changed_back_is_shown_without_being_run_again(tmp_path
     assert [one["settings"]["epochs"] for one in gcn.runs.to_dict("records")] == [1, 1, 1]
 
 
-def test_what_tune_found_is_run_as_best(tmp_path, said):
+def test_presets_of_tune_run_as_best(tmp_path, said):
     write_preset(Preset("tuned", "gcn", "sbm", settings={"epochs": 1}, trials=7), tmp_path / "best.toml")
     request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), preset_folder=tmp_path)
     run(SMALL, tmp_path / "out", request, said.append)
@@ -94,7 +94,7 @@ def test_what_tune_found_is_run_as_best(tmp_path, said):
     }
 
 
-def test_runs_of_other_data_are_told(tmp_path, said):
+def test_runs_of_other_data_are_reported(tmp_path, said):
     request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",))
     run(SMALL, tmp_path, request, said.append)
     run(SMALL, tmp_path, request, said.append)
@@ -108,7 +108,7 @@ def test_runs_of_other_data_are_told(tmp_path, said):
     assert now in told
 
 
-def test_a_line_says_all_that_its_result_depends_on(tmp_path, said):
+def test_a_line_records_everything_its_result_depends_on(tmp_path, said):
     run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, models=("off",), seeds=2), said.append)
     lines = Ledger(tmp_path).read()
     assert [(one["seed"], one["split"]) for one in lines] == [(s, f"random 30/20/50/seed={s}") for s in range(2)]
@@ -124,7 +124,7 @@ def test_a_line_says_all_that_its_result_depends_on(tmp_path, said):
     assert {"device", "peak_memory", "seconds", "epochs", "valid", "test", "time"} <= one.keys()
 
 
-def test_what_a_line_scores_is_what_the_loop_gives(tmp_path, said, monkeypatch):
+def test_scores_of_a_line_are_those_of_train_one(tmp_path, said, monkeypatch):
     one_after_the_other(monkeypatch)
     run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, models=("gcn",)), said.append)
     task = load_data(BLOCKS, BLOCKS.options)
@@ -133,7 +133,7 @@ def test_what_a_line_scores_is_what_the_loop_gives(tmp_path, said, monkeypatch):
     assert [(one["valid"], one["test"]) for one in Ledger(tmp_path).read()] == [(e.valid, e.test) for e in expected]
 
 
-def test_a_killed_call_goes_on_with_what_is_missing(tmp_path, said):
+def test_a_killed_call_is_resumed(tmp_path, said):
     run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
     path = tmp_path / "runs.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -143,7 +143,7 @@ def test_a_killed_call_goes_on_with_what_is_missing(tmp_path, said):
     assert len(Ledger(tmp_path).read()) == 12
 
 
-def test_no_run_is_begun_after_the_time_is_up(tmp_path, said, monkeypatch):
+def test_no_run_starts_after_the_time_is_up(tmp_path, said, monkeypatch):
     one_after_the_other(monkeypatch)
     hurried = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, seconds=0.0), said.append)
     assert (hurried.made, hurried.stopped) == (0, "out of time")
@@ -172,14 +172,14 @@ def test_an_interrupted_run_leaves_no_line(tmp_path, said, monkeypatch):
     assert len(Ledger(tmp_path).read()) == 2
 
 
-def test_a_data_folder_that_is_not_there_is_no_absent_data(tmp_path, said, monkeypatch):
+def test_a_missing_data_folder_is_an_error(tmp_path, said, monkeypatch):
     monkeypatch.setenv("DIFFORMER_DATA", str(tmp_path / "typo"))
     with pytest.raises(DataError, match=r"DIFFORMER_DATA must be a folder.*typo"):
         run(SMALL, tmp_path / "out", ONLY_BLOCKS, said.append)
     assert not (tmp_path / "out").exists()
 
 
-def test_absent_data_are_a_reason_until_they_are_there(tmp_path, said, offline):
+def test_missing_data_are_recorded_once_as_a_reason(tmp_path, said, offline):
     request = Request(device="cpu", datasets=("pokec",))
     outcome = run(SMALL, tmp_path, request, said.append)
     assert outcome.made == 0
@@ -192,14 +192,14 @@ def test_absent_data_are_a_reason_until_they_are_there(tmp_path, said, offline):
     assert all("data not here" in row.reason for row in section.rows)
 
 
-def test_data_that_would_not_fit_are_not_even_loaded(tmp_path, said, monkeypatch):
+def test_data_that_need_too_much_memory_are_not_loaded(tmp_path, said, monkeypatch):
     monkeypatch.setattr(runner, "load_data", lambda *_: pytest.fail("loaded"))
     greedy = dataclasses.replace(SMALL, data=(dataclasses.replace(ABSENT, needs=1e9),))
     outcome = run(greedy, tmp_path, Request(device="cpu"), said.append)
     assert "not enough memory" in outcome.failed[("absent", "", "")]
 
 
-def test_one_system_that_fails_takes_no_other_with_it(tmp_path, said, monkeypatch):
+def test_a_failing_system_does_not_stop_the_others(tmp_path, said, monkeypatch):
     one_after_the_other(monkeypatch)
     train = runner.train_one
     errors = {
@@ -231,7 +231,7 @@ def test_one_system_that_fails_takes_no_other_with_it(tmp_path, said, monkeypatc
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["one after the other", "as one"])
-def test_a_seed_that_diverges_takes_no_other_with_it(tmp_path, said, monkeypatch, together):
+def test_a_diverging_seed_does_not_stop_the_others(tmp_path, said, monkeypatch, together):
     error = NonFiniteLossError(3, float("nan"), TrainConfig("gcn"))
     train, stack = runner.train_one, runner.train_stacked
     monkeypatch.setattr(runner, "faster", lambda *_: together)
@@ -254,7 +254,7 @@ def test_a_seed_that_diverges_takes_no_other_with_it(tmp_path, said, monkeypatch
     assert gcn.missing == "; diverged: the training loss is nan at epoch 3"
 
 
-def test_memory_of_training_is_that_of_an_epoch_after_the_first(monkeypatch):
+def test_training_memory_is_measured_in_the_second_epoch(monkeypatch):
     order, train, measured_peak = [], measure.Trainer.train_epoch, measure.peak_memory
 
     def epoch(trainer, *rest):
@@ -275,7 +275,7 @@ def test_memory_of_training_is_that_of_an_epoch_after_the_first(monkeypatch):
     assert order == ["epoch", "from here", "epoch", "to here"]
 
 
-def test_runs_of_a_stack_that_were_at_their_end_are_kept(tmp_path, said, monkeypatch):
+def test_finished_runs_of_an_interrupted_stack_are_kept(tmp_path, said, monkeypatch):
     stack = runner.train_stacked
     monkeypatch.setattr(runner, "faster", lambda *_: True)
     monkeypatch.setattr(runner, "train_stacked", lambda *args, **options: stack(*args, **options)[:2])
@@ -291,7 +291,7 @@ def test_quick_and_full_runs_are_never_mixed(tmp_path, said):
         run(SMALL, tmp_path, ONLY_BLOCKS, said.append)
 
 
-def test_too_many_pairs_are_refused_before_they_are_tried(tmp_path, said, monkeypatch):
+def test_too_many_pairs_are_refused_in_advance(tmp_path, said, monkeypatch):
     from difformer.zoo import encoder
 
     monkeypatch.setattr(encoder, "WORTH_A_LOOK", 0)
@@ -304,7 +304,7 @@ def test_too_many_pairs_are_refused_before_they_are_tried(tmp_path, said, monkey
     assert outcome.errors == outcome.made == 0
 
 
-def test_systems_that_cannot_be_asked():
+def test_a_model_that_needs_a_graph_is_refused_without_one():
     task = load("sbm", num_nodes=100)
     gcn = shared_systems()["gcn"]
     assert "needs a graph" in runner.why_not(Cell(BLOCKS, gcn, Choice("best", {"graph": "none"})), task)
@@ -336,12 +336,12 @@ def test_systems_that_cannot_be_asked():
         "data not quick",
     ],
 )
-def test_what_there_is_not_is_refused(tmp_path, said, request_, complaint):
+def test_unknown_names_and_bad_numbers_are_refused(tmp_path, said, request_, complaint):
     with pytest.raises(ValueError, match=complaint):
         run(SMALL, tmp_path, dataclasses.replace(request_, device="cpu"), said.append)
 
 
-def test_a_mistake_of_a_loader_is_no_absent_file(tmp_path, said, monkeypatch):
+def test_an_error_of_a_loader_is_not_missing_data(tmp_path, said, monkeypatch):
     def mistaken(*_):
         raise TypeError("no such option")
 
@@ -351,7 +351,7 @@ def test_a_mistake_of_a_loader_is_no_absent_file(tmp_path, said, monkeypatch):
     assert (outcome.errors, outcome.left) == (1, 12)
 
 
-def test_broken_data_are_an_error_of_the_data(tmp_path, said, monkeypatch):
+def test_broken_data_are_a_reason(tmp_path, said, monkeypatch):
     def broken(*_):
         raise DataError("file is cut short")
 
@@ -360,7 +360,7 @@ def test_broken_data_are_an_error_of_the_data(tmp_path, said, monkeypatch):
     assert "file is cut short" in outcome.failed[("blocks", "", "")]
 
 
-def test_runs_of_another_precision_are_runs_of_their_cell(tmp_path, said):
+def test_runs_in_another_precision_count_for_their_cell(tmp_path, said):
     few = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), seeds=1, precision="bf16")
     assert run(SMALL, tmp_path, few, said.append).made == 1
     rest = run(SMALL, tmp_path, dataclasses.replace(few, seeds=2, precision=None), said.append)
@@ -373,7 +373,7 @@ def test_runs_of_another_precision_are_runs_of_their_cell(tmp_path, said):
     assert " threads in bf16; B " in text  # times of two precisions are not one median
 
 
-def test_a_run_that_is_taken_over_keeps_its_precision(tmp_path, said):
+def test_a_reused_run_keeps_its_precision(tmp_path, said):
     request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), seeds=1)
     run(SMALL, tmp_path / "citation", dataclasses.replace(request, precision="bf16"), said.append)
     other = dataclasses.replace(SMALL, name="depth")
@@ -381,7 +381,7 @@ def test_a_run_that_is_taken_over_keeps_its_precision(tmp_path, said):
     assert Ledger(tmp_path / "depth").read()[0]["settings"]["precision"] == "bf16"
 
 
-def test_a_precision_that_there_is_not_and_one_that_cost_is_not_measured_in(tmp_path, said):
+def test_unknown_precision_and_low_precision_cost_are_refused(tmp_path, said):
     with pytest.raises(ValueError, match="--precision: expected float32 or bf16, got 'half'"):
         run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, precision="half"), said.append)
     cost = dataclasses.replace(SMALL, data=(dataclasses.replace(BLOCKS, mode="cost"),))
@@ -390,7 +390,7 @@ def test_a_precision_that_there_is_not_and_one_that_cost_is_not_measured_in(tmp_
     assert not (tmp_path / "runs.jsonl").exists()
 
 
-def test_what_failed_in_one_precision_is_tried_in_another(tmp_path, said, monkeypatch):
+def test_a_failure_in_one_precision_does_not_block_another(tmp_path, said, monkeypatch):
     few = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), seeds=1)
 
     def too_large(*args, **options):
@@ -404,7 +404,7 @@ def test_what_failed_in_one_precision_is_tried_in_another(tmp_path, said, monkey
     assert run(SMALL, tmp_path, dataclasses.replace(few, precision="bf16"), said.append).made == 1
 
 
-def test_a_failure_says_in_which_precision(tmp_path, said, monkeypatch):
+def test_a_failure_records_its_precision(tmp_path, said, monkeypatch):
     def broken(*args, **options):
         raise RuntimeError("a kernel is missing")
 
@@ -415,7 +415,7 @@ def test_a_failure_says_in_which_precision(tmp_path, said, monkeypatch):
     assert [line["precision"] for line in Ledger(tmp_path).read() if line["status"] == FAILED] == ["bf16"]
 
 
-def test_memory_of_training_leaves_evaluation_out(monkeypatch):
+def test_training_memory_excludes_evaluation(monkeypatch):
     task = load("sbm", num_nodes=60)
     config = TrainConfig(model="difformer-s", batch_size=20, epochs=5, options={"hidden_channels": 8})
     monkeypatch.setattr(measure.Trainer, "evaluate", None)

@@ -42,6 +42,22 @@ def test_baselines_are_those_of_scikit_learn(workshop):
     assert html.escape(page.report.answer) in page.body
 
 
+def test_rows_of_counts_are_brought_to_unit_length_for_the_baseline(tmp_path):
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import normalize
+
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(90) % 3
+    chance = 0.05 + 0.15 * (torch.arange(60) // 20 == y.unsqueeze(1))
+    x = (torch.rand(90, 60, generator=g) < chance).float().to_sparse_csr()
+    task = Task("words", "nodes", "multiclass", "accuracy", "p", x, y, (drawn_split(90, 0),), 3)
+    fit(task, config(epochs=1), seeds=1, out=tmp_path / "run")
+    _, linear = baselines(gather(tmp_path / "run", task=task))
+    rows, split = normalize(x.to_dense().numpy()), task.splits[0]
+    model = LogisticRegression(max_iter=200).fit(rows[split.train], y[split.train])
+    assert linear.mean == pytest.approx(model.score(rows[split.test], y[split.test]))
+
+
 def test_baselines_of_values_are_mean_and_ridge(workshop):
     from sklearn.linear_model import Ridge
     from sklearn.pipeline import make_pipeline

@@ -35,7 +35,10 @@ def describe_task(task: Task) -> list[str]:
     lines.append(f"train/valid/test: {split}" + (f", {len(task.splits)} splits" if len(task.splits) > 1 else ""))
     if task.preprocessing is not None:
         lines += ["columns:", *(f"  {line}" for line in task.preprocessing.describe().splitlines())]
-    return lines + [f"note: {note}" for note in task.notes]
+    lines += [f"note: {note}" for note in task.notes]
+    if any(" pass " in note for note in task.notes):
+        lines.append("note: options of the data are given with --data, such as --data drop=COLUMN")
+    return lines
 
 
 def note_missing_edges(task: Task, config: TrainConfig) -> list[str]:

@@ -106,6 +106,10 @@ class Data:
             first = next(iter(files), "label")
             raise UserError(f"give either a data set ({dataset!r}) or your own files (--{first}), not both")
         if dataset is not None:
+            if (Path(dataset) / "config.toml").is_file():
+                raise UserError(
+                    f"{dataset} is a run folder, not a data set; to resume it: difformer fit --resume {dataset}"
+                )
             return self._named(dataset)
         if not files:
             raise UserError(

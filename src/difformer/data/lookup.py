@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from difformer.cache import cache_folder as cache_folder
 from difformer.data.catalogue import BUILT_IN, ENTRIES, FORMS, Entry, Form
 from difformer.data.download import DownloadError, check_kept, fetch, has_checksum
 from difformer.data.errors import DAMAGE, DataError
+from difformer.files import cache_folder as cache_folder
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,9 @@ def load_estimator(folder: str | Path, *, diffusivity: Diffusivity | None = None
             )
         if diffusivity is not None:
             params["diffusivity"] = config["diffusivity"] = diffusivity
+        if isinstance(params.get("class_weight"), dict):
+            weights = params["class_weight"]
+            params["class_weight"] = dict(zip(weights["labels"], weights["weights"], strict=True))
         estimator: Any = kind(**params)
         for name, value in _facts(description).items():
             setattr(estimator, name, value)
@@ -195,6 +199,8 @@ def _plain(value: Any) -> Any:
         return value.name
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, Mapping):  # class_weight; JSON would turn its labels into texts
+        return {"labels": [_plain(label) for label in value], "weights": [float(weight) for weight in value.values()]}
     return value if value is None or isinstance(value, str | int | float | bool) else None
 
 

@@ -162,7 +162,8 @@ class Judged:
         weight = torch.ones(len(rows), dtype=torch.float64) if problem.weight is None else problem.weight[rows].double()
         target = problem.y[rows]
         if problem.classes:
-            return Judged._of_classes(logits, target, weight)
+            mass = torch.ones_like(weight) if problem.mass is None else problem.mass[rows].double()
+            return Judged._of_classes(logits, target, weight, mass)
         linear = torch.zeros_like(target, dtype=torch.float64)
         if problem.table is not None:
             each = [run.linear.predict(problem.table[s.valid.numpy()]) for run, s in zip(runs, splits, strict=True)]  # type: ignore[union-attr]
@@ -170,13 +171,14 @@ class Judged:
         return Judged._of_values(logits.mean(0), target.double(), weight, linear)
 
     @staticmethod
-    def _of_classes(logits: Tensor, target: Tensor, weight: Tensor) -> Judged:
+    def _of_classes(logits: Tensor, target: Tensor, weight: Tensor, mass: Tensor) -> Judged:
         temperature, loss = fit_temperature(logits, target, weight)
-        share = float((weight * (logits.softmax(-1).mean(0).argmax(1) == target)).sum() / weight.sum())
-        counts = torch.zeros(logits.shape[-1], dtype=torch.float64).index_add(0, target, weight)
-        majority = float(counts.max() / weight.sum())
+        share = float((mass * (logits.softmax(-1).mean(0).argmax(1) == target)).sum() / mass.sum())
+        counts = torch.zeros(logits.shape[-1], dtype=torch.float64).index_add(0, target, mass)
+        majority = float(counts.max() / mass.sum())
         warning = None
-        if share <= majority and len(target) >= WITNESSES:
+        # With class weights rare classes are preferred on purpose.
+        if share <= majority and len(target) >= WITNESSES and torch.equal(weight, mass):
             warning = (
                 f"the model is no better than the most frequent class: accuracy {share:.3f} on {len(target)} held-out "
                 f"labelled rows, of which the most frequent class has {majority:.3f}; the features may not tell the "

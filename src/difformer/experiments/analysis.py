@@ -229,10 +229,9 @@ class Section:
         counts = ((self.runs[what].nunique(), what) for what in ("seed", "split"))
         return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts)
 
-    def best(self, role: str, **fields: str) -> Row | None:
+    def best(self, role: str) -> Row | None:
         """The row of a role with the best mean validation score; None if none was run."""
         rows = [row for row in self.rows if row.system.role == role and row.mean("valid") is not None]
-        rows = [row for row in rows if all(getattr(row, key) == value for key, value in fields.items())]
         return max(rows, key=lambda row: (1 if row.higher_is_better else -1) * (row.mean("valid") or 0), default=None)
 
     @cached_property

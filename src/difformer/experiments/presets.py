@@ -231,10 +231,10 @@ def add_presets(text: str, presets: Iterable[Preset]) -> str:
         known[found["name"], found["model"], found["dataset"], found.get("variant")] = place
     for preset in presets:
         fields = preset.to_dict()
-        settings, data = fields.pop("settings"), fields.pop("data", {})
+        tables = {key: fields.pop(key) for key in ("data", "settings") if fields.get(key)}
         written = toml.dumps(fields)
-        written += f"[preset.data]\n{toml.dumps(data)}" if data else ""
-        written += f"[preset.settings]\n{toml.dumps(settings)}"
+        for key, table in tables.items():
+            written += f"{key} = {{ {', '.join(toml.dumps(table).splitlines())} }}\n"
         place = known.setdefault(preset.identity, len(entries))
         if place == len(entries):
             entries[-1:] = [entries[-1].rstrip() + "\n"] if entries else []

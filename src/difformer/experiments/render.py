@@ -189,7 +189,8 @@ def heading(section: Section) -> str:
 
 def sentence(one: Comparison) -> str:
     """A comparison in words."""
-    start = f"{one.ours.label} against {one.what}{'' if one.what == one.other.label else f', {one.other.label}'}: "
+    other = one.other.label if one.what == one.other.system.label else f"{one.what}, {one.other.label}"
+    start = f"{one.ours.label} against {other}: "
     test = one.test
     if test is None:
         return f"{start}no seed and split in common, so nothing can be tested."
@@ -421,7 +422,7 @@ def _page_row(summary: Summary, section: Section, links: str) -> dict[str, str]:
         "best rival": other if rival is None else f"{other} ({rival.other.system.label})",
         "off": NONE if off is None else score(off.other, count=False),
         "splits": str(len({split for _, split in ours.scores()})),
-        "trials": "/".join(_trials(one) for one in (ours, rival and rival.other, off and off.other)),
+        "trials": "/".join(_trials(one) for one in (ours, *(one.other if one else None for one in (rival, off)))),
         "p, rival": _p(rival),
         "p, off": _p(off),
     }

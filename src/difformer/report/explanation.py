@@ -35,14 +35,7 @@ from difformer.errors import UserError
 from difformer.nn import DIFFormer, DIFFormerConv, GraphLevel, readout
 from difformer.nn.difformer import ACTIVATIONS
 from difformer.report.attribution import Attribution, attribute, explained_column, sentence
-from difformer.report.gather import (
-    Material,
-    Scene,
-    column_names,
-    is_diffusion,
-    make_scene,
-    usual_number,
-)
+from difformer.report.gather import Material, Scene, column_names, is_diffusion, make_scene, usual_number
 from difformer.report.layers import attention_of
 from difformer.training.run_folder import RunFolder
 from difformer.training.trained_run import Loaded, load_run

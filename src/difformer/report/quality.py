@@ -38,6 +38,7 @@ SCATTER_POINTS = 2_000
 BINS, CONFIDENCE_BINS = 60, 10
 ERRORS, ERROR_COLUMNS = 300, 12
 # Of linear models: rows times features times classes, the least number of rows, splits, target columns.
+MOSTLY_ZERO = 0.8  # such features are counts of words and the like, whose rows are brought to unit length
 FIT_WORK, LEAST_ROWS, FIT_SPLITS, FIT_COLUMNS = 50_000_000, 200, 5, 16
 TRIED_COLUMNS, REPEATS, SECONDS = 64, 3, 10.0
 Array = np.ndarray[Any, Any]
@@ -247,9 +248,9 @@ class Baseline:
 def baselines(material: Material) -> tuple[Baseline, Baseline]:
     """A constant prediction and a linear model on the features alone, fitted on the training part of the run's splits.
 
-    The linear model is a logistic regression (ridge for values and for many columns) on standardised features; of
-    graphs on the mean of their nodes. At most `FIT_SPLITS` splits are used; a large training part is sampled, and the
-    name says so.
+    The linear model is a logistic regression (ridge for values and for many columns) on standardised features, or on
+    rows of unit length where most entries are zero; of graphs on the mean of their nodes. At most `FIT_SPLITS` splits
+    are used; a large training part is sampled, and the name says so.
     """
     task, metric = material.task, find_metric(material.folder.summary().metric)
     splits: dict[str, Split] = {}
@@ -314,17 +315,18 @@ def _constant(task: Task, train: Tensor, part: Tensor) -> Array:
 def _linear(task: Task, train: Tensor, part: Tensor) -> Array:
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    from sklearn.preprocessing import Normalizer, StandardScaler
 
     x, y, asked = _table(task, train), _flat(task, train), _table(task, part)
     outputs = _constant(task, train, part)
+    counts = hasattr(x, "tocsr") or (x == 0).mean() > MOSTLY_ZERO
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # not converged is close enough for a yardstick
         for c in range(y.shape[1]):
             known = ~np.isnan(y[:, c])
             if not known.any():
                 continue
-            scale = StandardScaler(with_mean=not hasattr(x, "tocsr"))
+            scale = Normalizer() if counts else StandardScaler()
             values = y[known, c]
             if task.problem == "regression" or y.shape[1] > FIT_COLUMNS:
                 fitted = make_pipeline(scale, Ridge()).fit(x[known], values)

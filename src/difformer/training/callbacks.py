@@ -1,8 +1,8 @@
-"""Callbacks: anything with ``on_epoch(event)`` is told of every evaluated epoch.
+"""Callbacks: anything with ``on_epoch(event)`` is called after every evaluated epoch.
 
 A callback that also has ``close()`` is closed when the last run has ended; one that has ``on_stop_request()`` is called
-when Ctrl-C asks for an end, which comes after the epoch that is under way. One that raises ends the training with its
-exception; what a run folder already holds stays and can be resumed.
+when Ctrl-C is pressed, which ends the training after the current epoch. One that raises ends the training with its
+exception; the run folder stays as it is and can be resumed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class EpochEvent:
         valid_metric: On validation.
         test_metric: On test.
         seconds: Since the run began, time before an interruption included.
-        best_epoch: The best epoch up to now.
+        best_epoch: The best epoch so far.
         best_valid: Its metric on validation.
         best_test: Its metric on test.
     """
@@ -57,7 +57,7 @@ class TensorBoard:
     """Writes loss and metrics of every run as TensorBoard scalars; needs the ``tensorboard`` extra.
 
     Args:
-        folder: Where event files go, one subfolder a seed.
+        folder: Where event files go, one subfolder per seed.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -74,7 +74,7 @@ class TensorBoard:
     def on_epoch(self, event: EpochEvent) -> None:
         writer = self._writers.get(event.seed)
         if writer is None:
-            # Of a run that was killed and goes on, later points of the earlier process are taken back.
+            # When a killed run is resumed, later points of the earlier process are removed.
             folder = str(self.folder / f"seed-{event.seed}")
             writer = self._writers[event.seed] = self._new_writer(folder, purge_step=event.epoch)
         for name in ("loss", "train_metric", "valid_metric", "test_metric"):

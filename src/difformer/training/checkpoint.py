@@ -1,4 +1,4 @@
-"""Checkpoints: one file from which a run goes on, to the bit, as if it had never stopped.
+"""Checkpoints: one file from which a run is resumed, to the same bits as if it had never stopped.
 
 A checkpoint is a safetensors file: parameters, their best state, the optimiser's moments and the generators' states as
 tensors, everything else as JSON in the file's header. Being one file that is renamed into place, it is always whole and
@@ -35,7 +35,7 @@ class CheckpointError(UserError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where a run stands.
+    """The state of a run.
 
     Args:
         tensors: By name: ``model.…``, ``best.…``, ``optimizer.0.exp_avg``, ``rng.0``, …; on the CPU.
@@ -69,12 +69,12 @@ class Snapshot:
             "seconds": trainer.seconds,
             "device": trainer.device.type,
         }
-        # Copies throughout: the trainer goes on while the snapshot is kept.
+        # Copies throughout: the trainer continues while the snapshot is kept.
         copies = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
         return Snapshot(copies, json.loads(json.dumps(facts)))
 
     def into(self, trainer: Trainer) -> None:
-        """Puts a freshly made trainer of the same run where the snapshot was taken.
+        """Puts a new trainer of the same run into the state of the snapshot.
 
         Raises:
             CheckpointError: If the trainer is one of another run.

@@ -135,8 +135,8 @@ def parse_settings(settings: Iterable[str], model: str = "difformer") -> tuple[d
         model: Whose options are meant.
 
     Raises:
-        ValueError: If a setting has no ``=``, stands twice, or is neither a field nor an option of the model; it lists
-            what there is, and names the nearest.
+        UserError: If a setting has no ``=``, is given twice, or is neither a field nor an option of the model; the
+            message lists what there is, and names the nearest.
     """
     from difformer.zoo import options_of
 

@@ -237,7 +237,7 @@ def find_metric(name: str, problem: str | None = None) -> Metric:
     """The metric of a name.
 
     Raises:
-        ValueError: If there is none, with the nearest name, or if it cannot measure the problem.
+        UserError: If it is unknown, with the nearest name, or if it cannot measure the problem.
     """
     name = ALIASES.get(name, name)
     if name not in METRICS:

@@ -1,4 +1,4 @@
-"""Predictions: outputs as people want them, and as files.
+"""Predictions: outputs as classes, probabilities or values, and as files.
 
 Multi-class outputs become the most probable class and the probability of every class (a softmax), multi-label ones the
 probability of every column (a sigmoid), regression values stay what they are.
@@ -24,7 +24,7 @@ CSV_CELLS = 2_000_000  # a table with more is kept as arrays alone
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of instances.
+    """Outputs of a model for instances.
 
     Args:
         problem: ``"multiclass"``, ``"multilabel"`` or ``"regression"``.

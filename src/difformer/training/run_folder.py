@@ -240,11 +240,12 @@ class RunFolder:
         Raises:
             RunFolderError: If there is a checkpoint that cannot be used.
         """
-        path, whose = self.checkpoint_file(seed), "all seeds" if seed is None else f"seed {seed}"
+        path = self.checkpoint_file(seed)
+        whose = "all seeds from the beginning" if seed is None else f"seed {seed} from its beginning"
         try:
             return Snapshot.read(path) if path.is_file() else None
         except CheckpointError as error:
-            raise RunFolderError(f"{error}; delete it to train {whose} from the beginning") from error
+            raise RunFolderError(f"{error}; delete it to train {whose}") from error
 
     def write_record(self, record: RunRecord, task: Task) -> None:
         """Everything of a run that has ended, ``result.json`` last."""
@@ -384,7 +385,7 @@ def _check_description(about: Mapping[str, Any]) -> None:
 
 
 class MetricsFile:
-    """``metrics.jsonl``: one line per epoch and seed. A line that does not fit on the disk is taken back."""
+    """``metrics.jsonl``: one line per epoch and seed. A line that does not fit on the disk is removed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

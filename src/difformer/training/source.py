@@ -67,7 +67,7 @@ class TaskSource:
         return replace(self, options={**defaults, **self.options})
 
     def to_dict(self) -> dict[str, Any]:
-        """As it stands in ``config.toml``."""
+        """As ``config.toml`` has it."""
         return {"name": self.name, "root": self.root, "options": dict(self.options), "files": dict(self.files)}
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 `torch.vmap` runs the model's own code on all runs at once: a linear map becomes a batched product, the graph multiplies
 the columns of all runs side by side. Hyper-parameters that differ from run to run (step size, graph weight, source
-weight, dropout) are tensors with one value a run, put in place of the modules' plain attributes during the pass.
+weight, dropout) are tensors with one value per run, put in place of the modules' plain attributes during the pass.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class StackModel:
     """Models of one shape, trained as one.
 
     Args:
-        models: One a run, on the CPU or the device, equal in all but parameters and the attributes in `hyper`.
-        hyper: Attributes that differ: one value a run for every name.
+        models: One per run, on the CPU or the device, equal in all but parameters and the attributes in `hyper`.
+        hyper: Attributes that differ: one value per run for every name.
         device: Where the stack lives.
         penalty: The models' term of the loss, a method of the first model; None where there is none.
     """
@@ -56,7 +56,7 @@ class StackModel:
         self.names = tuple(states[0])
         trained = {name for name, parameter in models[0].named_parameters() if parameter.requires_grad}
         self.shapes = {name: value.shape for name, value in states[0].items() if name in trained}
-        # One row a run: the optimiser, the best epoch and the norm of a gradient are then operations on one matrix.
+        # One row per run: the optimiser, the best epoch and the norm of a gradient are then operations on one matrix.
         rows = [torch.cat([state[name].detach().reshape(-1) for name in self.shapes]) for state in states]
         self.flat = torch.stack([row.to(device) for row in rows])
         self.buffers = {

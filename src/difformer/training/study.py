@@ -4,8 +4,8 @@ A trial trains one setting on one or more splits and scores the mean over them o
 
     v(setting) = (1/R) Σ_r max_e valid_r(e)        (min for an error),
 
-the same rule by which a run keeps its epoch. The trainer is given no test part (`without_test`): what the best setting
-is worth is for `fit` to say. The defaults of the model are always trial one, settings given as `first` (such as
+the same rule by which a run keeps its epoch. The trainer is given no test part (`without_test`): `fit` measures
+what the best setting is worth. The defaults of the model are always trial one, settings given as `first` (such as
 published ones) follow. Three samplers choose the rest: ``"random"`` draws different points of the grid, ``"tpe"``
 proposes points by optuna's estimator, ``"grid"`` takes the points in order. Every model gets the same number of trials.
 A trial whose validation curve stays below the median of the earlier trials is stopped early.

@@ -51,7 +51,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A trained model, ready to be asked; in evaluation mode."""
+    """A trained model in evaluation mode, with its data."""
 
     model: nn.Module
     feed: Feed
@@ -169,7 +169,7 @@ def predict(
     task: Task | None = None,
     device: str | torch.device = "auto",
 ) -> Predictions:
-    """What a run says of its own instances, or of new ones.
+    """Predictions of a run for its own instances, or for new ones.
 
     Args:
         run: The run folder.
@@ -272,8 +272,8 @@ def new_task(
 ) -> tuple[Task, int]:
     """A task with new instances that carry no targets, and the position of the first of them.
 
-    New rows stand after the task's own where they are propagated `together`: their labels stay what they were, so that
-    a model that spreads labels can use them. Where every node of the task has an edge to itself, new ones get one too.
+    New rows follow the task's own where they are propagated `together`; the labels of those stay, so that a model that
+    spreads labels can use them. Where every node of the task has an edge to itself, new ones get one too.
 
     Raises:
         ValueError: If the features do not fit the task.
@@ -297,7 +297,9 @@ def _new_snapshots(task: Task, x: Tensor, edges: Any, edge_weight: Any) -> Task:
     if edges is not None:
         index, weight = _each(edges, torch.long), None if edge_weight is None else _each(edge_weight, torch.float32)
     elif isinstance(index, tuple):
-        raise UserError(f"every snapshot of {task.name!r} has a graph of its own: give edges, one graph a new snapshot")
+        raise UserError(
+            f"every snapshot of {task.name!r} has a graph of its own: give edges, one graph per new snapshot"
+        )
     y = _unknown(task, x.shape[0])
     return dataclasses.replace(task, x=x, y=y, edge_index=index, edge_weight=weight, splits=_nothing())
 
@@ -331,7 +333,7 @@ def _new_rows(task: Task, x: Tensor, edges: Any, edge_weight: Any, together: boo
 
 
 def _unknown(task: Task, count: int) -> Tensor:
-    """Targets that say nothing."""
+    """Targets that are unknown."""
     filler = -1 if task.problem == "multiclass" else torch.nan
     return task.y.new_full((count, *task.y.shape[1:]), filler)
 

@@ -145,6 +145,16 @@ def from_files(
 
     columns = None if label_columns is None else several(label_columns)
     is_table = suffix not in ARRAY_ENDINGS
+    if not is_table:
+        table_only: dict[str, Any] = {
+            "ids": ids,
+            "split_column": split_column,
+            "drop": several(drop),
+            "categories": several(categories),
+        }
+        table_only |= {"dates": several(dates), "label_columns": None if labels is not None else label_columns}
+        if extra := [option for option, value in table_only.items() if value not in (None, False, ())]:
+            raise DataError(f"holds arrays, which have no named columns; leave out {', '.join(extra)}", path=features)
     scale = is_table if standardize is None else standardize
     options: dict[str, Any] = (
         {}
@@ -212,7 +222,7 @@ def _in_file(path: Path_) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise error if error.path is not None else DataError(str(error), path=path) from error
+        raise error if error.path is not None else DataError(str(error), path=path, argument=error.argument) from error
 
 
 def _refuse_other_kinds(found: Features) -> None:
@@ -232,7 +242,9 @@ def _labels_within(found: Features, size: int) -> Labels:
     y = named_array(found.arrays, "y")
     if y is None:
         has = f"; it has {', '.join(found.arrays)}" if found.arrays else ""
-        raise DataError(f"holds no labels (an array called y); pass labels=FILE{has}", path=found.path)
+        raise DataError(
+            f"holds no labels (an array called y); pass labels=FILE{has}", path=found.path, argument="labels"
+        )
     with _in_file(found.path):
         columns, _ = label_cells(labels_by_name(y, found.arrays), None, size)
     names = tuple(str(i + 1) for i in range(len(columns)))

@@ -186,7 +186,11 @@ def _roles(head: Head, columns: Sequence[str | int] | None) -> list[int]:
     if weight and weight[0] > 1:
         return [0, 1, *weight]
     if width > 3 and not head.named:
-        raise DataError(f"expected 2 or 3 columns, got {width}; pass edge_columns=source,target,weight", path=head.path)
+        raise DataError(
+            f"expected 2 or 3 columns, got {width}; pass edge_columns=source,target,weight",
+            path=head.path,
+            argument="edge_columns",
+        )
     return [0, 1, 2] if width == 3 and not head.textual[2] else [0, 1]
 
 

@@ -105,6 +105,7 @@ def column_roles(
                     f"column {head.names[i]!r} looks like labels and would be used as a feature, while labels come "
                     f"from elsewhere; pass drop={head.names[i]} or rename it",
                     path=head.path,
+                    argument="drop",
                 )
             notes.append(
                 f"column {head.names[i]!r} of {file} is used as a feature, although its name is usual for labels; "
@@ -153,4 +154,6 @@ def _find_labels(head: Head, taken: set[int]) -> list[int]:
         return [last]  # as data sets for learning have been kept for decades
     have = ", ".join(map(repr, head.names[:20])) if head.named else f"{len(head.names)} unnamed columns"
     which = "which of its columns are the labels is not clear" if likely else "no column of it is called label or class"
-    raise DataError(f"{which}; pass labels=FILE, or label_columns= with some of {have}", path=head.path)
+    raise DataError(
+        f"{which}; pass labels=FILE, or label_columns= with some of {have}", path=head.path, argument="label_columns"
+    )

@@ -24,8 +24,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from difformer.cache import cache_folder
-from difformer.files import write_whole
+from difformer.files import cache_folder, write_whole
 
 SOURCES = ("steps.c", "product.h", "pass.h", "tail.h", "gram.h", "rows.h")  # all of them: they name the library
 PASSES = ("sum_rows", "answer_rows", "pull_answers", "pull_keys", "finish_rows", "pull_finish", "multiply_rows")

@@ -1,4 +1,4 @@
-"""What one table has trained is not trained again for another."""
+"""A run that one table has made is reused by another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def made(tmp_path):
     return tmp_path
 
 
-def test_the_same_runs_are_taken_over(made, monkeypatch):
+def test_the_same_runs_are_reused(made, monkeypatch):
     monkeypatch.setattr(runner, "train_one", None)
     monkeypatch.setattr(runner, "train_stacked", None)
     said: list[str] = []
@@ -49,14 +49,14 @@ def test_the_same_runs_are_taken_over(made, monkeypatch):
     [{"settings": {"epochs": 3}}, {"options": {**BLOCKS.options, "num_nodes": 61}}, {"alone": True}, {"mode": "cost"}],
     ids=["settings", "data", "alone", "cost"],
 )
-def test_other_runs_are_not(made, changes):
+def test_runs_with_other_settings_or_data_are_not_reused(made, changes):
     other = dataclasses.replace(OTHER, data=(dataclasses.replace(OTHER.data[0], **changes),))
     outcome = run(other, made / "depth", REQUEST, lambda text: None)
     assert (outcome.made, outcome.taken) == (8, 0)
     assert not any("taken_from" in line for line in Ledger(made / "depth").read())
 
 
-def test_data_that_changed_are_not_the_same_run(made):
+def test_runs_on_changed_data_are_not_reused(made):
     path = made / "citation" / "runs.jsonl"
     text = path.read_text()
     fingerprint = Ledger(made / "citation").read()[0]["fingerprint"]
@@ -64,13 +64,13 @@ def test_data_that_changed_are_not_the_same_run(made):
     assert run(OTHER, made / "depth", REQUEST, lambda text: None).taken == 0
 
 
-def test_quick_runs_are_not_taken_for_full_ones(tmp_path):
+def test_quick_runs_are_not_reused_for_full_ones(tmp_path):
     run(SMALL, tmp_path / "citation", dataclasses.replace(FIRST, quick=True), lambda text: None)
     other = dataclasses.replace(OTHER, systems=SMALL.systems[:1])
     assert run(other, tmp_path / "depth", REQUEST, lambda text: None).taken == 0
 
 
-def test_a_file_that_cannot_be_read_is_passed_over_and_named(made):
+def test_an_unreadable_ledger_is_skipped_and_reported(made):
     with (made / "citation" / "runs.jsonl").open("a") as file:
         file.write("not a line\n")
     said: list[str] = []
@@ -80,28 +80,28 @@ def test_a_file_that_cannot_be_read_is_passed_over_and_named(made):
     assert f"{made / 'citation' / 'runs.jsonl'}, line 13" in told
 
 
-def test_a_line_that_does_not_say_what_it_is_of_is_passed_over(made):
+def test_lines_without_a_key_are_not_reused(made):
     ledger = Ledger(made / "citation")
     for line in ledger.read():
         ledger.append({key: value for key, value in line.items() if key not in ("key", "experiment")})
     assert run(OTHER, made / "depth", REQUEST, lambda text: None).taken == 8
 
 
-def test_the_run_of_the_same_data_is_found_among_those_of_others(made):
+def test_the_run_on_the_same_data_is_reused(made):
     """Two machines have made the same runs, and the data of one of them differ."""
     for line in Ledger(made / "citation").read():
         Ledger(made / "heterophily").append({**line, "experiment": "heterophily", "fingerprint": "another"})
     assert run(OTHER, made / "depth", REQUEST, lambda text: None).taken == 8
 
 
-def test_a_run_that_was_removed_does_not_come_back_from_a_copy(made):
+def test_a_removed_run_is_not_restored_from_a_copy(made):
     run(OTHER, made / "depth", REQUEST, lambda text: None)
     (made / "citation" / "runs.jsonl").unlink()
     outcome = run(SMALL, made / "citation", FIRST, lambda text: None)
     assert (outcome.made, outcome.taken) == (12, 0)
 
 
-def test_baselines_of_two_metrics_are_not_taken_for_each_other(tmp_path):
+def test_baselines_are_not_reused_across_metrics(tmp_path):
     """A baseline is known by its name alone, whatever it is judged by."""
     sections = tuple(
         Data(name, "waves", name, loader="waves", settings={"metric": name}, seeds=1)

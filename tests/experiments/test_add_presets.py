@@ -1,4 +1,4 @@
-"""Found presets become part of presets.toml without disturbing what is there."""
+"""Preset files are added to presets.toml without changing anything else."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def presets_of(text, tmp_path):
     return {preset.identity: preset for preset in load_presets(path)}
 
 
-def test_a_preset_takes_the_place_of_its_predecessor(tmp_path):
+def test_a_preset_replaces_the_one_with_the_same_identity(tmp_path):
     text = add_presets(TEXT, [NEW])
     found = presets_of(text, tmp_path)
     assert found[NEW.identity] == NEW
@@ -53,19 +53,19 @@ def test_a_preset_takes_the_place_of_its_predecessor(tmp_path):
     assert text.startswith("# Head.")
 
 
-def test_others_are_added_once_however_often(tmp_path):
+def test_adding_a_preset_twice_changes_nothing(tmp_path):
     other = Preset("best", "gat", "cora", {"dropout": 0.1}, variant="per_class=10")
     text = add_presets(add_presets(TEXT, [other]), [other])
     assert text == add_presets(TEXT, [other])
     assert list(presets_of(text, tmp_path)) == [*presets_of(TEXT, tmp_path), other.identity]
 
 
-def test_what_is_shipped_survives_it():
+def test_adding_nothing_leaves_the_shipped_file_unchanged():
     text = SHIPPED.read_text(encoding="utf-8")
     assert add_presets(text, []) == text
 
 
-def test_command(tmp_path, capsys):
+def test_the_command_refuses_two_files_for_the_same_preset(tmp_path, capsys):
     into, first, second = (tmp_path / name for name in ("presets.toml", "a.toml", "b.toml"))
     into.write_text(TEXT, encoding="utf-8")
     write_preset(NEW, first)
