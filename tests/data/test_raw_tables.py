@@ -217,6 +217,20 @@ def test_codes_can_be_categories_and_a_repeated_first_column_is_no_id(tmp_path):
         from_files(tmp_path / "f.csv", categories="shoe")
 
 
+def test_a_first_column_of_distinct_texts_is_said_to_be_ids(tmp_path):
+    rows = "".join(f"person {i},{i},{'ab'[i % 2]}\n" for i in range(12))
+    (tmp_path / "f.csv").write_text("who,a,label\n" + rows)
+    task = from_files(tmp_path / "f.csv")
+    assert task.instance_names[3] == "person 3"
+    assert any("column 'who' of f.csv holds a different text in every row and was read as ids" in n for n in task.notes)
+
+
+def test_options_of_tables_are_not_ignored_for_arrays(tmp_path):
+    np.savez(tmp_path / "f.npz", x=np.eye(8), y=np.arange(8) % 2)
+    with pytest.raises(DataError, match=r"f\.npz: holds arrays, which have no named .*; leave out drop, categories"):
+        from_files(tmp_path / "f.npz", drop="a", categories="b")
+
+
 def test_a_typing_error_in_a_column_of_numbers_is_located(tmp_path):
     rows = "".join(f"{i},{'x12' if i == 7 else i},{'ab'[i % 2]}\n" for i in range(12))
     (tmp_path / "f.csv").write_text("a,b,label\n" + rows)

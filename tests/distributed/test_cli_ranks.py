@@ -72,6 +72,17 @@ def test_shard_partitions_on_the_fly_and_reuses_the_parts(call, tmp_path):
     assert "--stacked: only for one process" in err
 
 
+def test_a_table_with_text_is_partitioned_and_new_rows_are_predicted(call, tmp_path):
+    rows = "".join(f"{20 + i},{('rome', 'oslo')[i % 2]},{'ab'[i % 2]}\n" for i in range(40))
+    (tmp_path / "customers.csv").write_text("age,city,segment\n" + rows)
+    (tmp_path / "new.csv").write_text("city,age\noslo,30\n")
+    assert call("partition", "customers.csv", "--label", "segment", "--parts", 2, "--out", "parts")[0] == 0
+    assert call("fit", "parts", "--out", "run", *SETTINGS)[0] == 0
+    code, out, _ = call("predict", "run", "--features", "new.csv", "--out", "-")
+    assert code == 0
+    assert out.startswith("instance,prediction,probability,probability a,probability b\n")
+
+
 def test_json(call):
     assert call("partition", "iris", "--data", "knn=5", "--parts", 2, "--out", "parts", "--json")[0] == 0
     code, out, _ = call("fit", "parts", "--out", "run", "--json", *SETTINGS)

@@ -153,3 +153,11 @@ def test_an_option_at_its_default_does_not_change_the_key():
 
 def test_the_code_version_names_the_sources():
     assert re.fullmatch(r"\d+\.\d+\S*\+[0-9a-f]{8}", code_version())
+
+
+def test_reworded_split_names_are_the_same_split():
+    old = line("gcn", 0, 0.5, model="gcn", settings={}, versions={}, split="20 a class/seed=0", protocol="20 a class")
+    del old["key"]
+    new = named({**old, "split": "20 per class/seed=0"})
+    assert named(old)["key"] == new["key"]
+    assert (named(old)["split"], named(old)["protocol"]) == (new["split"], "20 per class")

@@ -230,3 +230,21 @@ def test_the_reason_is_given_in_words():
     assert "diffusivity 'sigmoid'" in why_not_fused(made("cpu", diffusivity="sigmoid").layers[0], z, Structure())
     override_forward(model)
     assert "OwnForward" in why_not_fused(model.layers[0], z, Structure())
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_replaced_or_hooked_input_layer_is_called_with_dense_and_sparse_features(sparse):
+    x = features("cpu").relu()
+    given = x.to_sparse() if sparse else x
+    model = made("cpu")
+    before = model.encode(x)
+    model.input.register_forward_hook(lambda module, args, out: changed(out))
+    hooked = model(given)
+    assert not torch.allclose(before, model.encode(x))
+    model = made("cpu")
+    model.input = nn.Sequential(model.input, nn.Identity())
+    torch.testing.assert_close(model(given), made("cpu")(x), rtol=1e-4, atol=1e-5)
+    assert len(model.explain(given)) == 2
+    model = made("cpu")
+    model.input = Wrapper(model.input)
+    torch.testing.assert_close(model(given), hooked, rtol=1e-4, atol=1e-5)

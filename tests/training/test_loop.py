@@ -345,6 +345,16 @@ def test_patience_starts_anew_at_every_better_epoch(monkeypatch):
     assert (record.best_epoch, record.epochs) == (5, 8)
 
 
+def test_patience_is_counted_at_evaluated_epochs(monkeypatch):
+    """Between two evaluations nothing is known, so a run does not stop there."""
+    monkeypatch.setattr(
+        "difformer.training.journal.Journal.measure",
+        lambda self, epoch, outputs: {"train": 0.0, "valid": 0.5, "test": 0.0},
+    )
+    record = train_one(blocks(), 0, config(epochs=20, eval_every=4, patience=2), device="cpu")
+    assert (record.best_epoch, record.epochs, record.status) == (4, 8, "stopped early")
+
+
 def test_without_validation_the_last_epoch_is_kept():
     from difformer.data import Split
 

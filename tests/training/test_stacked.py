@@ -12,6 +12,7 @@ from small_tasks import blocks, many_labels, point_sets, series
 from difformer.training import NonFiniteLossError, RunFolderError, TrainConfig, fit, resume, train_one
 from difformer.training import stack as stacked_module
 from difformer.training.checkpoint import Snapshot
+from difformer.training.journal import StackJournal
 from difformer.training.optimizer import StackedAdam, clip_gradients
 from difformer.training.run_memory import SHARE, chunks_that_fit, saved_bytes
 from difformer.training.stack import StackedSetting, apart, faster, train_stacked, unstackable
@@ -415,3 +416,15 @@ def test_a_stack_in_chunks_says_that_it_starts_again(tmp_path, monkeypatch):
     assert "have no checkpoints" in told
     assert "from their first epoch" in told
     assert resume(tmp_path / "run", task=blocks(), device="cpu").complete
+
+
+def test_a_run_that_has_stopped_is_not_changed_by_later_epochs(monkeypatch):
+    """Its validation metric would be better later; a run by itself would not have seen that."""
+    scores = torch.tensor([[4.0, 1], [3, 2], [3, 3], [9, 4], [9, 5], [9, 6]]).double()
+    scores = torch.cat([scores, torch.full((6, 1), math.nan)], 1)
+    monkeypatch.setattr(StackJournal, "_metric", lambda self, index, targets, outputs: scores[int(self.clock) - 1])
+    settings = [StackedSetting(seed=seed) for seed in range(3)]
+    first, second, third = train_stacked(blocks(), settings, TrainConfig(options=OPTIONS, epochs=6, patience=2), "cpu")
+    assert (first.best_epoch, first.epochs, first.valid, first.status) == (1, 3, 4, "stopped early")
+    assert (second.best_epoch, second.epochs, second.valid, second.status) == (6, 6, 6, "finished")
+    assert (third.best_epoch, third.epochs) == (0, 6)  # without a score there is no best epoch to count from

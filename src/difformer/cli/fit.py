@@ -102,10 +102,10 @@ def fit(
     if data.dataset is not None and _is_partition(data.dataset):
         if extra := data.given():
             raise UserError(f"{data.dataset} is a partitioned task, trained as it is; leave out {', '.join(extra)}")
-        from difformer.cli.torchrun import fit_partition
+        from difformer.cli.torchrun import fit_graph
 
         request = read_request(None, batch_size=batch_size, **given)
-        fit_partition(Path(data.dataset), request, _seeds(seeds, request), **where)
+        fit_graph(Path(data.dataset), request, _seeds(seeds, request), **where)
         return
     source = data.source()
     request = read_request(source.name, batch_size=batch_size, **given)
@@ -113,9 +113,9 @@ def fit(
     off = _attention_off(request) if alongside else None
     chosen = _seeds(seeds, request)
     if shard:
-        from difformer.cli.torchrun import fit_shards
+        from difformer.cli.torchrun import fit_graph
 
-        fit_shards(source, request, chosen, **where)
+        fit_graph(source, request, chosen, **where)
         return
     task = source.load()
     task.check_finite()

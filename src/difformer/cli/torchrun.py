@@ -84,8 +84,8 @@ def fit_seeds(
         report_results(summary, output, {"task": task.facts(), "config": config.to_dict(), "preset": request.origin})
 
 
-def fit_shards(
-    source: TaskSource,
+def fit_graph(
+    given: Path | TaskSource,
     request: Request,
     seeds: Sequence[int],
     *,
@@ -94,64 +94,35 @@ def fit_shards(
     tensorboard: bool,
     output: Output,
 ) -> None:
-    """Partition the graph into one part per rank, and train on it; only rank 0 holds the whole graph, and only then."""
+    """Train on a graph that is spread over ranks: a partition folder, or a task that is first cut into parts.
+
+    Only rank 0 ever holds the whole graph, and only while it writes the parts.
+    """
     from difformer.distributed.partition_folder import Partition, shared_partition
-
-    with joined(device, output) as ranks:
-
-        def cut() -> tuple[Path, list[str]]:
-            task = source.load()
-            task.check_finite()
-            made = shared_partition(task, ranks.size, source=source.complete().to_dict())
-            return made.path, [*describe_task(task), *note_missing_edges(task, request.config)]
-
-        path, said = ranks.first_does(cut)
-        said += describe_request(request, source)
-        _fit_partition(Partition.open(path), request, seeds, out, tensorboard, said, ranks, output)
-
-
-def fit_partition(
-    path: Path,
-    request: Request,
-    seeds: Sequence[int],
-    *,
-    out: Path | None,
-    device: str,
-    tensorboard: bool,
-    output: Output,
-) -> None:
-    """Train on a partitioned task, over as many ranks as there are."""
-    from difformer.distributed.partition_folder import Partition
-
-    partition = Partition.open(path)
-    with joined(device, output) as ranks:
-        said = describe_request(request, None)
-        _fit_partition(partition, request, seeds, out, tensorboard, said, ranks, output)
-
-
-def _fit_partition(
-    partition: Partition,
-    request: Request,
-    seeds: Sequence[int],
-    out: Path | None,
-    tensorboard: bool,
-    said: Sequence[str],
-    ranks: Ranks,
-    output: Output,
-) -> None:
     from difformer.distributed.rank_runs import fit_sharded
     from difformer.training.run_folder import default_path
 
     config, preset = request.config, request.origin
-    folder = ranks.shared(out or default_path(partition.about["name"], config.model))
-    for line in [*_describe_partition(partition, ranks), *said]:
-        output.say(line)
-    with resumable(folder), Progress.of(output, config, partition.about["metric"], len(seeds)) as shown:
-        callbacks = [shown, *tensorboard_callbacks(folder, tensorboard and ranks.first)]
-        given: dict[str, Any] = {"seeds": seeds, "out": folder, "callbacks": callbacks, "preset": preset}
-        summary, sent = fit_sharded(partition, config, ranks=ranks, **given)
-    report_results(summary, output, {"config": config.to_dict(), "sent": vars(sent), "preset": preset})
-    output.say(describe_sent(sent))
+    with joined(device, output) as ranks:
+
+        def cut(source: TaskSource) -> tuple[Path, list[str]]:
+            task = source.load()
+            task.check_finite()
+            made = shared_partition(task, ranks.size, source=source.complete().to_dict())
+            return made.path, [*describe_task(task), *note_missing_edges(task, config)]
+
+        path, said = (given, []) if isinstance(given, Path) else ranks.first_does(lambda: cut(given))
+        partition = Partition.open(path)
+        said += describe_request(request, None if isinstance(given, Path) else given)
+        folder = ranks.shared(out or default_path(partition.about["name"], config.model))
+        for line in [*_describe_partition(partition, ranks), *said]:
+            output.say(line)
+        with resumable(folder), Progress.of(output, config, partition.about["metric"], len(seeds)) as shown:
+            callbacks = [shown, *tensorboard_callbacks(folder, tensorboard and ranks.first)]
+            about: dict[str, Any] = {"seeds": seeds, "out": folder, "callbacks": callbacks, "preset": preset}
+            summary, sent = fit_sharded(partition, config, ranks=ranks, **about)
+        report_results(summary, output, {"config": config.to_dict(), "sent": vars(sent), "preset": preset})
+        output.say(describe_sent(sent))
 
 
 def resume_ranks(run: Path, parts: Path | None, *, device: str, tensorboard: bool, output: Output) -> None:

@@ -91,6 +91,7 @@ def write_partition(
         "num_edges": task.num_edges,
         "fingerprint": task.fingerprint(),
         "partition": identity,
+        "preprocessing": None if task.preprocessing is None else task.preprocessing.to_dict(),
         "splits": [split.name for split in task.splits],
         "source": source,
         "method": found,

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from difformer.data import Split, Task
+from difformer.data.own.preprocessing import Preprocessing
 from difformer.distributed.partition_folder import Partition
 from difformer.distributed.process_group import Ranks
 from difformer.distributed.rank_trainer import Facts, GraphsTrainer, ShardedTrainer, check_config, shares_batches
@@ -399,6 +400,11 @@ class Labels:
     @property
     def num_instances(self) -> int:
         return int(self.about["num_nodes"])
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        given = self.about.get("preprocessing")
+        return None if given is None else Preprocessing.from_dict(given)
 
     def fingerprint(self) -> str:
         """That of the task that was partitioned."""

@@ -22,6 +22,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -119,7 +120,12 @@ def code_version() -> str:
 
 def run_key(settings_id: str, seed: int, split: str, mode: str = "score") -> str:
     """Identity of what a run is asked for."""
-    return identity(settings=settings_id, seed=seed, split=split, mode=mode)
+    return identity(settings=settings_id, seed=seed, split=_wording(split), mode=mode)
+
+
+def _wording(text: str) -> str:
+    """Names of splits and protocols as they are worded today; version 0.1 wrote "20 a class"."""
+    return re.sub(r"\ba class\b", "per class", text)
 
 
 def run_id(line: Mapping[str, Any]) -> str:
@@ -137,6 +143,7 @@ def run_id(line: Mapping[str, Any]) -> str:
 
 def named(line: Line) -> Line:
     """The line with ``key``, ``id`` and ``settings_id``; those of an older version are computed."""
+    line = {**line, **{key: _wording(line[key]) for key in ("split", "protocol") if key in line}}
     if line["status"] != DONE or "key" in line or not line.keys() >= {"id", "settings", "dataset", "model"}:
         return line
     from difformer.experiments.cells import settings_id

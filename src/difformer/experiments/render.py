@@ -189,7 +189,8 @@ def heading(section: Section) -> str:
 
 def sentence(one: Comparison) -> str:
     """A comparison in words."""
-    start = f"{one.ours.label} against {one.what}{'' if one.what == one.other.label else f', {one.other.label}'}: "
+    other = one.other.label if one.what == one.other.system.label else f"{one.what}, {one.other.label}"
+    start = f"{one.ours.label} against {other}: "
     test = one.test
     if test is None:
         return f"{start}no seed and split in common, so nothing can be tested."

@@ -170,17 +170,18 @@ class DIFFormer(nn.Module):
         edge_weight: Tensor | None,
         batch: Tensor | Segments | None,
     ) -> tuple[Tensor | SparseMatrix, Structure]:
+        channels, dtype = self.config["in_channels"], next(self.parameters()).dtype  # input may have been replaced
         if not isinstance(x, Tensor | SparseMatrix):
             raise TypeError(
-                f"x must be a torch tensor [N, {self.input.in_features}], got {type(x).__name__}; "
+                f"x must be a torch tensor [N, {channels}], got {type(x).__name__}; "
                 f"numpy arrays go through torch.as_tensor(x, dtype=torch.float32)"
             )
         if isinstance(x, Tensor) and x.layout != torch.strided:
             x = SparseMatrix.of(x)
-        if x.dim() != 2 or x.shape[1] != self.input.in_features:
-            raise UserError(f"x must have shape [N, {self.input.in_features}], got {tuple(x.shape)}")
-        if x.dtype != self.input.weight.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise UserError(f"x is {x.dtype}, the model {self.input.weight.dtype}: convert one, for example x.float()")
+        if x.dim() != 2 or x.shape[1] != channels:
+            raise UserError(f"x must have shape [N, {channels}], got {tuple(x.shape)}")
+        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+            raise UserError(f"x is {x.dtype}, the model {dtype}: convert one, for example x.float()")
         check_range(x)
         return x, as_structure(x.shape[0], edge_index, edge_weight, batch)
 
@@ -295,7 +296,7 @@ class DIFFormer(nn.Module):
     ) -> list[str]:
         """One line per layer: whether a fused kernel computes it or the formula, and why."""
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
-        z = torch.empty(x.shape[0], self.input.out_features, dtype=x.dtype, device=x.device)
+        z = torch.empty(x.shape[0], self.config["hidden_channels"], dtype=x.dtype, device=x.device)
         return [f"layer {k}: {explain_layer(layer, z, structure)}" for k, layer in enumerate(self.layers)]
 
     def _inspected(

@@ -77,7 +77,7 @@ def as_structure(
         ValueError: If edges, weights or batch do not fit `num_nodes` rows.
     """
     if isinstance(batch, Tensor) and torch.compiler.is_compiling():
-        raise UserError(
+        raise ValueError(  # a compiler cannot follow the making of a UserError
             "inside torch.compile and torch.export the graphs of a batch must be known beforehand: "
             "pass batch=difformer.attention.Segments(batch), made outside"
         )

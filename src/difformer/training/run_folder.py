@@ -240,11 +240,12 @@ class RunFolder:
         Raises:
             RunFolderError: If there is a checkpoint that cannot be used.
         """
-        path, whose = self.checkpoint_file(seed), "all seeds" if seed is None else f"seed {seed}"
+        path = self.checkpoint_file(seed)
+        whose = "all seeds from the beginning" if seed is None else f"seed {seed} from its beginning"
         try:
             return Snapshot.read(path) if path.is_file() else None
         except CheckpointError as error:
-            raise RunFolderError(f"{error}; delete it to train {whose} from the beginning") from error
+            raise RunFolderError(f"{error}; delete it to train {whose}") from error
 
     def write_record(self, record: RunRecord, task: Task) -> None:
         """Everything of a run that has ended, ``result.json`` last."""

@@ -159,6 +159,24 @@ def _product(matrix: CSR, x: Tensor) -> Tensor:
         return torch.addmm(out, csr, x.contiguous(), beta=0, out=out)
 
 
+def _stackable(function: Any) -> Any:
+    """A function of edges whose runs of a stack lie side by side like heads: one call serves all of them."""
+
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+        runs = info.batch_size
+        beside = (
+            (x.unsqueeze(1).expand(-1, runs, *x.shape[1:]) if dim is None else x.movedim(dim, 1)).flatten(1, 2)
+            if isinstance(x, Tensor)
+            else x
+            for x, dim in zip(inputs, in_dims, strict=True)
+        )
+        return function.apply(*beside).unflatten(1, (runs, -1)), 1
+
+    function.vmap = staticmethod(vmap)
+    return function
+
+
+@_stackable
 class _Scores(torch.autograd.Function):
     """``q, k [N, H, C]`` → ``[E, H]``: products of what edges end in with what they come from."""
 
@@ -191,11 +209,8 @@ class _Scores(torch.autograd.Function):
         q, k = ctx.saved_tensors
         return _Sum.apply(grad, k, ctx.ends), _Sum.apply(grad, q, ctx.ends.turned()), None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        return _over_runs(_Scores, info.batch_size, in_dims, inputs), 1
 
-
+@_stackable
 class _Sum(torch.autograd.Function):
     """``w [E, H]``, ``v [N, H, C]`` → ``[N, H, C]``: what edges end in receives from what they come from."""
 
@@ -223,11 +238,8 @@ class _Sum(torch.autograd.Function):
         w, v = ctx.saved_tensors
         return _Scores.apply(grad, v, ctx.ends), _Sum.apply(w, grad, ctx.ends.turned()), None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        return _over_runs(_Sum, info.batch_size, in_dims, inputs), 1
 
-
+@_stackable
 class _Spread(torch.autograd.Function):
     """``x [N, H]`` → ``[E, H]``: at every edge the number of what it ends in."""
 
@@ -244,11 +256,8 @@ class _Spread(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return _Collect.apply(grad, ctx.ends, ctx.nodes), None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        return _over_runs(_Spread, info.batch_size, in_dims, inputs), 1
 
-
+@_stackable
 class _Collect(torch.autograd.Function):
     """``y [E, H]`` → ``[N, H]``: at every node the sum over the edges that end in it."""
 
@@ -265,21 +274,6 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return _Spread.apply(grad, ctx.ends), None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        return _over_runs(_Collect, info.batch_size, in_dims, inputs), 1
-
-
-def _over_runs(function: Any, runs: int, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -> Tensor:
-    """Runs of a stack lie side by side like heads: one call serves all of them, in slices that count them."""
-    beside = (
-        (x.unsqueeze(1).expand(-1, runs, *x.shape[1:]) if dim is None else x.movedim(dim, 1)).flatten(1, 2)
-        if isinstance(x, Tensor)
-        else x
-        for x, dim in zip(inputs, in_dims, strict=True)
-    )
-    return function.apply(*beside).unflatten(1, (runs, -1))
 
 
 def edge_scores(q: Tensor, k: Tensor, graph: Graph) -> Tensor:

@@ -197,8 +197,8 @@ def attend(
         bias = bias.masked_fill(~mask.unsqueeze(1), -torch.inf)
     if drop is None:
         # With an axis of one head: torch's fused kernels take four axes.
-        heads = (x.unsqueeze(1) for x in (q, k, v))
-        return functional.scaled_dot_product_attention(*heads, attn_mask=bias.unsqueeze(1)).squeeze(1)
+        q, k, v = (x.unsqueeze(1) for x in (q, k, v))
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias.unsqueeze(1)).squeeze(1)
     return (torch.softmax(torch.baddbmm(bias, q, k.mT, alpha=q.shape[-1] ** -0.5), -1) * drop) @ v
 
 

@@ -287,7 +287,7 @@ ROWS: tuple[ModelInfo, ...] = (
         needs_graph=True, coupling=ATTENTION, energy=ON_EDGES, cost=EDGES, fixed={"linear": False}, stackable=True,
         paper="Chamberlain et al., ICML 2021",
         space={**USUAL, "num_layers": (2, 4, 8, 12, 18, 24), "step_size": (0.5, 1.0), "num_heads": (1, 4, 8)},
-        published={"cora": {"num_layers": 18, "step_size": 1.0, "hidden_channels": 80, "weight_decay": 0.05}},
+        published={"cora": {"num_layers": 18, "step_size": 1.0, "hidden_channels": 80}},
     ),
     ModelInfo(
         "grand-l", "observed graphs", "difformer.zoo.grand:GRAND",
@@ -295,7 +295,7 @@ ROWS: tuple[ModelInfo, ...] = (
         needs_graph=True, coupling=ATTENTION + ", at Z_0", energy=QUADRATIC, cost="E d", fixed={"linear": True},
         stackable=True, paper="Chamberlain et al., ICML 2021",
         space={**USUAL, "num_layers": (2, 4, 8, 12, 18, 24), "step_size": (0.5, 1.0), "num_heads": (1, 4, 8)},
-        published={"cora": {"num_layers": 18, "step_size": 1.0, "hidden_channels": 80, "weight_decay": 0.05}},
+        published={"cora": {"num_layers": 18, "step_size": 1.0, "hidden_channels": 80}},
     ),
     ModelInfo(
         "grand++", "observed graphs", "difformer.zoo.grand:GRANDPlusPlus",
@@ -315,7 +315,7 @@ ROWS: tuple[ModelInfo, ...] = (
             **USUAL, "kernel": ("ppr", "heat"), "teleport": (0.05, 0.1, 0.2), "time": (1.0, 3.0, 5.0),
             "top_k": (32, 64, 128),
         },
-        published={"cora": _setting(0.01, 2, 64, 0.09, 0.5, kernel="ppr", teleport=0.05, top_k=128)},
+        published={"cora": {"learning_rate": 0.01, "kernel": "ppr", "teleport": 0.05, "top_k": 128}},
     ),
     ModelInfo(
         "graphheat", "observed graphs", "difformer.zoo.graph_diffusion:GraphHeat",

@@ -23,6 +23,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
+from difformer.data.archives import check_size, limit
 from difformer.data.datasets.common import choice
 from difformer.data.edges import undirected
 from difformer.data.errors import DataError
@@ -132,7 +133,8 @@ def _in_step(left: Iterator[Any], right: Iterator[Any]) -> Iterator[tuple[Any, A
 
 def _table(found: Found, member: str, columns: int | None) -> Any:
     with _members(found, member) as (stream,):
-        text = stream.read()
+        text = stream.read(limit("MEMBER") + 1)
+    check_size(len(text), member)
     width = columns or text.partition(b"\n")[0].count(b",") + 1
     return np.concatenate(
         list(number_blocks(io.BytesIO(text), columns=width, dtype=np.int64, path=_place(found, member)))

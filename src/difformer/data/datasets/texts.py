@@ -8,7 +8,6 @@ the rest for test.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 from typing import Any
@@ -20,6 +19,7 @@ from difformer.data.archives import read_npz, tar_members
 from difformer.data.datasets.common import choice, csr_arrays, csr_of, seeded, seeds_of, table_task
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
+from difformer.data.own.text import lines_of
 from difformer.data.processed import Arrays, processed
 from difformer.data.sparse import feature_tensor
 from difformer.data.splitting import labels_per_class_split
@@ -114,19 +114,18 @@ def tfidf(texts: list[str], labels: Any) -> Arrays:
 def _read_lines(found: Found) -> tuple[list[str], list[int]]:
     """One JSON object a line, with ``text`` and ``label``."""
     texts, labels = [], []
-    with gzip.open(found.path, "rt", encoding="utf-8") as stream:
-        for number, line in enumerate(stream, start=1):
-            post = json.loads(line)
-            if (
-                not isinstance(post, dict)
-                or not isinstance(post.get("text"), str)
-                or post.get("label") not in range(len(GROUPS))
-            ):
-                raise DataError(
-                    f"expected an object with 'text' and 'label' 0 to {len(GROUPS) - 1}", path=found.path, line=number
-                )
-            texts.append(post["text"])
-            labels.append(post["label"])
+    for number, line in enumerate(lines_of(str(found.path), "utf-8"), start=1):
+        post = json.loads(line)
+        if (
+            not isinstance(post, dict)
+            or not isinstance(post.get("text"), str)
+            or post.get("label") not in range(len(GROUPS))
+        ):
+            raise DataError(
+                f"expected an object with 'text' and 'label' 0 to {len(GROUPS) - 1}", path=found.path, line=number
+            )
+        texts.append(post["text"])
+        labels.append(post["label"])
     return texts, labels
 
 

@@ -194,6 +194,11 @@ def select_features(
         notes.append(f"column {head.names[0]!r} repeats values, so it is used as a feature and not as ids")
         roles = Roles(None, False, roles.labels, roles.split, [0, *features], roles.notes)
         features, textual = [0, *features], {0, *textual}
+    elif roles.guessed:
+        notes.append(
+            f"column {head.names[0]!r} of {Path(head.path).name} holds a different text in every row and was read as "
+            f"ids; pass ids=false if it is a feature"
+        )
     if not features:
         raise DataError("has no column of features left", path=head.path)
     table.check_finite(numeric if raw else ())

@@ -145,6 +145,16 @@ def from_files(
 
     columns = None if label_columns is None else several(label_columns)
     is_table = suffix not in ARRAY_ENDINGS
+    if not is_table:
+        table_only: dict[str, Any] = {
+            "ids": ids,
+            "split_column": split_column,
+            "drop": several(drop),
+            "categories": several(categories),
+        }
+        table_only |= {"dates": several(dates), "label_columns": None if labels is not None else label_columns}
+        if extra := [option for option, value in table_only.items() if value not in (None, False, ())]:
+            raise DataError(f"holds arrays, which have no named columns; leave out {', '.join(extra)}", path=features)
     scale = is_table if standardize is None else standardize
     options: dict[str, Any] = (
         {}
@@ -212,7 +222,7 @@ def _in_file(path: Path_) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise error if error.path is not None else error.reworded(str(error), path=path) from error
+        raise error if error.path is not None else DataError(str(error), path=path, argument=error.argument) from error
 
 
 def _refuse_other_kinds(found: Features) -> None:
