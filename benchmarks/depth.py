@@ -34,7 +34,10 @@ DATA: dict[str, dict[str, Any]] = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "difformer": ("difformer", {}),
     "paper": ("difformer-s", {}),
-    "attention off": ("difformer-s", {"diffusivity": None}),
+    "attention off": (
+        "difformer",
+        {"diffusivity": None, "graph_weight": None, "source_weight": 0.0, "initialisation": "torch"},
+    ),
 }
 
 

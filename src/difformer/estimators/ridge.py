@@ -5,9 +5,9 @@ A regressor predicts, for each target t,
     ŷ_t = w_tᵀx + b_t + γ_t · (mean output of the models),    γ_t in [0, 1].
 
 w and b are those of scikit-learn's `Ridge` with its default penalty; the models are trained on what it leaves over, and
-γ is the share of their outputs that predicts held-out rows best, zero unless that
-is a gain of more than one standard error. Where a target is linear in the features, γ is near
-zero and the regressor is a ridge regression; where it is not, the models add what a line cannot say.
+γ is the share of their outputs that predicts held-out rows best, zero unless that is a gain of more than two standard
+errors. Where a target is linear in the features, γ is near zero and the regressor is a ridge regression; where it is
+not, the models add what a line cannot say.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class LinearPart:
 
 
 def best_share(outputs: Tensor, left: Tensor, weight: Tensor) -> Tensor:
-    """γ ``[T]``: least squares on held-out rows, clipped to [0, 1]; zero where the gain is within one standard error.
+    """γ ``[T]``: least squares on held-out rows, clipped to [0, 1]; zero where the gain is within two standard errors.
 
     Args:
         outputs: ``[n, T]`` of the models.
@@ -81,4 +81,4 @@ def best_share(outputs: Tensor, left: Tensor, weight: Tensor) -> Tensor:
     share = share.clamp(0, 1)
     gain = (left.square() - (left - share * outputs).square()) * known
     error = gain.std(0, correction=0) * len(gain) ** 0.5
-    return torch.where(gain.sum(0) > error, share, 0.0)
+    return torch.where(gain.sum(0) > 2 * error, share, 0.0)

@@ -1,0 +1,126 @@
+"""One training step in a plain PyTorch loop on a GPU: forward, backward and Adam.
+
+    python -m benchmarks.own_loop_gpu --out own_loop.jsonl
+
+Columns: the literal model (the formulas as one writes them down first), ours with `edge_index`, with `Graph`, with a
+fused Adam, compiled, and compiled with ``mode="reduce-overhead"``. One JSON line per measurement is written as it is
+taken. Dropout 0.2, hidden 64, otherwise defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks import literal
+from benchmarks.measure import measure
+from difformer import DIFFormer, Graph
+
+# Name, nodes, edges, features, classes, diffusivity, layers, and precisions beside float32.
+CASES: tuple[tuple[str, int, int, int, int, str, int, tuple[str, ...]], ...] = (
+    ("Cora s", 2_708, 13_264, 1_433, 7, "simple", 8, ()),
+    ("Cora a", 2_708, 13_264, 1_433, 7, "sigmoid", 8, ("tf32", "bf16")),
+    ("Pubmed s", 19_717, 108_365, 500, 3, "simple", 8, ()),
+    ("Pubmed a", 19_717, 108_365, 500, 3, "sigmoid", 4, ("tf32", "bf16")),
+    ("50,000 nodes a", 50_000, 500_000, 128, 10, "sigmoid", 2, ("tf32", "bf16")),
+    ("Pokec s", 1_632_803, 61_245_128, 65, 2, "simple", 3, ("bf16",)),
+)
+LARGEST_LITERAL = 20_000
+LARGEST_COMPILED = 20_000
+
+
+def step(
+    model: Callable[..., Any], parameters: Any, inputs: tuple[Any, ...], y: Any, precision: str, fused: bool
+) -> Any:
+    optimizer = torch.optim.Adam(parameters, lr=1e-3, fused=True if fused else None)
+
+    def work() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+            out = model(*inputs)
+        functional.cross_entropy(out.float(), y).backward()
+        optimizer.step()
+
+    return work
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("own_loop.jsonl"))
+    parser.add_argument("--only", nargs="*", default=[], help="names of cases, such as 'Cora s'")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which nothing is started")
+    given = parser.parse_args()
+    started = time.perf_counter()
+    for name, nodes, count, features, classes, kernel, layers, precisions in CASES:
+        if given.only and name not in given.only:
+            continue
+        generator = torch.Generator().manual_seed(0)
+        half = torch.randint(0, nodes, (2, count // 2), generator=generator)
+        edges = torch.cat([half, half.flip(0)], 1).cuda()
+        x, y = torch.randn(nodes, features, generator=generator).cuda(), torch.randint(0, classes, (nodes,)).cuda()
+        graph = Graph(edges, nodes)
+
+        def ours(precision: str, form: Any, how: str, x=x, y=y, size=(features, classes, layers), kernel=kernel) -> Any:
+            model: nn.Module = DIFFormer(
+                size[0], 64, size[1], num_layers=size[2], diffusivity=kernel, dropout=0.2
+            ).cuda()
+            call: Any = model
+            if how.startswith("compile"):
+                call = torch.compile(model, fullgraph=True, mode="reduce-overhead" if "overhead" in how else None)
+            return step(call, model.parameters(), (x, form), y, precision, how != "edge_index" and how != "Graph")
+
+        columns: list[tuple[str, str, Callable[[], Any]]] = []
+        if nodes <= LARGEST_LITERAL:
+            build = lambda: literal.Model(features, 64, classes, layers=layers, kernel=kernel).cuda()  # noqa: B023
+            columns.append(("literal", "float32", lambda b=build, e=edges, x=x, y=y: _literal(b(), x, e, y)))
+        for precision in ("float32", *precisions):
+            columns.append(("edge_index", precision, lambda p=precision, e=edges: ours(p, e, "edge_index")))
+            if precision == "float32":
+                columns.append(("Graph", precision, lambda g=graph: ours("float32", g, "Graph")))
+                columns.append(("edge_index, fused Adam", precision, lambda e=edges: ours("float32", e, "fused")))
+                if nodes <= LARGEST_COMPILED:
+                    columns.append(("compiled", precision, lambda g=graph: ours("float32", g, "compile")))
+                    columns.append(
+                        ("compiled, reduce-overhead", precision, lambda g=graph: ours("float32", g, "compile overhead"))
+                    )
+        for column, precision, make in columns:
+            if time.perf_counter() - started > given.limit:
+                print("time limit", flush=True)
+                return
+            torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+            row: dict[str, Any] = {"case": name, "column": column, "precision": precision}
+            try:
+                torch.cuda.empty_cache()
+                work = make()
+                for _ in range(4):
+                    work()
+                torch.cuda.reset_peak_memory_stats()
+                (cost,) = measure(work, repeats=5 if nodes > 100_000 else 15, gpu=True)
+                row |= {"ms": 1000 * cost.seconds, "fastest_ms": 1000 * cost.fastest}
+                row["gigabytes"] = torch.cuda.max_memory_allocated() / 1e9
+                del work
+            except Exception as error:  # a column that fails is a result, too
+                row["error"] = f"{type(error).__name__}: {str(error)[:300]}"
+            torch._dynamo.reset()
+            torch.set_float32_matmul_precision("highest")
+            row |= {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
+            with given.out.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(row) + "\n")
+            shown = row.get("error") or f"{row['ms']:8.2f} ms  {row['gigabytes']:6.2f} GB"
+            print(f"{name:16} {precision:8} {column:28} {shown}", flush=True)
+
+
+def _literal(model: nn.Module, x: Any, edges: Any, y: Any) -> Any:
+    return step(model, model.parameters(), (x, edges), y, "float32", False)
+
+
+if __name__ == "__main__":
+    main()
