@@ -100,7 +100,7 @@ def own(tmp_path):
         ("--features n.csv --labels y.csv --edges e.csv", "duplicates=sum, mean or max .--data duplicates=…."),
         ("--features n.csv", "label_columns=.*--label"),
         ("--features leak.csv --labels y.csv", "drop=label or rename it .--data drop=…."),
-        ("--features n.csv --labels few.csv", "bring more labels, or splits of your own"),
+        ("--features n.csv --labels few.csv", "bring more labels, or your own splits"),
         ("--features n.csv --labels y.csv --device cuda:99", "device.*auto.* or '?cpu"),
         ("--features n.csv --labels y.csv --data foo=1", "own files have no option 'foo'; they take ids"),
         ("--features n.csv --labels y.csv --data direct=true", "did you mean directed"),

@@ -12,7 +12,7 @@ from difformer.data.errors import DataError
 from difformer.data.own import from_arrays
 from difformer.data.own.targets import encode_targets
 from difformer.data.split import save_splits
-from difformer.data.splitting import index_split
+from difformer.data.split_rules import index_split
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from difformer.data.errors import DataError
 from difformer.data.split import Split, load_splits, save_splits
-from difformer.data.splitting import (
+from difformer.data.split_rules import (
     authors_split,
     fraction_split,
     index_split,

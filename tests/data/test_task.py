@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from difformer.data.split import Split
-from difformer.data.splitting import index_split, random_split, time_split
+from difformer.data.split_rules import index_split, random_split, time_split
 from difformer.data.task import Task
 
 NAN = float("nan")

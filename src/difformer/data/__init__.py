@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from difformer.data.split import Split as Split
     from difformer.data.split import load_splits as load_splits
     from difformer.data.split import save_splits as save_splits
-    from difformer.data.splitting import authors_split as authors_split
-    from difformer.data.splitting import fraction_split as fraction_split
-    from difformer.data.splitting import index_split as index_split
-    from difformer.data.splitting import labels_per_class_split as labels_per_class_split
-    from difformer.data.splitting import masks_split as masks_split
-    from difformer.data.splitting import per_class_split as per_class_split
-    from difformer.data.splitting import random_split as random_split
-    from difformer.data.splitting import time_split as time_split
+    from difformer.data.split_rules import authors_split as authors_split
+    from difformer.data.split_rules import fraction_split as fraction_split
+    from difformer.data.split_rules import index_split as index_split
+    from difformer.data.split_rules import labels_per_class_split as labels_per_class_split
+    from difformer.data.split_rules import masks_split as masks_split
+    from difformer.data.split_rules import per_class_split as per_class_split
+    from difformer.data.split_rules import random_split as random_split
+    from difformer.data.split_rules import time_split as time_split
     from difformer.data.task import Task as Task
 
 _HOMES = {
@@ -70,7 +70,7 @@ _HOMES = {
     "own.table": "is_missing",
     "registry": "dataset_options load",
     "split": "Split load_splits save_splits",
-    "splitting": "authors_split fraction_split index_split labels_per_class_split masks_split per_class_split "
+    "split_rules": "authors_split fraction_split index_split labels_per_class_split masks_split per_class_split "
     "random_split time_split",
     "task": "Task",
 }

@@ -22,7 +22,7 @@ from torch import Tensor
 from difformer.data.edges import undirected
 from difformer.data.knn import knn_graph
 from difformer.data.random_edges import block_edges, distinct_edges, pairs_of
-from difformer.data.splitting import per_class_split, random_split
+from difformer.data.split_rules import per_class_split, random_split
 from difformer.data.task import Task
 from difformer.errors import UserError
 

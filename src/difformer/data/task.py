@@ -20,7 +20,7 @@ from torch import Tensor
 
 from difformer.data.scaling import Scaling
 from difformer.data.split import Split
-from difformer.data.splitting import labelled
+from difformer.data.split_rules import labelled
 from difformer.errors import UserError
 
 if TYPE_CHECKING:

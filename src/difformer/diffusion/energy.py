@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from difformer.diffusion.coupling import Coupling, as_coupling
-from difformer.diffusion.coupling.base import edge_distances
+from difformer.diffusion.coupling.interface import edge_distances
 from difformer.diffusion.pairs import BLOCK_SIZE, Batch, penalty_sum
 from difformer.diffusivity import Diffusivity, as_diffusivity
 from difformer.errors import UserError

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from difformer.diffusion.coupling.base import EDGE_ENTRIES
+from difformer.diffusion.coupling.interface import EDGE_ENTRIES
 from difformer.zoo.encoder import (
     CSR,
     Graph,

@@ -25,7 +25,7 @@ from difformer.data.datasets.pixels import pca_features, shrink_images
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, cache_folder, check_folders, find_file, locate, reading
 from difformer.data.processed import Arrays, processed
-from difformer.data.splitting import labels_per_class_split
+from difformer.data.split_rules import labels_per_class_split
 from difformer.data.task import Task
 
 Array = np.ndarray[Any, Any]

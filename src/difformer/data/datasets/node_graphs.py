@@ -41,7 +41,7 @@ from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.processed import Arrays, processed
 from difformer.data.split import Split
-from difformer.data.splitting import masks_split, per_class_split, random_split
+from difformer.data.split_rules import masks_split, per_class_split, random_split
 from difformer.data.task import Task
 
 FEATURES = ("row", "raw")

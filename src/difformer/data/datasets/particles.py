@@ -25,7 +25,7 @@ from difformer.data.datasets.common import choice, seeded, seeds_of, sentence
 from difformer.data.datasets.synmol import read_synmol
 from difformer.data.knn import knn_graph
 from difformer.data.split import Split
-from difformer.data.splitting import index_split, random_split
+from difformer.data.split_rules import index_split, random_split
 from difformer.data.task import Task
 
 PROTOCOLS = ("paper", "lri", "public-code")

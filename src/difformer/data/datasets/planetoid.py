@@ -37,7 +37,7 @@ from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.processed import Arrays, processed
 from difformer.data.split import Split
-from difformer.data.splitting import AUTHORS_SEED, authors_split, index_split, per_class_split
+from difformer.data.split_rules import AUTHORS_SEED, authors_split, index_split, per_class_split
 from difformer.data.task import Task
 
 PROTOCOLS = ("random", "authors", "public", "public-code")

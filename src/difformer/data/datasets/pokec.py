@@ -24,7 +24,7 @@ from difformer.data.datasets.common import check_graph, choice, class_task, one_
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.processed import Arrays, processed
-from difformer.data.splitting import random_split
+from difformer.data.split_rules import random_split
 from difformer.data.task import Task
 from difformer.data.textnumbers import number_blocks
 

@@ -22,7 +22,7 @@ from difformer.data.lookup import Found, locate, reading
 from difformer.data.own.text import lines_of
 from difformer.data.processed import Arrays, processed
 from difformer.data.sparse import feature_tensor
-from difformer.data.splitting import labels_per_class_split
+from difformer.data.split_rules import labels_per_class_split
 from difformer.data.task import Task
 
 GROUPS = (

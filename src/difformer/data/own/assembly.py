@@ -15,7 +15,7 @@ from difformer.data.own.roles import PART_WORDS
 from difformer.data.own.targets import METRICS, Targets
 from difformer.data.scaling import Scaling, uneven
 from difformer.data.split import Split, load_splits
-from difformer.data.splitting import labelled, random_split, time_split
+from difformer.data.split_rules import labelled, random_split, time_split
 from difformer.data.task import Task
 from difformer.errors import UserError
 
@@ -155,7 +155,7 @@ def drawn_splits(
             known = size if targets is None else labelled(targets.y).numel()
             raise DataError(
                 f"fractions: {known} labelled instances are too few to give {share:.0%} of them to {part}; "
-                f"bring more labels, or splits of your own: splits="
+                f"bring more labels, or your own splits: splits="
             )
     return tuple(splits)
 

@@ -15,7 +15,7 @@ from difformer.data.errors import DAMAGE, DataError
 from difformer.data.own.table import canonical_id
 from difformer.data.sparse import checked_csr
 from difformer.data.split import Split
-from difformer.data.splitting import masks_split
+from difformer.data.split_rules import masks_split
 
 ARRAY_ENDINGS = (".npz", ".npy")
 # What the arrays of an NPZ file are called; the first name found counts.

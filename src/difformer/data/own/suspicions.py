@@ -10,7 +10,7 @@ import numpy as np
 
 from difformer.data.own.preprocessing import Values
 from difformer.data.own.targets import Targets
-from difformer.data.splitting import labelled
+from difformer.data.split_rules import labelled
 
 FEW_ROWS = 10  # labelled rows below which a perfect association may well be chance
 MOST_VALUES = 50

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from difformer.diffusion.certificates.certificate import Certificate, double, largest_gap, largest_rise
 from difformer.diffusion.coupling import AllPairAttention, Coupling, EdgeAttention, GraphCoupling, Mix
-from difformer.diffusion.coupling.base import edge_distances
+from difformer.diffusion.coupling.interface import edge_distances
 from difformer.diffusion.dynamics import diffuse, flow
 from difformer.diffusion.energy import Energy, Regulariser, mixture, penalty
 from difformer.diffusion.pairs import BLOCK_SIZE, largest_squared_distance

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from difformer.diffusion.coupling.base import Coupling, SparseCoupling
 from difformer.diffusion.coupling.exchange import AllPairAttention, Attention, EdgeAttention
+from difformer.diffusion.coupling.interface import Coupling, SparseCoupling
 from difformer.diffusion.coupling.matrix import GRAPH_WEIGHTS, GraphCoupling, Identity, MatrixCoupling
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError

@@ -23,7 +23,7 @@ from difformer.attention import propagate
 from difformer.attention.reference import attention_matrix, exchange
 from difformer.attention.scores import form_of, slope_of
 from difformer.attention.segments import Segments, as_segments
-from difformer.diffusion.coupling.base import Coupling, SparseCoupling, edge_distances, edge_products
+from difformer.diffusion.coupling.interface import Coupling, SparseCoupling, edge_distances, edge_products
 from difformer.diffusion.coupling.matrix import is_symmetric
 from difformer.diffusion.pairs import BLOCK_SIZE, distance_factors, exchange_sums
 from difformer.diffusivity import IDENTITY, Diffusivity, as_diffusivity

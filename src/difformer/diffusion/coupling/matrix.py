@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from difformer.diffusion.coupling.base import SparseCoupling
+from difformer.diffusion.coupling.interface import SparseCoupling
 from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.sparse import SparseMatrix
