@@ -58,9 +58,9 @@ def demo(
         f"All settings were chosen on validation data.\n"
     )
     folder = _new_folder() if out is None else out
-    rows = []
+    rows: list[dict[str, Any]] = []
     for model, (label, structure) in SYSTEMS.items():
-        settings = find_preset("best", model=model, dataset=DATASET).settings
+        settings = dict(find_preset("best", model=model, dataset=DATASET).settings)
         with output.err.status(f"training {label}: {splits} runs"):
             before = time.monotonic()
             summary = _train(source, model, settings, splits, device, folder if model == KEPT else None)
@@ -74,7 +74,7 @@ def demo(
                 "valid": summary.mean("valid"),
                 "values": summary.values("test"),
                 "seconds": time.monotonic() - before,
-                "settings": dict(settings),
+                "settings": settings,
             }
         )
     report = _report(folder, device, output)
