@@ -227,7 +227,7 @@ def test_what_is_not_a_coupling_is_refused():
         AllPairAttention("simpel")
     with pytest.raises(ValueError, match="use the Identity coupling"):
         EdgeAttention(graph, "identity")
-    with pytest.raises(ValueError, match="one weight a part, got 1 parts and 2 weights"):
+    with pytest.raises(ValueError, match="one weight per part, got 1 parts and 2 weights"):
         Mix((Identity(),), (0.5, 0.5))
     with pytest.raises(ValueError, match="one weight a part, got 0 parts"):
         Mix(())

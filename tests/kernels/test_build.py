@@ -159,6 +159,24 @@ def test_what_others_can_change_is_not_loaded(fresh, monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.parametrize("kept", [0, 100, 0.5, -1], ids=["empty", "header", "half", "one byte short"])
+def test_truncated_library_is_rebuilt(fresh, monkeypatch, kept):
+    assert library() is not None
+    (path,) = (fresh / "cache" / "native").iterdir()
+    whole = path.read_bytes()
+    cut = path.with_suffix(".cut")  # renamed into place: this process has mapped the whole one
+    cut.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
+    cut.chmod(0o600)
+    cut.replace(path)
+    # In a process of its own: the loader of a damaged library may end it.
+    code = "from difformer.kernels.cpu import explain, library; library(); print(explain())"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("kernels in C are used")
+    assert len(path.read_bytes()) == len(whole)
+
+
+@needs_compiler
 def test_with_another_library_in_its_place(fresh, monkeypatch):
     def another(compiler, flags, path):
         (fresh / "other.c").write_text("int difformer_other(void) { return 0; }\n")

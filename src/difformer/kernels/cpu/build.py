@@ -122,6 +122,9 @@ def _look() -> Found:
                 _compile(compiler, flags, path)
             _trust(folder)
             _trust(path)
+            if not _is_whole(path):
+                path.unlink()
+                _compile(compiler, flags, path)
         except subprocess.CalledProcessError as error:  # flags that this compiler does not know
             said = f"{compiler} failed: {error.stderr.strip()[-200:]}"
             continue
@@ -179,8 +182,19 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
         # Without -fopenmp: the functions of the runtime are those that torch has brought along.
         undefined = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
         _run(compiler, "-shared", str(objects), "-o", str(linked), *undefined, "-lm")
-        write_whole(path, linked.read_bytes())
+        code = linked.read_bytes()
+        write_whole(path, code + hashlib.sha256(code).digest())
         path.chmod(0o600)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the file ends with the hash of what precedes it.
+
+    Loading a library that a full disk or a failed copy has cut short ends the process, so it is checked before. The
+    loader ignores bytes behind the sections that the library describes.
+    """
+    content = path.read_bytes()
+    return hashlib.sha256(content[:-32]).digest() == content[-32:]
 
 
 def _run(*command: str) -> None:
