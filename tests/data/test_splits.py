@@ -219,3 +219,12 @@ def test_files_that_are_absent_or_of_another_kind(tmp_path):
 def test_a_split_made_for_other_data_is_refused():
     with pytest.raises(ValueError, match=r"test holds index 9.*5 instances"):
         index_split("mine", [0], [1], np.array([9], dtype=np.int32)).check(5)
+
+
+@pytest.mark.parametrize("part", ["train", "valid", "test"])
+def test_split_that_points_behind_the_last_instance_is_refused(part):
+    parts = {"train": torch.tensor([0]), "valid": torch.tensor([1]), "test": torch.tensor([2])}
+    split = Split("mine", **{**parts, part: torch.tensor([3, 5])})
+    split.check(6)  # the last instance is 5
+    with pytest.raises(ValueError, match=rf"{part} holds index 5, but there are 5 instances \(0 to 4\)"):
+        split.check(5)

@@ -208,3 +208,11 @@ def test_a_loss_is_a_sum_over_a_mass_and_both_add_up(problem, weighted):
 @pytest.mark.parametrize("name", ["roc_auc", "roc-auc", "auc"])
 def test_other_names_of_rocauc(name):
     assert find_metric(name).name == "rocauc"
+
+
+def test_column_aucs_of_a_single_row_and_of_none_are_not_numbers():
+    from difformer.training.metrics import column_aucs
+
+    assert column_aucs(torch.zeros(0, 3), torch.zeros(0, 3)).isnan().tolist() == [True] * 3
+    assert column_aucs(torch.zeros(1, 3), torch.ones(1, 3)).isnan().tolist() == [True] * 3
+    assert column_aucs(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]])).tolist() == [1.0]
