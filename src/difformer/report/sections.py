@@ -84,8 +84,11 @@ def warnings_of(
     said = [f"{note[0].upper()}{note[1:]}." for note in summary.notes]
     error = math.sqrt(max(mean * (1 - mean), 0) / max(material.rows.numel(), 1)) if summary.metric == "accuracy" else 0
     constant, linear = base
-    if sign * (mean - constant.mean) <= 2 * error:
-        said.append(f"No better than a constant: {constant.name} gives {constant.mean:.4f}, this model {mean:.4f}.")
+    ahead = sign * (mean - constant.mean)
+    if ahead <= 2 * error:
+        count = material.rows.numel()
+        why = "No better than a constant" if ahead <= 0 else f"Not shown to beat a constant on {count} instances"
+        said.append(f"{why}: {constant.name} gives {constant.mean:.4f}, this model {mean:.4f}.")
     elif sign * (mean - linear.mean) <= 0:
         how = "as well" if mean == linear.mean else "better"
         name = f"{linear.name[0].upper()}{linear.name[1:]}"
