@@ -396,3 +396,9 @@ def test_new_rows_for_a_trained_model(write):
     with pytest.raises(DataError, match="has 2 columns of features, expected 3"):
         read_features(write("new.csv", "1,2\n4,5\n"), num_columns=3)
     assert read_features(write("f.csv", people(label=True)), columns=task.feature_names).x.tolist() == X.tolist()
+
+
+def test_validation_mask_alone_is_refused(tmp_path):
+    np.savez(tmp_path / "some.npz", x=X, y=Y, val_mask=np.arange(len(Y)) < 2)
+    with pytest.raises(DataError, match="validation mask alone"):
+        from_files(features=tmp_path / "some.npz")

@@ -270,3 +270,17 @@ def test_tensors_come_out_of_files_of_torch():
 def test_tensors_that_reach_elsewhere_are_refused(changes):
     with pytest.raises(DataError):
         read_tensors(saved({"a": torch.arange(6).view(2, 3)}, **changes))
+
+
+def test_deeply_nested_values_are_refused_with_our_error():
+    content = b"\x80\x04)" + b"\x85" * 200_000 + b"X\x01\x00\x00\x00n\x93."
+    with pytest.raises(DataError):
+        read_pickle(content)
+
+
+@pytest.mark.parametrize("size", [(1, "aaaa", 2**32), (1,) * 20_000, (-1, 2), (2.0,)])
+def test_tensors_with_impossible_sizes_are_refused(size):
+    from difformer.data.datasets.pickles import _tensor
+
+    with pytest.raises(ValueError, match="dimensions"):
+        _tensor(np.zeros(4), 0, size, (1,) * len(size))

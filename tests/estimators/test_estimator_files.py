@@ -352,3 +352,12 @@ def test_a_number_of_layers_without_weights_is_refused_at_once(
         with pytest.raises(PretrainedError, match="damaged"):
             DIFFormerClassifier.from_pretrained(tmp_path)
         assert time.perf_counter() - started < 5
+
+
+def test_own_diffusivity_with_a_known_name_is_not_replaced_by_that_one(tmp_path):
+    own = Diffusivity("simple", f=lambda u: torch.exp(-5 * u))
+    X, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
+    model = DIFFormerClassifier(steps=3, n_models=1, graph=None, random_state=0, diffusivity=own).fit(X, y)
+    model.save_pretrained(tmp_path / "kept")
+    with pytest.raises(PretrainedError, match="pass it again"):
+        DIFFormerClassifier.from_pretrained(tmp_path / "kept")

@@ -214,3 +214,18 @@ def test_a_configuration_larger_than_its_weights_is_refused_at_once(run, options
     with pytest.raises(RunFolderError, match="weights are of another model"):
         load_run(run, task=blocks(), device="cpu")
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs symbolic links")
+@pytest.mark.parametrize("name", ["predictions.npz", "split.npz"])
+def test_reports_follow_no_link_to_arrays_outside_of_the_folder(run, name, tmp_path):
+    from difformer.report.comparison import _test_to_train
+    from difformer.report.gather import _read_predictions
+
+    outside = tmp_path / "outside.npz"
+    shutil.move(run / "seed-0" / name, outside)
+    (run / "seed-0" / name).symlink_to(outside)
+    folder = RunFolder.open(run)
+    reader = _test_to_train if name == "split.npz" else lambda one: _read_predictions(one, blocks(), 0)
+    with pytest.raises(RunFolderError, match="leads out of the run folder"):
+        reader(folder)

@@ -192,11 +192,7 @@ def plain_list(array: np.ndarray[Any, Any]) -> list[Any]:
 def _plain(value: Any) -> Any:
     """An option as JSON has it; what it has no word for is left out."""
     if isinstance(value, Diffusivity):
-        try:
-            as_diffusivity(value.name)
-        except ValueError:
-            return {"own": value.name}
-        return value.name
+        return value.name if value.is_named() else {"own": value.name}
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):  # class_weight; JSON would turn its labels into texts

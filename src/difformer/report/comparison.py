@@ -240,7 +240,7 @@ def _side(folder: RunFolder, name: str) -> Side:
 def _test_to_train(folder: RunFolder) -> float | None:
     """n_test / n_train of the first split on disk."""
     for result in folder.results():
-        path = folder.of_seed(result["seed"]) / "split.npz"
+        path = folder.file(result["seed"], "split.npz")
         if path.is_file():
             train, _, test = load_splits(path)[0].sizes()
             return test / train if train else None

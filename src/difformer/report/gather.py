@@ -100,7 +100,7 @@ def gather(
 
 
 def _read_predictions(folder: RunFolder, task: Task, seed: int) -> Predictions:
-    path = folder.of_seed(seed) / "predictions.npz"
+    path = folder.file(seed, "predictions.npz")
     try:
         with np.load(path, allow_pickle=False) as file:
             outputs, part = torch.from_numpy(file["outputs"]), tuple(file["part"].tolist())

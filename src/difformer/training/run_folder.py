@@ -216,7 +216,7 @@ class RunFolder:
                 f"the data of {self.path} have changed: the run was made on {self.about['data']['task']!r} with "
                 f"fingerprint {expected[:12]}…, what is there now has {found[:12]}…; restore the data, or fit anew"
             )
-        stored = self.path / PREPROCESSING
+        stored = within(self.path, self.path / PREPROCESSING)
         if task.preprocessing is None or not stored.is_file():
             return task
         return replace(task, preprocessing=Preprocessing.read(stored, task.feature_names))

@@ -29,6 +29,7 @@ from typing import IO, Any, NoReturn
 import numpy as np
 from scipy import sparse
 
+from difformer.data.archives import check_size
 from difformer.data.errors import DAMAGE, DataError
 from difformer.errors import UserError
 
@@ -128,6 +129,8 @@ def read_tensors(source: IO[bytes]) -> Any:
     """
     try:
         with zipfile.ZipFile(io.BytesIO(source.read())) as archive:
+            for info in archive.infolist():
+                check_size(info.file_size, info.filename)
             members = {name.split("/", 1)[-1]: name for name in archive.namelist()}
             if "constants.pkl" in members:
                 raise DataError("is a TorchScript program, not a file of tensors; it was not loaded")
@@ -142,7 +145,7 @@ def read_tensors(source: IO[bytes]) -> Any:
                 return _filled(raw, np.dtype(f"<{word.kind[-2:]}"), (count,), False)
 
             return read_pickle(archive.read(members["data.pkl"]), persistent=storage)
-    except (*DAMAGE, TypeError) as error:
+    except (*DAMAGE, TypeError, RuntimeError) as error:  # zipfile raises RuntimeError for an encrypted member
         if isinstance(error, DataError):
             raise
         raise DataError(f"is not a file of tensors that can be read ({type(error).__name__}: {error})") from error
@@ -164,7 +167,7 @@ def read_pickle(source: bytes | IO[bytes], *, persistent: Persistent | None = No
         _check_finished(value)
     except DataError:
         raise
-    except (ValueError, LookupError, OverflowError, TypeError, struct.error) as error:
+    except (ValueError, LookupError, OverflowError, TypeError, RecursionError, MemoryError, struct.error) as error:
         raise DataError(f"is not a pickle that can be read ({type(error).__name__}: {error})") from error
     return value
 
@@ -467,10 +470,15 @@ def _frame(made: _Unfinished, state: Any) -> Frame:
     return Frame(columns)
 
 
+MOST_DIMENSIONS = 16  # published tensors have three at most
+
+
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> Array:
     """A tensor whose entries follow each other, as all published ones do."""
     if not isinstance(storage, np.ndarray) or type(offset) is not int or not isinstance(size, tuple):
         raise UserError("a tensor without a storage")
+    if len(size) > MOST_DIMENSIONS or not all(type(n) is int and n >= 0 for n in size):
+        raise UserError(f"a tensor of {len(size)} dimensions, or with sizes that are not whole numbers")
     expected = tuple(math.prod(size[i + 1 :]) for i in range(len(size)))
     if any(n > 1 and given != wanted for n, given, wanted in zip(size, stride, expected, strict=True)):
         raise UserError(f"a tensor with strides {stride}")

@@ -109,6 +109,10 @@ def mask_splits(masks: Mapping[str, Any], rows: int, *, by_row: bool = True) -> 
         names = [[f"{part}_mask{plural}" for part in parts] for parts in (("train",), ("val", "valid"), ("test",))]
         train, valid, test = (next((masks[n] for n in group if masks.get(n) is not None), None) for group in names)
         if train is None and test is None:
+            if valid is not None:
+                raise DataError(
+                    f"it has a validation mask alone, no train_mask{plural} and test_mask{plural}; {SET_ASIDE}"
+                )
             continue
         if train is None or test is None:
             lacks = f"{'train' if train is None else 'test'}_mask{plural}"
