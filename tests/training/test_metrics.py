@@ -216,3 +216,17 @@ def test_column_aucs_of_a_single_row_and_of_none_are_not_numbers():
     assert column_aucs(torch.zeros(0, 3), torch.zeros(0, 3)).isnan().tolist() == [True] * 3
     assert column_aucs(torch.zeros(1, 3), torch.ones(1, 3)).isnan().tolist() == [True] * 3
     assert column_aucs(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]])).tolist() == [1.0]
+
+
+def test_class_weights_are_those_of_scikit_learn():
+    from sklearn.utils.class_weight import compute_class_weight
+
+    from difformer.training.losses import class_weights
+
+    y = np.array([0, 0, 0, 1, 1, 2])
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=y)
+    unlabelled = torch.tensor([*y, -1])
+    assert torch.allclose(class_weights(unlabelled, 3), torch.tensor(expected, dtype=torch.float32))
+    assert class_weights(unlabelled, 4)[3] == 1  # a class that does not occur
+    columns = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, torch.nan]])
+    assert class_weights(columns, 2).tolist() == [2.0, 1.0]
