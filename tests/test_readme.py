@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from difformer.zoo import model_registry
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -14,6 +16,17 @@ def snippets():
     for page in PAGES:
         for number, match in enumerate(FENCE.finditer(page.read_text(encoding="utf-8"))):
             yield pytest.param(match.group(1), id=f"{page.relative_to(ROOT)}-{number}")
+
+
+@pytest.fixture(autouse=True)
+def registered_models():
+    """A model that a snippet registers is forgotten afterwards."""
+    registries = (model_registry.MODELS, model_registry._registered)
+    before = [dict(one) for one in registries]
+    yield
+    for registry, entries in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(entries)
 
 
 @pytest.mark.parametrize("snippet", list(snippets()))

@@ -229,7 +229,7 @@ def test_what_is_not_a_coupling_is_refused():
         EdgeAttention(graph, "identity")
     with pytest.raises(ValueError, match="one weight per part, got 1 parts and 2 weights"):
         Mix((Identity(),), (0.5, 0.5))
-    with pytest.raises(ValueError, match="one weight a part, got 0 parts"):
+    with pytest.raises(ValueError, match="one weight per part, got 0 parts"):
         Mix(())
 
 
