@@ -3,6 +3,7 @@
 import gzip
 import os
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -180,3 +181,70 @@ def test_the_split_of_a_series_is_said():
     note = "split in time order: the first 2 train, the next 2 choose the model, the last 6 test"
     assert said(from_arrays(x, x[..., 0]), note)
     assert said(from_arrays(x, x[..., 0], fractions=(0.5, 0.2, 0.3)), "the first 5 train")
+
+
+class TestSplitsByIndex:
+    """Arrays such as train_idx are masks in another form, and follow the same rules."""
+
+    parts: ClassVar = {"train": [0, 2, 3], "val": [1], "test": [4, 5]}
+
+    def ways(self, tmp_path, **arrays):
+        """The same arrays in an NPZ file, in a PyG Data and in a .pt file, each as a function that loads it."""
+        pyg = pytest.importorskip("torch_geometric.data")
+        np.savez(tmp_path / "all.npz", x=X, y=Y, **{k: np.array(v) for k, v in arrays.items()})
+        data = pyg.Data(x=torch.from_numpy(X).float(), y=torch.tensor(Y))
+        for name, value in arrays.items():
+            setattr(data, name, torch.tensor(value))
+        torch.save(data, tmp_path / "all.pt")
+        return (
+            lambda **options: from_files(tmp_path / "all.npz", **options),
+            lambda **options: from_pyg(data, **options),
+            lambda **options: from_files(tmp_path / "all.pt", **options),
+        )
+
+    @pytest.mark.parametrize("ending", ["idx", "index"])
+    @pytest.mark.parametrize("valid", ["val", "valid"])
+    def test_they_are_the_split(self, tmp_path, ending, valid):
+        names = {"train": "train", "val": valid, "test": "test"}
+        for load in self.ways(tmp_path, **{f"{names[part]}_{ending}": at for part, at in self.parts.items()}):
+            task = load()
+            assert [index.tolist() for index in task.splits[0].parts().values()] == list(self.parts.values())
+            assert len(task.splits) == 1
+
+    def test_without_validation_it_is_taken_from_training_and_said(self, tmp_path):
+        for load in self.ways(tmp_path, train_idx=[0, 1, 2, 3], test_idx=[4, 5]):
+            task = load()
+            assert task.splits[0].test.tolist() == [4, 5]
+            assert said(task, "has no validation part: 1 of its 4 training instances")
+
+    def test_unlabelled_ones_are_left_out_and_said(self, tmp_path):
+        for load in self.ways(tmp_path, train_idx=[0, 1, 6], val_idx=[2, 3], test_idx=[4, 5]):
+            assert said(load(), "1 instance without a label left out")
+
+    @pytest.mark.parametrize(
+        ("arrays", "words"),
+        [
+            ({"train_idx": [0, 1]}, "there is no test_idx; pass splits="),
+            ({"val_idx": [0, 1]}, "validation.* alone"),
+            ({"train_idx": [0, 8], "test_idx": [1]}, "index 8.* 8 instances"),
+            ({"train_idx": [0, 1], "test_idx": [1]}, "both train and test"),
+            ({"train_idx": [0.5, 1], "test_idx": [1]}, "whole numbers"),
+            ({"train_idx": [0, -1], "test_idx": [1]}, "negative"),
+        ],
+    )
+    def test_what_is_no_split_is_refused_unless_splits_are_given(self, tmp_path, arrays, words):
+        from difformer.data import index_split
+
+        for load in self.ways(tmp_path, **arrays):
+            with pytest.raises(DataError, match=words):
+                load()
+            load(splits=index_split("own", [0], [1], [2, 3]))
+
+    def test_masks_come_first_where_both_say_the_same_and_a_contradiction_is_refused(self, tmp_path):
+        masks = {f"{part}_mask": [i in at for i in range(8)] for part, at in self.parts.items()}
+        index = {f"{part}_idx": at for part, at in self.parts.items()}
+        for load in self.ways(tmp_path, **masks, **index):
+            assert load().splits[0].train.tolist() == [0, 2, 3]
+        for load in self.ways(tmp_path, **masks, **{**index, "train_idx": [0]}):
+            with pytest.raises(DataError, match="train_mask and train_idx differ"):
+                load()
