@@ -22,7 +22,7 @@ ARRAY_ENDINGS = (".npz", ".npy")
 ARRAY_NAMES = {
     "x": ("x", "X", "features", "node_features", "feat"),
     "y": ("y", "Y", "labels", "label", "node_labels", "targets", "target"),
-    "edges": ("edge_index", "edges"),
+    "edges": ("edge_index", "edges", "adj", "adjacency", "adj_matrix"),
     "weights": ("edge_weight", "edge_weights", "weights"),
     "ids": ("ids", "node_ids", "instance_names", "node_names"),
     "feature_names": ("feature_names", "columns"),
@@ -73,6 +73,14 @@ def _saved_matrix(arrays: Mapping[str, Any]) -> Any:
 def named_array(arrays: Mapping[str, Any], role: str) -> Any:
     """The array that plays a role (a key of `ARRAY_NAMES`), or None."""
     return next((arrays[name] for name in ARRAY_NAMES[role] if name in arrays), None)
+
+
+def unused_arrays(arrays: Mapping[str, Any], path: str) -> tuple[str, ...]:
+    """A note on arrays that play no role."""
+    splits = {f"{part}_{form}" for part in ("train", "val", "valid", "test") for form in SPLIT_FORMS}
+    roles = {next((n for n in names if n in arrays), "") for names in ARRAY_NAMES.values()}
+    unused = [name for name in arrays if name not in roles | splits]
+    return (f"arrays of {Path(path).name} not used: {', '.join(unused)}",) if unused else ()
 
 
 def class_names_of(arrays: Mapping[str, Any]) -> list[str]:
