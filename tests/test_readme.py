@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from difformer.data import registry
 from difformer.zoo import model_registry
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +22,7 @@ def snippets():
 @pytest.fixture(autouse=True)
 def registered_models():
     """A model that a snippet registers is forgotten afterwards."""
-    registries = (model_registry.MODELS, model_registry._registered)
+    registries = (model_registry.MODELS, model_registry._registered, registry.ENTRIES, registry._registered)
     before = [dict(one) for one in registries]
     yield
     for registry, entries in zip(registries, before, strict=True):

@@ -106,7 +106,7 @@ def from_arrays(
     expected = features.shape[0] if ptr is None else ptr.numel() - 1
     cells, names = label_cells(y, x, expected)
     targets = encode_targets(cells, names=names, problem=problem, class_names=class_names, missing=missing)
-    edges, notes = None, ()
+    edges, notes = None, tuple[str, ...]()
     if edge_index is not None:
         *raw, notes = edges_from(edge_index, edge_weight, num_nodes=features.shape[0], ids=index)
         edges = tidy_edges(*raw, num_nodes=features.shape[0], names=ids if node_ptr is None else (), **tidy)  # type: ignore[arg-type]
