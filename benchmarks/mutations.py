@@ -59,7 +59,7 @@ ROOMS = {
     "nn/dropout.py": NN,
     "nn/readout.py": NN,
     "graph.py": ["tests/test_graph.py", *NN],
-    "sparse.py": ["tests/test_graph.py", *NN],
+    "sparse.py": ["tests/test_sparse.py", "tests/test_graph.py", *NN],
     "attention/[!fpt]*.py": ["tests/attention"],
     "attention/polynomial.py": ["tests/attention"],
     "attention/tiles.py": ["tests/attention"],
