@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from difformer.cli.command import command
+from difformer.cli.command import as_typed, command
 from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed, option
 from difformer.cli.output import Output, check_new, printable
 from difformer.errors import UserError
@@ -52,7 +52,7 @@ def predict(
 
         new = read_new_rows(run, features, edges, together=not alone)
         for note in new.notes:
-            output.remark(f"warning: {note}")
+            output.remark(f"note: {as_typed(note)}")
         found = ask(
             run, new.x, edges=new.edge_index, edge_weight=new.edge_weight, together=not alone, seed=seed, device=device
         )
@@ -61,9 +61,7 @@ def predict(
         text = found.csv()
         sys.stdout.write(printable(text))
         if printable(text) != text:
-            output.remark(
-                "warning: control characters in names are written out here; --out FILE keeps them as they are"
-            )
+            output.remark("note: control characters in names are written out here; --out FILE keeps them as they are")
         return
     found.write(out)
     headings, rows = found.table()
