@@ -30,7 +30,18 @@ from torch import Tensor
 from difformer.attention.polynomial import DEFAULT_TOL
 from difformer.diffusivity import Diffusivity, as_diffusivity
 from difformer.errors import UserError
-from difformer.estimators.options import COUNT, FINITE, FLAG, NOT_NEGATIVE, OPTIONS, Rule, check_all, one_of
+from difformer.estimators.options import (
+    COUNT,
+    FINITE,
+    FLAG,
+    NOT_NEGATIVE,
+    OPTIONS,
+    SHARE,
+    TEXT,
+    Rule,
+    check_all,
+    one_of,
+)
 from difformer.estimators.population import Scaling
 from difformer.estimators.predictor import GivenGraph, Member, Memory, Predictor, Search
 from difformer.estimators.ridge import LinearPart
@@ -77,7 +88,7 @@ ENTRIES: dict[str, Rule] = {
     "neighbours": COUNT.or_none(), "sparse_shape": SHAPE.or_none(),
 }  # fmt: skip
 PARAMS: dict[str, Rule] = {
-    **OPTIONS, "graph": one_of(None, "knn", "auto"), "device": Rule(lambda v: isinstance(v, str), "a name"),
+    **OPTIONS, "graph": one_of(None, "knn", "auto"), "device": TEXT,
     "random_state": WHOLE, "verbose": VERBOSE,
 }  # fmt: skip
 FACTS: dict[str, Rule] = {
@@ -87,7 +98,7 @@ FACTS: dict[str, Rule] = {
 MODEL: dict[str, Rule] = {
     **{name: OPTIONS[name] for name in ("hidden_channels", "num_layers", "num_heads", "diffusivity", "step_size",
                                         "source_weight", "graph_weight", "backend")},
-    "in_channels": COUNT, "out_channels": COUNT, "dropout": OPTIONS["validation_fraction"], "transform": FLAG,
+    "in_channels": COUNT, "out_channels": COUNT, "dropout": SHARE, "transform": FLAG,
     "graph_norm": one_of("gcn", "random_walk"), "norm": one_of(True), "residual": one_of(True),
     "activation": one_of(None), "qk_norm": one_of("row"), "tied_qk": one_of(False),
     "initialisation": one_of("identity"),

@@ -55,6 +55,7 @@ FLAG = Rule(lambda value: isinstance(value, bool | np.bool_), "True or False")
 FINITE = real("finite number", lambda v: -math.inf < v < math.inf)
 POSITIVE = real("finite number above 0", lambda v: 0 < v < math.inf)
 NOT_NEGATIVE = real("finite number of at least 0", lambda v: 0 <= v < math.inf)
+SHARE = real("number in [0, 1)", lambda v: 0 <= v < 1)
 TEXT = Rule(lambda value: isinstance(value, str), "a text")
 
 OPTIONS: dict[str, Rule] = {
@@ -68,12 +69,12 @@ OPTIONS: dict[str, Rule] = {
     "step_size": real("number in (0, 1]", lambda v: 0 < v <= 1),
     "source_weight": FINITE,
     "transform_values": FLAG,
-    "dropout": real("number in [0, 1)", lambda v: 0 <= v < 1).or_none(),
+    "dropout": SHARE.or_none(),
     "steps": COUNT,
     "learning_rate": POSITIVE,
     "weight_decay": NOT_NEGATIVE.or_none(),
     "n_models": COUNT,
-    "validation_fraction": real("number in [0, 1)", lambda v: 0 <= v < 1),
+    "validation_fraction": SHARE.or_none(),
     "batch_size": COUNT.or_none(),
     "landmarks": COUNT.or_none(),
     "standardize": FLAG,
