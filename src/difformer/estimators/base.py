@@ -65,8 +65,9 @@ class DIFFormerEstimator(BaseEstimator):
         learning_rate: Of Adam.
         weight_decay: λ of ½λ‖w‖²; None is 1 / (labelled rows), as in `LogisticRegression`, but at most 0.02.
         n_models: Models from different initial weights; their outputs are averaged.
-        validation_fraction: Share of the labelled rows that is held out to choose epoch, graph and temperature, if at
-            least 500 rows are labelled; with fewer, cross-validation chooses, and all labelled rows are trained on.
+        validation_fraction: Share of the labelled rows that is held out to choose epoch, graph and temperature, however
+            many there are; 0 holds out none. None is 0.1 if at least 500 rows are labelled; with fewer,
+            cross-validation chooses, and all labelled rows are trained on.
         batch_size: Rows per mini-batch; None takes the whole population at once, or mini-batches of large tables.
         landmarks: How many rows represent the population when new rows are predicted, where pairs are compared; None
             keeps all of up to 10,000, and 4,096 of more.
@@ -98,7 +99,7 @@ class DIFFormerEstimator(BaseEstimator):
         learning_rate: float = 0.01,
         weight_decay: float | None = None,
         n_models: int = 3,
-        validation_fraction: float = 0.1,
+        validation_fraction: float | None = None,
         batch_size: int | None = None,
         landmarks: int | None = None,
         standardize: bool = True,
@@ -326,8 +327,8 @@ class DIFFormerEstimator(BaseEstimator):
             if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
                 raise UserError(f"{name} must be a whole number of at least 1, got {value!r}")
         share = self.validation_fraction
-        if not isinstance(share, numbers.Real) or not 0 <= share < 1:
-            raise UserError(f"validation_fraction must lie in [0, 1), got {share!r}")
+        if share is not None and (not isinstance(share, numbers.Real) or not 0 <= share < 1):
+            raise UserError(f"validation_fraction must lie in [0, 1) or be None, got {share!r}")
         for name in ("standardize", "transform_values", "directed"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise UserError(f"{name} must be True or False, got {getattr(self, name)!r}")
