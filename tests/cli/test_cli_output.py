@@ -61,8 +61,13 @@ def test_labels_and_names_with_escape_sequences_are_shown_harmlessly(call, hosti
         call("difformer\x1b[31m"),
         call("fit", "--opt\x1b[31mion"),
     ]
+    answers.append(call("embed", "run", "--out", "e.csv"))
     for given in answers:
         assert "\x1b" not in given.out + given.err, given
+    for written in ("p.csv", "q.csv", "e.csv"):
+        text = (hostile / written).read_text()
+        assert "\x1b" not in text
+        assert "p\\x1b[31m3" in text
 
 
 def test_tables_in_a_pipe_are_as_wide_as_the_terminal(monkeypatch):
@@ -81,3 +86,11 @@ def test_tables_in_a_pipe_are_as_wide_as_the_terminal(monkeypatch):
 def test_one_is_singular(number, text):
     assert counted(number, "classes") == text
     assert counted(number, "targets") == text.replace("classes", "targets").replace("class", "target")
+
+
+def test_a_name_between_colons_is_no_emoji(capsys):
+    output = Output()
+    for show in (output.say, output.remark, output.show):
+        show("search space of package.models:sandwich:")
+    said = capsys.readouterr()
+    assert (said.out + said.err).count(":sandwich:") == 3
