@@ -106,8 +106,8 @@ class Journal:
         self.split, self.config, self.seed, self.epochs = split, config, seed, epochs
         self.metric = metric or chosen_metric(config, task)
         # Metrics are counted in double precision, which Apple's GPUs do not have.
-        judge = torch.device("cpu") if device.type == "mps" else device
-        self.parts = {name: (index.to(judge), task.y[index].to(judge)) for name, index in split.parts().items()}
+        self.place = place = torch.device("cpu") if device.type == "mps" else device
+        self.parts = {name: (index.to(place), task.y[index].to(place)) for name, index in split.parts().items()}
         self.metric.check(self.parts["valid"][1], task.num_outputs)
         self.best_epoch = 0
         self.best: Measured | None = None
@@ -120,7 +120,7 @@ class Journal:
         Raises:
             NonFiniteOutputError: If an output that is measured is NaN or infinite.
         """
-        outputs = outputs.float().to(self.parts["train"][0].device)
+        outputs = outputs.float().to(self.place)
         values, finite = [], []
         for index, targets in self.parts.values():
             chosen = outputs[index]

@@ -207,7 +207,7 @@ class Trainer:
                 recorded += step.part * loss.detach()
                 if self.penalty is not None:
                     loss = loss + self.penalty()
-                (loss if step.share == 1.0 else loss * step.share).backward()
+                (loss * step.share).backward()
                 if step.update:
                     self._update()
                     self.optimizer.zero_grad(set_to_none=True)

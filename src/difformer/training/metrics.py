@@ -121,8 +121,6 @@ def one_against_rest(targets: Tensor, classes: int) -> Tensor:
 
 def column_aucs(scores: Tensor, labels: Tensor) -> Tensor:
     """AUC of every column of ``[N, C]``; NaN where a column lacks one of the two classes."""
-    if scores.shape[0] == 0:
-        return scores.new_full((scores.shape[1],), torch.nan, dtype=torch.float64)
     values, order = scores.sort(0)
     sorted_labels = labels.gather(0, order)
     positive, negative = sorted_labels == 1, sorted_labels == 0
@@ -149,12 +147,14 @@ def class_counts(outputs: Tensor, targets: Tensor) -> Tensor:
         known = ~targets.isnan()
         predicted, actual = (outputs > 0) & known, (targets > 0.5) & known
         over = tuple(range(targets.dim() - 1))
-        found = [(predicted & actual).sum(over), predicted.sum(over), actual.sum(over)]
-        return torch.stack([*found, torch.ones_like(found[0])]).double()
+        hits = (predicted & actual).sum(over)
+        return torch.stack([hits, predicted.sum(over), actual.sum(over), torch.ones_like(hits)]).double()
     known = targets.reshape(-1) >= 0
     predicted, actual = outputs.argmax(-1).reshape(-1)[known], targets.reshape(-1)[known]
-    found = [torch.bincount(which, minlength=classes) for which in (actual[predicted == actual], predicted, actual)]
-    return torch.stack([*found, torch.zeros_like(found[0])]).double()
+    hits, *found = (
+        torch.bincount(which, minlength=classes) for which in (actual[predicted == actual], predicted, actual)
+    )
+    return torch.stack([hits, *found, torch.zeros_like(hits)]).double()
 
 
 def f1_macro(counts: Tensor) -> Tensor:
@@ -180,18 +180,14 @@ def same_shape(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs
 
 
-def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (same_shape(outputs, targets) - targets)[~targets.isnan()]
+def error_counts(size: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Counts of an error: the sum of the sizes of known errors, and their number."""
 
+    def counts(outputs: Tensor, targets: Tensor) -> Tensor:
+        errors = (same_shape(outputs, targets) - targets)[~targets.isnan()].double()
+        return torch.stack([size(errors).sum(), errors.new_full((), float(errors.numel()))])
 
-def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    errors = _errors(outputs, targets).double()
-    return torch.stack([errors.square().sum(), errors.new_full((), float(errors.numel()))])
-
-
-def absolute_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    errors = _errors(outputs, targets).double()
-    return torch.stack([errors.abs().sum(), errors.new_full((), float(errors.numel()))])
+    return counts
 
 
 def broadcast_errors(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -216,8 +212,8 @@ METRICS: dict[str, Metric] = {
         Metric("rocauc", True, _CLASSES, rocauc, adds=False),
         Metric("f1", True, _CLASSES, class_counts, f1_macro),
         Metric("f1-micro", True, _CLASSES, class_counts, f1_micro),
-        Metric("mse", False, ("regression",), squared_errors, ratio),
-        Metric("mae", False, ("regression",), absolute_errors, ratio),
+        Metric("mse", False, ("regression",), error_counts(torch.square), ratio),
+        Metric("mae", False, ("regression",), error_counts(torch.abs), ratio),
         Metric("broadcast-mse", False, ("regression",), _broadcast_counts, ratio),
     )
 }
