@@ -22,6 +22,7 @@ With outputs o (logits or values) and targets y, unlabelled entries (-1, NaN) le
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor
 
 from difformer.errors import UserError, did_you_mean
+from difformer.training.early_stopping import improves
 
 if TYPE_CHECKING:
     from difformer.data import Task
@@ -78,9 +80,7 @@ class Metric:
 
     def better(self, value: float, than: float | None) -> bool:
         """Whether a value beats another; anything beats None, and NaN beats nothing."""
-        if value != value:
-            return False
-        return than is None or (value > than if self.higher_is_better else value < than)
+        return bool(improves(value, math.nan if than is None else than, self.higher_is_better))
 
 
 def ratio(counts: Tensor) -> Tensor:
@@ -97,16 +97,20 @@ def right_answers(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([(right & known).sum(), known.sum()]).double()
 
 
+def auc_columns(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and labels ``[N, C]``, a column for every area under a ROC curve."""
+    if targets.is_floating_point():
+        labels = targets.reshape(-1, targets.shape[-1] if targets.dim() > 1 else 1)
+        return outputs.reshape(labels.shape), labels
+    if outputs.shape[-1] == 2:
+        return (outputs[..., 1] - outputs[..., 0]).reshape(-1, 1), one_against_rest(targets, 2)[:, 1:]
+    labels = one_against_rest(targets, outputs.shape[-1])
+    return outputs.reshape(labels.shape).softmax(-1), labels
+
+
 def rocauc(outputs: Tensor, targets: Tensor) -> Tensor:
     """Area under the ROC curve, exact under ties."""
-    if targets.is_floating_point():
-        labels, scores = targets.reshape(-1, targets.shape[-1] if targets.dim() > 1 else 1), outputs
-        scores = scores.reshape(labels.shape)
-    elif outputs.shape[-1] == 2:
-        scores, labels = (outputs[..., 1] - outputs[..., 0]).reshape(-1, 1), one_against_rest(targets, 2)[:, 1:]
-    else:
-        labels = one_against_rest(targets, outputs.shape[-1])
-        scores = outputs.reshape(labels.shape).softmax(-1)
+    scores, labels = auc_columns(outputs, targets)
     at_once = max(1, ENTRIES_AT_ONCE // max(1, labels.shape[0]))
     parts = [column_aucs(s, t) for s, t in zip(scores.split(at_once, 1), labels.split(at_once, 1), strict=True)]
     return torch.cat(parts).nanmean()

@@ -161,6 +161,8 @@ class RunFolder:
                 )
             _check_description(about)
             model = about["model"]
+            # Regressions of earlier versions learnt targets in the units of the data.
+            about["training"].setdefault("scale_targets", about["data"]["problem"] != "regression")
             config = TrainConfig.from_dict({**about["training"], "model": model["name"], "options": model["options"]})
             data, run = about["data"], about["run"]
             source = TaskSource.from_dict(data["source"]) if "source" in data else None
