@@ -142,18 +142,9 @@ class _SharedDue(Due):
 class RanksTrainer(Trainer):
     """What trainers over ranks share; to be made and used by all ranks together, inside `isolated_rng`."""
 
-    def __init__(
-        self,
-        task: Any,
-        split: Split,
-        config: TrainConfig,
-        seed: int,
-        ranks: Ranks,
-        journal: type[SharedJournal],
-        **given: Any,
-    ) -> None:
+    def __init__(self, task: Any, split: Split, config: TrainConfig, seed: int, ranks: Ranks, **given: Any) -> None:
         self.ranks = ranks
-        super().__init__(task, split, config, seed, ranks.device, journal=partial(journal, ranks=ranks), **given)
+        super().__init__(task, split, config, seed, ranks.device, **given)
 
     def run(
         self,
@@ -210,7 +201,8 @@ class ShardedTrainer(RanksTrainer):
         mass = summed(loss.mass(targets.to(device)).double().reshape(1)).item()
         rows = shard.rows if config.graph == "given" else Rows(ranks, shard.rows.numbers, shard.rows.sizes, None)
         feed = ShardFeed(features(shard.x, device), rows, split.train.to(device), targets.to(device), mass)
-        super().__init__(own, split, config, seed, ranks, ShardedJournal, model=model, feed=feed, loss=loss.total)
+        given = {"model": model, "feed": feed, "loss": loss.total, "journal": partial(ShardedJournal, ranks=ranks)}
+        super().__init__(own, split, config, seed, ranks, **given)
         self.numbers = rows.numbers
 
     def _masks(self, epoch: int) -> AbstractContextManager[Any]:
@@ -302,7 +294,8 @@ class GraphsTrainer(RanksTrainer):
         model = prepared_model(task, split, config, seed, ranks.device)
         loss = make_loss(task, split, config, ranks.device)
         feed = _ShareFeed(structured(task, split, config, model), split, config, seed, ranks, loss)
-        super().__init__(task, split, config, seed, ranks, SharedJournal, model=model, feed=feed, loss=loss.total)
+        given = {"model": model, "feed": feed, "loss": loss.total, "journal": partial(SharedJournal, ranks=ranks)}
+        super().__init__(task, split, config, seed, ranks, **given)
 
     @contextmanager
     def _masks(self, epoch: int) -> Iterator[Any]:
