@@ -261,6 +261,23 @@ def test_nothing_is_held_out_once_if_the_fraction_is_zero(
     assert seen == [60, 59, 59, 60, 59, 59, 0]
 
 
+def test_a_given_fraction_is_held_out_of_few_labels_too(
+    wine: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y, _ = wine
+    train, seen = selection.train, []
+
+    def watched(problem: Any, recipe: Any, edges: Any, split: Any, *arguments: Any, **options: Any) -> Any:
+        seen.append(split.valid.numel())
+        return train(problem, recipe, edges, split, *arguments, **options)
+
+    monkeypatch.setattr(selection, "train", watched)
+    DIFFormerClassifier(**quick, validation_fraction=0.25).fit(x, y)
+    assert set(seen) == {round(0.25 * len(y))}
+    x, y = x[:3], [0, 1, 2]  # nothing can be spared
+    assert DIFFormerClassifier(**quick, validation_fraction=0.25).fit(x, y).validation_loss_ is None
+
+
 def test_too_few_labels_or_rows_choose_nothing(wine: Any, blobs: Any, quick: dict[str, Any]) -> None:
     x, y = blobs
     model = DIFFormerClassifier(**quick).fit(x, two_per_class(y))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,7 +60,7 @@ def embed(
 def _write(path: Path, states: Tensor, names: tuple[str, ...]) -> None:
     import numpy as np
 
-    from difformer.files import write_bytes
+    from difformer.files import csv_text, write_bytes
 
     array = states.numpy(force=True)
     named = names if len(names) == array.shape[0] else ()
@@ -75,8 +74,6 @@ def _write(path: Path, states: Tensor, names: tuple[str, ...]) -> None:
         return
     if array.ndim != 2:
         raise UserError(f"--out: embeddings of shape {array.shape} do not fit a table; write them as .npz")
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["instance", *(f"state_{i}" for i in range(array.shape[1]))])
-    writer.writerows([named[i] if named else i, *(float(f"{v:.6g}") for v in row)] for i, row in enumerate(array))
-    write_bytes(path, text.getvalue().encode())
+    headings = ["instance", *(f"state_{i}" for i in range(array.shape[1]))]
+    rows = ([named[i] if named else i, *(float(f"{v:.6g}") for v in row)] for i, row in enumerate(array))
+    write_bytes(path, csv_text([headings, *rows]).encode())

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Control characters (but for tab and newline), C1 controls, and marks that reverse the direction of text: a terminal
-# acts on them, and names and labels come from files of others.
-_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+from difformer.files import UNSAFE
+from difformer.files import printable as printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,12 +62,7 @@ class Output:
         """The document; nothing without ``--json``."""
         if self.as_json:
             text = json.dumps(plain(document), indent=2, ensure_ascii=False)
-            print(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
-
-
-def printable(text: str) -> str:
-    """Text with control characters written out (``\\x1b``), so that a name cannot move the cursor or hide a line."""
-    return _UNSAFE.sub(lambda found: repr(found[0])[1:-1], text)
+            print(UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def check_new(path: Path, force: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from difformer.cli.command import command
 from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed, option
-from difformer.cli.output import Output, check_new, printable
+from difformer.cli.output import Output, check_new
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,12 +58,7 @@ def predict(
         )
         found = replace(found, instance_names=new.names)
     if printed:
-        text = found.csv()
-        sys.stdout.write(printable(text))
-        if printable(text) != text:
-            output.remark(
-                "warning: control characters in names are written out here; --out FILE keeps them as they are"
-            )
+        sys.stdout.write(found.csv())
         return
     found.write(out)
     headings, rows = found.table()

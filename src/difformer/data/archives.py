@@ -122,6 +122,8 @@ def read_zip(path: str | os.PathLike[str], names: Iterable[str]) -> dict[str, by
             if name not in inside:
                 raise DataError(f"the archive holds no {name}", path=path)
             check_size(inside[name].file_size, name)
+            if inside[name].flag_bits & 1:
+                raise DataError(f"{name} is encrypted, which is not supported", path=path)
             members[name] = archive.read(inside[name])
     return members
 

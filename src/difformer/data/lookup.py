@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from difformer.data.catalogue import BUILT_IN, ENTRIES, FORMS, Entry, Form
+from difformer.data.catalogue import BUILT_IN, ENTRIES, FORMS, Entry, Form, installed
 from difformer.data.download import DownloadError, check_kept, fetch, has_checksum
 from difformer.data.errors import DAMAGE, DataError
 from difformer.files import cache_folder as cache_folder
@@ -100,13 +100,15 @@ def list_datasets(root: str | os.PathLike[str] | None = None) -> tuple[Listing, 
     Args:
         root: Folder to search first, as in `load`.
     """
-    listings = []
-    for one in ENTRIES.values():
-        found = find(one.name, root) if one.name in FORMS else None
-        place = BUILT_IN if one.name not in FORMS else None if found is None else str(found.path.parent)
-        lacks = one.learned if one.learned is not None and find_file(one.learned, root) is None else None
-        listings.append(Listing(one, place, lacks))
-    return tuple(listings)
+    return tuple(listing(one, root) for one in (*ENTRIES.values(), *installed().values()))
+
+
+def listing(one: Entry, root: str | os.PathLike[str] | None = None) -> Listing:
+    """A data set, and where its files are."""
+    found = find(one.name, root) if one.forms else None
+    place = BUILT_IN if not one.forms else None if found is None else str(found.path.parent)
+    lacks = one.learned if one.learned is not None and find_file(one.learned, root) is None else None
+    return Listing(one, place, lacks)
 
 
 def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequence[str] | None = None) -> Found:

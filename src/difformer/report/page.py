@@ -7,8 +7,6 @@ JSON. Its content security policy forbids every request.
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import json
 import shlex
 from collections.abc import Sequence
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 
 from difformer.data import Task
-from difformer.files import finite, write_bytes
+from difformer.files import csv_text, finite, write_bytes
 from difformer.report import plots, sections
 from difformer.report.explanation import PARTS, Explanation, Place, explain_nodes, worth_explaining
 from difformer.report.gather import Material, Scene, gather, is_diffusion, make_scene, shortened
@@ -168,11 +166,11 @@ def _embedded(document: Any) -> str:
 
 def _csv_link(found: ErrorList) -> str:
     """The table as a link to save; a spreadsheet must not take a text for a formula."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for row in (found.headings, *found.rows):
-        writer.writerow([f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@\t\r") else v for v in row])
-    return "data:text/csv;base64," + base64.b64encode(text.getvalue().encode()).decode()
+    text = csv_text(
+        [f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@\t\r") else v for v in row]
+        for row in (found.headings, *found.rows)
+    )
+    return "data:text/csv;base64," + base64.b64encode(text.encode()).decode()
 
 
 def _maps(material: Material, scene: Scene | None, explanations: Sequence[Explanation]) -> list[Map]:

@@ -149,6 +149,12 @@ ROWS: tuple[ModelInfo, ...] = (
         defaults={"diffusivity": "sharp"}, stackable=True,
         space={**DIFFORMER, "diffusivity": ("sharp:10", "sharp:20", "sharp:40", "sharp:80"), "qk_norm": ("row",)},
     ),
+    ModelInfo(
+        "difformer-off", "difformer", "difformer.nn:DIFFormer",
+        "The encoder without attention: diffusion along the graph alone. What attention adds is measured against it.",
+        coupling=CONVOLUTION, energy=QUADRATIC, cost=EDGES, fixed={"diffusivity": None}, stackable=True,
+        space={key: values for key, values in DIFFORMER.items() if key != "qk_norm"},
+    ),
     # ---- no message passing between states
     ModelInfo(
         "mlp", "basic", "difformer.zoo.classic:MLP",

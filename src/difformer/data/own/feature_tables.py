@@ -176,7 +176,11 @@ def select_features(
         wanted=used or wanted,
         id_name=id_name,
     )
-    forced = {head.find(column) for column in (*categories, *dates)}
+    named = {
+        option: [head.find(column, option) for column in given]
+        for option, given in (("categories", categories), ("dates", dates))
+    }
+    forced = {i for places in named.values() for i in places}
     features = list(roles.features)
     if preprocessing is not None and not head.named:
         if len(features) != len(known):
@@ -214,11 +218,8 @@ def select_features(
             x, said = preprocessing.transform({name: v for name, v in columns if known[name].kind != "left out"})
             notes += said
         elif textual or gaps:
-            named = {
-                role: [head.names[head.find(c)] for c in given]
-                for role, given in (("categories", categories), ("dates", dates))
-            }
-            preprocessing = Preprocessing.fit(columns, standardize=standardize, **named)
+            kinds = {option: [head.names[i] for i in places] for option, places in named.items()}
+            preprocessing = Preprocessing.fit(columns, standardize=standardize, **kinds)
             x, _ = preprocessing.transform(dict(columns))
             notes += preprocessing.notes
         else:

@@ -21,10 +21,17 @@ from difformer.data.own.arrays import label_cells
 from difformer.data.own.assembly import Splits, assemble, graph_protocol, split_from_words
 from difformer.data.own.feature_tables import Features, load_features
 from difformer.data.own.graphs import Edges, edges_from, read_edges
-from difformer.data.own.npz import ARRAY_ENDINGS, class_names_of, labels_by_name, mask_splits, named_array
+from difformer.data.own.npz import (
+    ARRAY_ENDINGS,
+    class_names_of,
+    labels_by_name,
+    named_array,
+    stored_splits,
+    unused_arrays,
+)
 from difformer.data.own.pyg import PYG_ENDINGS, from_pyg, read_pyg
 from difformer.data.own.roles import several
-from difformer.data.own.suspicions import constant_columns, copies_of_labels, rare_labels
+from difformer.data.own.suspicions import constant_columns, copies_of_labels, odd_labels
 from difformer.data.own.table import Column, index_of_ids
 from difformer.data.own.targets import Labels, encode_targets, read_labels
 from difformer.data.own.text import TextFormat
@@ -76,8 +83,8 @@ def from_files(
 
     Args:
         features: A table, perhaps with a column of ids, of labels and of the split. An NPZ may hold everything:
-            ``x``, ``y``, ``edge_index``, ``edge_weight``, ``ids``, masks. A ``.pt`` with a PyG ``Data`` or a list of
-            them holds everything, see `from_pyg`.
+            ``x``, ``y``, ``edge_index``, ``edge_weight``, ``ids``, and splits as masks or indices. A ``.pt`` with a
+            PyG ``Data`` or a list of them holds everything, see `from_pyg`.
         labels: One label per row, or with a column of ids; None takes them from `features`.
         edges: Source, target and perhaps weight.
         ids: The column of ids in `features`; True for the first, False for none.
@@ -194,7 +201,7 @@ def from_files(
             tidied = tidy_edges(
                 *raw, num_nodes=size, names=found.ids, directed=directed, self_loops=self_loops, duplicates=duplicates
             )
-    doubts = [*rare_labels(targets), *copies_of_labels(found.raw, targets)]
+    doubts = [*odd_labels(targets), *copies_of_labels(found.raw, targets)]
     if found.preprocessing is None and is_table:
         doubts += constant_columns(found.raw)
     return assemble(
@@ -210,7 +217,7 @@ def from_files(
         seeds=seeds,
         instance_names=found.ids,
         feature_names=found.names,
-        notes=(*found.notes, *given.notes, *notes, *doubts),
+        notes=(*found.notes, *unused_arrays(found.arrays, found.path), *given.notes, *notes, *doubts),
         standardize=scale and found.preprocessing is None,
         preprocessing=found.preprocessing,
     )
@@ -271,7 +278,7 @@ def _edges(
 
 
 def _split_within(found: Features) -> tuple[Split, ...]:
-    """The split that the file of features describes: by a column, or by the masks of an NPZ."""
+    """The split that the file of features describes: by a column, or by masks or indices in an NPZ."""
     if found.split is not None:
         split, strange = split_from_words(found.split, "given")
         if split is None:
@@ -280,4 +287,4 @@ def _split_within(found: Features) -> tuple[Split, ...]:
             raise found.error(f"expected train, valid, test or nothing, got {word!r}", strange, at)
         return (split,)
     with _in_file(found.path):
-        return mask_splits(found.arrays, found.x.shape[0])
+        return stored_splits(found.arrays, found.x.shape[0])

@@ -15,11 +15,12 @@ from difformer.data.own.assembly import Splits, assemble, drawn_splits, given_sp
 from difformer.data.own.feature_tables import select_features
 from difformer.data.own.graphs import edges_from
 from difformer.data.own.roles import several
-from difformer.data.own.suspicions import constant_columns, copies_of_labels, rare_labels
+from difformer.data.own.suspicions import constant_columns, copies_of_labels, odd_labels
 from difformer.data.own.table import Column, ColumnSource, index_of_ids
 from difformer.data.own.targets import encode_targets
 from difformer.data.split import Split
 from difformer.data.task import Problem, Task
+from difformer.errors import did_you_mean
 
 
 def from_arrays(
@@ -85,7 +86,7 @@ def from_arrays(
         if len(set(wanted)) == len(wanted) and all(column in known for column in wanted):
             x, y = x[[column for column in known if column not in wanted]], x[wanted]
         elif isinstance(y, str):
-            raise DataError(f"y: x has no column {y!r}; it has {', '.join(map(repr, known[:20]))}")
+            raise DataError(f"y: x has no column {y!r}; {did_you_mean(y, map(str, known))}it has {_listed(known)}")
     features, columns = features_from(x)
     tidy = {"directed": directed, "self_loops": self_loops, "duplicates": duplicates}
     common = {
@@ -119,7 +120,7 @@ def from_arrays(
         seeds=seeds,
         node_ptr=ptr,
         instance_names=ids,
-        notes=notes,
+        notes=(*notes, *odd_labels(targets)),
         standardize=standardize,
         **common,  # type: ignore[arg-type]
     )
@@ -186,7 +187,10 @@ def from_frame(
     listed = [label] if isinstance(label, str) else list(label) if isinstance(label, (list, tuple)) else []
     within = bool(listed) and len(set(map(str, listed))) == len(listed) and all(str(c) in names for c in listed)
     if isinstance(label, str) and not within:
-        raise DataError(f"label: the frame has no column {label!r}; it has {', '.join(map(repr, names[:20]))}")
+        raise DataError(
+            f"label: the frame has no column {label!r}; {did_you_mean(label, names)}it has {_listed(names)}",
+            argument="label",
+        )
     found = select_features(
         ColumnSource("frame", frame_columns(frame)),
         ids=False if ids is None else ids,
@@ -222,7 +226,7 @@ def from_frame(
                 f"expected train, valid, test or nothing, got {found.split[strange or 0]!r}", strange or 0
             )
         chosen = (split,)
-    notes += [*rare_labels(targets), *copies_of_labels(found.raw, targets)]
+    notes += [*odd_labels(targets), *copies_of_labels(found.raw, targets)]
     if found.preprocessing is None:
         notes += constant_columns(found.raw)
     return assemble(
@@ -242,6 +246,10 @@ def from_frame(
         standardize=standardize and found.preprocessing is None,
         preprocessing=found.preprocessing,
     )
+
+
+def _listed(names: Sequence[object]) -> str:
+    return ", ".join(map(repr, names[:20]))
 
 
 def _pointer(node_ptr: Any) -> Tensor:

@@ -19,7 +19,7 @@ from difformer.data.errors import DataError
 from difformer.data.own.arrays import features_from, label_cells
 from difformer.data.own.assembly import Splits, assemble, graph_protocol
 from difformer.data.own.graphs import edges_from
-from difformer.data.own.npz import mask_splits
+from difformer.data.own.npz import SPLIT_FORMS, stored_splits
 from difformer.data.own.targets import encode_targets
 from difformer.data.split import Split
 from difformer.data.task import Problem, Task
@@ -48,7 +48,8 @@ def from_pyg(
 
     PyG lists both directions of an undirected edge. Where an edge comes in one direction only, the other one is added
     unless `directed` is true, and a note says so. ``edge_weight``, or an ``edge_attr`` of one column, weighs the edges.
-    The masks of a single ``Data`` are its splits, one per column, unless `splits` is given.
+    The masks of a single ``Data`` (one split per column), or its ``train_idx``, ``val_idx`` and ``test_idx``, are its
+    splits, unless `splits` is given.
 
     Args:
         data: What to take over.
@@ -95,7 +96,7 @@ def from_pyg(
     if many is None:
         x, y = parts[0][0], _attribute(data, "y", "data")
         cells, names = label_cells(y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y, None, x.shape[0])
-        found = _mask_splits(data, x.shape[0]) if splits is None else ()
+        found = _stored_splits(data, x.shape[0]) if splits is None else ()
     else:
         found = ()
         x = torch.cat([features for features, _, _ in parts])
@@ -226,15 +227,14 @@ def _graph_targets(items: list[Any]) -> Tensor:
     return stacked.squeeze(1) if stacked.shape[1] == 1 else stacked
 
 
-def _mask_splits(data: Any, num_nodes: int) -> tuple[Split, ...]:
-    masks = {name: getattr(data, name, None) for name in ("train_mask", "val_mask", "test_mask")}
-    for name, mask in masks.items():
-        if mask is not None and not isinstance(mask, Tensor):
-            raise DataError(f"data: {name} must be a tensor, got {type(mask).__name__}")
+def _stored_splits(data: Any, num_nodes: int) -> tuple[Split, ...]:
+    parts = [f"{part}_{form}" for part in ("train", "val", "valid", "test") for form in SPLIT_FORMS]
+    found = {name: value for name in parts if (value := getattr(data, name, None)) is not None}
+    for name, value in found.items():
+        if not isinstance(value, Tensor):
+            raise DataError(f"data: {name} must be a tensor, got {type(value).__name__}")
     try:
-        return mask_splits(
-            {name: mask.numpy(force=True) for name, mask in masks.items() if mask is not None}, num_nodes, by_row=False
-        )
+        return stored_splits({name: value.numpy(force=True) for name, value in found.items()}, num_nodes, by_row=False)
     except DataError as error:
         raise DataError(f"data: {error}") from error
 
@@ -257,8 +257,8 @@ def read_pyg(path: str | os.PathLike[str]) -> Any:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the loader finds wrong is the file's fault, and is named so
         raise DataError(
-            "cannot be read without running code that it holds, or is not a file of torch.save; if you trust it, "
-            "load it yourself from Python: difformer.data.from_pyg(torch.load(path, weights_only=False))",
+            "is damaged, or holds more than tensors and PyG's Data, which is not read because it could run code; save "
+            "the Data object, or a list of them, with torch.save(data, path), or its arrays as NPZ",
             path=path,
         ) from error
     return _graphs(found, path)

@@ -72,14 +72,14 @@ def column_roles(
         DataError: If columns are missing, or it is not clear which are the labels.
     """
     asked = set(wanted) if head.named else set()
-    unused = {head.find(column) for column in drop}
-    label_at = [head.find(column) for column in labels or ()]
+    unused = {head.find(column, "drop") for column in drop}
+    label_at = [head.find(column, "label_columns") for column in labels or ()]
     if id_name and ids is not False and head.named and id_name in head.names:
         ids = id_name
     taken = {*unused, *label_at}
     id_at, guessed = _id_column(head, ids, taken | {i for i, name in enumerate(head.names) if name in asked})
     taken |= set() if id_at is None else {id_at}
-    split_at = head.find(split) if split is not None else None
+    split_at = head.find(split, "split_column") if split is not None else None
     if split is None and not wanted:
         likely = [i for i in head.named_like(SPLIT_NAMES) if i not in taken and head.first[i].lower() in PART_WORDS]
         split_at = likely[0] if likely else None
@@ -134,7 +134,7 @@ def _id_column(head: Head, ids: Column | bool | None, taken: set[int]) -> tuple[
     if ids is False:
         return None, False
     if ids is not None:
-        return (0 if ids is True else head.find(ids)), False
+        return (0 if ids is True else head.find(ids, "ids")), False
     if head.named and "__index_level_0__" in head.names:
         return head.names.index("__index_level_0__"), False
     # A table of one column holds features, whatever they look like.

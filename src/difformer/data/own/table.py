@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from difformer.data.archives import check_size
 from difformer.data.errors import DataError
+from difformer.errors import did_you_mean
 
 ID_NAMES = frozenset(
     ("", "id", "ids", "node", "nodeid", "name", "names", "index", "key", "instance", "unnamed: 0", "__index_level_0__")
@@ -62,14 +63,15 @@ class Head:
     def _place(self) -> dict[str, int]:
         return {name: i for i, name in reversed(list(enumerate(self.names)))}
 
-    def find(self, column: Column) -> int:
-        """Position of a column given by name, or by number counted from one."""
+    def find(self, column: Column, option: str | None = None) -> int:
+        """Position of a column given by name, or by number counted from one, with an argument called `option`."""
         if isinstance(column, str) and column in self._place:
             return self._place[column]
         if isinstance(column, int) and not isinstance(column, bool) and 1 <= column <= len(self.names):
             return column - 1
         have = ", ".join(repr(name) for name in self.names[:20]) if self.named else f"{len(self.names)} unnamed columns"
-        raise DataError(f"has no column {column!r}; it has {have}", path=self.path)
+        hint = did_you_mean(str(column), self.names) if self.named else ""
+        raise DataError(f"has no column {column!r}; {hint}it has {have}", path=self.path, argument=option)
 
     def named_like(self, names: Collection[str]) -> list[int]:
         """Positions of the columns whose name, in lower case, is one of these."""

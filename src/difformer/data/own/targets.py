@@ -93,6 +93,9 @@ def encode_targets(
         raise UserError(f"problem: expected one of {', '.join(get_args(Problem))}, got {problem!r}")
     cells = [[_text(value) for value in column] for column in columns]
     unknown, notes = _no_label(cells, missing)
+    spaced = [value for column in columns for value in column if isinstance(value, str) and value.strip() != value]
+    if spaced := [value for value in spaced if value.strip()]:
+        notes += (f"blanks around {len(spaced)} labels were left out, such as those of {spaced[0]!r}",)
     if len(cells) == 1 and problem != "multilabel":
         found = _one_column(cells[0], problem, class_names, unknown, missing is None, error)
     else:
@@ -166,6 +169,11 @@ def _one_column(
         )
     code = {name: i for i, name in enumerate(order)}
     y = torch.tensor([code.get(cell, -1) if cell in values else -1 for cell in cells])
+    if problem is None and not class_names and len(found) > MANY_CLASSES and not texts:
+        notes += (
+            f"{len(found)} different whole numbers were read as classes; pass problem=regression if they are "
+            f"quantities",
+        )
     return Targets(y, "multiclass", len(order), tuple(order), notes)
 
 
@@ -263,7 +271,7 @@ def read_labels(
     source = open_table(path, format, keep_blank=True)
     table = _with_unusual_header(source.read(range(len(source.head.names))), ids, format)
     head = Head(table.path, table.names, table.named, (), ())
-    given = None if columns is None else [head.find(column) for column in columns]
+    given = None if columns is None else [head.find(column, "label_columns") for column in columns]
     at = _ids_at(table, head, size, ids, id_column, given)
     chosen = [i for i in range(len(table.names)) if i != at] if given is None else given
     if not chosen:
@@ -332,7 +340,7 @@ def _ids_at(
     if id_column is True:
         return 0
     if id_column is not None:
-        return head.find(id_column)
+        return head.find(id_column, "label_ids")
     usual = [i for i, name in enumerate(head.names) if head.named and names_ids(name)]
     usual = [i for i in usual if labels is None or i not in labels]
     if usual:

@@ -84,12 +84,16 @@ class TextFormat:
 DECIMAL_COMMA = TextFormat(decimal=",")
 
 
-def lines_of(path: str, encoding: str | None) -> Iterator[str]:
+def lines_of(
+    path: str, encoding: str | None, *, errors: Literal["strict", "replace"] = "strict", newline: str = ""
+) -> Iterator[str]:
     """The lines of a text file, unpacked if it ends in ``.gz``; each file is read once, so that a pipe will do.
 
     Args:
         path: The file.
         encoding: None takes UTF-8, or UTF-16 if the file begins with its byte-order mark.
+        errors: Whether bytes that are not text are refused or replaced.
+        newline: What ends a line, as in `open`.
 
     Raises:
         DataError: If the file cannot be unpacked or decoded, or a line is longer than the limit.
@@ -101,7 +105,7 @@ def lines_of(path: str, encoding: str | None) -> Iterator[str]:
         with binary:
             if encoding is None:
                 encoding = "utf-16" if binary.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-            stream = io.TextIOWrapper(binary, encoding=encoding, newline="")
+            stream = io.TextIOWrapper(binary, encoding=encoding, errors=errors, newline=newline)
             while line := stream.readline(most + 1):
                 count += 1
                 if len(line) > most:
