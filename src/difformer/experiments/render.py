@@ -484,7 +484,7 @@ def _attention(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
         f"the other {len(every) - better - worse} no difference is shown. A positive gain means that attention is "
         "better: points gained, or mean squared error saved.",
         _md(pandas().DataFrame(rows)),
-        "Compare on your own data, and switch attention off (`--model difformer-off`) unless it is ahead on validation.",
+        "Compare on your own data. Unless attention is ahead on validation, switch it off (`--model difformer-off`).",
     ]
 
 
