@@ -37,6 +37,13 @@ def test_one_split_is_said_where_the_deviation_stands(call, own):
     assert "over 3 seeds on 2 splits)" in two.out
 
 
+def test_without_a_graph_the_sharp_form_is_named(call, own):
+    quick = ("--seeds", "1", *QUICK)
+    assert "note: no graph: --model difformer-sharp" in call("fit", *own, "--model", "difformer", *quick).out
+    for model in ("difformer-sharp", "mlp"):
+        assert "difformer-sharp lets" not in call("fit", *own, "--model", model, *quick).out
+
+
 def test_a_graph_model_without_a_graph_is_told_so(call, own, people):
     answer = call("fit", *own, "--model", "gcn", "--seeds", "1", *QUICK)
     assert answer.code == 0, answer.err

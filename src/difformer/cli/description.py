@@ -42,13 +42,19 @@ def describe_task(task: Task) -> list[str]:
 
 
 def note_missing_edges(task: Task, config: TrainConfig) -> list[str]:
-    """A note if a model that works over edges has none."""
+    """A note if there are no edges: for a model that works over them, and for one that has a sharper form."""
     from difformer.training.config import knn_of
+    from difformer.training.spaces import MOST_ROWS
     from difformer.zoo import find
 
-    if not find(config.model).needs_graph or knn_of(config.graph) is not None:
+    if knn_of(config.graph) is not None or (task.edge_index is not None and config.graph == "given"):
         return []
-    if task.edge_index is not None and config.graph == "given":
+    if config.model == "difformer" and "diffusivity" not in config.options and task.num_nodes <= MOST_ROWS:
+        return [
+            "note: no graph: --model difformer-sharp lets attention select near instances, where the default spreads "
+            "it almost evenly; train both and see with `difformer compare`"
+        ]
+    if not find(config.model).needs_graph:
         return []
     return [
         f"note: {config.model} passes messages along edges, but there are no edges here, so every instance is on its "

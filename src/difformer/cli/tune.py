@@ -162,7 +162,8 @@ def _question(
     info = find(model)
     known = [*TrainConfig().to_dict(), *options_of(model)]
     own = source.name is None
-    found = default_space(task.kind, observed=task.edge_index is not None, model=model, own=own).only(known)
+    about_task: dict[str, Any] = {"observed": task.edge_index is not None, "rows": task.num_nodes}
+    found = default_space(task.kind, model=model, own=own, **about_task).only(known)
     named = {
         key: [read_settings([f"{key}={value}"], model)[key] for value in text.split(",")]
         for key, text in key_values(axes, "--space").items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from difformer.data.sparse import feature_tensor
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.estimators.estimator_files import TEXTS, load_estimator, plain_list, save_estimator
+from difformer.estimators.options import OPTIONS
 from difformer.estimators.population import Population, Scaling, make_population, row_digests
 from difformer.estimators.predictor import GivenGraph, Part, Predictor, Search, remember
 from difformer.estimators.problem import NO_EDGES, Edges, Problem, Recipe, Run, say, threads_for
@@ -184,7 +184,8 @@ class DIFFormerEstimator(BaseEstimator):
             class_weight: ``[C]``, or None.
             embed: Whether states are returned instead of outputs.
         """
-        self._check_options()
+        for name, rule in OPTIONS.items():
+            rule.check(name, getattr(self, name))
         recipe = self._recipe((target >= 0 if target.ndim == 1 else ~np.isnan(target).all(1)).sum())
         graph = self.graph if graph is None else graph
         given = self._given(graph, X, x)
@@ -318,20 +319,6 @@ class DIFFormerEstimator(BaseEstimator):
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
             speaker=type(self).__name__ if self.verbose else None,
         )
-
-    def _check_options(self) -> None:
-        """What training would not notice, or would call by another name."""
-        counts = ("hidden_channels", "num_layers", "num_heads", "neighbours", "steps", "n_models")
-        for name in counts + tuple(n for n in ("batch_size", "landmarks") if getattr(self, n) is not None):
-            value = getattr(self, name)
-            if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-                raise UserError(f"{name} must be a whole number of at least 1, got {value!r}")
-        share = self.validation_fraction
-        if share is not None and (not isinstance(share, numbers.Real) or not 0 <= share < 1):
-            raise UserError(f"validation_fraction must lie in [0, 1) or be None, got {share!r}")
-        for name in ("standardize", "transform_values", "directed"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise UserError(f"{name} must be True or False, got {getattr(self, name)!r}")
 
     def _asked(self, X: Any, graph: Any) -> tuple[Any, Any]:
         """Rows to predict, checked, and their edges from fitted rows."""

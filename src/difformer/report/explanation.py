@@ -37,6 +37,7 @@ from difformer.nn.difformer import ACTIVATIONS
 from difformer.report.attribution import Attribution, attribute, explained_column, sentence
 from difformer.report.gather import Material, Scene, column_names, is_diffusion, make_scene, usual_number
 from difformer.report.layers import attention_of
+from difformer.training.model import in_units
 from difformer.training.run_folder import RunFolder
 from difformer.training.trained_run import Loaded, load_run
 
@@ -400,6 +401,7 @@ def _explain(loaded: Loaded, passage: Passage, place: int | None, top_k: int) ->
         else:
             assert place is not None
             outputs = model.decode(states[-1][place])
+        outputs = in_units(loaded.model, outputs)
         score, meaning = _score(loaded.task, outputs)
         slopes = torch.autograd.grad(score, states, retain_graph=True)
     if place is None:

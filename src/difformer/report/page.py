@@ -112,7 +112,7 @@ def write_report(
     if energies is not None:
         drawn |= plots.energies(energies)
     drawn |= {f"explanation-{i}": plots.explanation(one) for i, one in enumerate(explanations) if one.steps}
-    warnings = sections.warnings_of(material, base, found, energies, said, even)
+    warnings = sections.warnings_of(material, base, found, energies, said)
     answer = sections.answer(material, base)
     context = {
         "title": f"{folder.config.model} on {folder.about['data']['task']}", "navigation": NAVIGATION,

@@ -75,7 +75,6 @@ def warnings_of(
     found: dict[str, Any],
     energies: LayerEnergies | None,
     verdict: str,
-    uniform: str,
 ) -> list[str]:
     """What a reader should know before believing the page, in plain words."""
     summary, part = material.folder.summary(), material.part
@@ -105,8 +104,6 @@ def warnings_of(
     collapsed = energies is not None and (smoothed_layers(energies) or energies.spread[0] < ALIKE)
     if collapsed and not any("ollapsed states" in one for one in said):
         said.append(f"Collapsed states: {verdict}")
-    if uniform:
-        said.append(uniform)
     if found["kind"] == "classes" and found["seeds"]:
         rare = [r for r in found["table"] if r["number"] and r["predicted_in"] < found["seeds"]]
         for row in rare[:3]:
