@@ -34,8 +34,8 @@ def processed(
 ) -> Arrays:
     """The arrays that `build` makes, from the cache if they are there; none may hold Python objects.
 
-    `version` is raised whenever `build` gives something else for the same `sources`; `options` are whatever else changes
-    the arrays. If the cache cannot be written, a warning says so and nothing is kept.
+    `version` is raised whenever `build` gives something else for the same `sources`; `options` are whatever else
+    changes the arrays. If the cache cannot be written, a warning says so and nothing is kept.
     """
     path = cache_folder() / "processed" / f"{name}-{_key(name, sources, version, options)}.npz"
     if path.is_file():

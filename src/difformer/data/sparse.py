@@ -101,7 +101,7 @@ def to_scipy(x: Tensor) -> Any:
 
 
 def feature_tensor(x: Any, *, as_sparse: bool | None = None) -> Tensor:
-    """Features ``[N, F]`` as float32: CSR if `as_sparse`, or if that is None and fewer than one entry in ten is not zero."""
+    """Features ``[N, F]`` as float32; with `as_sparse` None CSR if fewer than one entry in ten is not zero."""
     if as_sparse is None:
         filled = x.nnz if sparse.issparse(x) else int(np.count_nonzero(x))
         as_sparse = filled < SPARSE_BELOW * x.shape[0] * x.shape[1]

@@ -19,8 +19,8 @@ BLOCK_BYTES = 16 << 20
 def number_blocks(stream: IO[bytes], *, columns: int, dtype: Any, path: object = None) -> Iterator[Array]:
     """Consecutive blocks ``[rows, columns]`` of a table of numbers separated by commas, tabs or blanks.
 
-    Lines that begin with ``#`` may come first. Something that is not a number, or a line with another number of columns,
-    is an error with its line.
+    Lines that begin with ``#`` may come first. Something that is not a number, or a line with another number of
+    columns, is an error with its line.
     """
     line, rest = 0, b""
     while True:

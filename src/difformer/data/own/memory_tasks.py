@@ -168,8 +168,8 @@ def from_frame(
         categories: Columns to take as categories, whatever they look like.
         dates: Columns to take as dates.
         **choices: ``name``, ``problem``, ``metric``, ``splits``, ``fractions``, ``seeds``, ``directed``,
-            ``self_loops``, ``duplicates``, ``missing``, ``class_names`` and ``standardize`` as in `from_arrays`; columns
-            of numbers are standardised unless ``standardize`` is False.
+            ``self_loops``, ``duplicates``, ``missing``, ``class_names`` and ``standardize`` as in `from_arrays`;
+            columns of numbers are standardised unless ``standardize`` is False.
 
     Raises:
         DataError: If a column is absent, or the parts contradict each other; the message says where.

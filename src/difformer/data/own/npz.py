@@ -100,8 +100,8 @@ def labels_by_name(y: Any, arrays: Mapping[str, Any]) -> Any:
 def stored_splits(arrays: Mapping[str, Any], rows: int, *, by_row: bool = True) -> tuple[Split, ...]:
     """Splits stored with the data: ``train_mask``, ``val_mask`` and ``test_mask``, one or several, or ``train_idx`` ….
 
-    A validation part may be missing: `assemble` then takes it from the training part. Several masks are rows, ``[S, N]``,
-    as in NPZ files, or columns, ``[N, S]``, as in PyG (`by_row` False).
+    A validation part may be missing: `assemble` then takes it from the training part. Several masks are rows,
+    ``[S, N]``, as in NPZ files, or columns, ``[N, S]``, as in PyG (`by_row` False).
     """
     found = {form: splits for form in SPLIT_FORMS if (splits := _stored(arrays, form, rows, by_row))}
     for form, splits in found.items():

@@ -50,8 +50,8 @@ MISSING_NUMBER = "a number is missing here; fill it in, or leave the row or the 
 class Head:
     """What is known of a table before its rows are read.
 
-    `names` are numbers, counted from one, unless the file names its columns (`named`). `first` is the first row as text,
-    and `textual` says whether most cells of a column, in a sample of rows, are something other than numbers.
+    `names` are numbers, counted from one, unless the file names its columns (`named`). `first` is the first row as
+    text, and `textual` says whether most cells of a column, in a sample of rows, are something other than numbers.
     """
 
     path: str

@@ -89,8 +89,8 @@ def lines_of(
 ) -> Iterator[str]:
     """The lines of a text file, unpacked if it ends in ``.gz``; each file is read once, so that a pipe will do.
 
-    Without an `encoding` it is UTF-8, or UTF-16 if the file begins with its byte-order mark. A line longer than the limit
-    is refused.
+    Without an `encoding` it is UTF-8, or UTF-16 if the file begins with its byte-order mark. A line longer than the
+    limit is refused.
     """
     packed = Path(path).suffix.lower() == ".gz"
     binary: Any = gzip.open(path, "rb") if packed else open(path, "rb")  # noqa: SIM115  closed with the wrapper
