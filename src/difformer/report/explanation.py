@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from difformer.data import Task
-from difformer.errors import UserError
+from difformer.errors import UserError, did_you_mean
 from difformer.nn import DIFFormer, DIFFormerConv, GraphLevel, readout
 from difformer.nn.difformer import ACTIVATIONS
 from difformer.report.attribution import Attribution, attribute, explained_column, sentence
@@ -389,7 +389,10 @@ def find(word: int | str, count: int, names: Sequence[str], what: str) -> int:
     if str(word).isdecimal() and int(word) < count:
         return int(word)
     known = f"names such as {names[0]!r}, or " if names else ""
-    raise UserError(f"node: there is no {what} {word!r}; expected {known}a number from 0 to {count - 1}")
+    hint = did_you_mean(str(word), names) if isinstance(word, str) and not word.isdecimal() else ""
+    raise UserError(
+        f"node: there is no {what} {word!r}; {hint}{'E' if hint else 'e'}xpected {known}a number from 0 to {count - 1}"
+    )
 
 
 def _explain(loaded: Loaded, passage: Passage, place: int | None, top_k: int) -> Explanation:
