@@ -196,6 +196,8 @@ def only_one(folder: Path) -> Iterator[None]:
         RunFolderError: If another process is at work there.
     """
     lock = filelock.FileLock(folder / LOCK)
+    if (folder / LOCK).is_symlink():
+        raise RunFolderError(f"{folder / LOCK} is a symbolic link, where a lock is an empty file; delete it")
     with writing(folder / LOCK):
         try:
             lock.acquire(timeout=0)
