@@ -38,10 +38,6 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     A matrix saved by ``scipy.sparse.save_npz``, or spread over ``x_data, x_indices, x_indptr, x_shape``, comes as scipy
     CSR. Pickled objects are refused: loading them can run anything.
-
-    Raises:
-        DataError: If the file is broken.
-        FileNotFoundError: If there is none.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {os.fspath(path)}")
@@ -104,16 +100,8 @@ def labels_by_name(y: Any, arrays: Mapping[str, Any]) -> Any:
 def stored_splits(arrays: Mapping[str, Any], rows: int, *, by_row: bool = True) -> tuple[Split, ...]:
     """Splits stored with the data: ``train_mask``, ``val_mask`` and ``test_mask``, one or several, or ``train_idx`` ….
 
-    A validation part may be missing: `assemble` then takes it from the training part.
-
-    Args:
-        arrays: Everything that may describe a split, by name.
-        rows: Instances that there are.
-        by_row: Whether several masks are rows, ``[S, N]``, as in NPZ files, or columns, ``[N, S]``, as in PyG.
-
-    Raises:
-        DataError: If they do not describe splits of these rows, contradict each other, or say only what to train on or
-            only what to test.
+    A validation part may be missing: `assemble` then takes it from the training part. Several masks are rows,
+    ``[S, N]``, as in NPZ files, or columns, ``[N, S]``, as in PyG (`by_row` False).
     """
     found = {form: splits for form in SPLIT_FORMS if (splits := _stored(arrays, form, rows, by_row))}
     for form, splits in found.items():

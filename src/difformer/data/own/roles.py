@@ -10,27 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from difformer.data.errors import DataError
-from difformer.data.own.table import LABEL_NAMES, SPLIT_NAMES, Column, Head, names_ids
-
-PART_WORDS = {
-    **dict.fromkeys(("train", "training", "tr"), "train"),
-    **dict.fromkeys(("valid", "val", "validation", "dev"), "valid"),
-    **dict.fromkeys(("test", "testing", "te", "holdout"), "test"),
-}
+from difformer.data.own.table import LABEL_NAMES, PART_WORDS, SPLIT_NAMES, Column, Head, names_ids
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Positions of columns.
-
-    Args:
-        ids: Of the column of ids, or None.
-        guessed: Whether the ids were found by their looks alone: a first column of texts, which may be a feature.
-        labels: Of the columns of labels.
-        split: Of the column that says train, valid or test, or None.
-        features: Of the columns of features.
-        notes: What had to be decided.
-    """
+    """Positions of columns; `guessed` says that ids were found by their looks alone: a first column of texts."""
 
     ids: int | None
     guessed: bool
@@ -56,20 +41,11 @@ def column_roles(
     wanted: Sequence[str] = (),
     id_name: str | None = None,
 ) -> Roles:
-    """What each column is.
+    """What each column is; what is None is found by the usual names.
 
-    Args:
-        head: Of the table.
-        ids: The column of ids; True for the first, False for none.
-        labels: The columns of labels; None finds them where `labels_here`.
-        labels_here: Whether the labels must be in this table.
-        split: The column of the split; None finds it by its name.
-        drop: Columns to leave out.
-        wanted: The features wanted, by name; others are left out.
-        id_name: A column of this name holds the ids, wherever it is and whatever `ids` says, unless that is False.
-
-    Raises:
-        DataError: If columns are missing, or it is not clear which are the labels.
+    `ids` is True for the first column and False for none. `labels_here` says that the labels must be in this table.
+    `wanted` are the features by name; others are left out. A column called `id_name` holds the ids wherever it is,
+    unless `ids` is False.
     """
     asked = set(wanted) if head.named else set()
     unused = {head.find(column, "drop") for column in drop}

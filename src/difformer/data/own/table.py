@@ -29,6 +29,11 @@ SOURCE_NAMES = frozenset(("source", "src", "from", "u", "node1", "node_1", "head
 TARGET_NAMES = frozenset(("target", "dst", "to", "v", "node2", "node_2", "tail", "tonodeid", "target_id", "dest", "j"))
 WEIGHT_NAMES = frozenset(("weight", "weights", "w", "edge_weight", "value"))
 SPLIT_NAMES = frozenset(("split", "set", "part", "fold"))
+PART_WORDS = {
+    **dict.fromkeys(("train", "training", "tr"), "train"),
+    **dict.fromkeys(("valid", "val", "validation", "dev"), "valid"),
+    **dict.fromkeys(("test", "testing", "te", "holdout"), "test"),
+}
 HEADER_WORDS = (ID_NAMES | LABEL_NAMES | SOURCE_NAMES | TARGET_NAMES | WEIGHT_NAMES | SPLIT_NAMES) - {""}
 
 # Words that may mean: nothing here. Among numbers they do; among texts they are texts like any other.
@@ -45,12 +50,8 @@ MISSING_NUMBER = "a number is missing here; fill it in, or leave the row or the 
 class Head:
     """What is known of a table before its rows are read.
 
-    Args:
-        path: The file.
-        names: Of its columns; their numbers, counted from one, where the file does not name them.
-        named: Whether the file does.
-        first: The cells of its first row, as text.
-        textual: Whether most cells of each column, as far as they were looked at, are something other than numbers.
+    `names` are numbers, counted from one, unless the file names its columns (`named`). `first` is the first row as
+    text, and `textual` says whether most cells of a column, in a sample of rows, are something other than numbers.
     """
 
     path: str
@@ -80,17 +81,9 @@ class Head:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that has been read.
+    """A table that has been read: columns of numbers, and columns kept as text, by position; a missing text is empty.
 
-    Args:
-        path: The file.
-        names: As in `Head`.
-        named: As in `Head`.
-        numbers: ``[N, len(number_columns)]``.
-        number_columns: Which columns they are.
-        texts: The columns kept as text, by position; a missing cell is the empty string.
-        lines: The line of every row in a text file; None where rows have no lines.
-        notes: What the reader had to decide, one sentence each.
+    `lines` are those of the rows in a text file; None if rows have no lines.
     """
 
     path: str
@@ -147,11 +140,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ColumnSource:
-    """A table in memory: named columns, each an array or a list of numbers, texts and None.
-
-    Raises:
-        DataError: If there are no rows, or two columns share a name.
-    """
+    """A table in memory: named columns, each an array or a list of numbers, texts and None."""
 
     path: str
     columns: Sequence[tuple[str, Any]]
@@ -250,11 +239,7 @@ def canonical_id(value: Any) -> str:
 
 
 def index_of_ids(ids: Sequence[str], error: Callable[[str, int], DataError]) -> dict[str, int]:
-    """Row of every id.
-
-    Raises:
-        DataError: If an id is empty, or belongs to two rows.
-    """
+    """Row of every id; an id that is empty, or belongs to two rows, is an error."""
     index: dict[str, int] = {}
     for row, name in enumerate(ids):
         if not name:

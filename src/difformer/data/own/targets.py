@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.errors import DataError
+from difformer.data.errors import DataError, in_file
 from difformer.data.own.arrays import label_cells
 from difformer.data.own.npz import ARRAY_ENDINGS, named_array, read_arrays
 from difformer.data.own.table import (
@@ -48,16 +48,25 @@ Where = Callable[[str, int, int], DataError]  # makes an error for a row and a p
 
 
 @dataclass(frozen=True)
-class Targets:
-    """What `encode_targets` found.
+class Labels:
+    """Columns of labels in the order of the instances.
 
     Args:
-        y: As `Task` has it.
-        problem: As `Task` has it.
-        num_outputs: Classes or columns.
-        class_names: Of the classes, or of the columns where there are several.
+        columns: Each with one cell per instance; empty if there is no label.
+        names: Of the columns.
+        where: Makes an error that names the place of a cell, for a row and a position in `columns`.
         notes: What had to be decided.
     """
+
+    columns: Sequence[Sequence[Any]]
+    names: tuple[str, ...] = ()
+    where: Where | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What `encode_targets` found: the parts of a `Task`, and notes."""
 
     y: Tensor
     problem: Problem
@@ -77,16 +86,8 @@ def encode_targets(
 ) -> Targets:
     """Targets from columns of cells: texts, numbers, None.
 
-    Args:
-        columns: One or several, all of one length.
-        names: Of the columns, where there are several.
-        problem: Instead of finding out from the cells.
-        class_names: All the classes in the order wanted, instead of those found in numerical or alphabetical order.
-        missing: Texts that mean no label, case aside, instead of the rule above.
-        where: Makes an error for a row and a column; given as position in `columns`.
-
-    Raises:
-        DataError: If the cells contradict each other, or it is not clear what is meant.
+    `class_names` are all the classes in the order wanted, instead of numerical or alphabetical order. `missing` lists
+    texts that mean no label, case aside, instead of the rule above. `where` makes an error for a row and a column.
     """
     error = where or (lambda text, row, column: DataError(text, row=row, column=column + 1))
     if problem is not None and problem not in get_args(Problem):
@@ -226,23 +227,6 @@ def _numbers(
     return Targets(target.squeeze(1) if alone else target, problem, len(cells), () if alone else names)
 
 
-@dataclass(frozen=True)
-class Labels:
-    """Columns of labels in the order of the features.
-
-    Args:
-        columns: Each with one cell per row of the features; empty where there is no label.
-        names: Of the columns.
-        where: Makes an error that names the line in the file, for a row of the features and a column of these.
-        notes: What had to be decided.
-    """
-
-    columns: list[list[str]]
-    names: tuple[str, ...]
-    where: Where
-    notes: tuple[str, ...] = ()
-
-
 def read_labels(
     path: str | os.PathLike[str],
     *,
@@ -252,16 +236,10 @@ def read_labels(
     id_column: Column | bool | None = None,
     format: TextFormat = TextFormat(),  # noqa: B008  frozen
 ) -> Labels:
-    """Read labels and bring them into the order of the features.
+    """Read labels and bring them into the order of the features, by the `ids` of their rows or in order.
 
-    Args:
-        path: CSV and relatives, Parquet, NPZ or NPY.
-        size: Rows of the features.
-        ids: Position of every row's id, where rows have ids.
-        columns: The columns of labels, by name or number counted from one; None takes all but the ids.
-        id_column: The column of ids likewise; True for the first, False where labels are in the order of the features;
-            None finds out.
-        format: Of a text file.
+    `id_column` is True for the first, False if labels are in the order of the features; None finds out. `columns` None
+    takes all but the ids.
 
     Raises:
         DataError: If a label is for a row that is not there, a row has two, or there are too few or too many.
@@ -294,12 +272,10 @@ def _from_arrays(path: str | os.PathLike[str], size: int) -> Labels:
     found = arrays.get("x") if found is None else found
     if found is None:
         raise DataError(f"holds no array called y or labels; it has {', '.join(arrays)}", path=path)
-    try:
+    with in_file(path):
         columns, _ = label_cells(found, None, size)
-    except DataError as error:
-        raise DataError(str(error), path=path) from error
     return Labels(
-        [list(column) for column in columns],
+        columns,
         tuple(str(i + 1) for i in range(len(columns))),
         lambda text, row, column: DataError(text, path=path, row=row, column=column + 1),
     )
