@@ -60,7 +60,10 @@ class Ledger:
                 raise UserError(
                     f"{self.path}, line {number}: not a run of `difformer reproduce` ({problem}); remove the line"
                 )
-        return [named(line) for line in lines]
+        try:
+            return [named(line) for line in lines]
+        except RecursionError:
+            raise UserError(f"{self.path}: the settings of a run are nested too deeply; restore the file") from None
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add one line: on disk when this returns, or not there at all."""
