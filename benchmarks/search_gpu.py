@@ -66,8 +66,7 @@ class Pair:
         model: Its model.
         dataset: Name of the data set.
         protocols: Protocols of the data set; an empty name is its default.
-        fixed: Settings that define the system.
-        base: Model that it is a variant of; empty if it is none.
+        base: Model that it is a variant of; may be empty.
         axes: Values that compete, ``features`` included.
     """
 
@@ -75,7 +74,6 @@ class Pair:
     model: str
     dataset: str
     protocols: tuple[str, ...] = ("",)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
     base: str = ""
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
@@ -140,14 +138,13 @@ def pairs_of(protocol: Mapping[str, Any], systems: Sequence[str] = (), data: Seq
 
 
 def _pair(system: Mapping[str, Any], data: Mapping[str, Any], protocol: Mapping[str, Any]) -> Pair:
-    model, fixed = system.get("model", system["key"]), dict(system.get("settings", {}))
-    known = {*TrainConfig().to_dict(), *options_of(model)}
-    left = {*fixed, *system.get("without", ()), *LENGTH}
-    axes = {key: tuple(values) for key, values in find(model).space.items() if key in known and key not in left}
+    model = system.get("model", system["key"])
+    known = {*TrainConfig().to_dict(), *options_of(model)} - {*LENGTH}
+    axes = {key: tuple(values) for key, values in find(model).space.items() if key in known}
     if features := protocol["features"].get(data["dataset"]):
         axes["features"] = tuple(features)
     protocols = tuple(data.get("protocols", ("",)))
-    return Pair(system["key"], model, data["dataset"], protocols, fixed, system.get("base", ""), axes)
+    return Pair(system["key"], model, data["dataset"], protocols, system.get("base", ""), axes)
 
 
 def first_settings(pair: Pair) -> list[Settings]:
@@ -162,7 +159,7 @@ def first_settings(pair: Pair) -> list[Settings]:
     chosen: list[Settings] = []
     for settings in given:
         for features in pair.axes.get("features", (None,)):
-            one = {key: value for key, value in settings.items() if key in known} | dict(pair.fixed)
+            one = {key: value for key, value in settings.items() if key in known}
             one |= {"features": features} if features else {}
             if one not in chosen:
                 chosen.append(one)
@@ -192,7 +189,7 @@ def blocks_of(pair: Pair, protocol: Mapping[str, Any], done: Sequence[Trial]) ->
         if shape.get("num_layers", 1) * shape.get("hidden_channels", 1) <= protocol["size"]:
             rates = _sobol(pair.rates, number * size, size, seed + 1)
             start = defaults_of_base(pair.model, pair.base)
-            yield [{**start, **pair.fixed, **shape, **one} for one in rates]
+            yield [{**start, **shape, **one} for one in rates]
             number += 1
     draw = random.Random(f"{seed} {pair.name} {len(done)}")
     while True:
@@ -213,7 +210,7 @@ def _varied(pair: Pair, parent: Settings, draw: random.Random, size: int) -> lis
             if draw.random() < 0.5:
                 place = values.index(rates[key]) if rates[key] in values else draw.randrange(len(values))
                 rates[key] = values[max(0, min(len(values) - 1, place + draw.choice((-1, 1))))]
-        found.append({**parent, **pair.fixed, **shape, **rates})
+        found.append({**parent, **shape, **rates})
     return found
 
 

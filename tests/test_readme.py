@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from difformer.data import registry
 from difformer.zoo import model_registry
 
 ROOT = Path(__file__).parents[1]
@@ -22,13 +23,13 @@ def snippets():
 
 @pytest.fixture(autouse=True)
 def registered_models():
-    """A model that a snippet registers is forgotten afterwards."""
-    registries = (model_registry.MODELS, model_registry._registered)
+    """Models and data sets that a snippet registers are forgotten afterwards."""
+    registries = (model_registry.MODELS, model_registry._registered, registry.ENTRIES, registry._registered)
     before = [dict(one) for one in registries]
     yield
-    for registry, entries in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(entries)
+    for known, entries in zip(registries, before, strict=True):
+        known.clear()
+        known.update(entries)
 
 
 @pytest.mark.parametrize("snippet", list(snippets()))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from difformer._version import __version__
 
 if TYPE_CHECKING:
+    from difformer.data import register_dataset as register_dataset
     from difformer.diffusion import Diffusivity as Diffusivity
     from difformer.estimators import DIFFormerClassifier as DIFFormerClassifier
     from difformer.estimators import DIFFormerRegressor as DIFFormerRegressor
@@ -27,6 +28,7 @@ _HOME = {
     "GraphLevel": "difformer.nn",
     "Graph": "difformer.graph",
     "register_model": "difformer.zoo",
+    "register_dataset": "difformer.data",
     "Diffusivity": "difformer.diffusion",
     "DIFFormerClassifier": "difformer.estimators",
     "DIFFormerRegressor": "difformer.estimators",

@@ -7,13 +7,16 @@ name.
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import math
 import os
+import re
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +26,9 @@ import filelock
 _NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0)  # the last: Windows would translate line ends
 LARGEST_TEXT = 64 * 2**20  # bytes of a JSON or TOML file; ours are far smaller
 LOCK = ".lock"
+# Control characters (but for tab and newline), C1 controls, and marks that reverse the direction of text: a terminal
+# acts on them, and names and labels come from files of others.
+UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 class RunFolderError(OSError):
@@ -128,6 +134,18 @@ def write_json(path: Path, document: Any) -> None:
     write_bytes(path, (json.dumps(finite(document), indent=2, ensure_ascii=False) + "\n").encode())
 
 
+def printable(text: str) -> str:
+    """Text with control characters written out (``\\x1b``), so that a name cannot move the cursor or hide a line."""
+    return UNSAFE.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as comma-separated text; control characters in names are written out, as by `printable`."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return printable(text.getvalue())
+
+
 def read_text(path: Path, largest: int = LARGEST_TEXT) -> str:
     """A small text file.
 
@@ -178,6 +196,8 @@ def only_one(folder: Path) -> Iterator[None]:
         RunFolderError: If another process is at work there.
     """
     lock = filelock.FileLock(folder / LOCK)
+    if (folder / LOCK).is_symlink():
+        raise RunFolderError(f"{folder / LOCK} is a symbolic link, where a lock is an empty file; delete it")
     with writing(folder / LOCK):
         try:
             lock.acquire(timeout=0)

@@ -11,6 +11,8 @@ are added.
 
 from __future__ import annotations
 
+import functools
+import zlib
 from typing import Any
 
 import torch
@@ -28,11 +30,15 @@ class Graph:
     """Edges and weights of one graph (or several side by side), with cached normalised forms.
 
     A model that is given a `Graph`, or again the same ``edge_index`` tensor (`as_graph`), normalises it at the first
-    forward pass and never again, unless edges or weights are changed in place.
+    forward pass and never again, unless edges or weights are changed in place. Changes are noticed by the version
+    counters of the tensors, which do not count writes through ``.data``, through a numpy view that shares their
+    memory, or to tensors made in inference mode: make a new `Graph` after such a write.
 
     Args:
-        edge_index: ``[2, E]`` integers, sources above targets; or a torch sparse matrix ``[N, N]`` whose row i holds
-            the weights with which node i receives.
+        edge_index: ``[2, E]`` integers, sources above targets. Or a scipy sparse matrix ``[N, N]``, whose entry (i, j)
+            weighs the edge i → j, as adjacency matrices do in the estimators and in `difformer.data`. Or a torch
+            sparse tensor ``[N, N]``, whose row i holds the weights with which node i receives, as ``adj_t`` of PyTorch
+            Geometric does.
         num_nodes: N; left out, the largest index plus one.
         edge_weight: ``[E]`` weights; left out, one each. Edges that are given twice count twice.
         keep: Whether to sort the normalised graph at first use and keep it, which pays where a graph is used again.
@@ -44,13 +50,13 @@ class Graph:
 
     def __init__(
         self,
-        edge_index: Tensor,
+        edge_index: Tensor | Any,
         num_nodes: int | None = None,
         edge_weight: Tensor | None = None,
         *,
         keep: bool = True,
     ) -> None:
-        if edge_index.layout != torch.strided:
+        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             edge_index, edge_weight, num_nodes = _from_sparse(edge_index, edge_weight, num_nodes)
         _check(edge_index, edge_weight, num_nodes)
         if num_nodes is None:
@@ -169,8 +175,16 @@ class Graph:
         """Whether propagation goes by a matrix that is sorted once; weights that are trained would change it."""
         return self.keep and not (self.edge_weight is not None and self.edge_weight.requires_grad)
 
-    def propagate(self, z: Tensor, norm: str = "gcn") -> Tensor:
-        """``S z`` for states ``[N, …]``, by the cached matrix; weights that are trained go edge by edge."""
+    def propagate(self, z: Tensor, norm: str = "gcn", mask: Tensor | None = None) -> Tensor:
+        """``S z`` for states ``[N, …]``, by the cached matrix; weights that are trained go edge by edge.
+
+        Args:
+            z: States.
+            norm: Normalisation of the weights.
+            mask: ``[E]`` factors of the messages, after normalisation, as explainers set them.
+        """
+        if mask is not None:
+            return propagate_edges(z, self, norm, mask)
         dtype = torch.float64 if z.dtype == torch.float64 else torch.float32
         # Sorting looks at values, which a compiled program cannot: there a matrix is used only if it is ready.
         ready = (norm, dtype) in self._matrices or not torch.compiler.is_compiling()
@@ -182,14 +196,15 @@ class Graph:
 _GRAPHS: Kept[Graph] = Kept()
 
 
-def as_graph(edge_index: Tensor | Graph, num_nodes: int, edge_weight: Tensor | None = None) -> Graph:
+def as_graph(edge_index: Tensor | Graph | Any, num_nodes: int, edge_weight: Tensor | None = None) -> Graph:
     """The `Graph` of an edge index and its weights: checked, sorted and normalised once per tensor.
 
     The graph is kept as long as the `edge_index` tensor lives. A tensor that was changed in place is read again, and
     weights that are trained are never kept. Inside compiled programs nothing can be kept.
 
     Args:
-        edge_index: ``[2, E]`` integers, a torch sparse matrix, a ``torch_geometric.EdgeIndex`` or a `Graph`.
+        edge_index: ``[2, E]`` integers, a ``torch_geometric.EdgeIndex``, a torch or scipy sparse matrix (`Graph` says
+            in which direction each is read), or a `Graph`.
         num_nodes: N.
         edge_weight: ``[E]`` weights of an ``edge_index`` tensor.
 
@@ -202,6 +217,9 @@ def as_graph(edge_index: Tensor | Graph, num_nodes: int, edge_weight: Tensor | N
         if edge_index.num_nodes != num_nodes:
             raise UserError(f"the graph has {edge_index.num_nodes} nodes, but x has {num_nodes} rows")
         return edge_index
+    if not isinstance(edge_index, Tensor):
+        entries = _checksum(edge_index, edge_weight)
+        return _GRAPHS.of(edge_index, (num_nodes, entries), lambda: Graph(edge_index, num_nodes))
     # torch_geometric's EdgeIndex is a tensor that knows more of itself.
     index: Tensor = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
     given = (index,) if edge_weight is None else (index, edge_weight)
@@ -217,34 +235,64 @@ def as_graph(edge_index: Tensor | Graph, num_nodes: int, edge_weight: Tensor | N
     return checked.with_weights(edge_weight)
 
 
-def propagate_edges(z: Tensor, graph: Graph, norm: str = "gcn") -> Tensor:
+def propagate_edges(z: Tensor, graph: Graph, norm: str = "gcn", mask: Tensor | None = None) -> Tensor:
     """``S z`` edge by edge, nothing sorted or kept: the reference, and the way for weights that carry gradients."""
     dtype = torch.float64 if z.dtype == torch.float64 else torch.float32
     weight = graph.normalised_weights(norm, dtype)
+    if mask is not None:
+        if mask.shape != weight.shape:
+            raise UserError(f"the edge mask has shape {tuple(mask.shape)}, but the graph has {weight.numel()} edges")
+        weight = weight * mask.to(dtype)
     source, target = graph.edge_index
     messages = weight.view(-1, *[1] * (z.dim() - 1)) * z[source].to(dtype)
     return messages.new_zeros(z.shape).index_add(0, target, messages).to(z.dtype)
 
 
+def _is_scipy(matrix: Any) -> bool:
+    """Known without scipy being loaded."""
+    return hasattr(matrix, "tocoo") and hasattr(matrix, "nnz")
+
+
 def _from_sparse(
-    matrix: Tensor, edge_weight: Tensor | None, num_nodes: int | None
+    matrix: Tensor | Any, edge_weight: Tensor | None, num_nodes: int | None
 ) -> tuple[Tensor, Tensor | None, int]:
+    """Edges and weights of a sparse matrix of torch (row i receives) or scipy (row i sends)."""
+    if not isinstance(matrix, Tensor) and not _is_scipy(matrix):
+        raise TypeError(
+            f"edge_index must be a torch tensor [2, E], a torch or scipy sparse matrix or a Graph, got "
+            f"{type(matrix).__name__}; arrays and lists go through torch.as_tensor"
+        )
     if edge_weight is not None:
         raise UserError("edge_weight goes with an edge_index; a sparse matrix carries its weights itself")
-    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
+    if len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1]:
         raise UserError(f"edge_index as a sparse matrix must be square, got {tuple(matrix.shape)}")
     if num_nodes is not None and num_nodes != matrix.shape[0]:
         raise UserError(
             f"edge_index is a {matrix.shape[0]} × {matrix.shape[0]} matrix, but there are {num_nodes} nodes"
         )
+    if not isinstance(matrix, Tensor):
+        coo = matrix.tocoo()
+        ends = [torch.as_tensor(x, dtype=torch.long) for x in (coo.row, coo.col)]
+        return torch.stack(ends), torch.tensor(coo.data), matrix.shape[0]
     coo = matrix.to_sparse_coo().coalesce()
-    return coo.indices().flip(0), coo.values(), matrix.shape[0]
+    # Compilers cannot look at a view of a sparse tensor.
+    return coo.indices().flip(0), coo.values().clone(), matrix.shape[0]
+
+
+def _checksum(matrix: Any, edge_weight: Tensor | None) -> int:
+    """Of the entries of a scipy matrix, which has no version counter."""
+    if not _is_scipy(matrix) or edge_weight is not None:
+        _from_sparse(matrix, edge_weight, None)  # says what is wrong
+    coo = matrix.tocoo()
+    return functools.reduce(lambda found, part: zlib.crc32(part, found), (coo.row.copy(), coo.col.copy(), coo.data), 0)
 
 
 def _check_weight(edge_weight: Tensor, edge_index: Tensor) -> None:
     if edge_weight.shape != edge_index.shape[1:]:
+        whole = "" if edge_weight.is_floating_point() else "; to say which graph a row belongs to, pass batch=…"
         raise UserError(
-            f"edge_weight must have one entry per edge, shape ({edge_index.shape[1]},), got {tuple(edge_weight.shape)}"
+            f"edge_weight must have one entry per edge, shape ({edge_index.shape[1]},), got "
+            f"{tuple(edge_weight.shape)}{whole}"
         )
 
 

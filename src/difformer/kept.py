@@ -43,7 +43,8 @@ class Kept(Generic[T]):
         for before, result in known:
             if _same(before, key):
                 return result
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast(owner.device.type, enabled=False):
+        device = getattr(owner, "device", torch.device("cpu"))  # a scipy matrix has none
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
             result = work()
         with self._lock:
             self._found[owner] = ((key, result), *self._found.get(owner, ()))[:RESULTS]

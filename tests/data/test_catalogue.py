@@ -139,7 +139,7 @@ def test_a_name_like_no_other_brings_them_all():
 
 
 def test_an_unknown_option_brings_those_there_are():
-    with pytest.raises(ValueError, match=r"no option 'num_split'; did you mean 'num_splits'.*protocol='random'"):
+    with pytest.raises(ValueError, match=r"no option 'num_split'; did you mean num_splits.*protocol='random'"):
         load("cora", num_split=3)
     with pytest.raises(ValueError, match="'sbm' has no option 'root_folder'"):
         load("sbm", root_folder=3)

@@ -3,6 +3,7 @@
 import gzip
 import os
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from own_people import EDGES, PEOPLE, X, Y, pairs
 from scipy import sparse
 
-from difformer.data import DataError, from_arrays, from_files, from_pyg
+from difformer.data import DataError, from_arrays, from_files, from_frame, from_pyg
 from difformer.data.own.graphs import edge_ends
 
 
@@ -180,3 +181,172 @@ def test_the_split_of_a_series_is_said():
     note = "split in time order: the first 2 train, the next 2 choose the model, the last 6 test"
     assert said(from_arrays(x, x[..., 0]), note)
     assert said(from_arrays(x, x[..., 0], fractions=(0.5, 0.2, 0.3)), "the first 5 train")
+
+
+class TestSplitsByIndex:
+    """Arrays such as train_idx are masks in another form, and follow the same rules."""
+
+    parts: ClassVar = {"train": [0, 2, 3], "val": [1], "test": [4, 5]}
+
+    def ways(self, tmp_path, **arrays):
+        """The same arrays in an NPZ file, in a PyG Data and in a .pt file, each as a function that loads it."""
+        pyg = pytest.importorskip("torch_geometric.data")
+        np.savez(tmp_path / "all.npz", x=X, y=Y, **{k: np.array(v) for k, v in arrays.items()})
+        data = pyg.Data(x=torch.from_numpy(X).float(), y=torch.tensor(Y))
+        for name, value in arrays.items():
+            setattr(data, name, torch.tensor(value))
+        torch.save(data, tmp_path / "all.pt")
+        return (
+            lambda **options: from_files(tmp_path / "all.npz", **options),
+            lambda **options: from_pyg(data, **options),
+            lambda **options: from_files(tmp_path / "all.pt", **options),
+        )
+
+    @pytest.mark.parametrize("ending", ["idx", "index"])
+    @pytest.mark.parametrize("valid", ["val", "valid"])
+    def test_they_are_the_split(self, tmp_path, ending, valid):
+        names = {"train": "train", "val": valid, "test": "test"}
+        for load in self.ways(tmp_path, **{f"{names[part]}_{ending}": at for part, at in self.parts.items()}):
+            task = load()
+            assert [index.tolist() for index in task.splits[0].parts().values()] == list(self.parts.values())
+            assert len(task.splits) == 1
+
+    def test_without_validation_it_is_taken_from_training_and_said(self, tmp_path):
+        for load in self.ways(tmp_path, train_idx=[0, 1, 2, 3], test_idx=[4, 5]):
+            task = load()
+            assert task.splits[0].test.tolist() == [4, 5]
+            assert said(task, "has no validation part: 1 of its 4 training instances")
+
+    def test_unlabelled_ones_are_left_out_and_said(self, tmp_path):
+        for load in self.ways(tmp_path, train_idx=[0, 1, 6], val_idx=[2, 3], test_idx=[4, 5]):
+            assert said(load(), "1 instance without a label left out")
+
+    @pytest.mark.parametrize(
+        ("arrays", "words"),
+        [
+            ({"train_idx": [0, 1]}, "there is no test_idx; pass splits="),
+            ({"val_idx": [0, 1]}, "validation.* alone"),
+            ({"train_idx": [0, 8], "test_idx": [1]}, "index 8.* 8 instances"),
+            ({"train_idx": [0, 1], "test_idx": [1]}, "both train and test"),
+            ({"train_idx": [0.5, 1], "test_idx": [1]}, "whole numbers"),
+            ({"train_idx": [0, -1], "test_idx": [1]}, "negative"),
+        ],
+    )
+    def test_what_is_no_split_is_refused_unless_splits_are_given(self, tmp_path, arrays, words):
+        from difformer.data import index_split
+
+        for load in self.ways(tmp_path, **arrays):
+            with pytest.raises(DataError, match=words):
+                load()
+            load(splits=index_split("own", [0], [1], [2, 3]))
+
+    def test_masks_come_first_where_both_say_the_same_and_a_contradiction_is_refused(self, tmp_path):
+        masks = {f"{part}_mask": [i in at for i in range(8)] for part, at in self.parts.items()}
+        index = {f"{part}_idx": at for part, at in self.parts.items()}
+        for load in self.ways(tmp_path, **masks, **index):
+            assert load().splits[0].train.tolist() == [0, 2, 3]
+        for load in self.ways(tmp_path, **masks, **{**index, "train_idx": [0]}):
+            with pytest.raises(DataError, match="train_mask and train_idx differ"):
+                load()
+
+
+class TestLabelsThatLookAlike:
+    words = ("Churn", "churn", "stay", "stay", "Churn", "churn", "stay", "stay")
+
+    def test_labels_that_differ_in_case_only_get_a_note(self, tmp_path):
+        (tmp_path / "x.csv").write_text("a,label\n" + "".join(f"{i},{w}\n" for i, w in enumerate(self.words)))
+        for task in (from_arrays(X, list(self.words)), from_files(tmp_path / "x.csv")):
+            assert said(task, "labels 'Churn' (2 rows) and 'churn' (2 rows) differ only in case or blanks")
+            assert task.class_names == ("Churn", "churn", "stay")
+
+    def test_labels_that_differ_in_blanks_only_get_a_note(self):
+        task = from_arrays(X, ["New York", "New  York", "Rome", "Rome"] * 2)
+        assert said(task, "labels 'New  York' (2 rows) and 'New York' (2 rows) differ only in case or blanks")
+
+    def test_blanks_around_a_label_are_left_out_and_said(self):
+        task = from_arrays(X, ["yes ", "yes", " no", "no"] * 2)
+        assert task.class_names == ("no", "yes")
+        assert said(task, "blanks around 4 labels were left out, such as those of 'yes '")
+        assert not said(from_arrays(X, ["yes", "no"] * 4), "blanks")
+
+    def test_many_different_numbers_get_a_hint_at_regression(self):
+        y = np.arange(100) % 30
+        task = from_arrays(np.arange(100.0)[:, None], y)
+        assert said(task, "30 different whole numbers were read as classes; pass problem=regression if they are")
+        assert not said(from_arrays(np.arange(100.0)[:, None], y, problem="multiclass"), "regression")
+        assert not said(from_arrays(np.arange(100.0)[:, None], y % 5), "regression")
+        assert not said(from_arrays(np.arange(100.0)[:, None], [f"c{i}" for i in y]), "regression")
+
+
+class TestMisspelledColumns:
+    def test_the_nearest_column_is_suggested(self, tmp_path):
+        pandas = pytest.importorskip("pandas")
+        table = "name,income,segment\n" + "".join(f"p{i},{i},{'ab'[i % 2]}\n" for i in range(8))
+        (tmp_path / "x.csv").write_text(table)
+        frame = pandas.read_csv(tmp_path / "x.csv")
+        for ask in (
+            lambda: from_files(tmp_path / "x.csv", label_columns="segmnet"),
+            lambda: from_frame(frame, "Segment"),
+            lambda: from_frame(frame, "segmnet"),
+            lambda: from_arrays(frame, "segmnt"),
+        ):
+            with pytest.raises(DataError, match=r"column 'S?s?egme?n?e?t'; did you mean segment\?"):
+                ask()
+        with pytest.raises(DataError, match="did you mean income") as refused:
+            from_files(tmp_path / "x.csv", label_columns="segment", drop="incom")
+        assert "it has 'name', 'income', 'segment'" in str(refused.value)
+
+    def test_the_error_names_the_option_at_fault(self, tmp_path):
+        (tmp_path / "x.csv").write_text("name,a,label\n" + "".join(f"p{i},{i},{'ab'[i % 2]}\n" for i in range(8)))
+        for option in ("label_columns", "drop", "ids", "split_column", "categories", "dates"):
+            with pytest.raises(DataError) as refused:
+                from_files(tmp_path / "x.csv", **{option: "nothing"})
+            assert refused.value.argument == option
+
+
+class TestGraphsInEveryForm:
+    def graphs(self):
+        dense = np.zeros((8, 8))
+        dense[EDGES[0], EDGES[1]] = 1
+        return {
+            "scipy csr": sparse.csr_matrix(dense),
+            "scipy coo": sparse.coo_array(dense),
+            "torch sparse": torch.from_numpy(dense).to_sparse(),
+            "dense array": dense,
+            "dense integers": dense.astype(int),
+            "dense booleans": dense.astype(bool),
+            "dense tensor": torch.from_numpy(dense),
+            "dense lists": dense.tolist(),
+            "transposed": np.ascontiguousarray(EDGES.T),
+            "transposed tensor": torch.tensor(EDGES.T),
+            "[2, E]": EDGES,
+        }
+
+    def test_they_are_the_same_graph(self, tmp_path):
+        wanted = set(map(tuple, EDGES.T.tolist()))
+        for form, graph in self.graphs().items():
+            assert pairs(from_arrays(X, Y, graph, directed=True, self_loops="keep")) == wanted, form
+
+    def test_a_frame_that_is_an_adjacency_matrix_is_one(self):
+        pandas = pytest.importorskip("pandas")
+        task = from_arrays(X, Y, pandas.DataFrame(self.graphs()["dense array"]), directed=True, self_loops="keep")
+        assert pairs(task) == set(map(tuple, EDGES.T.tolist()))
+
+    @pytest.mark.parametrize("name", ["adj", "adjacency", "adj_matrix", "edge_index"])
+    def test_arrays_of_a_file_may_be_adjacency_matrices(self, tmp_path, name):
+        np.savez(tmp_path / "all.npz", x=X, y=Y, **{name: self.graphs()["dense array"]})
+        task = from_files(tmp_path / "all.npz", directed=True, self_loops="keep")
+        assert pairs(task) == set(map(tuple, EDGES.T.tolist()))
+
+    def test_matrices_of_another_size_are_refused_with_the_remedy(self, tmp_path):
+        for graph in (np.eye(5), sparse.eye(5), np.eye(5).tolist()):
+            with pytest.raises(DataError, match=r"adjacency matrix of 8 nodes .*8, 8.*got.*5"):
+                from_arrays(X, Y, graph)
+        np.savetxt(tmp_path / "a.csv", np.eye(8), delimiter=",", fmt="%g")
+        np.savez(tmp_path / "x.npz", x=X, y=Y)
+        with pytest.raises(DataError, match=r"looks like an adjacency matrix; .*numpy.save"):
+            from_files(tmp_path / "x.npz", edges=tmp_path / "a.csv")
+
+    def test_arrays_that_have_no_role_are_named(self, tmp_path):
+        np.savez(tmp_path / "all.npz", x=X, y=Y, colours=np.arange(3))
+        assert said(from_files(tmp_path / "all.npz"), "arrays of all.npz not used: colours")

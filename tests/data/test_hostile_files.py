@@ -11,7 +11,8 @@ from own_people import X, Y
 from scipy import sparse
 
 from difformer.data import DataError, from_arrays, from_files, load, load_splits
-from difformer.data.archives import read_npz
+from difformer.data.archives import read_npz, read_zip
+from difformer.data.datasets.pokec import _profiles
 from difformer.data.lookup import locate, reading
 
 HUGE = 2**30
@@ -144,3 +145,23 @@ def test_a_kept_file_with_a_published_checksum_is_compared_at_every_load(cache):
     target.write_bytes(b"{}")
     with pytest.raises(DataError, match="'chickenpox': the file is not the published one: its checksum differs"):
         locate("chickenpox")
+
+
+def test_encrypted_members_of_archives_are_refused(tmp_path):
+    path = tmp_path / "locked.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("secret.csv", "a,b\n")
+    content = bytearray(path.read_bytes())
+    for sign, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(sign) + at] |= 1  # the flag that says: encrypted
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"locked.zip: secret.csv is encrypted, which is not supported"):
+        read_zip(path, ["secret.csv"])
+
+
+def test_lines_of_profiles_have_a_largest_length(tmp_path, monkeypatch):
+    monkeypatch.setenv("DIFFORMER_MAX_LINE", "1000")
+    path = tmp_path / "soc-pokec-profiles.txt.gz"
+    path.write_bytes(gzip.compress(b"1\t" + b"x" * 5000 + b"\n"))
+    with pytest.raises(DataError, match=r"line 1: has more than 1,000 characters"):
+        _profiles(path)

@@ -1,6 +1,7 @@
 """Tables as people have them: categories, dates, truth values and gaps become features, and it is said how."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -340,3 +341,28 @@ class TestSuspicions:
         (tmp_path / "f.csv").write_text("a;b;label\n" + "".join(f"{i};{i};{'uv'[i % 2]}\n" for i in range(8)))
         with pytest.raises(DataError, match=r"has one column, 'a;b;label', whose cells seem to be separated by ';'"):
             from_files(tmp_path / "f.csv", delimiter=",")
+
+
+def test_a_table_of_twenty_thousand_text_columns_takes_seconds(tmp_path):
+    width, rng = 20_000, np.random.default_rng(0)
+    words = np.array(["red", "green", "blue"])
+    lines = [",".join([f"c{i}" for i in range(width)] + ["label"])]
+    lines += [",".join([*words[rng.integers(3, size=width)], "ab"[row % 2]]) for row in range(12)]
+    (tmp_path / "wide.csv").write_text("\n".join(lines) + "\n")
+    Preprocessing.fit([("a", ["x", "y"])])  # scikit-learn is imported before the clock starts
+    started = time.process_time()
+    task = from_files(tmp_path / "wide.csv", label_columns="label", ids=False)
+    assert time.process_time() - started < 15
+    assert task.num_features > 2 * width
+
+
+@pytest.mark.parametrize("values", [60, 500])
+def test_categories_are_grouped_as_scikit_learn_groups_them(values):
+    from sklearn.preprocessing import OneHotEncoder
+
+    rng = np.random.default_rng(values)
+    cells = [f"v{i:03d}" for i in rng.geometric(8 / values, size=3000) % values]
+    made = Preprocessing.fit([("c", cells)], categories=["c"]).columns[0]
+    encoder = OneHotEncoder(min_frequency=30, max_categories=50).fit(np.array(cells, dtype=object)[:, None])
+    assert made.rare == tuple(encoder.infrequent_categories_[0])
+    assert made.categories == tuple(v for v in encoder.categories_[0] if v not in made.rare)

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from difformer.experiments.cells import UNTUNED, Request, choices, read_presets, wanted_cells
+from difformer.experiments.cells import (
+    UNTUNED,
+    Cell,
+    Choice,
+    Request,
+    choices,
+    complete,
+    read_presets,
+    settings_id,
+    wanted_cells,
+)
 from difformer.experiments.presets import Preset, load_presets, write_preset
 from difformer.experiments.spec import Data, find, shared_systems
 from difformer.zoo import options_of
@@ -42,15 +52,32 @@ def test_systems_without_a_preset_use_the_untuned_settings_of_the_table():
 def test_attention_off_uses_presets_of_difformer_s_unless_it_has_its_own():
     base = preset("best", "difformer-s", settings={"learning_rate": 0.5, "num_layers": 7})
     (followed,) = choices(CITATION, CORA, OFF, [base])
-    # Where the general encoder has other defaults than DIFFormer-s, those of DIFFormer-s count.
-    general = options_of("difformer")
+    # Where the model has other defaults than DIFFormer-s, those of DIFFormer-s count.
+    general = options_of("difformer-off")
     shared = {key: value for key, value in options_of("difformer-s").items() if general.get(key) != value}
-    assert dict(followed.settings) == {**shared, "learning_rate": 0.5, "num_layers": 7, "diffusivity": None}
-    own = preset("best", "difformer", settings={"learning_rate": 0.1, "diffusivity": None})
+    assert dict(followed.settings) == {**shared, "learning_rate": 0.5, "num_layers": 7}
+    own = preset("best", "difformer-off", settings={"learning_rate": 0.1})
     (tuned,) = choices(CITATION, CORA, OFF, [base, own])
-    assert dict(tuned.settings) == {**shared, "learning_rate": 0.1, "diffusivity": None}
-    another = preset("best", "difformer", settings={"learning_rate": 0.1, "diffusivity": "softmax"})
+    assert dict(tuned.settings) == {**shared, "learning_rate": 0.1}
+    another = preset("best", "difformer", settings={"learning_rate": 0.1})
     assert choices(CITATION, CORA, OFF, [another, base])[0].settings["num_layers"] == 7
+
+
+def test_class_defaults_and_attention_off_have_different_identities_and_presets():
+    general = shared_systems()["difformer"]
+    tuned = preset("best", "difformer", settings={"learning_rate": 0.1})
+    cells = [Cell(CORA, system, choices(CITATION, CORA, system, [tuned])[0]) for system in (general, OFF)]
+    assert [cell.choice.name for cell in cells] == ["best", UNTUNED]
+    plain = [Cell(CORA, system, Choice(UNTUNED, {})) for system in (general, OFF)]
+    assert len({cell.settings_id() for cell in plain}) == 2
+    assert complete(plain[1].config())["diffusivity"] is None
+
+
+def test_lines_of_attention_off_from_before_it_had_a_model_keep_their_identity():
+    cell = Cell(CORA, OFF, Choice("best", {"learning_rate": 0.1}))
+    old = settings_id("difformer", {**cell.settings(), "diffusivity": None}, "cora", CORA.options)
+    assert old == cell.settings_id()
+    assert settings_id("difformer", {**cell.settings(), "diffusivity": "simple"}, "cora", CORA.options) != old
 
 
 def test_series_without_graph_use_their_own_presets():

@@ -184,8 +184,8 @@ def test_the_tuning_column_tells_borrowed_settings():
         return {row.system.key: row.budget for row in section(rows(model)).rows if row.n}
 
     assert budgets("difformer-s") == {"difformer-s": "16 × 2", "off": "borrowed"}
-    assert budgets("difformer")["off"] == "16 × 2"
-    assert "| tuning (settings × runs) |" in markdown(summary(rows("difformer")))
+    assert budgets("difformer-off")["off"] == "16 × 2"
+    assert "| tuning (settings × runs) |" in markdown(summary(rows("difformer-off")))
 
 
 def test_memory_of_stacked_runs_is_divided():
@@ -355,7 +355,8 @@ def test_the_page_has_one_row_per_data_set_and_answers_the_question(tmp_path):
     assert cells[3] == "**86.00±0.00** (DIFFormer-s)"
     assert cells[4] == "80.20±0.16 (GCN)"
     assert cells[5:7] == ["81.00±0.00", "1"]
-    assert "on 1 data sets and protocols. Attention is significantly better on 1, significantly worse on 0" in text
+    assert "Of the 1 rows below, 1 compare our best model with the same encoder without attention." in text
+    assert "Attention is significantly better on 1, significantly worse on 0" in text
     assert (
         "| Node classification on citation graphs | 1 of 1 | +5 (+5 to +5) points | Cora, the authors' split | – |"
         in text

@@ -204,3 +204,45 @@ def test_models_are_pickled(diffusivity):
     model = DIFFormer(5, 8, 3, diffusivity=diffusivity).eval()
     x = torch.randn(4, 5)
     assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
+
+
+class LowRank(torch.nn.Linear):
+    """A map with an addition that no configuration describes."""
+
+
+def _replace_value(model):
+    model.layers[1].value = LowRank(8, 8)
+
+
+def _replace_norm(model):
+    model.norms[0] = torch.nn.Identity()
+
+
+def _change_step(model):
+    model.layers[0].step_size = 0.1
+
+
+def _add_head(model):
+    model.extra = torch.nn.Linear(2, 2)
+
+
+def _parametrise(model):
+    torch.nn.utils.parametrizations.weight_norm(model.output)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (_replace_value, "layers.1.value was replaced by LowRank"),
+        (_replace_norm, "norms.0 was replaced by Identity"),
+        (_change_step, "layers.0.step_size was changed"),
+        (_add_head, "extra.bias, extra.weight is not of the configuration"),
+        (_parametrise, "output was replaced by ParametrizedLinear"),
+    ],
+)
+def test_a_model_that_its_configuration_does_not_describe_is_not_saved(tmp_path, change, named):
+    model = DIFFormer(4, 8, 3)
+    change(model)
+    with pytest.raises(ValueError, match=named):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import threading
 import time
@@ -45,13 +46,47 @@ def test_results_swapped_between_seeds_are_noticed(run):
         evaluate(run, task=blocks(), device="cpu")
 
 
-def test_folders_without_hashes_are_read(run):
+def without_hash(run, seed):
+    path = run / f"seed-{seed}/result.json"
+    found = json.loads(path.read_text())
+    assert found.pop("weights")
+    path.write_text(json.dumps(found))
+
+
+def test_weights_without_their_hash_are_refused(run):
+    without_hash(run, 0)
+    shutil.copy(run / "seed-1/model.safetensors", run / "seed-0/model.safetensors")
+    with pytest.raises(RunFolderError, match="has no hash of the weights"):
+        load_run(run, seed=0, task=blocks(), device="cpu")
+
+
+def test_folders_written_before_weights_were_hashed_are_read(run):
     for seed in (0, 1):
-        path = run / f"seed-{seed}/result.json"
-        found = json.loads(path.read_text())
-        assert found.pop("weights")
-        path.write_text(json.dumps(found))
+        without_hash(run, seed)
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("hashes = true\n", ""))
     assert len(evaluate(run, task=blocks(), device="cpu")) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs symbolic links")
+def test_a_lock_that_is_a_symbolic_link_is_named(run, tmp_path):
+    (run / "seed-1/result.json").unlink()
+    (run / ".lock").unlink(missing_ok=True)
+    (run / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunFolderError, match=r"\.lock is a symbolic link.*delete it"):
+        resume(run, task=blocks(), device="cpu")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("setting", ["source_weight = 1e308", "step_size = -1e300", "graph_weight = 1e308"])
+def test_absurd_numbers_in_a_configuration_get_our_error(run, setting):
+    name = setting.partition(" ")[0]
+    config = run / "config.toml"
+    text, count = re.subn(rf"(?m)^{name} = .*$", setting, config.read_text())
+    assert count == 1
+    config.write_text(text)
+    with pytest.raises((RunFolderError, UserError)):
+        evaluate(run, task=blocks(), device="cpu")
 
 
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs symbolic links")

@@ -203,7 +203,12 @@ def test_constant_predictions_and_collapsed_states_are_noted():
     record = train_one(rare, 0, config(epochs=20), device="cpu")
     share = (rare.y[torch.cat([task.splits[0].valid, task.splits[0].test])] == 0).double().mean()
     assert f"predicted as class 0, so the accuracy there ({share:.4f})" in record.notes[0]
-    assert "collapsed states" in record.notes[1]
+    rows = record.outputs[torch.cat([task.splits[0].valid, task.splits[0].test])].double()
+    spread = float((rows - rows.mean(0)).square().mean().sqrt() / rows.square().mean().sqrt())
+    assert spread < 1e-6  # equal features give equal outputs
+    assert (
+        f"collapsed states: the outputs of all instances agree to a relative spread of {spread:.1e}" in record.notes[1]
+    )
     assert record.result()["notes"] == list(record.notes)
     summary = fit(rare, config(epochs=5), seeds=2, device="cpu")
     assert len(summary.notes) == 2 or all(note.startswith("seed") for note in summary.notes)

@@ -110,10 +110,11 @@ def _where(listing: Listing) -> str:
 
 
 def _one(name: str, root: Path | None, output: Output) -> None:
-    from difformer.data.lookup import list_datasets
+    from difformer.data.catalogue import entry as entry_of
+    from difformer.data.lookup import listing as listing_of
     from difformer.data.registry import dataset_options, loader_of
 
-    listing = next(one for one in list_datasets(root) if one.entry.name == name)
+    listing = listing_of(entry_of(name), root)
     options: dict[str, Any] = dataset_options(name)
     explained = meanings(loader_of(name))
     output.json(

@@ -42,9 +42,9 @@ def demo(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Train five models on 1,797 handwritten digits with ten labels per class, compare them, and write a report.
+    """Compare five models on handwritten digits.
 
-    Example: difformer demo --splits 5 --no-open
+    There are 1,797 digits with ten labels per class. The last model's run is kept, and the demo ends with its report.
     """
     from difformer.experiments import find_preset
     from difformer.training import TaskSource

@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from difformer.cli.command import as_typed
 from difformer.cli.inputs import DEFAULT_MODEL, PAPER_MODEL
-from difformer.cli.output import Output, shown
+from difformer.cli.output import Output, counted, shown
 from difformer.cli.progress import clock_time
 
 if TYPE_CHECKING:
@@ -25,30 +26,36 @@ WITHOUT_TRAINING = ("batch_size", "metric", "graph", "precision")
 LENGTH = frozenset({"epochs", "patience", "eval_every"})
 
 
-def describe_task(task: Task) -> list[str]:
-    """Size, protocol and notes in a few lines."""
+def describe_task(task: Task, metric: str = "auto") -> list[str]:
+    """Size, protocol and notes in a few lines; `metric` is the configuration's."""
+    from difformer.training.metrics import protocol_text
+
     facts = task.facts()
-    sizes = [f"{facts[key]:,} {key}" for key in ("graphs", "snapshots", "nodes", "edges", "features") if key in facts]
-    sizes += [f"{facts[key]} {key}" for key in ("classes", "targets") if key in facts]
+    parts = ("graphs", "snapshots", "nodes", "edges", "features", "classes", "targets")
+    sizes = [counted(int(facts[key]), key) for key in parts if key in facts]
     split = "/".join(str(size) for size in task.splits[0].sizes())
-    lines = [f"{task.name}: {', '.join(sizes)}", f"protocol: {task.protocol}"]
+    protocol = protocol_text(task.protocol, task.metric if metric == "auto" else metric)
+    lines = [f"{task.name}: {', '.join(sizes)}", f"protocol: {protocol}"]
     lines.append(f"train/valid/test: {split}" + (f", {len(task.splits)} splits" if len(task.splits) > 1 else ""))
     if task.preprocessing is not None:
         lines += ["columns:", *(f"  {line}" for line in task.preprocessing.describe().splitlines())]
-    lines += [f"note: {note}" for note in task.notes]
-    if any(" pass " in note for note in task.notes):
-        lines.append("note: options of the data are given with --data, such as --data drop=COLUMN")
-    return lines
+    return lines + [f"note: {as_typed(note)}" for note in task.notes]
 
 
 def note_missing_edges(task: Task, config: TrainConfig) -> list[str]:
-    """A note if a model that works over edges has none."""
+    """A note if there are no edges: for a model that works over them, and for one that has a sharper form."""
     from difformer.training.config import knn_of
+    from difformer.training.spaces import MOST_ROWS
     from difformer.zoo import find
 
-    if not find(config.model).needs_graph or knn_of(config.graph) is not None:
+    if knn_of(config.graph) is not None or (task.edge_index is not None and config.graph == "given"):
         return []
-    if task.edge_index is not None and config.graph == "given":
+    if config.model == "difformer" and "diffusivity" not in config.options and task.num_nodes <= MOST_ROWS:
+        return [
+            "note: no graph: --model difformer-sharp lets attention select near instances, where the default spreads "
+            "it almost evenly; train both and see with `difformer compare`"
+        ]
+    if not find(config.model).needs_graph:
         return []
     return [
         f"note: {config.model} passes messages along edges, but there are no edges here, so every instance is on its "
@@ -79,7 +86,7 @@ def _untuned(request: Request, source: TaskSource | None) -> str:
 
     model, dataset = request.config.model, request.dataset
     if dataset is None:
-        data = "a partitioned task" if source is None else "your own files"
+        data = "a partitioned task" if source is None else "your own data"
         return f"untuned: defaults of {model}, no preset for {data}"
     every = [p for p in load_presets() if (p.dataset, p.variant) == (dataset, None)]
     known, whose = [p for p in every if p.model == model], ""

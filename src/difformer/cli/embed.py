@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from difformer.cli.command import command
+from difformer.cli.command import as_typed, command
 from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed, option
 from difformer.cli.output import Output, check_new
 from difformer.errors import UserError
@@ -50,7 +49,7 @@ def embed(
 
         new = read_new_rows(run, features, edges, together=True)
         for note in new.notes:
-            output.remark(f"warning: {note}")
+            output.remark(f"note: {as_typed(note)}")
         states = ask(folder, new.x, edges=new.edge_index, edge_weight=new.edge_weight, seed=seed, device=device)
         names = new.names
     _write(path, states, names)
@@ -61,7 +60,7 @@ def embed(
 def _write(path: Path, states: Tensor, names: tuple[str, ...]) -> None:
     import numpy as np
 
-    from difformer.files import write_bytes
+    from difformer.files import csv_text, write_bytes
 
     array = states.numpy(force=True)
     named = names if len(names) == array.shape[0] else ()
@@ -75,8 +74,6 @@ def _write(path: Path, states: Tensor, names: tuple[str, ...]) -> None:
         return
     if array.ndim != 2:
         raise UserError(f"--out: embeddings of shape {array.shape} do not fit a table; write them as .npz")
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["instance", *(f"state_{i}" for i in range(array.shape[1]))])
-    writer.writerows([named[i] if named else i, *(float(f"{v:.6g}") for v in row)] for i, row in enumerate(array))
-    write_bytes(path, text.getvalue().encode())
+    headings = ["instance", *(f"state_{i}" for i in range(array.shape[1]))]
+    rows = ([named[i] if named else i, *(float(f"{v:.6g}") for v in row)] for i, row in enumerate(array))
+    write_bytes(path, csv_text([headings, *rows]).encode())

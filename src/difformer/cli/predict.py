@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from difformer.cli.command import command
+from difformer.cli.command import as_typed, command
 from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed, option
-from difformer.cli.output import Output, check_new, printable
+from difformer.cli.output import Output, check_new
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,18 +52,13 @@ def predict(
 
         new = read_new_rows(run, features, edges, together=not alone)
         for note in new.notes:
-            output.remark(f"warning: {note}")
+            output.remark(f"note: {as_typed(note)}")
         found = ask(
             run, new.x, edges=new.edge_index, edge_weight=new.edge_weight, together=not alone, seed=seed, device=device
         )
         found = replace(found, instance_names=new.names)
     if printed:
-        text = found.csv()
-        sys.stdout.write(printable(text))
-        if printable(text) != text:
-            output.remark(
-                "warning: control characters in names are written out here; --out FILE keeps them as they are"
-            )
+        sys.stdout.write(found.csv())
         return
     found.write(out)
     headings, rows = found.table()

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from difformer.data.own.table import is_missing as is_missing
     from difformer.data.registry import dataset_options as dataset_options
     from difformer.data.registry import load as load
+    from difformer.data.registry import register_dataset as register_dataset
     from difformer.data.split import Split as Split
     from difformer.data.split import load_splits as load_splits
     from difformer.data.split import save_splits as save_splits
@@ -68,7 +69,7 @@ _HOMES = {
     "own": "Preprocessing from_arrays from_files from_frame from_pyg read_features",
     "own.graphs": "edge_ends",
     "own.table": "is_missing",
-    "registry": "dataset_options load",
+    "registry": "dataset_options load register_dataset",
     "split": "Split load_splits save_splits",
     "split_rules": "authors_split fraction_split index_split labels_per_class_split masks_split per_class_split "
     "random_split time_split",

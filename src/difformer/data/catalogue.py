@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from difformer.errors import UserError, did_you_mean
 _toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 BUILT_IN = "built in"
+ENTRY_POINTS = "difformer.datasets"  # the group in which an installed package may name data sets of its own
 ZIP, GZIP, MAT, JSON = b"PK\x03\x04", b"\x1f\x8b", b"MATLAB 5.0 MAT-file", b"{"
 _BEGINNINGS = {"zip": ZIP, "gzip": GZIP, "mat": MAT, "json": JSON}
 
@@ -44,12 +46,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Form:
-    """Files that together are a data set.
-
-    Args:
-        name: How readers tell forms apart.
-        files: All of them are needed.
-    """
+    """Files that together are a data set: all of `files` are needed, and readers tell forms apart by `name`."""
 
     name: str
     files: tuple[RemoteFile, ...]
@@ -68,7 +65,7 @@ class Entry:
         about: One line.
         kind: ``"nodes"``, ``"series"`` or ``"graphs"``.
         metric: What is reported.
-        loader: ``"module:function"`` in `difformer.data`.
+        loader: ``"package.module:function"``.
         nodes: Number of nodes or instances; of a typical graph for ``"graphs"``; None where the caller says.
         edges: Undirected ones, each counted once; of a graph whose directions are kept the directed ones, over all
             snapshots; None without a graph, or where it is not known before the files are there.
@@ -113,7 +110,7 @@ class Entry:
 def _entry(name: str, facts: dict[str, Any]) -> Entry:
     forms = tuple(Form(form["name"], tuple(map(_file, form["files"]))) for form in facts.pop("forms", ()))
     plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
-    return Entry(name, forms=forms, **plain)
+    return Entry(name, forms=forms, **{**plain, "loader": f"difformer.data.{plain['loader']}"})
 
 
 def _file(facts: dict[str, Any]) -> RemoteFile:
@@ -128,17 +125,33 @@ ALIASES: dict[str, str] = {alias: name for name, entry in ENTRIES.items() for al
 
 
 def entry(name: str) -> Entry:
-    """The entry of a name, however it is spelled: case, blanks and underscores do not matter.
+    """The entry of a name, however it is spelled: case, blanks and underscores do not matter."""
+    if ":" in name:
+        return own_entry(name, name)
+    plain = plain_name(name)
+    known = {**ENTRIES, **installed()}
+    if plain in known:
+        return known[plain]
+    hint = did_you_mean(plain, [*known, *ALIASES]) or f"known are {', '.join(known)}. "
+    raise UserError(f"there is no data set {name!r}; {hint}`difformer datasets` lists all {len(known)}")
 
-    Raises:
-        UserError: If there is no such data set, with the nearest name.
-    """
+
+def plain_name(name: str) -> str:
+    """The name of a data set as `ENTRIES` has it."""
     plain = name.strip().lower().replace("_", "-").replace(" ", "-")
-    plain = ALIASES.get(plain, plain)
-    if plain in ENTRIES:
-        return ENTRIES[plain]
-    hint = did_you_mean(plain, [*ENTRIES, *ALIASES]) or f"known are {', '.join(ENTRIES)}. "
-    raise UserError(f"there is no data set {name!r}; {hint}`difformer datasets` lists all {len(ENTRIES)}")
+    return ALIASES.get(plain, plain)
+
+
+def own_entry(name: str, loader: str, about: str = "", kind: str = "nodes", metric: str = "any") -> Entry:
+    """The entry of a data set that is not the package's."""
+    return Entry(name, about or f"made by {loader}", kind, metric, loader, licence="your own")
+
+
+def installed() -> dict[str, Entry]:
+    """Data sets that installed packages name in the entry-point group ``difformer.datasets``."""
+    points = entry_points(group=ENTRY_POINTS)
+    named = {plain_name(point.name): point.value for point in points}
+    return {name: own_entry(name, place) for name, place in named.items() if name not in ENTRIES}
 
 
 def members(name: str, form: str) -> tuple[str, ...]:

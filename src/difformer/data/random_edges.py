@@ -23,9 +23,6 @@ def distinct_edges(num_nodes: int, num_edges: int, *, skew: float = 0.0, rng: Ge
 
     With skew s both ends are drawn with probability ∝ rank^-s, ranks given to nodes at random: for a uniform u the rank
     ⌊N · u^{1/(1 - s)}⌋ has that law.
-
-    Raises:
-        ValueError: If there are not that many pairs, or a skew leaves too few of them reachable.
     """
     possible = num_nodes * (num_nodes - 1) // 2
     if not 0 <= num_edges <= possible or not 0 <= skew < 1:

@@ -1,20 +1,20 @@
-"""`load`: from a name to a task."""
+"""`load`: from a name to a task; and names for data sets of your own."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 from collections.abc import Callable
 from importlib import import_module
 from numbers import Integral, Real
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from difformer.data.catalogue import entry
-from difformer.data.task import Task
-from difformer.errors import UserError
+from difformer.data.catalogue import ENTRIES, Entry, entry, own_entry, plain_name
+from difformer.data.task import Kind, Task
+from difformer.errors import UserError, did_you_mean
 
 
 def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) -> Task:
@@ -38,15 +38,78 @@ def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) 
         DownloadError: If a download fails; it also names the address and the folder to put the file into.
     """
     found = entry(name)
-    function = _loader(found.loader)
+    function = loader_of(name)
     known = _options(function)
     for option in options:
         if option not in known:
             raise UserError(_unknown_option(found.name, option, known))
     _check_kinds(found.name, options, annotations_of(function))
-    if _takes_files(function):
-        return function(found.name, root, **options)
-    return function(**options)
+    takes_files = "root" in inspect.signature(function).parameters
+    task = function(found.name, root, **options) if takes_files else function(**options)
+    if not isinstance(task, Task):
+        raise UserError(
+            f"data set {found.name!r}: {found.loader} must return a difformer.data.Task, such as from_arrays makes; "
+            f"got {type(task).__name__}"
+        )
+    return task
+
+
+def register_dataset(
+    name: str, loader: Callable[..., Task], *, about: str = "", kind: Kind = "nodes", metric: str = "any"
+) -> Entry:
+    """Adds a data set of your own, so that `load`, ``fit``, ``tune`` and all else take its name.
+
+    The name is known in this process. A command line knows it where an installed package names the loader in the
+    entry-point group ``difformer.datasets``, or without a name as ``package.module:function``.
+
+    Args:
+        name: What `load` and ``difformer fit`` take.
+        loader: A function ``(*, options…) -> Task`` whose options have defaults, or ``(name, root=None, *, options…)``
+            if it looks for files in the folder of ``--root``.
+        about: One sentence; left out, the first line of the function's docstring.
+        kind: ``"nodes"``, ``"series"`` or ``"graphs"``, for the list of data sets.
+        metric: What is reported, likewise.
+
+    Raises:
+        UserError: If the name is that of a data set of the package, or the loader takes its options otherwise.
+
+    Example:
+        >>> from difformer.data import from_arrays
+        >>> def stripes(*, size: int = 40):
+        ...     return from_arrays([[i % 4, i] for i in range(size)], [i % 2 for i in range(size)], name="stripes")
+        >>> register_dataset("stripes", stripes).name
+        'stripes'
+        >>> load("stripes", size=60).num_nodes
+        60
+    """
+    plain = plain_name(name)
+    if not plain or set(plain) & set(":/\\"):
+        raise UserError(f"the name of a data set has no colons or slashes, got {name!r}")
+    if plain in ENTRIES and plain not in _registered:
+        raise UserError(f"{plain!r} is a data set of the package; register yours under another name")
+    _check_loader(plain, loader)
+    first = (inspect.getdoc(loader) or "").strip().splitlines()
+    place = f"{loader.__module__}:{loader.__qualname__}"
+    _registered[plain] = loader
+    ENTRIES[plain] = own_entry(plain, place, about or (first or [""])[0], kind, metric)
+    return ENTRIES[plain]
+
+
+_registered: dict[str, Callable[..., Task]] = {}
+
+
+def _check_loader(name: str, loader: Any) -> None:
+    if not callable(loader):
+        raise UserError(f"data set {name!r}: expected a function that returns a Task, got {loader!r}")
+    parameters = inspect.signature(loader).parameters.values()
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    positional = [p.name for p in parameters if p.kind is not keyword]
+    bare = [p.name for p in parameters if p.kind is keyword and p.default is inspect.Parameter.empty]
+    if positional not in ([], ["name", "root"]) or bare:
+        raise UserError(
+            f"data set {name!r}: a loader is a function (*, options…) or (name, root=None, *, options…) with a default "
+            f"for every option; that of {loader.__qualname__} is {inspect.signature(loader)}"
+        )
 
 
 def dataset_options(name: str) -> dict[str, Any]:
@@ -61,23 +124,32 @@ def option_kinds(name: str) -> dict[str, str]:
 
 def loader_of(name: str) -> Callable[..., Task]:
     """The function that makes a data set; its docstring explains the options."""
-    return _loader(entry(name).loader)
+    found = entry(name)
+    if found.name in _registered:
+        return _registered[found.name]
+    module, _, attribute = found.loader.partition(":")
+    try:
+        loader: Any = attrgetter(attribute)(import_module(module))
+    except (ImportError, AttributeError) as error:
+        if module.startswith("difformer."):
+            raise
+        raise UserError(
+            f"data set {name!r}: {found.loader} cannot be imported ({error}); it is package.module:function, and the "
+            f"package must be installed or on PYTHONPATH"
+        ) from error
+    if not module.startswith("difformer."):
+        _check_loader(found.name, loader)
+    return loader
 
 
 def annotations_of(function: Callable[..., Task]) -> dict[str, str]:
     """Annotations of the options that a reader takes by keyword alone."""
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: str(p.annotation) for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-
-
-def _loader(place: str) -> Callable[..., Task]:
-    module, _, function = place.partition(":")
-    loader: Callable[..., Task] = getattr(import_module(f"difformer.data.{module}"), function)
-    return loader
-
-
-def _takes_files(function: Callable[..., Task]) -> bool:
-    return "root" in inspect.signature(function).parameters
+    found = {}
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is inspect.Parameter.KEYWORD_ONLY:
+            kind = type(p.default) if p.annotation is inspect.Parameter.empty else p.annotation
+            found[p.name] = kind if isinstance(kind, str) else inspect.formatannotation(kind)
+    return found
 
 
 def _options(function: Callable[..., Task]) -> dict[str, Any]:
@@ -104,7 +176,5 @@ def _check_kinds(name: str, options: dict[str, Any], annotations: dict[str, str]
 
 
 def _unknown_option(name: str, option: str, known: dict[str, Any]) -> str:
-    near = difflib.get_close_matches(option, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
     listed = ", ".join(f"{key}={value!r}" for key, value in known.items())
-    return f"data set {name!r} has no option {option!r}; {hint}it takes {listed}"
+    return f"data set {name!r} has no option {option!r}; {did_you_mean(option, known)}it takes {listed or 'none'}"

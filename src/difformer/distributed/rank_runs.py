@@ -9,7 +9,7 @@
 Rank 0 creates, locks and summarises the folder. A run can be resumed by any number of ranks, or by one process. With
 ranks on several machines the folder must be on a file system that all of them see.
 
-A seed of `fit_seeds` whose loss becomes infinite does not end the others: they are trained and saved first.
+A seed whose loss becomes infinite does not end the others: they are trained and saved first.
 """
 
 from __future__ import annotations
@@ -298,6 +298,7 @@ def _train_shards(
     told = tuple(callbacks) if ranks.first else ()
     sent = Sent({}, {}, ranks.size)
     records: list[RunRecord] = []
+    diverged: dict[int, str] = {}
     with closing(told), contextlib.ExitStack() as stack, stop_requests(told) as stop:
         ranks.first_does(lambda: _take(folder, stack))
         waiting = ranks.first_does(lambda: [seed for seed in folder.seeds if not folder.is_done(seed)])
@@ -307,13 +308,19 @@ def _train_shards(
                 labels = gather_labels(partition, shard)
         for seed in waiting:
             with ranks.traffic.during() as bytes_sent:
-                record = _one_seed_of_all(folder, facts, shard, seed, told, stop)
+                try:
+                    record = _one_seed_of_all(folder, facts, shard, seed, told, stop)
+                except NonFiniteLossError as error:  # the loss is the same on every rank
+                    diverged[seed] = str(error)
+                    continue
                 write_outputs(folder, record, labels, shard, facts.problem)
             sent = _sent(bytes_sent, at_first, record, ranks)
             records.append(replace(record, outputs=record.outputs[:0]))
             if record.status == "interrupted":
                 break
         results = ranks.first_does(lambda: _finish(folder, partition, sent))
+    if diverged:
+        _refuse(diverged, folder)
     return _summary(folder, results, records), sent
 
 
@@ -348,18 +355,14 @@ def _one_seed_of_all(
         trainer = ShardedTrainer(facts, shard, seed % len(shard.splits), folder.config, seed)
         if state is not None:
             state.into(trainer)
-        try:
-            if not ranks.first:
-                return trainer.run(stop=stop)
-            return trainer.run(
-                callbacks,
-                log=lambda rows: folder.metrics.append(seed, rows),
-                save=lambda snapshot: folder.write_checkpoint(seed, snapshot),
-                stop=stop,
-            )
-        except NonFiniteLossError as error:
-            error.of_rank_0 = True  # type: ignore[attr-defined]  # the loss is the same on every rank
-            raise
+        if not ranks.first:
+            return trainer.run(stop=stop)
+        return trainer.run(
+            callbacks,
+            log=lambda rows: folder.metrics.append(seed, rows),
+            save=lambda snapshot: folder.write_checkpoint(seed, snapshot),
+            stop=stop,
+        )
 
 
 def _sent(bytes_sent: dict[str, int], at_first: dict[str, int], record: RunRecord, ranks: Ranks) -> Sent:

@@ -117,7 +117,7 @@ class Recipe:
         learning_rate: Of Adam.
         weight_decay: λ of ½λ‖w‖²; None is 1 / (rows trained on), at most `DECAY`.
         n_models: Models whose outputs are averaged.
-        validation_fraction: Share of the labelled rows that is held out where there are enough.
+        validation_fraction: Share of the labelled rows that is held out once; None decides by their number.
         batch_size: Rows of a mini-batch; None chooses.
         device: Where to train.
         seed: Of everything that is random.
@@ -129,7 +129,7 @@ class Recipe:
     learning_rate: float
     weight_decay: float | None
     n_models: int
-    validation_fraction: float
+    validation_fraction: float | None
     batch_size: int | None
     device: str
     seed: int

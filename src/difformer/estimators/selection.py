@@ -3,12 +3,13 @@
 =====================  ======================================================================================
 labelled rows          held out
 =====================  ======================================================================================
-`ENOUGH` or more       `validation_fraction` of them, once; they end every run, choose the graph and the
-                       temperature
+`ENOUGH` or more       a tenth of them, once; they end every run, choose the graph and the temperature
 `JUDGES` or more       each in one of `FOLDS` folds; the folds choose graph, steps and temperature, and then
                        the models are trained on all labelled rows
 fewer                  none: `steps` steps, the neighbour graph (if asked for), and a cautious temperature
 =====================  ======================================================================================
+
+A `validation_fraction` that is given is held out once, whatever the number of labelled rows.
 
 A graph is kept only if the held-out rows are predicted at least as well with it as without, measured by the log loss of
 calibrated probabilities, or by the squared error. Probabilities are softmax(o / T) with the temperature T that
@@ -33,6 +34,7 @@ from difformer.estimators.ridge import LinearPart, best_share
 Array = np.ndarray[Any, Any]
 
 ENOUGH = 500  # labelled rows from which a share is held out once
+SHARE = 0.1  # of them
 JUDGES = 10  # labelled rows from which a cross-validation chooses
 WITNESSES = 20  # held-out rows from which a useless model is warned about
 FOLDS = 3
@@ -78,8 +80,11 @@ def train_and_choose(problem: Problem, recipe: Recipe, sides: Mapping[str | None
         sides: Edges by name; the first is taken where nothing can be held out, and where two are equally good.
     """
     judges = foldable(problem)
-    if len(problem.labelled) >= ENOUGH and recipe.validation_fraction:
-        return _with_held_out_rows(problem, recipe, sides)
+    share = recipe.validation_fraction
+    if share is None and len(problem.labelled) >= ENOUGH:
+        share = SHARE
+    if share and (split := hold_out(problem, share, recipe.seed)).valid.numel():
+        return _with_held_out_rows(problem, recipe, sides, split)
     everything = make_split("all", problem.labelled, np.empty(0, dtype=np.int64))
     side, steps, judged = next(iter(sides)), recipe.steps, None
     if judges >= JUDGES:
@@ -93,8 +98,7 @@ def train_and_choose(problem: Problem, recipe: Recipe, sides: Mapping[str | None
     return Trained(runs, side, judged.temperature, judged.loss, judged.warning, judged.share)
 
 
-def _with_held_out_rows(problem: Problem, recipe: Recipe, sides: Mapping[str | None, Edges]) -> Trained:
-    split = hold_out(problem, recipe.validation_fraction, recipe.seed)
+def _with_held_out_rows(problem: Problem, recipe: Recipe, sides: Mapping[str | None, Edges], split: Split) -> Trained:
     label = _label(0, recipe.n_models)
     first = {
         side: train(problem, recipe, edges, split, recipe.seed, recipe.steps, label=f"{label} {NAMES[side]}")

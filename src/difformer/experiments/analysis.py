@@ -231,7 +231,8 @@ class Section:
 
     def best(self, role: str) -> Row | None:
         """The row of a role with the best mean validation score; None if none was run."""
-        rows = [row for row in self.rows if row.system.role == role and row.mean("valid") is not None]
+        rows = [row for row in self.rows if row.system.role == role and row.system.compared]
+        rows = [row for row in rows if row.mean("valid") is not None]
         return max(rows, key=lambda row: (1 if row.higher_is_better else -1) * (row.mean("valid") or 0), default=None)
 
     @cached_property

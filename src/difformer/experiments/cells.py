@@ -102,6 +102,8 @@ def settings_id(model: str, settings: Mapping[str, Any], dataset: str, options: 
     Settings at their default do not count. So a run keeps its identity when the package gains an option whose default
     is what was done before, and lines of older versions are found again.
     """
+    if model == "difformer" and settings.get("diffusivity", "") is None:
+        model = "difformer-off"  # its name before it had one of its own
     if "baseline" in settings:
         return identity(baseline=settings["baseline"], dataset=dataset, options=options)
     try:

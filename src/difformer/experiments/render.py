@@ -373,13 +373,12 @@ _OPENING = """# Results
 number is read from a ledger, or is a published figure of the paper or of the authors' code. [Reproducing the \
 paper](reproduce.md) explains the protocol."""
 _HOW_TO_READ = """Test accuracy or AUROC in % (series: mean squared error, lower is better), mean ± standard \
-deviation over the seeds and splits of the protocol. *Ours* is DIFFormer-s or DIFFormer-a, the *rival* is the best \
-other model; validation chooses both. *Off* is our encoder without all-pair attention. *Trials* is \
-the number of settings that were compared for ours, the rival and off (0: customary or published settings, *: the \
-settings of DIFFormer-s). p-values belong to paired \
-t-tests of ours against the rival and against off, corrected for overlapping splits (Nadeau and Bengio) and for the \
-comparisons of a section (Holm). **Bold** marks the better of ours and the rival if p < 0.05. With few training labels \
-the correction is severe: a difference that is not significant is not shown to be zero."""
+deviation over seeds and splits. *Ours* is the best DIFFormer and *rival* the best other model, both chosen on \
+validation. *Off* is our encoder without attention. *Trials* counts the settings compared for ours, the rival and off \
+(0: customary or published settings, *: the settings of DIFFormer-s). p-values are of paired t-tests with ours, \
+corrected for overlapping splits (Nadeau and Bengio) and for the comparisons of a section (Holm). **Bold** marks the \
+better of ours and the rival if p < 0.05. With few training labels the correction is severe: a difference that is not \
+significant is not shown to be zero."""
 
 
 def results_page(folder: Path, links: str = "../results") -> str:
@@ -446,10 +445,12 @@ def _p(one: Comparison | None) -> str:
 def _attention(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
     """Where attention helps and where it does not, from the comparisons with attention off, by kind of task."""
     groups: dict[str, list[tuple[Section, Comparison]]] = {}
+    left_out = 0
     for summary, section in sections:
         one = section.comparison("attention off")
-        # With the broadcast metric a lower error is not a better forecast.
-        if one is not None and one.ours.metric != "broadcast-mse":
+        if one is not None and one.ours.metric == "broadcast-mse":
+            left_out += 1
+        elif one is not None:
             groups.setdefault(summary.experiment.title, []).append((section, one))
     rows = []
     for title, found in groups.items():
@@ -463,7 +464,7 @@ def _attention(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
             {
                 "kind of task": title,
                 "attention ahead": f"{(gains > 0).sum()} of {len(gains)}",
-                "difference, median (range)": f"{gains.median():+.2g} ({gains.min():+.2g} to {gains.max():+.2g}){unit}",
+                "gain, median (range)": f"{gains.median():+.2g} ({gains.min():+.2g} to {gains.max():+.2g}){unit}",
                 "significantly better": named["helps"] or NONE,
                 "significantly worse": named["hurts"] or NONE,
             }
@@ -472,13 +473,18 @@ def _attention(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
     if not every:
         return ["Nothing was compared with attention off yet."]
     better, worse = (sum(one.significant and (one.gain > 0) == up for one in every) for up in (True, False))
+    without = (
+        f" The {left_out} rows with the broadcast metric are not counted: a lower value of it is not a better forecast."
+        if left_out
+        else ""
+    )
     return [
-        f"Our best model was compared with the same encoder without attention on {len(every)} data sets and protocols. "
-        f"Attention is significantly better on {better}, significantly worse on {worse}, and on the other "
-        f"{len(every) - better - worse} no difference is shown.",
+        f"Of the {len(sections)} rows below, {len(every)} compare our best model with the same encoder without "
+        f"attention.{without} Attention is significantly better on {better}, significantly worse on {worse}, and on "
+        f"the other {len(every) - better - worse} no difference is shown. A positive gain means that attention is "
+        "better: points gained, or mean squared error saved.",
         _md(pandas().DataFrame(rows)),
-        "Compare with attention off on your own data, and switch it off (`--model difformer --set diffusivity=none`) "
-        "if it is not ahead on validation.",
+        "Compare on your own data. Unless attention is ahead on validation, switch it off (`--model difformer-off`).",
     ]
 
 

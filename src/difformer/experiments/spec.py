@@ -103,6 +103,7 @@ class System:
         settings: Settings that define the system; they override presets.
         suffix: Suffix of its preset names, as in ``public-code-no-graph``.
         baseline: A prediction without training, see `difformer.experiments.samples.baseline`.
+        compared: Whether it can be the best row of its role; not if its validation score is not held out.
     """
 
     key: str
@@ -113,11 +114,12 @@ class System:
     settings: Mapping[str, Any] = field(default_factory=dict)
     suffix: str = ""
     baseline: str = ""
+    compared: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names for ``--models``; ``"difformer"`` alone is the model of variants and names no row."""
-        return tuple(name for name in (self.key, self.model) if name and name != "difformer")
+        """Names for ``--models``: its key and its model; as the model of variants ``"difformer"`` names no row."""
+        return (self.key,) if self.model in ("", "difformer") else (self.key, self.model)
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,8 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
     reason = why_not_plain(conv)
     if reason is not None:
         return reason
+    if conv.edge_mask() is not None:
+        return "an explainer masks the edges"
     if not _is_default(structure):
         return "a context sums over the senders, or they have weights"
     if conv.form != "simple":

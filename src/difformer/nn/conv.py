@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import operator
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ from difformer.kernels.fused import fused_step, why_not_fused, why_not_gram
 from difformer.kernels.gram import gram_attention
 from difformer.kernels.rows import unit_rows
 from difformer.nn.context import Context
+from difformer.nn.edge_mask import mask_holder, mask_of
 from difformer.nn.structure import Structure, as_structure
 
 QK_NORMS = ("row", "global", "none")
 INITIALISATIONS = ("identity", "torch")
+LARGEST_SOURCE = 1e6  # far beyond any useful β, and far below what overflows a float32
 
 
 class DIFFormerConv(nn.Module):
@@ -43,7 +46,7 @@ class DIFFormerConv(nn.Module):
     without edges :math:`\tilde A` is the identity: each node keeps its own value.
 
     Args:
-        in_channels: Length of a state before the layer.
+        in_channels: Length of a state before the layer; -1 takes it from the first input.
         out_channels: Length after it; must be `in_channels` with `residual`, without `transform`, or with a source.
         num_heads: Heads H, averaged.
         diffusivity: A name or a `Diffusivity`. ``"identity"`` propagates each node to itself; None switches latent
@@ -93,33 +96,70 @@ class DIFFormerConv(nn.Module):
         _check_choice("initialisation", initialisation, INITIALISATIONS)
         _check_choice("backend", backend, BACKENDS)
         for name, count in (("in_channels", in_channels), ("out_channels", out_channels), ("num_heads", num_heads)):
-            check_count(name, count)
-        if not math.isfinite(source_weight):
-            raise UserError(f"source_weight must be a finite number, got {source_weight!r}")
+            if name != "in_channels" or count != -1:
+                check_count(name, count)
+        if not abs(source_weight) <= LARGEST_SOURCE:
+            raise UserError(
+                f"source_weight must be a finite number, got {source_weight!r}; at most {LARGEST_SOURCE:g} in size"
+            )
         if not 0 < step_size <= 1:
             raise UserError(f"step_size must lie in (0, 1], got {step_size!r}")
         if graph_weight is not None and not 0 <= graph_weight <= 1:
             raise UserError(f"graph_weight must lie in [0, 1], or be None to add the graph term, got {graph_weight!r}")
-        if in_channels != out_channels and (residual or not transform):
-            raise UserError(
-                f"in_channels {in_channels} and out_channels {out_channels} must be equal with residual=True or "
-                f"transform=False"
-            )
-        self.in_channels, self.out_channels, self.num_heads = in_channels, out_channels, num_heads
+        self.out_channels, self.num_heads, self.residual, self.tied_qk = out_channels, num_heads, residual, tied_qk
+        self.in_channels = in_channels if in_channels == -1 else self._checked(in_channels, transform)
         self.diffusivity = None if diffusivity is None else as_diffusivity(diffusivity, channels=out_channels)
         self.step_size, self.source_weight, self.graph_weight = step_size, source_weight, graph_weight
-        self.graph_norm, self.qk_norm, self.backend = graph_norm, qk_norm, backend
-        self.residual, self.tied_qk = residual, tied_qk
+        self.graph_norm, self.qk_norm, self.backend, self.initialisation = graph_norm, qk_norm, backend, initialisation
         # Diffusivities that look at no pair need no queries and keys; unused parameters would only feel weight decay.
         self.form = None if self.diffusivity is None else form_of(self.diffusivity)
         self._score = None if self.diffusivity is None else score_key(self.diffusivity)
         infers = self.form not in (None, "identity", "constant")
         width = out_channels * num_heads
-        self.query = nn.Linear(in_channels, width) if infers else None
-        self.key = nn.Linear(in_channels, width) if infers and not tied_qk else None
-        self.value = nn.Linear(in_channels, width) if transform else None
-        if self.value is not None and initialisation == "identity":
-            _near_identity(self.value, num_heads)
+        self.query = linear_map(in_channels, width) if infers else None
+        self.key = linear_map(in_channels, width) if infers and not tied_qk else None
+        self.value = linear_map(in_channels, width) if transform else None
+        self._begin()
+
+    def _checked(self, in_channels: int, transform: bool) -> int:
+        if in_channels != self.out_channels and (self.residual or not transform):
+            raise UserError(
+                f"in_channels {in_channels} and out_channels {self.out_channels} must be equal with residual=True or "
+                f"transform=False"
+            )
+        return in_channels
+
+    def _begin(self) -> None:
+        """``initialisation="identity"``, where the maps are those of this class and have a size."""
+        if self.initialisation == "identity" and type(self.value) is nn.Linear:
+            _near_identity(self.value, self.num_heads)
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters again, as a new layer does."""
+        for layer in (self.query, self.key, self.value):
+            if layer is not None and hasattr(layer, "reset_parameters"):
+                layer.reset_parameters()
+        self._begin()
+
+    def set_in_channels(self, in_channels: int) -> None:
+        """Gives a layer that was made with ``in_channels=-1`` its input size; the first forward pass does."""
+        self.in_channels = self._checked(in_channels, self.value is not None)
+        for layer in (self.query, self.key, self.value):
+            give_size(layer, in_channels)
+        self._begin()
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """As in `nn.Module`, and the module on which explainers of PyTorch Geometric set their edge masks."""
+        yield from super().named_modules(memo, prefix, remove_duplicate)
+        holder = mask_holder(self)
+        if holder is not None:
+            yield f"{prefix}.edge_mask" if prefix else "edge_mask", holder
+
+    def edge_mask(self) -> Tensor | None:
+        """Factors ``[E]`` of the messages along observed edges, set by an explainer; None otherwise."""
+        return mask_of(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -212,6 +252,8 @@ class DIFFormerConv(nn.Module):
             context: How to sum over the rows that send, in place of `edge_index` and `batch`; see
                 `difformer.nn.context`.
         """
+        if self.in_channels == -1 and z.dim() == 2:
+            self.set_in_channels(z.shape[1])
         if z.dim() != 2 or z.shape[1] != self.in_channels:
             raise UserError(f"z must have shape [N, {self.in_channels}], got {tuple(z.shape)}")
         # A stack of runs has weights that are tensors, which cannot be compared with 0 here.
@@ -231,10 +273,29 @@ class DIFFormerConv(nn.Module):
             return fused_step(self, z, context, source)
         v = self.values(z)
         own = over_heads(v)  # the graph is the same for every head, so their mean suffices
-        p = self.mixed(self.latent(z, v, context), context.observed(own, self.graph_norm), own, context.has_edges)
+        mask = self.edge_mask()
+        options = {} if mask is None else {"mask": mask}  # only the default context knows of masks
+        observed = context.observed(own, self.graph_norm, **options)
+        p = self.mixed(self.latent(z, v, context), observed, own, context.has_edges)
         if self.residual:
             p = torch.lerp(z, p.to(z.dtype), self.step_size)
         return p if source is None else p + self.step_size * self.source_weight * source
+
+
+def linear_map(in_channels: int, out_channels: int) -> nn.Linear:
+    """`nn.Linear`; with -1 input channels a lazy one, which becomes `nn.Linear` at its first input."""
+    if in_channels != -1:
+        return nn.Linear(in_channels, out_channels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # lazy modules of torch announce that they are new
+        return nn.LazyLinear(out_channels)
+
+
+@torch.no_grad()
+def give_size(layer: nn.Module | None, in_channels: int) -> None:
+    """Makes the parameters of a lazy map, in place, so that optimisers keep them."""
+    if isinstance(layer, nn.LazyLinear):
+        layer(torch.empty(0, in_channels, dtype=layer.weight.dtype, device=layer.weight.device))
 
 
 def over_heads(x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from difformer.kernels.fused import fused_layer, why_not_fused_input, why_not_fu
 from difformer.kernels.rows import LayerNorm
 from difformer.nn.checks import check_range
 from difformer.nn.context import Context
-from difformer.nn.conv import DIFFormerConv, check_count
+from difformer.nn.conv import DIFFormerConv, check_count, give_size, linear_map
 from difformer.nn.dropout import dropout, next_mask
 from difformer.nn.inspection import (
     EnergyProfile,
@@ -30,7 +30,7 @@ from difformer.nn.inspection import (
     explain_layer,
     strongest_pairs,
 )
-from difformer.nn.structure import Structure, as_structure
+from difformer.nn.structure import Structure, as_structure, snapshots
 from difformer.sparse import SparseMatrix
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -54,7 +54,7 @@ class DIFFormer(nn.Module):
     ``graph_weight=None, source_weight=0, initialisation="torch"``.
 
     Args:
-        in_channels: Features of an instance.
+        in_channels: Features of an instance; -1 takes their number from the first input.
         hidden_channels: Length of a state.
         out_channels: Outputs of an instance: classes, targets.
         num_layers: Diffusion steps L.
@@ -111,9 +111,7 @@ class DIFFormer(nn.Module):
         sizes = {"in_channels": in_channels, "hidden_channels": hidden_channels, "out_channels": out_channels}
         _check(sizes, num_layers, activation, dropout)
         self.activation, self.dropout = activation, dropout
-        self.input = nn.Linear(in_channels, hidden_channels)
-        if initialisation == "identity":
-            nn.init.zeros_(self.input.bias)
+        self.input = linear_map(in_channels, hidden_channels)
         self.input_norm = LayerNorm(hidden_channels) if norm else nn.Identity()
         shared = set(inspect.signature(DIFFormerConv).parameters) - {"in_channels", "out_channels"}
         options = {name: given[name] for name in shared}
@@ -122,6 +120,18 @@ class DIFFormer(nn.Module):
         )
         self.norms = nn.ModuleList(LayerNorm(hidden_channels) if norm else nn.Identity() for _ in range(num_layers))
         self.output = nn.Linear(hidden_channels, out_channels)
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.config["initialisation"] == "identity" and type(self.input) is nn.Linear:
+            nn.init.zeros_(self.input.bias)
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters again, as a new model does."""
+        for module in (self.input, self.input_norm, *self.layers, *self.norms, self.output):
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        self._begin()
 
     def encode(self, x: Tensor | SparseMatrix) -> Tensor:
         """Z⁰ of the features; a bag of words stays sparse."""
@@ -170,6 +180,10 @@ class DIFFormer(nn.Module):
         edge_weight: Tensor | None,
         batch: Tensor | Segments | None,
     ) -> tuple[Tensor | SparseMatrix, Structure]:
+        if self.config["in_channels"] == -1 and hasattr(x, "shape"):
+            self.config["in_channels"] = x.shape[-1]
+            give_size(self.input, x.shape[-1])
+            self._begin()
         channels, dtype = self.config["in_channels"], next(self.parameters()).dtype  # input may have been replaced
         if not isinstance(x, Tensor | SparseMatrix):
             raise TypeError(
@@ -178,12 +192,20 @@ class DIFFormer(nn.Module):
             )
         if isinstance(x, Tensor) and x.layout != torch.strided:
             x = SparseMatrix.of(x)
-        if x.dim() != 2 or x.shape[1] != channels:
-            raise UserError(f"x must have shape [N, {channels}], got {tuple(x.shape)}")
+        if x.dim() not in (2, 3) or x.shape[-1] != channels:
+            raise UserError(
+                f"x must have shape [N, {channels}], got {tuple(x.shape)}; a series of T snapshots has shape "
+                f"[T, N, {channels}]"
+            )
         if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
             raise UserError(f"x is {x.dtype}, the model {dtype}: convert one, for example x.float()")
         check_range(x)
-        return x, as_structure(x.shape[0], edge_index, edge_weight, batch)
+        if isinstance(x, SparseMatrix) or x.dim() == 2:
+            return x, as_structure(x.shape[0], edge_index, edge_weight, batch)
+        if batch is not None:
+            raise UserError("a series [T, N, F] is a batch of T snapshots already, so batch must be left out")
+        count, nodes = x.shape[:2]
+        return x.flatten(0, 1), snapshots(count, nodes, edge_index, edge_weight, x.device)
 
     def embed(
         self,
@@ -195,6 +217,7 @@ class DIFFormer(nn.Module):
         context: Context | Sequence[Context] | None = None,
     ) -> Tensor:
         """Final states Z^L, ``[N, hidden_channels]``; see `forward` for the arguments."""
+        shape = x.shape
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
         if context is not None and (edge_index is not None or batch is not None):
             raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
@@ -202,7 +225,7 @@ class DIFFormer(nn.Module):
         z = source = self.encode(x)
         for k in range(len(self.layers)):
             z = self.advance(k, z, source, structure.graph, None, structure.segments, context=contexts[k])
-        return z
+        return z if len(shape) == 2 else z.unflatten(0, shape[:2])
 
     def decode(self, states: Tensor) -> Tensor:
         """Outputs of states, or of pooled states: ``[…, out_channels]``."""
@@ -220,11 +243,14 @@ class DIFFormer(nn.Module):
         """Outputs ``[N, out_channels]``.
 
         Args:
-            x: Features ``[N, in_channels]``, dense, a torch sparse tensor, or a `SparseMatrix` (sorted once).
-            edge_index: ``[2, E]``, a torch sparse matrix whose row i says what node i receives, or a `Graph` (sorted
-                and normalised once).
+            x: Features ``[N, in_channels]``, dense, a torch sparse tensor, or a `SparseMatrix` (sorted once). A series
+                ``[T, N, in_channels]`` is T snapshots of the same nodes and edges, each diffused by itself; its outputs
+                are ``[T, N, out_channels]``.
+            edge_index: ``[2, E]``, a torch or scipy sparse matrix, or a `Graph`, which says how each is read. Sorted
+                and normalised once per object.
             edge_weight: ``[E]`` weights of an ``edge_index`` tensor.
-            batch: Graph of each row, in any order; a graph in a batch gets the answer it gets alone.
+            batch: Graph of each row, in any order; a graph in a batch gets the answer it gets alone. The third
+                positional argument is `edge_weight`, so pass it by keyword.
             context: How layers sum over the rows that send, in place of `edge_index` and `batch`: one for all layers,
                 or one per layer; see `difformer.nn.context`.
         """
@@ -237,7 +263,7 @@ class DIFFormer(nn.Module):
         edge_weight: Tensor | None = None,
         batch: Tensor | Segments | None = None,
     ) -> Tensor:
-        """States of every layer, ``[L + 1, N, hidden_channels]``, from Z⁰ to Z^L."""
+        """States of every layer, ``[L + 1, N, hidden_channels]``, from Z⁰ to Z^L; snapshots one behind the other."""
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
         states = [self.encode(x)]
         for k in range(len(self.layers)):
@@ -341,7 +367,8 @@ class DIFFormer(nn.Module):
 
 def _check(sizes: dict[str, int], num_layers: int, activation: str | None, rate: float) -> None:
     for name, count in sizes.items():
-        check_count(name, count)
+        if name != "in_channels" or count != -1:
+            check_count(name, count)
     check_count("num_layers", num_layers, least=0)
     if activation is not None and activation not in ACTIVATIONS:
         raise UserError(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -18,6 +19,7 @@ from safetensors.torch import save as save_tensors
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.files import write_whole
+from difformer.nn.conv import DIFFormerConv
 
 if TYPE_CHECKING:
     from difformer.nn.difformer import DIFFormer
@@ -32,8 +34,14 @@ class PretrainedError(UserError):
 
 
 def save_pretrained(model: DIFFormer, folder: str | Path) -> None:
-    """Writes `model` into `folder`, which is made where it does not exist."""
+    """Writes `model` into `folder`, which is made where it does not exist.
+
+    Raises:
+        UserError: If a layer was replaced, wrapped or changed after the model was made, so that `load_pretrained` would
+            rebuild another model, or if the model has no input size yet.
+    """
     folder = Path(folder)
+    _check_as_configured(model)
     config = dict(model.config)
     own = config["diffusivity"]
     if isinstance(own, Diffusivity):
@@ -45,6 +53,37 @@ def save_pretrained(model: DIFFormer, folder: str | Path) -> None:
     weights = save_tensors(state, metadata={"format": FORMAT, "config": hashlib.sha256(text).hexdigest()})
     write_whole(folder / WEIGHTS, weights)
     write_whole(folder / CONFIG, text)
+
+
+def _check_as_configured(model: DIFFormer) -> None:
+    """Refuses a model that its configuration does not describe; a class that extends `DIFFormer` may add modules."""
+    from difformer.nn.difformer import DIFFormer
+
+    if model.config["in_channels"] == -1:
+        raise UserError("the model has no input size yet (in_channels=-1): call it once with features, then save it")
+    with torch.device("meta"):
+        expected = DIFFormer(**model.config)
+    advice = "a saved model is rebuilt from its configuration; save model.state_dict() with torch.save instead"
+    found = dict(model.named_modules())
+    for name, module in expected.named_modules():
+        if not name:
+            continue
+        if type(found.get(name)) is not type(module):
+            raise UserError(
+                f"{name} was replaced by {type(found.get(name)).__name__} where the configuration says "
+                f"{type(module).__name__}: {advice}"
+            )
+        if type(module) is DIFFormerConv:
+            settings = ((key, value) for key, value in vars(module).items() if isinstance(value, _SETTINGS))
+            changed = [key for key, value in settings if key != "training" and vars(found[name]).get(key) != value]
+            if changed:
+                raise UserError(f"{name}.{changed[0]} was changed after the model was made: {advice}")
+    if type(model) is DIFFormer and model.state_dict().keys() != expected.state_dict().keys():
+        added = sorted(model.state_dict().keys() ^ expected.state_dict().keys())
+        raise UserError(f"{', '.join(added[:3])} is not of the configuration: {advice}")
+
+
+_SETTINGS = (str, bool, int, float, type(None))
 
 
 def _plain(value: Any) -> Any:

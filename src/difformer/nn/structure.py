@@ -6,6 +6,7 @@ graph, and along the observed edges.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -58,9 +59,9 @@ class Structure:
         """Σ_j w_j g(q_iᵀk_j) v_j / Σ_l w_l g(q_iᵀk_l) over the rows of i's graph, ``[N, H, c]``."""
         return propagate(q, k, v, diffusivity, batch=self.segments, backend=backend, weight=self.weight)
 
-    def observed(self, v: Tensor, norm: str) -> Tensor | None:
-        """Σ_j s_ij v_j over observed edges, ``[N, c]``; None where there are none."""
-        return None if self.graph is None else self.graph.propagate(v, norm)
+    def observed(self, v: Tensor, norm: str, mask: Tensor | None = None) -> Tensor | None:
+        """Σ_j m_ij s_ij v_j over observed edges, ``[N, c]``, with the mask of an explainer; None where no edges are."""
+        return None if self.graph is None else self.graph.propagate(v, norm, mask)
 
 
 def as_structure(
@@ -100,6 +101,41 @@ def as_structure(
     key = (segments, graph.version())
     found = _ROWS_WITH_EDGES.of(graph, key, lambda: _rows_with_edges(graph.edge_index, segments))
     return Structure(graph, segments, found, weight)
+
+
+def snapshots(
+    count: int, num_nodes: int, edge_index: Tensor | Graph | None, edge_weight: Tensor | None, device: torch.device
+) -> Structure:
+    """The structure of `count` snapshots of the same nodes, one behind the other: each is a graph with the same edges.
+
+    Worked out once per graph, unless weights are trained.
+    """
+    if torch.compiler.is_compiling():
+        raise ValueError(  # a compiler cannot follow the making of a UserError
+            "inside torch.compile and torch.export a series must be flattened: pass x.flatten(0, 1), the edges of all "
+            "snapshots and batch=difformer.attention.Segments(batch), made outside"
+        )
+    segments = _equal_segments(count, num_nodes, device)
+    if edge_index is None:
+        return as_structure(count * num_nodes, None, edge_weight, segments)
+    graph = as_graph(edge_index, num_nodes, edge_weight)
+    work = functools.partial(_copies, graph.edge_index, graph.edge_weight, num_nodes, count)
+    copies = _COPIES.of(graph, (count, graph.version()), work) if graph.is_kept else work()
+    return as_structure(count * num_nodes, copies, None, segments)
+
+
+_COPIES: Kept[Graph] = Kept()
+
+
+def _copies(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int, count: int) -> Graph:
+    shift = num_nodes * torch.arange(count, device=edge_index.device).repeat_interleave(edge_index.shape[1])
+    weight = None if edge_weight is None else edge_weight.repeat(count)
+    return Graph(edge_index.repeat(1, count) + shift, count * num_nodes, weight)
+
+
+@functools.lru_cache(maxsize=8)
+def _equal_segments(count: int, num_nodes: int, device: torch.device) -> Segments:
+    return Segments(torch.arange(count, device=device).repeat_interleave(num_nodes), count)
 
 
 _ROWS_WITH_EDGES: Kept[Tensor] = Kept()  # worked out once per graph and batch, for all layers and passes

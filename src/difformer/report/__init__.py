@@ -25,6 +25,8 @@ _HOME = {
     "write_report": "page",
 }
 
+ATTENTION_OFF = "attention-off"  # ends the name of a run folder beside another: the same settings with attention off
+
 __all__ = list(_HOME)
 
 

@@ -31,12 +31,13 @@ import torch
 from torch import Tensor, nn
 
 from difformer.data import Task
-from difformer.errors import UserError
+from difformer.errors import UserError, did_you_mean
 from difformer.nn import DIFFormer, DIFFormerConv, GraphLevel, readout
 from difformer.nn.difformer import ACTIVATIONS
 from difformer.report.attribution import Attribution, attribute, explained_column, sentence
 from difformer.report.gather import Material, Scene, column_names, is_diffusion, make_scene, usual_number
 from difformer.report.layers import attention_of
+from difformer.training.model import in_units
 from difformer.training.run_folder import RunFolder
 from difformer.training.trained_run import Loaded, load_run
 
@@ -388,7 +389,10 @@ def find(word: int | str, count: int, names: Sequence[str], what: str) -> int:
     if str(word).isdecimal() and int(word) < count:
         return int(word)
     known = f"names such as {names[0]!r}, or " if names else ""
-    raise UserError(f"node: there is no {what} {word!r}; expected {known}a number from 0 to {count - 1}")
+    hint = did_you_mean(str(word), names) if isinstance(word, str) and not word.isdecimal() else ""
+    raise UserError(
+        f"node: there is no {what} {word!r}; {hint}{'E' if hint else 'e'}xpected {known}a number from 0 to {count - 1}"
+    )
 
 
 def _explain(loaded: Loaded, passage: Passage, place: int | None, top_k: int) -> Explanation:
@@ -400,6 +404,7 @@ def _explain(loaded: Loaded, passage: Passage, place: int | None, top_k: int) ->
         else:
             assert place is not None
             outputs = model.decode(states[-1][place])
+        outputs = in_units(loaded.model, outputs)
         score, meaning = _score(loaded.task, outputs)
         slopes = torch.autograd.grad(score, states, retain_graph=True)
     if place is None:

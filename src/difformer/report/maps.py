@@ -50,6 +50,7 @@ from difformer.report.layers import (
     observed_pairs,
     why_no_attention,
 )
+from difformer.training.model import in_units
 from difformer.training.source import TaskSource
 from difformer.training.trained_run import Loaded
 
@@ -150,7 +151,7 @@ def nodes_of_graph_map(loaded: Loaded, scene: Scene) -> Map:
     assert scene.states is not None
     final = scene.states[-1].to(scene.inputs.x.device).requires_grad_()
     with torch.enable_grad():
-        outputs = model.decode(readout(final, None, model.how))[0]
+        outputs = in_units(model, model.decode(readout(final, None, model.how))[0])
         column = int(outputs.detach().abs().argmax())
         (slope,) = torch.autograd.grad(outputs[column], final)
     effect = (slope * final.detach()).sum(1).cpu()

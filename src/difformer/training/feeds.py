@@ -39,7 +39,7 @@ from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.sparse import SparseMatrix
 from difformer.training.config import TrainConfig, knn_of
 from difformer.training.inference import can_chunk, choose_storage, decode_in_batches, embed_in_batches, has_room
-from difformer.training.model import hook
+from difformer.training.model import hook, in_units
 
 LEAST_ROWS = 4096  # of an evaluation in chunks: below, calls cost more than rows
 ADDED = ("simple", "constant", "identity", None)  # forms whose summary does not grow with the rows
@@ -175,7 +175,8 @@ class BatchesFeed:
     def outputs(self, model: nn.Module) -> Tensor:
         if not isinstance(model, DIFFormer) or self._fits(model):
             return self._inputs().outputs(model)
-        return decode_in_batches(model, self.states(model), batch_size=self._rows(model), device=self.device)
+        outputs = decode_in_batches(model, self.states(model), batch_size=self._rows(model), device=self.device)
+        return in_units(model, outputs)
 
     def states(self, model: nn.Module) -> Tensor:
         if not isinstance(model, DIFFormer) or self._fits(model):

@@ -6,7 +6,6 @@ probability of every column (a sigmoid), regression values stay what they are.
 
 from __future__ import annotations
 
-import csv
 import io
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from difformer.data import Split, Task
 from difformer.errors import UserError
-from difformer.files import write_bytes
+from difformer.files import csv_text, write_bytes
 
 CSV_CELLS = 2_000_000  # a table with more is kept as arrays alone
 
@@ -103,11 +102,7 @@ class Predictions:
     def csv(self) -> str:
         """The table as comma-separated text, a line of headings first."""
         headings, rows = self.table()
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(headings)
-        writer.writerows(rows)
-        return text.getvalue()
+        return csv_text([headings, *rows])
 
     def write_csv(self, path: Path) -> None:
         """A table for people and spreadsheets."""

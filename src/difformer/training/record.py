@@ -172,7 +172,11 @@ def warning_signs(task: Task, split: Split, outputs: Tensor) -> list[str]:
     elif task.problem == "multilabel" and bool(((rows > 0) == (rows > 0)[0]).all()):
         found.append("constant prediction: every instance outside the training part gets the same labels")
     centred = rows - rows.mean(0)
-    spread = float(centred.square().mean().sqrt() / rows.square().mean().sqrt().clamp_min(1e-300))
+    whole = rows.square().mean().sqrt()
+    if task.problem == "regression":  # values need not lie around zero: their spread is compared with the targets'
+        known = task.y[~task.y.isnan()].double()
+        whole = known.std(correction=0) if known.numel() else whole
+    spread = float(centred.square().mean().sqrt() / whole.clamp_min(1e-300))
     if spread < COLLAPSED:
         found.append(
             f"collapsed states: the outputs of all instances agree to a relative spread of {spread:.1e}, so the model "

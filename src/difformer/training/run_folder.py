@@ -161,6 +161,8 @@ class RunFolder:
                 )
             _check_description(about)
             model = about["model"]
+            # Regressions of earlier versions learnt targets in the units of the data.
+            about["training"].setdefault("scale_targets", about["data"]["problem"] != "regression")
             config = TrainConfig.from_dict({**about["training"], "model": model["name"], "options": model["options"]})
             data, run = about["data"], about["run"]
             source = TaskSource.from_dict(data["source"]) if "source" in data else None
@@ -329,7 +331,12 @@ class RunFolder:
                 f"{path} is missing: seed {seed} has not been trained yet; resume the run with `difformer fit --resume`"
             )
         content, result = path.read_bytes(), self.result(seed)
-        expected = None if result is None else result.get("weights")  # older folders have none
+        expected = None if result is None else result.get("weights")
+        if result is not None and expected is None and self.about["run"].get("hashes"):
+            raise RunFolderError(
+                f"{self.file(seed, RESULT)} has no hash of the weights, which this run wrote: the file was changed; "
+                f"restore it, or delete it and train seed {seed} again with resume"
+            )
         if expected is not None and hashlib.sha256(content).hexdigest() != expected:
             raise RunFolderError(
                 f"{path} does not hold the weights that seed {seed} was measured with (result.json has another hash): "
@@ -455,6 +462,7 @@ def description(
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "seeds": list(seeds),
             "stacked": stacked,
+            "hashes": True,  # every result.json holds the hash of its weights; older folders have none
             **({} if preset is None else {"preset": preset}),
             "device": str(device),
             "device_name": describe(device),

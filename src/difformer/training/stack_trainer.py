@@ -23,7 +23,7 @@ from difformer.training.cuda_graph import LARGEST, NotRecordableError, Recorder
 from difformer.training.feeds import NodesFeed, Step, make_feed
 from difformer.training.journal import RECORDABLE, Group, NonFiniteLossError, Run, StackJournal
 from difformer.training.losses import make_loss
-from difformer.training.model import acts_alike, build_model, hook
+from difformer.training.model import acts_alike, hook, prepared_model
 from difformer.training.optimizer import StackedAdam, clip_gradients, learning_rate
 from difformer.training.record import RunRecord, Status
 from difformer.training.run_memory import PARAMETER_COPIES, saved_bytes
@@ -46,11 +46,8 @@ class StackTrainer:
     def __init__(self, task: Task, runs: Sequence[Run], hyper: Sequence[str], device: torch.device) -> None:
         self.task, self.runs, self.device = task, runs, device
         self.config = config = runs[0].config
-        models = []
-        for run in runs:
-            models.append(build_model(task, run.config, run.seed))
-            if (observe := hook(models[-1], "observe")) is not None:
-                observe(task.y, task.splits[run.split].train)
+        cpu = torch.device("cpu")
+        models = [prepared_model(task, task.splits[run.split], run.config, run.seed, cpu) for run in runs]
         alike = all(acts_alike(model) for model in models)
         values = {name: [float(run.config.options[name]) for run in runs] for name in hyper}
         self.model = StackModel(models, values, device, hook(models[0], "penalty"))

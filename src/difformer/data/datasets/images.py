@@ -185,11 +185,9 @@ def _cifar_archive(found: Found) -> Arrays:
 
 
 def read_cifar10(records: bytes, *, keep: int) -> Arrays:
-    """The binary version of CIFAR-10: 3073 bytes per image, its label, then red, green and blue, row by row.
+    """The binary version of CIFAR-10, the first `keep` images of each class.
 
-    Args:
-        records: The training batches, one after the other.
-        keep: Images kept of each class, the first ones.
+    An image has 3073 bytes: its label, then red, green and blue, row by row.
     """
     size = 1 + 3 * SIDE * SIDE
     if not records or len(records) % size:

@@ -5,6 +5,8 @@ Edges lose direction, duplicates and self-loops, then every node gets a self-loo
 * Chameleon, Squirrel and Actor: neighbours tend to differ; ten published splits each. The first two are Wikipedia's
   pages on one subject, by traffic; the filtered ones lack the duplicated nodes that let test labels leak into training.
   Actor joins actors who are named on one page. Features are divided by their row's sum.
+* Roman-empire, Amazon-ratings, Minesweeper, Tolokers and Questions (Platonov et al., "A critical look at the evaluation
+  of GNNs under heterophily", 2023): ten published splits each, accuracy for the first two, ROC-AUC for the others.
 * Amazon's goods bought together and Microsoft's co-authors: counts of words become 0 and 1, rows are divided by their
   sum. Protocol ``"20/30"`` draws 20 nodes per class for training and 30 per class for validation, the rest is test;
   ``"60/20/20"`` draws shares of all nodes.
@@ -26,6 +28,7 @@ import torch
 from scipy import sparse as sp
 
 from difformer.data.archives import read_mat, read_npz, read_zip
+from difformer.data.catalogue import ENTRIES
 from difformer.data.datasets.common import (
     check_graph,
     choice,
@@ -68,8 +71,39 @@ def wikipedia(
         sparse: Features as sparse CSR (True), dense (False), or whichever suits them (None).
         features: ``"row"`` divides every row by its sum, ``"raw"`` leaves features as published.
     """
-    choice("protocol", protocol, ("published",))
     choice("features", features, FEATURES)
+    return _published(name, root, protocol, self_loops, sparse, features)
+
+
+def heterophilous(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    protocol: str = "published",
+    self_loops: bool = True,
+    sparse: bool | None = None,
+) -> Task:
+    """One of the five graphs of the "critical look" benchmark, with its ten splits; features as published.
+
+    Args:
+        name: ``"roman-empire"``, ``"amazon-ratings"``, ``"minesweeper"``, ``"tolokers"`` or ``"questions"``.
+        root: Folder to search first.
+        protocol: ``"published"``, the ten splits in the file.
+        self_loops: Whether every node gets an edge to itself.
+        sparse: Features as sparse CSR (True), dense (False), or whichever suits them (None).
+    """
+    return _published(name, root, protocol, self_loops, sparse, "raw")
+
+
+def _published(
+    name: str,
+    root: str | os.PathLike[str] | None,
+    protocol: str,
+    self_loops: bool,
+    sparse: bool | None,
+    features: str,
+) -> Task:
+    choice("protocol", protocol, ("published",))
     found = locate(name, root)
     with reading(found):
         file = read_npz(found.path)
@@ -94,6 +128,7 @@ def wikipedia(
         steps="rows of features sum to one" if features == "row" else "features as published",
         protocol=f"published: {len(splits)} splits",
         notes=notes,
+        metric=ENTRIES[name].metric,
     )
 
 

@@ -23,6 +23,7 @@ from difformer.data.archives import read_mat
 from difformer.data.datasets.common import check_graph, choice, class_task, one_hot_columns, seeded, seeds_of
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
+from difformer.data.own.text import lines_of
 from difformer.data.processed import Arrays, processed
 from difformer.data.split_rules import random_split
 from difformer.data.task import Task
@@ -126,28 +127,27 @@ def _profiles(path: Any) -> tuple[Any, Any]:
     numbers: list[tuple[float, ...]] = []
     regions: list[str] = []
     filled: list[bytes] = []
-    with gzip.open(path, "rt", encoding="utf-8", errors="replace", newline="\n") as stream:
-        for line_number, line in enumerate(stream, start=1):
-            fields = line.rstrip("\n").split("\t")
-            if len(fields) not in (NUM_COLUMNS, NUM_COLUMNS + 1):
-                raise DataError(f"expected {NUM_COLUMNS} columns, got {len(fields)}", path=path, line=line_number)
-            try:
-                users.append(int(fields[USER]))
-                genders.append(-1 if fields[GENDER] == "null" else int(fields[GENDER]))
-                numbers.append(
-                    (
-                        _number(fields[PUBLIC]),
-                        _number(fields[COMPLETION]) / 100,
-                        _number(fields[AGE]) / 100,
-                        float(fields[AGE] not in ("null", "0")),
-                        _years(fields[REGISTRATION]),
-                        _years(fields[LAST_LOGIN]),
-                    )
+    for line_number, line in enumerate(lines_of(str(path), "utf-8", errors="replace", newline="\n"), start=1):
+        fields = line.rstrip("\n").split("\t")
+        if len(fields) not in (NUM_COLUMNS, NUM_COLUMNS + 1):
+            raise DataError(f"expected {NUM_COLUMNS} columns, got {len(fields)}", path=path, line=line_number)
+        try:
+            users.append(int(fields[USER]))
+            genders.append(-1 if fields[GENDER] == "null" else int(fields[GENDER]))
+            numbers.append(
+                (
+                    _number(fields[PUBLIC]),
+                    _number(fields[COMPLETION]) / 100,
+                    _number(fields[AGE]) / 100,
+                    float(fields[AGE] not in ("null", "0")),
+                    _years(fields[REGISTRATION]),
+                    _years(fields[LAST_LOGIN]),
                 )
-            except ValueError as error:
-                raise DataError(str(error), path=path, line=line_number) from None
-            regions.append(fields[REGION].partition(",")[0].strip())
-            filled.append(bytes(field not in ("null", "") for field in fields[8:NUM_COLUMNS]))
+            )
+        except ValueError as error:
+            raise DataError(str(error), path=path, line=line_number) from None
+        regions.append(fields[REGION].partition(",")[0].strip())
+        filled.append(bytes(field not in ("null", "") for field in fields[8:NUM_COLUMNS]))
     order = np.asarray(users, dtype=np.int64) - 1
     n = len(order)
     if n == 0 or not np.array_equal(np.sort(order), np.arange(n)):

@@ -147,15 +147,9 @@ def _read_archive(found: Found) -> tuple[list[str], list[int]]:
 def published_order(names: dict[str, list[str]]) -> list[tuple[str, str]]:
     """The order in which scikit-learn's `fetch_20newsgroups` gives the posts of the ten groups, ``subset="all"``.
 
-    It shuffles the posts of all twenty groups of each part, sorted by group and number, with seed 0; chains the
-    parts; leaves out the other groups; and shuffles what remains with seed 42. Splits index this order, hence its
-    exactness here.
-
-    Args:
-        names: ``<group>/<number>`` of every post of ``"train"`` and ``"test"``.
-
-    Returns:
-        Part and name of every post of the ten groups.
+    It shuffles the posts of all twenty groups of each part, sorted by group and number, with seed 0; chains the parts;
+    leaves out the other groups; and shuffles what remains with seed 42. Splits index this order, hence its exactness
+    here. `names` holds ``<group>/<number>`` of every post of ``"train"`` and ``"test"``.
     """
     chained: list[tuple[str, str]] = []
     for part in ("train", "test"):

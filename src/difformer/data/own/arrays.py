@@ -17,16 +17,9 @@ from difformer.data.sparse import from_scipy, sparse_to_scipy
 def features_from(
     x: Any, *, name: str = "x", finite: bool = True, shape: str = "[N, F]"
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Features as a tensor of float32, dense or CSR, and the names of their columns where they have names.
+    """Features as a tensor of float32, dense or CSR, and the names of their columns, if they have names.
 
-    Args:
-        x: A matrix ``[N, F]``, or ``[T, N, F]``.
-        name: Of the argument, for errors.
-        finite: Refuse NaN and infinities.
-        shape: The one expected, for errors.
-
-    Raises:
-        DataError: If something is not a number, with row and column.
+    `name` and `shape` are for errors; `finite` refuses NaN and infinities.
     """
     names: tuple[str, ...] = ()
     if hasattr(x, "tocsr") or (isinstance(x, Tensor) and x.layout != torch.strided):
@@ -76,11 +69,7 @@ def frame_columns(frame: Any) -> list[tuple[str, Any]]:
 
 
 def label_cells(y: Any, x: Any, size: int) -> tuple[list[Sequence[Any]], tuple[str, ...]]:
-    """Labels as columns of `size` cells each, and the columns' names where there are several.
-
-    Raises:
-        DataError: If there are more or fewer labels than rows, and no index to match them by.
-    """
+    """Labels as columns of `size` cells each, and the columns' names if there are several."""
     names: tuple[str, ...] = ()
     if y is None or isinstance(y, (Mapping, Set, str, bytes)) or not hasattr(y, "__iter__"):
         raise DataError(f"y: expected one label per row of x, in the order of the rows, got {type(y).__name__}")

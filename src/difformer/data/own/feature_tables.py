@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.errors import DataError
+from difformer.data.errors import DataError, in_file
 from difformer.data.own.arrays import features_from
 from difformer.data.own.npz import ARRAY_ENDINGS, named_array, read_arrays
 from difformer.data.own.preprocessing import LARGE, Preprocessing, Values
@@ -23,22 +23,7 @@ from difformer.data.own.text import DELIMITERS, TextFormat, open_table
 
 @dataclass(frozen=True)
 class Features:
-    """What a table of features holds.
-
-    Args:
-        path: The file.
-        x: ``[N, F]`` float32, CSR where an NPZ holds a sparse matrix.
-        names: Of the columns of `x`, where the table names them.
-        ids: Of the rows, where they have ids.
-        labels: Columns of labels in the same table, by name, as text.
-        split: The column that says train, valid or test, as text.
-        arrays: Everything an NPZ file holds.
-        table: What was read, for errors that name a line.
-        roles: What the columns of the table are.
-        raw: The columns of features as they were read, by name.
-        preprocessing: How they became `x`, where that took more than reading numbers.
-        notes: What had to be decided.
-    """
+    """What a table of features holds; `arrays` is everything in an NPZ, `raw` the columns of features as read."""
 
     path: str
     x: Tensor
@@ -141,25 +126,10 @@ def select_features(
     dates: Sequence[Column] = (),
     preprocessing: Preprocessing | None = None,
 ) -> Features:
-    """Features of a table, its columns of labels, ids and split apart.
+    """Features of a table, its columns of labels, ids and split apart: see `column_roles` and `Preprocessing.fit`.
 
-    Args:
-        source: The table.
-        ids: As in `column_roles`, likewise all up to `id_name`.
-        labels: Columns of labels.
-        labels_here: Whether the labels must be in this table.
-        split: The column of the split.
-        drop: Columns to leave out.
-        wanted: The features wanted, by name.
-        id_name: Of the column of ids.
-        raw: Whether texts, dates and gaps are encoded; otherwise features are numbers.
-        standardize: As in `Preprocessing.fit`.
-        categories: Likewise, by name or number.
-        dates: Likewise.
-        preprocessing: One that was fitted before, instead of a new one.
-
-    Raises:
-        DataError: If a cell is not what its column should hold; with line and column.
+    With `raw`, texts, dates and gaps are encoded, by a new preprocessing or by the given one; otherwise features are
+    numbers.
     """
     head = source.head
     used = () if preprocessing is None else tuple(c.name for c in preprocessing.columns if c.kind != "left out")
@@ -176,7 +146,11 @@ def select_features(
         wanted=used or wanted,
         id_name=id_name,
     )
-    forced = {head.find(column) for column in (*categories, *dates)}
+    named = {
+        option: [head.find(column, option) for column in given]
+        for option, given in (("categories", categories), ("dates", dates))
+    }
+    forced = {i for places in named.values() for i in places}
     features = list(roles.features)
     if preprocessing is not None and not head.named:
         if len(features) != len(known):
@@ -214,11 +188,8 @@ def select_features(
             x, said = preprocessing.transform({name: v for name, v in columns if known[name].kind != "left out"})
             notes += said
         elif textual or gaps:
-            named = {
-                role: [head.names[head.find(c)] for c in given]
-                for role, given in (("categories", categories), ("dates", dates))
-            }
-            preprocessing = Preprocessing.fit(columns, standardize=standardize, **named)
+            kinds = {option: [head.names[i] for i in places] for option, places in named.items()}
+            preprocessing = Preprocessing.fit(columns, standardize=standardize, **kinds)
             x, _ = preprocessing.transform(dict(columns))
             notes += preprocessing.notes
         else:
@@ -270,10 +241,7 @@ def _check_delimiter(head: Head) -> None:
 
 
 def id_column_name(path: str | os.PathLike[str], *, ids: Column | bool | None = None, format: TextFormat) -> str | None:
-    """The name of the column of ids in a file of features; None where there is none or it has no name.
-
-    No more than the head of a text file is read.
-    """
+    """The name of the column of ids in a file of features, whose head alone is read; None if it has no such name."""
     if Path(path).suffix.lower() in (*ARRAY_ENDINGS, ".pt", ".pth"):
         return None
     head = open_table(path, format, counting=True).head
@@ -286,10 +254,8 @@ def _from_arrays(path: str | os.PathLike[str]) -> Features:
     found = named_array(arrays, "x")
     if found is None:
         raise DataError(f"holds no array called x or features; it has {', '.join(arrays)}", path=path)
-    try:
+    with in_file(path):
         x, _ = features_from(found)
-    except DataError as error:
-        raise DataError(str(error), path=path) from error
     ids, names = named_array(arrays, "ids"), named_array(arrays, "feature_names")
     for role, given, expected in (("ids", ids, x.shape[0]), ("feature_names", names, x.shape[1])):
         if given is not None and given.shape != (expected,):

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from difformer.data.errors import DataError
+from difformer.data.errors import DataError, in_file
 from difformer.data.own.npz import ARRAY_ENDINGS, named_array, read_arrays
 from difformer.data.own.table import (
     SOURCE_NAMES,
@@ -69,16 +69,9 @@ def edge_ends(edges: Any) -> tuple[NDArray[Any], str | None]:
 def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | None = None) -> Found:
     """Edges from an object in memory, their weights, and notes on what was guessed.
 
-    Args:
-        edges: ``[2, E]`` or pairs, see `edge_ends`; or an adjacency matrix (scipy or torch sparse, or dense ``[N, N]``)
-            whose entry i, j weighs the edge i → j; or a data frame of two columns, or three with weights. Arrays and
-            tensors of whole numbers hold positions of nodes; lists and frames hold ids where nodes have them.
-        weights: ``[E]``, or None.
-        num_nodes: Of the graph.
-        ids: Position of every node's id, where nodes have ids.
-
-    Raises:
-        DataError: If a node is unknown, a weight is negative or not finite, or the shape is none of these.
+    `edges` are ``[2, E]`` or pairs, see `edge_ends`; an adjacency matrix (scipy or torch sparse, or dense ``[N, N]``)
+    whose entry i, j weighs the edge i → j; or a data frame of two columns, or three with weights. Arrays and tensors of
+    whole numbers hold positions of nodes; lists and frames hold `ids` if nodes have them.
     """
     if hasattr(edges, "tocoo") or (isinstance(edges, Tensor) and edges.layout != torch.strided):
         try:
@@ -90,6 +83,8 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
         coo.sum_duplicates()
         return *_from_matrix(np.stack([coo.row, coo.col]), coo.data, coo.shape, num_nodes), ()
     note = None
+    if hasattr(edges, "columns") and len(edges) == len(edges.columns) == num_nodes > 3:
+        edges = np.asarray(edges)
     if hasattr(edges, "columns"):
         columns = [np.asarray(edges[name]) for name in edges.columns]
         if len(columns) not in (2, 3):
@@ -97,11 +92,10 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
         ends, weights = columns[:2], columns[2] if len(columns) == 3 else weights
     else:
         positions = isinstance(edges, (Tensor, np.ndarray))
-        shape = tuple(edges.shape) if positions else ()
-        if shape == (num_nodes, num_nodes) and num_nodes > 2:
-            array = edges.numpy(force=True) if isinstance(edges, Tensor) else edges
-            if array.dtype.kind in "biuf":
-                return *_from_matrix(np.stack(np.nonzero(array)), array[np.nonzero(array)], shape, num_nodes), ()
+        matrix = _dense_matrix(edges)
+        if matrix is not None:
+            at = np.nonzero(matrix)
+            return *_from_matrix(np.stack(at), matrix[at], matrix.shape, num_nodes), ()
         array, note = edge_ends(edges)
         ends = list(array)
         ids = None if positions and array.dtype.kind in "iu" else ids
@@ -119,6 +113,15 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
     return torch.from_numpy(index), _weights(weight, where), notes
 
 
+def _dense_matrix(edges: Any) -> NDArray[Any] | None:
+    """Edges as a dense adjacency matrix, if they are as many rows as columns of numbers, three at least."""
+    size = len(edges) if hasattr(edges, "__len__") else 0
+    if size < 3 or not all(hasattr(row, "__len__") and len(row) == size for row in edges):
+        return None
+    array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
+    return array if array.ndim == 2 and array.dtype.kind in "biuf" else None
+
+
 def read_edges(
     path: str | os.PathLike[str],
     *,
@@ -127,18 +130,10 @@ def read_edges(
     columns: Sequence[str | int] | None = None,
     format: TextFormat = TextFormat(),  # noqa: B008  frozen
 ) -> Found:
-    """Edges from a file, and notes: a table of sources, targets and perhaps weights, or an NPZ.
+    """Edges from a file, their weights, and notes: a table of sources, targets and perhaps weights, or an NPZ.
 
-    Args:
-        path: CSV and relatives, Parquet, NPZ or NPY.
-        num_nodes: Of the graph.
-        ids: Position of every node's id; without them nodes are known by their row, counted from zero.
-        columns: Source, target, and perhaps weight, by name or number counted from one; None finds them by their usual
-            names, or takes the first two, and a third that is all there is left for weights.
-        format: Of a text file.
-
-    Raises:
-        DataError: With file, line and column.
+    Without `ids` nodes are known by their row, counted from zero. `columns` are source, target and perhaps weight; None
+    finds them by their usual names, or takes the first two, and a third that is all there is left for weights.
     """
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
         arrays = read_arrays(path)
@@ -146,12 +141,16 @@ def read_edges(
         found = arrays.get("x") if found is None else found
         if found is None:
             raise DataError(f"holds no array called edge_index; it has {', '.join(arrays)}", path=path)
-        try:
+        with in_file(path):
             return edges_from(found, named_array(arrays, "weights"), num_nodes=num_nodes, ids=ids)
-        except DataError as error:
-            raise DataError(str(error), path=path) from error
     source = open_table(path, format, ids=ids)
     head = source.head
+    if columns is None and not head.named and len(head.names) == num_nodes > 3 and not any(head.textual):
+        raise DataError(
+            f"has {num_nodes} columns of numbers, as many as there are nodes, and looks like an adjacency matrix; save "
+            f"it with numpy.save (.npy), or list its edges: one row per edge, with source, target and perhaps weight",
+            path=path,
+        )
     roles = _roles(head, columns)
     ignored = [name for i, name in enumerate(head.names) if i not in roles]
     table = source.read([i for i in range(len(head.names)) if i not in roles or (ids is not None and i in roles[:2])])
@@ -173,7 +172,7 @@ def _roles(head: Head, columns: Sequence[str | int] | None) -> list[int]:
     if columns is not None:
         if len(columns) not in (2, 3):
             raise UserError(f"edge_columns: expected source, target and perhaps weight, got {tuple(columns)}")
-        return [head.find(column) for column in columns]
+        return [head.find(column, "edge_columns") for column in columns]
     if width < 2:
         raise DataError(
             "an edge has a source and a target, but here is one column; pass delimiter= if cells are parted otherwise",
@@ -257,7 +256,10 @@ def _weights(values: Any, where: Where) -> Tensor:
 
 def _from_matrix(index: NDArray[Any], data: NDArray[Any], shape: Sequence[int], num_nodes: int) -> Edges:
     if tuple(shape) != (num_nodes, num_nodes):
-        raise DataError(f"edge_index: an adjacency matrix of {num_nodes} nodes is square, got shape {tuple(shape)}")
+        raise DataError(
+            f"edge_index: an adjacency matrix of {num_nodes} nodes is square, [{num_nodes}, {num_nodes}], got "
+            f"{list(shape)}; a list of edges has shape [2, E] or [E, 2]"
+        )
     index, data = index[:, data != 0].astype(np.int64), data[data != 0]
     weight = _weights(data, lambda text, at: DataError(f"edge_index, entry {tuple(index[:, at].tolist())}: {text}"))
     return torch.from_numpy(index), None if bool((weight == 1).all()) else weight

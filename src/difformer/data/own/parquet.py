@@ -15,13 +15,7 @@ PARQUET_ENDINGS = (".parquet", ".pq")
 
 
 def open_parquet(path: str | os.PathLike[str]) -> ColumnSource:
-    """The columns of a Parquet file.
-
-    Raises:
-        DataError: If the file is broken, or a column is neither numbers, text, dates nor lists; with row and column.
-        FileNotFoundError: If there is none.
-        ImportError: If pyarrow is not installed.
-    """
+    """The columns of a Parquet file; errors name row and column."""
     name = os.fspath(path)
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {name}")

@@ -6,8 +6,8 @@
     date       days, standardised as a number; one column per month and per weekday; gaps as above
     left out   empty, constant, or a different text in nearly every row
 
-scikit-learn's `SimpleImputer`, `StandardScaler` and `OneHotEncoder` find medians, scales and values on all rows,
-labelled or not; no label is used. What they found is kept as plain numbers and texts (`Preprocessing.to_dict`), and
+scikit-learn's `SimpleImputer` and `StandardScaler` find medians and scales on all rows, labelled or not, and values are
+counted; no label is used. What was found is kept as plain numbers and texts (`Preprocessing.to_dict`), and
 applied to new rows by `Preprocessing.transform`.
 """
 
@@ -292,11 +292,7 @@ class Preprocessing:
 
     @staticmethod
     def read(path: str | os.PathLike[str], feature_names: Sequence[str]) -> Preprocessing:
-        """What `to_dict` gave, from a JSON file.
-
-        Raises:
-            DataError: If the file holds something else, or a preprocessing that makes other features.
-        """
+        """What `to_dict` gave, from a JSON file that must make these features."""
         try:
             found = Preprocessing.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except DAMAGE as error:
@@ -308,11 +304,7 @@ class Preprocessing:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Preprocessing:
-        """What `to_dict` gave.
-
-        Raises:
-            DataError: If it is something else.
-        """
+        """What `to_dict` gave; anything else is a `DataError`."""
         try:
             if content["version"] != VERSION:
                 raise UserError(f"version {content['version']}, expected {VERSION}")
@@ -370,11 +362,7 @@ def _texts(values: Values) -> list[str]:
 
 
 def _numbers_of(values: Values, encoding: Encoding) -> Floats:
-    """Numbers, truth values or days, NaN where missing.
-
-    Raises:
-        DataError: Naming the row of the first cell that is something else.
-    """
+    """Numbers, truth values or days, NaN if missing; an error names the row of a cell that is something else."""
     if isinstance(values, np.ndarray):
         found = np.asarray(values, dtype=np.float64)
     else:
@@ -452,23 +440,21 @@ def _recognise(name: str, values: Values, forced: Kind | None) -> tuple[Encoding
 
 
 def _as_category(name: str, cells: Sequence[str]) -> Encoding:
-    from sklearn.preprocessing import OneHotEncoder
-
-    column = np.array([cell or GAP for cell in cells], dtype=object)[:, None]
-    least = max(1, int(RARE * len(cells)))
-    encoder = OneHotEncoder(
-        min_frequency=least, max_categories=MOST_CATEGORIES, handle_unknown="infrequent_if_exist", sparse_output=False
-    ).fit(column)
-    infrequent = getattr(encoder, "infrequent_categories_", [None])[0]
-    rare = () if infrequent is None else tuple(str(value) for value in infrequent)
-    kept = tuple(str(value) for value in encoder.categories_[0] if str(value) not in set(rare))
-    return Encoding(name, "category", gaps=sum(not cell for cell in cells), categories=kept, rare=rare)
+    """One column per value; those below the share `RARE`, and the rarest beyond `MOST_CATEGORIES`, share one."""
+    counts = Counter(cell or GAP for cell in cells)
+    values = sorted(counts)
+    rare = {value for value in values if counts[value] < int(RARE * len(cells))}
+    if len(values) - len(rare) + bool(rare) > MOST_CATEGORIES:
+        rare.update(sorted(values, key=counts.__getitem__)[: 1 - MOST_CATEGORIES])
+    kept = tuple(value for value in values if value not in rare)
+    others = tuple(value for value in values if value in rare)
+    return Encoding(name, "category", gaps=sum(not cell for cell in cells), categories=kept, rare=others)
 
 
 def _as_date(name: str, values: Sequence[str], gaps: int) -> tuple[Encoding | None, list[str]]:
     """The column as dates, if one format reads all of its values."""
     fitting = []
-    for format in _DATE_FORMATS:
+    for format in _DATE_FORMATS if any(map(str.isdigit, values[0])) else ():
         days = []
         for value in values:
             day = _days(value, format)

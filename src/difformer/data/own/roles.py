@@ -10,27 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from difformer.data.errors import DataError
-from difformer.data.own.table import LABEL_NAMES, SPLIT_NAMES, Column, Head, names_ids
-
-PART_WORDS = {
-    **dict.fromkeys(("train", "training", "tr"), "train"),
-    **dict.fromkeys(("valid", "val", "validation", "dev"), "valid"),
-    **dict.fromkeys(("test", "testing", "te", "holdout"), "test"),
-}
+from difformer.data.own.table import LABEL_NAMES, PART_WORDS, SPLIT_NAMES, Column, Head, names_ids
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Positions of columns.
-
-    Args:
-        ids: Of the column of ids, or None.
-        guessed: Whether the ids were found by their looks alone: a first column of texts, which may be a feature.
-        labels: Of the columns of labels.
-        split: Of the column that says train, valid or test, or None.
-        features: Of the columns of features.
-        notes: What had to be decided.
-    """
+    """Positions of columns; `guessed` says that ids were found by their looks alone: a first column of texts."""
 
     ids: int | None
     guessed: bool
@@ -56,30 +41,21 @@ def column_roles(
     wanted: Sequence[str] = (),
     id_name: str | None = None,
 ) -> Roles:
-    """What each column is.
+    """What each column is; what is None is found by the usual names.
 
-    Args:
-        head: Of the table.
-        ids: The column of ids; True for the first, False for none.
-        labels: The columns of labels; None finds them where `labels_here`.
-        labels_here: Whether the labels must be in this table.
-        split: The column of the split; None finds it by its name.
-        drop: Columns to leave out.
-        wanted: The features wanted, by name; others are left out.
-        id_name: A column of this name holds the ids, wherever it is and whatever `ids` says, unless that is False.
-
-    Raises:
-        DataError: If columns are missing, or it is not clear which are the labels.
+    `ids` is True for the first column and False for none. `labels_here` says that the labels must be in this table.
+    `wanted` are the features by name; others are left out. A column called `id_name` holds the ids wherever it is,
+    unless `ids` is False.
     """
     asked = set(wanted) if head.named else set()
-    unused = {head.find(column) for column in drop}
-    label_at = [head.find(column) for column in labels or ()]
+    unused = {head.find(column, "drop") for column in drop}
+    label_at = [head.find(column, "label_columns") for column in labels or ()]
     if id_name and ids is not False and head.named and id_name in head.names:
         ids = id_name
     taken = {*unused, *label_at}
     id_at, guessed = _id_column(head, ids, taken | {i for i, name in enumerate(head.names) if name in asked})
     taken |= set() if id_at is None else {id_at}
-    split_at = head.find(split) if split is not None else None
+    split_at = head.find(split, "split_column") if split is not None else None
     if split is None and not wanted:
         likely = [i for i in head.named_like(SPLIT_NAMES) if i not in taken and head.first[i].lower() in PART_WORDS]
         split_at = likely[0] if likely else None
@@ -134,7 +110,7 @@ def _id_column(head: Head, ids: Column | bool | None, taken: set[int]) -> tuple[
     if ids is False:
         return None, False
     if ids is not None:
-        return (0 if ids is True else head.find(ids)), False
+        return (0 if ids is True else head.find(ids, "ids")), False
     if head.named and "__index_level_0__" in head.names:
         return head.names.index("__index_level_0__"), False
     # A table of one column holds features, whatever they look like.

@@ -50,11 +50,28 @@ def _determines(values: Values, y: np.ndarray, known: np.ndarray) -> bool:
     return len(set(label_of.values())) > 1
 
 
-def rare_labels(targets: Targets) -> list[str]:
-    """Labels that occur once, with the label they may be a misspelling of."""
+def odd_labels(targets: Targets) -> list[str]:
+    """Labels that differ in case or blanks only; labels that occur once, with one they may be a misspelling of."""
     if targets.problem != "multiclass":
         return []
     counts = Counter(targets.y[targets.y >= 0].tolist())
+    return _alike(targets.class_names, counts) + _single(targets, counts)
+
+
+def _alike(names: Sequence[str], counts: Counter[int]) -> list[str]:
+    groups: dict[str, list[int]] = {}
+    for code in sorted(counts):
+        groups.setdefault("".join(names[code].split()).casefold(), []).append(code)
+    alike = [group for group in groups.values() if len(group) > 1 and all(counts[code] > 1 for code in group)]
+    return [
+        "labels "
+        + " and ".join(f"{names[code]!r} ({counts[code]:,} rows)" for code in group)
+        + " differ only in case or blanks and are classes apart; write them alike if they mean the same"
+        for group in alike[:5]
+    ]
+
+
+def _single(targets: Targets, counts: Counter[int]) -> list[str]:
     single = [targets.class_names[code] for code, count in sorted(counts.items()) if count == 1]
     if not single or len(single) == len(counts):
         return []

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from difformer.data.archives import check_size
 from difformer.data.errors import DataError
+from difformer.errors import did_you_mean
 
 ID_NAMES = frozenset(
     ("", "id", "ids", "node", "nodeid", "name", "names", "index", "key", "instance", "unnamed: 0", "__index_level_0__")
@@ -28,6 +29,11 @@ SOURCE_NAMES = frozenset(("source", "src", "from", "u", "node1", "node_1", "head
 TARGET_NAMES = frozenset(("target", "dst", "to", "v", "node2", "node_2", "tail", "tonodeid", "target_id", "dest", "j"))
 WEIGHT_NAMES = frozenset(("weight", "weights", "w", "edge_weight", "value"))
 SPLIT_NAMES = frozenset(("split", "set", "part", "fold"))
+PART_WORDS = {
+    **dict.fromkeys(("train", "training", "tr"), "train"),
+    **dict.fromkeys(("valid", "val", "validation", "dev"), "valid"),
+    **dict.fromkeys(("test", "testing", "te", "holdout"), "test"),
+}
 HEADER_WORDS = (ID_NAMES | LABEL_NAMES | SOURCE_NAMES | TARGET_NAMES | WEIGHT_NAMES | SPLIT_NAMES) - {""}
 
 # Words that may mean: nothing here. Among numbers they do; among texts they are texts like any other.
@@ -44,12 +50,8 @@ MISSING_NUMBER = "a number is missing here; fill it in, or leave the row or the 
 class Head:
     """What is known of a table before its rows are read.
 
-    Args:
-        path: The file.
-        names: Of its columns; their numbers, counted from one, where the file does not name them.
-        named: Whether the file does.
-        first: The cells of its first row, as text.
-        textual: Whether most cells of each column, as far as they were looked at, are something other than numbers.
+    `names` are numbers, counted from one, unless the file names its columns (`named`). `first` is the first row as
+    text, and `textual` says whether most cells of a column, in a sample of rows, are something other than numbers.
     """
 
     path: str
@@ -62,14 +64,15 @@ class Head:
     def _place(self) -> dict[str, int]:
         return {name: i for i, name in reversed(list(enumerate(self.names)))}
 
-    def find(self, column: Column) -> int:
-        """Position of a column given by name, or by number counted from one."""
+    def find(self, column: Column, option: str | None = None) -> int:
+        """Position of a column given by name, or by number counted from one, with an argument called `option`."""
         if isinstance(column, str) and column in self._place:
             return self._place[column]
         if isinstance(column, int) and not isinstance(column, bool) and 1 <= column <= len(self.names):
             return column - 1
         have = ", ".join(repr(name) for name in self.names[:20]) if self.named else f"{len(self.names)} unnamed columns"
-        raise DataError(f"has no column {column!r}; it has {have}", path=self.path)
+        hint = did_you_mean(str(column), self.names) if self.named else ""
+        raise DataError(f"has no column {column!r}; {hint}it has {have}", path=self.path, argument=option)
 
     def named_like(self, names: Collection[str]) -> list[int]:
         """Positions of the columns whose name, in lower case, is one of these."""
@@ -78,17 +81,9 @@ class Head:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that has been read.
+    """A table that has been read: columns of numbers, and columns kept as text, by position; a missing text is empty.
 
-    Args:
-        path: The file.
-        names: As in `Head`.
-        named: As in `Head`.
-        numbers: ``[N, len(number_columns)]``.
-        number_columns: Which columns they are.
-        texts: The columns kept as text, by position; a missing cell is the empty string.
-        lines: The line of every row in a text file; None where rows have no lines.
-        notes: What the reader had to decide, one sentence each.
+    `lines` are those of the rows in a text file; None if rows have no lines.
     """
 
     path: str
@@ -145,11 +140,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ColumnSource:
-    """A table in memory: named columns, each an array or a list of numbers, texts and None.
-
-    Raises:
-        DataError: If there are no rows, or two columns share a name.
-    """
+    """A table in memory: named columns, each an array or a list of numbers, texts and None."""
 
     path: str
     columns: Sequence[tuple[str, Any]]
@@ -248,11 +239,7 @@ def canonical_id(value: Any) -> str:
 
 
 def index_of_ids(ids: Sequence[str], error: Callable[[str, int], DataError]) -> dict[str, int]:
-    """Row of every id.
-
-    Raises:
-        DataError: If an id is empty, or belongs to two rows.
-    """
+    """Row of every id; an id that is empty, or belongs to two rows, is an error."""
     index: dict[str, int] = {}
     for row, name in enumerate(ids):
         if not name:

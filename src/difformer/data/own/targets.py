@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.errors import DataError
+from difformer.data.errors import DataError, in_file
 from difformer.data.own.arrays import label_cells
 from difformer.data.own.npz import ARRAY_ENDINGS, named_array, read_arrays
 from difformer.data.own.table import (
@@ -48,16 +48,25 @@ Where = Callable[[str, int, int], DataError]  # makes an error for a row and a p
 
 
 @dataclass(frozen=True)
-class Targets:
-    """What `encode_targets` found.
+class Labels:
+    """Columns of labels in the order of the instances.
 
     Args:
-        y: As `Task` has it.
-        problem: As `Task` has it.
-        num_outputs: Classes or columns.
-        class_names: Of the classes, or of the columns where there are several.
+        columns: Each with one cell per instance; empty if there is no label.
+        names: Of the columns.
+        where: Makes an error that names the place of a cell, for a row and a position in `columns`.
         notes: What had to be decided.
     """
+
+    columns: Sequence[Sequence[Any]]
+    names: tuple[str, ...] = ()
+    where: Where | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What `encode_targets` found: the parts of a `Task`, and notes."""
 
     y: Tensor
     problem: Problem
@@ -77,22 +86,17 @@ def encode_targets(
 ) -> Targets:
     """Targets from columns of cells: texts, numbers, None.
 
-    Args:
-        columns: One or several, all of one length.
-        names: Of the columns, where there are several.
-        problem: Instead of finding out from the cells.
-        class_names: All the classes in the order wanted, instead of those found in numerical or alphabetical order.
-        missing: Texts that mean no label, case aside, instead of the rule above.
-        where: Makes an error for a row and a column; given as position in `columns`.
-
-    Raises:
-        DataError: If the cells contradict each other, or it is not clear what is meant.
+    `class_names` are all the classes in the order wanted, instead of numerical or alphabetical order. `missing` lists
+    texts that mean no label, case aside, instead of the rule above. `where` makes an error for a row and a column.
     """
     error = where or (lambda text, row, column: DataError(text, row=row, column=column + 1))
     if problem is not None and problem not in get_args(Problem):
         raise UserError(f"problem: expected one of {', '.join(get_args(Problem))}, got {problem!r}")
     cells = [[_text(value) for value in column] for column in columns]
     unknown, notes = _no_label(cells, missing)
+    spaced = [value for column in columns for value in column if isinstance(value, str) and value.strip() != value]
+    if spaced := [value for value in spaced if value.strip()]:
+        notes += (f"blanks around {len(spaced)} labels were left out, such as those of {spaced[0]!r}",)
     if len(cells) == 1 and problem != "multilabel":
         found = _one_column(cells[0], problem, class_names, unknown, missing is None, error)
     else:
@@ -166,6 +170,11 @@ def _one_column(
         )
     code = {name: i for i, name in enumerate(order)}
     y = torch.tensor([code.get(cell, -1) if cell in values else -1 for cell in cells])
+    if problem is None and not class_names and len(found) > MANY_CLASSES and not texts:
+        notes += (
+            f"{len(found)} different whole numbers were read as classes; pass problem=regression if they are "
+            f"quantities",
+        )
     return Targets(y, "multiclass", len(order), tuple(order), notes)
 
 
@@ -218,23 +227,6 @@ def _numbers(
     return Targets(target.squeeze(1) if alone else target, problem, len(cells), () if alone else names)
 
 
-@dataclass(frozen=True)
-class Labels:
-    """Columns of labels in the order of the features.
-
-    Args:
-        columns: Each with one cell per row of the features; empty where there is no label.
-        names: Of the columns.
-        where: Makes an error that names the line in the file, for a row of the features and a column of these.
-        notes: What had to be decided.
-    """
-
-    columns: list[list[str]]
-    names: tuple[str, ...]
-    where: Where
-    notes: tuple[str, ...] = ()
-
-
 def read_labels(
     path: str | os.PathLike[str],
     *,
@@ -244,16 +236,10 @@ def read_labels(
     id_column: Column | bool | None = None,
     format: TextFormat = TextFormat(),  # noqa: B008  frozen
 ) -> Labels:
-    """Read labels and bring them into the order of the features.
+    """Read labels and bring them into the order of the features, by the `ids` of their rows or in order.
 
-    Args:
-        path: CSV and relatives, Parquet, NPZ or NPY.
-        size: Rows of the features.
-        ids: Position of every row's id, where rows have ids.
-        columns: The columns of labels, by name or number counted from one; None takes all but the ids.
-        id_column: The column of ids likewise; True for the first, False where labels are in the order of the features;
-            None finds out.
-        format: Of a text file.
+    `id_column` is True for the first, False if labels are in the order of the features; None finds out. `columns` None
+    takes all but the ids.
 
     Raises:
         DataError: If a label is for a row that is not there, a row has two, or there are too few or too many.
@@ -263,7 +249,7 @@ def read_labels(
     source = open_table(path, format, keep_blank=True)
     table = _with_unusual_header(source.read(range(len(source.head.names))), ids, format)
     head = Head(table.path, table.names, table.named, (), ())
-    given = None if columns is None else [head.find(column) for column in columns]
+    given = None if columns is None else [head.find(column, "label_columns") for column in columns]
     at = _ids_at(table, head, size, ids, id_column, given)
     chosen = [i for i in range(len(table.names)) if i != at] if given is None else given
     if not chosen:
@@ -286,12 +272,10 @@ def _from_arrays(path: str | os.PathLike[str], size: int) -> Labels:
     found = arrays.get("x") if found is None else found
     if found is None:
         raise DataError(f"holds no array called y or labels; it has {', '.join(arrays)}", path=path)
-    try:
+    with in_file(path):
         columns, _ = label_cells(found, None, size)
-    except DataError as error:
-        raise DataError(str(error), path=path) from error
     return Labels(
-        [list(column) for column in columns],
+        columns,
         tuple(str(i + 1) for i in range(len(columns))),
         lambda text, row, column: DataError(text, path=path, row=row, column=column + 1),
     )
@@ -332,7 +316,7 @@ def _ids_at(
     if id_column is True:
         return 0
     if id_column is not None:
-        return head.find(id_column)
+        return head.find(id_column, "label_ids")
     usual = [i for i, name in enumerate(head.names) if head.named and names_ids(name)]
     usual = [i for i in usual if labels is None or i not in labels]
     if usual:

@@ -84,15 +84,13 @@ class TextFormat:
 DECIMAL_COMMA = TextFormat(decimal=",")
 
 
-def lines_of(path: str, encoding: str | None) -> Iterator[str]:
+def lines_of(
+    path: str, encoding: str | None, *, errors: Literal["strict", "replace"] = "strict", newline: str = ""
+) -> Iterator[str]:
     """The lines of a text file, unpacked if it ends in ``.gz``; each file is read once, so that a pipe will do.
 
-    Args:
-        path: The file.
-        encoding: None takes UTF-8, or UTF-16 if the file begins with its byte-order mark.
-
-    Raises:
-        DataError: If the file cannot be unpacked or decoded, or a line is longer than the limit.
+    Without an `encoding` it is UTF-8, or UTF-16 if the file begins with its byte-order mark. A line longer than the
+    limit is refused.
     """
     packed = Path(path).suffix.lower() == ".gz"
     binary: Any = gzip.open(path, "rb") if packed else open(path, "rb")  # noqa: SIM115  closed with the wrapper
@@ -101,7 +99,7 @@ def lines_of(path: str, encoding: str | None) -> Iterator[str]:
         with binary:
             if encoding is None:
                 encoding = "utf-16" if binary.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-            stream = io.TextIOWrapper(binary, encoding=encoding, newline="")
+            stream = io.TextIOWrapper(binary, encoding=encoding, errors=errors, newline=newline)
             while line := stream.readline(most + 1):
                 count += 1
                 if len(line) > most:
@@ -144,18 +142,9 @@ def open_text(
     counting: bool = False,
     keep_blank: bool = False,
 ) -> TextSource:
-    """The head of a delimited text file.
+    """The head of a delimited text file, ``.gz`` or not; for `ids` and `counting` see `looks_like_header`.
 
-    Args:
-        path: The file; ``.gz`` is unpacked on the way.
-        format: How the file is written.
-        ids: As in `looks_like_header`.
-        counting: As in `looks_like_header`.
-        keep_blank: In a table of one column, take a blank line (but not those at the end) for an empty cell.
-
-    Raises:
-        DataError: If the file is broken; with line and column.
-        FileNotFoundError: If there is none.
+    `keep_blank` takes a blank line in a table of one column (but not those at the end) for an empty cell.
     """
     name = os.fspath(path)
     if Path(path).is_dir():

@@ -1,0 +1,42 @@
+"""The layer for GraphGym of PyTorch Geometric: importing this module registers it as ``difformerconv``.
+
+    import difformer.nn.graphgym  # then, in the configuration: gnn.layer_type: difformerconv
+
+Options of `DIFFormerConv` are keyword arguments of the layer. A layer whose input and output sizes differ has no
+residual term.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch_geometric.graphgym.register import layer_dict, register_layer
+
+from difformer.nn.conv import DIFFormerConv
+
+NAME = "difformerconv"
+
+
+class DIFFormerLayer(nn.Module):
+    """`DIFFormerConv` with the signature of a GraphGym layer.
+
+    Args:
+        layer_config: GraphGym's ``LayerConfig``; ``dim_in`` and ``dim_out`` are used.
+        **options: As in `DIFFormerConv`.
+    """
+
+    def __init__(self, layer_config: Any, **options: Any) -> None:
+        super().__init__()
+        sizes = layer_config.dim_in, layer_config.dim_out
+        self.model = DIFFormerConv(*sizes, **{"residual": sizes[0] == sizes[1], **options})
+
+    def forward(self, batch: Any) -> Any:
+        """Replaces ``batch.x`` by the next states; attention stays within the graphs of ``batch.batch``."""
+        weight, graphs = getattr(batch, "edge_weight", None), getattr(batch, "batch", None)
+        batch.x = self.model(batch.x, batch.edge_index, weight, graphs)
+        return batch
+
+
+if NAME not in layer_dict:
+    register_layer(NAME, DIFFormerLayer)

@@ -1,0 +1,25 @@
+"""A data set of your own by its place, from fit to tune."""
+
+SOURCE = '''
+from difformer.data import from_arrays
+
+def stripes(*, size: int = 40):
+    """Rows that alternate."""
+    return from_arrays([[i % 2, i % 3] for i in range(size)], [i % 2 for i in range(size)], name="stripes")
+'''
+
+
+def test_fit_predict_resume_and_tune_take_a_function(call, tmp_path, monkeypatch):
+    (tmp_path / "mydata.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    few = ("--set", "epochs=2", "--set", "hidden_channels=4")
+    answer = call("fit", "mydata:stripes", "--data", "size=32", "--seeds", 1, *few, "--out", "run")
+    assert answer.code == 0, answer.err
+    assert call("predict", "run", "--out", "p.csv").code == 0
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 33
+    assert call("evaluate", "run").code == 0
+    assert (
+        "Rows that alternate" in call("datasets", "mydata:stripes").out or call("datasets", "mydata:stripes").code == 0
+    )
+    answer = call("tune", "mydata:stripes", "--trials", 1, *few, "--out", "study")
+    assert answer.code == 0, answer.err
