@@ -222,7 +222,7 @@ def _check_manifest(about: Mapping[str, Any]) -> None:
     for name, (holds, expected) in _ENTRIES.items():
         table, _, key = name.rpartition(".")
         place = about[table] if table else about
-        value = place.get(key) if isinstance(place, dict) else None
+        value = place[key] if isinstance(place, dict) else None
         if not holds(value):
             raise UserError(f"{name} must be {expected}, got {value!r:.60}")
     if sum(about["sizes"]) != about["num_nodes"]:

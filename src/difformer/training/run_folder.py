@@ -382,6 +382,7 @@ def _check_description(about: Mapping[str, Any]) -> None:
         ("data.fingerprint", data["fingerprint"], str),
         ("data.metric", data["metric"], str),
         ("data.problem", data["problem"], str),
+        ("data.protocol", data["protocol"], str),
         ("model.name", model["name"], str),
         ("model.options", model["options"], dict),
         ("data.source", data.get("source", {}), dict),
