@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,56 +95,63 @@ class Step:
         return outputs if self.shape is None else outputs.reshape(*self.shape, outputs.shape[-1])
 
 
-class Feed(Protocol):
+class Feed(ABC):
     """What a training loop asks of a task."""
 
-    whole: bool
+    whole = False
     """Whether an epoch is one pass whose outputs are those of all instances, so that it can serve evaluation too."""
 
+    @abstractmethod
     def steps(self, epoch: int) -> Iterator[Step]:
         """The passes of an epoch; a function of seed and epoch alone."""
 
-    def outputs(self, model: nn.Module) -> Tensor:
-        """Outputs of all instances, ``[instances, …, C]``, for a model in evaluation mode."""
-
-    def states(self, model: nn.Module) -> Tensor:
-        """States of all instances before the output layer."""
-
+    @abstractmethod
     def passes(self) -> list[Inputs]:
         """Forward passes that together cover all instances."""
 
+    def outputs(self, model: nn.Module) -> Tensor:
+        """Outputs of all instances, ``[instances, …, C]``, for a model in evaluation mode."""
+        return self._joined(lambda inputs: inputs.outputs(model))
 
-class NodesFeed:
-    """All nodes in every pass."""
+    def states(self, model: nn.Module) -> Tensor:
+        """States of all instances before the output layer."""
+        return self._joined(lambda inputs: inputs.states(model))
+
+    def _joined(self, ask: Callable[[Inputs], Tensor]) -> Tensor:
+        found = [ask(inputs) for inputs in self.passes()]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+
+class OnePassFeed(Feed):
+    """One pass over everything, which is an epoch and an evaluation."""
 
     whole = True
 
-    def __init__(self, task: Task, split: Split, device: torch.device) -> None:
-        graph = None if task.edge_index is None else graph_of(task.edge_index, task.edge_weight, task.num_nodes, device)
-        self.inputs = Inputs(features(task.x, device), graph)
-        self._step = Step(self.inputs, task.y[split.train].to(device), split.train.to(device))
+    def __init__(self, step: Step) -> None:
+        self.inputs, self._step = step.inputs, step
 
     def steps(self, epoch: int) -> Iterator[Step]:
         yield self._step
-
-    def outputs(self, model: nn.Module) -> Tensor:
-        return self.inputs.outputs(model)
-
-    def states(self, model: nn.Module) -> Tensor:
-        return self.inputs.states(model)
 
     def passes(self) -> list[Inputs]:
         return [self.inputs]
 
 
-class BatchesFeed:
+class NodesFeed(OnePassFeed):
+    """All nodes in every pass."""
+
+    def __init__(self, task: Task, split: Split, device: torch.device) -> None:
+        graph = None if task.edge_index is None else graph_of(task.edge_index, task.edge_weight, task.num_nodes, device)
+        inputs = Inputs(features(task.x, device), graph)
+        super().__init__(Step(inputs, task.y[split.train].to(device), split.train.to(device)))
+
+
+class BatchesFeed(Feed):
     """One step per part of the nodes, with the edges inside it; parts without a training label are left out.
 
     Evaluation is exact, over the whole graph: in one pass, or layer by layer in chunks of rows for a DIFFormer on a CPU
     and on a GPU of which its states would take much.
     """
-
-    whole = False
 
     def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device) -> None:
         assert config.batch_size is not None
@@ -174,13 +182,13 @@ class BatchesFeed:
 
     def outputs(self, model: nn.Module) -> Tensor:
         if not isinstance(model, DIFFormer) or self._fits(model):
-            return self._inputs().outputs(model)
+            return super().outputs(model)
         outputs = decode_in_batches(model, self.states(model), batch_size=self._rows(model), device=self.device)
         return in_units(model, outputs)
 
     def states(self, model: nn.Module) -> Tensor:
         if not isinstance(model, DIFFormer) or self._fits(model):
-            return self._inputs().states(model)
+            return super().states(model)
         task = self.task
         if self._storage is None:
             # Kept: the whole graph is moved and normalised once, whatever the number of evaluations.
@@ -209,13 +217,10 @@ class BatchesFeed:
         return self._in_one_pass
 
     def passes(self) -> list[Inputs]:
-        return [self._inputs()]
-
-    def _inputs(self) -> Inputs:
         if self._whole is None:
             graph = None if self.task.edge_index is None else self._graph_on(self.device)
             self._whole = Inputs(features(self.partitions.x, self.device), graph)
-        return self._whole
+        return [self._whole]
 
     def _graph_on(self, device: torch.device) -> Graph:
         """The whole graph; edges that are on the device for the batches are not copied there again."""
@@ -234,10 +239,8 @@ def _bytes(task: Task) -> int:
     return x.numel() * each + task.y.numel() * task.y.element_size() + 64 * (task.num_edges or 0)
 
 
-class GraphsFeed:
+class GraphsFeed(Feed):
     """One step per batch of graphs; a graph in a batch gets the answer it gets alone."""
-
-    whole = False
 
     def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device) -> None:
         size = config.batch_size or DEFAULT_BATCH_SIZE
@@ -263,14 +266,6 @@ class GraphsFeed:
             self._kept = [self._inputs(batch) for batch in self._all.epoch(0)]
         return self._kept
 
-    def outputs(self, model: nn.Module) -> Tensor:
-        """``[G, C]``."""
-        return torch.cat([inputs.outputs(model) for inputs in self.passes()])
-
-    def states(self, model: nn.Module) -> Tensor:
-        """``[G, hidden]``."""
-        return torch.cat([inputs.states(model) for inputs in self.passes()])
-
 
 def graphs_at_a_time(task: Task, size: int, device: torch.device) -> int:
     """How many graphs evaluation, which holds no gradients, takes at a time: a batch, on a GPU more of them."""
@@ -279,10 +274,8 @@ def graphs_at_a_time(task: Task, size: int, device: torch.device) -> int:
     return max(size, EVALUATED_NODES * task.num_instances // max(task.num_nodes, 1))
 
 
-class SeriesFeed:
+class SeriesFeed(Feed):
     """Passes over runs of consecutive snapshots, made once and kept on the device."""
-
-    whole = False
 
     def __init__(self, task: Task, split: Split, config: TrainConfig, device: torch.device) -> None:
         nodes = task.num_nodes
@@ -323,19 +316,11 @@ class SeriesFeed:
     def steps(self, epoch: int) -> Iterator[Step]:
         yield from self._steps
 
-    def outputs(self, model: nn.Module) -> Tensor:
-        """``[T, N, C]``."""
-        return self._join([inputs.outputs(model) for inputs in self._all])
-
-    def states(self, model: nn.Module) -> Tensor:
-        """``[T, N, hidden]``."""
-        return self._join([inputs.states(model) for inputs in self._all])
-
     def passes(self) -> list[Inputs]:
         return self._all
 
-    def _join(self, parts: list[Tensor]) -> Tensor:
-        flat = torch.cat(parts)
+    def _joined(self, ask: Callable[[Inputs], Tensor]) -> Tensor:
+        flat = super()._joined(ask)
         return flat.reshape(*self.shape, flat.shape[-1])
 
 

@@ -236,6 +236,13 @@ class RunFolder:
         with writing(path):
             snapshot.write(path)
 
+    def writers(self, seed: int) -> dict[str, Any]:
+        """Where the trainer of a seed writes rows and snapshots: its arguments `log` and `save`."""
+        return {
+            "log": lambda rows: self.metrics.append(seed, rows),
+            "save": lambda snapshot: self.write_checkpoint(seed, snapshot),
+        }
+
     def read_checkpoint(self, seed: int | None) -> Snapshot | None:
         """The checkpoint of a seed, or of a stack; None where there is none yet.
 
