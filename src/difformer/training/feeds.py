@@ -141,7 +141,7 @@ class NodesFeed(OnePassFeed):
     """All nodes in every pass."""
 
     def __init__(self, task: Task, split: Split, device: torch.device) -> None:
-        graph = None if task.edge_index is None else graph_of(task.edge_index, task.edge_weight, task.num_nodes, device)
+        graph = graph_of(task.edge_index, task.edge_weight, task.num_nodes, device)
         inputs = Inputs(features(task.x, device), graph)
         super().__init__(Step(inputs, task.y[split.train].to(device), split.train.to(device)))
 
@@ -170,9 +170,7 @@ class BatchesFeed(Feed):
             rows = batch.local(self.train)
             if not rows.numel():
                 continue
-            graph = None
-            if batch.edge_index is not None:
-                graph = graph_of(batch.edge_index, batch.edge_weight, batch.nodes.numel(), self.device)
+            graph = graph_of(batch.edge_index, batch.edge_weight, batch.nodes.numel(), self.device)
             yield Step(
                 Inputs(features(batch.x, self.device), graph),
                 batch.y[rows].to(self.device),
@@ -193,8 +191,7 @@ class BatchesFeed(Feed):
         if self._storage is None:
             # Kept: the whole graph is moved and normalised once, whatever the number of evaluations.
             self._storage = choose_storage(model, task.num_nodes, task.num_edges or 0, self.device)
-            if task.edge_index is not None:
-                self._graph = self._graph_on(self._storage)
+            self._graph = self._graph_on(self._storage)
         x = self.partitions.x
         rows = self._rows(model)
         return embed_in_batches(model, x, self._graph, batch_size=rows, device=self.device, storage=self._storage)
@@ -218,11 +215,10 @@ class BatchesFeed(Feed):
 
     def passes(self) -> list[Inputs]:
         if self._whole is None:
-            graph = None if self.task.edge_index is None else self._graph_on(self.device)
-            self._whole = Inputs(features(self.partitions.x, self.device), graph)
+            self._whole = Inputs(features(self.partitions.x, self.device), self._graph_on(self.device))
         return [self._whole]
 
-    def _graph_on(self, device: torch.device) -> Graph:
+    def _graph_on(self, device: torch.device) -> Graph | None:
         """The whole graph; edges that are on the device for the batches are not copied there again."""
         known = self.partitions
         return graph_of(known.edge_index, known.edge_weight, self.task.num_nodes, device)
@@ -250,9 +246,7 @@ class GraphsFeed(Feed):
         self._kept: list[Inputs] | None = None
 
     def _inputs(self, batch: GraphBatch) -> Inputs:
-        graph = None
-        if batch.edge_index is not None:
-            graph = graph_of(batch.edge_index, batch.edge_weight, batch.x.shape[0], self.device)
+        graph = graph_of(batch.edge_index, batch.edge_weight, batch.x.shape[0], self.device)
         segments = Segments(batch.batch.to(self.device), batch.graphs.numel())
         return Inputs(batch.x.to(self.device), graph, segments)
 
@@ -305,11 +299,9 @@ class SeriesFeed(Feed):
     def _inputs(self, batch: SnapshotBatch) -> Inputs:
         count, nodes = batch.x.shape[:2]
         joined = batch.disjoint()
-        graph = None
-        if joined.edge_index is not None:
-            graph = self._shared if count == 1 else None
-            if graph is None:
-                graph = graph_of(joined.edge_index, joined.edge_weight, count * nodes, self.device)
+        graph = self._shared if count == 1 else None
+        if graph is None:
+            graph = graph_of(joined.edge_index, joined.edge_weight, count * nodes, self.device)
         segments = None if count == 1 else Segments(joined.batch.to(self.device), count)
         return Inputs(joined.x.to(self.device), graph, segments)
 
@@ -384,8 +376,10 @@ def features(x: Tensor, device: torch.device) -> Tensor | SparseMatrix:
     return x.to(device) if x.layout == torch.strided else SparseMatrix.from_tensor(x).to(device)
 
 
-def graph_of(edge_index: Any, edge_weight: Any, num_nodes: int, device: torch.device) -> Graph:
-    """A graph on a device, to be normalised once."""
+def graph_of(edge_index: Any, edge_weight: Any, num_nodes: int, device: torch.device) -> Graph | None:
+    """A graph on a device, to be normalised once; None without edges."""
+    if edge_index is None:
+        return None
     weight = None if edge_weight is None else edge_weight.to(device)
     return Graph(edge_index.to(device), num_nodes, weight)
 
