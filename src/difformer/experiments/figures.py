@@ -437,17 +437,20 @@ def energy(summary: Summary) -> Any:
     for place, name in enumerate(FORMS):
         _form(axes[3 * place : 3 * place + 3], name)
     titles = {"energy": "mean δ over pairs", "rank": "effective rank", "separation": "variance between classes"}
+    labels = list(dict.fromkeys(row.label for section in trained for row in section.rows if row.n))
     for place, section in enumerate(trained):
         for ax, (what, said) in zip(axes[6 + 3 * place : 9 + 3 * place], titles.items(), strict=True):
-            for number, row in enumerate(row for row in section.rows if row.n):
+            for row in (row for row in section.rows if row.n):
+                number = labels.index(row.label)  # the same line in every panel
                 curves = [one[what] for one in row.runs["measures"] if one.get(what)]
                 mean = [sum(values) / len(values) for values in zip(*curves, strict=True)]
                 look = {"color": CYCLE[number], "ls": LINES[number], "marker": MARKERS[number], "ms": 4}
-                ax.plot(range(len(mean)), mean, label=row.system.label, **look)
+                ax.plot(range(len(mean)), mean, label=row.label, **look)
             ax.set_xlabel("layer")
             ax.set_title(f"{section.data.label}: {said}\n{section.counted}", loc="left", fontsize=8)
             ax.xaxis.get_major_locator().set_params(integer=True)
-        axes[6 + 3 * place].legend()
+    marks = {label: one for ax in axes[6:] for one, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    legend_below(fig, list(marks.values()))
     return fig
 
 
