@@ -49,10 +49,10 @@ def shrink_images(images: Array, side: int) -> Array:
     if not 1 <= side <= min(images.shape[1:3]):
         raise UserError(f"side must lie between 1 and {min(images.shape[1:3])}, the images' own, got {side}")
     small = np.empty((len(images), side, side, 3), dtype=np.uint8)
-    for start in range(0, len(images), 1000):
-        part = torch.from_numpy(np.ascontiguousarray(images[start : start + 1000])).permute(0, 3, 1, 2).float()
-        mean = F.adaptive_avg_pool2d(part, side).round().to(torch.uint8)
-        small[start : start + 1000] = mean.permute(0, 2, 3, 1).numpy()
+    for start in range(0, len(images), IMAGES_AT_A_TIME):
+        chosen = slice(start, start + IMAGES_AT_A_TIME)
+        part = torch.from_numpy(np.ascontiguousarray(images[chosen])).permute(0, 3, 1, 2).float()
+        small[chosen] = F.adaptive_avg_pool2d(part, side).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
     return small
 
 
@@ -75,27 +75,9 @@ def pca_features(images: Array, dim: int = 64) -> Array:
     n, pixels = flat.shape
     if not 1 <= dim <= min(n - 1, pixels):
         raise UserError(f"dim must lie between 1 and {min(n - 1, pixels)} for {n} images of {pixels} values, got {dim}")
-    mean = flat.mean(axis=0, dtype=np.float64) / 255
-    directions = _principal(flat, mean)[:, :dim]
-    peak = np.abs(directions).argmax(axis=0)
-    directions = directions * np.sign(directions[peak, np.arange(dim)])
-    projected = [(block / np.float32(255) - mean) @ directions for block in _blocks(flat)]
-    return np.concatenate(projected).astype(np.float32)
+    from sklearn.decomposition import PCA
 
-
-def _principal(flat: Array, mean: Array) -> Array:
-    """Directions as columns, in order of falling variance."""
-    n, pixels = flat.shape
-    if n <= pixels:  # few images: the covariance would be larger than the data, and mostly empty
-        directions: Array = np.linalg.svd(flat / 255 - mean, full_matrices=False)[2].T
-        return directions
-    covariance = np.zeros((pixels, pixels))
-    for block in _blocks(flat):
-        centred = (block / np.float32(255) - mean).astype(np.float32)
-        covariance += centred.T @ centred  # summed in float64: 15,000 squares would cost float32 its last digits
-    directions = np.linalg.eigh(covariance / (n - 1))[1][:, ::-1]
-    return directions
-
-
-def _blocks(images: Array) -> list[Array]:
-    return [images[start : start + IMAGES_AT_A_TIME] for start in range(0, len(images), IMAGES_AT_A_TIME)]
+    # Of few images the covariance would be larger than the data, and mostly empty.
+    solver = "full" if n <= pixels else "covariance_eigh"
+    features: Array = PCA(dim, svd_solver=solver).fit_transform(flat / 255).astype(np.float32)
+    return features
