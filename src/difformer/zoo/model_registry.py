@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import sys
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
@@ -17,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from difformer.errors import UserError
-from difformer.zoo.encoder import Edges, Features, Graph, Segments, dense
+from difformer.errors import UserError, did_you_mean
+from difformer.zoo.encoder import Edges, Encoder, Features, Graph, Segments, dense
 from difformer.zoo.model_catalogue import ALL_KINDS, MODELS, REMOVED, RENAMED, ModelInfo
 
 DEFAULT_HIDDEN_CHANNELS = 64
@@ -155,7 +156,10 @@ def _imported(name: str) -> type[nn.Module]:
             f"package must be installed or on PYTHONPATH"
         ) from error
     except AttributeError as error:
-        raise UserError(f"model {name!r}: module {module!r} has no {attribute!r}") from error
+        hint = did_you_mean(attribute, dir(sys.modules[module])).strip()
+        raise UserError(
+            f"model {name!r}: module {module!r} has no {attribute!r}{'; ' if hint else ''}{hint}"
+        ) from error
     check_class(name, found)
     return found
 
@@ -229,7 +233,7 @@ def build(name: str, in_channels: int, out_channels: int, **options: Any) -> nn.
     return model if hasattr(model, "embed") and hasattr(model, "decode") else Plain(model)
 
 
-class Plain(nn.Module):
+class Plain(Encoder):
     """A model with nothing but a ``forward``, in the form of `difformer.nn.Model`: its outputs are its states.
 
     It is given dense features, and the edges as ``[2, E]``. For graph-level tasks its outputs are pooled.
@@ -265,13 +269,3 @@ class Plain(nn.Module):
     def decode(self, states: Tensor) -> Tensor:
         """States are outputs already."""
         return states
-
-    def forward(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
-        """The model's outputs."""
-        return self.embed(x, edge_index, edge_weight, batch)
