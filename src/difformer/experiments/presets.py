@@ -18,41 +18,21 @@ whether it will train.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from difformer.errors import UserError
+from difformer.errors import UserError, did_you_mean
 from difformer.files import write_whole
 from difformer.training import toml
 
 NAMES = ("paper", "public-code", "best")
 PREFERRED = ("best", "public-code", "paper")  # the order in which one of them is chosen
 SHIPPED = Path(__file__).with_name("presets.toml")
-_FIELDS = (
-    "name",
-    "model",
-    "dataset",
-    "source",
-    "protocol",
-    "seeds",
-    "metric",
-    "validation",
-    "trials",
-    "runs",
-    "command",
-    "note",
-    "variant",
-    "data",
-)
-# How older presets, without the field `runs`, mention it.
-_RUNS = (re.compile(r"--(?:runs|seeds)[ =](\d+)"), re.compile(r"mean over (\d+) (?:run|split)"))
 
 
 @dataclass(frozen=True)
@@ -70,7 +50,7 @@ class Preset:
         metric: What `validation` measures.
         validation: Validation score that selected them, if they were tuned here.
         trials: Number of settings that were compared.
-        runs: Number of runs that each of them was averaged over; read from `command` or `note` if omitted.
+        runs: Number of runs that each of them was averaged over.
         command: The command that found them.
         note: A remark for readers.
         variant: Label count or other variant of the data set (``"per_class=10"``); only experiments that ask for the
@@ -93,15 +73,6 @@ class Preset:
     note: str | None = None
     variant: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.runs is None and self.trials is not None:
-            said = [
-                found
-                for form, text in zip(_RUNS, (self.command, self.note), strict=True)
-                if (found := form.search(text or ""))
-            ]
-            object.__setattr__(self, "runs", int(said[0][1]) if said else None)
 
     @property
     def identity(self) -> tuple[str, str, str, str | None]:
@@ -133,6 +104,10 @@ class Preset:
         return {**written, "settings": dict(self.settings)}
 
 
+# Fields in the order of a file, which has the settings last.
+_FIELDS = tuple(one.name for one in fields(Preset) if one.name != "settings")
+
+
 @cache
 def load_presets(path: Path = SHIPPED) -> tuple[Preset, ...]:
     """Every preset of a file in which ``[base.NAME]`` tables hold what several presets share.
@@ -162,9 +137,8 @@ def find_preset(name: str, *, model: str, dataset: str) -> Preset:
             return preset
     names = sorted({*NAMES, *(preset.name for preset in shipped)})
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"preset: there is no preset {name!r}; {hint}known are {', '.join(names)}, or a .toml file")
+        hint, known = did_you_mean(name, names), ", ".join(names)
+        raise UserError(f"preset: there is no preset {name!r}; {hint}known are {known}, or a .toml file")
     plain = [preset for preset in shipped if preset.variant is None]
     here = ", ".join(p.name for p in plain if (p.model, p.dataset) == (model, dataset))
     models = ", ".join(sorted({p.model for p in plain if (p.name, p.dataset) == (name, dataset)}))
