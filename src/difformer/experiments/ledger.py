@@ -54,9 +54,14 @@ class Ledger:
         """
         lines = read_lines(self.path)
         for number, line in enumerate(lines, 1):
-            if not isinstance(line, dict) or "data" not in line or "status" not in line:
-                raise UserError(f"{self.path}, line {number}: not a run of `difformer reproduce`; remove the line")
-        return [named(line) for line in lines]
+            if problem := _problem(line):
+                raise UserError(
+                    f"{self.path}, line {number}: not a run of `difformer reproduce` ({problem}); remove the line"
+                )
+        try:
+            return [named(line) for line in lines]
+        except RecursionError:
+            raise UserError(f"{self.path}: the settings of a run are nested too deeply; restore the file") from None
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add one line: on disk when this returns, or not there at all."""
@@ -80,9 +85,29 @@ def read_lines(path: Path) -> list[Line]:
     for number, text in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), 1):
         try:
             lines.append(json.loads(text))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: not JSON ({error}); remove the line") from error
     return lines
+
+
+# What the fields of a line must be, where they occur.
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("data", "status", "system", "preset", "split", "protocol", "metric", "model", "dataset"), str),
+    **dict.fromkeys(("key", "id", "settings_id", "fingerprint", "experiment", "reason", "device"), str),
+    **dict.fromkeys(("settings", "measures", "versions", "data_options"), dict),
+    **dict.fromkeys(("train", "valid", "test", "seconds", "epochs", "best_epoch"), (int, float, type(None))),
+    "seed": int,
+}
+_REQUIRED = {DONE: {"data", "system", "seed", "split", "test", "metric", "measures"}, FAILED: {"data", "reason"}}
+
+
+def _problem(line: Any) -> str:
+    """Why a line is not a run; empty if it is one."""
+    if not isinstance(line, dict) or line.get("status") not in (DONE, FAILED):
+        return "it has no status"
+    wrong = [name for name, kind in _KINDS.items() if name in line and not isinstance(line[name], kind)]
+    missing = sorted(_REQUIRED[line["status"]] - line.keys())
+    return f"{wrong[0]} is {str(line[wrong[0]])[:40]}" if wrong else f"{missing[0]} is missing" if missing else ""
 
 
 def identity(**parts: Any) -> str:

@@ -172,7 +172,7 @@ def write_preset(preset: Preset, path: str | os.PathLike[str]) -> None:
 def _parse(path: Path) -> dict[str, Any]:
     try:
         return toml.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"preset: {path} is not a TOML file ({error})") from error
 
 
@@ -185,6 +185,13 @@ def _preset(entry: Mapping[str, Any], path: Path) -> Preset:
     for required in ("name", "model", "dataset"):
         if not isinstance(entry.get(required), str):
             raise UserError(f'preset: {path} must say {required} = "…", got {entry.get(required)!r}')
+    kinds: dict[str, type | tuple[type, ...]] = {
+        **dict.fromkeys(("source", "protocol", "metric", "command", "note", "variant"), str),
+        **dict.fromkeys(("seeds", "trials", "runs"), int),
+        **{"validation": (int, float), "data": Mapping},
+    }
+    if wrong := [field for field, kind in kinds.items() if field in entry and not isinstance(entry[field], kind)]:
+        raise UserError(f"preset: {path} has {wrong[0]} = {str(entry[wrong[0]])[:40]}, which is of the wrong kind")
     settings = entry.get("settings", {})
     if not isinstance(settings, Mapping):
         raise UserError(f"preset: {path} must hold a table [settings], got {settings!r}")
