@@ -23,6 +23,7 @@ DAMAGE = (
     LookupError,
     OverflowError,
     NotImplementedError,
+    RecursionError,  # JSON that is nested too deeply
     struct.error,
     zlib.error,
     lzma.LZMAError,

@@ -195,6 +195,8 @@ def _read_npz(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
     arrays = read_npz(path)
     if "names" not in arrays:
         return [arrays]
+    if arrays["names"].ndim != 1:
+        raise DataError(f"names: expected a list, got an array of shape {arrays['names'].shape}", path=path)
     return [
         {"name": str(name), **{part: arrays[f"{part}_{i}"] for part in PARTS}}
         for i, name in enumerate(arrays["names"].tolist())

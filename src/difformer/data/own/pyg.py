@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from difformer.data.errors import DataError
-from difformer.data.own.arrays import features_from, label_cells
+from difformer.data.own.arrays import SPLIT_FORMS, features_from, label_cells, stored_splits
 from difformer.data.own.assembly import Choices, Material, assemble
 from difformer.data.own.graphs import edges_from
-from difformer.data.own.npz import SPLIT_FORMS, stored_splits
 from difformer.data.own.targets import Labels
 from difformer.data.split import Split
 from difformer.data.task import Task
@@ -227,14 +226,20 @@ def read_pyg(path: str | os.PathLike[str]) -> Any:
 def _graphs(found: Any, path: str | os.PathLike[str]) -> Any:
     from torch_geometric.data import Data
     from torch_geometric.data.separate import separate
+    from torch_geometric.data.storage import GlobalStorage
 
-    if isinstance(found, Data):
+    def is_graph(item: Any) -> bool:
+        """Whether a ``Data`` holds what its class would have put there: the file fills it as it likes."""
+        store = vars(item).get("_store") if isinstance(item, Data) else None
+        return isinstance(store, GlobalStorage) and isinstance(vars(store).get("_mapping"), dict)
+
+    if is_graph(found):
         return found
-    if isinstance(found, list) and found and all(isinstance(item, Data) for item in found):
+    if isinstance(found, list) and found and all(map(is_graph, found)):
         return found
     # As InMemoryDataset.save writes it: all graphs end to end, where each begins, and the class.
     # Before PyG 2.4 the whole itself comes first.
-    if isinstance(found, tuple) and len(found) >= 2 and isinstance(found[0], (dict, Data)):
+    if isinstance(found, tuple) and len(found) >= 2 and (is_graph(found[0]) or isinstance(found[0], dict)):
         whole, slices = found[0] if isinstance(found[0], Data) else Data.from_dict(found[0]), found[1]
         if not slices:
             return whole
