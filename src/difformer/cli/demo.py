@@ -3,8 +3,8 @@
 1,797 handwritten digits with ten labels per class. Six systems learn from them: without structure (perceptron), over
 nearest neighbours (label spreading, GCN), over latent pairs (DIFFormer-s as in the paper, and a sharp form that selects
 near pairs), and over neighbours and latent pairs together (DIFFormer with its default form). Their settings are the
-presets ``best``, each the best of 40 trials on validation data, by the command that the preset names. The last run is kept in a folder, and the demo ends with its
-report.
+presets ``best``, each the best of 40 trials on validation data, by the command that the preset names. The last run is
+kept in a folder, and the demo ends with its report.
 """
 
 from __future__ import annotations
