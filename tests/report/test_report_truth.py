@@ -28,6 +28,21 @@ def test_heading_and_table_of_facts_name_the_same_metric(tmp_path):
     assert "rocauc" not in text_of(page.section("run"))
 
 
+def test_the_protocol_names_the_metric_that_was_used(tmp_path):
+    task = replace(attention_task(), protocol="random: 50/25/25; accuracy")
+    fit(task, config(epochs=1).replace(metric="rocauc"), seeds=1, out=tmp_path / "run")
+    page = Page(write_report(tmp_path / "run", task=task))
+    assert "random: 50/25/25; rocauc" in text_of(page.section("run"))
+    assert "accuracy" not in text_of(page.section("run"))
+
+
+@pytest.mark.parametrize(("splits", "said"), [(1, "split"), (3, "splits"), (7, "first 5 splits")])
+def test_the_answer_says_on_how_many_splits_simple_models_were_fitted(tmp_path, splits, said):
+    task = nodes_task(splits=splits)
+    fit(task, config(epochs=1), seeds=splits, out=tmp_path / "run")
+    assert write_report(tmp_path / "run", task=task).answer.endswith(f" on the same {said}.")
+
+
 def test_edges_that_join_one_class_are_counted_over_all_edges_not_the_shown_ones(tmp_path, monkeypatch):
     from difformer.report import maps
 
@@ -145,6 +160,12 @@ def test_attention_at_chance_is_said_and_not_drawn(tmp_path):
         assert "close to uniform" in text_of(page.section(section))
     # With a simple diffusivity it is so for every model: a fact about the form, not a warning about the run.
     assert not any("close to uniform" in note for note in page.report.warnings)
+    assert "--with attention-off` compares the two" in text_of(page.section("within"))
+    off = config(epochs=1).replace(model="difformer", options={"hidden_channels": 8, "diffusivity": None})
+    fit(task, off, seeds=1, out=tmp_path / "run-attention-off")
+    said = text_of(Page(write_report(tmp_path / "run", task=task)).section("within"))
+    assert "With attention off, test accuracy is " in said
+    assert "--with attention-off" not in said
 
 
 def test_attention_that_finds_classes_is_not_called_uniform():

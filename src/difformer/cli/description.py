@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from difformer.cli.command import as_typed
 from difformer.cli.inputs import DEFAULT_MODEL, PAPER_MODEL
-from difformer.cli.output import Output, shown
+from difformer.cli.output import Output, counted, shown
 from difformer.cli.progress import clock_time
 
 if TYPE_CHECKING:
@@ -25,20 +26,20 @@ WITHOUT_TRAINING = ("batch_size", "metric", "graph", "precision")
 LENGTH = frozenset({"epochs", "patience", "eval_every"})
 
 
-def describe_task(task: Task) -> list[str]:
-    """Size, protocol and notes in a few lines."""
+def describe_task(task: Task, metric: str = "auto") -> list[str]:
+    """Size, protocol and notes in a few lines; `metric` is the configuration's."""
+    from difformer.training.metrics import protocol_text
+
     facts = task.facts()
-    sizes = [f"{facts[key]:,} {key}" for key in ("graphs", "snapshots", "nodes", "edges", "features") if key in facts]
-    sizes += [f"{facts[key]} {key}" for key in ("classes", "targets") if key in facts]
+    parts = ("graphs", "snapshots", "nodes", "edges", "features", "classes", "targets")
+    sizes = [counted(int(facts[key]), key) for key in parts if key in facts]
     split = "/".join(str(size) for size in task.splits[0].sizes())
-    lines = [f"{task.name}: {', '.join(sizes)}", f"protocol: {task.protocol}"]
+    protocol = protocol_text(task.protocol, task.metric if metric == "auto" else metric)
+    lines = [f"{task.name}: {', '.join(sizes)}", f"protocol: {protocol}"]
     lines.append(f"train/valid/test: {split}" + (f", {len(task.splits)} splits" if len(task.splits) > 1 else ""))
     if task.preprocessing is not None:
         lines += ["columns:", *(f"  {line}" for line in task.preprocessing.describe().splitlines())]
-    lines += [f"note: {note}" for note in task.notes]
-    if any(" pass " in note for note in task.notes):
-        lines.append("note: options of the data are given with --data, such as --data drop=COLUMN")
-    return lines
+    return lines + [f"note: {as_typed(note)}" for note in task.notes]
 
 
 def note_missing_edges(task: Task, config: TrainConfig) -> list[str]:
@@ -85,7 +86,7 @@ def _untuned(request: Request, source: TaskSource | None) -> str:
 
     model, dataset = request.config.model, request.dataset
     if dataset is None:
-        data = "a partitioned task" if source is None else "your own files"
+        data = "a partitioned task" if source is None else "your own data"
         return f"untuned: defaults of {model}, no preset for {data}"
     every = [p for p in load_presets() if (p.dataset, p.variant) == (dataset, None)]
     known, whose = [p for p in every if p.model == model], ""

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from difformer.cli.command import command
+from difformer.cli.command import as_typed, command
 from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed, option
 from difformer.cli.output import Output, check_new
 from difformer.errors import UserError
@@ -49,7 +49,7 @@ def embed(
 
         new = read_new_rows(run, features, edges, together=True)
         for note in new.notes:
-            output.remark(f"warning: {note}")
+            output.remark(f"note: {as_typed(note)}")
         states = ask(folder, new.x, edges=new.edge_index, edge_weight=new.edge_weight, seed=seed, device=device)
         names = new.names
     _write(path, states, names)

@@ -20,6 +20,7 @@ def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
     """
     import numpy as np
 
+    from difformer.training.metrics import protocol_text
     from difformer.training.record import spread
     from difformer.training.run_folder import RunFolder
     from difformer.training.trained_run import evaluate as measure
@@ -29,7 +30,7 @@ def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
     about = folder.about["data"]
     chosen_by = about["metric"] if folder.config.metric == "auto" else folder.config.metric
     output.say(f"{run}: {folder.config.model} on {about['task']}, best epoch on validation by {chosen_by}")
-    output.say(f"protocol: {about['protocol']}")
+    output.say(f"protocol: {protocol_text(about['protocol'], chosen_by)}")
     found = measure(folder, device=device)
     names = list(found[0].values)
     means: dict[str, Any] = {}

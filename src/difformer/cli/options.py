@@ -81,13 +81,14 @@ Metric = Annotated[
     option("Metric that selects the epoch and is reported: accuracy, rocauc, f1, mse, mae …", panel=MODEL),
 ]
 
-# Other spellings of metrics.
-METRICS = {"roc_auc": "rocauc", "roc-auc": "rocauc", "auc": "rocauc", "acc": "accuracy", "f1-macro": "f1"}
-
 
 def metric_setting(metric: str | None) -> list[str]:
-    """``--metric auc`` as the setting ``metric=rocauc``."""
-    return [] if metric is None else [f"metric={METRICS.get(metric.lower(), metric.lower())}"]
+    """``--metric auc`` as the setting ``metric=rocauc``; an unknown metric is refused before any data are read."""
+    if metric is None:
+        return []
+    from difformer.training.metrics import find_metric
+
+    return [f"metric={find_metric(metric.lower()).name}"]
 
 
 def key_values(words: list[str] | None, option: str) -> dict[str, str]:
@@ -109,7 +110,7 @@ def key_values(words: list[str] | None, option: str) -> dict[str, str]:
 
 
 def read_seeds(text: str | None, default: int) -> list[int]:
-    """``"5"`` is seeds 0 to 4, ``"3,7"`` are these two, ``"3,"`` is this one.
+    """``"5"`` is seeds 0 to 4, ``"3,7"`` are these two, ``"3,"`` is this one, ``"0-4"`` are all from 0 to 4.
 
     Raises:
         UserError: If it is none of these.
@@ -117,13 +118,18 @@ def read_seeds(text: str | None, default: int) -> list[int]:
     if text is None:
         return list(range(default))
     words = text.split(",")
+    numbers: list[int] = []
     try:
-        numbers = [int(word) for word in (words[:-1] if len(words) > 1 and not words[-1].strip() else words)]
+        for word in words[:-1] if len(words) > 1 and not words[-1].strip() else words:
+            first, _, last = word.strip().partition("-")
+            numbers += range(int(first), int(last) + 1) if first and last else [int(word)]
     except ValueError:
         raise UserError(
-            f"--seeds: expected a number of seeds such as 5, or seeds such as 0,3,7 (one seed: 3,); got {text!r}"
+            f"--seeds: expected a number of seeds such as 5, or seeds such as 0,3,7 or 0-4 (one seed: 3,); got {text!r}"
         ) from None
-    if "," not in text:
+    if not numbers:
+        raise UserError(f"--seeds: expected a range such as 0-4, from a smaller to a larger seed; got {text!r}")
+    if "," not in text and (text.strip()[0] == "-" or "-" not in text):
         if numbers[0] < 1:
             raise UserError(f"--seeds: expected at least 1, got {numbers[0]}")
         return list(range(numbers[0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,10 +29,8 @@ class Output:
         from rich.console import Console
 
         self.as_json = as_json
-        # Without a terminal lines are not broken: scripts and logs need them whole.
-        width = None if sys.stdout.isatty() else 160
-        self.out: Console = Console(highlight=False, soft_wrap=False, width=width)
-        self.err: Console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.out: Console = Console(highlight=False, emoji=False, width=_width())
+        self.err: Console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
     def say(self, text: str = "") -> None:
         """A sentence for people; nothing with ``--json``."""
@@ -63,6 +62,16 @@ class Output:
         if self.as_json:
             text = json.dumps(plain(document), indent=2, ensure_ascii=False)
             print(UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def _width() -> int | None:
+    """Columns of a table that goes into a pipe: as many as the terminal has, 100 without one."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return None
+    try:
+        return os.get_terminal_size(2).columns
+    except OSError:
+        return 100
 
 
 def check_new(path: Path, force: bool) -> None:
@@ -105,6 +114,11 @@ def plain(value: Any) -> Any:
 def count(value: int | None) -> str:
     """1234567 as 1,234,567; a dash where there is nothing."""
     return "–" if value is None else f"{value:,}"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 class`` or ``7 classes``, from the plural."""
+    return f"{number:,} {noun if number != 1 else {'classes': 'class'}.get(noun, noun.removesuffix('s'))}"
 
 
 def shown(value: object) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from difformer.cli.command import command
+from difformer.cli.command import as_typed, command
 from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed, option
 from difformer.cli.output import Output, check_new
 from difformer.errors import UserError
@@ -52,7 +52,7 @@ def predict(
 
         new = read_new_rows(run, features, edges, together=not alone)
         for note in new.notes:
-            output.remark(f"warning: {note}")
+            output.remark(f"note: {as_typed(note)}")
         found = ask(
             run, new.x, edges=new.edge_index, edge_weight=new.edge_weight, together=not alone, seed=seed, device=device
         )

@@ -12,7 +12,7 @@ from difformer.cli.command import command
 from difformer.cli.description import describe_task, note_missing_edges
 from difformer.cli.inputs import DEFAULT_MODEL, Data, read_settings, takes_data
 from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, key_values, metric_setting, option
-from difformer.cli.output import Output
+from difformer.cli.output import Output, counted, shown
 from difformer.cli.progress import clock_time
 from difformer.cli.torchrun import silence, tune_trials
 from difformer.distributed.environment import under_torchrun
@@ -85,7 +85,10 @@ def tune(
         for name in names
     ]
     folder = out or Path("tune") / (f"{task.name}-{names[0]}" if len(names) == 1 else task.name)
-    for line in [*describe_task(task), *note_missing_edges(task, questions[0].config(questions[0].defaults()))]:
+    for line in [
+        *describe_task(task, questions[0].metric(task).name),
+        *note_missing_edges(task, questions[0].config(questions[0].defaults())),
+    ]:
         output.say(line)
     for question in questions:
         _announce(question, output)
@@ -125,6 +128,7 @@ def tune(
 def _finish(tuned: Tuned, question: Question, task: Task, source: TaskSource, path: Path, output: Output) -> Any:
     """Writes the preset of one model, says what was found, and returns it as a document."""
     from difformer.experiments import Preset, write_preset
+    from difformer.training.metrics import protocol_text
 
     preset = Preset(
         "tuned",
@@ -137,7 +141,7 @@ def _finish(tuned: Tuned, question: Question, task: Task, source: TaskSource, pa
         validation=tuned.score,
         trials=len(tuned.trials),
         command=shlex.join(["difformer", *sys.argv[1:]]),
-        note=f"mean over {question.runs} split(s); {task.protocol}",
+        note=f"mean over {counted(question.runs, 'splits')}; {protocol_text(task.protocol, tuned.metric)}",
     )
     write_preset(preset, path)
     document = _report(tuned, preset, path, output)
@@ -225,13 +229,13 @@ def _report(found: Tuned, preset: Preset, path: Path, output: Output) -> dict[st
     output.table(
         ["rank", f"valid {found.metric}", *keys],
         [
-            [place, f"{trial.value:.4f}", *(trial.settings.get(key, "") for key in keys)]
+            [place, f"{trial.value:.4f}", *(shown(trial.settings.get(key, "")) for key in keys)]
             for place, trial in enumerate(ranked[:SHOWN], 1)
         ],
         right=["rank", f"valid {found.metric}"],
     )
     pruned = len(found.trials) - len(complete)
-    output.say(f"{len(found.trials)} trials of {found.model}, {pruned} of them stopped early")
+    output.say(f"{counted(len(found.trials), 'trials')} of {found.model}, {pruned} of them stopped early")
     default = next((trial for trial in complete if trial.number == 0), None)
     if default is not None and default.value is not None:
         output.say(f"best {found.score:.4f}, defaults {default.value:.4f} on validation")

@@ -26,6 +26,7 @@ import numpy as np
 from difformer.data import load_splits
 from difformer.errors import UserError
 from difformer.files import RunFolderError
+from difformer.report import ATTENTION_OFF
 from difformer.training.record import spread
 from difformer.training.run_folder import RunFolder
 
@@ -221,6 +222,18 @@ def compare_runs(runs: Sequence[RunFolder | str | Path]) -> Comparison:
     raw = [_pair(sides[0], side, ratio, better) for side in sides[1:]]
     against = judge(raw, better, against="the first run")
     return Comparison(summaries[0].metric, better, tuple(sides), against, _differing(folders), _notes(folders, against))
+
+
+def attention_off(folder: RunFolder) -> str:
+    """The run against the one with attention off that was trained beside it, in a sentence; empty without one."""
+    beside = folder.path.with_name(f"{folder.path.name}-{ATTENTION_OFF}")
+    try:
+        found = compare_runs([beside, folder])
+    except (UserError, OSError):
+        return ""
+    off, on = (side.means["test"][0] for side in found.sides)
+    verdict = found.against_first[0].verdict.replace("the first run", "attention off")
+    return f"With attention off, test {found.metric} is {off:.4f}, with attention {on:.4f}: {verdict}."
 
 
 def _names(folders: Sequence[RunFolder]) -> list[str]:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from difformer.data import Task
-from difformer.errors import UserError
+from difformer.errors import UserError, did_you_mean
 from difformer.nn import DIFFormer, DIFFormerConv, GraphLevel, readout
 from difformer.nn.difformer import ACTIVATIONS
 from difformer.report.attribution import Attribution, attribute, explained_column, sentence
@@ -309,9 +309,8 @@ def explain_nodes(loaded: Loaded, nodes: Sequence[Place], *, top_k: int = 8) -> 
     if top_k < 1:
         raise UserError(f"top_k must be at least 1, got {top_k}")
     if not is_diffusion(loaded.model):
-        raise UserError(
-            f"model {type(loaded.model).__name__} takes no diffusion steps to be taken apart; DIFFormer models do"
-        )
+        own = type(getattr(loaded.model, "model", loaded.model)).__name__  # within the adapter of an own model
+        raise UserError(f"model {own} takes no diffusion steps to be taken apart; DIFFormer models do")
     passages: dict[int | None, Passage] = {}
     found = []
     for node in nodes:
@@ -389,7 +388,10 @@ def find(word: int | str, count: int, names: Sequence[str], what: str) -> int:
     if str(word).isdecimal() and int(word) < count:
         return int(word)
     known = f"names such as {names[0]!r}, or " if names else ""
-    raise UserError(f"node: there is no {what} {word!r}; expected {known}a number from 0 to {count - 1}")
+    hint = did_you_mean(str(word), names) if isinstance(word, str) and not word.isdecimal() else ""
+    raise UserError(
+        f"node: there is no {what} {word!r}; {hint}{'E' if hint else 'e'}xpected {known}a number from 0 to {count - 1}"
+    )
 
 
 def _explain(loaded: Loaded, passage: Passage, place: int | None, top_k: int) -> Explanation:

@@ -30,6 +30,7 @@ from difformer.diffusion.energy import effective_rank
 from difformer.diffusivity import CONSTANT
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.inspection import PAIRS_OF_A_BLOCK
+from difformer.report import ATTENTION_OFF
 from difformer.report.gather import Scene, draw
 
 PAIRS = 400  # kept per layer
@@ -159,8 +160,11 @@ def near_uniform(layer: LatentLayer, chance: float | None, count: int) -> bool:
     return abs(layer.within - chance) <= 2 * math.sqrt(chance * (1 - chance) / count)
 
 
-def uniform_note(uniform: Sequence[bool], latent: Sequence[LatentLayer], chance: float | None) -> str:
-    """The sentence about layers whose attention is close to uniform; empty where there are none."""
+def uniform_note(uniform: Sequence[bool], latent: Sequence[LatentLayer], chance: float | None, off: str = "") -> str:
+    """The sentence about layers whose attention is close to uniform; empty where there are none.
+
+    `off` says how the same settings do with attention off, where that is known.
+    """
     if not any(uniform):
         return ""
     numbers = [str(k + 1) for k, even in enumerate(uniform) if even]
@@ -171,7 +175,8 @@ def uniform_note(uniform: Sequence[bool], latent: Sequence[LatentLayer], chance:
         figures.append(f"{100 * last.within:.1f} % within classes where uniform attention gives {100 * chance:.1f} %")
     return (
         f"Attention is close to uniform {where} ({', '.join(figures)}): all pairs get nearly the same weight, so that "
-        "the strongest ones explain little. Attention off may do as well: rerun with --with attention-off."
+        "the strongest ones explain little. "
+        + (off or f"Attention off may do as well: `difformer fit … --with {ATTENTION_OFF}` compares the two.")
     )
 
 

@@ -221,7 +221,7 @@ METRICS: dict[str, Metric] = {
         Metric("broadcast-mse", False, ("regression",), _broadcast_counts, ratio),
     )
 }
-ALIASES = {"roc_auc": "rocauc", "roc-auc": "rocauc", "auc": "rocauc", "f1-macro": "f1"}
+ALIASES = {"roc_auc": "rocauc", "roc-auc": "rocauc", "auc": "rocauc", "acc": "accuracy", "f1-macro": "f1"}
 
 
 def chosen_metric(config: TrainConfig, task: Task) -> Metric:
@@ -231,6 +231,12 @@ def chosen_metric(config: TrainConfig, task: Task) -> Metric:
         UserError: If it cannot measure the task's problem.
     """
     return find_metric(task.metric if config.metric == "auto" else config.metric, task.problem)
+
+
+def protocol_text(protocol: str, metric: str) -> str:
+    """A protocol whose last clause, where it names a metric, names the one that is used."""
+    rest, _, last = protocol.rpartition("; ")
+    return f"{rest}; {metric}" if last in METRICS else protocol
 
 
 def find_metric(name: str, problem: str | None = None) -> Metric:

@@ -292,11 +292,10 @@ def plan(folder: Path, task: Task, questions: Sequence[Question], trials: int) -
         raise UserError(f"out: {folder / STUDY} is damaged; choose another folder")
     asked = {question.model: _as_json(question.written(task)) for question in questions}
     for model, now in asked.items():
-        if model in kept and (was := kept[model]) != now:
-            names = ", ".join(key for key in now | was if was.get(key) != now.get(key))
+        if model in kept and kept[model] != now:
             raise UserError(
-                f"out: {folder} holds a study of {model} that differs in {names}; choose another folder, or ask the "
-                f"same as then to continue it"
+                f"out: {folder} holds a study of {model} with {_differences(kept[model], now)}; to continue it repeat "
+                f"the earlier request, to start a new study choose another folder"
             )
     write_json(folder / STUDY, kept | asked)
     done = {(trial.model, trial.number) for trial in read_trials(folder)}
@@ -305,6 +304,23 @@ def plan(folder: Path, task: Task, questions: Sequence[Question], trials: int) -
         count = trials if question.sampler == "tpe" else len(question.planned(trials))
         left += [(question, number) for number in range(count) if (question.model, number) not in done]
     return left
+
+
+def _differences(was: dict[str, Any], now: dict[str, Any]) -> str:
+    """Every setting that differs, with its value then and now: ``epochs=3 (now 4)``."""
+    found = []
+    for key in now | was:
+        old, new = was.get(key), now.get(key)
+        if old == new:
+            continue
+        if key == "data":
+            found.append("other data or splits")
+        elif isinstance(old, dict) and isinstance(new, dict):
+            inner = [name for name in new | old if old.get(name) != new.get(name)]
+            found += [f"{name}={old.get(name, 'unset')} (now {new.get(name, 'unset')})" for name in inner]
+        else:
+            found.append(f"{key}={old} (now {new})")
+    return ", ".join(found)
 
 
 def conclude(folder: Path, task: Task, questions: Sequence[Question]) -> dict[str, Tuned]:
