@@ -132,7 +132,7 @@ def test_settings_of_a_preset_override_inherited_ones():
 @pytest.mark.parametrize(
     ("name", "model", "dataset", "complaint"),
     [
-        ("public_code", "difformer-s", "cora", "did you mean 'public-code'"),
+        ("public_code", "difformer-s", "cora", "did you mean public-code"),
         ("best", "difformer-a", "actor", "for that pair there is public-code"),
         ("public-code", "sgformer", "cora", "on cora it exists for difformer-a, difformer-s"),
         ("public-code", "difformer-s", "wine", "difformer-s has it for 20news, actor"),

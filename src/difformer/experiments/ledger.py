@@ -18,10 +18,8 @@ version or device, and so in their new ids.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -30,7 +28,7 @@ from typing import Any
 
 from difformer.errors import UserError
 from difformer.experiments.spec import NAMES
-from difformer.files import finite, writing
+from difformer.files import append_bytes, finite, writing
 
 DONE, FAILED, TAKEN_FROM = "done", "failed", "taken_from"
 Line = dict[str, Any]
@@ -72,23 +70,9 @@ class Ledger:
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
     """Add one JSON line to a file: on disk when this returns, or not there at all. An incomplete last line is cut."""
-    content = (json.dumps(finite(dict(line)), ensure_ascii=False) + "\n").encode()
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            end = _end_of_last_line(descriptor)
-            os.ftruncate(descriptor, end)
-            os.lseek(descriptor, end, os.SEEK_SET)
-            try:
-                if os.write(descriptor, content) < len(content):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(descriptor)
-            except OSError:
-                os.ftruncate(descriptor, end)
-                raise
-        finally:
-            os.close(descriptor)
+    append_bytes(path, (json.dumps(finite(dict(line)), ensure_ascii=False) + "\n").encode(), durable=True)
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -254,16 +238,3 @@ class Finished:
                     self.say(f"{self.folder.name}: no run is reused from {folder}: {error}")
         found = self._known.get((key, fingerprint))
         return found if found is not None and found["measures"].keys() >= set(measures) else None
-
-
-def _end_of_last_line(descriptor: int) -> int:
-    """Number of bytes up to and including the last line break."""
-    place = os.fstat(descriptor).st_size
-    while place > 0:
-        start = max(0, place - 65536)
-        os.lseek(descriptor, start, os.SEEK_SET)
-        block = os.read(descriptor, place - start)
-        if (found := block.rfind(b"\n")) >= 0:
-            return start + found + 1
-        place = start
-    return 0

@@ -105,7 +105,6 @@ class CPGNN(Encoder):
             graph_norm,
         )
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
-        self.passes: Tensor
         self._passes = Passes()
         self._labels: tuple[Tensor, Tensor] | None = None
         self._penalty: Tensor | None = None

@@ -107,11 +107,9 @@ class LDS(Encoder):
         self.outer = OuterStep(in_channels, hidden_channels, out_channels, num_layers, rate=outer_rate, **inner)
         # N is not known yet; a saved model brings its own.
         self.register_buffer("theta", torch.empty(0, 0))
+        self.theta: Tensor
         self.register_buffer("seen", torch.zeros(in_channels))
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
-        self.theta: Tensor
-        self.seen: Tensor
-        self.passes: Tensor
         self._labels: tuple[Tensor, Tensor] | None = None
         self._held: tuple[Tensor, Tensor] | None = None
 

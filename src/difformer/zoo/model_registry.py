@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import sys
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
@@ -147,19 +146,18 @@ def find(name: str | type[nn.Module]) -> ModelInfo:
 def _imported(name: str) -> type[nn.Module]:
     module, _, attribute = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        home = importlib.import_module(module)
     except ImportError as error:
         raise UserError(
             f"model {name!r}: cannot import {module!r} ({error}); write your own model as package.module:Class; the "
             f"package must be installed or on PYTHONPATH"
         ) from error
-    except AttributeError as error:
-        hint = did_you_mean(attribute, dir(sys.modules[module])).strip()
-        raise UserError(
-            f"model {name!r}: module {module!r} has no {attribute!r}{'; ' if hint else ''}{hint}"
-        ) from error
+    found: Any = home
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        hint = did_you_mean(attribute, dir(home))
+        raise UserError(f"model {name!r}: module {module!r} has no {attribute!r}{'; ' if hint else ''}{hint.strip()}")
     check_class(name, found)
     return found
 
