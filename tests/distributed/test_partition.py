@@ -340,5 +340,5 @@ def test_a_manifest_without_the_number_of_edges_is_refused(tmp_path):
     about = json.loads(path.read_text())
     del about["num_edges"]
     path.write_text(json.dumps(about))
-    with pytest.raises(DataError, match=r"partition\.json is damaged: KeyError: 'num_edges'"):
+    with pytest.raises(DataError, match=r"partition\.json is damaged: num_edges must be a count"):
         Partition.open(tmp_path / "parts")
