@@ -421,20 +421,23 @@ def energy(summary: Summary) -> Any:
     for place, name in enumerate(FORMS):
         _form(axes[3 * place : 3 * place + 3], name)
     titles = {"energy": "mean δ over pairs", "rank": "effective rank", "separation": "variance between classes"}
+    labels = list(dict.fromkeys(row.label for section in trained for row in section.rows if row.n))
+    marks: dict[str, Any] = {}
     for place, section in enumerate(trained):
         for ax, (what, said) in zip(axes[6 + 3 * place : 9 + 3 * place], titles.items(), strict=True):
-            rows = [row for row in section.rows if row.n]
-            curves = {row.system.label: [one[what] for one in row.runs["measures"] if one.get(what)] for row in rows}
             points = [
-                (label, layer, sum(values) / len(values), None, "")
-                for label, runs in curves.items()
-                for layer, values in enumerate(zip(*runs, strict=True))
+                (row.label, layer, sum(values) / len(values), None, "")
+                for row in section.rows
+                for layer, values in enumerate(zip(*_measured(row, what), strict=True))
             ]
-            panel = Curves(f"{section.data.label}: {said}\n{section.counted}", "layer", "", points)
-            panel.draw(ax, list(curves))
+            marks |= Curves(f"{section.data.label}: {said}\n{section.counted}", "layer", "", points).draw(ax, labels)
             ax.xaxis.get_major_locator().set_params(integer=True)
-        axes[6 + 3 * place].legend()
+    legend_below(fig, [marks[label] for label in labels if label in marks])
     return fig
+
+
+def _measured(row: Row, what: str) -> list[Any]:
+    return [one[what] for one in row.runs["measures"] if one.get(what)] if row.n else []
 
 
 def _form(axes: Any, name: str) -> None:

@@ -16,6 +16,7 @@ from difformer.data.knn import knn_graph
 from difformer.data.scaling import Scaling
 from difformer.data.sparse import checked_csr, feature_tensor
 from difformer.data.split import Split
+from difformer.data.split_rules import fraction_split, labels_per_class_split
 from difformer.data.task import Task
 from difformer.errors import UserError
 
@@ -36,6 +37,22 @@ def seeded(make: Callable[[int], Split], *, num_splits: int, seed: int) -> tuple
     return tuple(make(seed + i) for i in range(num_splits))
 
 
+def share_splits(y: Any, shares: str, *, num_splits: int, seed: int) -> tuple[Split, ...]:
+    """Random shares of what is labelled, written as ``"50/25/25"``."""
+    return seeded(lambda s: fraction_split(y, protocol=shares, seed=s), num_splits=num_splits, seed=seed)
+
+
+def few_label_splits(y: Any, per_class: int, *, num_splits: int, seed: int) -> tuple[tuple[Split, ...], str]:
+    """The paper's splits of images and texts, and their protocol: few labels per class, 1000 for validation."""
+    splits = seeded(
+        lambda s: labels_per_class_split(y, per_class=per_class, num_valid=1000, seed=s),
+        num_splits=num_splits,
+        seed=seed,
+    )
+    said = f"paper: {per_class} labels a class, 1000 for validation, the rest test, {seeds_of(num_splits, seed)}"
+    return splits, said
+
+
 def seeds_of(num_splits: int, seed: int) -> str:
     """How a protocol speaks of the seeds of its splits."""
     return f"seed {seed}" if num_splits == 1 else f"{num_splits} splits, seeds {seed} to {seed + num_splits - 1}"
@@ -48,7 +65,7 @@ def class_task(
     y: Any,
     edges: Any,
     splits: tuple[Split, ...],
-    num_classes: int,
+    num_classes: int | None = None,
     self_loops: bool,
     sparse: bool | None,
     steps: str,
@@ -72,7 +89,7 @@ def class_task(
         x=feature_tensor(x, as_sparse=sparse),
         y=labels,
         splits=splits,
-        num_outputs=num_classes,
+        num_outputs=int(labels.max()) + 1 if num_classes is None else num_classes,
         edge_index=undirected(edges, len(labels), self_loops=self_loops),
         class_names=tuple(class_names),
         notes=tuple(notes),

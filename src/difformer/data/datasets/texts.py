@@ -16,13 +16,12 @@ import numpy as np
 import torch
 
 from difformer.data.archives import read_npz, tar_members
-from difformer.data.datasets.common import choice, csr_arrays, csr_of, seeded, seeds_of, table_task
+from difformer.data.datasets.common import choice, csr_arrays, csr_of, few_label_splits, table_task
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.own.text import lines_of
 from difformer.data.processed import Arrays, processed
 from difformer.data.sparse import feature_tensor
-from difformer.data.split_rules import labels_per_class_split
 from difformer.data.task import Task
 
 GROUPS = (
@@ -69,11 +68,7 @@ def twenty_news(
         arrays = _features(found)
         x, y = csr_of(arrays), torch.from_numpy(arrays["y"].astype(np.int64))
         words = [str(word) for word in arrays["vocabulary"]]
-    splits = seeded(
-        lambda s: labels_per_class_split(y, per_class=per_class, num_valid=1000, seed=s),
-        num_splits=num_splits,
-        seed=seed,
-    )
+    splits, said = few_label_splits(y, per_class, num_splits=num_splits, seed=seed)
     return table_task(
         name,
         x=feature_tensor(x, as_sparse=sparse),
@@ -81,7 +76,7 @@ def twenty_news(
         splits=splits,
         knn=knn,
         steps=f"TF-IDF of the {x.shape[1]} words in at least 5 % of the posts, rows of unit length",
-        protocol=f"paper: {per_class} labels a class, 1000 for validation, the rest test, {seeds_of(num_splits, seed)}",
+        protocol=said,
         class_names=GROUPS,
         feature_names=words,
     )

@@ -13,9 +13,16 @@ from torch import Tensor
 from difformer.data.edges import Duplicates, SelfLoops, check_choices, tidy_edges
 from difformer.data.errors import DataError, in_file
 from difformer.data.own.preprocessing import Preprocessing, Values
-from difformer.data.own.suspicions import constant_columns, copies_of_labels, odd_labels
 from difformer.data.own.table import PART_WORDS
-from difformer.data.own.targets import METRICS, Labels, Targets, encode_targets
+from difformer.data.own.targets import (
+    METRICS,
+    Labels,
+    Targets,
+    constant_columns,
+    copies_of_labels,
+    encode_targets,
+    odd_labels,
+)
 from difformer.data.scaling import Scaling, uneven
 from difformer.data.split import Split, load_splits
 from difformer.data.split_rules import labelled, random_split, time_split

@@ -15,20 +15,19 @@ from typing import Any
 
 from difformer.data.edges import Duplicates, SelfLoops
 from difformer.data.errors import DataError, in_file
-from difformer.data.own.arrays import label_cells
-from difformer.data.own.assembly import Choices, Material, Path_, Splits, assemble, split_from_words
-from difformer.data.own.feature_tables import Features, load_features
-from difformer.data.own.graphs import edges_from, read_edges
-from difformer.data.own.npz import (
+from difformer.data.own.arrays import (
     ARRAY_ENDINGS,
     class_names_of,
+    label_cells,
     labels_by_name,
     named_array,
     stored_splits,
     unused_arrays,
 )
+from difformer.data.own.assembly import Choices, Material, Path_, Splits, assemble, split_from_words
+from difformer.data.own.feature_tables import Features, load_features, several
+from difformer.data.own.graphs import edges_from, read_edges
 from difformer.data.own.pyg import PYG_ENDINGS, from_pyg, read_pyg
-from difformer.data.own.roles import several
 from difformer.data.own.table import Column, index_of_ids
 from difformer.data.own.targets import Labels, read_labels
 from difformer.data.own.text import TextFormat

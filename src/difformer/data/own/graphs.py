@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from difformer.data.errors import DataError, in_file
-from difformer.data.own.npz import ARRAY_ENDINGS, named_array, read_arrays
+from difformer.data.own.arrays import ARRAY_ENDINGS, named_array, read_arrays
 from difformer.data.own.table import (
     SOURCE_NAMES,
     TARGET_NAMES,
@@ -115,8 +115,11 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
 
 def _dense_matrix(edges: Any) -> NDArray[Any] | None:
     """Edges as a dense adjacency matrix, if they are as many rows as columns of numbers, three at least."""
-    size = len(edges) if hasattr(edges, "__len__") else 0
-    if size < 3 or not all(hasattr(row, "__len__") and len(row) == size for row in edges):
+    try:
+        size = len(edges)
+        if size < 3 or not all(len(row) == size for row in edges):
+            return None
+    except TypeError:  # a number, or a row of numbers
         return None
     array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
     return array if array.ndim == 2 and array.dtype.kind in "biuf" else None

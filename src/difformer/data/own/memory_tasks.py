@@ -21,9 +21,8 @@ from difformer.data.own.assembly import (
     given_splits,
     split_from_words,
 )
-from difformer.data.own.feature_tables import select_features
+from difformer.data.own.feature_tables import select_features, several
 from difformer.data.own.graphs import edges_from
-from difformer.data.own.roles import several
 from difformer.data.own.table import Column, ColumnSource, index_of_ids
 from difformer.data.own.targets import Labels
 from difformer.data.task import Problem, Task

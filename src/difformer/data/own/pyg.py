@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from difformer.data.errors import DataError
-from difformer.data.own.arrays import features_from, label_cells
+from difformer.data.own.arrays import SPLIT_FORMS, features_from, label_cells, stored_splits
 from difformer.data.own.assembly import Choices, Material, assemble
 from difformer.data.own.graphs import edges_from
-from difformer.data.own.npz import SPLIT_FORMS, stored_splits
 from difformer.data.own.targets import Labels
 from difformer.data.split import Split
 from difformer.data.task import Task

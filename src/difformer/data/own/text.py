@@ -26,8 +26,17 @@ import numpy as np
 
 from difformer.data.archives import check_size, limit
 from difformer.data.errors import DataError
-from difformer.data.own.parquet import PARQUET_ENDINGS, open_parquet
-from difformer.data.own.table import MISSING_NUMBER, Head, Source, Table, is_gap, looks_like_header, number
+from difformer.data.own.table import (
+    MISSING_NUMBER,
+    PARQUET_ENDINGS,
+    Head,
+    Source,
+    Table,
+    is_gap,
+    looks_like_header,
+    number,
+    open_parquet,
+)
 from difformer.errors import UserError
 
 DELIMITERS = (";", "\t", ",", "|")  # a comma may be part of a number; the ones before it never are
