@@ -65,12 +65,7 @@ def note_missing_edges(task: Task, config: TrainConfig) -> list[str]:
 
 
 def describe_request(request: Request, source: TaskSource | None) -> list[str]:
-    """Model, settings, where they come from, and notes.
-
-    Args:
-        request: What is to be trained.
-        source: Where the task comes from; None for a partitioned one.
-    """
+    """Model, settings, where they come from, and notes; a partitioned task has no source."""
     settings = ", ".join(f"{key}={shown(value)}" for key, value in request.settings.items()) or "defaults"
     lines = [f"model: {request.config.model} ({settings})"]
     if request.preset is not None:
@@ -173,19 +168,17 @@ def report_results(summary: Summary, output: Output, about: Mapping[str, Any]) -
     """The table of seeds, the result in one line, notes, and the run folder."""
     notes = list(getattr(summary, "notes", ()))
     output.json({**about, **summary.to_dict(), "notes": notes, "run": summary.folder})
-    output.table(
-        ["seed", "split", "best epoch", "train", "valid", "test", "time"],
-        [
-            [
-                result["seed"],
-                result["split"],
-                f"{result['best_epoch']}/{result['epochs']}",
-                *(score(result[part]) for part in ("train", "valid", "test")),
-                clock_time(result["seconds"]),
-            ]
-            for result in summary.results
-        ],
-        right=["seed", "best epoch", "train", "valid", "test", "time"],
+    output.records(
+        {
+            "seed": lambda result: result["seed"],
+            "split": lambda result: result["split"],
+            "best epoch": lambda result: f"{result['best_epoch']}/{result['epochs']}",
+            "train": lambda result: score(result["train"]),
+            "valid": lambda result: score(result["valid"]),
+            "test": lambda result: score(result["test"]),
+            "time": lambda result: clock_time(result["seconds"]),
+        },
+        summary.results,
     )
     output.say(headline(summary))
     for note in notes:
@@ -203,9 +196,9 @@ def headline(summary: Summary) -> str:
     return f"test {summary.metric}: {mean_and_deviation(summary.mean('test'), summary.std('test'), runs)} ({over})"
 
 
-def mean_and_deviation(mean: float, deviation: float, count: int) -> str:
+def mean_and_deviation(mean: float, deviation: float, count: int, sign: str = "") -> str:
     """Mean ± deviation; a single value has no deviation, and ± 0 would claim one."""
-    return f"{score(mean)} ± {score(deviation)}" if count > 1 else score(mean)
+    return f"{score(mean, sign)} ± {score(deviation)}" if count > 1 else score(mean, sign)
 
 
 def variety(results: Sequence[Mapping[str, Any]]) -> str:
@@ -216,6 +209,6 @@ def variety(results: Sequence[Mapping[str, Any]]) -> str:
     return ", each on its own split" if splits == len(results) else f" on {splits} splits"
 
 
-def score(value: float | None) -> str:
+def score(value: float | None, sign: str = "") -> str:
     """A metric with four digits; a dash if it is missing."""
-    return "–" if value is None or value != value else f"{value:.4f}"
+    return "–" if value is None or value != value else f"{value:{sign}.4f}"

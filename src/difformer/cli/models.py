@@ -98,60 +98,44 @@ def _one(name: str, output: Output, *, in_full: bool) -> None:
         "cost per layer": info.cost,
         "is": ", ".join(f"{key}={shown(value)}" for key, value in info.fixed.items()),
     }
-    output.table(["", ""], [[key, value] for key, value in facts.items() if value])
+    output.table(["", ""], [fact for fact in facts.items() if fact[1]])
     for heading, values in (
         ("settings of the model (`--set KEY=VALUE`), with their defaults:", options),
         ("settings of the training:", training),
     ):
         explained = means["options" if values is options else "training"]
         output.say(heading)
-        output.table(
-            ["setting", "default", "meaning"],
-            [[key, shown(value), explained.get(key, "")] for key, value in values.items()],
-        )
+        rows = [[key, shown(value), explained.get(key, "")] for key, value in values.items()]
+        output.table(["setting", "default", "meaning"], rows)
     _list_presets(name, presets, output)
 
 
 def listing(models: Iterable[ModelInfo], width: int) -> Table:
-    """Systems by group, as wide as `width` columns allow."""
-    return _in_rows(models, about=width >= ABOUT) if width >= ROW else _in_lines(models)
+    """Models by group: one row each where `width` columns allow it, with a sentence where they are many."""
+    rows: list[list[str]] = []
+    about, group = width >= ABOUT, ""
+    for info in models:
+        name, formulas = info.name, [formula or NONE for formula in (info.coupling, info.energy, info.cost)]
+        if info.group != group:
+            group = info.group
+            rows += [[""], [group.upper()]] if rows else [[group.upper()]]
+        if width >= ROW:
+            rows.append([name, tasks(info), *formulas, *([info.about] if about else [])])
+        else:
+            beside = ["" if tasks(info) == "all" else f"  {tasks(info)}", ""]
+            ways = ("coupling", "energy", "cost")
+            rows += [list(row) for row in zip([name, *beside], ways, formulas, strict=True)]
+    headings = ["model", "", "of a layer"]
+    if width >= ROW:
+        headings = ["model", "tasks", "coupling", "energy", "cost per layer", *(["about"] if about else [])]
+    return make_table(headings, [row + [""] * (len(headings) - len(row)) for row in rows])
 
 
 def tasks(info: ModelInfo) -> str:
-    """Kinds of task that a system serves, in as few words as possible."""
+    """Kinds of task that a model serves, in as few words as possible."""
     from difformer.zoo.model_catalogue import ALL_KINDS
 
     return "all" if info.kinds == ALL_KINDS else ", ".join(info.kinds)
-
-
-def _in_rows(models: Iterable[ModelInfo], *, about: bool) -> Table:
-    headings = ["system", "tasks", "coupling", "energy", "cost per layer", *(["about"] if about else [])]
-    rows: list[list[str]] = []
-    group = ""
-    for info in models:
-        if info.group != group:
-            group = info.group
-            rows += [[""] * len(headings)] if rows else []
-            rows.append([group.upper(), *[""] * (len(headings) - 1)])
-        formulas = [formula or NONE for formula in (info.coupling, info.energy, info.cost)]
-        rows.append([info.name, tasks(info), *formulas, *([info.about] if about else [])])
-    return make_table(headings, rows)
-
-
-def _in_lines(models: Iterable[ModelInfo]) -> Table:
-    rows: list[list[str]] = []
-    group = ""
-    for info in models:
-        if info.group != group:
-            group = info.group
-            rows += [["", "", ""], [group.upper(), "", ""]]
-        served = tasks(info)
-        rows += [
-            [info.name, "coupling", info.coupling or NONE],
-            ["" if served == "all" else f"  {served}", "energy", info.energy or NONE],
-            ["", "cost", info.cost or NONE],
-        ]
-    return make_table(["system", "", "of a layer"], rows[1:])
 
 
 def _list_presets(model: str, presets: Sequence[Preset], output: Output) -> None:
@@ -160,11 +144,8 @@ def _list_presets(model: str, presets: Sequence[Preset], output: Output) -> None
         output.say("It has no preset; `difformer tune` finds settings and writes one.")
         return
     output.say("presets (`--preset NAME`):")
-    output.table(
-        ["data set", "preset", "protocol", "validation", "trials", "source"],
-        [[_data(p), p.name, p.protocol or "–", _score(p), _trials(p), p.source] for p in presets],
-        right=["trials"],
-    )
+    rows = [[_data(p), p.name, p.protocol or "–", _score(p), _trials(p), p.source] for p in presets]
+    output.table(["data set", "preset", "protocol", "validation", "trials", "source"], rows)
     output.say(f"`difformer models {model} --presets` shows their values, and the commands that found them.")
 
 

@@ -164,7 +164,7 @@ class Progress:
         state = f"{len(self.rows)}/{self.runs} runs, {self.metric}; {clock_time(self.clock() - self.started)} elapsed"
         if left := self._speed_and_time_left():
             state += f", {left}"
-        return Group(make_table(HEADINGS, rows, right=HEADINGS[1:]), Text(f"{self.title}{state}"))
+        return Group(make_table(HEADINGS, rows), Text(f"{self.title}{state}"))
 
     def done(self) -> float:
         """Fraction of all epochs that is done; a run that stopped early is complete once a later one has begun."""

@@ -183,9 +183,8 @@ def _question(
 def _compare(found: list[Tuned], output: Output) -> None:
     """The models, best first, by the validation score of their best settings."""
     ranked = sorted(found, key=lambda tuned: tuned.score, reverse=found[0].higher_is_better)
-    heading = f"valid {found[0].metric}"
     rows = [[place, tuned.model, f"{tuned.score:.4f}", len(tuned.trials)] for place, tuned in enumerate(ranked, 1)]
-    output.table(["rank", "model", heading, "trials"], rows, right=["rank", heading, "trials"])
+    output.table(["rank", "model", f"valid {found[0].metric}", "trials"], rows)
 
 
 def _announce(question: Question, output: Output) -> None:
@@ -226,14 +225,10 @@ def _report(found: Tuned, preset: Preset, path: Path, output: Output) -> dict[st
     keys = list(dict.fromkeys(key for trial in ranked[:SHOWN] for key in trial.settings))
     if len(complete) > SHOWN:
         output.say(f"the best {SHOWN} of {len(complete)} completed trials (--json gives them all):")
-    output.table(
-        ["rank", f"valid {found.metric}", *keys],
-        [
-            [place, f"{trial.value:.4f}", *(shown(trial.settings.get(key, "")) for key in keys)]
-            for place, trial in enumerate(ranked[:SHOWN], 1)
-        ],
-        right=["rank", f"valid {found.metric}"],
-    )
+    rows = []
+    for place, trial in enumerate(ranked[:SHOWN], 1):
+        rows.append([place, f"{trial.value:.4f}", *(shown(trial.settings.get(key, "")) for key in keys)])
+    output.table(["rank", f"valid {found.metric}", *keys], rows)
     pruned = len(found.trials) - len(complete)
     output.say(f"{counted(len(found.trials), 'trials')} of {found.model}, {pruned} of them stopped early")
     default = next((trial for trial in complete if trial.number == 0), None)

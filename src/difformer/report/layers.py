@@ -48,21 +48,13 @@ LITTLE = 0.02
 
 @dataclass(frozen=True)
 class LatentLayer:
-    """What one layer's attention looks like.
+    """What one layer's attention looks like."""
 
-    Args:
-        source: ``[k]`` places among the shown instances that are attended to.
-        target: ``[k]`` places that attend.
-        weight: ``[k]`` attention in units of 1/n, the uniform one; strongest first.
-        within: Mean over the shown instances with a class of w_i; None without classes.
-        entropy: Mean entropy of the rows over that of uniform attention: 1 where every pair exchanges alike.
-    """
-
-    source: list[int]
-    target: list[int]
-    weight: list[float]
-    within: float | None
-    entropy: float
+    source: list[int]  # [k] places among the shown instances that are attended to
+    target: list[int]  # [k] places that attend
+    weight: list[float]  # [k] attention in units of 1/n, the uniform one; strongest first
+    within: float | None  # mean over the shown instances with a class of w_i; None without classes
+    entropy: float  # mean entropy of the rows over that of uniform attention: 1 where every pair exchanges alike
 
 
 def why_no_attention(layer: DIFFormerConv) -> str | None:
@@ -90,13 +82,7 @@ def attention_of(layer: DIFFormerConv, z: Tensor) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def latent_layers(scene: Scene, shown: Tensor, classes: Tensor | None) -> list[LatentLayer]:
-    """Every layer of a scene's DIFFormer.
-
-    Args:
-        scene: With states.
-        shown: ``[r]`` rows that are shown; pairs are looked for among them, from those of `asking`.
-        classes: ``[n]`` class of every row, -1 where unknown.
-    """
+    """Every layer of a scene's DIFFormer; pairs are looked for among the `shown` rows. Classes are -1 where unknown."""
     assert scene.states is not None
     device = scene.inputs.x.device
     return [
@@ -146,12 +132,7 @@ def near_uniform(layer: LatentLayer, chance: float | None, count: int) -> bool:
     """Whether a layer's attention cannot be told from uniform attention.
 
     That is so where its entropy is within 1 % of the uniform one, or where the share within classes lies within two
-    standard errors √(p (1 - p) / count) of what uniform attention gives.
-
-    Args:
-        layer: The layer.
-        chance: Share p that uniform attention would give; None without classes.
-        count: Instances that the share was measured on.
+    standard errors √(p (1 - p) / count) of `chance`, what uniform attention gives, for `count` instances.
     """
     if layer.entropy >= 1 - ENTROPY_MARGIN:
         return True
@@ -216,19 +197,12 @@ def homophily(scene: Scene, classes: Tensor) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Within:
-    """How much attention falls within classes.
+    """How much attention falls within classes."""
 
-    Args:
-        share: Of every layer.
-        chance: What uniform attention would give.
-        edges: Observed edges with two known labels.
-        joined: Those that join one class.
-    """
-
-    share: list[float]
-    chance: float
-    edges: int
-    joined: int
+    share: list[float]  # of every layer
+    chance: float  # what uniform attention would give
+    edges: int  # observed edges with two known labels
+    joined: int  # those that join one class
 
     @property
     def sentence(self) -> str:
@@ -257,27 +231,17 @@ def within_classes(
 
 @dataclass(frozen=True)
 class LayerEnergies:
-    """Entry k belongs to Z^(k), entry 0 to the input layer's.
+    """Entry k belongs to Z^(k), entry 0 to the input layer's."""
 
-    Args:
-        energy: Mean δ over pairs of unit states.
-        edges: Mean a_ij ||z_i - z_j||² over observed edges; None without any.
-        rank: Effective rank.
-        spread: Mean squared distance of unit states, in [0, 2]: 0 where all point the same way.
-        separation: Share of the variance of unit states that lies between classes; None without classes.
-        theorem: Mean δ along the diffusion that the theorem covers; None where it has nothing to say.
-        reasons: Why the run itself is not covered; empty where it is.
-        sampled: Size of the sample that `energy` was measured on; None where all states were taken.
-    """
-
-    energy: list[float]
-    edges: list[float] | None
-    rank: list[float]
-    spread: list[float]
+    energy: list[float]  # mean δ over pairs of unit states
+    edges: list[float] | None  # mean a_ij ||z_i - z_j||² over observed edges; None without any
+    rank: list[float]  # effective rank
+    spread: list[float]  # mean squared distance of unit states, in [0, 2]: 0 where all point the same way
+    # share of the variance of unit states that lies between classes; None without classes
     separation: list[float] | None
-    theorem: list[float] | None
-    reasons: tuple[str, ...]
-    sampled: int | None
+    theorem: list[float] | None  # mean δ along the diffusion that the theorem covers; None where it has nothing to say
+    reasons: tuple[str, ...]  # why the run itself is not covered; empty where it is
+    sampled: int | None  # size of the sample that `energy` was measured on; None where all states were taken
 
 
 @torch.no_grad()

@@ -188,19 +188,12 @@ def _groups(task: Task, y: Tensor) -> list[tuple[str, int | None]]:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Predicted probabilities against how often they are right, in bins that hold anything.
+    """Predicted probabilities against how often they are right, in bins that hold anything."""
 
-    Args:
-        confidence: Mean predicted probability of each bin.
-        accuracy: Share that is right.
-        count: Predictions in the bin.
-        error: Expected calibration error.
-    """
-
-    confidence: list[float]
-    accuracy: list[float]
-    count: list[int]
-    error: float
+    confidence: list[float]  # mean predicted probability of each bin
+    accuracy: list[float]  # share that is right
+    count: list[int]  # predictions in the bin
+    error: float  # expected calibration error
 
 
 def calibration(task: Task, seeds: Sequence[Predictions], part: str) -> Calibration | None:
@@ -230,15 +223,10 @@ def calibration(task: Task, seeds: Sequence[Predictions], part: str) -> Calibrat
 
 @dataclass(frozen=True)
 class Baseline:
-    """A simple model on the same split.
+    """A simple model on the same split."""
 
-    Args:
-        name: What it is, as in "… gives 0.56".
-        values: The run's metric, one per split.
-    """
-
-    name: str
-    values: list[float]
+    name: str  # what it is, as in "… gives 0.56"
+    values: list[float]  # the run's metric, one per split
 
     @property
     def mean(self) -> float:
@@ -344,17 +332,11 @@ def _linear(task: Task, train: Tensor, part: Tensor) -> Array:
 
 @dataclass(frozen=True)
 class Importance:
-    """What happens to the metric when a column is shuffled.
+    """What happens to the metric when a column is shuffled."""
 
-    Args:
-        names: Of the columns, the most important first.
-        losses: By how much the metric gets worse, mean over shufflings.
-        note: What was left out, or why nothing was measured.
-    """
-
-    names: list[str]
-    losses: list[float]
-    note: str = ""
+    names: list[str]  # of the columns, the most important first
+    losses: list[float]  # by how much the metric gets worse, mean over shufflings
+    note: str = ""  # what was left out, or why nothing was measured
 
 
 @torch.no_grad()
@@ -417,19 +399,12 @@ def _steepness(material: Material, dense: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class ErrorList:
-    """Wrong or far predictions of the part, the worst first.
+    """Wrong or far predictions of the part, the worst first."""
 
-    Args:
-        headings: Of the columns.
-        rows: One per error.
-        right: Numbers of the columns that hold numbers.
-        said: How many there are, and how many are listed.
-    """
-
-    headings: list[str]
-    rows: list[list[Any]]
-    right: list[int]
-    said: str
+    headings: list[str]  # of the columns
+    rows: list[list[Any]]  # one per error
+    right: list[int]  # numbers of the columns that hold numbers
+    said: str  # how many there are, and how many are listed
 
 
 def errors(material: Material, important: Sequence[str]) -> ErrorList:
