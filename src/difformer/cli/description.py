@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from difformer.cli.command import as_typed
 from difformer.cli.inputs import DEFAULT_MODEL, PAPER_MODEL
-from difformer.cli.output import Output, counted, shown
+from difformer.cli.output import Output, counted, listed, shown
 from difformer.cli.progress import clock_time
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ def note_missing_edges(task: Task, config: TrainConfig) -> list[str]:
 
 def describe_request(request: Request, source: TaskSource | None) -> list[str]:
     """Model, settings, where they come from, and notes; a partitioned task has no source."""
-    settings = ", ".join(f"{key}={shown(value)}" for key, value in request.settings.items()) or "defaults"
-    lines = [f"model: {request.config.model} ({settings})"]
+    lines = [f"model: {request.config.model} ({listed(request.settings) or 'defaults'})"]
     if request.preset is not None:
         lines += _origin(request, request.preset, source)
     elif not set(request.settings) - LENGTH:
@@ -106,8 +105,8 @@ def _without_training(request: Request) -> list[str]:
         return []
     fields = {field.name for field in dataclasses.fields(TrainConfig)} - {"model", "options", *WITHOUT_TRAINING}
     chosen = {} if request.preset is None else request.preset.settings
-    typed = [f"{k}={shown(v)}" for k, v in request.settings.items() if k in fields and chosen.get(k) != v]
-    return [f"note: {request.config.model} trains nothing, so {', '.join(typed)} changes nothing"] if typed else []
+    typed = listed({k: v for k, v in request.settings.items() if k in fields and chosen.get(k) != v})
+    return [f"note: {request.config.model} trains nothing, so {typed} changes nothing"] if typed else []
 
 
 def _origin(request: Request, preset: Preset, source: TaskSource | None) -> list[str]:
@@ -124,8 +123,8 @@ def _origin(request: Request, preset: Preset, source: TaskSource | None) -> list
     if source is not None and source.name == preset.dataset:
         from difformer.data.registry import dataset_options
 
-        if taken := [f"{key}={shown(value)}" for key, value in preset.data.items() if source.options.get(key) == value]:
-            lines.append(f"data: {', '.join(taken)}, from the preset")
+        if taken := listed({key: value for key, value in preset.data.items() if source.options.get(key) == value}):
+            lines.append(f"data: {taken}, from the preset")
         here = {**dataset_options(preset.dataset), **source.options}
         found = {key: value for key, value in preset.data_options.items() if key != "protocol"}
         if other := [f"{key}={value}" for key, value in found.items() if shown(here.get(key)) != value]:
@@ -166,8 +165,7 @@ def meanings(documented: Callable[..., Any]) -> dict[str, str]:
 
 def report_results(summary: Summary, output: Output, about: Mapping[str, Any]) -> None:
     """The table of seeds, the result in one line, notes, and the run folder."""
-    notes = list(getattr(summary, "notes", ()))
-    output.json({**about, **summary.to_dict(), "notes": notes, "run": summary.folder})
+    output.json({**about, **summary.to_dict(), "notes": list(summary.notes), "run": summary.folder})
     output.records(
         {
             "seed": lambda result: result["seed"],
@@ -181,7 +179,7 @@ def report_results(summary: Summary, output: Output, about: Mapping[str, Any]) -
         summary.results,
     )
     output.say(headline(summary))
-    for note in notes:
+    for note in summary.notes:
         output.say(f"note: {note}")
     if about.get("preset"):
         output.say(f"settings: preset {about['preset']}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from difformer.cli.command import as_typed
 from difformer.cli.options import (
     DATA,
     OWN_DATA,
@@ -20,6 +21,7 @@ from difformer.cli.options import (
     outside_scope,
     read_data_options,
 )
+from difformer.cli.output import Output
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -319,6 +321,18 @@ def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, togeth
         duplicates=options.get("duplicates", "error"),
     )
     return NewRows(found.x, found.ids, index, weight, said)
+
+
+def new_rows(run: Path, features: Path | None, edges: Path | None, output: Output, *, together: bool) -> NewRows | None:
+    """The rows of ``--features``, with their notes printed; None where the run's own instances are asked for."""
+    if features is not None:
+        found = read_new_rows(run, features, edges, together=together)
+        for note in found.notes:
+            output.remark(f"note: {as_typed(note)}")
+        return found
+    if edges is not None or not together:
+        raise UserError(f"{'--alone' if edges is None else '--edges'} is about new instances: give --features too")
+    return None
 
 
 def _familiar(task: Task, found: Any) -> tuple[str, ...]:

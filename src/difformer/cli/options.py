@@ -166,13 +166,14 @@ def _data_options(dataset: str | None) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _unknown(key: str, dataset: str | None, defaults: Mapping[str, Any]) -> str:
-    from difformer.cli.output import shown
+    from difformer.cli.output import listed
 
     hint = did_you_mean(key, defaults)
     if dataset is None:
         return f"--data: own files have no option {key!r}; {hint}they take {', '.join(list(defaults)[3:])}"
-    listed = ", ".join(f"{name}={shown(value)}" for name, value in defaults.items())
-    return f"--data: data set {dataset!r} has no option {key!r}; {hint}it takes, with these defaults, {listed}"
+    return (
+        f"--data: data set {dataset!r} has no option {key!r}; {hint}it takes, with these defaults, {listed(defaults)}"
+    )
 
 
 def _value(key: str, text: str, annotation: str) -> Any:

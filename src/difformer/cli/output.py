@@ -115,6 +115,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun if number != 1 else {'classes': 'class'}.get(noun, noun.removesuffix('s'))}"
 
 
+def listed(settings: Mapping[str, object]) -> str:
+    """``epochs=5, dropout=0.5``."""
+    return ", ".join(f"{key}={shown(value)}" for key, value in settings.items())
+
+
 def shown(value: object) -> str:
     """A setting as it is typed on the command line."""
     if isinstance(value, tuple | list):

@@ -127,26 +127,18 @@ def take_apart(passage: Passage, k: int, slope: Tensor, i: int, names: Callable[
         parts["source"] = layer.step_size * layer.source_weight * passage.states[0].detach()[i]
     residue = float((p - sum(parts.values())).norm() / p.norm().clamp_min(1e-12))
     g = _through_norm(model, k, p, slope)
-    found = [
-        Influence(int(j), names(int(j)), through, float(w), float(length), float(effect))
-        for through, (nodes, weights, vectors) in given.items()
-        if through != "self"
-        for j, w, length, effect in _largest(nodes, weights, vectors, vectors @ g, top_k)
-    ]
+    found: list[Influence] = []
+    for through, (nodes, weights, vectors) in given.items():
+        effect = vectors @ g
+        for at in effect.abs().topk(min(top_k, effect.numel())).indices.tolist() if through != "self" else ():
+            j, numbers = int(nodes[at]), (weights[at], vectors[at].norm(), effect[at])
+            found.append(Influence(j, names(j), through, *map(float, numbers)))
     found.sort(key=lambda one: -abs(one.effect))
     effects = {name: float(part @ g) for name, part in parts.items()}
     listed = found[:top_k]
     others = effects["latent"] + effects["observed"] - sum(one.effect for one in listed)
     lengths = {name: float(part.norm()) for name, part in parts.items()}
     return Step(k + 1, lengths, effects, tuple(listed), others, residue)
-
-
-def _largest(
-    nodes: Tensor, weights: Tensor, vectors: Tensor, effects: Tensor, count: int
-) -> list[tuple[float, float, float, float]]:
-    order = effects.abs().topk(min(count, effects.numel())).indices
-    columns = (nodes[order], weights[order], vectors[order].norm(dim=1), effects[order])
-    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _given(layer: DIFFormerConv, z: Tensor, scene: Scene, i: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:

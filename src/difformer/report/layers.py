@@ -99,31 +99,23 @@ def asking(shown: Tensor, size: int) -> Tensor:
 def _layer(layer: DIFFormerConv, z: Tensor, shown: Tensor, classes: Tensor | None) -> LatentLayer:
     n = z.shape[0]
     asked = asking(shown, n).to(z.device)
-    best = (z.new_empty(0), asked.new_empty(0), asked.new_empty(0))
     known = None if classes is None else classes.to(z.device)
-    members = None if known is None else functional.one_hot(known.clamp_min(-1) + 1).to(z.dtype)
-    shares, entropies, attention = [], [], attention_of(layer, z)
-    for places in asked.split(max(1, PAIRS_OF_A_BLOCK // max(n, 1))):
-        targets = shown[places]
+    shares, entropies, among, attention = [z.new_empty(0)], [], [], attention_of(layer, z)
+    for targets in shown[asked].split(max(1, PAIRS_OF_A_BLOCK // max(n, 1))):
         rows = attention(targets).mean(0)
         entropies.append(torch.special.entr(rows).sum(1))
-        if known is not None and members is not None:
-            mass = rows @ members  # attention by class, the unlabelled first
+        among.append(rows[:, shown].masked_fill(targets.unsqueeze(1) == shown, -torch.inf))
+        if known is not None:
+            mass = rows @ functional.one_hot(known + 1).to(z.dtype)  # attention by class, the unlabelled first
             own = mass.gather(1, known[targets].unsqueeze(1) + 1).squeeze(1)
             shares.append((own / mass[:, 1:].sum(1).clamp_min(1e-12))[known[targets] >= 0])
-        among = rows[:, shown].masked_fill(targets.unsqueeze(1) == shown, -torch.inf)
-        value, place = among.flatten().topk(min(PAIRS, among.numel()))
-        here = (value, place % shown.numel(), places[place // shown.numel()])
-        joined = [torch.cat(pair) for pair in zip(best, here, strict=True)]
-        order = joined[0].topk(min(PAIRS, joined[0].numel())).indices
-        best = (joined[0][order], joined[1][order], joined[2][order])
-    kept = best[0] > -torch.inf
-    within = torch.cat(shares) if shares else None
+    flat, within = torch.cat(among).flatten(), torch.cat(shares)
+    weight, place = flat.topk(min(PAIRS, int((flat > -torch.inf).sum())))
     return LatentLayer(
-        source=best[1][kept].tolist(),
-        target=best[2][kept].tolist(),
-        weight=[float(f"{v * n:.4g}") for v in best[0][kept].tolist()],
-        within=float(within.mean()) if within is not None and within.numel() else None,
+        source=(place % shown.numel()).tolist(),
+        target=asked[place // shown.numel()].tolist(),
+        weight=[float(f"{v * n:.4g}") for v in weight.tolist()],
+        within=float(within.mean()) if within.numel() else None,
         entropy=float(torch.cat(entropies).mean()) / math.log(max(n, 2)),
     )
 
@@ -308,33 +300,26 @@ def _theorem(layer: DIFFormerConv, z: Tensor, steps: int, edges: bool) -> list[f
 def uncovered(model: DIFFormer, scene: Scene) -> tuple[str, ...]:
     """What keeps a network from being the diffusion of the theorem, one clause each."""
     layer: DIFFormerConv = model.layers[0]  # type: ignore[assignment]
-    reasons = []
-    if layer.query is not None:
-        if layer.qk_norm == "global":
-            reasons.append("queries and keys are divided by the norm of all rows (qk_norm=global), not by their own")
-        if not layer.tied_qk:
-            reasons.append("queries and keys have weights of their own, so the exchange is not symmetric")
-        elif not all(_isometry(one) for one in model.layers):  # type: ignore[arg-type]
-            reasons.append("the map to queries is no isometry, so the exchange is no function of the states' distances")
-    if layer.value is not None:
-        reasons.append("values are transformed (transform=true)")
-    if model.config["norm"]:
-        reasons.append("a LayerNorm follows every step")
-    if model.activation is not None:
-        reasons.append(f"an activation ({model.activation}) follows every step")
-    if not layer.residual or layer.step_size >= 1:
-        reasons.append("a step keeps nothing of the state (the theorem needs a step size below 1)")
-    if layer.num_heads > 1:
-        reasons.append(f"{layer.num_heads} heads are averaged")
-    if layer.source_weight:
-        reasons.append("there is a source term")
-    if scene.graph is not None:
-        reasons.append("observed edges take part")
+    asks, tied = layer.query is not None, layer.tied_qk
+    isometric = not asks or not tied or all(_isometry(one) for one in model.layers)  # type: ignore[arg-type]
     assert scene.states is not None
     lengths = scene.states[:-1].norm(dim=-1)  # those that are stepped from
-    if not bool(((lengths - 1).abs() < 1e-3).all()):
-        reasons.append("the states are not all of unit length")
-    return tuple(reasons)
+    reasons = {
+        "queries and keys are divided by the norm of all rows (qk_norm=global), not by their own": asks
+        and layer.qk_norm == "global",
+        "queries and keys have weights of their own, so the exchange is not symmetric": asks and not tied,
+        "the map to queries is no isometry, so the exchange is no function of the states' distances": not isometric,
+        "values are transformed (transform=true)": layer.value is not None,
+        "a LayerNorm follows every step": model.config["norm"],
+        f"an activation ({model.activation}) follows every step": model.activation is not None,
+        "a step keeps nothing of the state (the theorem needs a step size below 1)": not layer.residual
+        or layer.step_size >= 1,
+        f"{layer.num_heads} heads are averaged": layer.num_heads > 1,
+        "there is a source term": layer.source_weight,
+        "observed edges take part": scene.graph is not None,
+        "the states are not all of unit length": not bool(((lengths - 1).abs() < 1e-3).all()),
+    }
+    return tuple(reason for reason, holds in reasons.items() if holds)
 
 
 def _isometry(layer: DIFFormerConv) -> bool:
