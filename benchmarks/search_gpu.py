@@ -12,7 +12,7 @@ the next stack starts; a process that is killed loses the stack in progress. Tri
 Presets are written at the end, one per pair and protocol, to ``OUT/presets``:
 
     difformer reproduce citation --presets OUT/presets --preset best --models difformer-s,off,gcn+ --runs-only
-    python -m difformer.experiments.presets OUT/presets/*.toml          # into the package
+    python -m benchmarks.add_presets OUT/presets/*.toml          # into the package
 """
 
 from __future__ import annotations

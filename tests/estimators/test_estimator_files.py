@@ -466,7 +466,7 @@ def saved(wine: Any, tmp_path_factory: Any) -> dict[str, Path]:
 
 
 def load_any(folder: Path) -> Any:
-    kind = json.loads((folder / "estimator.json").read_text())["estimator"]
+    kind = json.loads((folder / "estimator.json").read_text()).get("estimator")
     known = {kind.__name__: kind for kind in (DIFFormerClassifier, DIFFormerRegressor, DIFFormerTransformer)}
     return known.get(kind if isinstance(kind, str) else "", DIFFormerClassifier).from_pretrained(folder)
 

@@ -150,7 +150,12 @@ class DIFFormerEstimator(BaseEstimator):
 
     def _features(self, x: Any, *, reset: bool) -> Any:
         """Float64, dense or CSR; names and number of columns are noted, or compared with those noted."""
-        checked = validate_data(self, x, reset=reset, accept_sparse="csr", dtype=np.float64, order="C")
+        try:
+            checked = validate_data(self, x, reset=reset, accept_sparse="csr", dtype=np.float64, order="C")
+        except (ValueError, TypeError) as error:
+            if advice := raw_columns(x, type(self).__name__):
+                raise UserError(advice, argument="X") from error
+            raise
         if sparse.issparse(checked):
             checked = sparse.csr_array(checked, copy=True)
             checked.sum_duplicates()
@@ -404,3 +409,27 @@ def _of_table(fitted: Predictor, place: Array, x: Any, parts: list[Part], states
     if absent.any():
         rows[absent] = fitted.states(x[absent]) if embed else fitted.outputs(x[absent])
     return rows
+
+
+def raw_columns(table: Any, name: str) -> str | None:
+    """What to do about the columns of a frame that are texts, dates or categories, or have gaps; None without any."""
+    if not hasattr(table, "columns"):
+        return None
+    others, gaps = [], []
+    for column in table.columns:
+        try:
+            if np.isnan(np.asarray(table[column], dtype=np.float64)).any():
+                gaps.append(str(column))
+            elif np.asarray(table[column]).dtype.kind == "M":
+                others.append(str(column))
+        except (TypeError, ValueError):
+            others.append(str(column))
+    if not others and not gaps:
+        return None
+    kinds = {"columns that are not numbers": others, "columns with gaps": gaps}
+    said = "; ".join(f"{words}: {', '.join(names)}" for words, names in kinds.items() if names)
+    steps = f"(OneHotEncoder(handle_unknown='ignore'), {others}), remainder=SimpleImputer()"
+    return (
+        f"X: {said}. Encode them first: `make_pipeline(make_column_transformer({steps}), {name}())` with scikit-learn, "
+        f"or take the features x of difformer.data.from_frame(table, label=...), which reads such tables"
+    )

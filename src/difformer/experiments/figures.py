@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
 from textwrap import fill
@@ -145,33 +146,21 @@ def near(points: Sequence[float]) -> tuple[float, float]:
 
 
 def scores(summary: Summary) -> Any:
-    """One panel per data set."""
-    shown = _scored(summary)
-    if not shown:
+    """One panel per data set; below them two panels per section that measures cost."""
+    shown = [section for section in summary.sections if section.data.mode != "cost" and _rows(section)]
+    costs = [section for section in summary.sections if section.data.mode == "cost" and len(section.runs)]
+    if not shown and not costs:
         return None
-    width, height = _size(shown)
-    fig, axes = panels(len(shown), width=width, height=height, across=2 if len(shown) in (2, 4) else 3)
-    _score_panels(fig, axes, shown, summary)
-    return fig
-
-
-def scores_and_cost(summary: Summary) -> Any:
-    """Scores, and below them two panels of cost per section."""
-    shown, costs = _scored(summary), _measured(summary)
-    if not shown or not costs:
-        return scores(summary) if shown else cost(summary)
-    width, height = _size(shown)
-    start = len(shown) + len(shown) % 2  # cost starts on a row of its own
-    fig, axes = panels(start + 2 * len(costs), width=width, height=height, across=2)
+    width, height = _size(shown) if shown else (3.8, 2.2)
+    start = len(shown) + (len(shown) % 2 if costs else 0)  # cost starts on a row of its own
+    across = 2 if costs or len(shown) in (2, 4) else 3
+    fig, axes = panels(start + 2 * len(costs), width=width, height=height, across=across)
     for spare in axes[len(shown) : start]:
         spare.set_axis_off()
-    _score_panels(fig, axes[: len(shown)], shown, summary)
+    if shown:
+        _score_panels(fig, axes[: len(shown)], shown, summary)
     _cost_panels(axes[start:], costs)
     return fig
-
-
-def _scored(summary: Summary) -> list[Section]:
-    return [section for section in summary.sections if section.data.mode != "cost" and _rows(section)]
 
 
 def _rows(section: Section) -> list[Row]:
@@ -286,20 +275,6 @@ def attention_figure(sections: Sequence[Section]) -> Any:
 # Cost: bars of seconds and megabytes.
 
 
-def cost(summary: Summary) -> Any:
-    """Two panels per data set."""
-    shown = _measured(summary)
-    if not shown:
-        return None
-    fig, axes = panels(2 * len(shown), width=3.8, height=2.2, across=2)
-    _cost_panels(axes, shown)
-    return fig
-
-
-def _measured(summary: Summary) -> list[Section]:
-    return [section for section in summary.sections if len(section.runs) and section.data.mode == "cost"]
-
-
 def _cost_panels(axes: Sequence[Any], sections: Sequence[Section]) -> None:
     for place, section in enumerate(sections):
         rows, known = [row for row in section.rows if row.n][::-1], devices(section)
@@ -317,73 +292,86 @@ def _cost_panels(axes: Sequence[Any], sections: Sequence[Section]) -> None:
 # Curves: depth, batch size, robustness.
 
 
+@dataclass
+class Curves:
+    """A panel: mean ± deviation of rows over x, one line per label.
+
+    Args:
+        title: Above the panel.
+        x: What the horizontal axis shows.
+        rows: Label, x and row of each point.
+        base: Base of a logarithmic axis; None for a linear one.
+    """
+
+    title: str
+    x: str
+    rows: list[tuple[str, float, Row]]
+    base: int | None = None
+
+
 def depth(summary: Summary) -> Any:
     """Accuracy against depth: one line per step size, without and with the source term, one row per data set."""
-    shown = [section for section in summary.sections if len(section.runs)]
-    if not shown:
-        return None
-    fig, axes = panels(2 * len(shown), width=3.6, height=2.8, across=2, sharey="row")
-    for place, section in enumerate(shown):
-        for ax, source in zip(axes[2 * place : 2 * place + 2], (0.0, 1.0), strict=True):
-            _depth_panel(ax, section, source)
-    marks = {label: one for ax in axes for one, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    legend_below(fig, [*marks.values(), bars()])
-    return fig
 
+    def order(row: Row) -> tuple[bool, float]:
+        return row.system.role == "off", row.system.settings["step_size"]
 
-def _depth_panel(ax: Any, section: Section, source: float) -> None:
-    rows = [row for row in section.rows if row.n and row.system.settings["source_weight"] == source]
-    kinds = sorted({(row.system.role == "off", row.system.settings["step_size"]) for row in section.rows})
-    depths = sorted({row.system.settings["num_layers"] for row in section.rows})
-    for number, (off, step) in enumerate(kinds):
-        own = [row for row in rows if (row.system.role == "off", row.system.settings["step_size"]) == (off, step)]
-        label = f"{'attention off, ' if off else ''}τ = {step:g}"
-        _curve(ax, own, [row.system.settings["num_layers"] for row in own], number, label)
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(depths, [str(one) for one in depths])
-    ax.set_xlim(depths[0] / 1.15, depths[-1] * 1.15)
-    ax.set_xlabel("depth K")
-    ax.set_ylabel("test accuracy in %")
-    ax.set_title(
-        f"{fill(section.data.label, 42)}\n{'with' if source else 'without'} source; {section.counted}", loc="left"
-    )
+    def label(row: Row) -> str:
+        off, step = order(row)
+        return f"{'attention off, ' if off else ''}τ = {step:g}"
 
-
-def _curve(ax: Any, rows: Sequence[Row], x: Sequence[Any], number: int, label: str) -> None:
-    """Mean ± deviation over `x`, in the colour, line and marker of a number."""
-    if not rows:
-        return
-    means, spread = [row.scale * (row.mean() or 0.0) for row in rows], [row.scale * row.std() for row in rows]
-    look = {"color": CYCLE[number], "ls": LINES[number], "marker": MARKERS[number], "ms": 4, "capsize": 2}
-    ax.errorbar(x, means, yerr=spread, label=label, **look)
+    found = []
+    rows = sorted((row for section in summary.sections for row in section.rows), key=order)
+    for section in (section for section in summary.sections if len(section.runs)):
+        for source in (0.0, 1.0):
+            own = [row for row in section.rows if row.system.settings["source_weight"] == source]
+            side = f"{'with' if source else 'without'} source; {section.counted}"
+            points = [(label(row), row.system.settings["num_layers"], row) for row in own]
+            found.append(Curves(f"{fill(section.data.label, 42)}\n{side}", "depth K", points, 2))
+    return _curves(found, list(dict.fromkeys(map(label, rows))))
 
 
 def robustness(summary: Summary) -> Any:
     """Accuracy against labels per class and against removed edges, one row per data set, one line per system."""
-    shown = [section for section in summary.sections if len(section.runs)]
-    if not shown:
+    kinds = {"labels_per_class": ("training labels per class", 10), "edges_removed": ("share of edges removed", None)}
+    rows = [row for section in summary.sections for row in section.rows if len(section.runs)]
+    found = []
+    for name in dict.fromkeys(row.data.dataset for row in rows):
+        for kind, (x, base) in kinds.items():
+            own = [row for row in rows if row.data.dataset == name and kind in row.data.alter]
+            points = [(row.system.label, row.data.alter[kind], row) for row in own]
+            found.append(Curves(name, x, points, base))
+    return _curves(found, list(dict.fromkeys(row.system.label for row in rows)))
+
+
+def _curves(found: Sequence[Curves], labels: Sequence[str]) -> Any:
+    """Two panels per row; a label has the same look in all of them."""
+    if not found:
         return None
-    kinds = {"labels_per_class": "training labels per class", "edges_removed": "share of edges removed"}
-    names = list(dict.fromkeys(section.data.dataset for section in shown))
-    systems = list(dict.fromkeys(row.system.key for section in shown for row in section.rows))
-    fig, axes = panels(2 * len(names), width=3.8, height=2.7, across=2, sharey="row")
-    for place, name in enumerate(names):
-        for ax, (kind, said) in zip(axes[2 * place : 2 * place + 2], kinds.items(), strict=True):
-            own = [one for one in shown if one.data.dataset == name and (kind in one.data.alter)]
-            for number, key in enumerate(systems):
-                rows = [row for one in own for row in one.rows if row.system.key == key and row.n]
-                label = rows[0].system.label if rows else key
-                _curve(ax, rows, [row.data.alter[kind] for row in rows], number, label)
-            if kind == "labels_per_class" and own:
-                ticks = [one.data.alter[kind] for one in own]
-                ax.set_xscale("log")
-                ax.set_xticks(ticks, [str(one) for one in ticks])
-                ax.minorticks_off()
-            ax.set(xlabel=said, ylabel="test accuracy in %")
-            ax.set_title(name, loc="left")
-    marks = {label: one for ax in axes for one, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    legend_below(fig, [*marks.values(), bars()])
+    fig, axes = panels(len(found), width=3.7, height=2.8, across=2, sharey="row")
+    marks = {}
+    for ax, panel in zip(axes, found, strict=True):
+        for number, label in enumerate(labels):
+            points = [
+                (x, row.scale * (row.mean() or 0.0), row) for name, x, row in panel.rows if name == label and row.n
+            ]
+            if points:
+                x, means, rows = zip(*points, strict=True)
+                look = {**_line_look(number), "capsize": 2}
+                marks[label] = ax.errorbar(x, means, yerr=[row.scale * row.std() for row in rows], label=label, **look)
+        if panel.base and panel.rows:
+            ticks = sorted({x for _, x, _ in panel.rows})
+            ax.set_xscale("log", base=panel.base)
+            ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
+            ax.set_xlim(ticks[0] / 1.15, ticks[-1] * 1.15)
+            ax.minorticks_off()
+        ax.set(xlabel=panel.x, ylabel="test accuracy in %")
+        ax.set_title(panel.title, loc="left")
+    legend_below(fig, [*(marks[label] for label in labels if label in marks), bars()])
     return fig
+
+
+def _line_look(number: int) -> dict[str, Any]:
+    return {"color": CYCLE[number], "ls": LINES[number], "marker": MARKERS[number], "ms": 4}
 
 
 def batch_size(summary: Summary) -> Any:
@@ -437,17 +425,19 @@ def energy(summary: Summary) -> Any:
     for place, name in enumerate(FORMS):
         _form(axes[3 * place : 3 * place + 3], name)
     titles = {"energy": "mean δ over pairs", "rank": "effective rank", "separation": "variance between classes"}
+    labels = list(dict.fromkeys(row.label for section in trained for row in section.rows if row.n))
     for place, section in enumerate(trained):
         for ax, (what, said) in zip(axes[6 + 3 * place : 9 + 3 * place], titles.items(), strict=True):
-            for number, row in enumerate(row for row in section.rows if row.n):
+            for row in (row for row in section.rows if row.n):
+                number = labels.index(row.label)  # the same line in every panel
                 curves = [one[what] for one in row.runs["measures"] if one.get(what)]
                 mean = [sum(values) / len(values) for values in zip(*curves, strict=True)]
-                look = {"color": CYCLE[number], "ls": LINES[number], "marker": MARKERS[number], "ms": 4}
-                ax.plot(range(len(mean)), mean, label=row.system.label, **look)
+                ax.plot(range(len(mean)), mean, label=row.label, **_line_look(number))
             ax.set_xlabel("layer")
             ax.set_title(f"{section.data.label}: {said}\n{section.counted}", loc="left", fontsize=8)
             ax.xaxis.get_major_locator().set_params(integer=True)
-        axes[6 + 3 * place].legend()
+    marks = {label: one for ax in axes[6:] for one, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    legend_below(fig, list(marks.values()))
     return fig
 
 
@@ -553,8 +543,6 @@ def _map(ax: Any, panel: Any, title: str, values: tuple[float, float] | None) ->
 
 DRAWINGS: Mapping[str, Callable[[Summary], Any]] = {
     "scores": scores,
-    "scores-and-cost": scores_and_cost,
-    "cost": cost,
     "depth": depth,
     "batch-size": batch_size,
     "robustness": robustness,

@@ -11,7 +11,6 @@ This module does not import torch, so that ``difformer reproduce --list`` is imm
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -19,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from difformer.errors import UserError
+from difformer.errors import UserError, did_you_mean
 from difformer.training import toml
 
 SPECS = Path(__file__).with_name("specs")
@@ -208,9 +207,7 @@ def find(name: str) -> Experiment:
         UserError: If there is no such experiment, with the nearest name.
     """
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"there is no experiment {name!r}; {hint}known are {', '.join(NAMES)}")
+        raise UserError(f"there is no experiment {name!r}; {did_you_mean(name, NAMES)}known are {', '.join(NAMES)}")
     return read_experiment(SPECS / f"{name}.toml")
 
 

@@ -278,9 +278,8 @@ def explain_nodes(loaded: Loaded, nodes: Sequence[Place], *, top_k: int = 8) -> 
     if top_k < 1:
         raise UserError(f"top_k must be at least 1, got {top_k}")
     if not is_diffusion(loaded.model):
-        raise UserError(
-            f"model {type(loaded.model).__name__} takes no diffusion steps to be taken apart; DIFFormer models do"
-        )
+        own = type(getattr(loaded.model, "model", loaded.model)).__name__  # within the adapter of an own model
+        raise UserError(f"model {own} takes no diffusion steps to be taken apart; DIFFormer models do")
     passages: dict[int | None, Passage] = {}
     found = []
     for node in nodes:

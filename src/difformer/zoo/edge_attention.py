@@ -22,11 +22,7 @@ import torch
 from torch import Tensor
 
 from difformer.diffusion.coupling.interface import EDGE_ENTRIES
-from difformer.zoo.encoder import (
-    CSR,
-    Graph,
-    is_eager,
-)
+from difformer.zoo.encoder import CSR, Graph, is_eager
 
 HEAD_ENTRIES = 2**22  # numbers of edges times heads in one sparse product: its index is kept, 12 bytes a number
 SPREAD = 30.0  # of scores that share one largest: e^-30 is far above the smallest number there is

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from difformer.zoo.encoder import (
-    Segments,
-)
+from difformer.zoo.encoder import Segments
 
 BlockFunction = Callable[..., Tensor]
 

@@ -122,11 +122,7 @@ Persistent = Callable[[Any], Any]
 
 
 def read_tensors(source: IO[bytes]) -> Any:
-    """The data in a file of ``torch.save``, which is an archive of a pickle and one member per storage.
-
-    Raises:
-        DataError: As for `read_pickle`, and if the file is a TorchScript program.
-    """
+    """The data in a file of ``torch.save``, which is an archive of a pickle and one member per storage."""
     try:
         with zipfile.ZipFile(io.BytesIO(source.read())) as archive:
             for info in archive.infolist():
@@ -152,11 +148,9 @@ def read_tensors(source: IO[bytes]) -> Any:
 
 
 def read_pickle(source: bytes | IO[bytes], *, persistent: Persistent | None = None) -> Any:
-    """The data in a pickle.
+    """The data in a pickle; texts of Python 2 are read as latin-1.
 
-    Args:
-        source: The pickle, or a file open for reading bytes. Texts of Python 2 are read as latin-1.
-        persistent: Finds what is stored beside the pickle; without it such a reference is refused.
+    `persistent` finds what is stored beside the pickle; without it such a reference is refused.
 
     Raises:
         DataError: If the pickle is damaged, or holds or calls anything that is not listed above.
