@@ -23,10 +23,10 @@ def test_customers_are_a_function_of_their_options(tmp_path):
 
 def test_customers_are_read_as_they_are_and_known_segments_agree_with_outcomes(tmp_path):
     customers, referrals, outcomes = write_customers(tmp_path, num_customers=200, num_known=40)
-    task = from_files(customers, label="segment", edges=referrals)
+    task = from_files(customers, label_columns="segment", edges=referrals)
     assert (task.y >= 0).sum() == 40
     assert task.edge_index.shape == (2, 2 * 180 + 200)
-    read = {row["column"]: row["read as"] for row in task.preprocessing.table()}
+    read = {name: kind for name, kind, *_ in task.preprocessing.table()}
     assert (read["joined"], read["plan"], read["newsletter"]) == ("date", "category", "boolean")
     later = {row["id"]: row["segment"] for row in csv.DictReader(outcomes.open(encoding="utf-8"))}
     for row in csv.DictReader(customers.open(encoding="utf-8")):
