@@ -38,7 +38,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     names = {name.lower(): name for name in known}
     typed = word.lower()
-    near = difflib.get_close_matches(typed, names, n=1, cutoff=0.8)
-    if not near and len(typed) >= 3:  # two letters exchanged, or the beginning of a name
-        near = [name for name in names if sorted(name) == sorted(typed) or name.startswith(typed)][:1]
+    near = [typed] if typed in names else difflib.get_close_matches(typed, names, n=1, cutoff=0.8)
+    if not near and len(typed) >= 3:
+        near = [name for name in names if name.startswith(typed) or _is_slip(typed, name)][:1]
     return f"did you mean {names[near[0]]}? " if near else ""
+
+
+def _is_slip(typed: str, name: str) -> bool:
+    """Whether the words differ by one letter, or by the order of letters."""
+    if len(typed) == len(name):
+        return sum(a != b for a, b in zip(typed, name, strict=True)) == 1 or sorted(typed) == sorted(name)
+    short, long = sorted((typed, name), key=len)
+    return any(long[:i] + long[i + 1 :] == short for i in range(len(long)))

@@ -36,6 +36,21 @@ def test_an_option_that_the_message_names_is_not_repeated():
     assert explain(UserError("--device: no such device", argument="device")) == "--device: no such device"
 
 
+@pytest.mark.parametrize(
+    ("message", "typed"),
+    [
+        ("pass delimiter=';'", "pass --data delimiter=';'"),
+        ("pass fractions= or splits= for another split", "pass --data fractions=… or --split for another split"),
+        ("pass labels=FILE, or label_columns= with one of 'a'", "pass --labels FILE, or --label with one of 'a'"),
+        ("column 'drop=1' is constant", "column 'drop=1' is constant"),
+        ("split stratified/seed=0 is empty", "split stratified/seed=0 is empty"),
+        ("--data: it takes header=none", "--data: it takes header=none"),
+    ],
+)
+def test_arguments_of_python_are_spelled_as_options(message, typed):
+    assert explain(UserError(message)) == typed
+
+
 @pytest.mark.parametrize("error", [ValueError("too many values to unpack"), ZeroDivisionError("division by zero")])
 def test_a_bug_of_the_package_shows_its_traceback(installed, tmp_path, error):
     code = (
@@ -74,7 +89,7 @@ def test_a_user_error_is_a_value_error_and_survives_pickling():
 
 def test_only_close_names_are_suggested():
     known = ("cora", "computers", "pubmed", "photo", "learning_rate")
-    assert did_you_mean("corra", known) == "did you mean cora? "
+    assert [did_you_mean(word, known) for word in ("corra", "cors", "coar", "CORA")] == ["did you mean cora? "] * 4
     assert did_you_mean("Pub", known) == "did you mean pubmed? "
     assert did_you_mean("learnig_rate", known) == "did you mean learning_rate? "
     assert [did_you_mean(word, known) for word in ("customers", "foo", "xyz", "", "p")] == [""] * 5
@@ -97,9 +112,9 @@ def own(tmp_path):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("--features n.csv --labels y.csv --edges e.csv", "duplicates=sum, mean or max .--data duplicates=…."),
-        ("--features n.csv", "label_columns=.*--label"),
-        ("--features leak.csv --labels y.csv", "drop=label or rename it .--data drop=…."),
+        ("--features n.csv --labels y.csv --edges e.csv", "--data directed=true .*, or --data duplicates=sum, mean"),
+        ("--features n.csv", "pass --labels FILE, or --label with some of"),
+        ("--features leak.csv --labels y.csv", "pass --data drop=label or rename it$"),
         ("--features n.csv --labels few.csv", "bring more labels, or your own splits"),
         ("--features n.csv --labels y.csv --device cuda:99", "device.*auto.* or '?cpu"),
         ("--features n.csv --labels y.csv --data foo=1", "own files have no option 'foo'; they take ids"),
@@ -136,4 +151,4 @@ def test_a_column_of_names_can_be_left_out(call, own):
         "fit", "--features", "x.csv", "--labels", "y.csv", "--data", "drop=city", "--seeds", "1", "--set", "epochs=1"
     )
     assert answer.code == 0, answer.err
-    assert "x: 12 nodes, 1 features" in answer.out
+    assert "x: 12 nodes, 1 feature, 2 classes" in answer.out

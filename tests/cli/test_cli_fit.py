@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from difformer.cli.options import read_seeds
 from difformer.errors import UserError
 
 QUICK = ("--set", "epochs=3", "--set", "hidden_channels=8")
@@ -339,16 +341,38 @@ def test_one_chosen_seed(call):
     assert "expected a number of seeds" in call("fit", "karate", "--seeds", "3,,").err
 
 
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("3", [0, 1, 2]), ("0-1", [0, 1]), ("4-4", [4]), ("1,5-7", [1, 5, 6, 7]), ("1,", [1])]
+)
+def test_seeds_are_a_number_a_list_or_a_range(text, seeds):
+    assert read_seeds(text, 5) == seeds
+
+
+@pytest.mark.parametrize(("text", "said"), [("5-2", "a smaller to a larger"), ("-3", "at least 1"), ("1-b", "0-4")])
+def test_seeds_that_make_no_sense_are_explained(text, said):
+    with pytest.raises(UserError, match=said):
+        read_seeds(text, 5)
+
+
 @pytest.mark.parametrize("name", ["rocauc", "roc_auc", "AUC"])
 def test_metric_is_an_option_of_its_own(call, name):
     document = json.loads(call("fit", "karate", "--seeds", "1", *QUICK, "--metric", name, "--json").out)
     assert document["metric"] == document["config"]["metric"] == "rocauc"
 
 
-def test_an_unknown_metric_is_refused(call):
-    answer = call("fit", "karate", "--metric", "acuracy")
+@pytest.mark.parametrize("verb", ["fit", "tune"])
+def test_an_unknown_metric_is_refused_before_any_data_are_read(call, verb):
+    answer = call(verb, "karate", "--metric", "acuracy")
     assert answer.code == 2
-    assert "acuracy" in answer.err
+    assert "'acuracy'; did you mean accuracy?" in answer.err
+    assert answer.out == ""
+
+
+def test_the_protocol_ends_in_the_metric_that_is_used(call):
+    words = ("fit", "karate", "--seeds", "1", *QUICK)
+    assert re.search("^protocol: .*; accuracy$", call(*words).out, re.M)
+    assert re.search("^protocol: .*; rocauc$", call(*words, "--metric", "auc", "--out", "run").out, re.M)
+    assert re.search("^protocol: .*; rocauc$", call("evaluate", "run").out, re.M)
 
 
 @pytest.fixture
@@ -387,8 +411,9 @@ def test_attention_off_is_trained_with_the_same_settings_and_compared(call, tmp_
     words = ("fit", "karate", "--seeds", "2", *QUICK, "--with", "attention-off", "--out", "run")
     answer = call(*words)
     assert answer.code == 0, answer.err
-    assert "attention off: test accuracy: " in answer.out
-    assert "attention against attention off: " in answer.out
+    assert "with attention off: test accuracy: " in answer.out
+    assert re.search(r"attention on less attention off: \S+ over 2 pairs of runs; .* attention off \(p = ", answer.out)
+    assert "the first run" not in answer.out
     on, off = RunFolder.open("run").config, RunFolder.open("run-attention-off").config
     assert off.options["diffusivity"] is None
     paper = call(*words[:-1], "paper", "--model", "difformer-s")
@@ -405,5 +430,8 @@ def test_attention_off_needs_attention(call, tmp_path):
     answer = call("fit", "karate", "--model", "gcn", "--with", "attention-off")
     assert answer.code == 2
     assert "gcn has no attention to switch off" in answer.err
-    assert "--with: expected attention-off, got 'luck'" in call("fit", "karate", "--with", "luck").err
+    assert (
+        "--with: expected attention-off, the only run that can be added; got 'luck'"
+        in call("fit", "karate", "--with", "luck").err
+    )
     assert not list(tmp_path.iterdir())

@@ -72,13 +72,37 @@ def test_difformer_alone_shows_the_three_most_useful_commands(call):
         (("datsets",), "datasets"),
         (("fit", "cora", "--sedes", "3"), "--seeds"),
         (("fit", "--modle", "gcn"), "--model"),
+        (("fit", "cora", "--epochs", "3"), "--set epochs=…"),
+        (("fit", "cora", "--hidden-channels", "3"), "--set hidden_channels=…"),
+        (("tune", "cora", "--lr", "3"), "--set learning_rate=…"),
+        (("fit", "x.csv", "--delimiter", ";"), "--data delimiter=…"),
     ],
 )  # fmt: skip
 def test_a_typo_in_a_command_or_option_suggests_the_right_one(call, words, suggestion):
     wrong = call(*words)
     assert wrong.code == 2
     assert wrong.out == ""
-    assert re.search(rf"(Did you mean|Possible options:).*{suggestion}", wrong.err)
+    assert re.search(rf"([Dd]id you mean|Possible options:).*{suggestion}", wrong.err)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("predict", "run"), "Missing option '--out'.* New file .*Example: difformer predict .*--out predictions.csv"),
+        (("explain", "run"), "Missing option '--node'.* Name or number .*Example: difformer explain"),
+        (("report",), "Missing argument 'RUN'.*Example: difformer report"),
+    ],
+)
+def test_what_is_missing_is_explained_with_an_example(call, words, hint):
+    answer = call(*words)
+    assert answer.code == 2
+    assert re.search(hint, " ".join(answer.err.split()))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_names_values_in_plain_words(call, verb):
+    assert not re.search(r"<(str|int|float|path|list)|\{[a-z]+\}|Print it", call(verb, "--help").out)
+    assert "Print it" not in call("--help").out
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -100,6 +124,11 @@ def test_the_shell_completes_commands_data_sets_and_models(environment, tmp_path
     found = said.stdout.split()
     assert found[:1] == expected, said
     assert all(name.startswith(words.split()[-1]) for name in found)
+
+
+@pytest.mark.parametrize("typed", ["cors", "coar", "Cora1"])
+def test_a_misspelled_data_set_is_suggested(call, typed):
+    assert "did you mean cora?" in call("fit", typed).err
 
 
 @pytest.mark.parametrize("name", ["customers", "foo", "sales", "segments"])
@@ -213,7 +242,7 @@ def test_presets_are_listed_with_their_score_and_shown_in_full(call):
     assert f"  found by: {preset.command}\n" in full
     assert f"  validation: {preset.metric} {preset.validation:.4g}, {preset.trials} trials\n" in full
     assert f"learning_rate={preset.settings['learning_rate']}" in full
-    assert "It has no preset" in call("models", "diffusion-gaussian").out
+    assert "There is no preset for diffusion-gaussian" in call("models", "diffusion-gaussian").out
     assert "There is no preset for diffusion-gaussian" in call("models", "diffusion-gaussian", "--presets").out
     refused = call("models", "--presets")
     assert refused.code == 2

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
-from difformer.cli.output import Output, printable
+from difformer.cli.output import Output, counted, printable
 
 ESCAPES = ["\x1b[31m", "\x1b]0;title\x07", "\x9b2J", "\r", "\x08", "\x7f", "\u202e", "\x00"]
 
@@ -67,3 +68,29 @@ def test_labels_and_names_with_escape_sequences_are_shown_harmlessly(call, hosti
         text = (hostile / written).read_text()
         assert "\x1b" not in text
         assert "p\\x1b[31m3" in text
+
+
+def test_tables_in_a_pipe_are_as_wide_as_the_terminal(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("os.get_terminal_size", lambda _: os.terminal_size((72, 20)))
+    assert Output().out.width == 72
+
+    def refuse(_):
+        raise OSError
+
+    monkeypatch.setattr("os.get_terminal_size", refuse)
+    assert Output().out.width == 120
+
+
+@pytest.mark.parametrize(("number", "text"), [(1, "1 class"), (2, "2 classes"), (1000, "1,000 classes")])
+def test_one_is_singular(number, text):
+    assert counted(number, "classes") == text
+    assert counted(number, "targets") == text.replace("classes", "targets").replace("class", "target")
+
+
+def test_a_name_between_colons_is_no_emoji(capsys):
+    output = Output()
+    for show in (output.say, output.remark, output.show):
+        show("search space of package.models:sandwich:")
+    said = capsys.readouterr()
+    assert (said.out + said.err).count(":sandwich:") == 3

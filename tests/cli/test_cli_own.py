@@ -37,6 +37,13 @@ def test_one_split_is_said_where_the_deviation_stands(call, own):
     assert "over 3 seeds on 2 splits)" in two.out
 
 
+def test_without_a_graph_the_sharp_form_is_named(call, own):
+    quick = ("--seeds", "1", *QUICK)
+    assert "note: no graph: --model difformer-sharp" in call("fit", *own, "--model", "difformer", *quick).out
+    for model in ("difformer-sharp", "mlp"):
+        assert "difformer-sharp lets" not in call("fit", *own, "--model", model, *quick).out
+
+
 def test_a_graph_model_without_a_graph_is_told_so(call, own, people):
     answer = call("fit", *own, "--model", "gcn", "--seeds", "1", *QUICK)
     assert answer.code == 0, answer.err
@@ -79,8 +86,8 @@ def test_rows_with_known_ids_are_pointed_out(call, run, tmp_path):
     (tmp_path / "again.csv").write_text("name,height,weight\np1,0,0\nn1,1,1\nn1,2,2\n")
     answer = call("predict", run, "--features", "again.csv", "--out", "-")
     assert answer.code == 0, answer.err
-    assert "warning: 1 of 3 rows of again.csv have the id of an instance of the run ('p1')" in answer.err
-    assert "warning: again.csv has 1 id in several rows, 'n1' first" in answer.err
+    assert "note: 1 of 3 rows of again.csv have the id of an instance of the run ('p1')" in answer.err
+    assert "note: again.csv has 1 id in several rows, 'n1' first" in answer.err
     assert len(answer.out.splitlines()) == 4
 
 
@@ -135,8 +142,8 @@ def test_notes_name_the_options_that_help(call, tmp_path):
     words = ("fit", "--features", "x.csv", "--edges", "e.csv", "--model", "mlp", "--seeds", "1", *QUICK)
     answer = call(*words, "--data", "standardize=false")
     assert "note: features differ in scale: 'pay' has deviation 6.23e+03, 'age' 6.92; " in answer.out
-    assert re.search("standardize=[Tt]rue brings all columns to one scale", answer.out)
-    assert re.search("weighted by column 'jahr' of e.csv; .*edge_columns=.*von.*nach", answer.out)
+    assert re.search("--data standardize=true brings all columns to one scale", answer.out)
+    assert re.search("weighted by column 'jahr' of e.csv; pass --data edge_columns=.*von.*nach", answer.out)
     better = call(*words, "--data", "edge_columns=von,nach")
     assert "differ in scale" not in better.out
     assert "weighted" not in better.out

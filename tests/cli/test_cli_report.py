@@ -81,7 +81,8 @@ def test_explain_is_one_sentence_and_tables_on_request(call, runs):
 def test_explain_says_what_is_wrong(call, runs):
     unknown = call("explain", runs / "difformer-s", "--node", "nobody")
     assert unknown.code == 2
-    assert "no instance 'nobody'" in unknown.err
+    assert "no instance 'nobody'; expected names such as 'p0'" in unknown.err
+    assert "no instance 'P7'; did you mean p7?" in call("explain", runs / "difformer-s", "--node", "P7").err
     assert "DIFFormer models do" in call("explain", runs / "gcn", "--node", "1").err
     assert call("explain", runs / "gcn").code == 2
 

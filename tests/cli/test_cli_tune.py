@@ -139,3 +139,13 @@ def test_a_study_that_cannot_be_continued_is_one_message(call, tmp_path):
     assert "Traceback" not in answer.err
     (tmp_path / "file").write_text("")
     assert "error: file cannot be written" in call("tune", "iris", "--trials", 1, "--out", "file").err
+
+
+def test_a_study_with_other_settings_says_which_and_what_to_do(call):
+    words = ("tune", "iris", "--model", "mlp", "--trials", 1, "--out", "study")
+    assert call(*words, "--set", "epochs=2", "--space", "dropout=0,0.5").code == 0
+    answer = call(*words, "--set", "epochs=3", "--space", "dropout=0,0.2", "--seed", 1)
+    assert answer.code == 2
+    for part in ("epochs=2 (now 3)", "dropout=[0, 0.5] (now [0, 0.2])", "seed=0 (now 1)"):
+        assert part in answer.err
+    assert "to continue it repeat the earlier request, to start a new study choose another folder" in answer.err

@@ -6,12 +6,11 @@ import torch
 
 from difformer.distributed.graph_partition import cut
 from difformer.distributed.process_group import sum_gradients
-from difformer.distributed.rank_metrics import make_sums
 from difformer.distributed.shard import assemble
 from difformer.nn import DIFFormer
 from difformer.nn.dropout import dropout_key
-from difformer.training.config import TrainConfig
 from difformer.training.feeds import features
+from difformer.training.losses import problem_loss
 
 
 def shard_of(ranks, task, assignment, parts):
@@ -32,7 +31,8 @@ def one_step(ranks, task, assignment, parts, options, dtype=torch.float32):
     model = DIFFormer(task.num_features, 8, task.num_outputs, **options).to(dtype).train()
     x = features(shard.x.to(dtype), ranks.device)
     rows = shard.splits[0].train
-    total, mass = make_sums(task.problem, TrainConfig(), None)
+    loss = problem_loss(task.problem)
+    total, mass = loss.total, loss.mass
     count = ranks.sum_(mass(shard.y[rows]).double().reshape(1), "plan")
     with ranks.traffic.during() as sent, dropout_key(7, 3, rows=shard.rows.numbers):
         out = model(x, context=shard.rows)

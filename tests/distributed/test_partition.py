@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from difformer.data import Split, Task
+from difformer.data.errors import DataError
 from difformer.distributed.graph_partition import cut, partition, quality
 from difformer.distributed.partition_folder import Partition, write_partition
 
@@ -203,6 +204,10 @@ WRONG_INDICES = {
     "y": ("y", lambda t: t[:-1].clone()),
     "y, classes": ("y", at(0, 3)),
     "edge_weight": ("edge_weight", lambda t: t[:-1].clone()),
+    "edge_weight, not finite": ("edge_weight", at(0, torch.inf)),
+    "x, not finite": ("x", at((0, 0), torch.nan)),
+    "split.0, a row twice": ("split__0__test", lambda t: torch.zeros(2, dtype=t.dtype)),
+    "split.0, a row in two parts": ("split__0__train", lambda t: torch.arange(10, dtype=t.dtype)),
     "x": ("x", lambda t: t[:, :-1].clone()),
 }
 
@@ -264,3 +269,66 @@ def test_a_manifest_that_is_no_manifest_is_named(tmp_path, text):
     (made.path / "partition.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"partition\.json is damaged"):
         Partition.open(made.path)
+
+
+def nested(name, value):
+    """A manifest with one entry replaced; a dot leads into a table."""
+
+    def change(about):
+        table, _, key = name.rpartition(".")
+        (about[table] if table else about)[key] = value
+        return about
+
+    return change
+
+
+WRONG_ENTRIES = [
+    ("num_nodes", 10**9),
+    ("num_nodes", "many"),
+    ("num_nodes", 30.0),
+    ("num_features", "abc"),
+    ("num_features", -1),
+    ("num_outputs", None),
+    ("num_outputs", 10**12),
+    ("num_edges", [1]),
+    ("sizes", [15, -15]),
+    ("sizes", "ab"),
+    ("sizes", 2),
+    ("splits", [1, 2]),
+    ("splits", "a"),
+    ("layout.x", "Tensor"),
+    ("layout.x", "load"),
+    ("layout.x", ["float32"]),
+    ("layout.y", "__name__"),
+    ("layout.columns", [-1]),
+    ("layout.columns", 3),
+    ("layout.sparse", "no"),
+    ("layout", []),
+    ("source", 3),
+    ("source", {"files": 3}),
+    ("preprocessing", {"version": 99}),
+    ("class_names", 5),
+    ("problem", "riddle"),
+    ("metric", 4),
+    ("fingerprint", None),
+    ("partition", {}),
+    ("quality", {"cut": "a", "edges": 1, "balance": 1.0, "boundary": 2}),
+    ("method", 1),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_ENTRIES, ids=lambda value: str(value)[:20])
+def test_a_manifest_with_a_wrong_entry_is_named(tmp_path, name, value):
+    made = write_partition(small(), tmp_path / "parts", 2)
+    path = made.path / "partition.json"
+    path.write_text(json.dumps(nested(name, value)(json.loads(path.read_text()))))
+    with pytest.raises(DataError, match=rf"partition\.json is damaged: .*{name}"):
+        Partition.open(made.path)
+
+
+def test_features_that_are_not_finite_are_not_partitioned(tmp_path):
+    x = small().x.clone()
+    x[3, 1] = torch.nan
+    with pytest.raises(ValueError, match="features must be finite"):
+        write_partition(small(x=x), tmp_path / "parts", 2)
+    assert not (tmp_path / "parts").exists()

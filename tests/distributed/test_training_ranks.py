@@ -204,11 +204,38 @@ def test_a_diverged_seed_does_not_end_the_other_ranks(groups, tmp_path):
     y[split.test] = 1e30  # its square is infinite
     swapped = replace(split, name="swapped", train=split.test, test=split.train)
     task = replace(task, y=y, splits=(split, swapped))
-    alone = fit(replace(task, splits=(split,)), setting(epochs=3), seeds=[2], **CPU).records[0]
-    answers = groups(2)(train_seeds, task, setting(epochs=3), [0, 1, 2], tmp_path / "run")
+    alone = fit(replace(task, splits=(split,)), setting(epochs=3, scale_targets=False), seeds=[2], **CPU).records[0]
+    answers = groups(2)(train_seeds, task, setting(epochs=3, scale_targets=False), [0, 1, 2], tmp_path / "run")
     for said in answers:
         assert said.startswith("UserError: seed 1: the training loss is inf at epoch 1")
         assert said.endswith(f"The other seeds are finished and saved in {tmp_path / 'run'}.")
     folder = RunFolder.open(tmp_path / "run")
     assert [folder.is_done(seed) for seed in (0, 1, 2)] == [True, False, True]
     assert next(r for r in folder.results() if r["seed"] == 2)["loss"] == pytest.approx(alone.loss, abs=2e-5)
+
+
+def test_a_diverged_seed_of_a_sharded_run_does_not_end_the_other_seeds(groups, tmp_path):
+    task = graph_task(problem="regression")
+    split = task.splits[0]
+    y = task.y.clone()
+    y[split.test] = 1e30
+    swapped = replace(split, name="swapped", train=split.test, test=split.train)
+    made = write_partition(replace(task, y=y, splits=(split, swapped)), tmp_path / "parts", 2)
+    config = setting(epochs=3, scale_targets=False)
+    for said in groups(2)(train, made.path, tmp_path / "run", config, [0, 1, 2]):
+        assert said.startswith("UserError: seed 1: the training loss is inf at epoch 1")
+        assert said.endswith(f"The other seeds are finished and saved in {tmp_path / 'run'}.")
+    assert [result["seed"] for result in RunFolder.open(tmp_path / "run").results()] == [0, 2]
+
+
+def test_raw_targets_are_learnt_in_the_units_of_one_process(groups, tmp_path):
+    task = graph_task(problem="regression")
+    task = replace(task, y=1e3 + 20 * task.y)
+    made = write_partition(task, tmp_path / "parts", 3)
+    expected = fit(task, setting(epochs=4), seeds=1, **CPU).records[0]
+    histories, _, _ = groups(2)(train, made.path, tmp_path / "run", setting(epochs=4), [0])[0]
+    assert [row["loss"] for row in histories[0]] == pytest.approx([row["loss"] for row in expected.history], rel=1e-3)
+    weights = RunFolder.open(tmp_path / "run").read_weights(0)
+    torch.testing.assert_close(weights["target_mean"], expected.state["target_mean"])
+    with np.load(tmp_path / "run" / "seed-0" / "predictions.npz") as files:
+        np.testing.assert_allclose(files["outputs"], expected.outputs, rtol=1e-4)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
 from typing import Any
 
@@ -8,6 +9,10 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+import sklearn.compose
+import sklearn.impute
+import sklearn.pipeline
+import sklearn.preprocessing
 import torch
 from scipy import sparse
 from sklearn.base import clone
@@ -379,3 +384,44 @@ def test_no_warning_in_ordinary_use(wine: Any, quick: dict[str, Any]) -> None:
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")  # hidden by the package, until "error"
         DIFFormerClassifier(**quick).fit(x, partly).predict(x)
         DIFFormerClassifier(**quick).fit(sparse.csr_array(x), partly).predict(sparse.csr_array(x))
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (["age", "city"], r"X: columns that are not numbers: city; columns with gaps: age"),
+        (["city", "when"], r"X: columns that are not numbers: city, when"),
+        (["age", "plan"], r"X: columns that are not numbers: plan; columns with gaps: age"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["pandas", "polars"])
+def test_raw_frames_are_refused_with_the_line_that_encodes_them(
+    columns: list[str], words: str, kind: str, quick: dict[str, Any]
+) -> None:
+    table = pd.DataFrame(
+        {
+            "age": [31.0, None, 45.0, 22.0] * 10,
+            "city": ["Ulm", "Bonn", None, "Kiel"] * 10,
+            "plan": pd.Categorical(["free", "paid"] * 20),
+            "when": pd.date_range("2020-01-01", periods=40),
+        }
+    )
+    y = np.arange(40) % 2
+    raw = pl.from_pandas(table[columns]) if kind == "polars" else table[columns]
+    with pytest.raises(ValueError, match=words) as refused:
+        DIFFormerClassifier(**quick).fit(raw, y)
+    line = re.search(r"`(make_pipeline.*)`", str(refused.value))
+    assert line is not None
+    known = {**vars(sklearn.compose), **vars(sklearn.pipeline), **vars(sklearn.impute), **vars(sklearn.preprocessing)}
+    pipeline = eval(line[1], {**known, "DIFFormerClassifier": lambda: DIFFormerClassifier(**quick)})
+    assert pipeline.fit(raw, y).predict_proba(raw).shape == (40, 2)
+    assert "difformer.data.from_frame" in str(refused.value)
+
+
+def test_graphs_that_are_no_arrays_are_called_what_they_are(wine: Any, quick: dict[str, Any]) -> None:
+    x, _, partly = wine
+    networkx = pytest.importorskip("networkx")
+    with pytest.raises(ValueError, match=r"got a Graph.*scipy sparse matrix"):
+        DIFFormerClassifier(**quick).fit(x, partly, graph=networkx.path_graph(178))
+    with pytest.raises(ValueError, match=r"shape \(2, 5\) and float64.*whole numbers"):
+        DIFFormerClassifier(**quick).fit(x, partly, graph=np.zeros((2, 5)))

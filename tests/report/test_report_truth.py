@@ -13,7 +13,7 @@ from difformer import DIFFormer
 from difformer.data import Task
 from difformer.diffusion import Certificate
 from difformer.report import explain_node, write_report
-from difformer.training import TrainConfig, fit
+from difformer.training import TrainConfig, fit, load_run
 
 
 def text_of(html: str) -> str:
@@ -26,6 +26,21 @@ def test_heading_and_table_of_facts_name_the_same_metric(tmp_path):
     page = Page(write_report(tmp_path / "run", task=task))
     assert "test accuracy" in text_of(page.body)
     assert "rocauc" not in text_of(page.section("run"))
+
+
+def test_the_protocol_names_the_metric_that_was_used(tmp_path):
+    task = replace(attention_task(), protocol="random: 50/25/25; accuracy")
+    fit(task, config(epochs=1).replace(metric="rocauc"), seeds=1, out=tmp_path / "run")
+    page = Page(write_report(tmp_path / "run", task=task))
+    assert "random: 50/25/25; rocauc" in text_of(page.section("run"))
+    assert "accuracy" not in text_of(page.section("run"))
+
+
+@pytest.mark.parametrize(("splits", "said"), [(1, "split"), (3, "splits"), (7, "first 5 splits")])
+def test_the_answer_says_on_how_many_splits_simple_models_were_fitted(tmp_path, splits, said):
+    task = nodes_task(splits=splits)
+    fit(task, config(epochs=1), seeds=splits, out=tmp_path / "run")
+    assert write_report(tmp_path / "run", task=task).answer.endswith(f" on the same {said}.")
 
 
 def test_edges_that_join_one_class_are_counted_over_all_edges_not_the_shown_ones(tmp_path, monkeypatch):
@@ -143,7 +158,14 @@ def test_attention_at_chance_is_said_and_not_drawn(tmp_path):
     assert all(page.data["maps"][0]["uniform"])
     for section in ("map", "within"):
         assert "close to uniform" in text_of(page.section(section))
-    assert any("close to uniform" in note for note in page.report.warnings)
+    # With a simple diffusivity it is so for every model: a fact about the form, not a warning about the run.
+    assert not any("close to uniform" in note for note in page.report.warnings)
+    assert "--with attention-off` compares the two" in text_of(page.section("within"))
+    off = config(epochs=1).replace(model="difformer", options={"hidden_channels": 8, "diffusivity": None})
+    fit(task, off, seeds=1, out=tmp_path / "run-attention-off")
+    said = text_of(Page(write_report(tmp_path / "run", task=task)).section("within"))
+    assert "With attention off, test accuracy is " in said
+    assert "--with attention-off" not in said
 
 
 def test_attention_that_finds_classes_is_not_called_uniform():
@@ -169,9 +191,15 @@ def test_attention_that_finds_classes_is_not_called_uniform():
 
 def test_collapsed_states_are_a_warning_of_the_page(tmp_path):
     g = torch.Generator().manual_seed(0)
-    x = torch.ones(40, 3) + 1e-4 * torch.randn(40, 3, generator=g)
+    x = torch.ones(40, 3) + 0.1 * torch.randn(40, 3, generator=g)
     y = torch.arange(40) % 2
     task = Task("flat", "nodes", "multiclass", "accuracy", "flat", x, y, (drawn_split(40, 0),), 2)
-    fit(task, TrainConfig(options={"hidden_channels": 4}, epochs=1), seeds=1, out=tmp_path / "run")
+    fit(task, TrainConfig(options={"hidden_channels": 16}, epochs=1), seeds=1, out=tmp_path / "run")
     report = write_report(tmp_path / "run", task=task)
     assert "alike" in report.verdict
+    loaded = load_run(tmp_path / "run", task=task, device="cpu")
+    unit = torch.nn.functional.normalize(loaded.model.trajectory(task.x)[0].double(), dim=-1)
+    measured = (unit[:, None] - unit).square().sum(-1).mean().item()
+    assert 0.001 < measured < 0.02
+    assert f"mean squared distance {measured:.3f} of at most 2" in report.verdict
+    assert any(report.verdict in note for note in report.warnings)

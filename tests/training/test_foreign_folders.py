@@ -3,11 +3,15 @@
 import json
 import os
 import random
+import re
 import shutil
+import signal
 import threading
 import time
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
 from small_tasks import blocks
 
 from difformer.errors import UserError
@@ -45,13 +49,47 @@ def test_results_swapped_between_seeds_are_noticed(run):
         evaluate(run, task=blocks(), device="cpu")
 
 
-def test_folders_without_hashes_are_read(run):
+def without_hash(run, seed):
+    path = run / f"seed-{seed}/result.json"
+    found = json.loads(path.read_text())
+    assert found.pop("weights")
+    path.write_text(json.dumps(found))
+
+
+def test_weights_without_their_hash_are_refused(run):
+    without_hash(run, 0)
+    shutil.copy(run / "seed-1/model.safetensors", run / "seed-0/model.safetensors")
+    with pytest.raises(RunFolderError, match="has no hash of the weights"):
+        load_run(run, seed=0, task=blocks(), device="cpu")
+
+
+def test_folders_written_before_weights_were_hashed_are_read(run):
     for seed in (0, 1):
-        path = run / f"seed-{seed}/result.json"
-        found = json.loads(path.read_text())
-        assert found.pop("weights")
-        path.write_text(json.dumps(found))
+        without_hash(run, seed)
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("hashes = true\n", ""))
     assert len(evaluate(run, task=blocks(), device="cpu")) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs symbolic links")
+def test_a_lock_that_is_a_symbolic_link_is_named(run, tmp_path):
+    (run / "seed-1/result.json").unlink()
+    (run / ".lock").unlink(missing_ok=True)
+    (run / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunFolderError, match=r"\.lock is a symbolic link.*delete it"):
+        resume(run, task=blocks(), device="cpu")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("setting", ["source_weight = 1e308", "step_size = -1e300", "graph_weight = 1e308"])
+def test_absurd_numbers_in_a_configuration_get_our_error(run, setting):
+    name = setting.partition(" ")[0]
+    config = run / "config.toml"
+    text, count = re.subn(rf"(?m)^{name} = .*$", setting, config.read_text())
+    assert count == 1
+    config.write_text(text)
+    with pytest.raises((RunFolderError, UserError)):
+        evaluate(run, task=blocks(), device="cpu")
 
 
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs symbolic links")
@@ -229,3 +267,38 @@ def test_reports_follow_no_link_to_arrays_outside_of_the_folder(run, name, tmp_p
     reader = _test_to_train if name == "split.npz" else lambda one: _read_predictions(one, blocks(), 0)
     with pytest.raises(RunFolderError, match="leads out of the run folder"):
         reader(folder)
+
+
+class Interrupt:
+    """Ctrl-C after the second epoch."""
+
+    def on_epoch(self, event):
+        if event.epoch == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(("stacked", "name"), [(False, "seed-0/checkpoint.safetensors"), (True, "stack.safetensors")])
+def test_a_checkpoint_that_was_changed_is_noticed_and_one_of_version_0_1_is_resumed(tmp_path, stacked, name):
+    config = CONFIG.replace(epochs=5, checkpoint_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        fit(blocks(), config, seeds=2, out=tmp_path / "run", device="cpu", stacked=stacked, callbacks=[Interrupt()])
+    path = tmp_path / "run" / name
+    with safe_open(path, framework="pt") as file:
+        metadata, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    changed = {key: value.clone() for key, value in tensors.items()}
+    next(value for value in changed.values() if value.is_floating_point() and value.dim()).view(-1)[0] += 1
+    save_file(changed, path, metadata)
+    with pytest.raises(RunFolderError, match="damaged: its content is not what was written; delete it to train"):
+        resume(tmp_path / "run", task=blocks(), device="cpu")
+    without = {key: value for key, value in metadata.items() if key != "hash"}
+    moments = [key for key in tensors if "exp_avg" in key or key == "optimizer.mean"]
+    assert moments
+    for key in moments:
+        save_file({**tensors, key: tensors[key][:0]}, path, without)
+        with pytest.raises((UserError, RunFolderError), match="the checkpoint is of another model"):
+            resume(tmp_path / "run", task=blocks(), device="cpu")
+    save_file(tensors, path, {**without, "difformer": without["difformer"].replace('"format": 1', '"format": "x"')})
+    with pytest.raises(RunFolderError, match="not a checkpoint of a training run"):
+        resume(tmp_path / "run", task=blocks(), device="cpu")
+    save_file(tensors, path, without)
+    assert resume(tmp_path / "run", task=blocks(), device="cpu").complete

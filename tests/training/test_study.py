@@ -42,6 +42,16 @@ def test_the_grids_of_the_paper():
     assert [spaces[name].fixed["epochs"] for name in ("observed", "series", "unobserved")] == [1000, 200, 600]
 
 
+def test_the_sharp_form_competes_where_there_is_no_graph():
+    without = default_space("nodes", observed=False, model="difformer", own=True, rows=500)
+    assert without.axes["diffusivity"] == ("simple", "sharp")
+    assert without.axes["tied_qk"] == (False, True)
+    assert "diffusivity" in default_space("nodes", observed=False, model="difformer").axes
+    for other in ({"observed": True}, {"model": "difformer-s"}, {"model": "mlp"}, {"rows": 10**6}):
+        given = {"observed": False, "model": "difformer", "own": True, "rows": 500} | other
+        assert "diffusivity" not in default_space("nodes", **given).axes
+
+
 @pytest.mark.parametrize(
     ("kind", "observed", "model", "expected"),
     [

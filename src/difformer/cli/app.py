@@ -62,8 +62,22 @@ COMMANDS: dict[str, dict[Callable[..., None], str]] = {
 }
 
 
+# What a value is called in help, by the name of its type.
+KINDS = {"path": "PATH", "int": "N", "float": "NUMBER", "str": "NAME"}
+
+
 class _Command(TyperCommand):
     """A command whose help groups options under headings, as plain text: no time is spent on drawing boxes."""
+
+    def get_params(self, ctx: Any) -> Any:
+        found = super().get_params(ctx)
+        for one in found:
+            if one.param_type_name == "argument":
+                one.metavar = one.metavar or one.name.upper()
+        return found
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -71,7 +85,10 @@ class _Command(TyperCommand):
             heading = getattr(parameter, "rich_help_panel", None)
             heading = heading or ("Arguments" if parameter.param_type_name == "argument" else "Options")
             if (record := parameter.get_help_record(ctx)) is not None:
-                sections.setdefault(heading, []).append(record)
+                word, _, kind = record[0].partition(" <")  # typer writes the type as <list[str]>
+                kind = next((name for known, name in KINDS.items() if known in kind), "")
+                word = f"{word} {kind}" if heading != "Arguments" else word
+                sections.setdefault(heading, []).append((word.rstrip(), record[1]))
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
@@ -91,23 +108,48 @@ class _Group(TyperGroup):
                 formatter.write_dl(rows)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        with _harmless():
+        with _helpful():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        with _harmless():
+        with _helpful():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _harmless() -> Iterator[None]:
-    """A usage error repeats what was typed, which may hold control characters."""
+def _helpful() -> Iterator[None]:
+    """Adds to a usage error what to do, and writes out control characters, as it repeats what was typed."""
     try:
         yield
     except Exception as error:
-        if isinstance(message := getattr(error, "message", None), str):
-            error.message = printable(message)  # type: ignore[attr-defined]
+        message = getattr(error, "message", None)
+        if message == "" and (missing := getattr(error, "param", None)) is not None:
+            example = error.ctx.command.epilog.replace("\b\n", "")  # type: ignore[attr-defined]
+            error.message = f"{getattr(missing, 'help', '')} {example}"  # type: ignore[attr-defined]
+        elif isinstance(message, str):
+            error.message = printable(message + _setting(error))  # type: ignore[attr-defined]
         raise
+
+
+def _setting(error: Any) -> str:
+    """``did you mean --set epochs=…?`` for an unknown option that is a setting or an option of files."""
+    name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    if not name or not hasattr(error, "possibilities") or error.ctx is None:
+        return ""
+    if "--set" not in {word for one in error.ctx.command.params for word in one.opts}:
+        return ""
+    from difformer.cli.command import spelled
+    from difformer.cli.inputs import DEFAULT_MODEL
+    from difformer.training.config import TrainConfig, nearest
+    from difformer.zoo.model_registry import options_of
+
+    settings = [*vars(TrainConfig()), *options_of(DEFAULT_MODEL)]
+    setting = name if name in settings else None if error.possibilities and len(name) > 3 else nearest(name, settings)
+    found = f"--set {setting}=…" if setting else spelled(name)
+    if not found:
+        return ""
+    error.possibilities = None
+    return f"; did you mean {found}?"
 
 
 app = typer.Typer(
@@ -122,7 +164,7 @@ app = typer.Typer(
 )
 for _heading, _group in COMMANDS.items():
     for _function, _example in _group.items():
-        app.command(cls=_Command, epilog=f"Example: {_example}")(_function)
+        app.command(cls=_Command, epilog=f"\b\nExample: {_example}")(_function)
 
 
 def _version(wanted: bool) -> None:
@@ -136,7 +178,9 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; with any command.")] = False,
 ) -> None:
     """Options before the command; `--debug` is removed from the words before they reach this function."""

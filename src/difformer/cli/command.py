@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -27,9 +28,10 @@ INTERRUPTED = 130
 
 EXPECTED = (UserError, OSError, ImportError)
 
-# Arguments of Python that have an option of the same name, and those spelled differently.
-_OPTIONS = {"labels", "edges", "features", "device", "root", "out", "preset", "protocol", "stacked", "seeds", "metric"}
-_SPELLED = {"splits": "--split FILE", "batch_size": "--batch-size", "label_columns": "--label"}
+# Arguments of Python that have an option of their own.
+_OPTIONS = ("labels", "edges", "features", "device", "root", "out", "preset", "protocol", "stacked", "seeds", "metric")
+_SPELLED = {name: f"--{name}" for name in _OPTIONS}
+_SPELLED |= {"splits": "--split FILE", "batch_size": "--batch-size", "label_columns": "--label"}
 
 _debug = False
 Function = TypeVar("Function", bound=Callable[..., None])
@@ -116,26 +118,45 @@ def explain(error: Exception) -> str:
         return f"out of memory ({text.split('. ')[0]}); try {smaller}{elsewhere}"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
-    spelled = _spelled(getattr(error, "argument", None))
-    return f"{text} ({spelled})" if spelled and spelled.split(" FILE")[0] not in text else text
+    text, option = as_typed(text), spelled(getattr(error, "argument", None))
+    return f"{text} ({option})" if option and option.rstrip("…").split(" FILE")[0] not in text else text
 
 
-def _spelled(argument: str | None) -> str:
+def spelled(argument: str | None) -> str:
     """An argument of Python as it is typed on the command line: ``--data duplicates=…``."""
-    if argument is None:
-        return ""
-    if argument in _SPELLED or argument in _OPTIONS:
-        return _SPELLED.get(argument, f"--{argument}")
-    import inspect
+    if argument is None or argument in _SPELLED:
+        return _SPELLED.get(argument or "", "")
     from dataclasses import fields
 
-    from difformer.data import from_files
     from difformer.training.config import TrainConfig
 
-    if argument in inspect.signature(from_files).parameters:
+    if argument in _file_options():
         return f"--data {argument}=…"
     return f"--set {argument}=…" if argument in {field.name for field in fields(TrainConfig)} else ""
 
 
+def as_typed(text: str) -> str:
+    """A message whose arguments of `from_files`, such as ``header=true``, are spelled ``--data header=true``."""
+    if "=" not in text or re.search(r"(^|[\s(])--[a-z]", text):
+        return text
+    names = "|".join(set(_file_options()) - {"name", "seeds"})
+    return re.sub(rf"(?<![\w'\"/-])({names})=(?=(\S?))", _option, text)
+
+
+def _option(found: re.Match[str]) -> str:
+    name, value = found[1], found[2].strip(",;.)")
+    if name in _SPELLED:
+        return _SPELLED[name].split(" FILE")[0] + " " * bool(value)
+    return f"--data {name}=" + "…" * (not value)
+
+
+def _file_options() -> list[str]:
+    import inspect
+
+    from difformer.data import from_files
+
+    return list(inspect.signature(from_files).parameters)
+
+
 def _show_warning(message: Warning | str, *_: object) -> None:
-    print(f"warning: {printable(str(message))}", file=sys.stderr)
+    print(f"warning: {printable(as_typed(str(message)))}", file=sys.stderr)

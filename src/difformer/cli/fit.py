@@ -10,17 +10,17 @@ from difformer.cli.command import command, resumable
 from difformer.cli.description import describe_request, describe_task, headline, note_missing_edges, report_results
 from difformer.cli.inputs import Data, Request, add_preset_data, read_request, takes_data
 from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, option, read_seeds
-from difformer.cli.output import Output
+from difformer.cli.output import Output, counted
 from difformer.cli.progress import Progress, tensorboard_callbacks
 from difformer.distributed.environment import under_torchrun
 from difformer.errors import UserError
+from difformer.report import ATTENTION_OFF
 
 if TYPE_CHECKING:
     from difformer.data import Task
     from difformer.training import Summary, TrainConfig
 
 DEFAULT_SEEDS = 5
-ATTENTION_OFF = "attention-off"
 
 
 @command
@@ -45,14 +45,14 @@ def fit(
     seeds: Annotated[
         str | None,
         option(
-            f"Number of runs, or their seeds (one seed: 3,); {DEFAULT_SEEDS} by default. Seed s uses split s modulo "
-            "the number of splits.",
+            f"Number of runs, or their seeds (0,3,7 or 5-9; one seed: 3,); {DEFAULT_SEEDS} by default. Seed s uses "
+            "split s modulo the number of splits.",
             metavar="N|A,B,…",
         ),
     ] = None,
     alongside: Annotated[
         list[str] | None,
-        option(f"{ATTENTION_OFF}: also train the same settings without attention, and compare.", "--with"),
+        option("Also train the same settings with attention off, and compare.", "--with", metavar=ATTENTION_OFF),
     ] = None,
     device: Device = "auto",
     out: Annotated[Path | None, option("New folder for the run; runs/DATASET-MODEL-TIME by default.")] = None,
@@ -92,7 +92,7 @@ def fit(
         _resume(resume, data, [name for name, value in asked.items() if value is not None], device, tensorboard, output)
         return
     if unknown := [word for word in alongside or () if word != ATTENTION_OFF]:
-        raise UserError(f"--with: expected {ATTENTION_OFF}, got {unknown[0]!r}")
+        raise UserError(f"--with: expected {ATTENTION_OFF}, the only run that can be added; got {unknown[0]!r}")
     given: dict[str, Any] = {"model": model, "preset": preset, "settings": settings, "metric": metric}
     sharded = shard or _is_partition(data.dataset)
     alone = {"--stacked": stacked, "--with": alongside, "--tensorboard": tensorboard and not sharded}
@@ -119,7 +119,11 @@ def fit(
         return
     task = source.load()
     task.check_finite()
-    said = [*describe_task(task), *describe_request(request, source), *note_missing_edges(task, request.config)]
+    said = [
+        *describe_task(task, request.config.metric),
+        *describe_request(request, source),
+        *note_missing_edges(task, request.config),
+    ]
     if under_torchrun():
         from difformer.cli.torchrun import fit_seeds
 
@@ -147,12 +151,12 @@ def fit(
     compared = _compare(without, summary)
     about["attention_off"] = {**without.to_dict(), "run": without.folder, "comparison": compared}
     report_results(summary, output, about)
-    output.say(f"attention off: {headline(without)}")
+    output.say(f"with attention off: {headline(without)}")
     output.say(
-        f"attention against attention off: {compared['difference']:+.4f} in {compared['pairs']} "
-        f"pair{'s' * (compared['pairs'] > 1)}; {compared['verdict']}"
+        f"attention on less attention off: {compared['difference']:+.4f} over {counted(compared['pairs'], 'pairs')} of "
+        f"runs; {compared['verdict'].replace('the first run', ATTENTION_OFF.replace('-', ' '))}"
     )
-    output.say(f"run folder of attention off: {beside}")
+    output.say(f"run folder with attention off: {beside}")
 
 
 def _train(

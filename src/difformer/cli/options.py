@@ -81,21 +81,18 @@ Metric = Annotated[
     option("Metric that selects the epoch and is reported: accuracy, rocauc, f1, mse, mae …", panel=MODEL),
 ]
 
-# Other spellings of metrics.
-METRICS = {"roc_auc": "rocauc", "roc-auc": "rocauc", "auc": "rocauc", "acc": "accuracy", "f1-macro": "f1"}
-
 
 def metric_setting(metric: str | None) -> list[str]:
-    """``--metric auc`` as the setting ``metric=rocauc``."""
-    return [] if metric is None else [f"metric={METRICS.get(metric.lower(), metric.lower())}"]
+    """``--metric auc`` as the setting ``metric=rocauc``; an unknown metric is refused before any data are read."""
+    if metric is None:
+        return []
+    from difformer.training.metrics import find_metric
+
+    return [f"metric={find_metric(metric.lower()).name}"]
 
 
 def key_values(words: list[str] | None, option: str) -> dict[str, str]:
-    """``["a=1", "b=x"]`` as a mapping of texts.
-
-    Raises:
-        UserError: If a word has no ``=`` or a key is given twice.
-    """
+    """``["a=1", "b=x"]`` as a mapping of texts."""
     found: dict[str, str] = {}
     for word in words or ():
         key, equals, value = word.partition("=")
@@ -109,21 +106,22 @@ def key_values(words: list[str] | None, option: str) -> dict[str, str]:
 
 
 def read_seeds(text: str | None, default: int) -> list[int]:
-    """``"5"`` is seeds 0 to 4, ``"3,7"`` are these two, ``"3,"`` is this one.
-
-    Raises:
-        UserError: If it is none of these.
-    """
+    """``"5"`` is seeds 0 to 4, ``"3,7"`` are these two, ``"3,"`` is this one, ``"0-4"`` are all from 0 to 4."""
     if text is None:
         return list(range(default))
     words = text.split(",")
+    numbers: list[int] = []
     try:
-        numbers = [int(word) for word in (words[:-1] if len(words) > 1 and not words[-1].strip() else words)]
+        for word in words[:-1] if len(words) > 1 and not words[-1].strip() else words:
+            first, _, last = word.strip().partition("-")
+            numbers += range(int(first), int(last) + 1) if first and last else [int(word)]
     except ValueError:
         raise UserError(
-            f"--seeds: expected a number of seeds such as 5, or seeds such as 0,3,7 (one seed: 3,); got {text!r}"
+            f"--seeds: expected a number of seeds such as 5, or seeds such as 0,3,7 or 0-4 (one seed: 3,); got {text!r}"
         ) from None
-    if "," not in text:
+    if not numbers:
+        raise UserError(f"--seeds: expected a range such as 0-4, from a smaller to a larger seed; got {text!r}")
+    if "," not in text and (text.strip()[0] == "-" or "-" not in text):
         if numbers[0] < 1:
             raise UserError(f"--seeds: expected at least 1, got {numbers[0]}")
         return list(range(numbers[0]))
@@ -143,9 +141,6 @@ def read_data_options(words: list[str] | None, dataset: str | None) -> dict[str,
 
     Texts become what the reader's annotation says: ``int | None`` is a whole number or the word none,
     ``Sequence[float]`` numbers separated by commas, ``Column`` a name or a number.
-
-    Raises:
-        UserError: If an option is unknown, with the nearest one and all there are, or its value does not fit.
     """
     given = key_values(words, "--data")
     if not given:
@@ -171,13 +166,14 @@ def _data_options(dataset: str | None) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _unknown(key: str, dataset: str | None, defaults: Mapping[str, Any]) -> str:
-    from difformer.cli.output import shown
+    from difformer.cli.output import listed
 
     hint = did_you_mean(key, defaults)
     if dataset is None:
         return f"--data: own files have no option {key!r}; {hint}they take {', '.join(list(defaults)[3:])}"
-    listed = ", ".join(f"{name}={shown(value)}" for name, value in defaults.items())
-    return f"--data: data set {dataset!r} has no option {key!r}; {hint}it takes, with these defaults, {listed}"
+    return (
+        f"--data: data set {dataset!r} has no option {key!r}; {hint}it takes, with these defaults, {listed(defaults)}"
+    )
 
 
 def _value(key: str, text: str, annotation: str) -> Any:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from difformer.files import UNSAFE
 from difformer.files import printable as printable
+
+_NUMBER = re.compile(r"|–|input|[|+-]?[\d.]+([\d.,:/%±…e +-]|[hms]\b)*")  # also 7/60, 0.7 ± 0.1, 1e-07, 3m04s
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,20 +22,14 @@ if TYPE_CHECKING:
 
 
 class Output:
-    """Standard output for results, standard error for everything else.
-
-    Args:
-        as_json: Print one JSON document in place of tables and sentences.
-    """
+    """Standard output for results, standard error for everything else."""
 
     def __init__(self, as_json: bool = False) -> None:
         from rich.console import Console
 
         self.as_json = as_json
-        # Without a terminal lines are not broken: scripts and logs need them whole.
-        width = None if sys.stdout.isatty() else 160
-        self.out: Console = Console(highlight=False, soft_wrap=False, width=width)
-        self.err: Console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.out: Console = Console(highlight=False, emoji=False, width=_width())
+        self.err: Console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
     def say(self, text: str = "") -> None:
         """A sentence for people; nothing with ``--json``."""
@@ -42,16 +40,13 @@ class Output:
         """A sentence on standard error, with or without ``--json``."""
         self.err.print(printable(text), markup=False)
 
-    def table(self, headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-        """A table for people; nothing with ``--json``.
+    def table(self, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """A table for people; nothing with ``--json``."""
+        self.show(make_table(headings, rows))
 
-        Args:
-            headings: One per column.
-            rows: Cells, as text.
-            right: Headings of the columns with numbers.
-        """
-        if not self.as_json:
-            self.out.print(make_table(headings, rows, right=right))
+    def records(self, columns: Mapping[str, Callable[[Any], object]], records: Iterable[Any]) -> None:
+        """A table with a row per record, and a function of it per heading; nothing with ``--json``."""
+        self.table(list(columns), ([cell(one) for cell in columns.values()] for one in records))
 
     def show(self, what: Table | str) -> None:
         """A table that was made elsewhere, or a paragraph, in lines that fit; nothing with ``--json``."""
@@ -65,27 +60,35 @@ class Output:
             print(UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
-def check_new(path: Path, force: bool) -> None:
-    """Refuses to write over a file, before anything is computed.
+def _width() -> int | None:
+    """Columns of a table that goes into a pipe: as many as the terminal has, 120 without one."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return None
+    try:
+        return os.get_terminal_size(2).columns
+    except OSError:
+        return 120
 
-    Raises:
-        FileExistsError: If the file exists and --force was not given.
-    """
+
+def check_new(path: Path, force: bool) -> None:
+    """Refuses to write over a file, before anything is computed."""
     if path.exists() and not force:
         raise FileExistsError(f"--out: {path} already exists; nothing was changed. Choose another name, or add --force")
 
 
-def make_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> Table:
-    """A table with one rule under its headings."""
+def make_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """A table with one rule under its headings; columns of numbers are aligned at the right."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(Text(printable(heading)), justify="right" if heading in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
+    texts = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    for place, heading in enumerate(headings):
+        numbers = all(_NUMBER.fullmatch(row[place]) for row in texts)
+        table.add_column(Text(printable(heading)), justify="right" if numbers else "left", overflow="fold")
+    for row in texts:
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -105,6 +108,16 @@ def plain(value: Any) -> Any:
 def count(value: int | None) -> str:
     """1234567 as 1,234,567; a dash where there is nothing."""
     return "–" if value is None else f"{value:,}"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 class`` or ``7 classes``, from the plural."""
+    return f"{number:,} {noun if number != 1 else {'classes': 'class'}.get(noun, noun.removesuffix('s'))}"
+
+
+def listed(settings: Mapping[str, object]) -> str:
+    """``epochs=5, dropout=0.5``."""
+    return ", ".join(f"{key}={shown(value)}" for key, value in settings.items())
 
 
 def shown(value: object) -> str:

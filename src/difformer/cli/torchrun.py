@@ -109,7 +109,7 @@ def fit_graph(
             task = source.load()
             task.check_finite()
             made = shared_partition(task, ranks.size, source=source.complete().to_dict())
-            return made.path, [*describe_task(task), *note_missing_edges(task, config)]
+            return made.path, [*describe_task(task, config.metric), *note_missing_edges(task, config)]
 
         path, said = (given, []) if isinstance(given, Path) else ranks.first_does(lambda: cut(given))
         partition = Partition.open(path)

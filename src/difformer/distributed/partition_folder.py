@@ -24,16 +24,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from difformer.data import Task
+from difformer.data import Preprocessing, Split, Task
 from difformer.data.errors import DataError
 from difformer.distributed.graph_partition import Part, Quality, cut, partition, quality
 from difformer.distributed.process_group import Ranks
 from difformer.distributed.shard import Shard, assemble
 from difformer.errors import UserError
+from difformer.schema import check
 
 FORMAT = 2
 MANIFEST = "partition.json"
 PARTS = ("train", "valid", "test")
+DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "int64")}
+MOST_OUTPUTS = 2**24  # classes or columns: far more than any task has
 # Attributes of a task that are copied into the manifest.
 FACTS = ("name", "problem", "metric", "protocol", "num_outputs", "num_features", "class_names", "notes")
 
@@ -71,6 +74,7 @@ def write_partition(
         FileExistsError: If the folder exists.
     """
     path = Path(path)
+    task.check_finite()
     if task.kind != "nodes":
         raise UserError(
             f"task {task.name!r} is of kind {task.kind!r}: only nodes are cut into parts; batches of graphs are spread "
@@ -162,6 +166,43 @@ def _write(part: Part, path: Path, names: tuple[str, ...], metadata: dict[str, s
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, path, metadata=metadata)
 
 
+_NAME = (str, None)
+_FORM: dict[str, Any] = {
+    **dict.fromkeys(("name", "metric", "protocol", "fingerprint", "partition", "method"), str),
+    **{key: [str] for key in ("class_names", "notes", "splits")},
+    **dict.fromkeys(("num_nodes", "num_features", "num_outputs"), int),
+    "problem": {"multiclass", "multilabel", "regression"},
+    "num_edges": (int, None),
+    "sizes": [int],
+    "source": (dict, None),
+    "preprocessing": (dict, None),
+    "quality": {"cut": int, "edges": int, "balance": float, "boundary": int},
+    "layout": {"sparse": bool, "weighted": bool, "x": set(DTYPES), "y": set(DTYPES), "columns": [int]},
+}
+_SOURCE = {"name": _NAME, "root": _NAME, "options": (dict, None), "files": (dict, None)}
+
+
+def _check_manifest(about: Mapping[str, Any]) -> None:
+    """Refuses a manifest that `write_partition` could not have written.
+
+    Raises:
+        UserError: Naming the entry, what it must be and what it is.
+    """
+    check(about, _FORM)
+    if about["source"] is not None:
+        check(about["source"], _SOURCE, "source")
+        check(list((about["source"].get("files") or {}).values()), [str], "source.files")
+    if not 0 < about["num_outputs"] <= MOST_OUTPUTS:
+        raise UserError(f"num_outputs must lie in 1 … {MOST_OUTPUTS:,}, got {about['num_outputs']:,}")
+    if sum(about["sizes"]) != about["num_nodes"]:
+        raise UserError(f"sizes add up to {sum(about['sizes']):,} nodes, num_nodes is {about['num_nodes']:,}")
+    if about["preprocessing"] is not None:
+        try:
+            Preprocessing.from_dict(about["preprocessing"])
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UserError(f"preprocessing: {error}") from error
+
+
 @dataclass(frozen=True)
 class _Tensors:
     """The tensors of a part, each checked when it is taken."""
@@ -182,6 +223,11 @@ class _Tensors:
             raise self.error(name, f"has type {value.dtype}, expected {dtype}")
         return value
 
+    def finite(self, name: str, value: Tensor) -> Tensor:
+        if not bool(value.isfinite().all()):
+            raise self.error(name, "has values that are not finite")
+        return value
+
     def index(self, name: str, size: int | None, *, below: int | None = None, ascending: bool = False) -> Tensor:
         """Whole numbers in 0 … below - 1."""
         value = self.take(name, None if size is None else (size,))
@@ -194,9 +240,17 @@ class _Tensors:
             raise self.error(name, "does not ascend")
         return value
 
+    def split(self, number: int, name: str, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Disjoint rows to train on, to choose by and to test on."""
+        found = [self.index(f"split.{number}.{part}", None, below=rows) for part in PARTS]
+        try:
+            return tuple(Split(name, *found).parts().values())  # type: ignore[return-value]
+        except UserError as error:
+            raise self.error(f"split.{number}", f"is not one ({error})") from error
+
     def csr(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """``[rows, columns]``, with every invariant of the format checked."""
-        values = self.take("x.values", None, dtype)
+        values = self.finite("x.values", self.take("x.values", None, dtype))
         column = self.index("x.col", values.numel(), below=columns)
         crow = self.index("x.crow", rows + 1, below=values.numel() + 1)
         if int(crow[0]) != 0 or int(crow[-1]) != values.numel() or bool((crow.diff() < 0).any()):
@@ -237,12 +291,13 @@ class Partition:
                     f"is in format {about['format']}, whose parts carry no fingerprint; partition the task again",
                     path=path,
                 )
-            Quality(**about["quality"])
-            for name in (*FACTS, "num_nodes", "num_edges", "fingerprint", "partition", "splits", "source", "layout"):
-                about[name]
+            _check_manifest(about)
             missing = [_file(i) for i in range(len(about["sizes"])) if not (path / _file(i)).is_file()]
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
-            raise DataError(f"its {MANIFEST} is damaged: {type(error).__name__}: {error}", path=path) from error
+        except DataError:
+            raise
+        except (ValueError, RecursionError, KeyError, TypeError) as error:
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            raise DataError(f"its {MANIFEST} is damaged: {kind}{error}", path=path) from error
         if missing:
             raise DataError(f"{missing[0]} is missing; partition the task again", path=path)
         return Partition(path, about)
@@ -289,23 +344,16 @@ class Partition:
     def _part(self, number: int, given: _Tensors) -> Part:
         about, sizes = self.about, self.sizes
         n = sizes[number]
-        layout = about["layout"]
+        layout, dtype = about["layout"], DTYPES[about["layout"]["x"]]
         nodes = given.index("nodes", n, below=self.num_nodes, ascending=True)
         if layout["sparse"]:
-            x = given.csr(n, int(about["num_features"]), getattr(torch, layout["x"]))
+            x = given.csr(n, about["num_features"], dtype)
         else:
-            x = given.take("x", (n, int(about["num_features"])), getattr(torch, layout["x"]))
-        y = given.take("y", (n, *layout["columns"]), getattr(torch, layout["y"]))
+            x = given.finite("x", given.take("x", (n, about["num_features"]), dtype))
+        y = given.take("y", (n, *layout["columns"]), DTYPES[layout["y"]])
         if not y.is_floating_point() and y.numel() and not -1 <= int(y.min()) <= int(y.max()) < about["num_outputs"]:
             raise given.error("y", f"has classes outside -1 … {about['num_outputs'] - 1}")
-        splits = tuple(
-            (
-                given.index(f"split.{i}.train", None, below=n),
-                given.index(f"split.{i}.valid", None, below=n),
-                given.index(f"split.{i}.test", None, below=n),
-            )
-            for i in range(len(about["splits"]))
-        )
+        splits = tuple(given.split(i, name, n) for i, name in enumerate(about["splits"]))
         if about["num_edges"] is None:
             return Part(nodes, x, y, splits)
         halo_part = given.index("halo_part", None, below=len(sizes))
@@ -315,7 +363,9 @@ class Partition:
             raise given.error("halo_row", "has rows that the other parts do not have")
         target = given.index("target", None, below=n)
         source = given.index("source", target.numel(), below=n + halo)
-        weight = given.take("edge_weight", (target.numel(),)) if layout["weighted"] else None
+        weight = None
+        if layout["weighted"]:
+            weight = given.finite("edge_weight", given.take("edge_weight", (target.numel(),)))
         return Part(nodes, x, y, splits, source, target, weight, halo_part, halo_row)
 
     def names(self, number: int) -> list[str]:
@@ -335,10 +385,10 @@ class Partition:
     def empty(self) -> Part:
         """A part without nodes, for a rank that gets no part."""
         layout, none = self.about["layout"], torch.zeros(0, dtype=torch.long)
-        x = torch.zeros(0, self.about["num_features"], dtype=getattr(torch, layout["x"]))
+        x = torch.zeros(0, self.about["num_features"], dtype=DTYPES[layout["x"]])
         if layout["sparse"]:
             x = torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.long), none, x.flatten(), x.shape)
-        y = torch.zeros(0, *layout["columns"], dtype=getattr(torch, layout["y"]))
+        y = torch.zeros(0, *layout["columns"], dtype=DTYPES[layout["y"]])
         weight = torch.zeros(0) if layout["weighted"] else None
         splits = tuple((none, none, none) for _ in self.about["splits"])
         return Part(none, x, y, splits, none, none, weight, none, none)

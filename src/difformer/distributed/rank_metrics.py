@@ -20,51 +20,18 @@ No rank ever holds more than about its share of the scores, and the result is ex
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from difformer.data import Split
 from difformer.distributed.process_group import Ranks
 from difformer.errors import UserError
-from difformer.training.config import TrainConfig
 from difformer.training.journal import Journal, Measured, NonFiniteOutputError
-from difformer.training.losses import problem_loss
-from difformer.training.metrics import Metric, column_aucs, find_metric, one_against_rest
+from difformer.training.metrics import Metric, auc_columns, column_aucs
 from difformer.training.record import Row
 
 SAMPLES = 64  # scores per column that each rank shows to each rank, to find ranges of equal size
-Sum = Callable[[Tensor, Tensor], Tensor]
-
-
-def make_sums(problem: str, config: TrainConfig, weights: Tensor | None) -> tuple[Sum, Callable[[Tensor], Tensor]]:
-    """The numerator ``(outputs, targets) -> scalar`` and the denominator ``targets -> scalar`` of a loss."""
-    loss = problem_loss(problem, config.label_smoothing, weights)
-    return loss.total, loss.mass
-
-
-def check_loss(problem: str, config: TrainConfig) -> None:
-    """Refuses settings that the problem does not have, before anything is read.
-
-    Raises:
-        UserError: Naming the setting.
-    """
-    if config.loss != "auto":
-        raise UserError(f"loss={config.loss!r} is for series; nodes over ranks take loss='auto'")
-    if problem == "regression" and (config.label_smoothing or config.class_weights):
-        raise UserError("label_smoothing and class_weights are for classes; this task is a regression")
-
-
-def class_weights(targets: Tensor, classes: int, ranks: Ranks) -> Tensor:
-    """`difformer.training.losses.class_weights` of the labels of all ranks."""
-    if targets.is_floating_point():
-        counts = torch.stack([(targets == 1).sum(0), (targets == 0).sum(0)]).double().to(ranks.device)
-        positive, negative = ranks.sum_(counts, "plan")
-        return torch.where((positive > 0) & (negative > 0), negative / positive.clamp_min(1), 1.0).float()
-    count = torch.bincount(targets[targets >= 0], minlength=classes).double().to(ranks.device)
-    count = ranks.sum_(count, "plan")
-    return torch.where(count > 0, count.sum() / (classes * count.clamp_min(1)), 1.0).float()
 
 
 def measure(metric: Metric, outputs: Tensor, targets: Tensor, ranks: Ranks) -> float:
@@ -85,14 +52,7 @@ def measure(metric: Metric, outputs: Tensor, targets: Tensor, ranks: Ranks) -> f
 
 def rocauc(outputs: Tensor, targets: Tensor, ranks: Ranks) -> float:
     """Mean over columns of the exact area under the ROC curve of the rows of all ranks."""
-    if targets.is_floating_point():
-        labels = targets if targets.dim() == 2 else targets.reshape(-1, 1)
-        scores = outputs.reshape(labels.shape)
-    elif outputs.shape[-1] == 2:
-        scores, labels = (outputs[..., 1] - outputs[..., 0]).reshape(-1, 1), one_against_rest(targets, 2)[:, 1:]
-    else:
-        labels = one_against_rest(targets, outputs.shape[-1])
-        scores = outputs.softmax(-1)
+    scores, labels = auc_columns(outputs, targets)
     columns = scores.shape[1]
     limits = _limits(scores, ranks)
     bucket = torch.searchsorted(limits, scores.T.contiguous(), right=True).flatten()
@@ -141,7 +101,9 @@ def _joined(own: Tensor, ranks: Ranks) -> float:
 class SharedJournal(Journal):
     """The journal of a run in which each rank has a share of the loss, and all outputs."""
 
-    ranks: Ranks
+    def __init__(self, *given: Any, ranks: Ranks) -> None:
+        self.ranks = ranks
+        super().__init__(*given)
 
     def write(self, epoch: int, seconds: float, measured: Measured | None = None) -> list[Row]:
         if self.pending:
@@ -151,45 +113,12 @@ class SharedJournal(Journal):
 
 
 class ShardedJournal(SharedJournal):
-    """Losses, metrics and the best epoch of a run whose rows are spread over ranks.
+    """The journal of a run whose rows are spread over ranks; the task and the split are those of own rows."""
 
-    Args:
-        metric: Name of the metric.
-        problem: Of the task.
-        y: ``[n, …]`` own targets.
-        num_outputs: Columns of the outputs.
-        split: With own rows.
-        config: What is trained.
-        seed: Of the run.
-        ranks: The group.
-    """
-
-    def __init__(
-        self,
-        metric: str,
-        problem: str,
-        y: Tensor,
-        num_outputs: int,
-        split: Split,
-        config: TrainConfig,
-        seed: int,
-        ranks: Ranks,
-    ) -> None:
-        self.split, self.config, self.seed, self.epochs, self.ranks = split, config, seed, config.epochs, ranks
-        self.metric = find_metric(metric if config.metric == "auto" else config.metric, problem)
-        device = ranks.device
-        self.parts = {name: (index.to(device), y[index].to(device)) for name, index in split.parts().items()}
-        self.best_epoch = 0
-        self.best: Measured | None = None
-        self.history: list[Row] = []
-        self.pending: list[Tensor] = []
-        self.chooses = ranks.any(bool(split.valid.numel()))
-        if self.chooses:
-            self._check(num_outputs)
-
-    def _check(self, num_outputs: int) -> None:
-        """`Metric.check` of the validation rows of all ranks."""
+    def _check(self, num_outputs: int) -> bool:
         targets = self.parts["valid"][1]
+        if not self.ranks.any(bool(targets.numel())):
+            return False
         shape = targets.shape if targets.is_floating_point() else (*targets.shape, num_outputs)
         zeros = torch.zeros(shape, device=targets.device)
         if (value := measure(self.metric, zeros, targets, self.ranks)) != value:
@@ -197,6 +126,7 @@ class ShardedJournal(SharedJournal):
                 f"metric {self.metric.name!r} is not defined on the validation part; choose another metric "
                 f"(--set metric=…) or another split"
             )
+        return True
 
     def measure(self, epoch: int, outputs: Tensor) -> Measured:
         outputs = outputs.float()
@@ -206,10 +136,3 @@ class ShardedJournal(SharedJournal):
             name: measure(self.metric, outputs[index], targets, self.ranks)
             for name, (index, targets) in self.parts.items()
         }
-
-    def judge(self, epoch: int, measured: Measured) -> bool:
-        known = None if self.best is None else self.best["valid"]
-        if self.chooses and not self.metric.better(measured["valid"], known):
-            return False
-        self.best_epoch, self.best = epoch, measured
-        return True

@@ -14,30 +14,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from difformer.data import Split, Task
-from difformer.data.batches import GraphBatch, GraphBatches, epoch_generator
+from difformer.data.batches import GraphBatches, epoch_generator
 from difformer.distributed.process_group import Ranks, sum_gradients
-from difformer.distributed.rank_metrics import ShardedJournal, SharedJournal, check_loss, class_weights, make_sums
+from difformer.distributed.rank_metrics import ShardedJournal, SharedJournal
 from difformer.distributed.senders import Rows
 from difformer.distributed.shard import Shard
 from difformer.errors import UserError
 from difformer.nn import DIFFormer, GraphLevel
 from difformer.nn.dropout import dropout_key
-from difformer.sparse import SparseMatrix
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import Due
 from difformer.training.config import TrainConfig, knn_of
-from difformer.training.feeds import DEFAULT_BATCH_SIZE, GraphsFeed, Inputs, Step, features, structured
+from difformer.training.feeds import DEFAULT_BATCH_SIZE, GraphsFeed, Inputs, OnePassFeed, Step, features, structured
 from difformer.training.loop import Log, Save, Trainer
-from difformer.training.losses import class_weights as batch_class_weights
-from difformer.training.model import build_model
-from difformer.training.optimizer import make_optimizer
+from difformer.training.losses import Ratio, class_weights, make_loss, problem_loss, scaled_loss, target_units
+from difformer.training.model import build_model, prepared_model, set_units
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord
 
@@ -52,6 +51,7 @@ class Facts:
     num_features: int
     num_outputs: int
     kind: str = "nodes"
+    y: Tensor = field(default_factory=lambda: torch.zeros(0))  # targets of own rows, where a rank has read them
 
     @staticmethod
     def of(about: Mapping[str, Any]) -> Facts:
@@ -74,7 +74,10 @@ def check_config(facts: Facts, config: TrainConfig, num_nodes: int) -> None:
             f"graph={config.graph!r}: neighbours must be found before a task is partitioned: use `difformer "
             f"partition … --data knn=K` if the data set has that option"
         )
-    check_loss(facts.problem, config)
+    if config.loss != "auto":
+        raise UserError(f"loss={config.loss!r} is for series; nodes over ranks take loss='auto'")
+    if facts.problem == "regression" and (config.label_smoothing or config.class_weights):
+        raise UserError("label_smoothing and class_weights are for classes; this task is a regression")
     with isolated_rng(torch.device("cpu")):
         model = build_model(facts, config)  # type: ignore[arg-type]
     if not isinstance(model, DIFFormer):
@@ -100,29 +103,6 @@ class ShardInputs(Inputs):
         return model.embed(self.x, context=self.rows)
 
 
-class ShardFeed:
-    """All nodes in every pass, each on its rank."""
-
-    whole = True
-
-    def __init__(self, x: Tensor | SparseMatrix, shard_rows: Rows, rows: Tensor, targets: Tensor, mass: float) -> None:
-        self.inputs = ShardInputs(x, rows=shard_rows)
-        # The loss is a sum here; its mean is over the labels of all ranks.
-        self._step = Step(self.inputs, targets, rows, share=1 / mass, part=1 / mass)
-
-    def steps(self, epoch: int) -> Iterator[Step]:
-        yield self._step
-
-    def outputs(self, model: nn.Module) -> Tensor:
-        return self.inputs.outputs(model)
-
-    def states(self, model: nn.Module) -> Tensor:
-        return self.inputs.states(model)
-
-    def passes(self) -> list[Inputs]:
-        return [self.inputs]
-
-
 class _SharedDue(Due):
     """Rank 0's clock decides for all."""
 
@@ -136,9 +116,11 @@ class _SharedDue(Due):
 
 
 class RanksTrainer(Trainer):
-    """What trainers over ranks share."""
+    """What trainers over ranks share; to be made and used by all ranks together, inside `isolated_rng`."""
 
-    ranks: Ranks
+    def __init__(self, task: Any, split: Split, config: TrainConfig, seed: int, ranks: Ranks, **given: Any) -> None:
+        self.ranks = ranks
+        super().__init__(task, split, config, seed, ranks.device, **given)
 
     def run(
         self,
@@ -162,42 +144,43 @@ class RanksTrainer(Trainer):
 
 
 class ShardedTrainer(RanksTrainer):
-    """A model on every rank, rows on one; to be made and used by all ranks together, inside `isolated_rng`.
+    """A model on every rank, rows on one.
 
     Args:
         facts: Of the task.
         shard: Own rows.
         number: Of the split.
         config: Model and training.
-        seed: Of everything that is random; torch's global generator must have been seeded with it.
+        seed: Of everything that is random.
     """
 
     def __init__(self, facts: Facts, shard: Shard, number: int, config: TrainConfig, seed: int) -> None:
-        ranks, split = shard.ranks, shard.splits[number]
-        self.task, self.split, self.config, self.seed = facts, split, config, seed  # type: ignore[assignment]
-        self.device, self.ranks = ranks.device, ranks
+        ranks, split, own = shard.ranks, shard.splits[number], replace(facts, y=shard.y)
+        device = ranks.device
         check_config(facts, config, shard.rows.total)
-        torch.manual_seed(seed)
-        self.model = build_model(facts, config, seed).to(ranks.device)  # type: ignore[arg-type]
-        for value in self.model.state_dict().values():  # the same on every rank, also on unlike machines
+
+        def summed(x: Tensor) -> Tensor:
+            return ranks.sum_(x.to(device), "plan").to(x.device)
+
+        targets = shard.y[split.train]
+        model = build_model(own, config, seed).to(device)  # type: ignore[arg-type]
+        units = target_units(targets, facts.num_outputs, facts.problem, config, summed)
+        if units is not None:
+            set_units(model, *units)
+        for value in model.state_dict().values():  # the same on every rank, also on unlike machines
             if ranks.rank:
                 value.zero_()
             ranks.sum_(value, "plan")
-        self.penalty, self.notes = None, []
+        weights = class_weights(targets, facts.num_outputs, summed).to(device) if config.class_weights else None
+        loss = problem_loss(facts.problem, config.label_smoothing, weights)
+        loss = loss if units is None else scaled_loss(units[1].to(device))
+        mass = summed(loss.mass(targets.to(device)).double().reshape(1)).item()
         rows = shard.rows if config.graph == "given" else Rows(ranks, shard.rows.numbers, shard.rows.sizes, None)
-        targets = shard.y[split.train]
-        weights = class_weights(targets, facts.num_outputs, ranks) if config.class_weights else None
-        self.loss, mass = make_sums(facts.problem, config, weights)
-        targets = targets.to(ranks.device)
-        total = ranks.sum_(mass(targets).to(ranks.device, torch.float64).reshape(1), "plan").item()
-        self.feed = ShardFeed(features(shard.x, ranks.device), rows, split.train.to(ranks.device), targets, total)
-        self.optimizer = make_optimizer(self.model, config)
-        self.epochs = config.epochs
-        self.journal = ShardedJournal(
-            facts.metric, facts.problem, shard.y, facts.num_outputs, split, config, seed, ranks
-        )
-        self.epoch, self.seconds = 0, 0.0
-        self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        inputs = ShardInputs(features(shard.x, device), rows=rows)
+        # The loss is a sum here; its mean is over the labels of all ranks.
+        feed = OnePassFeed(Step(inputs, targets.to(device), split.train.to(device), share=1 / mass, part=1 / mass))
+        given = {"model": model, "feed": feed, "loss": loss.total, "journal": partial(ShardedJournal, ranks=ranks)}
+        super().__init__(own, split, config, seed, ranks, **given)
         self.numbers = rows.numbers
 
     def _masks(self, epoch: int) -> AbstractContextManager[Any]:
@@ -223,14 +206,11 @@ class _Share(Inputs):
 class _ShareFeed(GraphsFeed):
     """Of every batch, the graphs of one rank."""
 
-    def __init__(
-        self, task: Task, split: Split, config: TrainConfig, seed: int, ranks: Ranks, weights: Tensor | None
-    ) -> None:
+    def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, ranks: Ranks, loss: Ratio) -> None:
         super().__init__(task, split, config, seed, ranks.device)
-        self.task, self.split, self.seed, self.ranks = task, split, seed, ranks
+        self.task, self.split, self.seed, self.ranks, self.mass = task, split, seed, ranks, loss.mass
         self.size = config.batch_size or DEFAULT_BATCH_SIZE
         self.batches = GraphBatches(task, batch_size=self.size)
-        _, self.mass = make_sums(task.problem, config, None if weights is None else weights.cpu())
 
     def steps(self, epoch: int) -> Iterator[Step]:
         index = self.split.train
@@ -255,27 +235,16 @@ class _ShareFeed(GraphsFeed):
         share = _Share(inputs.x, inputs.graph, inputs.batch, numbers)
         return Step(share, targets.to(self.device), share=1 / mass, part=part / mass)
 
-    def outputs(self, model: nn.Module) -> Tensor:
-        """``[G, C]`` of all graphs, on every rank."""
-        return self._dealt(lambda inputs: inputs.outputs(model))
-
-    def states(self, model: nn.Module) -> Tensor:
-        return self._dealt(lambda inputs: inputs.states(model))
-
-    def _own(self) -> list[tuple[Tensor, GraphBatch]]:
-        every = torch.arange(self.task.num_instances).split(self.size)
-        return [(graphs, self.batches.batch(graphs)) for graphs in every[self.ranks.rank :: self.ranks.size]]
-
-    def _dealt(self, work: Any) -> Tensor:
+    def _joined(self, ask: Callable[[Inputs], Tensor]) -> Tensor:
+        """``[G, …]`` of all graphs, on every rank."""
+        own = torch.arange(self.task.num_instances).split(self.size)[self.ranks.rank :: self.ranks.size]
         if self._kept is None:
-            own = self._own()
-            self._places = [graphs.to(self.device) for graphs, _ in own]
-            self._kept = [self._inputs(batch) for _, batch in own]
-        found = [work(inputs).float() for inputs in self._kept]
+            self._kept = [self._inputs(self.batches.batch(graphs)) for graphs in own]
+        found = [ask(inputs).float() for inputs in self._kept]
         width = int(self.ranks.max_(torch.tensor([found[0].shape[1] if found else 0], device=self.device)).item())
         every = torch.zeros(self.task.num_instances, width, device=self.device)
-        for places, part in zip(self._places, found, strict=True):
-            every[places] = part
+        for graphs, part in zip(own, found, strict=True):
+            every[graphs.to(self.device)] = part
         return self.ranks.sum_(every, "metrics")
 
 
@@ -286,19 +255,14 @@ def _before(count: int, ranks: Ranks) -> int:
 
 
 class GraphsTrainer(RanksTrainer):
-    """One model of graphs, trained by all ranks; to be made and used by them together, inside `isolated_rng`."""
+    """One model of graphs, trained by all ranks."""
 
     def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, ranks: Ranks) -> None:
-        check_loss(task.problem, config)
-        torch.manual_seed(seed)
-        model = build_model(task, config, seed).to(ranks.device)
-        weights = batch_class_weights(task.y[split.train], task.num_outputs) if config.class_weights else None
-        weights = None if weights is None else weights.to(ranks.device)
-        loss, _ = make_sums(task.problem, config, weights)
-        feed = _ShareFeed(structured(task, split, config, model), split, config, seed, ranks, weights)
-        super().__init__(task, split, config, seed, ranks.device, model=model, feed=feed, loss=loss)
-        self.ranks, self.journal = ranks, SharedJournal(task, split, config, seed, self.epochs, ranks.device)
-        self.journal.ranks = ranks
+        model = prepared_model(task, split, config, seed, ranks.device)
+        loss = make_loss(task, split, config, ranks.device)
+        feed = _ShareFeed(structured(task, split, config, model), split, config, seed, ranks, loss)
+        given = {"model": model, "feed": feed, "loss": loss.total, "journal": partial(SharedJournal, ranks=ranks)}
+        super().__init__(task, split, config, seed, ranks, **given)
 
     @contextmanager
     def _masks(self, epoch: int) -> Iterator[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from difformer.data.sparse import feature_tensor
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.estimators.estimator_files import TEXTS, load_estimator, plain_list, save_estimator
+from difformer.estimators.options import OPTIONS
 from difformer.estimators.population import Population, Scaling, make_population, row_digests
 from difformer.estimators.predictor import GivenGraph, Part, Predictor, Search, remember
 from difformer.estimators.problem import NO_EDGES, Edges, Problem, Recipe, Run, say, threads_for
@@ -150,7 +150,12 @@ class DIFFormerEstimator(BaseEstimator):
 
     def _features(self, x: Any, *, reset: bool) -> Any:
         """Float64, dense or CSR; names and number of columns are noted, or compared with those noted."""
-        checked = validate_data(self, x, reset=reset, accept_sparse="csr", dtype=np.float64, order="C")
+        try:
+            checked = validate_data(self, x, reset=reset, accept_sparse="csr", dtype=np.float64, order="C")
+        except (ValueError, TypeError) as error:
+            if advice := raw_columns(x, type(self).__name__):
+                raise UserError(advice, argument="X") from error
+            raise
         if sparse.issparse(checked):
             checked = sparse.csr_array(checked, copy=True)
             checked.sum_duplicates()
@@ -184,7 +189,8 @@ class DIFFormerEstimator(BaseEstimator):
             class_weight: ``[C]``, or None.
             embed: Whether states are returned instead of outputs.
         """
-        self._check_options()
+        for name, rule in OPTIONS.items():
+            rule.check(name, getattr(self, name))
         recipe = self._recipe((target >= 0 if target.ndim == 1 else ~np.isnan(target).all(1)).sum())
         graph = self.graph if graph is None else graph
         given = self._given(graph, X, x)
@@ -319,20 +325,6 @@ class DIFFormerEstimator(BaseEstimator):
             speaker=type(self).__name__ if self.verbose else None,
         )
 
-    def _check_options(self) -> None:
-        """What training would not notice, or would call by another name."""
-        counts = ("hidden_channels", "num_layers", "num_heads", "neighbours", "steps", "n_models")
-        for name in counts + tuple(n for n in ("batch_size", "landmarks") if getattr(self, n) is not None):
-            value = getattr(self, name)
-            if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-                raise UserError(f"{name} must be a whole number of at least 1, got {value!r}")
-        share = self.validation_fraction
-        if share is not None and (not isinstance(share, numbers.Real) or not 0 <= share < 1):
-            raise UserError(f"validation_fraction must lie in [0, 1) or be None, got {share!r}")
-        for name in ("standardize", "transform_values", "directed"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise UserError(f"{name} must be True or False, got {getattr(self, name)!r}")
-
     def _asked(self, X: Any, graph: Any) -> tuple[Any, Any]:
         """Rows to predict, checked, and their edges from fitted rows."""
         check_is_fitted(self, "fitted_")
@@ -417,3 +409,27 @@ def _of_table(fitted: Predictor, place: Array, x: Any, parts: list[Part], states
     if absent.any():
         rows[absent] = fitted.states(x[absent]) if embed else fitted.outputs(x[absent])
     return rows
+
+
+def raw_columns(table: Any, name: str) -> str | None:
+    """What to do about the columns of a frame that are texts, dates or categories, or have gaps; None without any."""
+    if not hasattr(table, "columns"):
+        return None
+    others, gaps = [], []
+    for column in table.columns:
+        try:
+            if np.isnan(np.asarray(table[column], dtype=np.float64)).any():
+                gaps.append(str(column))
+            elif np.asarray(table[column]).dtype.kind == "M":
+                others.append(str(column))
+        except (TypeError, ValueError):
+            others.append(str(column))
+    if not others and not gaps:
+        return None
+    kinds = {"columns that are not numbers": others, "columns with gaps": gaps}
+    said = "; ".join(f"{words}: {', '.join(names)}" for words, names in kinds.items() if names)
+    steps = f"(OneHotEncoder(handle_unknown='ignore'), {others}), remainder=SimpleImputer()"
+    return (
+        f"X: {said}. Encode them first: `make_pipeline(make_column_transformer({steps}), {name}())` with scikit-learn, "
+        f"or take the features x of difformer.data.from_frame(table, label=...), which reads such tables"
+    )

@@ -3,14 +3,18 @@
 Neither file can carry code, and neither holds the training table: they contain what predictions need, see
 `difformer.estimators.predictor`. Each file is written next to its destination and then renamed. Two files cannot be
 replaced at once, so the description holds one SHA-256 over both: a save that was interrupted over an older one, or a
-file that was changed, is refused. The hash does not protect against someone who writes both files on purpose; for that
-case every shape, index and name is checked before it is used.
+file that was changed, is refused. The hash does not protect against someone who writes both files on purpose. So every
+entry has a rule (`options.Rule`), every tensor a dtype, a shape and a range (`TENSOR_RULES`), tensors that follow from
+others are compared with what follows, and a row is predicted on trial.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +30,23 @@ from torch import Tensor
 from difformer.attention.polynomial import DEFAULT_TOL
 from difformer.diffusivity import Diffusivity, as_diffusivity
 from difformer.errors import UserError
+from difformer.estimators.options import (
+    COUNT,
+    FINITE,
+    FLAG,
+    NOT_NEGATIVE,
+    OPTIONS,
+    SHARE,
+    TEXT,
+    Rule,
+    check_all,
+    one_of,
+)
 from difformer.estimators.population import Scaling
 from difformer.estimators.predictor import GivenGraph, Member, Memory, Predictor, Search
 from difformer.estimators.ridge import LinearPart
 from difformer.estimators.row_search import RowSearch, SparseRowSearch
-from difformer.files import write_whole
+from difformer.files import RunFolderError, read_json, write_whole
 from difformer.nn import DIFFormer, DIFFormerConv, PretrainedError
 
 if TYPE_CHECKING:
@@ -38,19 +54,85 @@ if TYPE_CHECKING:
 
 FORMAT, FORMAT_VERSION = "difformer-estimator", 2
 DESCRIPTION, TENSORS, HASH = "estimator.json", "context.safetensors", "sha256"
-ESTIMATORS = ("DIFFormerClassifier", "DIFFormerRegressor", "DIFFormerTransformer")
-# Fitted attributes: plain values with their types, lists of labels or names, and arrays of floats.
-FACTS: dict[str, tuple[type, ...]] = {
-    "n_features_in_": (int,),
-    "graph_": (str, type(None)),
-    "n_iter_": (int,),
-    "loss_": (float, int),
-    "validation_loss_": (float, int, type(None)),
-    "one_column_": (bool,),
-}
 TEXTS = ("classes_", "feature_names_in_")
 ARRAYS = ("label_distributions_", "transduction_")
-LABEL_KINDS = "biufUSM"
+LABEL_DTYPE = re.compile(r"[<>|=]?([biuf]\d{1,2}|[UO]\d{0,9}|M8\[\w{1,5}\])")
+
+TABLE = Rule(lambda value: isinstance(value, dict), "a table")
+SHAPE = Rule(lambda v: isinstance(v, list) and len(v) == 2 and all(map(COUNT.holds, v)), "two whole numbers")
+LABELS = Rule(
+    lambda v: isinstance(v, dict) and v.keys() == {"dtype", "values"} and bool(LABEL_DTYPE.fullmatch(str(v["dtype"])))
+    and isinstance(v["values"], list) and all(isinstance(label, str | int | float) for label in v["values"]),
+    "a dtype of labels and a list of values",
+)  # fmt: skip
+CLASS_WEIGHT = Rule(
+    lambda v: v in (None, "balanced") or (
+        isinstance(v, dict) and v.keys() == {"labels", "weights"} and all(isinstance(each, list) for each in v.values())
+        and len(v["labels"]) == len(v["weights"]) and all(map(NOT_NEGATIVE.holds, v["weights"]))
+        and all(isinstance(label, str | int | float) for label in v["labels"])
+    ),
+    "None, balanced, or as many labels as weights",
+)  # fmt: skip
+WHOLE = Rule(lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**32, "a seed").or_none()
+VERBOSE = Rule(lambda v: isinstance(v, int), "True, False or a whole number")
+
+# What only some estimators have; their class says the rest.
+ESTIMATORS: dict[str, dict[str, Rule]] = {
+    "DIFFormerClassifier": {"classes_": LABELS, "softmax": one_of(True)},
+    "DIFFormerRegressor": {"softmax": one_of(False)},
+    "DIFFormerTransformer": {},
+}
+ENTRIES: dict[str, Rule] = {
+    "estimator": one_of(*ESTIMATORS), "format": one_of(FORMAT), "format_version": one_of(FORMAT_VERSION),
+    "params": TABLE, "facts": TABLE, "model": TABLE, "members": COUNT, "softmax": FLAG, "directed": FLAG,
+    "neighbours": COUNT.or_none(), "sparse_shape": SHAPE.or_none(),
+}  # fmt: skip
+PARAMS: dict[str, Rule] = {
+    **OPTIONS, "graph": one_of(None, "knn", "auto"), "device": TEXT,
+    "random_state": WHOLE, "verbose": VERBOSE,
+}  # fmt: skip
+FACTS: dict[str, Rule] = {
+    "n_features_in_": COUNT, "graph_": one_of("knn", "given", None), "n_iter_": COUNT, "loss_": FINITE,
+    "validation_loss_": FINITE.or_none(),
+}  # fmt: skip
+MODEL: dict[str, Rule] = {
+    **{name: OPTIONS[name] for name in ("hidden_channels", "num_layers", "num_heads", "diffusivity", "step_size",
+                                        "source_weight", "graph_weight", "backend")},
+    "in_channels": COUNT, "out_channels": COUNT, "dropout": SHARE, "transform": FLAG,
+    "graph_norm": one_of("gcn", "random_walk"), "norm": one_of(True), "residual": one_of(True),
+    "activation": one_of(None), "qk_norm": one_of("row"), "tied_qk": one_of(False),
+    "initialisation": one_of("identity"),
+}  # fmt: skip
+
+SMALLEST = math.nextafter(0, 1)
+# Tensors by name, numbers in names left out: dtype, axes, and the smallest and largest value. A letter stands for a
+# size: F columns, T outputs, n fitted rows with a graph, N rows of the table, H heads, C channels, K keys and one.
+TENSOR_RULES: dict[str, tuple[str, str, float, float]] = {
+    "temperature": ("float64", "", SMALLEST, math.inf),
+    "scale": ("float64", "F", SMALLEST, math.inf),
+    "shift": ("float64", "F", -math.inf, math.inf),
+    "output_scale": ("float64", "2T", -math.inf, math.inf),
+    "coefficients": ("float64", "FT", -math.inf, math.inf),
+    "intercepts": ("float64", "T", -math.inf, math.inf),
+    "share": ("float64", "T", 0, 1),
+    "search.points": ("float32", "nF", -math.inf, math.inf),
+    "search.data": ("float64", "s", -math.inf, math.inf),
+    "search.indices": ("int", "s", 0, math.inf),
+    "search.indptr": ("int", "r", 0, math.inf),
+    "given.data": ("float64", "e", 0, math.inf),
+    "given.indices": ("int", "e", 0, math.inf),
+    "given.indptr": ("int", "q", 0, math.inf),
+    "given.digests": ("int64", "n2", -math.inf, math.inf),
+    "given.degree": ("float64", "n", 0, math.inf),
+    "of.label_distributions_": ("float64", "NT", 0, 1),
+    "of.transduction_": ("float64", "NT", -math.inf, math.inf),
+    "members.memories.sent": ("float32", "nC", -math.inf, math.inf),
+    "members.memories.sums": ("float64", "HKV", -math.inf, math.inf),
+    "members.memories.moments": ("float64", "HmV", -math.inf, math.inf),
+    "members.memories.keys": ("float32", "pHC", -math.inf, math.inf),
+    "members.memories.values": ("float32", "pHC", -math.inf, math.inf),
+    "members.memories.weight": ("float32", "p", 0, math.inf),
+}
 
 
 def save_estimator(estimator: DIFFormerEstimator, folder: str | Path) -> None:
@@ -58,13 +140,13 @@ def save_estimator(estimator: DIFFormerEstimator, folder: str | Path) -> None:
     folder = Path(folder)
     fitted = estimator.fitted_
     model: Any = fitted.members[0].model
-    params = {name: _plain(value) for name, value in estimator.get_params(deep=False).items()}
+    facts = [*FACTS, "one_column_"]
     description: dict[str, Any] = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "estimator": type(estimator).__name__,
-        "params": params,
-        "facts": {name: getattr(estimator, name) for name in FACTS if hasattr(estimator, name)},
+        "params": {name: _plain(value) for name, value in estimator.get_params(deep=False).items()},
+        "facts": {name: getattr(estimator, name) for name in facts if hasattr(estimator, name)},
         "model": {name: _plain(value) for name, value in model.config.items()},
         "members": len(fitted.members),
         "softmax": fitted.softmax,
@@ -81,6 +163,7 @@ def save_estimator(estimator: DIFFormerEstimator, folder: str | Path) -> None:
         array = getattr(estimator, name, None)
         if array is not None and array.dtype == np.float64:
             tensors[f"of.{name}"] = torch.from_numpy(array.copy())
+            description["rows"] = len(array)
     content = save_tensors(tensors, metadata={"format": FORMAT})
     # Both files are complete in memory before the first is written.
     text = (json.dumps({**description, HASH: _digest(description, content)}, indent=2) + "\n").encode()
@@ -101,86 +184,166 @@ def load_estimator(folder: str | Path, *, diffusivity: Diffusivity | None = None
         FileNotFoundError: If a file is missing.
         PretrainedError: If a file is damaged, of another program, or of another version of the format.
     """
-    from difformer import estimators
-
     folder = Path(folder)
     description, tensors = _read(folder)
     try:
-        if description["estimator"] not in ESTIMATORS:
-            raise UserError(f"unknown estimator {description['estimator']!r}; expected one of {', '.join(ESTIMATORS)}")
-        kind = getattr(estimators, description["estimator"])
-        params, config = description["params"], description["model"]
-        named = config["diffusivity"]
-        if diffusivity is None and isinstance(named, dict):
-            raise PretrainedError(
-                f"{folder}: the estimator was fitted with a custom diffusivity, {named['own']!r}, which a file cannot "
-                f"hold; pass it again: from_pretrained(folder, diffusivity=…)"
-            )
-        if diffusivity is not None:
-            params["diffusivity"] = config["diffusivity"] = diffusivity
-        if isinstance(params.get("class_weight"), dict):
-            weights = params["class_weight"]
-            params["class_weight"] = dict(zip(weights["labels"], weights["weights"], strict=True))
-        estimator: Any = kind(**params)
-        for name, value in _facts(description).items():
-            setattr(estimator, name, value)
-        for name in ARRAYS:
-            if f"of.{name}" in tensors:
-                setattr(estimator, name, tensors.pop(f"of.{name}").numpy())
-        estimator.fitted_ = _context(description, tensors, polynomial=params["backend"] == "polynomial")
-        _check_sizes(estimator, config)
-    except PretrainedError:
-        raise
+        return _estimator(description, tensors, diffusivity)
+    except PretrainedError as error:
+        raise PretrainedError(f"{folder}: {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError, OverflowError) as error:
+        found = str(error).replace("\n", " ")[:500]
         raise PretrainedError(
-            f"{folder}: damaged, or not an estimator of this version of difformer: {error}"
+            f"{folder}: damaged, or not written by this version of difformer: {found}; fit and save the estimator again"
         ) from error
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    for name in (DESCRIPTION, TENSORS):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"{folder / name} is missing; a saved estimator is {DESCRIPTION} and {TENSORS} in one folder"
+            )
+    path = folder / DESCRIPTION
+    try:
+        description = read_json(path)
+    except RunFolderError as error:
+        raise PretrainedError(f"{path}: damaged: {error}") from error
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise PretrainedError(f'{path}: not a saved estimator (no "format": "{FORMAT}" in it)')
+    version = description.get("format_version")
+    if type(version) is not int or version != FORMAT_VERSION:
+        newer = type(version) is int and version > FORMAT_VERSION
+        raise PretrainedError(
+            f"{path}: written in format version {reprlib.repr(version)}; this difformer reads version "
+            f"{FORMAT_VERSION}: {'upgrade difformer' if newer else 'fit and save the estimator again'}"
+        )
+    content = (folder / TENSORS).read_bytes()
+    if description.pop(HASH, None) != _digest(description, content):
+        raise PretrainedError(
+            f"{folder}: damaged: {DESCRIPTION} and {TENSORS} do not belong together; saving was interrupted, or a file "
+            f"was changed. Save the estimator again"
+        )
+    try:
+        return description, load_tensors(content)
+    except SafetensorError as error:
+        raise PretrainedError(f"{folder / TENSORS}: damaged: {error}; save the estimator again") from error
+
+
+def _estimator(description: dict[str, Any], tensors: dict[str, Tensor], own: Diffusivity | None) -> DIFFormerEstimator:
+    from difformer import estimators
+
+    name: Any = description.get("estimator")
+    one_of(*ESTIMATORS).check("estimator", name)
+    optional = {"feature_names_in_": LABELS, "rows": COUNT}
+    rules = {**ENTRIES, **{key: rule for key, rule in optional.items() if key in description}, **ESTIMATORS[name]}
+    check_all(rules, description)
+    params, config, facts = description["params"], description["model"], description["facts"]
+    if own is not None:
+        params["diffusivity"] = config["diffusivity"] = own
+    elif isinstance(named := config.get("diffusivity"), dict):
+        raise PretrainedError(
+            f"the estimator was fitted with a custom diffusivity, {named.get('own')!r}, which a file cannot hold; pass "
+            f"it again: from_pretrained(folder, diffusivity=…)"
+        )
+    regressor, classifier = name == "DIFFormerRegressor", name == "DIFFormerClassifier"
+    check_all({**PARAMS, **({"class_weight": CLASS_WEIGHT} if classifier else {})}, params, "params.")
+    check_all({**FACTS, **({"one_column_": FLAG} if regressor else {})}, facts, "facts.")
+    check_all(MODEL, config, "model.")
+    for said in (params, config):
+        as_diffusivity(said["diffusivity"])
+    _check_tensors(description, tensors)
+    if isinstance(weights := params.get("class_weight"), dict):
+        params["class_weight"] = dict(zip(weights["labels"], weights["weights"], strict=True))
+    estimator: Any = getattr(estimators, name)(**params)
+    for text in TEXTS:
+        if text in description:
+            facts[text] = _labels(text, **description[text])
+    for fact, value in facts.items():
+        setattr(estimator, fact, value)
+    for array in ARRAYS:
+        if f"of.{array}" in tensors:
+            setattr(estimator, array, tensors.pop(f"of.{array}").numpy())
+    fitted = estimator.fitted_ = _predictor(description, tensors)
+    if classifier:
+        if len(estimator.classes_) != config["out_channels"]:
+            raise UserError(f"there are {len(estimator.classes_)} classes_ and {config['out_channels']} outputs")
+        estimator.transduction_ = estimator.classes_[estimator.label_distributions_.argmax(1)]
+        estimator.temperature_ = float(fitted.temperature)
+    row = np.zeros((1, config["in_channels"])) if fitted.scaling.shift is None else fitted.scaling.shift[None]
+    trial = fitted.outputs(row, None if fitted.given is None else sparse.csr_array((1, fitted.given.degree.numel())))
+    if not np.isfinite(trial).all():
+        raise UserError("the weights give predictions that are not finite")
     return estimator
 
 
-def _facts(description: dict[str, Any]) -> dict[str, Any]:
-    """Fitted attributes, each known by name and of its type."""
-    facts = dict(description["facts"])
-    for name, value in facts.items():
-        if (
-            name not in FACTS
-            or not isinstance(value, FACTS[name])
-            or isinstance(value, bool) != (FACTS[name] == (bool,))
-        ):
-            raise UserError(f"unexpected fact {name!r} = {value!r}; known are {', '.join(FACTS)}")
-    for name in TEXTS:
-        if name in description:
-            facts[name] = _labels(name, **description[name])
-    return facts
+def _check_tensors(description: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Every tensor is known, all that are needed are there, and each has its dtype, shape and range."""
+    config, facts, estimator = description["model"], description["facts"], description["estimator"]
+    regressor, graph, wide = estimator == "DIFFormerRegressor", facts["graph_"], description["sparse_shape"]
+    if (graph == "knn") != (description["neighbours"] is not None) or (wide is not None and graph != "knn"):
+        raise UserError(f"graph_ is {graph!r}, but there are {description['neighbours']} neighbours")
+    needed = {"temperature", "scale"}
+    needed |= {"of.transduction_", "output_scale", "coefficients", "intercepts", "share"} if regressor else set()
+    needed |= {"of.label_distributions_"} if estimator == "DIFFormerClassifier" else set()
+    needed |= {"output_scale"} if not description["softmax"] else set()
+    if graph == "knn":
+        needed |= {f"search.{part}" for part in ("points",) if wide is None}
+        needed |= {f"search.{part}" for part in ("data", "indices", "indptr") if wide is not None}
+    elif graph == "given":
+        needed |= {f"given.{part}" for part in ("data", "indices", "indptr", "digests", "degree")}
+    sizes = {
+        "2": 2, "F": facts["n_features_in_"], "T": config["out_channels"], "H": config["num_heads"],
+        "C": config["hidden_channels"], "V": 1 + config["hidden_channels"],
+        "K": 1 + (0 if config["diffusivity"] == "constant" else config["hidden_channels"]),
+    }  # fmt: skip
+    sizes |= {"N": description["rows"]} if "rows" in description else {}
+    sizes |= {"n": wide[0], "r": wide[0] + 1} if wide is not None else {}
+    if config["in_channels"] != sizes["F"] or (wide is not None and wide[1] != sizes["F"]):
+        raise UserError(f"{sizes['F']} columns were fitted, but the model has {config['in_channels']}")
+    for name in sorted(needed | set(tensors)):
+        short = re.sub(r"\.\d+(?=\.)", "", name)
+        if name not in tensors:
+            raise UserError(f"tensor {name} is missing")
+        if name not in needed and not short.startswith("members.") and name != "shift":
+            raise UserError(f"tensor {reprlib.repr(name)[1:-1]} is unknown")
+        value, weights = tensors[name], short.startswith("members.model.")
+        dtype, axes, low, high = ("float64", "", -math.inf, math.inf) if weights else TENSOR_RULES[short]
+        if not str(value.dtype).removeprefix("torch.").startswith(dtype):
+            raise UserError(f"{name} must hold {dtype}, got {value.dtype}")
+        if name == "of.transduction_" and facts["one_column_"]:
+            axes = "N"
+        expected = [sizes.setdefault(axis, size) for axis, size in zip(axes, value.shape, strict=False)]
+        if not weights and (value.ndim != len(axes) or list(value.shape) != expected):
+            shape = ", ".join(str(sizes.get(axis, "any")) for axis in axes)
+            raise UserError(f"{name} must have shape ({shape}), got {tuple(value.shape)}")
+        if value.numel() and not (value.isfinite().all() and value.min() >= low and value.max() <= high):
+            span = " above 0" if low == SMALLEST else f" of at least {low:g}" if low == 0 and high > 1 else ""
+            span = f" from {low:g} to {high:g}" if high < math.inf else span
+            found = f"{float(value.min()):g} to {float(value.max()):g}"
+            raise UserError(f"{name} must be finite numbers{span}, got {found}")
+        if short == "members.memories.sums" and not (value[:, 0, 0] > 0).all():
+            raise UserError(f"{name} must count a positive number of rows")
+    rows, fitted = sizes.get("N"), sizes.get("n")
+    if rows is not None and fitted is not None and (rows < fitted or (graph == "given" and rows != fitted)):
+        raise UserError(f"there are {fitted} rows with a graph and {rows} fitted rows")
+    if "output_scale" in tensors and not (tensors["output_scale"][1] > 0).all():
+        raise UserError("output_scale must hold deviations above 0")
+    chances = tensors.get("of.label_distributions_")
+    if chances is not None and not ((chances.sum(1) - 1).abs() < 1e-6).all():
+        raise UserError("label_distributions_ of a row must add up to 1")
 
 
 def _labels(name: str, dtype: str, values: list[Any]) -> np.ndarray[Any, Any]:
     """Labels or names; the length of texts is that of the longest, whatever the file claims."""
-    if not isinstance(dtype, str) or len(dtype) > 16 or not isinstance(values, list):
-        raise UserError(f"{name} must have a dtype and a list of values, got dtype {str(dtype)[:40]!r}")
-    kind = dtype.lstrip("<>|=")[:1]
-    if kind == "O":
-        return np.array(values, dtype=object)
-    if kind not in LABEL_KINDS:
-        raise UserError(f"{name} cannot be of dtype {dtype!r}")
-    return np.array(values, dtype=kind if kind in "US" else dtype)
-
-
-def _check_sizes(estimator: Any, config: dict[str, Any]) -> None:
-    """What the files say about numbers of columns, classes and rows must agree."""
-    columns, outputs = estimator.n_features_in_, config["out_channels"]
-    said = {"model": config["in_channels"], "scale": estimator.fitted_.scale.numel()}
-    if hasattr(estimator, "feature_names_in_"):
-        said["feature_names_in_"] = len(estimator.feature_names_in_)
-    if any(count != columns for count in said.values()):
-        raise UserError(f"{columns} columns were fitted, but there are {said}")
-    if hasattr(estimator, "classes_"):
-        if len(estimator.classes_) != outputs:
-            raise UserError(f"there are {len(estimator.classes_)} classes and {outputs} outputs")
-        if estimator.label_distributions_.ndim != 2 or estimator.label_distributions_.shape[1] != outputs:
-            raise UserError(f"label_distributions_ has shape {estimator.label_distributions_.shape}")
-        estimator.transduction_ = estimator.classes_[estimator.label_distributions_.argmax(1)]
-        estimator.temperature_ = float(estimator.fitted_.temperature)
+    kind = dtype.lstrip("<>|=")[0]
+    array = np.array(values, dtype=object if kind == "O" else kind if kind == "U" else dtype)
+    if json.dumps(plain_list(array)) != json.dumps(values):
+        raise UserError(f"{name} must be values of dtype {dtype}, got {reprlib.repr(values)}")
+    if name == "feature_names_in_" and not all(isinstance(value, str) for value in values):
+        raise UserError(f"{name} must be texts, got {reprlib.repr(values)}")
+    if name == "classes_" and not np.array_equal(np.unique(array), array):
+        raise UserError(f"{name} must be different labels in order, got {reprlib.repr(values)}")
+    return array
 
 
 def plain_list(array: np.ndarray[Any, Any]) -> list[Any]:
@@ -195,97 +358,57 @@ def _plain(value: Any) -> Any:
         return value.name if value.is_named() else {"own": value.name}
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, torch.device):
+        return str(value)
     if isinstance(value, Mapping):  # class_weight; JSON would turn its labels into texts
         return {"labels": [_plain(label) for label in value], "weights": [float(weight) for weight in value.values()]}
     return value if value is None or isinstance(value, str | int | float | bool) else None
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    for name in (DESCRIPTION, TENSORS):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(
-                f"{folder / name} is missing; a saved estimator is {DESCRIPTION} and {TENSORS} in one folder"
-            )
-    path = folder / DESCRIPTION
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PretrainedError(f"{path}: damaged: {error}") from error
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise PretrainedError(f'{path}: not a saved estimator (no "format": "{FORMAT}" in it)')
-    version = description.get("format_version")
-    if not isinstance(version, int) or version != FORMAT_VERSION:
-        newer = isinstance(version, int) and version > FORMAT_VERSION
-        raise PretrainedError(
-            f"{path}: written in format version {version!r}; this difformer reads version {FORMAT_VERSION}: "
-            f"{'upgrade difformer' if newer else 'fit and save the estimator again'}"
-        )
-    content = (folder / TENSORS).read_bytes()
-    if description.get(HASH) != _digest(description, content):
-        raise PretrainedError(
-            f"{folder}: damaged: {DESCRIPTION} and {TENSORS} do not belong together; saving was interrupted, or a file "
-            f"was changed. Save the estimator again"
-        )
-    try:
-        return description, load_tensors(content)
-    except SafetensorError as error:
-        raise PretrainedError(f"{folder / TENSORS}: damaged: {error}") from error
-
-
-def _context(description: dict[str, Any], tensors: dict[str, Tensor], *, polynomial: bool) -> Predictor:
+def _predictor(description: dict[str, Any], tensors: dict[str, Tensor]) -> Predictor:
+    config, k, shape = description["model"], description["neighbours"], description["sparse_shape"]
     shift = tensors.get("shift")
-    scaling = Scaling(None if shift is None else shift.numpy(), tensors["scale"].numpy())
     search: Search | None = None
-    k, rows = description["neighbours"], None
-    if description["sparse_shape"] is not None:
-        shape = tuple(int(size) for size in description["sparse_shape"])
-        search, rows = SparseRowSearch(_csr(tensors, "search", shape), k), shape[0]
-    elif k is not None:
-        search, rows = RowSearch(tensors["search.points"], k), tensors["search.points"].shape[0]
-    if rows is not None and not 1 <= k <= rows:
-        raise UserError(f"{k} neighbours are asked of {rows} rows")
     given = None
-    if "given.degree" in tensors:
-        rows = tensors["given.degree"].numel()
-        digests = tensors["given.digests"].numpy().view(np.uint64)
-        if digests.shape != (rows, 2):
-            raise UserError(f"given.digests has shape {digests.shape}, expected ({rows}, 2)")
-        given = GivenGraph(_csr(tensors, "given", (rows, rows)), digests, directed=bool(description["directed"]))
+    if k is not None:
+        search = (
+            RowSearch(tensors["search.points"], k) if shape is None
+            else SparseRowSearch(_csr(tensors, "search", tuple(shape)), k)
+        )  # fmt: skip
+        rows = tensors["search.points"].shape[0] if shape is None else shape[0]
+        if k > rows:
+            raise UserError(f"{k} neighbours are asked of {rows} rows")
+    elif "given.degree" in tensors:
+        matrix = _csr(tensors, "given", (tensors["given.degree"].numel(),) * 2)
+        if not description["directed"] and (matrix != matrix.T).nnz:
+            raise UserError("given.data must weigh both directions of an edge equally, unless directed is true")
+        given = GivenGraph(matrix, tensors["given.digests"].numpy().view(np.uint64), directed=description["directed"])
     fitted = Predictor(
-        scaling,
+        Scaling(None if shift is None else shift.numpy(), tensors["scale"].numpy()),
         search=search,
         given=given,
-        softmax=bool(description["softmax"]),
+        softmax=description["softmax"],
         temperature=float(tensors["temperature"]),
         output_scale=tensors.get("output_scale"),
-        linear=_linear(tensors, description["model"]),
+        linear=LinearPart(*(tensors[name] for name in ("coefficients", "intercepts", "share")))
+        if "coefficients" in tensors
+        else None,
     )
     numbers = {name.split(".")[1] for name in tensors if name.startswith("members.")}
     if numbers != {str(number) for number in range(len(numbers))} or description["members"] != len(numbers):
         raise UserError(f"{description['members']} members are described, {len(numbers)} are there")
+    polynomial = description["params"]["backend"] == "polynomial"
     for number in range(len(numbers)):
-        start = f"members.{number}."
-        own = {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
-        fitted.members.append(_member(description["model"], own, polynomial, rows))
-    kept = fitted.state_dict()
-    strangers = set(tensors) ^ set(kept)
-    if strangers:
-        raise UserError(f"missing or unknown tensors: {', '.join(sorted(strangers)[:5])}")
-    for name, value in kept.items():
-        if value.is_floating_point() and not torch.isfinite(value).all():
-            raise UserError(f"{name} is not finite")
+        own = _below(tensors, f"members.{number}.")
+        fitted.members.append(_member(config, own, DEFAULT_TOL if polynomial else None, search or given))
+    for name, value in fitted.state_dict().items():
+        if name not in tensors or not torch.equal(value, tensors[name]):
+            raise UserError(f"tensor {name} {'does not fit the others' if name in tensors else 'is missing'}")
     return fitted
 
 
-def _linear(tensors: dict[str, Tensor], config: dict[str, Any]) -> LinearPart | None:
-    if "coefficients" not in tensors:
-        return None
-    columns, targets = config["in_channels"], config["out_channels"]
-    shapes = {"coefficients": (columns, targets), "intercepts": (targets,), "share": (targets,)}
-    for name, shape in shapes.items():
-        if tensors[name].shape != shape:
-            raise UserError(f"{name} has shape {tuple(tensors[name].shape)}, expected {shape}")
-    return LinearPart(*(tensors[name] for name in shapes))
+def _below(tensors: Mapping[str, Tensor], start: str) -> dict[str, Tensor]:
+    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
 
 
 def _csr(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Any:
@@ -296,50 +419,33 @@ def _csr(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Any:
     return matrix
 
 
-def _member(config: dict[str, Any], tensors: dict[str, Tensor], polynomial: bool, rows: int | None) -> Member:
-    weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+def _member(config: dict[str, Any], tensors: dict[str, Tensor], tol: float | None, graph: Any) -> Member:
+    weights = _below(tensors, "model.")
     # Sizes are checked against the tensors before anything is made of them.
     layers = {name.split(".")[1] for name in weights if name.startswith(("layers.", "norms."))}
     if config["num_layers"] != len(layers):
         raise UserError(f"num_layers is {config['num_layers']}, but there are weights of {len(layers)} layers")
-    # The diffusivity is made outside, because it is probed with numbers when it is made; None is no diffusivity.
-    diffusivity = None if config["diffusivity"] is None else as_diffusivity(config["diffusivity"])
+    # The diffusivity is made outside, because it is probed with numbers when it is made.
+    with_diffusivity = {**config, "diffusivity": as_diffusivity(config["diffusivity"])}
     with torch.device("meta"):
-        model = DIFFormer(**{**config, "diffusivity": diffusivity}).double().eval()
+        model = DIFFormer(**with_diffusivity).double().eval()
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False)
     memories = []
     for k, layer in enumerate(model.layers):
         assert isinstance(layer, DIFFormerConv)
-        start = f"memories.{k}."
-        kept = {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
-        _check_memory(kept, layer, rows)
-        memories.append(Memory(kept, layer, DEFAULT_TOL if polynomial else None))
+        kept = _below(tensors, f"memories.{k}.")
+        summary = {"keys", "values"}
+        if layer.diffusivity is None or layer.form == "identity":
+            summary = set()
+        elif layer.form in ("simple", "constant"):
+            summary = {"sums"}
+        elif tol is not None:
+            summary = {"moments"}
+        optional = {"sent"} if graph is not None else set()
+        optional |= {"weight"} if "keys" in summary else set()
+        if not summary <= kept.keys() <= summary | optional:
+            expected = ", ".join(sorted(summary)) or "nothing"
+            raise UserError(f"layer {k} must keep {expected} of its population, got {', '.join(sorted(kept))}")
+        memories.append(Memory(kept, layer, tol))
     return Member(model, memories)
-
-
-def _check_memory(kept: dict[str, Tensor], layer: DIFFormerConv, rows: int | None) -> None:
-    """Shapes of what a layer keeps of `rows` fitted rows; heads and channels are those of the layer."""
-    heads, width = layer.num_heads, layer.out_channels
-    keys = 1 + (width if layer.query is not None else 0)
-    expected: dict[str, tuple[int | None, ...]] = {
-        "sent": (rows, width),
-        "sums": (heads, keys, 1 + width),
-        "moments": (heads, None, 1 + width),
-        "keys": (None, heads, width),
-        "values": (None, heads, width),
-        "weight": (None,),
-    }
-    for name, value in kept.items():
-        shape = expected[name]
-        if len(shape) != value.ndim or any(b is not None and a != b for a, b in zip(value.shape, shape, strict=True)):
-            raise UserError(f"{name} of a layer has shape {tuple(value.shape)}, expected {shape}")
-    if "sent" in kept and rows is None:
-        raise UserError("a layer holds values of fitted rows, but there is no graph")
-    if len({len(kept[name]) for name in ("keys", "values", "weight") if name in kept}) > 1:
-        raise UserError("keys, values and weights of a layer are not of the same number of rows")
-    summary = set(kept) - {"sent"}
-    infers = layer.diffusivity is not None and layer.form != "identity"
-    known = ({"sums"}, {"moments"}, {"keys", "values"}, {"keys", "values", "weight"}) if infers else (set(),)
-    if summary not in known:
-        raise UserError(f"a layer keeps {sorted(summary) or 'nothing'} of its population")

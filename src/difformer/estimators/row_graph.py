@@ -173,7 +173,8 @@ def _from_array(graph: Any, shape: tuple[int, int], fitted: int | None) -> Any:
         if note is not None:
             warnings.warn(note.replace("edge_index", "graph"), UserWarning, stacklevel=5)
         return _from_index(ends, shape, fitted)
-    raise UserError(_size(f"an array of shape {array.shape}, {array.dtype}", shape, fitted), argument="graph")
+    got = f"an array of shape {array.shape} and {array.dtype}" if array.ndim == 2 else f"a {type(graph).__name__}"
+    raise UserError(_size(got, shape, fitted), argument="graph")
 
 
 def _from_torch(graph: Tensor) -> Any:
@@ -202,6 +203,7 @@ def _size(got: str, shape: tuple[int, int], fitted: int | None) -> str:
             f"the edges from the {fitted} fitted rows to row i of X, or an edge_index (2, E), fitted rows first"
         )
     return (
-        f"graph has the wrong size: got {got}; expected a matrix of shape {shape} whose entry i, j weighs the edge "
-        f"i → j, or an edge_index of shape (2, E). For folds of a table use graph=RowGraph(X, graph)"
+        f"graph has the wrong size: got {got}; expected a matrix of shape {shape} (array or scipy sparse matrix) whose "
+        f"entry i, j weighs the edge i → j, or an edge_index of shape (2, E) of whole numbers. For folds of a table "
+        f"use graph=RowGraph(X, graph)"
     )

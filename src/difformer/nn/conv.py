@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import warnings
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from difformer.nn.structure import Structure, as_structure
 
 QK_NORMS = ("row", "global", "none")
 INITIALISATIONS = ("identity", "torch")
+LARGEST_SOURCE = 1e6  # far beyond any useful β, and far below what overflows a float32
 
 
 class DIFFormerConv(nn.Module):
@@ -98,8 +98,10 @@ class DIFFormerConv(nn.Module):
         for name, count in (("in_channels", in_channels), ("out_channels", out_channels), ("num_heads", num_heads)):
             if name != "in_channels" or count != -1:
                 check_count(name, count)
-        if not math.isfinite(source_weight):
-            raise UserError(f"source_weight must be a finite number, got {source_weight!r}")
+        if not abs(source_weight) <= LARGEST_SOURCE:
+            raise UserError(
+                f"source_weight must be a finite number, got {source_weight!r}; at most {LARGEST_SOURCE:g} in size"
+            )
         if not 0 < step_size <= 1:
             raise UserError(f"step_size must lie in (0, 1], got {step_size!r}")
         if graph_weight is not None and not 0 <= graph_weight <= 1:

@@ -26,6 +26,7 @@ import numpy as np
 from difformer.data import load_splits
 from difformer.errors import UserError
 from difformer.files import RunFolderError
+from difformer.report import ATTENTION_OFF
 from difformer.training.record import spread
 from difformer.training.run_folder import RunFolder
 
@@ -154,23 +155,14 @@ def _judged(one: Paired, p: float | None, higher: bool, against: str) -> Paired:
 
 @dataclass(frozen=True)
 class Side:
-    """One run of a comparison.
+    """One run of a comparison."""
 
-    Args:
-        path: Its folder.
-        name: What tables call it.
-        model: Its model.
-        values: Test metric by (seed, split).
-        means: Mean and sample deviation on every part.
-        seconds: Mean training time per seed.
-    """
-
-    path: Path
-    name: str
-    model: str
-    values: dict[tuple[int, str], float]
-    means: dict[str, tuple[float, float]]
-    seconds: float
+    path: Path  # its folder
+    name: str  # what tables call it
+    model: str  # its model
+    values: dict[tuple[int, str], float]  # test metric by (seed, split)
+    means: dict[str, tuple[float, float]]  # mean and sample deviation on every part
+    seconds: float  # mean training time per seed
 
 
 @dataclass(frozen=True)
@@ -221,6 +213,18 @@ def compare_runs(runs: Sequence[RunFolder | str | Path]) -> Comparison:
     raw = [_pair(sides[0], side, ratio, better) for side in sides[1:]]
     against = judge(raw, better, against="the first run")
     return Comparison(summaries[0].metric, better, tuple(sides), against, _differing(folders), _notes(folders, against))
+
+
+def attention_off(folder: RunFolder) -> str:
+    """The run against the one with attention off that was trained beside it, in a sentence; empty without one."""
+    beside = folder.path.with_name(f"{folder.path.name}-{ATTENTION_OFF}")
+    try:
+        found = compare_runs([beside, folder])
+    except (UserError, OSError):
+        return ""
+    off, on = (side.means["test"][0] for side in found.sides)
+    verdict = found.against_first[0].verdict.replace("the first run", "attention off")
+    return f"With attention off, test {found.metric} is {off:.4f}, with attention {on:.4f}: {verdict}."
 
 
 def _names(folders: Sequence[RunFolder]) -> list[str]:

@@ -20,11 +20,13 @@ import torch
 from difformer.data import Task
 from difformer.files import csv_text, finite, write_bytes
 from difformer.report import plots, sections
+from difformer.report.comparison import attention_off
 from difformer.report.explanation import PARTS, Explanation, Place, explain_nodes, worth_explaining
 from difformer.report.gather import Material, Scene, gather, is_diffusion, make_scene, shortened
 from difformer.report.layers import layer_energies, uniform_note, verdict, within_classes
 from difformer.report.maps import Map, graphs_map, nodes_of_graph_map, scene_map
 from difformer.report.quality import ErrorList, baselines, calibration, column_importance, errors, quality
+from difformer.training.metrics import protocol_text
 from difformer.training.run_folder import RunFolder
 
 NAME = "report.html"
@@ -90,7 +92,9 @@ def write_report(
     energies = layer_energies(scene, material.classes) if scene is not None and diffuses else None
     latent, shown = maps[-1].latent, maps[-1].shown
     attention = within_classes(scene, latent, shown, material.classes)
-    even = uniform_note(maps[-1].data["uniform"], latent, None if attention is None else attention.chance)
+    even = uniform_note(
+        maps[-1].data["uniform"], latent, None if attention is None else attention.chance, attention_off(folder)
+    )
     options = folder.about["model"].get("options", {})
     said = ""
     if energies is not None and scene is not None:
@@ -112,13 +116,14 @@ def write_report(
     if energies is not None:
         drawn |= plots.energies(energies)
     drawn |= {f"explanation-{i}": plots.explanation(one) for i, one in enumerate(explanations) if one.steps}
-    warnings = sections.warnings_of(material, base, found, energies, said, even)
+    warnings = sections.warnings_of(material, base, found, energies, said)
     answer = sections.answer(material, base)
     context = {
         "title": f"{folder.config.model} on {folder.about['data']['task']}", "navigation": NAVIGATION,
         "answer": answer, "cards": sections.cards(material, base, sure), "warnings": warnings, "material": material,
         "folder": folder, "about": folder.about, "task": material.task, "kind": material.task.kind, "metric": metric,
-        "settings": {**options, **folder.about["training"]}, "thinned": thinned, "found": found, "calibration": sure,
+        "protocol": protocol_text(material.task.protocol, metric), "settings": {**options, **folder.about["training"]},
+        "thinned": thinned, "found": found, "calibration": sure,
         "errors": wrong, "errors_csv": _csv_link(wrong), "importance": columns, "figures": drawn, "scene": scene,
         "maps": maps, "missing": sections.why_no_pairs(scene), "within": attention, "even": even, "verdict": said,
         "energies": energies, "explanations": explanations, "parts": PARTS, "diffuses": diffuses,
@@ -134,11 +139,7 @@ def write_report(
 
 
 def _libraries() -> tuple[str, Any]:
-    """Plotly's whole program, and jinja2 with this page's files.
-
-    Raises:
-        ImportError: If one of them is not installed, naming the extra.
-    """
+    """Plotly's whole program, and jinja2 with this page's files."""
     try:
         import jinja2
         from plotly.offline import get_plotlyjs

@@ -13,7 +13,7 @@ from difformer.attention import explain
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.report.gather import Material, Scene, encoder_of
 from difformer.report.layers import ALIKE, LayerEnergies, smoothed_layers, why_no_attention
-from difformer.report.quality import Baseline, Calibration
+from difformer.report.quality import FIT_SPLITS, Baseline, Calibration
 from difformer.training.run_memory import saved_bytes
 from difformer.training.trained_run import Loaded
 
@@ -29,10 +29,12 @@ def answer(material: Material, base: Sequence[Baseline]) -> str:
     summary, part, task = material.folder.summary(), material.part, material.task
     what = {"nodes": "instances", "series": "snapshots", "graphs": "graphs"}[task.kind]
     others = " and ".join(f"{one.name} gives {one.mean:.4f}" for one in base if one.mean == one.mean)
+    splits = len({result["split"] for result in summary.results})
+    where = "split" if splits == 1 else "splits" if splits <= FIT_SPLITS else f"first {FIT_SPLITS} splits"
     direction = "" if summary.higher_is_better else " (lower is better)"
     return (
         f"On {material.rows.numel():,} {part} {what} {material.folder.config.model} reaches {summary.metric} "
-        f"{value_of(material)}{direction}{f'; {others} on the same split' if others else ''}."
+        f"{value_of(material)}{direction}{f'; {others} on the same {where}' if others else ''}."
     )
 
 
@@ -75,7 +77,6 @@ def warnings_of(
     found: dict[str, Any],
     energies: LayerEnergies | None,
     verdict: str,
-    uniform: str,
 ) -> list[str]:
     """What a reader should know before believing the page, in plain words."""
     summary, part = material.folder.summary(), material.part
@@ -105,8 +106,6 @@ def warnings_of(
     collapsed = energies is not None and (smoothed_layers(energies) or energies.spread[0] < ALIKE)
     if collapsed and not any("ollapsed states" in one for one in said):
         said.append(f"Collapsed states: {verdict}")
-    if uniform:
-        said.append(uniform)
     if found["kind"] == "classes" and found["seeds"]:
         rare = [r for r in found["table"] if r["number"] and r["predicted_in"] < found["seeds"]]
         for row in rare[:3]:
@@ -139,9 +138,10 @@ def costs(material: Material) -> list[tuple[str, str]]:
     size = sum(p.numel() * p.element_size() for p in held) / MIB
     seeds = f"{len(results)} seed{'s' * (len(results) > 1)}"
     device, threads = run.get("device_name", run["device"]), run.get("threads", "?")
+    threads = f"{threads} thread{'s' * (threads != 1)}"
     found = [
         ("training", f"{seconds:.1f} s, {seeds}, {epochs:,} epochs: {each:.1f} ms each, evaluation included"),
-        ("trained on", f"{device} ({run['device']}), {threads} threads, {how}"),
+        ("trained on", f"{device} ({run['device']}), {threads}, {how}"),
         ("parameters", f"{sum(p.numel() for p in held):,} ({size:.2f} MiB)"),
         *_forward_pass(loaded),
         ("all pairs by", _backend(loaded)),

@@ -42,6 +42,8 @@ class TrainConfig:
         class_weights: Weight classes by the inverse of their number among the training labels.
         loss: ``"auto"`` is cross-entropy, binary cross-entropy or squared error, as the task's problem has it;
             ``"broadcast-mse"`` is what the authors' code computes for series, see `difformer.training.losses`.
+        scale_targets: For regression: whether targets are learnt with mean 0 and deviation 1 over the training part,
+            unless they are near that scale already; outputs, predictions and metrics have the units of the data.
         metric: What is reported and, on validation, chooses the epoch; ``"auto"`` is the task's own.
         readout: For graphs: ``"mean"``, ``"sum"`` or ``"max"`` over their nodes.
         graph: ``"given"`` is the task's own, ``"none"`` leaves it out, ``"knn:K"`` joins every instance to its K
@@ -70,6 +72,7 @@ class TrainConfig:
     label_smoothing: float = 0.0
     class_weights: bool = False
     loss: str = "auto"
+    scale_targets: bool = True
     metric: str = "auto"
     readout: str = "mean"
     graph: str = "given"
@@ -278,6 +281,7 @@ _RULES: dict[str, Rule] = {
     "label_smoothing": _number(lambda v: 0 <= v < 1, "a number in [0, 1)"),
     "class_weights": _FLAG,
     "loss": _choice(LOSSES),
+    "scale_targets": _FLAG,
     "metric": _TEXT,
     "readout": _choice(READOUTS),
     "graph": _TEXT,

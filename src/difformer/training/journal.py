@@ -20,6 +20,7 @@ from difformer.data import Split, Task
 from difformer.errors import UserError
 from difformer.training.callbacks import Callback, EpochEvent
 from difformer.training.config import TrainConfig
+from difformer.training.early_stopping import improves, out_of_patience
 from difformer.training.losses import Loss
 from difformer.training.metrics import Metric, chosen_metric
 from difformer.training.record import Row, RunRecord, Status, warning_signs
@@ -84,35 +85,39 @@ class Journal:
     """Losses, metrics and the best epoch of one run.
 
     Args:
-        task: Whose metric, unless the configuration names another.
+        metric: Chooses the epoch, on validation.
+        task: Whose targets.
         split: Whose parts.
         config: What is trained.
         seed: Of the run.
         epochs: Epochs at most.
         device: Where outputs are.
-        metric: Chooses the epoch instead of the configuration's metric.
     """
 
     def __init__(
         self,
+        metric: Metric,
         task: Task,
         split: Split,
         config: TrainConfig,
         seed: int,
         epochs: int,
         device: torch.device,
-        metric: Metric | None = None,
     ) -> None:
-        self.split, self.config, self.seed, self.epochs = split, config, seed, epochs
-        self.metric = metric or chosen_metric(config, task)
+        self.metric, self.split, self.config, self.seed, self.epochs = metric, split, config, seed, epochs
         # Metrics are counted in double precision, which Apple's GPUs do not have.
-        judge = torch.device("cpu") if device.type == "mps" else device
-        self.parts = {name: (index.to(judge), task.y[index].to(judge)) for name, index in split.parts().items()}
-        self.metric.check(self.parts["valid"][1], task.num_outputs)
+        self.place = place = torch.device("cpu") if device.type == "mps" else device
+        self.parts = {name: (index.to(place), task.y[index].to(place)) for name, index in split.parts().items()}
+        self.chooses = self._check(task.num_outputs)
         self.best_epoch = 0
         self.best: Measured | None = None
         self.history: list[Row] = []
         self.pending: list[Tensor] = []  # losses without a row; kept on the device, so that it is not waited for
+
+    def _check(self, num_outputs: int) -> bool:
+        """Whether there is a validation part to choose the epoch by; refuses one that no output is measured by."""
+        self.metric.check(self.parts["valid"][1], num_outputs)
+        return bool(self.split.valid.numel())
 
     def measure(self, epoch: int, outputs: Tensor) -> Measured:
         """The metric of an epoch's outputs on every part, NaN on one that is empty.
@@ -120,7 +125,7 @@ class Journal:
         Raises:
             NonFiniteOutputError: If an output that is measured is NaN or infinite.
         """
-        outputs = outputs.float().to(self.parts["train"][0].device)
+        outputs = outputs.float().to(self.place)
         values, finite = [], []
         for index, targets in self.parts.values():
             chosen = outputs[index]
@@ -143,17 +148,15 @@ class Journal:
     def judge(self, epoch: int, measured: Measured) -> bool:
         """Whether the epoch is the best so far; without a validation part the last one is."""
         known = None if self.best is None else self.best["valid"]
-        if self.split.valid.numel() and not self.metric.better(measured["valid"], known):
+        if self.chooses and not self.metric.better(measured["valid"], known):
             return False
         self.best_epoch, self.best = epoch, measured
         return True
 
     def out_of_patience(self, epoch: int) -> bool:
         """Whether `patience` epochs have gone by since the best one; asked and answered at evaluated epochs."""
-        patience = self.config.patience
-        if patience is None or self.best is None or epoch % self.config.eval_every:
-            return False
-        return epoch - self.best_epoch >= patience
+        asked = epoch % self.config.eval_every == 0
+        return asked and bool(out_of_patience(epoch, self.best_epoch, self.config.patience))
 
     def write(self, epoch: int, seconds: float, measured: Measured | None = None) -> list[Row]:
         """Rows of all epochs up to `epoch` that have none, the last of them with what was measured.
@@ -266,9 +269,7 @@ class StackJournal:
             1,
         ).all(0)
         self.broken.copy_(torch.where(~finite & (self.broken == 0) & (self.ended == 0), self.clock, self.broken))
-        valid, before = measured[1], self.best[1]
-        better = valid > before if self.metric.higher_is_better else valid < before
-        better |= before.isnan() & ~valid.isnan()
+        better = improves(measured[1], self.best[1], self.metric.higher_is_better)
         for group in self.groups:
             if not group.split.valid.numel():  # nothing to choose by: the last epoch is kept
                 better[group.runs] = True
@@ -281,8 +282,7 @@ class StackJournal:
             keep = better.view(-1, *[1] * (value.dim() - 1))
             self.best_buffers[name].copy_(torch.where(keep, value, self.best_buffers[name]))
         if self.config.patience is not None:
-            # A run whose validation metric was never a number has no best epoch to count from.
-            out = (self.clock - self.best_epoch >= self.config.patience) & (self.best_epoch > 0) & (self.ended == 0)
+            out = out_of_patience(self.clock, self.best_epoch, self.config.patience) & (self.ended == 0)
             self.ended.copy_(torch.where(out, self.clock, self.ended))
 
     def _metric(self, index: Tensor, targets: Tensor, outputs: Tensor) -> Tensor:

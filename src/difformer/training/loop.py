@@ -33,8 +33,8 @@ from difformer.training.devices import resolve
 from difformer.training.feeds import Feed, NodesFeed, Step, make_feed
 from difformer.training.journal import PARTS, Journal, NonFiniteLossError
 from difformer.training.losses import Loss, make_loss
-from difformer.training.metrics import Metric
-from difformer.training.model import acts_alike, build_model, hook
+from difformer.training.metrics import Metric, chosen_metric
+from difformer.training.model import acts_alike, hook, prepared_model
 from difformer.training.optimizer import learning_rate, make_optimizer
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import Row, RunRecord, Status, warning_signs
@@ -100,6 +100,7 @@ class Trainer:
         feed: Used instead of the task's own feed.
         loss: Used instead of the configuration's loss: ``(outputs, targets) -> scalar``.
         metric: Chooses the epoch instead of the configuration's metric.
+        journal: Makes the journal; takes the arguments of `Journal`.
 
     Attributes:
         notes: What the user should know about this run, such as why its epochs could not be recorded.
@@ -117,20 +118,18 @@ class Trainer:
         feed: Feed | None = None,
         loss: Loss | None = None,
         metric: Metric | None = None,
+        journal: Callable[..., Journal] = Journal,
     ) -> None:
         self.task, self.split, self.config, self.seed, self.device = task, split, config, seed, device
-        self.model = build_model(task, config, seed).to(device) if model is None else model
-        if (observe := hook(self.model, "observe")) is not None:
-            observe(task.y.to(device), split.train.to(device))
-        if (observe := hook(self.model, "observe_validation")) is not None:
-            observe(task.y.to(device), split.valid.to(device))
+        self.model = prepared_model(task, split, config, seed, device) if model is None else model
         self.penalty = hook(self.model, "penalty")
         self.feed = make_feed(task, split, config, seed, device, self.model) if feed is None else feed
         self.loss = make_loss(task, split, config, device) if loss is None else loss
         self.optimizer = make_optimizer(self.model, config)
         # A model without parameters is evaluated once.
         self.epochs = config.epochs if self.optimizer is not None else 1
-        self.journal = Journal(task, split, config, seed, self.epochs, device, metric)
+        chosen = metric or chosen_metric(config, task)
+        self.journal = journal(chosen, task, split, config, seed, self.epochs, device)
         self.epoch, self.seconds = 0, 0.0
         self.best_state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         self.notes: list[str] = []
@@ -207,7 +206,7 @@ class Trainer:
                 recorded += step.part * loss.detach()
                 if self.penalty is not None:
                     loss = loss + self.penalty()
-                (loss if step.share == 1.0 else loss * step.share).backward()
+                (loss * step.share).backward()
                 if step.update:
                     self._update()
                     self.optimizer.zero_grad(set_to_none=True)

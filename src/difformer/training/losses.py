@@ -28,6 +28,7 @@ from difformer.errors import UserError
 from difformer.training.config import TrainConfig
 from difformer.training.metrics import broadcast_errors, same_shape
 
+UNIT_SCALE = 4.0  # targets whose deviation is within this factor of 1, and whose mean is within ±1, stay as they are
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> scalar; a `Ratio`, or any function of a caller
 
 
@@ -62,6 +63,8 @@ def make_loss(task: Task, split: Split, config: TrainConfig, device: torch.devic
         return Ratio(lambda o, y: broadcast_errors(o, y).sum(), lambda y: y.new_full((), float(y[..., 0].numel())))
     if task.problem == "regression" and (config.label_smoothing or config.class_weights):
         raise UserError(f"label_smoothing and class_weights are for classes; task {task.name!r} is a regression")
+    if (units := target_units(task.y[split.train], task.num_outputs, task.problem, config)) is not None:
+        return scaled_loss(units[1].to(device))
     weights = None
     if config.class_weights:
         weights = class_weights(task.y[split.train], task.num_outputs).to(device)
@@ -101,6 +104,36 @@ def problem_loss(problem: str, smoothing: float = 0.0, weights: Tensor | None = 
     return Ratio(multiclass, mass)
 
 
+def target_units(
+    targets: Tensor, columns: int, problem: str, config: TrainConfig, summed: Callable[[Tensor], Tensor] = lambda x: x
+) -> tuple[Tensor, Tensor] | None:
+    """Mean and deviation ``[C]`` of the training targets of a regression, in which its outputs are learnt.
+
+    None where nothing is scaled: no regression, switched off, or targets that are near unit scale already. `summed`
+    adds up what several ranks have.
+    """
+    if problem != "regression" or config.loss != "auto" or not config.scale_targets:
+        return None
+    rows = targets.reshape(-1, columns).double()
+    count = summed((~rows.isnan()).sum(0).double()).clamp_min(1)
+    mean = summed(rows.nansum(0)) / count
+    deviation = (summed((rows - mean).square().nansum(0)) / count).sqrt()
+    deviation = torch.where(deviation > 0, deviation, 1.0)
+    near = (mean.abs() <= 1) & (deviation >= 1 / UNIT_SCALE) & (deviation <= UNIT_SCALE)
+    return None if bool(near.all()) else (mean.float(), deviation.float())
+
+
+def scaled_loss(deviation: Tensor) -> Ratio:
+    """Squared error in units of the targets' deviation ``[C]``."""
+
+    def total(outputs: Tensor, targets: Tensor) -> Tensor:
+        scale = deviation if targets.dim() == outputs.dim() else deviation[0]
+        known = ~targets.isnan()
+        return (torch.where(known, same_shape(outputs, targets) - targets, 0.0) / scale).square().sum()
+
+    return Ratio(total, _known)
+
+
 def _known(targets: Tensor) -> Tensor:
     return (~targets.isnan()).sum()
 
@@ -110,15 +143,14 @@ def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.where(known, same_shape(outputs, targets) - targets, 0.0).square().sum()
 
 
-def class_weights(targets: Tensor, classes: int) -> Tensor:
-    """Inverse frequencies of training labels.
+def class_weights(targets: Tensor, classes: int, summed: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+    """Inverse frequencies of training labels; `summed` adds up the counts of several ranks.
 
     Multi-class: n / (C n_c) for each class c, 1 for a class that does not occur. Multi-label: n₋ / n₊ for each column,
     the weight of its positives; 1 for a column without one.
     """
     if targets.is_floating_point():
-        positive, negative = (targets == 1).sum(0), (targets == 0).sum(0)
+        positive, negative = summed(torch.stack([(targets == 1).sum(0), (targets == 0).sum(0)]).double())
         return torch.where((positive > 0) & (negative > 0), negative / positive.clamp_min(1), 1.0).float()
-    known = targets[targets >= 0]
-    count = torch.bincount(known, minlength=classes)
-    return torch.where(count > 0, known.numel() / (classes * count.clamp_min(1)), 1.0).float()
+    count = summed(torch.bincount(targets[targets >= 0], minlength=classes).double())
+    return torch.where(count > 0, count.sum() / (classes * count.clamp_min(1)), 1.0).float()

@@ -22,6 +22,7 @@ With outputs o (logits or values) and targets y, unlabelled entries (-1, NaN) le
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor
 
 from difformer.errors import UserError, did_you_mean
+from difformer.training.early_stopping import improves
 
 if TYPE_CHECKING:
     from difformer.data import Task
@@ -78,9 +80,7 @@ class Metric:
 
     def better(self, value: float, than: float | None) -> bool:
         """Whether a value beats another; anything beats None, and NaN beats nothing."""
-        if value != value:
-            return False
-        return than is None or (value > than if self.higher_is_better else value < than)
+        return bool(improves(value, math.nan if than is None else than, self.higher_is_better))
 
 
 def ratio(counts: Tensor) -> Tensor:
@@ -97,16 +97,20 @@ def right_answers(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([(right & known).sum(), known.sum()]).double()
 
 
+def auc_columns(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and labels ``[N, C]``, a column for every area under a ROC curve."""
+    if targets.is_floating_point():
+        labels = targets.reshape(-1, targets.shape[-1] if targets.dim() > 1 else 1)
+        return outputs.reshape(labels.shape), labels
+    if outputs.shape[-1] == 2:
+        return (outputs[..., 1] - outputs[..., 0]).reshape(-1, 1), one_against_rest(targets, 2)[:, 1:]
+    labels = one_against_rest(targets, outputs.shape[-1])
+    return outputs.reshape(labels.shape).softmax(-1), labels
+
+
 def rocauc(outputs: Tensor, targets: Tensor) -> Tensor:
     """Area under the ROC curve, exact under ties."""
-    if targets.is_floating_point():
-        labels, scores = targets.reshape(-1, targets.shape[-1] if targets.dim() > 1 else 1), outputs
-        scores = scores.reshape(labels.shape)
-    elif outputs.shape[-1] == 2:
-        scores, labels = (outputs[..., 1] - outputs[..., 0]).reshape(-1, 1), one_against_rest(targets, 2)[:, 1:]
-    else:
-        labels = one_against_rest(targets, outputs.shape[-1])
-        scores = outputs.reshape(labels.shape).softmax(-1)
+    scores, labels = auc_columns(outputs, targets)
     at_once = max(1, ENTRIES_AT_ONCE // max(1, labels.shape[0]))
     parts = [column_aucs(s, t) for s, t in zip(scores.split(at_once, 1), labels.split(at_once, 1), strict=True)]
     return torch.cat(parts).nanmean()
@@ -121,8 +125,6 @@ def one_against_rest(targets: Tensor, classes: int) -> Tensor:
 
 def column_aucs(scores: Tensor, labels: Tensor) -> Tensor:
     """AUC of every column of ``[N, C]``; NaN where a column lacks one of the two classes."""
-    if scores.shape[0] == 0:
-        return scores.new_full((scores.shape[1],), torch.nan, dtype=torch.float64)
     values, order = scores.sort(0)
     sorted_labels = labels.gather(0, order)
     positive, negative = sorted_labels == 1, sorted_labels == 0
@@ -149,12 +151,14 @@ def class_counts(outputs: Tensor, targets: Tensor) -> Tensor:
         known = ~targets.isnan()
         predicted, actual = (outputs > 0) & known, (targets > 0.5) & known
         over = tuple(range(targets.dim() - 1))
-        found = [(predicted & actual).sum(over), predicted.sum(over), actual.sum(over)]
-        return torch.stack([*found, torch.ones_like(found[0])]).double()
+        hits = (predicted & actual).sum(over)
+        return torch.stack([hits, predicted.sum(over), actual.sum(over), torch.ones_like(hits)]).double()
     known = targets.reshape(-1) >= 0
     predicted, actual = outputs.argmax(-1).reshape(-1)[known], targets.reshape(-1)[known]
-    found = [torch.bincount(which, minlength=classes) for which in (actual[predicted == actual], predicted, actual)]
-    return torch.stack([*found, torch.zeros_like(found[0])]).double()
+    hits, *found = (
+        torch.bincount(which, minlength=classes) for which in (actual[predicted == actual], predicted, actual)
+    )
+    return torch.stack([hits, *found, torch.zeros_like(hits)]).double()
 
 
 def f1_macro(counts: Tensor) -> Tensor:
@@ -180,18 +184,14 @@ def same_shape(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs
 
 
-def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (same_shape(outputs, targets) - targets)[~targets.isnan()]
+def error_counts(size: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Counts of an error: the sum of the sizes of known errors, and their number."""
 
+    def counts(outputs: Tensor, targets: Tensor) -> Tensor:
+        errors = (same_shape(outputs, targets) - targets)[~targets.isnan()].double()
+        return torch.stack([size(errors).sum(), errors.new_full((), float(errors.numel()))])
 
-def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    errors = _errors(outputs, targets).double()
-    return torch.stack([errors.square().sum(), errors.new_full((), float(errors.numel()))])
-
-
-def absolute_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    errors = _errors(outputs, targets).double()
-    return torch.stack([errors.abs().sum(), errors.new_full((), float(errors.numel()))])
+    return counts
 
 
 def broadcast_errors(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -216,12 +216,12 @@ METRICS: dict[str, Metric] = {
         Metric("rocauc", True, _CLASSES, rocauc, adds=False),
         Metric("f1", True, _CLASSES, class_counts, f1_macro),
         Metric("f1-micro", True, _CLASSES, class_counts, f1_micro),
-        Metric("mse", False, ("regression",), squared_errors, ratio),
-        Metric("mae", False, ("regression",), absolute_errors, ratio),
+        Metric("mse", False, ("regression",), error_counts(torch.square), ratio),
+        Metric("mae", False, ("regression",), error_counts(torch.abs), ratio),
         Metric("broadcast-mse", False, ("regression",), _broadcast_counts, ratio),
     )
 }
-ALIASES = {"roc_auc": "rocauc", "roc-auc": "rocauc", "auc": "rocauc", "f1-macro": "f1"}
+ALIASES = {"roc_auc": "rocauc", "roc-auc": "rocauc", "auc": "rocauc", "acc": "accuracy", "f1-macro": "f1"}
 
 
 def chosen_metric(config: TrainConfig, task: Task) -> Metric:
@@ -231,6 +231,12 @@ def chosen_metric(config: TrainConfig, task: Task) -> Metric:
         UserError: If it cannot measure the task's problem.
     """
     return find_metric(task.metric if config.metric == "auto" else config.metric, task.problem)
+
+
+def protocol_text(protocol: str, metric: str) -> str:
+    """A protocol whose last clause, where it names a metric, names the one that is used."""
+    rest, _, last = protocol.rpartition("; ")
+    return f"{rest}; {metric}" if last in METRICS else protocol
 
 
 def find_metric(name: str, problem: str | None = None) -> Metric:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
 
-from difformer.data import Task
+from difformer.data import Split, Task
 from difformer.errors import UserError
 from difformer.nn import GraphLevel
 from difformer.training.config import TrainConfig
+from difformer.training.losses import target_units
 from difformer.training.randomness import private_rng
 
+UNITS = ("target_mean", "target_deviation")
 # Modules of torch that draw numbers or keep statistics in training mode, whatever their rates are.
 CHANGING = (
     nn.modules.batchnorm._NormBase,  # also instance norms that keep statistics
@@ -54,6 +51,35 @@ def build_model(task: Task, config: TrainConfig, seed: int | None = None) -> nn.
     return GraphLevel(model, config.readout) if task.kind == "graphs" else model  # type: ignore[arg-type]
 
 
+def prepared_model(task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device) -> nn.Module:
+    """The model of a run on its device: initialised, in the units of the targets, and shown the labels it asks for."""
+    model = build_model(task, config, seed).to(device)
+    units = target_units(task.y[split.train], task.num_outputs, task.problem, config)
+    if units is not None:
+        set_units(model, *units)
+    for name, index in (("observe", split.train), ("observe_validation", split.valid)):
+        if (observe := hook(model, name)) is not None:
+            observe(task.y.to(device), index.to(device))
+    return model
+
+
+def set_units(model: nn.Module, mean: Tensor, deviation: Tensor) -> None:
+    """From now on the model gives mean + deviation · output; both ``[C]`` are buffers, saved with its weights."""
+    place = next((parameter.device for parameter in model.parameters()), mean.device)
+    for name, value in zip(UNITS, (mean, deviation), strict=True):
+        model.register_buffer(name, value.to(place))
+    model.register_forward_hook(_in_units)
+
+
+def in_units(model: nn.Module, outputs: Tensor) -> Tensor:
+    """What ``model.decode`` gave, in the units of the targets."""
+    return outputs if getattr(model, UNITS[0], None) is None else _in_units(model, None, outputs)
+
+
+def _in_units(model: Any, inputs: Any, outputs: Tensor) -> Tensor:
+    return torch.addcmul(model.target_mean, outputs.float(), model.target_deviation)
+
+
 def hook(model: nn.Module, name: str) -> Any:
     """An optional method of a model, also of one that is wrapped for graph-level tasks; None where there is none.
 
@@ -64,39 +90,6 @@ def hook(model: nn.Module, name: str) -> Any:
     """
     found = getattr(model, name, None)
     return getattr(getattr(model, "encoder", None), name, None) if found is None else found
-
-
-@contextmanager
-def no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within it, building a model that is much larger than its saved weights fails at once.
-
-    A configuration from elsewhere may ask for 10⁹ layers; that its weights are of another model would be noticed only
-    after all layers were built.
-
-    Raises:
-        UserError: If this thread registers far more parameters or modules than `weights` can be those of.
-    """
-    total = sum(value.numel() for value in weights.values())
-    numbers = 10_000 + 2 * total
-    modules = 1_000 + 20 * len(weights)
-    me, counted = threading.get_ident(), {"numbers": 0, "modules": 0}
-
-    def count(kind: str, amount: int, most: int) -> None:
-        if threading.get_ident() != me:
-            return
-        counted[kind] += amount
-        if counted[kind] > most:
-            raise UserError(f"the model of the configuration is larger than its weights, of {total:,} numbers")
-
-    with ExitStack() as stack:
-        for handle in (
-            register_module_parameter_registration_hook(
-                lambda module, name, value: count("numbers", 0 if value is None else value.numel(), numbers)
-            ),
-            register_module_module_registration_hook(lambda module, name, value: count("modules", 1, modules)),
-        ):
-            stack.callback(handle.remove)
-        yield
 
 
 def split_number(task: Task, seed: int) -> int:
@@ -119,7 +112,7 @@ def _acts_alike(module: nn.Module) -> bool:
         module, CHANGING
     ):
         return False
-    if module._forward_hooks or module._forward_pre_hooks:
+    if module._forward_pre_hooks or any(hooked is not _in_units for hooked in module._forward_hooks.values()):
         return False
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return module.p == 0

@@ -17,6 +17,7 @@ COLLAPSED = 1e-3  # relative spread of outputs below which instances are not tol
 
 # One row per epoch: "epoch", "loss" and, where the epoch was evaluated, "train", "valid", "test".
 Row = dict[str, Any]
+RESULT = ("seed", "split", "metric", "status", "best_epoch", "epochs", "train", "valid", "test", "loss", "seconds")
 Status = Literal["finished", "stopped early", "interrupted"]
 
 
@@ -63,20 +64,7 @@ class RunRecord:
 
     def result(self) -> dict[str, Any]:
         """Everything but tensors and history, for ``result.json`` and tables."""
-        names = (
-            "seed",
-            "split",
-            "metric",
-            "status",
-            "best_epoch",
-            "epochs",
-            "train",
-            "valid",
-            "test",
-            "loss",
-            "seconds",
-        )
-        return {name: getattr(self, name) for name in names} | ({"notes": list(self.notes)} if self.notes else {})
+        return {name: getattr(self, name) for name in RESULT} | ({"notes": list(self.notes)} if self.notes else {})
 
 
 @dataclass(frozen=True)
@@ -172,7 +160,11 @@ def warning_signs(task: Task, split: Split, outputs: Tensor) -> list[str]:
     elif task.problem == "multilabel" and bool(((rows > 0) == (rows > 0)[0]).all()):
         found.append("constant prediction: every instance outside the training part gets the same labels")
     centred = rows - rows.mean(0)
-    spread = float(centred.square().mean().sqrt() / rows.square().mean().sqrt().clamp_min(1e-300))
+    whole = rows.square().mean().sqrt()
+    if task.problem == "regression":  # values need not lie around zero: their spread is compared with the targets'
+        known = task.y[~task.y.isnan()].double()
+        whole = known.std(correction=0) if known.numel() else whole
+    spread = float(centred.square().mean().sqrt() / whole.clamp_min(1e-300))
     if spread < COLLAPSED:
         found.append(
             f"collapsed states: the outputs of all instances agree to a relative spread of {spread:.1e}, so the model "

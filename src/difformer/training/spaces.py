@@ -18,6 +18,8 @@ from difformer.errors import UserError
 from difformer.training import toml
 
 SPACES = Path(__file__).with_name("spaces.toml")
+SHARP = {"diffusivity": ("simple", "sharp"), "tied_qk": (False, True)}  # competes where there is no graph
+MOST_ROWS = 20_000  # with which all pairs are affordable in every trial
 WITHOUT = ("graph_weight", "activation", "gradient_clip")  # settings that take the value None
 
 
@@ -111,18 +113,30 @@ def _value(key: str, value: Any) -> Any:
     return None if value == "none" and key in WITHOUT else value
 
 
-def default_space(kind: str, *, observed: bool, model: str, own: bool = False) -> Space:
+def default_space(kind: str, *, observed: bool, model: str, own: bool = False, rows: int = 0) -> Space:
     """The space of a model for a kind of task.
 
     For own data it is one that a practitioner would choose, around the defaults. For a data set of the literature it is
-    the space of the model's authors where the catalogue has one, or the paper's grid.
+    the space of the model's authors where the catalogue has one, or the paper's grid. Without a graph, a model whose
+    diffusivity is free also tries the sharp form, which selects, unless all pairs of rows would cost too much.
 
     Args:
         kind: ``"nodes"``, ``"series"`` or ``"graphs"``.
         observed: Whether the task has a graph.
         model: Name of the model.
         own: Whether the data are the user's own.
+        rows: Nodes of the task.
     """
+    from difformer.zoo import options_of
+
+    space = _usual_space(kind, observed, model, own)
+    free = {"diffusivity", "tied_qk"} <= options_of(model).keys()
+    if observed or not free or rows > MOST_ROWS or space.name == model:
+        return space
+    return replace(space, axes={**space.axes, **SHARP}, source=f"{space.source}, and the sharp form")
+
+
+def _usual_space(kind: str, observed: bool, model: str, own: bool) -> Space:
     from difformer.zoo import find, options_of
 
     spaces, info = load_spaces(), find(model)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from difformer.data import Task
+from difformer.errors import UserError
 from difformer.nn.dropout import dropout_keys
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import FORMAT, CheckpointError, Due, Snapshot
@@ -23,7 +24,7 @@ from difformer.training.cuda_graph import LARGEST, NotRecordableError, Recorder
 from difformer.training.feeds import NodesFeed, Step, make_feed
 from difformer.training.journal import RECORDABLE, Group, NonFiniteLossError, Run, StackJournal
 from difformer.training.losses import make_loss
-from difformer.training.model import acts_alike, build_model, hook
+from difformer.training.model import acts_alike, hook, prepared_model
 from difformer.training.optimizer import StackedAdam, clip_gradients, learning_rate
 from difformer.training.record import RunRecord, Status
 from difformer.training.run_memory import PARAMETER_COPIES, saved_bytes
@@ -46,11 +47,8 @@ class StackTrainer:
     def __init__(self, task: Task, runs: Sequence[Run], hyper: Sequence[str], device: torch.device) -> None:
         self.task, self.runs, self.device = task, runs, device
         self.config = config = runs[0].config
-        models = []
-        for run in runs:
-            models.append(build_model(task, run.config, run.seed))
-            if (observe := hook(models[-1], "observe")) is not None:
-                observe(task.y, task.splits[run.split].train)
+        cpu = torch.device("cpu")
+        models = [prepared_model(task, task.splits[run.split], run.config, run.seed, cpu) for run in runs]
         alike = all(acts_alike(model) for model in models)
         values = {name: [float(run.config.options[name]) for run in runs] for name in hyper}
         self.model = StackModel(models, values, device, hook(models[0], "penalty"))
@@ -147,6 +145,10 @@ class StackTrainer:
             for name, value in self._state().items():
                 value.copy_(snapshot.tensors[name])
             self._moments = {name: snapshot.tensors[f"optimizer.{name}"] for name in MOMENTS}
+            if not {value.shape for value in self._moments.values()} <= {self.model.flat.shape, (1,)}:
+                raise UserError("its moments do not belong to the parameters")
+            if not 0 <= int(self.journal.clock) <= self.config.epochs:
+                raise UserError(f"it is of epoch {int(self.journal.clock)}")
             self.journal.measured_at = [int(epoch) for epoch in snapshot.facts["measured_at"]]
             self.epoch, self.seconds = snapshot.epoch, float(snapshot.facts["seconds"])
         except (RuntimeError, KeyError, TypeError, ValueError) as error:

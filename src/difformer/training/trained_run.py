@@ -21,12 +21,13 @@ from difformer.data import Split, Task
 from difformer.data.sparse import from_scipy, to_scipy
 from difformer.errors import UserError
 from difformer.files import RunFolderError
+from difformer.nn.checks import no_larger_than
 from difformer.nn.inspection import EnergyProfile
 from difformer.training.config import knn_of
 from difformer.training.devices import resolve
 from difformer.training.feeds import Feed, make_feed, with_neighbours
 from difformer.training.metrics import METRICS
-from difformer.training.model import build_model, hook, no_larger_than
+from difformer.training.model import UNITS, build_model, hook, set_units
 from difformer.training.predictions import Predictions
 from difformer.training.randomness import isolated_rng
 from difformer.training.run_folder import RunFolder
@@ -127,8 +128,10 @@ def _load(folder: RunFolder, own: Task, seed: int | None, on: Task | None, devic
         try:
             with no_larger_than(weights):
                 model = build_model(own, folder.config, chosen)
+            if UNITS[0] in weights:
+                set_units(model, *(weights[name].expand(own.num_outputs) for name in UNITS))
             model.load_state_dict(weights)
-        except (UserError, RuntimeError, TypeError, OverflowError) as error:
+        except (UserError, KeyError, RuntimeError, TypeError, OverflowError) as error:
             raise RunFolderError(f"{folder.of_seed(chosen)}: the weights are of another model: {error}") from error
         model.to(place).eval()
         if (observe := hook(model, "observe")) is not None:
