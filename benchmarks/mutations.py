@@ -1,13 +1,17 @@
 """Break the code on purpose and see whether a test notices.
 
-    python -m benchmarks.mutations --count 120 --seed 0 --out mutations.jsonl
+    python -m benchmarks.mutations --count 110 --seed 1 --hand
 
-draws `--count` single changes (an operator, a comparison, a constant, a negated condition, a dropped term) at random
-places of the modules below, applies each to a copy of the source tree, and runs the tests of that room until the first
-failure. A change that no test notices has survived; each one is printed with its place, so that you can decide whether
-a test is missing or the change is harmless (for example a block size that only affects speed).
+draws `--count` single changes (an operator, a comparison, a constant, a negated condition, a method) at random places
+of the modules below, and with `--hand` adds those of ``mutations_by_hand.toml``: a gradient, a mask or a normalisation
+of each kernel, in Python and in C. Each is applied to a copy of the source tree. The tests that call the changed
+function run first, then all tests of the module, until one fails. A change that no test notices has survived; its line
+in `--out` says where it is, so that you can write the missing test. A change without effect on any result (a block
+size, a cache, a bound that no value reaches) is entered with a reason in ``[[equivalent]]`` of the same TOML file.
 
-Changes in docstrings, error messages and type annotations are not drawn, nor modules that only a GPU runs
+    python -m benchmarks.mutations --table mutations.jsonl > benchmarks/mutations.md
+
+makes the table. Changes in error messages and type annotations are not drawn, nor modules that only a GPU runs
 (``attention/flex.py``, ``attention/pair_*.py``, ``kernels/row_kernels.py``).
 """
 
@@ -20,37 +24,59 @@ import json
 import os
 import random
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import hypothesis  # noqa: F401  (imported here so that no fork has to)
+import pytest
+import scipy.sparse  # noqa: F401
+import torch  # noqa: F401
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
+BY_HAND = Path(__file__).with_name("mutations_by_hand.toml")
+TRACE = "DIFFORMER_MUTATIONS_TRACE"  # the file into which a run of pytest writes which test calls which function
+NN = ["tests/nn", "tests/test_edge_forms.py"]
+KERNELS = ["tests/kernels", "tests/nn/test_gram.py", "tests/nn/test_extremes.py", "tests/nn/test_replaced_modules.py"]
+LOOP = ["tests/training/test_loop.py", "tests/training/test_metrics.py", "tests/training/test_feeds.py"]
 # Which tests have to notice a change of which modules (a pattern below src/difformer).
 ROOMS = {
-    "nn/conv.py": ["tests/nn"],
-    "nn/difformer.py": ["tests/nn"],
-    "nn/structure.py": ["tests/nn"],
-    "nn/context.py": ["tests/nn", "tests/training/test_inference.py"],
-    "nn/dropout.py": ["tests/nn"],
-    "nn/readout.py": ["tests/nn"],
-    "graph.py": ["tests/test_graph.py", "tests/test_edge_forms.py"],
-    "sparse.py": ["tests/test_graph.py", "tests/test_edge_forms.py", "tests/nn"],
-    "attention/[!fp]*.py": ["tests/attention"],
+    "nn/conv.py": NN,
+    "nn/difformer.py": NN,
+    "nn/structure.py": NN,
+    "nn/context.py": [*NN, "tests/training/test_inference.py"],
+    "nn/dropout.py": NN,
+    "nn/readout.py": NN,
+    "graph.py": ["tests/test_graph.py", *NN],
+    "sparse.py": ["tests/test_sparse.py", "tests/test_graph.py", *NN],
+    "attention/[!fpt]*.py": ["tests/attention"],
     "attention/polynomial.py": ["tests/attention"],
-    "kernels/[!r]*.py": ["tests/kernels", "tests/nn"],
-    "kernels/rows.py": ["tests/kernels", "tests/nn"],
-    "kernels/cpu/*.py": ["tests/kernels"],
+    "attention/tiles.py": ["tests/attention"],
+    "kernels/[!rt]*.py": KERNELS,
+    "kernels/rows.py": KERNELS,
+    "kernels/cpu/*.py": KERNELS,
+    "kernels/cpu/*.[ch]": KERNELS,
     "data/split.py": ["tests/data/test_splits.py"],
     "data/split_rules.py": ["tests/data/test_splits.py"],
-    "training/journal.py": ["tests/training/test_loop.py", "tests/training/test_stacked.py"],
-    "training/loop.py": ["tests/training/test_loop.py"],
-    "training/metrics.py": ["tests/training/test_metrics.py"],
-    "training/losses.py": ["tests/training/test_loop.py", "tests/training/test_metrics.py"],
+    "training/early_stopping.py": [*LOOP, "tests/training/test_stacked.py"],
+    "training/journal.py": [*LOOP, "tests/training/test_stacked.py"],
+    "training/loop.py": LOOP,
+    "training/metrics.py": LOOP,
+    "training/losses.py": [*LOOP, "tests/training/test_stacked.py"],
+    "training/study.py": ["tests/training/test_study.py", "tests/training/test_without_test.py"],
 }
+LEFT_OUT = ("tests/nn/test_compiled.py", "tests/kernels/test_gpu_kernels.py")  # minutes, or a GPU
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -71,19 +97,34 @@ METHODS = {"sum": "mean", "mean": "sum", "max": "min", "min": "max", "argmax": "
 
 
 class Mutation(NamedTuple):
-    path: Path
+    path: str  # below src/difformer
+    function: str  # the name of the changed function; empty where it is not known
     line: int
     before: str
     after: str
-    source: str
-    tests: list[str]
+    number: int  # of the place in the module; -1 where the text `before` is replaced
+
+    def source(self, text: str) -> str:
+        """The module with the change."""
+        if self.number < 0:
+            return text.replace(self.before, self.after)
+        tree = ast.parse(text)
+        _, node, kind = places(tree)[self.number]
+        return ast.unparse(ast.fix_missing_locations(_Replace(node, changed(node, kind)).visit(tree)))
+
+    @property
+    def tests(self) -> list[str]:
+        """The test files of the module."""
+        of = (tests for pattern, tests in ROOMS.items() if Path(f"difformer/{self.path}").match(f"difformer/{pattern}"))
+        found = next(of, None)
+        if found is None:
+            raise SystemExit(f"{self.path}: no tests are named for it in ROOMS")
+        files = [sorted((ROOT / name).glob("test_*.py")) if (ROOT / name).is_dir() else [ROOT / name] for name in found]
+        names = [str(file.relative_to(ROOT)) for group in files for file in group if file.exists()]
+        return [name for name in names if name not in LEFT_OUT]
 
 
-def functions(tree: ast.Module) -> Iterator[ast.AST]:
-    """Bodies that run: functions, without annotations, messages of errors, docstrings and GPU branches."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            yield from (stmt for stmt in node.body if not isinstance(stmt, ast.Raise))
+# --------------------------------------------------------------------------------------------------- drawing changes
 
 
 def sites(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
@@ -113,20 +154,17 @@ def sites(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
 
 
 def changed(node: ast.AST, kind: str) -> ast.AST:
-    new = copy.deepcopy(node)
-    if kind == "operator":
-        new.op = SWAPS[type(new.op)]()  # type: ignore[attr-defined]
+    new: Any = copy.deepcopy(node)
+    if kind in ("operator", "condition"):
+        new.op = SWAPS[type(new.op)]()
     elif kind == "comparison":
-        new.ops = [SWAPS[type(new.ops[0])]()]  # type: ignore[attr-defined]
-    elif kind == "condition":
-        new.op = SWAPS[type(new.op)]()  # type: ignore[attr-defined]
+        new.ops = [SWAPS[type(new.ops[0])]()]
     elif kind == "negation":
-        new = new.operand  # type: ignore[attr-defined]
+        new = new.operand
     elif kind == "constant":
-        value = new.value  # type: ignore[attr-defined]
-        new.value = (not value) if isinstance(value, bool) else value + 1  # type: ignore[attr-defined]
+        new.value = (not new.value) if isinstance(new.value, bool) else new.value + 1
     else:
-        new.func.attr = METHODS[new.func.attr]  # type: ignore[attr-defined]
+        new.func.attr = METHODS[new.func.attr]
     return new
 
 
@@ -138,79 +176,234 @@ class _Replace(ast.NodeTransformer):
         return self.new if node is self.old else super().visit(node)
 
 
-def mutations(src: Path) -> list[Mutation]:
-    found = []
-    for pattern, tests in ROOMS.items():
-        for path in sorted(src.glob(pattern)):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            seen: set[int] = set()
-            for statement in functions(tree):
-                for node, kind in sites(statement):
-                    if id(node) in seen:
-                        continue
-                    seen.add(id(node))
-                    new = changed(node, kind)
-                    before, after = ast.unparse(node), ast.unparse(new)
-                    whole = _Replace(node, new).visit(tree)
-                    source = ast.unparse(ast.fix_missing_locations(whole))
-                    _Replace(new, node).visit(whole)
-                    there = [name for name in tests if (ROOT / name).exists()]
-                    found.append(Mutation(path.relative_to(src), node.lineno, before, after, source, there))  # type: ignore[attr-defined]
+def places(tree: ast.Module) -> list[tuple[str, ast.AST, str]]:
+    """Every place of a module that can be changed: the function, the node and the kind of change."""
+    found, seen = [], set()
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        for node, kind in (place for statement in function.body for place in sites(statement)):
+            if id(node) not in seen:
+                seen.add(id(node))
+                found.append((function.name, node, kind))
     return found
 
 
-def survives(one: Mutation, tree: Path, timeout: float) -> bool:
-    """Whether all tests of the room pass with the change."""
-    target = tree / "difformer" / one.path
-    original = target.read_text(encoding="utf-8")
-    target.write_text(one.source, encoding="utf-8")
+def drawn(src: Path) -> list[Mutation]:
+    """Every change that can be drawn."""
+    found = []
+    for path in (path for pattern in ROOMS for path in sorted(src.glob(pattern)) if path.suffix == ".py"):
+        name = path.relative_to(src).as_posix()
+        for number, (function, node, kind) in enumerate(places(ast.parse(path.read_text(encoding="utf-8")))):
+            before, after = ast.unparse(node), ast.unparse(changed(node, kind))
+            found.append(Mutation(name, function, node.lineno, before, after, number))  # type: ignore[attr-defined]
+    return found
+
+
+def by_hand(src: Path) -> list[Mutation]:
+    """The changes that the TOML file lists; each text must occur exactly once."""
+    found = []
+    for row in tomllib.loads(BY_HAND.read_text(encoding="utf-8"))["mutation"]:
+        text = (src / row["path"]).read_text(encoding="utf-8")
+        before, after = row["before"], row["after"]
+        if text.count(before) != 1:
+            raise SystemExit(f"{row['path']}: {before!r} occurs {text.count(before)} times, expected once")
+        line = text[: text.index(before)].count("\n") + 1
+        found.append(Mutation(row["path"], "", line, before, after, -1))
+    return found
+
+
+def choose(every: list[Mutation], count: int, seed: int) -> list[Mutation]:
+    """The same number from every module, so that a long one does not take all of them."""
+    draw, modules = random.Random(seed), {}
+    for one in every:
+        modules.setdefault(one.path, []).append(one)
+    for waiting in modules.values():
+        draw.shuffle(waiting)
+    chosen: list[Mutation] = []
+    while len(chosen) < count and any(modules.values()):
+        chosen += [waiting.pop() for waiting in modules.values() if waiting]
+    return chosen[:count]
+
+
+# ------------------------------------------------------------------------------------------ which test calls what
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: Any) -> Iterator[None]:
+    """As a plugin of pytest: note the functions of the package that each test calls, and its time."""
+    if TRACE not in os.environ:
+        return (yield)
+    seen, called, started = set(), set(), time.perf_counter()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code not in seen:
+            seen.add(code)
+            if "/difformer/" in code.co_filename:
+                called.add(f"{code.co_filename.rpartition('/difformer/')[2]}:{code.co_name}")
+
+    sys.setprofile(note)
+    threading.setprofile(note)
     try:
-        run = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "120", *one.tests]
-        environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        return subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, timeout=timeout).returncode == 0
-    except subprocess.TimeoutExpired:
-        return False
+        return (yield)
     finally:
-        target.write_text(original, encoding="utf-8")
+        sys.setprofile(None)
+        threading.setprofile(None)
+        row = {"test": item.nodeid, "seconds": time.perf_counter() - started, "calls": sorted(called)}
+        with open(os.environ[TRACE], "a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row) + "\n")
+
+
+class Runner:
+    """A copy of the source tree and its tests, in which changes are tried."""
+
+    def __init__(self, folder: Path, timeout: float) -> None:
+        self.folder, self.timeout = folder, timeout
+        self.trace = folder / "trace.jsonl"
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        for name in ("src", "tests", "benchmarks", "pyproject.toml"):
+            if (folder / name).exists():
+                continue
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+            else:
+                shutil.copy(ROOT / name, folder / name)
+
+    def pytest(self, tests: list[str], **environment: str) -> int:
+        """The exit status of pytest, in a fork of this process: torch is imported once, the package every time."""
+        child = os.fork()
+        if child == 0:
+            status = 70
+            try:
+                status = int(self._child(tests, environment))
+            finally:
+                os._exit(status)
+        stop = time.monotonic() + self.timeout
+        while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+            if time.monotonic() > stop:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return 1
+            time.sleep(0.05)
+        status = os.waitstatus_to_exitcode(ended[1])
+        if status in (4, 5, 70):  # nothing was run: that says nothing
+            raise SystemExit((self.folder / "output.txt").read_text(encoding="utf-8")[-3000:])
+        return status
+
+    def _child(self, tests: list[str], environment: dict[str, str]) -> int:
+        os.setsid()
+        output = os.open(self.folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(self.folder)
+        paths = [str(self.folder / "src"), str(self.folder)]
+        os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "DIFFORMER_CACHE": str(self.folder / "cache")}
+        os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", **environment}
+        sys.dont_write_bytecode = True
+        sys.path[:] = [*paths, *(path for path in sys.path if not Path(path or ".").resolve().is_relative_to(ROOT))]
+        return pytest.main(["-q", "-x", "-p", "no:cacheprovider", "--timeout", "120", *tests])
+
+    def calls(self, tests: list[str]) -> list[dict[str, Any]]:
+        """What each test calls; files that have not been traced yet are run once, and must pass."""
+        known = self.trace.read_text(encoding="utf-8").splitlines() if self.trace.exists() else []
+        rows = [json.loads(line) for line in known]
+        missing = [file for file in tests if not any(row["test"].startswith(file) for row in rows)]
+        for file in missing:
+            if self.pytest([file, "-p", "benchmarks.mutations"], **{TRACE: str(self.trace)}):
+                raise SystemExit(f"{file} fails without any change: nothing can be measured with it")
+            if not any(json.loads(x)["test"].startswith(file) for x in self.trace.read_text().splitlines()):
+                raise SystemExit(f"{file} holds no test")
+        if missing:
+            rows = [json.loads(line) for line in self.trace.read_text(encoding="utf-8").splitlines()]
+        return [row for row in rows if row["test"].partition("::")[0] in tests]
+
+    def noticed(self, one: Mutation) -> str:
+        """The test that fails with the change; empty where all tests of the module pass."""
+        calling = [row for row in self.calls(one.tests) if f"{one.path}:{one.function}" in row["calls"]]
+        first = [row["test"] for row in sorted(calling, key=lambda row: row["seconds"])][:400]
+        target = self.folder / "src" / "difformer" / one.path
+        original = target.read_text(encoding="utf-8")
+        target.write_text(one.source(original), encoding="utf-8")
+        try:
+            for tests in (first, one.tests) if first else (one.tests,):
+                if status := self.pytest(tests):
+                    said = (self.folder / "output.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+                    return next((line.split()[1] for line in said if line.startswith(("FAILED", "ERROR"))), str(status))
+            return ""
+        finally:
+            target.write_text(original, encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------------------------ table
+
+
+def table(lines: list[str]) -> str:
+    """Markdown: per module how many changes were tried, noticed, survived and are equivalent."""
+    rows = {}  # the last line about a change counts: it may have been tried again with a new test
+    for line in lines:
+        row = json.loads(line)
+        rows[row["path"], row["line"], row["before"], row["after"]] = row
+    reasons = _equivalent()
+    counts: dict[str, Counter[str]] = {}
+    for (path, _, before, after), row in rows.items():
+        kind = "killed" if not row["survived"] else "equivalent" if (path, before, after) in reasons else "survived"
+        for name in (path, "total"):
+            counts.setdefault(name, Counter()).update([row["how"], kind])
+    out = ["| module | drawn | by hand | killed | survived | equivalent |", "|---|---|---|---|---|---|"]
+    for name in (*sorted(counts.keys() - {"total"}), "total"):
+        cells = (counts[name][kind] for kind in ("drawn", "by hand", "killed", "survived", "equivalent"))
+        out.append(f"| {name} | {' | '.join(map(str, cells))} |")
+    return "\n".join(out)
+
+
+def _equivalent() -> dict[tuple[str, str, str], str]:
+    found = tomllib.loads(BY_HAND.read_text(encoding="utf-8")).get("equivalent", [])
+    return {(row["path"], row["before"], row["after"]): row["why"] for row in found}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=120)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=110, help="how many changes are drawn")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--hand", action="store_true", help="also those of mutations_by_hand.toml")
     parser.add_argument("--only", default="", help="only modules whose path contains this")
-    parser.add_argument("--timeout", type=float, default=600)
+    parser.add_argument("--timeout", type=float, default=600, help="seconds after which a change counts as noticed")
     parser.add_argument("--out", type=Path, default=Path("mutations.jsonl"))
+    parser.add_argument("--scratch", type=Path, help="where the tree is copied to, or was by an earlier call")
+    parser.add_argument("--again", type=Path, help="try the survivors of this file again")
+    parser.add_argument("--table", type=Path, help="print the table of this file, and do nothing else")
     given = parser.parse_args()
-    every = [one for one in mutations(ROOT / "src" / "difformer") if given.only in str(one.path) and one.tests]
-    # The same number from every room, so that a long module does not take all of them.
-    draw, rooms = random.Random(given.seed), {}
-    for one in every:
-        rooms.setdefault(one.path, []).append(one)
-    for waiting in rooms.values():
-        draw.shuffle(waiting)
-    chosen: list[Mutation] = []
-    while len(chosen) < given.count and any(rooms.values()):
-        chosen += [waiting.pop() for waiting in rooms.values() if waiting]
-    chosen = chosen[: given.count]
-    survivors = 0
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", tree, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        for number, one in enumerate(chosen, 1):
+    if given.table:
+        print(table(given.table.read_text(encoding="utf-8").splitlines()))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.scratch or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        runner = Runner(folder, given.timeout)
+        src = folder / "src" / "difformer"
+        every = [one for one in drawn(src) if given.only in one.path]
+        chosen = [("drawn", one) for one in choose(every, given.count, given.seed)]
+        if given.hand:
+            chosen += [("by hand", one) for one in by_hand(src) if given.only in one.path]
+        if given.again:
+            rows = [json.loads(line) for line in given.again.read_text(encoding="utf-8").splitlines()]
+            wanted = {(row["path"], row["before"], row["after"]) for row in rows if row["survived"]}
+            chosen = [(how, one) for how, one in chosen if (one.path, one.before, one.after) in wanted]
+        known = given.out.read_text(encoding="utf-8").splitlines() if given.out.exists() and not given.again else []
+        tried = {tuple(json.loads(line)[name] for name in ("path", "line", "before", "after")) for line in known}
+        survivors = 0
+        for number, (how, one) in enumerate(chosen, 1):
+            if (one.path, one.line, one.before, one.after) in tried:
+                continue
             started = time.monotonic()
-            alive = survives(one, tree, given.timeout)
-            survivors += alive
-            row = {"path": str(one.path), "line": one.line, "before": one.before, "after": one.after, "survived": alive}
+            by = runner.noticed(one)
+            survivors += not by
+            row = {"path": one.path, "line": one.line, "before": one.before, "after": one.after}
             with given.out.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(row) + "\n")
-            word = "SURVIVED" if alive else "noticed"
-            print(
-                f"{number:3} {word:8} {time.monotonic() - started:5.1f} s  {one.path}:{one.line}  "
-                f"{one.before}  →  {one.after}",
-                flush=True,
-            )
-    print(f"{survivors} of {len(chosen)} changes survived, of {len(every)} possible ones")
+                lines.write(json.dumps(row | {"how": how, "survived": not by, "by": by}) + "\n")
+            word = "noticed" if by else "SURVIVED"
+            place = f"{one.path}:{one.line}  {one.before}  →  {one.after}"
+            print(f"{number:3} {word:8} {time.monotonic() - started:5.1f} s  {place}  {by}", flush=True)
+    print(f"{survivors} of {len(chosen)} changes survived; {len(every)} can be drawn")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.simclr.resnet import ResNet18
-from difformer.data.datasets.pixels import check_images
+from difformer.data.datasets.images import check_images
 
 Array = np.ndarray[Any, Any]
 Precision = Literal["auto", "bfloat16", "float32"]

@@ -29,7 +29,7 @@ from benchmarks.simclr.contrast import Contrast, nt_xent
 from benchmarks.simclr.encoding import Precision, autocast, autocast_type, normalise, resolve_device, to_device
 from benchmarks.simclr.progress import EpochBar
 from benchmarks.simclr.resnet import ResNet18
-from difformer.data.datasets.pixels import check_images
+from difformer.data.datasets.images import check_images
 
 Array = np.ndarray[Any, Any]
 

@@ -5,9 +5,9 @@ Names are resolved on first use, so that the command line answers before torch i
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from difformer._lazy import lazy_names
 from difformer._version import __version__
 
 if TYPE_CHECKING:
@@ -22,42 +22,28 @@ if TYPE_CHECKING:
     from difformer.nn import GraphLevel as GraphLevel
     from difformer.zoo import register_model as register_model
 
-_HOME = {
-    "DIFFormer": "difformer.nn",
-    "DIFFormerConv": "difformer.nn",
-    "GraphLevel": "difformer.nn",
-    "Graph": "difformer.graph",
-    "register_model": "difformer.zoo",
-    "register_dataset": "difformer.data",
-    "Diffusivity": "difformer.diffusion",
-    "DIFFormerClassifier": "difformer.estimators",
-    "DIFFormerRegressor": "difformer.estimators",
-    "DIFFormerTransformer": "difformer.estimators",
-}
-_ROOMS = (
-    "attention",
-    "data",
-    "diffusion",
-    "estimators",
-    "experiments",
-    "graph",
-    "nn",
-    "report",
-    "sparse",
-    "training",
-    "zoo",
+_names, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "data": "register_dataset",
+        "diffusion": "Diffusivity",
+        "estimators": "DIFFormerClassifier DIFFormerRegressor DIFFormerTransformer",
+        "graph": "Graph",
+        "nn": "DIFFormer DIFFormerConv GraphLevel",
+        "zoo": "register_model",
+    },
+    modules=(
+        "attention",
+        "data",
+        "diffusion",
+        "estimators",
+        "experiments",
+        "graph",
+        "nn",
+        "report",
+        "sparse",
+        "training",
+        "zoo",
+    ),
 )
-
-__all__ = [*_HOME, "__version__"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    if name in _ROOMS:
-        return importlib.import_module(f"difformer.{name}")
-    raise AttributeError(f"module 'difformer' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME, *_ROOMS])
+__all__ = [*_names, "__version__"]

@@ -107,21 +107,28 @@ def write_bytes(path: Path, content: bytes) -> None:
         write_whole(path, content)
 
 
-def append_bytes(path: Path, content: bytes) -> None:
+def append_bytes(path: Path, content: bytes, *, durable: bool = False) -> None:
     """Add whole lines to a file in one write, and take them back if they do not fit on the disk.
 
-    A line that a killed process left unfinished is ended first, so that it spoils no other.
+    A line that a killed process left unfinished is ended first, so that it spoils no other. If `durable`, it is cut
+    off instead, and the new lines are on disk when this returns.
     """
     with writing(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             length = os.fstat(descriptor).st_size
-            if length:
-                os.lseek(descriptor, length - 1, os.SEEK_SET)
-                content = content if os.read(descriptor, 1) == b"\n" else b"\n" + content
+            os.lseek(descriptor, max(0, length - 1), os.SEEK_SET)
+            if os.read(descriptor, 1) not in (b"\n", b""):
+                if durable:
+                    length = path.read_bytes().rfind(b"\n") + 1
+                    os.ftruncate(descriptor, length)
+                else:
+                    content = b"\n" + content
             try:
                 if os.write(descriptor, content) < len(content):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if durable:
+                    os.fsync(descriptor)
             except OSError:
                 os.ftruncate(descriptor, length)
                 raise

@@ -18,7 +18,7 @@ from benchmarks.simclr import (
     train_simclr,
 )
 from benchmarks.simclr.config import learning_rate_at
-from difformer.data.datasets.pixels import pca_features
+from difformer.data.datasets.images import pca_features
 
 # --- training --------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "cli.md"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^ *```(?:\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^ *(?:\$ )?(?:torchrun .* -m )?difformer (?P<words>\w.*)$", re.MULTILINE)
 

@@ -98,7 +98,6 @@ def test_batches_of_a_partition_never_pair_wrongly(sparse):
         single, weight = induced_subgraph(batch.nodes, task.edge_index, task.edge_weight, num_nodes=60)
         assert torch.equal(single, batch.edge_index)
         assert torch.equal(weight, batch.edge_weight)
-        assert torch.equal(batch.seeds, torch.arange(batch.nodes.numel()))
 
 
 def test_an_epoch_can_be_taken_up_in_the_middle():

@@ -9,7 +9,7 @@ import torch
 from published_files import write, zipped
 
 from difformer.data import DataError, load
-from difformer.data.datasets.actstrack import COLUMNS, POSITION, Z_MASS
+from difformer.data.datasets.particles import COLUMNS, POSITION, Z_MASS
 
 
 class TestActsTrack:

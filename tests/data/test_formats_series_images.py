@@ -154,10 +154,10 @@ class TestImages:
         members, images, labels = self.stl10()
         for name, data in members.items():
             write(tmp_path / "stl10" / "stl10_binary" / name, data)
-        from difformer.data.datasets import images as module
+        from difformer.data.datasets import common
 
-        split = module.labels_per_class_split
-        monkeypatch.setattr(module, "labels_per_class_split", lambda y, **k: split(y, **{**k, "num_valid": 10}))
+        split = common.labels_per_class_split
+        monkeypatch.setattr(common, "labels_per_class_split", lambda y, **k: split(y, **{**k, "num_valid": 10}))
         pixels = load("stl10", tmp_path, features="pixels", per_class=2, num_splits=1)
         assert pixels.x.shape == (50, 3 * 32 * 32)
         assert pixels.x.min() >= 0

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from difformer.data.generators import flow, heat, random_graph, sbm, two_moons
-from difformer.data.random_edges import block_edges, distinct_edges
+from difformer.data.generators import block_edges, distinct_edges, flow, heat, random_graph, sbm, two_moons
 
 every_generator = pytest.mark.parametrize("generate", [sbm, two_moons, heat, random_graph])
 

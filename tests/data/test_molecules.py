@@ -2,6 +2,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +13,24 @@ from difformer.data.datasets.synmol import (
     BOND_NAMES,
     MoleculeError,
     build_synmol,
-    from_smiles,
-    label,
+    label_atoms,
+    parse,
     read_smiles,
 )
+
+
+def label(smiles):
+    return label_atoms(parse(smiles))
+
+
+def from_smiles(smiles, **options):
+    """One molecule by itself."""
+    made, failures = build_synmol([smiles], **options)
+    if failures:
+        raise failures[0]
+    bonds = np.concatenate([made["edge_index"], made["bond_type"][None]])
+    return SimpleNamespace(atom_types=made["atom_type"], pos=made["pos"], bonds=bonds)
+
 
 NO_FORCE_FIELD = "C[Mg]C"  # MMFF94 knows magnesium as an ion only
 
@@ -72,7 +87,8 @@ def test_benzene_is_a_flat_hexagon():
 
 @pytest.mark.usefixtures("rdkit")
 def test_atoms_and_bonds_come_in_the_order_of_the_smiles():
-    atom_types, pos, bonds = from_smiles("FC(=O)C#N")
+    molecule = from_smiles("FC(=O)C#N")
+    atom_types, pos, bonds = molecule.atom_types, molecule.pos, molecule.bonds
     assert [ATOM_NAMES[t] for t in atom_types] == ["F", "C", "O", "C", "N"]
     assert bonds[:2].T.tolist() == [[0, 1], [1, 0], [1, 2], [2, 1], [1, 3], [3, 1], [3, 4], [4, 3]]
     assert [BOND_NAMES[t] for t in bonds[2]] == ["SINGLE"] * 2 + ["DOUBLE"] * 2 + ["SINGLE"] * 2 + ["TRIPLE"] * 2
@@ -126,13 +142,13 @@ def test_without_rdkit_the_error_names_the_extra(monkeypatch):
 @pytest.mark.usefixtures("rdkit")
 def test_a_set_is_its_molecules_end_to_end():
     smiles = ["CCCC=O", NO_FORCE_FIELD, "c1ccccc1", "C"]
-    together = build_synmol(smiles, workers=2)
+    made, failures = build_synmol(smiles, workers=2)
+    together = SimpleNamespace(**made)
     assert together.node_ptr.tolist() == [0, 5, 8, 14, 15]
     assert together.edge_ptr.tolist() == [0, 8, 12, 24, 24]
     assert together.y.tolist() == [1, 0, 0, 0]
     assert together.has_pos.tolist() == [True, False, True, True]
-    assert [number for number, _ in together.failures] == [1]
-    assert "force field" in together.failures[0][1]
+    assert [(error.smiles, error.stage) for error in failures] == [(NO_FORCE_FIELD, "force field")]
     assert np.isnan(together.pos[5:8]).all()
     for i in (0, 2, 3):
         alone = from_smiles(smiles[i])
@@ -147,23 +163,21 @@ def test_a_set_is_its_molecules_end_to_end():
 
 @pytest.mark.usefixtures("rdkit")
 def test_an_empty_set_has_its_shapes():
-    empty = build_synmol([])
-    assert len(empty) == 0
+    made, failures = build_synmol([])
+    empty = SimpleNamespace(**made)
+    assert len(empty.y) == 0
+    assert not failures
     assert empty.pos.shape == (0, 3)
     assert empty.edge_index.shape == (2, 0)
     assert empty.node_ptr.tolist() == [0]
 
 
-def test_tables_are_read_and_broken_ones_named(tmp_path):
-    table = tmp_path / "table.csv"
-    table.write_text("mol_id,smiles,label\na,CCO,1\nb,CC,0\n")
-    assert read_smiles(table) == [("a", "CCO"), ("b", "CC")]
-    table.write_text("mol_id,smiles\na,CCO\nb\n")
-    with pytest.raises(ValueError, match=r"table\.csv, line 3, column 'smiles': empty"):
-        read_smiles(table)
-    table.write_text("name,smiles\na,CCO\n")
+def test_tables_are_read_and_broken_ones_named():
+    assert read_smiles("mol_id,smiles,label\na,CCO,1\nb,CC,0\n", "t.csv") == ["CCO", "CC"]
+    with pytest.raises(ValueError, match=r"t\.csv, line 3, column 'smiles': empty"):
+        read_smiles("mol_id,smiles\na,CCO\nb\n", "t.csv")
     with pytest.raises(ValueError, match="no column 'mol_id'"):
-        read_smiles(table)
+        read_smiles("name,smiles\na,CCO\n", "t.csv")
 
 
 # --- the published molecules -----------------------------------------------------------------------------------------
@@ -177,7 +191,8 @@ def synmol():
         pytest.skip("set DIFFORMER_DATA to a folder with synmol/synmol.npz and synmol/logic8_smiles.csv")
     with np.load(folder / "synmol.npz", allow_pickle=False) as file:
         arrays = dict(file)
-    return [smiles for _, smiles in read_smiles(folder / "logic8_smiles.csv")], arrays
+    table = folder / "logic8_smiles.csv"
+    return read_smiles(table.read_text(), table), arrays
 
 
 def test_every_published_label_follows_the_rule(synmol):
@@ -191,7 +206,8 @@ def test_every_published_label_follows_the_rule(synmol):
 def check_against(data, smiles, chosen):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        built = build_synmol([smiles[i] for i in chosen], workers=2)
+        made, failures = build_synmol([smiles[i] for i in chosen], workers=2)
+    built = SimpleNamespace(**made, failures=failures)
     nodes = np.concatenate([np.arange(*data["node_ptr"][i : i + 2]) for i in chosen])
     edge = np.concatenate([np.arange(*data["edge_ptr"][i : i + 2]) for i in chosen])
     np.testing.assert_array_equal(built.has_pos, data["has_pos"][chosen])
@@ -225,9 +241,8 @@ def test_a_sample_of_published_molecules_is_rebuilt(synmol):
     smiles, data = synmol
     chosen = np.append(np.random.default_rng(0).choice(len(smiles), 30, replace=False), [1571, 7263])
     built, nodes = check_against(data, smiles, chosen)
-    assert [number for number, _ in built.failures] == [30, 31]
-    assert "force field" in built.failures[0][1]
-    assert "embedding" in built.failures[1][1]
+    assert np.flatnonzero(~built.has_pos).tolist() == [30, 31]
+    assert [error.stage for error in built.failures] == ["force field", "embedding"]
     check_positions(built, data, nodes)
 
 
@@ -239,5 +254,5 @@ def test_a_tenth_of_the_published_molecules_is_rebuilt(synmol):
     smiles, data = synmol
     chosen = np.unique(np.append(np.arange(0, len(smiles), 10), FAILING))
     built, nodes = check_against(data, smiles, chosen)
-    assert [int(chosen[number]) for number, _ in built.failures] == FAILING
+    assert chosen[~built.has_pos].tolist() == FAILING
     check_positions(built, data, nodes)

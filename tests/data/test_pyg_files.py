@@ -97,3 +97,11 @@ def test_other_files_and_contradictions(tmp_path):
         read_features(tmp_path / "own.pt")
     with pytest.raises(FileNotFoundError):
         from_files(tmp_path / "absent.pt")
+
+
+def test_a_graph_whose_store_is_no_store_is_refused(tmp_path):
+    made = one()
+    made.__dict__["_store"] = Data
+    torch.save(made, tmp_path / "own.pt")
+    with pytest.raises(DataError, match=r"own\.pt: holds a Data; expected a PyG Data"):
+        from_files(tmp_path / "own.pt")

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from difformer.data.errors import DataError
-from difformer.data.own.npz import read_arrays
-from difformer.data.own.parquet import open_parquet
-from difformer.data.own.table import canonical_id, looks_like_header, number
+from difformer.data.own.arrays import read_arrays
+from difformer.data.own.table import canonical_id, looks_like_header, number, open_parquet
 from difformer.data.own.text import TextFormat, open_text, sniff_delimiter
 
 

@@ -228,3 +228,12 @@ def test_split_that_points_behind_the_last_instance_is_refused(part):
     split.check(6)  # the last instance is 5
     with pytest.raises(ValueError, match=rf"{part} holds index 5, but there are 5 instances \(0 to 4\)"):
         split.check(5)
+
+
+def test_split_files_with_a_single_name_or_nested_too_deeply_are_refused(tmp_path):
+    np.savez(tmp_path / "s.npz", names=np.array(True), train_0=[0], valid_0=[1], test_0=[2])
+    with pytest.raises(DataError, match=r"s\.npz: names: expected a list, got an array of shape \(\)"):
+        load_splits(tmp_path / "s.npz")
+    (tmp_path / "s.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"s\.json: is not a file of splits"):
+        load_splits(tmp_path / "s.json")

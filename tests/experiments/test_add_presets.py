@@ -2,7 +2,8 @@
 
 import pytest
 
-from difformer.experiments.presets import SHIPPED, Preset, add_presets, load_presets, main, write_preset
+from benchmarks.add_presets import add_presets, main
+from difformer.experiments.presets import SHIPPED, Preset, load_presets, write_preset
 
 TEXT = """# Head.
 

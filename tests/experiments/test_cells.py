@@ -128,3 +128,13 @@ def test_presets_of_a_folder_override_those_of_the_package(tmp_path):
     write_preset(preset("mine", "difformer-s"), tmp_path / "mine.toml")
     with pytest.raises(ValueError, match=r"mine\.toml has name = 'mine', which no row uses"):
         read_presets(tmp_path)
+
+
+def test_series_learn_their_targets_as_recorded_runs_did():
+    temporal = find("temporal")
+    data = next(one for one in temporal.data if one.key == "covid")
+    (choice, *_) = choices(temporal, data, DIFFORMER_S, ())
+    cell = Cell(data, DIFFORMER_S, choice)
+    assert cell.config().scale_targets is False
+    recorded = {key: value for key, value in cell.settings().items() if key != "scale_targets"}
+    assert settings_id("difformer-s", recorded, "covid", data.options) == cell.settings_id()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import io
 import warnings
+from pathlib import Path
 
 import pytest
 from small_experiment import BLOCKS, GCN, MLP, SMALL, line
 
-from difformer.experiments.analysis import summarise
+from difformer.experiments.analysis import read_summary, summarise
 from difformer.experiments.figures import BARS, QUICK, attention_figure, draw, legend_below, near, panels, pyplot, save
 from difformer.experiments.spec import System, find
 
@@ -215,3 +216,12 @@ def test_what_attention_adds_is_drawn_with_its_interval():
     low, high = comparison.test.interval
     (bar,) = ax.containers[0].lines[2][0].get_segments()
     assert bar[1][0] - bar[0][0] == pytest.approx(100 * (high - low))
+
+
+def test_energy_lines_have_distinct_labels_and_a_legend_below_the_panels():
+    summary = read_summary(find("energy"), Path(__file__).parents[2] / "results" / "energy")
+    fig = draw(summary)
+    labels = legend(fig)
+    assert len(set(labels)) == len(labels)
+    assert {"DIFFormer-s (best)", "DIFFormer-s (public-code)"} <= set(labels)
+    assert all(ax.get_legend() is None for ax in fig.axes if ax.get_xlabel() == "layer")

@@ -161,3 +161,28 @@ def test_reworded_split_names_are_the_same_split():
     new = named({**old, "split": "20 per class/seed=0"})
     assert named(old)["key"] == new["key"]
     assert (named(old)["split"], named(old)["protocol"]) == (new["split"], "20 per class")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"settings": 0.5}, "settings is 0.5"),
+        ({"model": 3}, "model is 3"),
+        ({"seed": "x"}, "seed is x"),
+        ({"test": []}, r"test is \[\]"),
+        ({"status": "lost"}, "it has no status"),
+        ({"measures": None}, "measures is None"),
+    ],
+)
+def test_a_field_of_another_kind_is_an_error_with_its_line(tmp_path, change, said):
+    ledger = Ledger(tmp_path)
+    ledger.append(line("gcn", 0, 0.5))
+    ledger.append({**line("gcn", 1, 0.5), **change})
+    with pytest.raises(ValueError, match=rf"line 2: not a run of `difformer reproduce` \({said}\)"):
+        ledger.read()
+
+
+def test_a_line_nested_too_deeply_is_an_error_with_its_number(tmp_path):
+    Ledger(tmp_path).path.write_text("[" * 100_000 + "\n")
+    with pytest.raises(ValueError, match="line 1: not JSON"):
+        Ledger(tmp_path).read()

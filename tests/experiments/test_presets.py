@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from difformer.data.catalogue import ENTRIES
+from difformer.errors import UserError
 from difformer.experiments import Preset, find_preset, load_presets, read_preset, write_preset
 from difformer.experiments.analysis import published
 from difformer.zoo import MODELS, check_options, options_of
@@ -131,7 +132,7 @@ def test_settings_of_a_preset_override_inherited_ones():
 @pytest.mark.parametrize(
     ("name", "model", "dataset", "complaint"),
     [
-        ("public_code", "difformer-s", "cora", "did you mean 'public-code'"),
+        ("public_code", "difformer-s", "cora", "did you mean public-code"),
         ("best", "difformer-a", "actor", "for that pair there is public-code"),
         ("public-code", "sgformer", "cora", "on cora it exists for difformer-a, difformer-s"),
         ("public-code", "difformer-s", "wine", "difformer-s has it for 20news, actor"),
@@ -189,3 +190,16 @@ def test_a_file_that_is_not_a_preset_is_refused(tmp_path, content, complaint):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"absent\.toml"):
         read_preset(tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize("field", ["validation = []", "command = 1979-05-27", "trials = 'x'", "data = 3", "note = 1"])
+def test_a_preset_with_a_field_of_the_wrong_kind_is_refused(tmp_path, field):
+    (tmp_path / "p.toml").write_text(f"name = 'own'\nmodel = 'mlp'\ndataset = 'cora'\n{field}\n")
+    with pytest.raises(UserError, match=rf"p\.toml has {field.split()[0]} = .*, which is of the wrong kind"):
+        read_preset(tmp_path / "p.toml")
+
+
+def test_a_preset_nested_too_deeply_is_refused(tmp_path):
+    (tmp_path / "p.toml").write_text("a = " + "[" * 50_000)
+    with pytest.raises(UserError, match="is not a TOML file"):
+        read_preset(tmp_path / "p.toml")

@@ -411,7 +411,9 @@ def test_a_failure_records_its_precision(tmp_path, said, monkeypatch):
     monkeypatch.setattr(runner, "train_one", broken)
     monkeypatch.setattr(runner, "train_stacked", broken)
     request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), seeds=1, precision="bf16")
-    assert all("(in bf16)" in reason for reason in run(SMALL, tmp_path, request, said.append).failed.values())
+    failed = run(SMALL, tmp_path, request, said.append).failed
+    assert failed
+    assert all("(in bf16)" in reason for reason in failed.values())
     assert [line["precision"] for line in Ledger(tmp_path).read() if line["status"] == FAILED] == ["bf16"]
 
 

@@ -187,7 +187,12 @@ def test_a_graph_met_in_inference_mode_can_be_trained_on():
     graph, batch = Graph(edges(), 12), torch.zeros(12, dtype=torch.long)
     with torch.inference_mode():
         conv(z, graph)
-    conv(z, graph, batch=batch).sum().backward()
+    conv(z, graph, batch=batch).square().sum().backward()
+    found = [parameter.grad.clone() for parameter in conv.parameters()]
+    conv.zero_grad()
+    conv(z, Graph(graph.edge_index, 12), batch=batch).square().sum().backward()
+    torch.testing.assert_close(found, [parameter.grad for parameter in conv.parameters()])
+    assert all(grad.abs().max() > 0 for grad in found)
 
 
 def test_repr_says_whether_the_graph_term_is_added_or_mixed():

@@ -142,7 +142,7 @@ def test_bfloat16_autocast_stays_close(diffusivity):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         low = model(x, edge_index)
     low.float().square().sum().backward()
-    torch.testing.assert_close(low.float(), exact, rtol=0.05, atol=0.05)
+    assert (low.float() - exact).norm() < 0.02 * exact.norm()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 

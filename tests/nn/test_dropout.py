@@ -1,6 +1,7 @@
 import importlib
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -290,3 +291,13 @@ def test_uniform_numbers_never_reach_their_ends(dtype, word, monkeypatch):
     monkeypatch.setattr(importlib.import_module("difformer.nn.dropout"), "_words", lambda *given: words)
     u = uniform((3, 2), dtype=dtype)
     assert bool(((u > 0) & (u < 1)).all())
+
+
+def test_keys_are_those_of_splitmix64():
+    """Runs that are resumed or repeated years later need the masks of today."""
+    mix = dropout_module._mix64
+    states = np.array([0, 1234567], dtype=np.uint64)
+    assert [hex(int(value)) for value in mix(states)] == ["0xe220a8397b1dcdaf", hex(6457827717110365317)]
+    keys = dropout_keys([0, 3], [0, 7]).numpy().view(np.uint64)[..., 0]
+    assert keys[1, 1] == mix(mix(np.array([3], dtype=np.uint64)) ^ mix(~np.array([7], dtype=np.uint64)))[0]
+    assert mask((2, 8), p=0.5, seed=3, step=7).int().tolist() == [[0, 1, 0, 0, 1, 0, 1, 0], [1, 0, 1, 0, 0, 0, 0, 1]]

@@ -246,3 +246,13 @@ def test_a_model_that_its_configuration_does_not_describe_is_not_saved(tmp_path,
     with pytest.raises(ValueError, match=named):
         model.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("layers", [10**5, 10**9, 2**63])
+def test_a_configuration_larger_than_its_weights_is_refused_at_once(tmp_path, layers):
+    DIFFormer(3, 4, 2).save_pretrained(tmp_path)
+    text = (tmp_path / "config.json").read_text()
+    assert '"num_layers": 2' in text
+    (tmp_path / "config.json").write_text(text.replace('"num_layers": 2', f'"num_layers": {layers}'))
+    with pytest.raises(PretrainedError, match=r"the model of the configuration is larger than its weights|too large"):
+        DIFFormer.from_pretrained(tmp_path)

@@ -58,6 +58,7 @@ def test_energies_are_those_of_the_model_and_the_theorem_falls():
     assert found.energy == pytest.approx(profile.energy.tolist(), abs=1e-5)
     assert found.edges == pytest.approx(profile.dirichlet.tolist(), abs=1e-5)
     assert found.rank == pytest.approx(profile.effective_rank.tolist(), rel=1e-4)
+    assert len(found.theorem) == 5
     assert all(after < before for before, after in zip(found.theorem, found.theorem[1:], strict=False))
     assert any("queries and keys" in reason for reason in found.reasons)
     assert any("observed edges" in reason for reason in found.reasons)

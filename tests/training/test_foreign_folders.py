@@ -5,10 +5,13 @@ import os
 import random
 import re
 import shutil
+import signal
 import threading
 import time
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
 from small_tasks import blocks
 
 from difformer.errors import UserError
@@ -264,3 +267,38 @@ def test_reports_follow_no_link_to_arrays_outside_of_the_folder(run, name, tmp_p
     reader = _test_to_train if name == "split.npz" else lambda one: _read_predictions(one, blocks(), 0)
     with pytest.raises(RunFolderError, match="leads out of the run folder"):
         reader(folder)
+
+
+class Interrupt:
+    """Ctrl-C after the second epoch."""
+
+    def on_epoch(self, event):
+        if event.epoch == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(("stacked", "name"), [(False, "seed-0/checkpoint.safetensors"), (True, "stack.safetensors")])
+def test_a_checkpoint_that_was_changed_is_noticed_and_one_of_version_0_1_is_resumed(tmp_path, stacked, name):
+    config = CONFIG.replace(epochs=5, checkpoint_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        fit(blocks(), config, seeds=2, out=tmp_path / "run", device="cpu", stacked=stacked, callbacks=[Interrupt()])
+    path = tmp_path / "run" / name
+    with safe_open(path, framework="pt") as file:
+        metadata, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    changed = {key: value.clone() for key, value in tensors.items()}
+    next(value for value in changed.values() if value.is_floating_point() and value.dim()).view(-1)[0] += 1
+    save_file(changed, path, metadata)
+    with pytest.raises(RunFolderError, match="damaged: its content is not what was written; delete it to train"):
+        resume(tmp_path / "run", task=blocks(), device="cpu")
+    without = {key: value for key, value in metadata.items() if key != "hash"}
+    moments = [key for key in tensors if "exp_avg" in key or key == "optimizer.mean"]
+    assert moments
+    for key in moments:
+        save_file({**tensors, key: tensors[key][:0]}, path, without)
+        with pytest.raises((UserError, RunFolderError), match="the checkpoint is of another model"):
+            resume(tmp_path / "run", task=blocks(), device="cpu")
+    save_file(tensors, path, {**without, "difformer": without["difformer"].replace('"format": 1', '"format": "x"')})
+    with pytest.raises(RunFolderError, match="not a checkpoint of a training run"):
+        resume(tmp_path / "run", task=blocks(), device="cpu")
+    save_file(tensors, path, without)
+    assert resume(tmp_path / "run", task=blocks(), device="cpu").complete

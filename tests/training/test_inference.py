@@ -240,4 +240,5 @@ def test_mixed_precision_is_that_of_the_forward_pass():
     x, graph = inputs()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         states = embed_in_batches(net, x, graph, batch_size=30, device=CPU, storage=CPU)
-        torch.testing.assert_close(states.float(), net.embed(x, graph).float(), atol=0.1, rtol=0.05)
+        whole = net.embed(x, graph).float()
+    assert (states.float() - whole).norm() < 0.02 * whole.norm()

@@ -155,7 +155,7 @@ def test_a_plain_model_is_given_what_its_signature_names():
 def test_names_that_cannot_be_imported_are_explained(sandwich):
     with pytest.raises(ValueError, match=r"cannot import 'picknick'.*installed or on PYTHONPATH"):
         zoo.find("picknick:Sandwich")
-    with pytest.raises(ValueError, match="module 'picnic' has no 'Sandwitch'"):
+    with pytest.raises(ValueError, match="module 'picnic' has no 'Sandwitch'; did you mean Sandwich"):
         zoo.find("picnic:Sandwitch")
     with pytest.raises(ValueError, match="there is no model 'idgl': it was removed"):
         zoo.find("idgl")

@@ -9,8 +9,9 @@ torch. Generators have no names here: ``load("sbm", …)``, or `difformer.data.g
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from difformer._lazy import lazy_names
 
 if TYPE_CHECKING:
     from difformer.data.batches import GraphBatch as GraphBatch
@@ -56,37 +57,25 @@ if TYPE_CHECKING:
     from difformer.data.split_rules import time_split as time_split
     from difformer.data.task import Task as Task
 
-_HOMES = {
-    "batches": "GraphBatch GraphBatches NodeBatch NodePartitions SnapshotBatch SnapshotBatches induced_subgraph "
-    "partition_nodes",
-    "catalogue": "ENTRIES Entry",
-    "datasets.images": "load_images",
-    "datasets.temporal": "period_scale",
-    "download": "DownloadError",
-    "errors": "DataError",
-    "knn": "knn_edges knn_graph",
-    "lookup": "Listing cache_folder list_datasets",
-    "own": "Preprocessing from_arrays from_files from_frame from_pyg read_features",
-    "own.graphs": "edge_ends",
-    "own.table": "is_missing",
-    "registry": "dataset_options load register_dataset",
-    "split": "Split load_splits save_splits",
-    "split_rules": "authors_split fraction_split index_split labels_per_class_split masks_split per_class_split "
-    "random_split time_split",
-    "task": "Task",
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
-
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value  # the next look-up finds it without coming here
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+__all__, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "batches": "GraphBatch GraphBatches NodeBatch NodePartitions SnapshotBatch SnapshotBatches induced_subgraph "
+        "partition_nodes",
+        "catalogue": "ENTRIES Entry",
+        "datasets.images": "load_images",
+        "datasets.temporal": "period_scale",
+        "download": "DownloadError",
+        "errors": "DataError",
+        "knn": "knn_edges knn_graph",
+        "lookup": "Listing cache_folder list_datasets",
+        "own": "Preprocessing from_arrays from_files from_frame from_pyg read_features",
+        "own.graphs": "edge_ends",
+        "own.table": "is_missing",
+        "registry": "dataset_options load register_dataset",
+        "split": "Split load_splits save_splits",
+        "split_rules": "authors_split fraction_split index_split labels_per_class_split masks_split per_class_split "
+        "random_split time_split",
+        "task": "Task",
+    },
+)

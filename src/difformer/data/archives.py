@@ -38,11 +38,7 @@ def limit(kind: str) -> int:
 
 
 def check_size(size: int, name: str, kind: str = "MEMBER") -> None:
-    """Refuse what is larger than the limit.
-
-    Raises:
-        DataError: Saying how large it is, and how the limit is raised.
-    """
+    """Refuse what is larger than the limit, and say how the limit is raised."""
     if size > limit(kind):
         units = {"MEMBER": "bytes", "LINE": "characters", "COLUMNS": "columns"}[kind]
         raise DataError(
@@ -110,11 +106,7 @@ def _array(stream: IO[bytes], size: int, name: str) -> Array:
 
 
 def read_zip(path: str | os.PathLike[str], names: Iterable[str]) -> dict[str, bytes]:
-    """Members of a zip archive by the last part of their name.
-
-    Raises:
-        DataError: If one is missing or larger than the limit.
-    """
+    """Members of a zip archive by the last part of their name."""
     with zipfile.ZipFile(path) as archive:
         inside = {info.filename.rsplit("/", 1)[-1]: info for info in archive.infolist()}
         members = {}
@@ -140,11 +132,7 @@ def tar_members(path: str | os.PathLike[str], names: Collection[str] | None = No
 
 
 def read_mat(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """The variables of a MATLAB file.
-
-    Raises:
-        DataError: If scipy cannot read it.
-    """
+    """The variables of a MATLAB file; a `DataError` if scipy cannot read it."""
     from scipy.io import loadmat
 
     try:

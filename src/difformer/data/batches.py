@@ -33,6 +33,14 @@ def epoch_generator(seed: int, epoch: int, batch: int | None = None) -> torch.Ge
     )
 
 
+def _check(task: Task, kind: str, **sizes: int) -> None:
+    if task.kind != kind:
+        raise UserError(f"task {task.name!r}: these batches need a {kind!r} task, this one is {task.kind!r}")
+    for name, size in sizes.items():
+        if size < 1:
+            raise UserError(f"{name}: expected at least 1, got {size}")
+
+
 class _Movable:
     def to(self: Batch, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """The same batch with every tensor on `device`."""
@@ -55,7 +63,6 @@ class NodeBatch(_Movable):
         y: ``[n, …]`` targets.
         edge_index: ``[2, e]`` in positions 0 … n - 1; None where the task has no graph.
         edge_weight: ``[e]``, or None.
-        seeds: ``[s]`` positions of the nodes that the batch was made for: all of them.
     """
 
     nodes: Tensor
@@ -63,7 +70,6 @@ class NodeBatch(_Movable):
     y: Tensor
     edge_index: Tensor | None
     edge_weight: Tensor | None
-    seeds: Tensor
 
     def local(self, index: Tensor) -> Tensor:
         """Positions in this batch of those nodes of `index` that are in it, ascending."""
@@ -193,14 +199,8 @@ class NodePartitions:
         even: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        if task.kind != "nodes":
-            raise UserError(f"task {task.name!r}: partitions of nodes need a 'nodes' task, this one is {task.kind!r}")
-        if batch_size < 1:
-            raise UserError(f"batch_size: expected at least 1, got {batch_size}")
-        self.task = task
-        self.batch_size = batch_size
-        self.seed = seed
-        self.even = even
+        _check(task, "nodes", batch_size=batch_size)
+        self.task, self.batch_size, self.seed, self.even = task, batch_size, seed, even
         self.device = task.x.device if device is None else torch.device(device)
         self.x, self.y = task.x.to(self.device), task.y.to(self.device)
         self.edge_index, self.edge_weight = (
@@ -223,21 +223,13 @@ class NodePartitions:
         for number, nodes in enumerate(parts):
             if number < start:
                 continue
-            own = torch.arange(nodes.numel(), device=self.device)
             edge_index = edge_weight = None
             if edges is not None and self.edge_index is not None:
-                place[nodes] = own
+                place[nodes] = torch.arange(nodes.numel(), device=self.device)
                 edge_index = place[self.edge_index[:, edges[number]]]
                 if self.edge_weight is not None:
                     edge_weight = self.edge_weight[edges[number]]
-            yield NodeBatch(
-                nodes=nodes,
-                x=take_rows(self.x, nodes),
-                y=self.y[nodes],
-                edge_index=edge_index,
-                edge_weight=edge_weight,
-                seeds=own,
-            )
+            yield NodeBatch(nodes, take_rows(self.x, nodes), self.y[nodes], edge_index, edge_weight)
 
     def _edges_of(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Positions in the edge list of every part's edges, in order."""
@@ -270,16 +262,11 @@ class GraphBatches:
     def __init__(
         self, task: Task, *, index: Tensor | None = None, batch_size: int, shuffle: bool = True, seed: int = 0
     ) -> None:
-        if task.kind != "graphs" or task.node_ptr is None:
-            raise UserError(f"task {task.name!r}: batches of graphs need a 'graphs' task, this one is {task.kind!r}")
-        if batch_size < 1:
-            raise UserError(f"batch_size: expected at least 1, got {batch_size}")
-        self.task = task
+        _check(task, "graphs", batch_size=batch_size)
+        assert task.node_ptr is not None
+        self.task, self.batch_size, self.shuffle, self.seed = task, batch_size, shuffle, seed
         self.node_ptr = task.node_ptr
         self.index = torch.arange(task.num_instances) if index is None else index
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.seed = seed
         self.edge_order: Tensor | None = None
         if isinstance(task.edge_index, Tensor):
             graph = torch.bucketize(task.edge_index[0].contiguous(), task.node_ptr, right=True) - 1
@@ -313,15 +300,8 @@ class GraphBatches:
             edge_index = task.edge_index[:, edges] + shift
             if isinstance(task.edge_weight, Tensor):
                 edge_weight = task.edge_weight[edges]
-        return GraphBatch(
-            graphs=graphs,
-            x=task.x[nodes],
-            y=task.y[graphs],
-            edge_index=edge_index,
-            edge_weight=edge_weight,
-            batch=torch.repeat_interleave(torch.arange(graphs.numel()), ptr.diff()),
-            node_ptr=ptr,
-        )
+        batch = torch.repeat_interleave(torch.arange(graphs.numel()), ptr.diff())
+        return GraphBatch(graphs, task.x[nodes], task.y[graphs], edge_index, edge_weight, batch, ptr)
 
 
 class SnapshotBatches:
@@ -338,13 +318,8 @@ class SnapshotBatches:
     def __init__(
         self, task: Task, *, index: Tensor | None = None, length: int = 1, shuffle: bool = False, seed: int = 0
     ) -> None:
-        if task.kind != "series":
-            raise UserError(f"task {task.name!r}: batches of snapshots need a 'series' task, this is {task.kind!r}")
-        if length < 1:
-            raise UserError(f"length: expected at least 1, got {length}")
-        self.task = task
-        self.shuffle = shuffle
-        self.seed = seed
+        _check(task, "series", length=length)
+        self.task, self.shuffle, self.seed = task, shuffle, seed
         times = torch.arange(task.num_instances) if index is None else index.sort().values
         gaps = (times.diff() > 1).nonzero().squeeze(1) + 1
         self.runs = [run for piece in times.tensor_split(gaps) for run in piece.split(length) if run.numel()]

@@ -46,12 +46,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Form:
-    """Files that together are a data set.
-
-    Args:
-        name: How readers tell forms apart.
-        files: All of them are needed.
-    """
+    """Files that together are a data set: all of `files` are needed, and readers tell forms apart by `name`."""
 
     name: str
     files: tuple[RemoteFile, ...]
@@ -130,11 +125,7 @@ ALIASES: dict[str, str] = {alias: name for name, entry in ENTRIES.items() for al
 
 
 def entry(name: str) -> Entry:
-    """The entry of a name, however it is spelled: case, blanks and underscores do not matter.
-
-    Raises:
-        UserError: If there is no such data set, with the nearest name.
-    """
+    """The entry of a name, however it is spelled: case, blanks and underscores do not matter."""
     if ":" in name:
         return own_entry(name, name)
     plain = plain_name(name)

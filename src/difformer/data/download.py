@@ -28,14 +28,7 @@ RECORD_SUFFIX = ".sha256"
 
 
 class DownloadError(DataError):
-    """A file that could not be had.
-
-    Args:
-        data_set: Name of the data set.
-        file: What was wanted.
-        target: Where it would have gone.
-        reason: What happened.
-    """
+    """A file that could not be downloaded."""
 
     def __init__(self, data_set: str, file: RemoteFile, target: Path, reason: str) -> None:
         self.data_set, self.url, self.target, self.reason = data_set, file.url, target, reason
@@ -55,12 +48,7 @@ class _Bar(Protocol):
 
 
 def fetch(file: RemoteFile, target: Path, *, data_set: str) -> Path:
-    """Download one file.
-
-    Args:
-        file: What to fetch; it must have an address.
-        target: The file's place. Its folder is made where absent.
-        data_set: For messages.
+    """Download one file to `target`, whose folder is made if it is absent.
 
     Raises:
         DownloadError: After the last attempt, with nothing under the target's name.

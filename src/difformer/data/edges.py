@@ -74,13 +74,8 @@ def tidy_edges(
 def undirected(pairs: NDArray[Any], num_nodes: int, *, self_loops: bool) -> Tensor:
     """Both directions of every edge, once each, sorted by source and target: ``A ∨ Aᵀ``, then ``∨ I`` if asked for.
 
-    Self-loops and repetitions in `pairs` are removed first. An edge is one number while it is sorted, which keeps
-    thirty million edges within seconds and two gigabytes.
-
-    Args:
-        pairs: ``[2, E]`` whole numbers in any order and direction.
-        num_nodes: Of the graph.
-        self_loops: Whether every node gets an edge to itself.
+    `pairs` are ``[2, E]`` in any order and direction; their self-loops and repetitions are removed first. An edge is
+    one number while it is sorted, which keeps thirty million edges within seconds and two gigabytes.
     """
     source, target = (np.asarray(end) for end in pairs)
     proper = source != target

@@ -7,6 +7,8 @@ import struct
 import tarfile
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 
@@ -21,6 +23,7 @@ DAMAGE = (
     LookupError,
     OverflowError,
     NotImplementedError,
+    RecursionError,  # JSON that is nested too deeply
     struct.error,
     zlib.error,
     lzma.LZMAError,
@@ -71,12 +74,19 @@ class DataError(UserError):
         return DataError(problem, argument=self.argument, **place)  # type: ignore[arg-type]
 
 
-def require(module: str, *, extra: str, purpose: str) -> ModuleType:
-    """Import an optional module, or say which extra brings it.
+@contextmanager
+def in_file(path: object) -> Iterator[None]:
+    """Errors that do not name a file name this one, if there is one."""
+    try:
+        yield
+    except DataError as error:
+        if path is None or error.path is not None:
+            raise
+        raise DataError(str(error), path=path, argument=error.argument) from error
 
-    Raises:
-        ImportError: If the module is not installed.
-    """
+
+def require(module: str, *, extra: str, purpose: str) -> ModuleType:
+    """Import an optional module, or say which extra brings it."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -175,14 +175,7 @@ def _approximately(points: Tensor, k: int, metric: Metric, seed: int) -> tuple[T
 
 
 def nearest(points: Tensor, k: int, *, metric: Metric, block_size: int | None = None) -> tuple[Tensor, Tensor]:
-    """The k nearest other points of every point, and their distances: both ``[N, k]``, nearest first.
-
-    Args:
-        points: ``[N, F]``, dense (on any device) or sparse CSR.
-        k: At most N - 1.
-        metric: ``"euclidean"`` or ``"cosine"``.
-        block_size: Rows at a time; the result does not depend on it.
-    """
+    """The k nearest other points of every point, and their distances: both ``[N, k]``, nearest first."""
     if points.layout == torch.sparse_csr:
         return _nearest_sparse(points, k, metric, block_size)
     n = points.shape[0]
@@ -350,19 +343,10 @@ def distance_sparse(x: Any, first: Any, second: Any, metric: Metric) -> Tensor:
 def nearest_within(
     points: Tensor, ptr: Tensor, k: int, *, metric: Metric, block_size: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For every point its k nearest of the same set, or all others where there are fewer.
+    """For every point its k nearest of the same set ``points[ptr[s]:ptr[s + 1]]``, or all others if there are fewer.
 
-    Args:
-        points: ``[N, F]``.
-        ptr: ``[S + 1]``: set s is ``points[ptr[s]:ptr[s + 1]]``.
-        k: At least 1.
-        metric: ``"euclidean"`` or ``"cosine"``.
-        block_size: For large sets, as in `nearest`.
-
-    Returns:
-        neighbours: ``[E]`` those of point 0, nearest first, then those of point 1, …
-        distances: ``[E]``.
-        count: ``[N]`` how many each point has.
+    Returns the neighbours ``[E]`` of point 0, nearest first, then those of point 1, …; their distances; and how many
+    each point has.
     """
     device = points.device
     ptr = ptr.to(device)

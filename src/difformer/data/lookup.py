@@ -20,13 +20,7 @@ from difformer.files import cache_folder as cache_folder
 
 @dataclass(frozen=True)
 class Found:
-    """Files of one form of a data set, on disk.
-
-    Args:
-        name: The data set.
-        form: Which of its forms.
-        paths: The files, in the form's order.
-    """
+    """Files of one form of a data set, on disk, in the form's order."""
 
     name: str
     form: str
@@ -49,11 +43,7 @@ def folders(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
 
 
 def check_folders(root: str | os.PathLike[str] | None = None) -> None:
-    """Refuse a `root` or a `$DIFFORMER_DATA` that is not a folder.
-
-    Raises:
-        DataError: Saying which of the two it is.
-    """
+    """Refuse a `root` or a `$DIFFORMER_DATA` that is not a folder."""
     for given, label in ((root, "root"), (os.environ.get("DIFFORMER_DATA") or None, "$DIFFORMER_DATA")):
         if given is not None and not Path(given).expanduser().is_dir():
             raise DataError(f"{label} must be a folder with data sets, but {os.fspath(given)!r} is not a folder")
@@ -112,16 +102,11 @@ def listing(one: Entry, root: str | os.PathLike[str] | None = None) -> Listing:
 
 
 def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequence[str] | None = None) -> Found:
-    """Files of a data set, downloaded where they are nowhere.
-
-    Args:
-        name: A data set of `catalogue.FORMS`.
-        root: Folder to search first.
-        forms: Names of the forms that will do, in order of preference; all of the data set's by default.
+    """Files of a data set, downloaded if they are in no folder; `forms` names those that will do, in order.
 
     Raises:
-        DataError: If `root` or `$DIFFORMER_DATA` is not a folder, a kept file has changed, or there is nothing to
-        download. DownloadError: If the download fails; the message says what to fetch by hand and where to put it.
+        DataError: If a folder is none, a kept file has changed, or there is nothing to download.
+        DownloadError: If the download fails; the message says what to fetch by hand and where to put it.
     """
     check_folders(root)
     cache = cache_folder()
@@ -153,9 +138,6 @@ def reading(found: Found | Path, *, data_set: str | None = None) -> Iterator[Non
     """Errors that a damaged file causes become a `DataError` that names the data set, the file and the remedy.
 
     Faults of the program (TypeError, AttributeError, …) pass through with their traceback.
-
-    Raises:
-        DataError: In place of the errors listed in `DAMAGE`.
     """
     paths = found.paths if isinstance(found, Found) else (found,)
     name = found.name if isinstance(found, Found) else data_set

@@ -32,17 +32,10 @@ def processed(
     version: int,
     options: Mapping[str, object] | None = None,
 ) -> Arrays:
-    """The arrays that `build` makes, from the cache where they are there already.
+    """The arrays that `build` makes, from the cache if they are there; none may hold Python objects.
 
-    Args:
-        name: Beginning of the file's name.
-        build: Makes the arrays; none may hold Python objects.
-        sources: Files that the arrays were made from.
-        version: To be raised whenever `build` gives something else for the same files.
-        options: Whatever else changes the arrays.
-
-    Returns:
-        What `build` returned. If the cache cannot be written, a warning says so and nothing is kept.
+    `version` is raised whenever `build` gives something else for the same `sources`; `options` are whatever else
+    changes the arrays. If the cache cannot be written, a warning says so and nothing is kept.
     """
     path = cache_folder() / "processed" / f"{name}-{_key(name, sources, version, options)}.npz"
     if path.is_file():

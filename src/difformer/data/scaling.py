@@ -25,13 +25,7 @@ CONSTANT = 1e-7  # a deviation below this share of the column's size is rounding
 
 @dataclass(frozen=True, eq=False)  # tensors cannot say whether they are equal
 class Scaling:
-    """What columns are shifted and divided by.
-
-    Args:
-        shift: ``[F]`` in double precision; None where zeros are kept.
-        scale: ``[F]`` likewise.
-        rows: How many rows it was taken from.
-    """
+    """What the columns are shifted (None keeps zeros) and divided by, in double precision, taken from `rows` rows."""
 
     shift: Tensor | None
     scale: Tensor
@@ -50,11 +44,7 @@ class Scaling:
         return Scaling(shift, torch.where(deviation > 0, deviation, 1.0), rows)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Rows on this scale, of the same type and layout.
-
-        Raises:
-            ValueError: If they have another number of columns.
-        """
+        """Rows on this scale, of the same type and layout."""
         if x.dim() != 2 or x.shape[1] != self.scale.numel():
             raise UserError(f"x: expected rows of {self.scale.numel()} columns, [N, F], got shape {tuple(x.shape)}")
         if x.layout == torch.sparse_csr and self.shift is None:

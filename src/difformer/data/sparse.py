@@ -18,18 +18,9 @@ SPARSE_BELOW = 0.1
 
 
 def segments(ptr: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of chosen segments of a flat array, one segment after the other.
+    """Positions of chosen segments ``ptr[i]:ptr[i + 1]`` of a flat array, and where each begins and ends among them.
 
-    Segment i of a flat array is ``ptr[i]:ptr[i + 1]``. For ``index = [i, j, …]`` the positions are
-    ``ptr[i], …, ptr[i + 1] - 1, ptr[j], …``, found without a loop.
-
-    Args:
-        ptr: ``[S + 1]`` int64, not decreasing.
-        index: Which segments, in which order.
-
-    Returns:
-        positions: The flat positions.
-        new_ptr: Where each chosen segment begins and ends in `positions`.
+    For ``index = [i, j, …]`` the positions are ``ptr[i], …, ptr[i + 1] - 1, ptr[j], …``, found without a loop.
     """
     start, length = ptr[index], ptr[index + 1] - ptr[index]
     new_ptr = torch.zeros(index.numel() + 1, dtype=torch.long, device=ptr.device)
@@ -55,11 +46,7 @@ def csr(ptr: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) ->
 
 
 def checked_csr(data: Any, indices: Any, ptr: Any, shape: Any) -> Any:
-    """A scipy CSR matrix from arrays of which nothing is known yet: scipy and torch would follow a wrong index.
-
-    Raises:
-        ValueError: If the arrays are not those of a CSR matrix of this shape.
-    """
+    """A scipy CSR matrix from arrays of which nothing is known yet: scipy and torch would follow a wrong index."""
     shape = np.asarray(shape)
     for name, part in (("data", data), ("indices", indices), ("indptr", ptr)):
         if part.ndim != 1 or part.dtype.kind not in ("biuf" if name == "data" else "iu"):
@@ -72,11 +59,7 @@ def checked_csr(data: Any, indices: Any, ptr: Any, shape: Any) -> Any:
 
 
 def from_scipy(matrix: Any) -> Tensor:
-    """A scipy sparse matrix as torch CSR of float32 (float64 stays): columns sorted, each once, no zeros kept.
-
-    Raises:
-        ValueError: If an index of the matrix points outside of it.
-    """
+    """A scipy sparse matrix as torch CSR of float32 (float64 stays): columns sorted, each once, no zeros kept."""
     check_scipy(matrix)
     rows = matrix.tocsr(copy=True)
     rows.sum_duplicates()
@@ -87,11 +70,7 @@ def from_scipy(matrix: Any) -> Tensor:
 
 
 def check_scipy(matrix: Any) -> None:
-    """Refuse a scipy matrix whose indices point outside of it, before anything follows them.
-
-    Raises:
-        ValueError: Naming the index.
-    """
+    """Refuse a scipy matrix whose indices point outside of it, before anything follows them."""
     if hasattr(matrix, "check_format"):
         matrix.check_format(full_check=True)
     elif hasattr(matrix, "row") and matrix.nnz:
@@ -122,15 +101,7 @@ def to_scipy(x: Tensor) -> Any:
 
 
 def feature_tensor(x: Any, *, as_sparse: bool | None = None) -> Tensor:
-    """Features as a torch tensor.
-
-    Args:
-        x: Scipy sparse matrix or dense array.
-        as_sparse: CSR if True, dense if False; None takes CSR where fewer than one entry in ten is not zero.
-
-    Returns:
-        ``[N, F]`` float32, strided or sparse CSR.
-    """
+    """Features ``[N, F]`` as float32; with `as_sparse` None CSR if fewer than one entry in ten is not zero."""
     if as_sparse is None:
         filled = x.nnz if sparse.issparse(x) else int(np.count_nonzero(x))
         as_sparse = filled < SPARSE_BELOW * x.shape[0] * x.shape[1]

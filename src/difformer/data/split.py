@@ -123,11 +123,7 @@ class Split:
 
 
 def index_tensor(index: Any, called: str) -> Tensor:
-    """Indices from a list, an array or a tensor, as one row of int64.
-
-    Raises:
-        ValueError: If they are no whole numbers; they are `called` so.
-    """
+    """Indices from a list, an array or a tensor, as one row of int64; errors call them `called`."""
     array = index if isinstance(index, Tensor) else np.asarray(index)
     if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
         raise UserError(f"{called} must hold whole numbers, got {array.dtype}")
@@ -199,6 +195,8 @@ def _read_npz(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
     arrays = read_npz(path)
     if "names" not in arrays:
         return [arrays]
+    if arrays["names"].ndim != 1:
+        raise DataError(f"names: expected a list, got an array of shape {arrays['names'].shape}", path=path)
     return [
         {"name": str(name), **{part: arrays[f"{part}_{i}"] for part in PARTS}}
         for i, name in enumerate(arrays["names"].tolist())

@@ -17,19 +17,10 @@ BLOCK_BYTES = 16 << 20
 
 
 def number_blocks(stream: IO[bytes], *, columns: int, dtype: Any, path: object = None) -> Iterator[Array]:
-    """Consecutive blocks of rows of a table of numbers.
+    """Consecutive blocks ``[rows, columns]`` of a table of numbers separated by commas, tabs or blanks.
 
-    Args:
-        stream: Lines of `columns` numbers each, parted by commas, tabs or blanks; lines that begin with ``#`` may lead.
-        columns: Numbers a line.
-        dtype: Whole numbers or floats.
-        path: For messages.
-
-    Yields:
-        ``[rows, columns]`` arrays.
-
-    Raises:
-        DataError: If something is not a number, or a line has another number of columns; with its line.
+    Lines that begin with ``#`` may come first. Something that is not a number, or a line with another number of
+    columns, is an error with its line.
     """
     line, rest = 0, b""
     while True:

@@ -12,9 +12,9 @@ Names are resolved on first use: `difformer.attention` needs the diffusivities a
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from difformer._lazy import lazy_names
 from difformer.diffusivity import DIFFUSIVITIES, Diffusivity, as_diffusivity, gaussian, softmax
 
 if TYPE_CHECKING:
@@ -48,39 +48,23 @@ if TYPE_CHECKING:
     from difformer.diffusion.spectrum import Spectrum, convergence_rate, laplacian_spectrum, stable_step_size
     from difformer.diffusion.surrogate import concave_conjugate, surrogate_energy
 
-_HOMES = {
-    "certificates": ("CERTIFICATES", "Certificate", "certify"),
-    "counterexamples": ("COUNTEREXAMPLES",),
-    "coupling": (
-        "COUPLINGS",
-        "AllPairAttention",
-        "Coupling",
-        "EdgeAttention",
-        "GraphCoupling",
-        "Identity",
-        "MatrixCoupling",
-        "Mix",
-        "as_coupling",
-        "make_coupling",
-    ),
-    "dynamics": ("Diffused", "diffuse", "solve"),
-    "energy": (
-        "Energy",
-        "dirichlet_energy",
-        "effective_rank",
-        "mixture",
-        "nonnegative",
-        "normalised_dirichlet_energy",
-        "penalty",
-        "smoothness",
-    ),
-    "label_propagation": ("propagate_labels",),
-    "models": ("MODELS",),
-    "spectrum": ("Spectrum", "convergence_rate", "laplacian_spectrum", "stable_step_size"),
-    "surrogate": ("concave_conjugate", "surrogate_energy"),
-}
-_MODULES = (*_HOMES, "laplacian", "pairs")  # reachable as attributes, as `difformer.diffusion.models` is
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "certificates": "CERTIFICATES Certificate certify",
+        "counterexamples": "COUNTEREXAMPLES",
+        "coupling": "COUPLINGS AllPairAttention Coupling EdgeAttention GraphCoupling Identity MatrixCoupling Mix "
+        "as_coupling make_coupling",
+        "dynamics": "Diffused diffuse solve",
+        "energy": "Energy dirichlet_energy effective_rank mixture nonnegative normalised_dirichlet_energy "
+        "penalty smoothness",
+        "label_propagation": "propagate_labels",
+        "models": "MODELS",
+        "spectrum": "Spectrum convergence_rate laplacian_spectrum stable_step_size",
+        "surrogate": "concave_conjugate surrogate_energy",
+    },
+    modules=("laplacian", "pairs"),
+)
 
 __all__ = [
     "CERTIFICATES",
@@ -122,17 +106,3 @@ __all__ = [
     "stable_step_size",
     "surrogate_energy",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

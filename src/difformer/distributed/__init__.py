@@ -13,26 +13,15 @@ Nothing is imported before it is asked for: the command line looks at `environme
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from difformer._lazy import lazy_names
 
-_HOMES = {
-    "Partition": "partition_folder",
-    "RankLostError": "watch",
-    "Ranks": "process_group",
-    "fit_seeds": "rank_runs",
-    "fit_sharded": "rank_runs",
-    "join": "process_group",
-    "partition": "graph_partition",
-    "quality": "graph_partition",
-    "resume_sharded": "rank_runs",
-    "tune_over_ranks": "rank_runs",
-    "write_partition": "partition_folder",
-}
-__all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__all__, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "partition_folder": "Partition write_partition",
+        "watch": "RankLostError",
+        "process_group": "Ranks join",
+        "rank_runs": "fit_seeds fit_sharded resume_sharded tune_over_ranks",
+        "graph_partition": "partition quality",
+    },
+)

@@ -241,9 +241,7 @@ class PartsFeed(BatchesFeed):
         """``[N, C]``; training begins with epoch 1, so the partition of epoch 0 is never trained on."""
         parts, places = [], []
         for batch in self.partitions.epoch(0):
-            graph = None
-            if batch.edge_index is not None:
-                graph = graph_of(batch.edge_index, batch.edge_weight, batch.nodes.numel(), self.device)
+            graph = graph_of(batch.edge_index, batch.edge_weight, batch.nodes.numel(), self.device)
             parts.append(Inputs(features(batch.x, self.device), graph).outputs(model))
             places.append(batch.nodes.to(self.device))
         return torch.cat(parts)[torch.cat(places).argsort()]

@@ -29,6 +29,8 @@ RIVALS = ("best", "paper")
 SUFFIXES = ("", "-no-graph")
 # Fields that do not affect a result.
 _IRRELEVANT = ("checkpoint_every", "checkpoint_seconds")
+# Fields that are no part of an identity. Specs of series fix `scale_targets` at what was done before it existed.
+_NO_IDENTITY = ("model", "precision", "scale_targets")
 # Options whose default is not what was done before they existed.
 BEFORE = {"initialisation": "torch"}
 
@@ -114,7 +116,7 @@ def settings_id(model: str, settings: Mapping[str, Any], dataset: str, options: 
     chosen = {
         key: value
         for key, value in {**before, **settings}.items()
-        if key not in ("model", "precision") and (key not in default or _plain(value) != _plain(default[key]))
+        if key not in _NO_IDENTITY and (key not in default or _plain(value) != _plain(default[key]))
     }
     return identity(model=model, settings=chosen, dataset=dataset, options=options)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
 from textwrap import fill
@@ -145,33 +146,21 @@ def near(points: Sequence[float]) -> tuple[float, float]:
 
 
 def scores(summary: Summary) -> Any:
-    """One panel per data set."""
-    shown = _scored(summary)
-    if not shown:
+    """One panel per data set; below them two panels per section that measures cost."""
+    shown = [section for section in summary.sections if section.data.mode != "cost" and _rows(section)]
+    costs = [section for section in summary.sections if section.data.mode == "cost" and len(section.runs)]
+    if not shown and not costs:
         return None
-    width, height = _size(shown)
-    fig, axes = panels(len(shown), width=width, height=height, across=2 if len(shown) in (2, 4) else 3)
-    _score_panels(fig, axes, shown, summary)
-    return fig
-
-
-def scores_and_cost(summary: Summary) -> Any:
-    """Scores, and below them two panels of cost per section."""
-    shown, costs = _scored(summary), _measured(summary)
-    if not shown or not costs:
-        return scores(summary) if shown else cost(summary)
-    width, height = _size(shown)
-    start = len(shown) + len(shown) % 2  # cost starts on a row of its own
-    fig, axes = panels(start + 2 * len(costs), width=width, height=height, across=2)
+    width, height = _size(shown) if shown else (3.8, 2.2)
+    start = len(shown) + (len(shown) % 2 if costs else 0)  # cost starts on a row of its own
+    across = 2 if costs or len(shown) in (2, 4) else 3
+    fig, axes = panels(start + 2 * len(costs), width=width, height=height, across=across)
     for spare in axes[len(shown) : start]:
         spare.set_axis_off()
-    _score_panels(fig, axes[: len(shown)], shown, summary)
+    if shown:
+        _score_panels(fig, axes[: len(shown)], shown, summary)
     _cost_panels(axes[start:], costs)
     return fig
-
-
-def _scored(summary: Summary) -> list[Section]:
-    return [section for section in summary.sections if section.data.mode != "cost" and _rows(section)]
 
 
 def _rows(section: Section) -> list[Row]:
@@ -286,20 +275,6 @@ def attention_figure(sections: Sequence[Section]) -> Any:
 # Cost: bars of seconds and megabytes.
 
 
-def cost(summary: Summary) -> Any:
-    """Two panels per data set."""
-    shown = _measured(summary)
-    if not shown:
-        return None
-    fig, axes = panels(2 * len(shown), width=3.8, height=2.2, across=2)
-    _cost_panels(axes, shown)
-    return fig
-
-
-def _measured(summary: Summary) -> list[Section]:
-    return [section for section in summary.sections if len(section.runs) and section.data.mode == "cost"]
-
-
 def _cost_panels(axes: Sequence[Any], sections: Sequence[Section]) -> None:
     for place, section in enumerate(sections):
         rows, known = [row for row in section.rows if row.n][::-1], devices(section)
@@ -317,107 +292,116 @@ def _cost_panels(axes: Sequence[Any], sections: Sequence[Section]) -> None:
 # Curves: depth, batch size, robustness.
 
 
-def depth(summary: Summary) -> Any:
-    """Accuracy against depth: one line per step size, without and with the source term, one row per data set."""
-    shown = [section for section in summary.sections if len(section.runs)]
-    if not shown:
+Point = tuple[str, Any, float, "float | None", str]
+
+
+@dataclass
+class Curves:
+    """A panel with one line per label.
+
+    Args:
+        title: Above the panel.
+        x: What the horizontal axis shows.
+        y: What the vertical axis shows.
+        points: Label, x, y, deviation (None without) and a note of each point.
+        base: Base of a logarithmic axis; None for a linear one.
+    """
+
+    title: str
+    x: str
+    y: str
+    points: Sequence[Point]
+    base: int | None = None
+
+    def draw(self, ax: Any, labels: Sequence[str]) -> dict[str, Any]:
+        """Draw the lines, in the look that a label's place among `labels` gives them; their marks by label."""
+        marks = {}
+        for number, label in enumerate(labels):
+            own = [point[1:] for point in self.points if point[0] == label]
+            if not own:
+                continue
+            x, y, spread, notes = zip(*own, strict=True)
+            error = None if None in spread else spread
+            look = {"color": CYCLE[number], "ls": LINES[number], "marker": MARKERS[number], "ms": 4, "capsize": 2}
+            marks[label] = ax.errorbar(x, y, yerr=error, label=label, **look)
+            for place in zip(x, y, notes, strict=True):
+                ax.annotate(place[2], place[:2], (4, 4), textcoords="offset points", fontsize=7)
+        if self.base and self.points:
+            ticks = sorted({point[1] for point in self.points})
+            ax.set_xscale("log", base=self.base)
+            ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
+            ax.set_xlim(ticks[0] / 1.15, ticks[-1] * 1.15)
+            ax.minorticks_off()
+        ax.set(xlabel=self.x, ylabel=self.y)
+        ax.set_title(self.title, loc="left")
+        return marks
+
+
+def _pairs_of_panels(found: Sequence[Curves], labels: Sequence[str], **options: Any) -> Any:
+    """Two panels per row, with one legend; None without panels."""
+    if not found:
         return None
-    fig, axes = panels(2 * len(shown), width=3.6, height=2.8, across=2, sharey="row")
-    for place, section in enumerate(shown):
-        for ax, source in zip(axes[2 * place : 2 * place + 2], (0.0, 1.0), strict=True):
-            _depth_panel(ax, section, source)
-    marks = {label: one for ax in axes for one, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    legend_below(fig, [*marks.values(), bars()])
+    fig, axes = panels(len(found), width=3.8, height=2.8, across=2, **options)
+    marks: dict[str, Any] = {}
+    for ax, panel in zip(axes, found, strict=True):
+        marks |= panel.draw(ax, labels)
+    legend_below(fig, [*(marks[label] for label in labels if label in marks), bars()])
     return fig
 
 
-def _depth_panel(ax: Any, section: Section, source: float) -> None:
-    rows = [row for row in section.rows if row.n and row.system.settings["source_weight"] == source]
-    kinds = sorted({(row.system.role == "off", row.system.settings["step_size"]) for row in section.rows})
-    depths = sorted({row.system.settings["num_layers"] for row in section.rows})
-    for number, (off, step) in enumerate(kinds):
-        own = [row for row in rows if (row.system.role == "off", row.system.settings["step_size"]) == (off, step)]
-        label = f"{'attention off, ' if off else ''}τ = {step:g}"
-        _curve(ax, own, [row.system.settings["num_layers"] for row in own], number, label)
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(depths, [str(one) for one in depths])
-    ax.set_xlim(depths[0] / 1.15, depths[-1] * 1.15)
-    ax.set_xlabel("depth K")
-    ax.set_ylabel("test accuracy in %")
-    ax.set_title(
-        f"{fill(section.data.label, 42)}\n{'with' if source else 'without'} source; {section.counted}", loc="left"
-    )
+def _scored(label: str, x: Any, row: Row) -> Point:
+    return label, x, row.scale * (row.mean() or 0.0), row.scale * row.std(), ""
 
 
-def _curve(ax: Any, rows: Sequence[Row], x: Sequence[Any], number: int, label: str) -> None:
-    """Mean ± deviation over `x`, in the colour, line and marker of a number."""
-    if not rows:
-        return
-    means, spread = [row.scale * (row.mean() or 0.0) for row in rows], [row.scale * row.std() for row in rows]
-    look = {"color": CYCLE[number], "ls": LINES[number], "marker": MARKERS[number], "ms": 4, "capsize": 2}
-    ax.errorbar(x, means, yerr=spread, label=label, **look)
+def depth(summary: Summary) -> Any:
+    """Accuracy against depth: one line per step size, without and with the source term, one row per data set."""
+    steps = {(row.system.role == "off", row.system.settings["step_size"]) for s in summary.sections for row in s.rows}
+    labels = {key: f"{'attention off, ' if key[0] else ''}τ = {key[1]:g}" for key in sorted(steps)}
+    found = []
+    for section in (section for section in summary.sections if len(section.runs)):
+        for source in (0.0, 1.0):
+            own = [(row, row.system.settings) for row in section.rows if row.n]
+            points = [
+                _scored(labels[row.system.role == "off", chosen["step_size"]], chosen["num_layers"], row)
+                for row, chosen in own
+                if chosen["source_weight"] == source
+            ]
+            side = f"{'with' if source else 'without'} source; {section.counted}"
+            title = f"{fill(section.data.label, 42)}\n{side}"
+            found.append(Curves(title, "depth K", "test accuracy in %", points, 2))
+    return _pairs_of_panels(found, list(labels.values()), sharey="row")
 
 
 def robustness(summary: Summary) -> Any:
     """Accuracy against labels per class and against removed edges, one row per data set, one line per system."""
-    shown = [section for section in summary.sections if len(section.runs)]
-    if not shown:
-        return None
-    kinds = {"labels_per_class": "training labels per class", "edges_removed": "share of edges removed"}
-    names = list(dict.fromkeys(section.data.dataset for section in shown))
-    systems = list(dict.fromkeys(row.system.key for section in shown for row in section.rows))
-    fig, axes = panels(2 * len(names), width=3.8, height=2.7, across=2, sharey="row")
-    for place, name in enumerate(names):
-        for ax, (kind, said) in zip(axes[2 * place : 2 * place + 2], kinds.items(), strict=True):
-            own = [one for one in shown if one.data.dataset == name and (kind in one.data.alter)]
-            for number, key in enumerate(systems):
-                rows = [row for one in own for row in one.rows if row.system.key == key and row.n]
-                label = rows[0].system.label if rows else key
-                _curve(ax, rows, [row.data.alter[kind] for row in rows], number, label)
-            if kind == "labels_per_class" and own:
-                ticks = [one.data.alter[kind] for one in own]
-                ax.set_xscale("log")
-                ax.set_xticks(ticks, [str(one) for one in ticks])
-                ax.minorticks_off()
-            ax.set(xlabel=said, ylabel="test accuracy in %")
-            ax.set_title(name, loc="left")
-    marks = {label: one for ax in axes for one, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    legend_below(fig, [*marks.values(), bars()])
-    return fig
+    kinds = {"labels_per_class": ("training labels per class", 10), "edges_removed": ("share of edges removed", None)}
+    rows = [row for section in summary.sections for row in section.rows if row.n]
+    found = []
+    for name in dict.fromkeys(row.data.dataset for row in rows):
+        for kind, (x, base) in kinds.items():
+            own = [row for row in rows if row.data.dataset == name and kind in row.data.alter]
+            points = [_scored(row.system.label, row.data.alter[kind], row) for row in own]
+            found.append(Curves(name, x, "test accuracy in %", points, base))
+    labels = dict.fromkeys(row.system.label for section in summary.sections for row in section.rows)
+    return _pairs_of_panels(found, list(labels), sharey="row")
 
 
 def batch_size(summary: Summary) -> Any:
     """Accuracy on the left, memory on the right, over the size of batches; the whole graph at the right end."""
-    shown = [section for section in summary.sections if any(len(row.values()) for row in section.rows)]
-    if not shown:
-        return None
-    fig, axes = panels(2 * len(shown), width=4.2, height=2.8, across=2)
-    colour, shape = ROLES["off"]
-    for place, section in enumerate(shown):
-        accuracy, memory = axes[2 * place : 2 * place + 2]
-        for role, line, point, dashed in (("ours", BLUE, "o-", "s--"), ("off", colour, shape, shape)):
-            rows = [row for row in section.rows if row.system.role == role and len(row.values())]
-            sizes = [
-                str(row.system.settings.get("batch_size", row.first("settings", {}).get("batch_size")) or "whole")
-                for row in rows
-            ]
-            means, spread = [row.scale * (row.mean() or 0.0) for row in rows], [row.scale * row.std() for row in rows]
-            accuracy.errorbar(sizes, means, yerr=spread, fmt=point, color=line, capsize=2)
-            for row, size, mean in zip(rows, sizes, means, strict=True):
-                said = few(row).removeprefix(", ")
-                accuracy.annotate(said, (size, mean), (4, 4), textcoords="offset points", fontsize=7)
-            peaks = [float(row.values("megabytes").median()) for row in rows]
-            memory.plot(sizes, peaks, dashed, color=ORANGE if role == "ours" else colour)
-        accuracy.set(xlabel="nodes per batch", ylabel="test accuracy in %")
-        accuracy.set_title(f"{section.data.label}; {section.counted}", loc="left")
-        memory.set(xlabel="nodes per batch", ylabel="peak memory in MB", ylim=(0, None))
-        memory.set_title(" / ".join(section.runs["device"].unique()), loc="left")
-    rows = [row for section in shown for row in section.rows if row.n]
-    marks = [mark("DIFFormer-s, score", color=BLUE, marker="o", ls="-")]
-    marks.append(mark("DIFFormer-s, memory", color=ORANGE, marker="s", ls="--"))
-    marks += [mark("attention off", color=colour, marker=shape)] if any(r.system.role == "off" for r in rows) else []
-    legend_below(fig, [*marks, *([bars()] if any(row.n > 1 for row in rows) else [])])
-    return fig
+    found = []
+    for section in summary.sections:
+        scores, peaks = [], []
+        for row in (row for row in section.rows if len(row.values())):
+            label = "attention off" if row.system.role == "off" else "DIFFormer-s"
+            size = row.system.settings.get("batch_size", row.first("settings", {}).get("batch_size"))
+            point = _scored(label, str(size or "whole"), row)
+            scores.append((*point[:4], few(row).removeprefix(", ")))
+            peaks.append((*point[:2], float(row.values("megabytes").median()), None, ""))
+        if scores:
+            title, places = f"{section.data.label}; {section.counted}", " / ".join(section.runs["device"].unique())
+            found.append(Curves(title, "nodes per batch", "test accuracy in %", scores))
+            found.append(Curves(places, "nodes per batch", "peak memory in MB", peaks))
+    return _pairs_of_panels(found, ["DIFFormer-s", "attention off"])
 
 
 # Energy: forms and fields of a diffusivity, and what trained models spend.
@@ -437,18 +421,23 @@ def energy(summary: Summary) -> Any:
     for place, name in enumerate(FORMS):
         _form(axes[3 * place : 3 * place + 3], name)
     titles = {"energy": "mean δ over pairs", "rank": "effective rank", "separation": "variance between classes"}
+    labels = list(dict.fromkeys(row.label for section in trained for row in section.rows if row.n))
+    marks: dict[str, Any] = {}
     for place, section in enumerate(trained):
         for ax, (what, said) in zip(axes[6 + 3 * place : 9 + 3 * place], titles.items(), strict=True):
-            for number, row in enumerate(row for row in section.rows if row.n):
-                curves = [one[what] for one in row.runs["measures"] if one.get(what)]
-                mean = [sum(values) / len(values) for values in zip(*curves, strict=True)]
-                look = {"color": CYCLE[number], "ls": LINES[number], "marker": MARKERS[number], "ms": 4}
-                ax.plot(range(len(mean)), mean, label=row.system.label, **look)
-            ax.set_xlabel("layer")
-            ax.set_title(f"{section.data.label}: {said}\n{section.counted}", loc="left", fontsize=8)
+            points = [
+                (row.label, layer, sum(values) / len(values), None, "")
+                for row in section.rows
+                for layer, values in enumerate(zip(*_measured(row, what), strict=True))
+            ]
+            marks |= Curves(f"{section.data.label}: {said}\n{section.counted}", "layer", "", points).draw(ax, labels)
             ax.xaxis.get_major_locator().set_params(integer=True)
-        axes[6 + 3 * place].legend()
+    legend_below(fig, [marks[label] for label in labels if label in marks])
     return fig
+
+
+def _measured(row: Row, what: str) -> list[Any]:
+    return [one[what] for one in row.runs["measures"] if one.get(what)] if row.n else []
 
 
 def _form(axes: Any, name: str) -> None:
@@ -553,8 +542,6 @@ def _map(ax: Any, panel: Any, title: str, values: tuple[float, float] | None) ->
 
 DRAWINGS: Mapping[str, Callable[[Summary], Any]] = {
     "scores": scores,
-    "scores-and-cost": scores_and_cost,
-    "cost": cost,
     "depth": depth,
     "batch-size": batch_size,
     "robustness": robustness,

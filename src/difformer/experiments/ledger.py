@@ -18,10 +18,8 @@ version or device, and so in their new ids.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -30,7 +28,7 @@ from typing import Any
 
 from difformer.errors import UserError
 from difformer.experiments.spec import NAMES
-from difformer.files import finite, writing
+from difformer.files import append_bytes, finite, writing
 
 DONE, FAILED, TAKEN_FROM = "done", "failed", "taken_from"
 Line = dict[str, Any]
@@ -56,9 +54,14 @@ class Ledger:
         """
         lines = read_lines(self.path)
         for number, line in enumerate(lines, 1):
-            if not isinstance(line, dict) or "data" not in line or "status" not in line:
-                raise UserError(f"{self.path}, line {number}: not a run of `difformer reproduce`; remove the line")
-        return [named(line) for line in lines]
+            if problem := _problem(line):
+                raise UserError(
+                    f"{self.path}, line {number}: not a run of `difformer reproduce` ({problem}); remove the line"
+                )
+        try:
+            return [named(line) for line in lines]
+        except RecursionError:
+            raise UserError(f"{self.path}: the settings of a run are nested too deeply; restore the file") from None
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add one line: on disk when this returns, or not there at all."""
@@ -67,23 +70,9 @@ class Ledger:
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
     """Add one JSON line to a file: on disk when this returns, or not there at all. An incomplete last line is cut."""
-    content = (json.dumps(finite(dict(line)), ensure_ascii=False) + "\n").encode()
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            end = _end_of_last_line(descriptor)
-            os.ftruncate(descriptor, end)
-            os.lseek(descriptor, end, os.SEEK_SET)
-            try:
-                if os.write(descriptor, content) < len(content):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(descriptor)
-            except OSError:
-                os.ftruncate(descriptor, end)
-                raise
-        finally:
-            os.close(descriptor)
+    append_bytes(path, (json.dumps(finite(dict(line)), ensure_ascii=False) + "\n").encode(), durable=True)
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -96,9 +85,29 @@ def read_lines(path: Path) -> list[Line]:
     for number, text in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), 1):
         try:
             lines.append(json.loads(text))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: not JSON ({error}); remove the line") from error
     return lines
+
+
+# What the fields of a line must be, where they occur.
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("data", "status", "system", "preset", "split", "protocol", "metric", "model", "dataset"), str),
+    **dict.fromkeys(("key", "id", "settings_id", "fingerprint", "experiment", "reason", "device"), str),
+    **dict.fromkeys(("settings", "measures", "versions", "data_options"), dict),
+    **dict.fromkeys(("train", "valid", "test", "seconds", "epochs", "best_epoch"), (int, float, type(None))),
+    "seed": int,
+}
+_REQUIRED = {DONE: {"data", "system", "seed", "split", "test", "metric", "measures"}, FAILED: {"data", "reason"}}
+
+
+def _problem(line: Any) -> str:
+    """Why a line is not a run; empty if it is one."""
+    if not isinstance(line, dict) or line.get("status") not in (DONE, FAILED):
+        return "it has no status"
+    wrong = [name for name, kind in _KINDS.items() if name in line and not isinstance(line[name], kind)]
+    missing = sorted(_REQUIRED[line["status"]] - line.keys())
+    return f"{wrong[0]} is {str(line[wrong[0]])[:40]}" if wrong else f"{missing[0]} is missing" if missing else ""
 
 
 def identity(**parts: Any) -> str:
@@ -218,7 +227,7 @@ class Finished:
                 self._known.setdefault((line["key"], line["fingerprint"]), line)
 
     def find(self, key: str, fingerprint: str, measures: Sequence[str]) -> Line | None:
-        """A finished run with this key on the same data that has all `measures`; None if there is none."""
+        """A finished run with this key on the same data that has all `measures`, or None."""
         if not self._others_read:
             self._others_read = True
             beside = [self.folder.parent / name for name in NAMES] if self.folder.name in NAMES else []
@@ -229,16 +238,3 @@ class Finished:
                     self.say(f"{self.folder.name}: no run is reused from {folder}: {error}")
         found = self._known.get((key, fingerprint))
         return found if found is not None and found["measures"].keys() >= set(measures) else None
-
-
-def _end_of_last_line(descriptor: int) -> int:
-    """Number of bytes up to and including the last line break."""
-    place = os.fstat(descriptor).st_size
-    while place > 0:
-        start = max(0, place - 65536)
-        os.lseek(descriptor, start, os.SEEK_SET)
-        block = os.read(descriptor, place - start)
-        if (found := block.rfind(b"\n")) >= 0:
-            return start + found + 1
-        place = start
-    return 0

@@ -9,50 +9,26 @@
 The last two exist only where a search was run; they record the validation score, the number of trials and the command.
 `difformer tune` writes a file with one preset in the same form, for `difformer fit --preset FILE`.
 
-    python -m difformer.experiments.presets found/*.toml
-
-adds such files to ``presets.toml``. This module does not import torch: the command line reads presets before it knows
-whether it will train.
+This module does not import torch: the command line reads presets before it knows whether it will train.
 """
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import os
-import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from difformer.errors import UserError
+from difformer.errors import UserError, did_you_mean
 from difformer.files import write_whole
 from difformer.training import toml
 
 NAMES = ("paper", "public-code", "best")
 PREFERRED = ("best", "public-code", "paper")  # the order in which one of them is chosen
 SHIPPED = Path(__file__).with_name("presets.toml")
-_FIELDS = (
-    "name",
-    "model",
-    "dataset",
-    "source",
-    "protocol",
-    "seeds",
-    "metric",
-    "validation",
-    "trials",
-    "runs",
-    "command",
-    "note",
-    "variant",
-    "data",
-)
-# How older presets, without the field `runs`, mention it.
-_RUNS = (re.compile(r"--(?:runs|seeds)[ =](\d+)"), re.compile(r"mean over (\d+) (?:run|split)"))
 
 
 @dataclass(frozen=True)
@@ -70,7 +46,7 @@ class Preset:
         metric: What `validation` measures.
         validation: Validation score that selected them, if they were tuned here.
         trials: Number of settings that were compared.
-        runs: Number of runs that each of them was averaged over; read from `command` or `note` if omitted.
+        runs: Number of runs that each of them was averaged over.
         command: The command that found them.
         note: A remark for readers.
         variant: Label count or other variant of the data set (``"per_class=10"``); only experiments that ask for the
@@ -93,15 +69,6 @@ class Preset:
     note: str | None = None
     variant: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.runs is None and self.trials is not None:
-            said = [
-                found
-                for form, text in zip(_RUNS, (self.command, self.note), strict=True)
-                if (found := form.search(text or ""))
-            ]
-            object.__setattr__(self, "runs", int(said[0][1]) if said else None)
 
     @property
     def identity(self) -> tuple[str, str, str, str | None]:
@@ -133,6 +100,10 @@ class Preset:
         return {**written, "settings": dict(self.settings)}
 
 
+# Fields in the order of a file, which has the settings last.
+_FIELDS = tuple(one.name for one in fields(Preset) if one.name != "settings")
+
+
 @cache
 def load_presets(path: Path = SHIPPED) -> tuple[Preset, ...]:
     """Every preset of a file in which ``[base.NAME]`` tables hold what several presets share.
@@ -162,9 +133,8 @@ def find_preset(name: str, *, model: str, dataset: str) -> Preset:
             return preset
     names = sorted({*NAMES, *(preset.name for preset in shipped)})
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"preset: there is no preset {name!r}; {hint}known are {', '.join(names)}, or a .toml file")
+        hint, known = did_you_mean(name, names), ", ".join(names)
+        raise UserError(f"preset: there is no preset {name!r}; {hint}known are {known}, or a .toml file")
     plain = [preset for preset in shipped if preset.variant is None]
     here = ", ".join(p.name for p in plain if (p.model, p.dataset) == (model, dataset))
     models = ", ".join(sorted({p.model for p in plain if (p.name, p.dataset) == (name, dataset)}))
@@ -202,7 +172,7 @@ def write_preset(preset: Preset, path: str | os.PathLike[str]) -> None:
 def _parse(path: Path) -> dict[str, Any]:
     try:
         return toml.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"preset: {path} is not a TOML file ({error})") from error
 
 
@@ -215,50 +185,14 @@ def _preset(entry: Mapping[str, Any], path: Path) -> Preset:
     for required in ("name", "model", "dataset"):
         if not isinstance(entry.get(required), str):
             raise UserError(f'preset: {path} must say {required} = "…", got {entry.get(required)!r}')
+    kinds: dict[str, type | tuple[type, ...]] = {
+        **dict.fromkeys(("source", "protocol", "metric", "command", "note", "variant"), str),
+        **dict.fromkeys(("seeds", "trials", "runs"), int),
+        **{"validation": (int, float), "data": Mapping},
+    }
+    if wrong := [field for field, kind in kinds.items() if field in entry and not isinstance(entry[field], kind)]:
+        raise UserError(f"preset: {path} has {wrong[0]} = {str(entry[wrong[0]])[:40]}, which is of the wrong kind")
     settings = entry.get("settings", {})
     if not isinstance(settings, Mapping):
         raise UserError(f"preset: {path} must hold a table [settings], got {settings!r}")
     return Preset(**{**entry, "settings": dict(settings)})
-
-
-def add_presets(text: str, presets: Iterable[Preset]) -> str:
-    """The text of a presets.toml with `presets` added or replaced; everything else, comments included, stays."""
-    mark = "\n[[preset]]\n"
-    head, *entries = text.split(mark)
-    known = {}
-    for place, entry in enumerate(entries):
-        found = toml.loads(f"[[preset]]\n{entry}")["preset"][0]
-        known[found["name"], found["model"], found["dataset"], found.get("variant")] = place
-    for preset in presets:
-        fields = preset.to_dict()
-        tables = {key: fields.pop(key) for key in ("data", "settings") if fields.get(key)}
-        written = toml.dumps(fields)
-        for key, table in tables.items():
-            written += f"{key} = {{ {', '.join(toml.dumps(table).splitlines())} }}\n"
-        place = known.setdefault(preset.identity, len(entries))
-        if place == len(entries):
-            entries[-1:] = [entries[-1].rstrip() + "\n"] if entries else []
-            entries.append(written)
-        else:
-            # Comments at the end of an entry belong to the next one.
-            lines = entries[place].splitlines(keepends=True)
-            last = next((i for i in range(len(lines), 0, -1) if lines[i - 1].strip() and lines[i - 1][0] != "#"), 0)
-            entries[place] = written + "".join(lines[last:])
-    return mark.join([head, *entries]).rstrip() + "\n"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m difformer.experiments.presets", description="Add preset files.")
-    parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--into", type=Path, default=SHIPPED)
-    given = parser.parse_args(arguments)
-    presets = [read_preset(path) for path in given.files]
-    names = [preset.identity for preset in presets]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        parser.error(f"several files hold a preset for {' / '.join(map(str, twice))}: give one of them")
-    write_whole(given.into, add_presets(given.into.read_text(encoding="utf-8"), presets).encode())
-    print(f"{len(presets)} presets into {given.into}")
-
-
-if __name__ == "__main__":
-    main()

@@ -482,10 +482,9 @@ def _attention(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
         f"Of the {len(sections)} rows below, {len(every)} compare our best model with the same encoder without "
         f"attention.{without} Attention is significantly better on {better}, significantly worse on {worse}, and on "
         f"the other {len(every) - better - worse} no difference is shown. A positive gain means that attention is "
-        "better: points of accuracy or AUROC gained, or mean squared error saved.",
+        "better: points gained, or mean squared error saved.",
         _md(pandas().DataFrame(rows)),
-        "Compare with attention off on your own data, and switch it off (`--model difformer-off`) "
-        "if it is not ahead on validation.",
+        "Compare on your own data. Unless attention is ahead on validation, switch it off (`--model difformer-off`).",
     ]
 
 

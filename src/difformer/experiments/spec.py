@@ -4,14 +4,13 @@
 
 Seed s uses split s modulo the number of splits. A file holds ``[[data]]`` entries (sections of the table), the keys of
 its ``systems`` (rows; ``specs/systems.toml`` defines the shared ones, ``[[system]]`` its own), and the settings of
-systems without a preset. A ``[[system]]`` with ``each = {num_layers = [2, 4]}`` stands for one row per combination, a
+systems without a preset. A ``[[system]]`` with ``each = {num_layers = [2, 4]}`` gives one row per combination, a
 ``[[data]]`` with ``each = {labels_per_class = [1, 5]}`` for one section per combination.
 This module does not import torch, so that ``difformer reproduce --list`` is immediate.
 """
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -19,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from difformer.errors import UserError
+from difformer.errors import UserError, did_you_mean
 from difformer.training import toml
 
 SPECS = Path(__file__).with_name("specs")
@@ -208,9 +207,7 @@ def find(name: str) -> Experiment:
         UserError: If there is no such experiment, with the nearest name.
     """
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"there is no experiment {name!r}; {hint}known are {', '.join(NAMES)}")
+        raise UserError(f"there is no experiment {name!r}; {did_you_mean(name, NAMES)}known are {', '.join(NAMES)}")
     return read_experiment(SPECS / f"{name}.toml")
 
 

@@ -19,6 +19,7 @@ from safetensors.torch import save as save_tensors
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.files import write_whole
+from difformer.nn.checks import no_larger_than
 from difformer.nn.conv import DIFFormerConv
 
 if TYPE_CHECKING:
@@ -114,19 +115,23 @@ def load_pretrained(
             f"{folder / CONFIG}: the model was trained with a diffusivity of its own, {named.get('own')!r}, which a "
             f"file cannot hold; pass it again: from_pretrained(folder, diffusivity=…)"
         )
-    try:
-        _check_flags(config)
-        model = (kind or DIFFormer)(**config)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise PretrainedError(
-            f"{folder / CONFIG}: not a configuration of this version of difformer: {error}"
-        ) from error
     path = folder / WEIGHTS
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; a saved model is {CONFIG} and {WEIGHTS} in one folder")
     content = path.read_bytes()
     try:
         state = load_tensors(content)
+    except SafetensorError as error:
+        raise PretrainedError(f"{path}: damaged, or not the weights of a model: {error}") from error
+    try:
+        _check_flags(config)
+        with no_larger_than(state):
+            model = (kind or DIFFormer)(**config)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise PretrainedError(
+            f"{folder / CONFIG}: not a configuration of this version of difformer: {error}"
+        ) from error
+    try:
         named = read_metadata(content).get("config")
         if named is not None and named != hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest():
             raise PretrainedError(
@@ -137,7 +142,7 @@ def load_pretrained(
         if not state or kinds:
             raise PretrainedError(f"{path}: not weights: {'it is empty' if not state else f'it holds {min(kinds)}'}")
         model.to(next(iter(state.values())).dtype).load_state_dict(state)
-    except (SafetensorError, RuntimeError) as error:
+    except RuntimeError as error:
         raise PretrainedError(f"{path}: damaged, or not the weights of the model in {CONFIG}: {error}") from error
     return model
 

@@ -5,8 +5,9 @@ Names are resolved on first use. `write_report` needs plotly and jinja2 (extra `
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from difformer._lazy import lazy_names
 
 if TYPE_CHECKING:
     from difformer.report.comparison import Comparison as Comparison
@@ -16,25 +17,13 @@ if TYPE_CHECKING:
     from difformer.report.page import Report as Report
     from difformer.report.page import write_report as write_report
 
-_HOME = {
-    "Comparison": "comparison",
-    "compare_runs": "comparison",
-    "Explanation": "explanation",
-    "explain_node": "explanation",
-    "Report": "page",
-    "write_report": "page",
-}
-
 ATTENTION_OFF = "attention-off"  # ends the name of a run folder beside another: the same settings with attention off
 
-__all__ = list(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"difformer.report.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'difformer.report' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+__all__, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "comparison": "Comparison compare_runs",
+        "explanation": "Explanation explain_node",
+        "page": "Report write_report",
+    },
+)

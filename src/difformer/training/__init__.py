@@ -5,8 +5,9 @@ Names are resolved on first use, so that configurations can be read and checked 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from difformer._lazy import lazy_names
 
 if TYPE_CHECKING:
     from difformer.files import RunFolderError as RunFolderError
@@ -29,36 +30,18 @@ if TYPE_CHECKING:
     from difformer.training.trained_run import load_run as load_run
     from difformer.training.trained_run import predict as predict
 
-_HOME = {
-    "Callback": "callbacks",
-    "EpochEvent": "callbacks",
-    "TrainConfig": "config",
-    "parse_settings": "config",
-    "TrainingInterrupted": "interrupt",
-    "NonFiniteLossError": "journal",
-    "train_one": "loop",
-    "RunRecord": "record",
-    "Summary": "record",
-    "fit": "run",
-    "resume": "run",
-    "RunFolderError": "run_folder",
-    "RunFolder": "run_folder",
-    "TaskSource": "source",
-    "embed": "trained_run",
-    "energy": "trained_run",
-    "evaluate": "trained_run",
-    "load_run": "trained_run",
-    "predict": "trained_run",
-}
-
-__all__ = list(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"difformer.training.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'difformer.training' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+__all__, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "callbacks": "Callback EpochEvent",
+        "config": "TrainConfig parse_settings",
+        "interrupt": "TrainingInterrupted",
+        "journal": "NonFiniteLossError",
+        "loop": "train_one",
+        "record": "RunRecord Summary",
+        "run": "fit resume",
+        "run_folder": "RunFolderError RunFolder",
+        "source": "TaskSource",
+        "trained_run": "embed energy evaluate load_run predict",
+    },
+)

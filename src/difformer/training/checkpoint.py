@@ -8,6 +8,7 @@ functions of the epoch and need no state.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
-from torch import Tensor
+from torch import Tensor, uint8
 
 from difformer.errors import UserError
 from difformer.files import write_whole
@@ -80,28 +81,29 @@ class Snapshot:
             CheckpointError: If the trainer is one of another run.
         """
         for name, here in (("seed", trainer.seed), ("split", trainer.split.name)):
-            if self.facts[name] != here:
-                raise CheckpointError(f"the checkpoint is of {name} {self.facts[name]!r}, this run has {here!r}")
+            if self.facts.get(name) != here:
+                raise CheckpointError(f"the checkpoint is of {name} {self.facts.get(name)!r}, this run has {here!r}")
         try:
             trainer.model.load_state_dict(self._part("model"))
             best = self._part("best")
             for name, value in trainer.best_state.items():
                 value.copy_(best[name])
-        except (RuntimeError, KeyError) as error:
+            if trainer.optimizer is not None:
+                moments: dict[int, dict[str, Tensor]] = {}
+                for name, value in self._part("optimizer").items():
+                    number, _, moment = name.partition(".")
+                    moments.setdefault(int(number), {})[moment] = value
+                _check_moments(moments, [p for group in trainer.optimizer.param_groups for p in group["params"]])
+                described = trainer.optimizer.state_dict()
+                trainer.optimizer.load_state_dict({"state": moments, "param_groups": described["param_groups"]})
+            if self.facts["device"] == trainer.device.type:
+                set_rng_state(trainer.device, list(self._part("rng").values()))
+            trainer.epoch, trainer.seconds = self.epoch, float(self.facts["seconds"])
+            journal = trainer.journal
+            journal.best_epoch, journal.best = int(self.facts["best_epoch"]), self.facts["best"]
+            journal.history = [dict(row) for row in self.facts["history"]]
+        except (RuntimeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint is of another model: {error}") from error
-        if trainer.optimizer is not None:
-            moments: dict[int, dict[str, Tensor]] = {}
-            for name, value in self._part("optimizer").items():
-                number, _, moment = name.partition(".")
-                moments.setdefault(int(number), {})[moment] = value
-            described = trainer.optimizer.state_dict()
-            trainer.optimizer.load_state_dict({"state": moments, "param_groups": described["param_groups"]})
-        if self.facts["device"] == trainer.device.type:
-            set_rng_state(trainer.device, list(self._part("rng").values()))
-        trainer.epoch, trainer.seconds = self.epoch, float(self.facts["seconds"])
-        journal = trainer.journal
-        journal.best_epoch, journal.best = int(self.facts["best_epoch"]), self.facts["best"]
-        journal.history = list(self.facts["history"])
 
     def _part(self, name: str) -> dict[str, Tensor]:
         start = f"{name}."
@@ -109,7 +111,9 @@ class Snapshot:
 
     def write(self, path: Path) -> None:
         """One file, whole or not at all."""
-        write_whole(path, save_tensors(self.tensors, metadata={"difformer": json.dumps(self.facts)}))
+        facts = json.dumps(self.facts)
+        metadata = {"difformer": facts, "hash": _digest(self.tensors, facts)}
+        write_whole(path, save_tensors(self.tensors, metadata=metadata))
 
     @staticmethod
     def read(path: Path) -> Snapshot:
@@ -120,17 +124,41 @@ class Snapshot:
         """
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
-                facts = json.loads((file.metadata() or {}).get("difformer", "null"))
+                about = file.metadata() or {}
+                facts = json.loads(about.get("difformer", "null"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, json.JSONDecodeError, OSError) as error:
+        except (SafetensorError, ValueError, RecursionError, OSError) as error:
             raise CheckpointError(f"{path}: damaged, or not a checkpoint: {error}") from error
-        if not isinstance(facts, dict) or "format" not in facts:
+        if not isinstance(facts, dict) or type(facts.get("format")) is not int:
             raise CheckpointError(f"{path}: not a checkpoint of a training run")
+        # Checkpoints of version 0.1 have no hash.
+        if about.get("hash", expected := _digest(tensors, about["difformer"])) != expected:
+            raise CheckpointError(f"{path}: damaged: its content is not what was written")
         if facts["format"] > FORMAT:
             raise CheckpointError(
                 f"{path}: written in format {facts['format']}, this difformer reads up to {FORMAT}: upgrade difformer"
             )
         return Snapshot(tensors, facts)
+
+
+def _digest(tensors: dict[str, Tensor], facts: str) -> str:
+    """Hash of all that a checkpoint holds."""
+    found = hashlib.sha256(facts.encode())
+    for name, value in sorted(tensors.items()):
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        found.update(value.contiguous().reshape(-1).view(uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _check_moments(moments: dict[int, dict[str, Tensor]], parameters: list[Tensor]) -> None:
+    """Refuses moments of another optimiser or model, which would fail in the first step."""
+    kinds = {frozenset(each) for each in moments.values()}
+    fits = all(
+        0 <= i < len(parameters) and all(value.shape in ((), parameters[i].shape) for value in each.values())
+        for i, each in moments.items()
+    )
+    if not fits or len(kinds) > 1 or not all("step" in kind for kind in kinds):
+        raise UserError("its moments do not belong to the parameters")
 
 
 class Due:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
 
 from difformer.data import Split, Task
 from difformer.errors import UserError
@@ -96,39 +90,6 @@ def hook(model: nn.Module, name: str) -> Any:
     """
     found = getattr(model, name, None)
     return getattr(getattr(model, "encoder", None), name, None) if found is None else found
-
-
-@contextmanager
-def no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within it, building a model that is much larger than its saved weights fails at once.
-
-    A configuration from elsewhere may ask for 10⁹ layers; that its weights are of another model would be noticed only
-    after all layers were built.
-
-    Raises:
-        UserError: If this thread registers far more parameters or modules than `weights` can be those of.
-    """
-    total = sum(value.numel() for value in weights.values())
-    numbers = 10_000 + 2 * total
-    modules = 1_000 + 20 * len(weights)
-    me, counted = threading.get_ident(), {"numbers": 0, "modules": 0}
-
-    def count(kind: str, amount: int, most: int) -> None:
-        if threading.get_ident() != me:
-            return
-        counted[kind] += amount
-        if counted[kind] > most:
-            raise UserError(f"the model of the configuration is larger than its weights, of {total:,} numbers")
-
-    with ExitStack() as stack:
-        for handle in (
-            register_module_parameter_registration_hook(
-                lambda module, name, value: count("numbers", 0 if value is None else value.numel(), numbers)
-            ),
-            register_module_module_registration_hook(lambda module, name, value: count("modules", 1, modules)),
-        ):
-            stack.callback(handle.remove)
-        yield
 
 
 def split_number(task: Task, seed: int) -> int:

@@ -72,4 +72,4 @@ class TaskSource:
 
     @staticmethod
     def from_dict(table: Mapping[str, Any]) -> TaskSource:
-        return TaskSource(table.get("name"), table.get("root"), table.get("options", {}), table.get("files", {}))
+        return TaskSource(table.get("name"), table.get("root"), table.get("options") or {}, table.get("files") or {})

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from difformer.data import Task
+from difformer.errors import UserError
 from difformer.nn.dropout import dropout_keys
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import FORMAT, CheckpointError, Due, Snapshot
@@ -144,6 +145,10 @@ class StackTrainer:
             for name, value in self._state().items():
                 value.copy_(snapshot.tensors[name])
             self._moments = {name: snapshot.tensors[f"optimizer.{name}"] for name in MOMENTS}
+            if not {value.shape for value in self._moments.values()} <= {self.model.flat.shape, (1,)}:
+                raise UserError("its moments do not belong to the parameters")
+            if not 0 <= int(self.journal.clock) <= self.config.epochs:
+                raise UserError(f"it is of epoch {int(self.journal.clock)}")
             self.journal.measured_at = [int(epoch) for epoch in snapshot.facts["measured_at"]]
             self.epoch, self.seconds = snapshot.epoch, float(snapshot.facts["seconds"])
         except (RuntimeError, KeyError, TypeError, ValueError) as error:

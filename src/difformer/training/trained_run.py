@@ -21,12 +21,13 @@ from difformer.data import Split, Task
 from difformer.data.sparse import from_scipy, to_scipy
 from difformer.errors import UserError
 from difformer.files import RunFolderError
+from difformer.nn.checks import no_larger_than
 from difformer.nn.inspection import EnergyProfile
 from difformer.training.config import knn_of
 from difformer.training.devices import resolve
 from difformer.training.feeds import Feed, make_feed, with_neighbours
 from difformer.training.metrics import METRICS
-from difformer.training.model import UNITS, build_model, hook, no_larger_than, set_units
+from difformer.training.model import UNITS, build_model, hook, set_units
 from difformer.training.predictions import Predictions
 from difformer.training.randomness import isolated_rng
 from difformer.training.run_folder import RunFolder

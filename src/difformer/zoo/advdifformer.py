@@ -28,8 +28,6 @@ from difformer.zoo.encoder import (
     Features,
     Observed,
     check_choice,
-    check_count,
-    check_rate,
     dropout,
     linear,
     make_norm,
@@ -73,12 +71,9 @@ class AdvDIFFormer(Encoder):
         norm: str = "layer",
         residual: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__({"num_layers": 0}, num_layers=num_layers, num_heads=num_heads, dropout=dropout)
         check_choice("solver", solver, SOLVERS)
         check_choice("diffusivity", diffusivity, DIFFUSIVITIES)
-        check_count("num_layers", num_layers, 0)
-        check_count("num_heads", num_heads)
-        check_rate("dropout", dropout)
         if beta < 0:
             raise UserError(f"beta must not be negative, got {beta!r}", argument="beta")
         if solver == "inverse" and theta <= beta:
@@ -88,8 +83,7 @@ class AdvDIFFormer(Encoder):
         terms = num_layers + 1 if solver == "series" else 1
         self.join = nn.Linear(num_heads * terms * hidden_channels, hidden_channels)
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.solver, self.num_layers, self.num_heads, self.diffusivity = solver, num_layers, num_heads, diffusivity
-        self.beta, self.theta, self.dropout, self.residual = beta, theta, dropout, residual
+        self.solver, self.diffusivity, self.beta, self.theta, self.residual = solver, diffusivity, beta, theta, residual
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """Diffused states."""

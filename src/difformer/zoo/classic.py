@@ -29,9 +29,7 @@ from difformer.zoo.encoder import (
     check_choice,
     check_count,
     check_heads,
-    check_positive,
     check_rate,
-    check_share,
     dense,
     dropout,
     linear,
@@ -85,10 +83,7 @@ class Stack(Encoder):
         linear_head: bool = False,
         activation: str = "relu",
     ) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers)
-        check_rate("dropout", dropout)
-        check_rate("input_dropout", input_dropout or 0.0)
+        super().__init__(num_layers=num_layers, dropout=dropout, input_dropout=input_dropout)
         check_choice("activation", activation, tuple(ACTIVATIONS))
         hidden = num_layers if linear_head else num_layers - 1
         if jumping and not hidden:
@@ -98,8 +93,7 @@ class Stack(Encoder):
         self.norms = nn.ModuleList(make_norm(norm, hidden_channels) for _ in range(hidden))
         sizes = pairwise(self.sizes) if residual else ()
         self.shortcuts = nn.ModuleList(nn.Linear(a, b) for a, b in sizes)
-        self.dropout, self.input_dropout, self.activation = dropout, input_dropout, activation
-        self.jumping, self.linear_head = jumping, linear_head
+        self.activation, self.jumping, self.linear_head = activation, jumping, linear_head
 
     def maps(self, k: int) -> list[Tensor]:
         """Weights ``[out, in]`` of all linear maps that layer k takes of its input."""
@@ -476,9 +470,7 @@ class SGC(Encoder):
     """
 
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, *, num_layers: int = 2) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers, 0)
-        self.num_layers = num_layers
+        super().__init__({"num_layers": 0}, num_layers=num_layers)
         self.output = nn.Linear(in_channels, out_channels)
         nn.init.xavier_uniform_(self.output.weight)
         nn.init.zeros_(self.output.bias)
@@ -531,15 +523,10 @@ class APPNP(Encoder):
         mlp_layers: int = 2,
         dropout: float = 0.5,
     ) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers, 0)
-        check_count("mlp_layers", mlp_layers)
-        check_rate("dropout", dropout)
-        check_share("alpha", alpha)
+        super().__init__({"num_layers": 0}, num_layers=num_layers, mlp_layers=mlp_layers, dropout=dropout, alpha=alpha)
         sizes = [in_channels] + [hidden_channels] * (mlp_layers - 1)
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.output = nn.Linear(sizes[-1], out_channels)
-        self.num_layers, self.alpha, self.dropout = num_layers, alpha, dropout
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States of the MLP, propagated."""
@@ -580,16 +567,11 @@ class GCNII(Encoder):
         theta: float = 0.5,
         dropout: float = 0.6,
     ) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers)
-        check_rate("dropout", dropout)
-        check_share("alpha", alpha)
-        check_positive("theta", theta)
+        super().__init__(num_layers=num_layers, dropout=dropout, alpha=alpha, theta=theta)
         self.input = nn.Linear(in_channels, hidden_channels)
         maps = (torch.empty(hidden_channels, hidden_channels) for _ in range(num_layers))
         self.maps = nn.ParameterList(nn.Parameter(nn.init.xavier_uniform_(weight)) for weight in maps)
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.alpha, self.theta, self.dropout = alpha, theta, dropout
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States after the last layer."""

@@ -17,8 +17,7 @@ from difformer.zoo.encoder import (
     Observed,
     Passes,
     check_choice,
-    check_count,
-    check_rate,
+    class_labels,
     dropout,
     linear,
     without_loops,
@@ -94,33 +93,29 @@ class CPGNN(Encoder):
         centring: float = 1.0,
         graph_norm: str = "none",
     ) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers, 0)
-        check_count("prior_layers", prior_layers)
-        check_rate("dropout", dropout)
+        super().__init__({"num_layers": 0}, num_layers=num_layers, prior_layers=prior_layers, dropout=dropout)
         check_choice("graph_norm", graph_norm, GRAPH_NORMS)
         sizes = [in_channels, *[hidden_channels] * (prior_layers - 1), out_channels]
         self.prior = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.compatibility = nn.Parameter(torch.zeros(out_channels, out_channels))
-        self.num_layers, self.dropout, self.pretraining = num_layers, dropout, pretraining
-        self.prior_loss, self.centring, self.graph_norm = prior_loss, centring, graph_norm
+        self.pretraining, self.prior_loss, self.centring, self.graph_norm = (
+            pretraining,
+            prior_loss,
+            centring,
+            graph_norm,
+        )
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
-        self.passes: Tensor
         self._passes = Passes()
         self._labels: tuple[Tensor, Tensor] | None = None
         self._penalty: Tensor | None = None
 
     def observe(self, y: Tensor, train_index: Tensor) -> None:
         """Takes the training labels, from which compatibility is estimated."""
-        if y.dim() != 1 or y.is_floating_point():
-            raise UserError(f"cpgnn needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
-        known = train_index[y[train_index] >= 0]
-        self._labels = (known, y[known])
+        self._labels = class_labels("cpgnn", y, train_index)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """Centred beliefs after the last propagation, ``[N, C]``; the perceptron's outputs while it trains alone."""
-        if observed.segments is not None and observed.segments.num_graphs > 1:
-            raise UserError("cpgnn knows labels of one graph's nodes; it serves neither batches of graphs nor series")
+        observed.one_graph("cpgnn", "knows labels of one graph's nodes")
         logits = self._logits(x)
         if self.training:
             self._passes.add(self.passes)

@@ -15,10 +15,9 @@ from difformer.zoo.encoder import (
     Features,
     Observed,
     check_choice,
-    check_count,
-    check_rate,
     dropout,
     linear,
+    make_norm,
     refuse_beyond_memory,
     self_loops,
 )
@@ -61,20 +60,15 @@ class EdgeDiffusion(Encoder):
         norm: bool = True,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers, 0)
-        check_rate("dropout", dropout)
+        super().__init__({"num_layers": 0}, num_layers=num_layers, dropout=dropout, source_weight=source_weight)
         if not 0 < step_size <= 1:
             raise UserError(f"step_size must lie in (0, 1], got {step_size!r}")
         # What is wrong with these two is said by the coupling itself, before anything is trained.
         check_choice("similarity", similarity, ("distance", "cosine"))
         EdgeAttention(self_loops(1), diffusivity, similarity)
-        self.diffusivity, self.similarity = diffusivity, similarity
-        self.step_size, self.source_weight, self.dropout = step_size, source_weight, dropout
+        self.diffusivity, self.similarity, self.step_size = diffusivity, similarity, step_size
         self.input = nn.Linear(in_channels, hidden_channels)
-        self.norms = nn.ModuleList(
-            nn.LayerNorm(hidden_channels) if norm else nn.Identity() for _ in range(num_layers + 1)
-        )
+        self.norms = nn.ModuleList(make_norm(norm, hidden_channels) for _ in range(num_layers + 1))
         self.maps = nn.ModuleList(
             nn.Linear(hidden_channels, hidden_channels) if transform else nn.Identity() for _ in range(num_layers)
         )

@@ -7,9 +7,10 @@ pass are checked once, before that, so a model never sees an ``edge_index`` that
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ from difformer.sparse import CSR, SparseMatrix
 __all__ = [
     "CSR", "GRAPH_NORMS", "Edges", "Encoder", "Features", "Graph", "Kept", "Observed", "Passes", "Segments",
     "SparseMatrix", "as_segments", "check_choice", "check_count", "check_heads", "check_positive", "check_rate",
-    "check_share", "dense", "dropout", "is_eager", "keyed_uniform", "linear", "make_norm", "mapped",
+    "check_share", "class_labels", "dense", "dropout", "is_eager", "keyed_uniform", "linear", "make_norm", "mapped",
     "refuse_beyond_memory", "self_loops", "unit_rows", "without_loops",
 ]  # fmt: skip
 
@@ -70,6 +71,17 @@ class Observed:
         """
         structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
         return Observed(x.shape[0], x.device, structure.graph, structure.segments, edge_index is not None)
+
+    def one_graph(self, system: str, knows: str) -> None:
+        """Raises a ValueError for a batch of graphs, or snapshots of a series, if the system knows single nodes."""
+        if self.segments is not None and self.segments.num_graphs > 1:
+            raise UserError(f"{system} {knows}; it serves neither batches of graphs nor series")
+
+    def once(self, kept: Kept[Tensor], key: tuple[Any, ...], work: Callable[[], Tensor]) -> Tensor:
+        """What `work` computes from the graph and the graphs of a batch; once per graph."""
+        if self.graph is None:
+            return work()
+        return kept.of(self.graph, key if self.segments is None else (*key, self.segments.batch), work)
 
     @property
     def looped(self) -> Graph:
@@ -126,6 +138,22 @@ class Encoder(nn.Module):
 
     output: nn.Linear
 
+    def __init__(self, least: Mapping[str, int] | None = None, **options: Any) -> None:
+        """Checks options by their names, see `check_option`, and stores them.
+
+        Args:
+            least: Least values of counts that may be 0, or must be above 1.
+            options: Values by name.
+        """
+        super().__init__()
+        for name, value in options.items():
+            check_option(name, value, (least or {}).get(name, 1))
+            setattr(self, name, value)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # options
+
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: the penalty of the last pass holds on to that pass and is left out."""
         return {**vars(self), "_penalty": None} if "_penalty" in vars(self) else vars(self)
@@ -160,6 +188,30 @@ class Encoder(nn.Module):
 
 
 # ---- checks of options
+
+SHARES = ("alpha", "graph_weight", "residual_weight")
+POSITIVE = ("inner_rate", "outer_rate", "step_size", "temperature", "theta", "time", "tolerance")
+COUNTS = (
+    "attention_layers", "degree", "edge_layers", "encoding_steps", "feature_layers", "global_layers", "graph_channels",
+    "bias_order", "inner_steps", "local_passes", "max_degree", "max_distance", "mlp_layers", "num_heads", "num_layers",
+    "outer_every", "output_heads", "prior_layers", "random_features", "restart_every", "samples", "virtual_nodes",
+    "widening",
+)  # fmt: skip
+
+
+def check_option(name: str, value: Any, least: int = 1) -> None:
+    """Raises a ValueError unless `value` is one that options of this name can have; other names are not checked.
+
+    A rate of dropout lies in [0, 1); rates other than `dropout` may be None, which selects another rate.
+    """
+    if name in COUNTS:
+        check_count(name, value, least)
+    elif name.endswith("dropout"):
+        check_rate(name, 0.0 if value is None and name != "dropout" else value)
+    elif name in SHARES:
+        check_share(name, value)
+    elif name in POSITIVE and value is not None:
+        check_positive(name, value)
 
 
 def check_rate(name: str, value: float) -> None:
@@ -201,6 +253,14 @@ def make_norm(name: str | bool, channels: int) -> nn.Module:
     if name == "none":
         return nn.Identity()
     return nn.BatchNorm1d(channels) if name == "batch" else nn.LayerNorm(channels)
+
+
+def class_labels(system: str, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of the nodes `index` whose class is known, and their classes; an error where targets are no classes."""
+    if y.dim() != 1 or y.is_floating_point():
+        raise UserError(f"{system} needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
+    known = index[y[index] >= 0]
+    return known, y[known]
 
 
 # ---- features of any layout

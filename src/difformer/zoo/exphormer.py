@@ -17,9 +17,7 @@ from difformer.zoo.encoder import (
     Kept,
     Observed,
     Segments,
-    check_count,
     check_heads,
-    check_rate,
     dropout,
     linear,
     refuse_beyond_memory,
@@ -113,24 +111,21 @@ class Exphormer(Encoder):
         expander_seed: int = 0,
         norm: str = "layer",
     ) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers)
+        super().__init__(
+            {"degree": 0, "virtual_nodes": 0},
+            num_layers=num_layers,
+            dropout=dropout,
+            degree=degree,
+            virtual_nodes=virtual_nodes,
+            expander_seed=expander_seed,
+        )
         check_heads(num_heads, hidden_channels)
-        check_rate("dropout", dropout)
-        check_count("degree", degree, 0)
-        check_count("virtual_nodes", virtual_nodes, 0)
         self.input = nn.Linear(in_channels, hidden_channels)
         self.virtual = nn.Parameter(torch.randn(virtual_nodes, hidden_channels)) if virtual_nodes else None
         self.layers = nn.ModuleList(
             ExphormerLayer(hidden_channels, num_heads, dropout=dropout, norm=norm) for _ in range(num_layers)
         )
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.dropout, self.degree, self.virtual_nodes, self.expander_seed = (
-            dropout,
-            degree,
-            virtual_nodes,
-            expander_seed,
-        )
         self._local: Kept[Graph] = Kept()
 
     def states(self, x: Features, observed: Observed) -> Tensor:

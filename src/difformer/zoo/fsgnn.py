@@ -6,17 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Observed,
-    check_count,
-    check_rate,
-    dropout,
-    mapped,
-    unit_rows,
-    without_loops,
-)
+from difformer.zoo.encoder import Encoder, Features, Observed, dropout, mapped, unit_rows, without_loops
 
 
 class FSGNN(Encoder):
@@ -46,14 +36,11 @@ class FSGNN(Encoder):
         dropout: float = 0.5,
         unit_length: bool = True,
     ) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers, 0)
-        check_rate("dropout", dropout)
+        super().__init__({"num_layers": 0}, num_layers=num_layers, dropout=dropout, unit_length=unit_length)
         count = 2 * num_layers + 1
         self.maps = nn.ModuleList(nn.Linear(in_channels, hidden_channels) for _ in range(count))
         self.selection = nn.Parameter(torch.ones(count))
         self.output = nn.Linear(count * hidden_channels, out_channels)
-        self.num_layers, self.dropout, self.unit_length = num_layers, dropout, unit_length
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """Selected features side by side, ``[N, (2K + 1) hidden]``."""

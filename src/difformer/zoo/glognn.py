@@ -26,17 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.errors import UserError
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Graph,
-    Observed,
-    Segments,
-    check_count,
-    check_rate,
-    dropout,
-    linear,
-)
+from difformer.zoo.encoder import Encoder, Features, Graph, Observed, Segments, check_count, dropout, linear
 from difformer.zoo.node_pairs import by_graph
 
 
@@ -116,9 +106,7 @@ class GloGNN(Encoder):
         beta2: float = 1000.0,
         hops: int = 3,
     ) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers, 0)
-        check_rate("dropout", dropout)
+        super().__init__({"num_layers": 0}, num_layers=num_layers, dropout=dropout)
         check_count("hops", hops, 1)
         if not 0 <= gamma < 1:
             raise UserError(f"gamma must lie in [0, 1), got {gamma!r}")
@@ -128,7 +116,6 @@ class GloGNN(Encoder):
         self.second = nn.Linear(hidden_channels, hidden_channels)
         self.hops = nn.Parameter(torch.full((hops,), 1.0 / hops))
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.num_layers, self.dropout = num_layers, dropout
         self.gamma, self.beta1, self.beta2 = gamma, beta1, beta2
 
     def states(self, x: Features, observed: Observed) -> Tensor:

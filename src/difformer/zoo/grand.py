@@ -25,10 +25,7 @@ from difformer.zoo.encoder import (
     Graph,
     Observed,
     check_choice,
-    check_count,
     check_heads,
-    check_positive,
-    check_rate,
     dropout,
     linear,
     refuse_beyond_memory,
@@ -119,20 +116,13 @@ class GRAND(Encoder):
         num_heads: int | None = None,
         dropout: float = 0.5,
     ) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers)
-        check_rate("dropout", dropout)
-        check_positive("step_size", step_size)
-        check_positive("tolerance", tolerance)
+        super().__init__(num_layers=num_layers, dropout=dropout, step_size=step_size, time=time, tolerance=tolerance)
         check_choice("method", method, METHODS)
-        if time is not None:
-            check_positive("time", time)
-        heads = check_heads(num_heads, hidden_channels, default=4)
+        self.heads = check_heads(num_heads, hidden_channels, default=4)
         self.input = nn.Linear(in_channels, hidden_channels)
         self.query, self.key = (nn.Linear(hidden_channels, hidden_channels) for _ in range(2))
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.linear, self.num_layers, self.step_size, self.time = linear, num_layers, step_size, time
-        self.method, self.tolerance, self.heads, self.dropout = method, tolerance, heads, dropout
+        self.linear, self.method = linear, method
 
     def attention(self, z: Tensor, graph: Graph) -> Tensor:
         """S(Z) on the edges of `graph`, ``[E, 1]``: the mean over heads."""
@@ -169,7 +159,7 @@ class GRAND(Encoder):
         z = linear(self.input, x, self.dropout, self.training)
         step = self.step_size if self.time is None else self.time / self.num_layers
         reached = self.towards(z, graph)
-        if self.method == "euler":  # one operation a step, and none where the step is a whole one
+        if self.method == "euler":  # one operation per step, none for a step of length one
             for _ in range(self.num_layers):
                 z = reached(z) if isinstance(step, (int, float)) and step == 1 else torch.lerp(z, reached(z), step)
         else:

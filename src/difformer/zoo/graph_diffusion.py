@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -39,6 +38,7 @@ from difformer.zoo.classic import GCN
 from difformer.zoo.encoder import (
     Features,
     Graph,
+    Kept,
     Observed,
     Segments,
     SparseMatrix,
@@ -50,16 +50,13 @@ from difformer.zoo.encoder import (
 FILTER_TOLERANCE = 1e-7
 LARGEST_DEGREE = 2000
 
-_undirected: WeakKeyDictionary[Graph, bool] = WeakKeyDictionary()
+_undirected: Kept[bool] = Kept()
 
 
 def is_undirected(graph: Graph) -> bool:
     """Whether the weights of a graph are symmetric; checked once per graph."""
-    if graph not in _undirected:
-        source, target = graph.edge_index
-        weights = graph.weights(torch.float64).detach()
-        _undirected[graph] = is_symmetric(target, source, weights, graph.num_nodes)
-    return _undirected[graph]
+    (source, target), nodes = graph.edge_index, graph.num_nodes
+    return _undirected.of(graph, (), lambda: is_symmetric(target, source, graph.weights(torch.float64), nodes))
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Filter:
     chebyshev: bool
 
     def __call__(self, product: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-        """f(T) z, where `product` gives T z; one product a degree."""
+        """f(T) z, where `product` gives T z; one product per degree."""
         total = self.coefficients[0] * z
         before, current = z, z
         for k, coefficient in enumerate(self.coefficients[1:], 1):
@@ -138,15 +135,9 @@ Entries = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Diffusion:
-    """Which diffusion, and how sparse.
+    """Which diffusion, and how sparse: the options of `GDC`, whose ``graph_norm`` is `transition`.
 
-    Args:
-        kernel: ``"ppr"`` or ``"heat"``.
-        teleport: α of PageRank.
-        time: t of heat.
-        top_k: Entries of a row that are kept, and a few more where several equal the last. None keeps by threshold.
-        threshold: ε, taken where `top_k` is None.
-        transition: T: ``"gcn"`` or ``"random_walk"``.
+    A row keeps a few entries more than `top_k` where several equal the last.
     """
 
     kernel: str = "ppr"
@@ -189,7 +180,7 @@ class Diffusion:
         return keep
 
 
-_diffused: WeakKeyDictionary[Graph, dict[Diffusion, Graph]] = WeakKeyDictionary()
+_diffused: Kept[Graph] = Kept()
 
 
 def diffused(graph: Graph, diffusion: Diffusion, segments: Segments | None = None) -> Graph:
@@ -198,12 +189,7 @@ def diffused(graph: Graph, diffusion: Diffusion, segments: Segments | None = Non
     Raises:
         MemoryError: If the result would not fit, before it is begun.
     """
-    known = _diffused.setdefault(graph, {})
-    if diffusion not in known:
-        # Made under inference mode it could never be trained on.
-        with torch.inference_mode(False), torch.no_grad():
-            known[diffusion] = _make(graph, diffusion, segments)
-    return known[diffusion]
+    return _diffused.of(graph, (diffusion,), lambda: _make(graph, diffusion, segments))
 
 
 def _make(graph: Graph, diffusion: Diffusion, segments: Segments | None) -> Graph:

@@ -14,9 +14,7 @@ from difformer.zoo.encoder import (
     Kept,
     Observed,
     check_choice,
-    check_count,
     check_heads,
-    check_rate,
     dropout,
     linear,
     make_norm,
@@ -41,7 +39,7 @@ class GPSLayer(nn.Module):
     """
 
     def __init__(
-        self, channels: int, heads: int, *, local: str, attention: str, features: int, dropout: float, norm: str
+        self, channels: int, heads: int, local: str, attention: str, features: int, dropout: float, norm: str
     ) -> None:
         super().__init__()
         self.heads, self.local, self.attention, self.dropout = heads, local, attention, dropout
@@ -122,31 +120,21 @@ class GraphGPS(Encoder):
         encoding_steps: int = 16,
         norm: str = "layer",
     ) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers)
+        super().__init__(
+            num_layers=num_layers, dropout=dropout, random_features=random_features, encoding_steps=encoding_steps
+        )
         check_heads(num_heads, hidden_channels)
-        check_rate("dropout", dropout)
         check_choice("local", local, LOCAL)
         check_choice("attention", attention, ATTENTION)
         check_choice("encoding", encoding, ENCODINGS)
-        check_count("random_features", random_features, 1)
-        check_count("encoding_steps", encoding_steps, 1)
         self.input = nn.Linear(in_channels, hidden_channels)
         self.position = None if encoding == "none" else nn.Linear(encoding_steps, hidden_channels, bias=False)
         self.layers = nn.ModuleList(
-            GPSLayer(
-                hidden_channels,
-                num_heads,
-                local=local,
-                attention=attention,
-                features=random_features,
-                dropout=dropout,
-                norm=norm,
-            )
+            GPSLayer(hidden_channels, num_heads, local, attention, random_features, dropout, norm)
             for _ in range(num_layers)
         )
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.dropout, self.encoding, self.encoding_steps = dropout, encoding, encoding_steps
+        self.encoding = encoding
         self._positions: Kept[Tensor] = Kept()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
@@ -168,13 +156,5 @@ class GraphGPS(Encoder):
     def positions(self, observed: Observed) -> Tensor:
         """e of every node; computed once per graph."""
         make = return_probabilities if self.encoding == "random_walk" else laplacian_eigenvectors
-
-        def work() -> Tensor:
-            return make(observed.graph, observed.rows, observed.segments, self.encoding_steps, observed.device)
-
-        if observed.graph is None:
-            return work()
-        key = (self.encoding, self.encoding_steps)
-        return self._positions.of(
-            observed.graph, key if observed.segments is None else (*key, observed.segments.batch), work
-        )
+        inputs = observed.graph, observed.rows, observed.segments, self.encoding_steps, observed.device
+        return observed.once(self._positions, (self.encoding, self.encoding_steps), lambda: make(*inputs))

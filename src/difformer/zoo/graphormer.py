@@ -17,9 +17,7 @@ from difformer.zoo.encoder import (
     Kept,
     Observed,
     Segments,
-    check_count,
     check_heads,
-    check_rate,
     dropout,
     linear,
     refuse_beyond_memory,
@@ -87,14 +85,17 @@ class Graphormer(Encoder):
         max_degree: int = 64,
         widening: int = 1,
     ) -> None:
-        super().__init__()
-        for name, count in (("num_layers", num_layers), ("max_distance", max_distance), ("max_degree", max_degree)):
-            check_count(name, count)
-        check_count("widening", widening)
+        super().__init__(
+            num_layers=num_layers,
+            num_heads=num_heads,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            input_dropout=input_dropout,
+            max_distance=max_distance,
+            max_degree=max_degree,
+            widening=widening,
+        )
         check_heads(num_heads, hidden_channels)
-        check_rate("dropout", dropout)
-        check_rate("attention_dropout", attention_dropout)
-        check_rate("input_dropout", input_dropout)
         if max_distance > 250:
             raise UserError(f"max_distance must be at most 250, as distances are kept in a byte; got {max_distance!r}")
         self.input, self.input_norm = nn.Linear(in_channels, hidden_channels, bias=False), nn.LayerNorm(hidden_channels)
@@ -107,8 +108,6 @@ class Graphormer(Encoder):
         )
         self.norm = nn.LayerNorm(hidden_channels)
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.num_heads, self.max_distance, self.max_degree = num_heads, max_distance, max_degree
-        self.dropout, self.attention_dropout, self.input_dropout = dropout, attention_dropout, input_dropout
         self._distances: Kept[Tensor] = Kept()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
@@ -136,15 +135,8 @@ class Graphormer(Encoder):
 
     def hops(self, observed: Observed) -> Tensor:
         """φ of every pair of one graph, see `hop_distances`; computed once per graph."""
-        graph, segments = observed.graph, observed.segments
-
-        def work() -> Tensor:
-            return hop_distances(graph, observed.rows, segments, self.max_distance, observed.device)
-
-        if graph is None:
-            return work()
-        key = (self.max_distance,) if segments is None else (self.max_distance, segments.batch)
-        return self._distances.of(graph, key, work)
+        inputs = observed.graph, observed.rows, observed.segments, self.max_distance, observed.device
+        return observed.once(self._distances, (self.max_distance,), lambda: hop_distances(*inputs))
 
     def _centrality(self, observed: Observed) -> Tensor:
         graph: Graph | None = observed.graph
@@ -186,7 +178,7 @@ def attend(
         P_i = \sum_j d_{ij} \, \mathrm{softmax}_j(q_i^\top k_j / \sqrt c + b_{φ(i, j)}) \, v_j
 
     Args:
-        mask: ``[G, n]``, False at padding; None where there is none.
+        mask: ``[G, n]``, False at padding; None without padding.
         hops: φ, ``[G, n, n]``.
         q, k, v: ``[G, n, c]``.
         table: b, ``[distances]``.

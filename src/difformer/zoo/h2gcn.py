@@ -7,18 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.errors import UserError
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Graph,
-    Kept,
-    Observed,
-    check_count,
-    check_rate,
-    dropout,
-    linear,
-    refuse_beyond_memory,
-)
+from difformer.zoo.encoder import Encoder, Features, Graph, Kept, Observed, dropout, linear, refuse_beyond_memory
 
 MOST_CHANNELS = 1 << 16
 
@@ -79,9 +68,7 @@ class H2GCN(Encoder):
     def __init__(
         self, in_channels: int, hidden_channels: int, out_channels: int, *, num_layers: int = 2, dropout: float = 0.5
     ) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers, 0)
-        check_rate("dropout", dropout)
+        super().__init__({"num_layers": 0}, num_layers=num_layers, dropout=dropout)
         channels = (2 ** (num_layers + 1) - 1) * hidden_channels
         if channels > MOST_CHANNELS:
             raise UserError(
@@ -93,7 +80,6 @@ class H2GCN(Encoder):
         nn.init.xavier_uniform_(self.input.weight)
         nn.init.xavier_uniform_(self.output.weight)
         nn.init.zeros_(self.output.bias)
-        self.num_layers, self.dropout = num_layers, dropout
         self._rings: Kept[tuple[Graph, Graph]] = Kept()
 
     def states(self, x: Features, observed: Observed) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -11,15 +9,7 @@ from torch.nn import functional
 from difformer.diffusion.coupling import GRAPH_WEIGHTS
 from difformer.diffusion.label_propagation import CLAMPS, propagate_labels
 from difformer.errors import UserError
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Graph,
-    Observed,
-    check_choice,
-    check_count,
-    check_share,
-)
+from difformer.zoo.encoder import Encoder, Features, Observed, check_choice, class_labels, dense
 
 LEAST = 1e-12
 
@@ -53,13 +43,10 @@ class LabelPropagation(Encoder):
         graph_norm: str = "gcn",
         clamp: str = "range",
     ) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers, 0)
-        check_share("alpha", alpha)
+        super().__init__({"num_layers": 0}, num_layers=num_layers, alpha=alpha)
         check_choice("graph_norm", graph_norm, GRAPH_WEIGHTS)
         check_choice("clamp", clamp, CLAMPS)
-        self.out_channels, self.num_layers = out_channels, num_layers
-        self.alpha, self.graph_norm, self.clamp = alpha, graph_norm, clamp
+        self.out_channels, self.graph_norm, self.clamp = out_channels, graph_norm, clamp
         self._scores: Tensor | None = None
         self._known: Tensor | None = None
 
@@ -87,12 +74,9 @@ class LabelPropagation(Encoder):
                 f"label propagation has observed {seen} labels for {x.shape[0]} rows; call observe(y, train_index), "
                 f"and leave batch_size out: it takes the whole graph"
             )
-        graph = observed.graph
-        if graph is None:
-            graph = Graph(torch.empty(2, 0, dtype=torch.long, device=x.device), x.shape[0])
         return propagate_labels(
             self._scores,
-            graph,
+            observed.edges,
             known=self._known,
             steps=self.num_layers,
             alpha=self.alpha,
@@ -141,10 +125,8 @@ class LabelSpreading(Encoder):
 
     def observe(self, y: Tensor, train_index: Tensor) -> None:
         """Takes the training labels; all others stay unknown."""
-        if y.dim() != 1 or y.is_floating_point():
-            raise UserError(f"label spreading needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
-        self._labels = torch.full_like(y, -1)
-        self._labels[train_index] = y[train_index]
+        known, labels = class_labels("label spreading", y, train_index)
+        self._labels = torch.full_like(y, -1).index_copy(0, known, labels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """Distribution over classes of each instance."""
@@ -155,7 +137,7 @@ class LabelSpreading(Encoder):
             raise UserError(
                 f"label spreading has observed {seen} labels for {x.shape[0]} rows; call observe(y, train_index)"
             )
-        features: Any = x.to_dense() if not isinstance(x, Tensor) or x.layout != torch.strided else x
+        features = dense(x)
         estimator = Estimator(kernel="knn", n_neighbors=self.neighbours, alpha=self.alpha, max_iter=self.max_iter)
         estimator.fit(features.detach().cpu().numpy(), self._labels.cpu().numpy())
         states = torch.zeros(x.shape[0], self.out_channels, device=features.device)

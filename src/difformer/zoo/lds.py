@@ -29,9 +29,7 @@ from difformer.zoo.encoder import (
     Observed,
     SparseMatrix,
     check_choice,
-    check_count,
-    check_positive,
-    check_rate,
+    class_labels,
     dropout,
     keyed_uniform,
     refuse_beyond_memory,
@@ -91,40 +89,33 @@ class LDS(Encoder):
         outer_labels: str = "train",
         k: int = 10,
     ) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers, 2)
-        check_rate("dropout", dropout)
-        for name, value in {
-            "outer_every": outer_every,
-            "inner_steps": inner_steps,
-            "restart_every": restart_every,
-        }.items():
-            check_count(name, value, 1)
-        check_positive("outer_rate", outer_rate)
-        check_positive("inner_rate", inner_rate)
-        check_count("samples", samples, 0)
+        inner: dict[str, Any] = {"inner_steps": inner_steps, "inner_rate": inner_rate, "restart_every": restart_every}
+        super().__init__(
+            {"num_layers": 2, "samples": 0},
+            num_layers=num_layers,
+            dropout=dropout,
+            outer_every=outer_every,
+            outer_rate=outer_rate,
+            samples=samples,
+            **inner,
+        )
         check_choice("outer_labels", outer_labels, OUTER_LABELS)
         self.network = Network(in_channels, hidden_channels, num_layers)
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.dropout, self.outer_every, self.samples, self.outer_labels = dropout, outer_every, samples, outer_labels
+        self.outer_labels = outer_labels
         self.neighbours = NeighbourGraph(k)
-        self.outer = OuterStep(
-            in_channels, hidden_channels, out_channels, num_layers,
-            rate=outer_rate, inner_steps=inner_steps, inner_rate=inner_rate, restart_every=restart_every,
-        )  # fmt: skip
+        self.outer = OuterStep(in_channels, hidden_channels, out_channels, num_layers, rate=outer_rate, **inner)
         # N is not known yet; a saved model brings its own.
         self.register_buffer("theta", torch.empty(0, 0))
+        self.theta: Tensor
         self.register_buffer("seen", torch.zeros(in_channels))
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
-        self.theta: Tensor
-        self.seen: Tensor
-        self.passes: Tensor
         self._labels: tuple[Tensor, Tensor] | None = None
         self._held: tuple[Tensor, Tensor] | None = None
 
     def observe(self, y: Tensor, train_index: Tensor) -> None:
         """Takes the training labels, of which both parts of the bilevel problem are made."""
-        self._labels = _known(y, train_index)
+        self._labels = class_labels("lds", y, train_index)
 
     @property
     def observe_validation(self) -> Callable[[Tensor, Tensor], None] | None:
@@ -132,7 +123,7 @@ class LDS(Encoder):
         return self._observe_validation if self.outer_labels == "validation" else None
 
     def _observe_validation(self, y: Tensor, valid_index: Tensor) -> None:
-        self._held = _known(y, valid_index)
+        self._held = class_labels("lds", y, valid_index)
 
     def prepare(self, x: Tensor, edge_index: Any, edge_weight: Any) -> tuple[Tensor, Any, Any]:
         """Begins with the probabilities of the observed graph, unless there are learned ones; inputs stay."""
@@ -142,8 +133,7 @@ class LDS(Encoder):
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """Propagated states before the last linear map."""
-        if observed.segments is not None and observed.segments.num_graphs > 1:
-            raise UserError("lds learns the edges of one graph; it serves nodes, neither batches of graphs nor series")
+        observed.one_graph("lds", "learns the edges of one graph")
         if not self.theta.numel():
             self._begin(x, observed.graph)
         if not self.training:
@@ -228,13 +218,6 @@ def _uniform(shape: Sequence[int], device: torch.device, *, nodes: bool = True) 
     """Numbers on (0, 1): by seed and epoch as dropout masks are, by torch's generator outside of a training."""
     found = keyed_uniform(shape, device, nodes=nodes)
     return torch.rand(*shape, device=device) if found is None else found
-
-
-def _known(y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    if y.dim() != 1 or y.is_floating_point():
-        raise UserError(f"lds needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
-    known = index[y[index] >= 0]
-    return known, y[known]
 
 
 def _sums(x: Features, rows: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.errors import UserError
-from difformer.zoo.encoder import Encoder, Features, Observed, check_count, check_rate, dropout, linear
+from difformer.zoo.encoder import Encoder, Features, Observed, check_count, dropout, linear
 
 
 class Perceptron(nn.Module):
@@ -59,11 +59,7 @@ class LINKX(Encoder):
         dropout: float = 0.5,
         num_nodes: int | None = None,
     ) -> None:
-        super().__init__()
-        counts = {"num_layers": num_layers, "edge_layers": edge_layers, "feature_layers": feature_layers}
-        for name, count in counts.items():
-            check_count(name, count)
-        check_rate("dropout", dropout)
+        super().__init__(num_layers=num_layers, edge_layers=edge_layers, feature_layers=feature_layers, dropout=dropout)
         h = hidden_channels
         self.edge_bias = nn.Parameter(torch.zeros(h))
         self.edge_norm = nn.BatchNorm1d(h) if edge_layers > 1 else None
@@ -73,7 +69,7 @@ class LINKX(Encoder):
         self.hidden = Perceptron([h] * num_layers, dropout) if num_layers > 1 else None
         self.hidden_norm = nn.BatchNorm1d(h) if num_layers > 1 else None
         self.output = nn.Linear(h, out_channels)
-        self.hidden_channels, self.dropout = hidden_channels, dropout
+        self.hidden_channels = hidden_channels
         self.register_parameter("nodes", None)
         self.nodes: nn.Parameter | None
         if num_nodes is not None:
@@ -88,8 +84,7 @@ class LINKX(Encoder):
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States before the output layer."""
-        if observed.segments is not None and observed.segments.num_graphs > 1:
-            raise UserError("linkx knows the nodes of one graph; it serves neither batches of graphs nor series")
+        observed.one_graph("linkx", "knows the nodes of one graph")
         if self.nodes is None:
             self._begin(observed.rows)
         structure = self._rows(observed)

@@ -9,14 +9,7 @@ from torch import Tensor
 
 from difformer.errors import UserError
 from difformer.zoo.classic import MLP
-from difformer.zoo.encoder import (
-    Edges,
-    Features,
-    Graph,
-    Observed,
-    Segments,
-    check_choice,
-)
+from difformer.zoo.encoder import Edges, Features, Graph, Observed, Segments, check_choice
 
 LAPLACIANS = ("gcn", "none")
 

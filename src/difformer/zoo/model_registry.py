@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from difformer.errors import UserError
-from difformer.zoo.encoder import Edges, Features, Graph, Segments, dense
+from difformer.errors import UserError, did_you_mean
+from difformer.zoo.encoder import Edges, Encoder, Features, Graph, Segments, dense
 from difformer.zoo.model_catalogue import ALL_KINDS, MODELS, REMOVED, RENAMED, ModelInfo
 
 DEFAULT_HIDDEN_CHANNELS = 64
@@ -146,16 +146,18 @@ def find(name: str | type[nn.Module]) -> ModelInfo:
 def _imported(name: str) -> type[nn.Module]:
     module, _, attribute = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        home = importlib.import_module(module)
     except ImportError as error:
         raise UserError(
             f"model {name!r}: cannot import {module!r} ({error}); write your own model as package.module:Class; the "
             f"package must be installed or on PYTHONPATH"
         ) from error
-    except AttributeError as error:
-        raise UserError(f"model {name!r}: module {module!r} has no {attribute!r}") from error
+    found: Any = home
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        hint = did_you_mean(attribute, dir(home))
+        raise UserError(f"model {name!r}: module {module!r} has no {attribute!r}{'; ' if hint else ''}{hint.strip()}")
     check_class(name, found)
     return found
 
@@ -229,7 +231,7 @@ def build(name: str, in_channels: int, out_channels: int, **options: Any) -> nn.
     return model if hasattr(model, "embed") and hasattr(model, "decode") else Plain(model)
 
 
-class Plain(nn.Module):
+class Plain(Encoder):
     """A model with nothing but a ``forward``, in the form of `difformer.nn.Model`: its outputs are its states.
 
     It is given dense features, and the edges as ``[2, E]``. For graph-level tasks its outputs are pooled.
@@ -265,13 +267,3 @@ class Plain(nn.Module):
     def decode(self, states: Tensor) -> Tensor:
         """States are outputs already."""
         return states
-
-    def forward(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
-        """The model's outputs."""
-        return self.embed(x, edge_index, edge_weight, batch)

@@ -13,15 +13,7 @@ from torch import Tensor
 
 from difformer.data.knn import Metric, knn_graph
 from difformer.data.sparse import take_rows
-from difformer.zoo.encoder import (
-    Features,
-    Graph,
-    Kept,
-    Segments,
-    SparseMatrix,
-    check_choice,
-    check_count,
-)
+from difformer.zoo.encoder import Features, Graph, Kept, Segments, SparseMatrix, check_choice, check_count
 
 METRICS = ("cosine", "euclidean")
 

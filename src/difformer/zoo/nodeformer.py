@@ -3,6 +3,7 @@ r"""NodeFormer of Wu et al. (NeurIPS 2022): all-pair attention that draws latent
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,10 @@ from difformer.zoo.encoder import (
     Graph,
     Observed,
     Segments,
-    check_count,
-    check_positive,
-    check_rate,
     dropout,
     keyed_uniform,
     linear,
+    make_norm,
     refuse_beyond_memory,
 )
 from difformer.zoo.node_pairs import by_graph, graph_max, graph_sum
@@ -76,34 +75,24 @@ class NodeFormer(Encoder):
         jumping: bool = False,
         redraw: bool = True,
     ) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers)
-        check_count("num_heads", num_heads, 1)
-        check_count("random_features", random_features, 1)
-        check_count("samples", samples, 0)
-        check_count("bias_order", bias_order, 0)
-        check_positive("temperature", temperature)
-        check_rate("dropout", dropout)
+        layer: dict[str, Any] = {"temperature": temperature, "samples": samples, "bias_order": bias_order}
+        super().__init__(
+            {"samples": 0, "bias_order": 0},
+            num_layers=num_layers,
+            num_heads=num_heads,
+            random_features=random_features,
+            dropout=dropout,
+            **layer,
+        )
+        layer["redraw"] = redraw
         self.input = nn.Linear(in_channels, hidden_channels)
         self.layers = nn.ModuleList(
-            NodeFormerLayer(
-                hidden_channels,
-                num_heads,
-                features=random_features,
-                temperature=temperature,
-                samples=samples,
-                bias_order=bias_order,
-                redraw=redraw,
-            )
-            for _ in range(num_layers)
+            NodeFormerLayer(hidden_channels, num_heads, random_features, **layer) for _ in range(num_layers)
         )
-        self.norms = nn.ModuleList(
-            nn.LayerNorm(hidden_channels) if norm else nn.Identity() for _ in range(num_layers + 1)
-        )
+        self.norms = nn.ModuleList(make_norm(norm, hidden_channels) for _ in range(num_layers + 1))
         self.output = nn.Linear((num_layers + 1 if jumping else 1) * hidden_channels, out_channels)
         nn.init.zeros_(self.input.bias)  # beside features whose rows sum to one it would be all that the norm sees
-        self.dropout, self.edge_loss, self.residual = dropout, edge_loss, residual
-        self.activation, self.jumping = activation, jumping
+        self.edge_loss, self.residual, self.activation, self.jumping = edge_loss, residual, activation, jumping
         self._penalty: Tensor | None = None
 
     def states(self, x: Features, observed: Observed) -> Tensor:
@@ -164,8 +153,8 @@ class NodeFormerLayer(nn.Module):
         self,
         channels: int,
         heads: int,
-        *,
         features: int,
+        *,
         temperature: float,
         samples: int,
         bias_order: int,

@@ -19,9 +19,7 @@ from difformer.zoo.encoder import (
     Observed,
     Passes,
     Segments,
-    check_count,
     check_heads,
-    check_rate,
     dropout,
     linear,
     refuse_beyond_memory,
@@ -143,13 +141,15 @@ class Polynormer(Encoder):
         local_passes: int = 100,
         pre_norm: bool = True,
     ) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers)
-        check_count("global_layers", global_layers, 0)
-        check_count("local_passes", local_passes, 0)
-        check_rate("dropout", dropout)
-        check_rate("input_dropout", input_dropout)
-        check_rate("global_dropout", global_dropout or 0.0)
+        super().__init__(
+            {"global_layers": 0, "local_passes": 0},
+            num_layers=num_layers,
+            global_layers=global_layers,
+            local_passes=local_passes,
+            dropout=dropout,
+            input_dropout=input_dropout,
+            global_dropout=global_dropout,
+        )
         heads = check_heads(num_heads, hidden_channels)
         if not 0 < beta < 1:
             raise UserError(f"beta must lie between 0 and 1, got {beta!r}", argument="beta")
@@ -163,10 +163,7 @@ class Polynormer(Encoder):
         self.local_output = nn.Linear(hidden_channels, out_channels) if local_passes and global_layers else None
         self.output = nn.Linear(hidden_channels, out_channels)
         self.heads, self.channels = heads, hidden_channels
-        self.dropout, self.input_dropout, self.local_passes = dropout, input_dropout, local_passes
-        self.global_dropout = global_dropout
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
-        self.passes: Tensor
         self._passes = Passes()
 
     def states(self, x: Features, observed: Observed) -> Tensor:

@@ -18,10 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from difformer.zoo.encoder import (
-    Segments,
-    keyed_uniform,
-)
+from difformer.zoo.encoder import Segments, keyed_uniform
 from difformer.zoo.node_pairs import by_graph, graph_max
 
 FLOOR = 1e-6  # of a feature, whose largest is 1: a query and keys that share none still have a sum to divide by

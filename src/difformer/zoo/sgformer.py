@@ -12,9 +12,6 @@ from difformer.zoo.encoder import (
     Observed,
     Segments,
     check_choice,
-    check_count,
-    check_rate,
-    check_share,
     dropout,
     linear,
     make_norm,
@@ -100,23 +97,22 @@ class SGFormer(Encoder):
         local_residual: bool = False,
         join: str = "add",
     ) -> None:
-        super().__init__()
-        check_count("num_layers", num_layers)
-        check_count("attention_layers", attention_layers, 1)
-        check_count("num_heads", num_heads, 1)
-        check_rate("dropout", dropout)
-        check_rate("attention_dropout", attention_dropout)
-        check_share("residual_weight", residual_weight)
-        check_share("graph_weight", graph_weight)
+        super().__init__(
+            num_layers=num_layers,
+            attention_layers=attention_layers,
+            num_heads=num_heads,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            residual_weight=residual_weight,
+            graph_weight=graph_weight,
+        )
         check_choice("join", join, ("add", "cat"))
         wide = num_heads * hidden_channels
         self.input = nn.Linear(in_channels, hidden_channels)
         self.attention = nn.ModuleList(
             nn.ModuleList(nn.Linear(hidden_channels, wide) for _ in range(3)) for _ in range(attention_layers)
         )
-        self.norms = nn.ModuleList(
-            nn.LayerNorm(hidden_channels) if norm else nn.Identity() for _ in range(attention_layers + 1)
-        )
+        self.norms = nn.ModuleList(make_norm(norm, hidden_channels) for _ in range(attention_layers + 1))
         self.local = nn.ModuleList(
             nn.Linear(hidden_channels if k else in_channels, hidden_channels) for k in range(num_layers)
         )
@@ -126,8 +122,6 @@ class SGFormer(Encoder):
             nn.init.zeros_(layer.bias)
         self.local_norms = nn.ModuleList(make_norm(local_norm, hidden_channels) for _ in range(num_layers))
         self.output = nn.Linear((1 if join == "add" else 2) * hidden_channels, out_channels)
-        self.num_heads, self.residual_weight, self.graph_weight = num_heads, residual_weight, graph_weight
-        self.dropout, self.attention_dropout = dropout, attention_dropout
         self.local_residual, self.join = local_residual, join
 
     def states(self, x: Features, observed: Observed) -> Tensor:

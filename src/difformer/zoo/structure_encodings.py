@@ -11,11 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from difformer.zoo.encoder import (
-    Graph,
-    Segments,
-    SparseMatrix,
-)
+from difformer.zoo.encoder import Graph, Segments, SparseMatrix
 from difformer.zoo.node_pairs import place_in_graph
 
 ENTRIES = 1 << 24  # of a table that is worked on at a time

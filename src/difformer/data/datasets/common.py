@@ -16,6 +16,7 @@ from difformer.data.knn import knn_graph
 from difformer.data.scaling import Scaling
 from difformer.data.sparse import checked_csr, feature_tensor
 from difformer.data.split import Split
+from difformer.data.split_rules import fraction_split, labels_per_class_split
 from difformer.data.task import Task
 from difformer.errors import UserError
 
@@ -23,11 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 def choice(option: str, value: str, allowed: Sequence[str]) -> str:
-    """`value`, if it is one of `allowed`.
-
-    Raises:
-        ValueError: Naming the option, what came, and what it takes.
-    """
+    """`value`, if it is one of `allowed`."""
     if value not in allowed:
         raise UserError(f"{option} must be one of {', '.join(repr(a) for a in allowed)}; got {value!r}")
     return value
@@ -38,6 +35,22 @@ def seeded(make: Callable[[int], Split], *, num_splits: int, seed: int) -> tuple
     if num_splits < 1:
         raise UserError(f"num_splits must be at least 1, got {num_splits}")
     return tuple(make(seed + i) for i in range(num_splits))
+
+
+def share_splits(y: Any, shares: str, *, num_splits: int, seed: int) -> tuple[Split, ...]:
+    """Random shares of what is labelled, written as ``"50/25/25"``."""
+    return seeded(lambda s: fraction_split(y, protocol=shares, seed=s), num_splits=num_splits, seed=seed)
+
+
+def few_label_splits(y: Any, per_class: int, *, num_splits: int, seed: int) -> tuple[tuple[Split, ...], str]:
+    """The paper's splits of images and texts, and their protocol: few labels per class, 1000 for validation."""
+    splits = seeded(
+        lambda s: labels_per_class_split(y, per_class=per_class, num_valid=1000, seed=s),
+        num_splits=num_splits,
+        seed=seed,
+    )
+    said = f"paper: {per_class} labels a class, 1000 for validation, the rest test, {seeds_of(num_splits, seed)}"
+    return splits, said
 
 
 def seeds_of(num_splits: int, seed: int) -> str:
@@ -52,7 +65,7 @@ def class_task(
     y: Any,
     edges: Any,
     splits: tuple[Split, ...],
-    num_classes: int,
+    num_classes: int | None = None,
     self_loops: bool,
     sparse: bool | None,
     steps: str,
@@ -61,22 +74,9 @@ def class_task(
     class_names: Sequence[str] = (),
     metric: str = "accuracy",
 ) -> Task:
-    """Classification of the nodes of one undirected graph.
+    """Classification of the nodes of one undirected graph; `edges` are ``[2, E]`` in any direction.
 
-    Args:
-        name: The data set.
-        x: Scipy sparse matrix or dense array of features.
-        y: Classes, -1 where unknown.
-        edges: ``[2, E]`` in any direction.
-        splits: At least one.
-        num_classes: Number of classes.
-        self_loops: Whether every node gets an edge to itself.
-        sparse: As in `feature_tensor`.
-        steps: What was done to the features.
-        protocol: Which split, which seeds.
-        notes: As in `Task`.
-        class_names: As in `Task`.
-        metric: What is reported.
+    `steps` says what was done to the features, `protocol` which split and which seeds.
     """
     labels = torch.as_tensor(y).long()
     loops = "self-loops added" if self_loops else "self-loops removed"
@@ -89,7 +89,7 @@ def class_task(
         x=feature_tensor(x, as_sparse=sparse),
         y=labels,
         splits=splits,
-        num_outputs=num_classes,
+        num_outputs=int(labels.max()) + 1 if num_classes is None else num_classes,
         edge_index=undirected(edges, len(labels), self_loops=self_loops),
         class_names=tuple(class_names),
         notes=tuple(notes),
@@ -110,21 +110,7 @@ def table_task(
     feature_names: Sequence[str] = (),
     scaling: Scaling | None = None,
 ) -> Task:
-    """Classification of instances without a graph, or with that of their k nearest neighbours.
-
-    Args:
-        name: The data set.
-        x: ``[N, F]`` features.
-        y: Classes.
-        splits: At least one.
-        knn: Neighbours a node is joined to, the node itself counted; None for no graph.
-        steps: What was done to the features.
-        protocol: Which split, which seeds.
-        notes: As in `Task`.
-        class_names: As in `Task`.
-        feature_names: As in `Task`.
-        scaling: As in `Task`.
-    """
+    """Classification of instances without a graph, or with that of their `knn` nearest ones, themselves counted."""
     edge_index = None
     if knn is not None:
         edge_index = knn_graph(x, knn, metric="euclidean", include_self=True, symmetric=True)
@@ -148,16 +134,7 @@ def table_task(
 
 
 def check_graph(x: Any, y: Array, edges: Array) -> None:
-    """Refuse a graph as a file holds it whose parts do not belong together.
-
-    Args:
-        x: ``[N, F]`` features.
-        y: ``[N]`` labels.
-        edges: ``[2, E]`` whole numbers.
-
-    Raises:
-        DataError: Saying which part contradicts which.
-    """
+    """Refuse a graph as a file holds it, ``x [N, F]``, ``y [N]``, ``edges [2, E]``, whose parts do not fit."""
     num_nodes = x.shape[0]
     if y.shape != (num_nodes,):
         raise DataError(f"{num_nodes} rows of features, but labels of shape {list(y.shape)}")
@@ -182,11 +159,7 @@ def row_normalised(x: Any) -> Any:
 
 
 def csr_of(arrays: Any, prefix: str = "x") -> Any:
-    """The scipy CSR matrix stored as ``<prefix>_data``, ``_indices``, ``_indptr`` and ``_shape``.
-
-    Raises:
-        ValueError: If an index points outside the matrix, which torch would follow.
-    """
+    """The scipy CSR matrix stored as ``<prefix>_data``, ``_indices``, ``_indptr`` and ``_shape``, checked."""
     data, indices, ptr, shape = (arrays[f"{prefix}_{part}"] for part in ("data", "indices", "indptr", "shape"))
     return checked_csr(data, indices, ptr, shape).astype(np.float32, copy=False)
 

@@ -14,34 +14,11 @@ KARATE_PROTOCOLS = ("one-a-side", "random")
 KARATE_NODES = 34
 INSTRUCTOR, PRESIDENT = 0, 33
 # Who met whom outside the club, members counted from 0: for every member those with a higher number (Zachary 1977).
-_KARATE: dict[int, tuple[int, ...]] = {
-    0: (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 17, 19, 21, 31),
-    1: (2, 3, 7, 13, 17, 19, 21, 30),
-    2: (3, 7, 8, 9, 13, 27, 28, 32),
-    3: (7, 12, 13),
-    4: (6, 10),
-    5: (6, 10, 16),
-    6: (16,),
-    8: (30, 32, 33),
-    9: (33,),
-    13: (33,),
-    14: (32, 33),
-    15: (32, 33),
-    18: (32, 33),
-    19: (33,),
-    20: (32, 33),
-    22: (32, 33),
-    23: (25, 27, 29, 32, 33),
-    24: (25, 27, 31),
-    25: (31,),
-    26: (29, 33),
-    27: (33,),
-    28: (31, 33),
-    29: (32, 33),
-    30: (32, 33),
-    31: (32, 33),
-    32: (33,),
-}
+_KARATE = """
+0: 1 2 3 4 5 6 7 8 10 11 12 13 17 19 21 31; 1: 2 3 7 13 17 19 21 30; 2: 3 7 8 9 13 27 28 32; 3: 7 12 13; 4: 6 10;
+5: 6 10 16; 6: 16; 8: 30 32 33; 9: 33; 13: 33; 14: 32 33; 15: 32 33; 18: 32 33; 19: 33; 20: 32 33; 22: 32 33;
+23: 25 27 29 32 33; 24: 25 27 31; 25: 31; 26: 29 33; 27: 33; 28: 31 33; 29: 32 33; 30: 32 33; 31: 32 33; 32: 33
+"""
 # Those who stayed with the president ("Officers") when the club split; the others followed the instructor ("Mr. Hi").
 _OFFICERS = (9, 14, 15, 18, 20, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33)
 
@@ -127,7 +104,8 @@ def karate(
         self_loops: Whether every node gets an edge to itself.
     """
     choice("protocol", protocol, KARATE_PROTOCOLS)
-    edges = np.array([(member, other) for member, others in _KARATE.items() for other in others]).T
+    friends = (entry.split(":") for entry in _KARATE.split(";"))
+    edges = np.array([(int(member), int(other)) for member, others in friends for other in others.split()]).T
     y = torch.zeros(KARATE_NODES, dtype=torch.long)
     y[list(_OFFICERS)] = 1
     leaders = [INSTRUCTOR, PRESIDENT]

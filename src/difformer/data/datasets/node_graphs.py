@@ -39,12 +39,13 @@ from difformer.data.datasets.common import (
     row_normalised,
     seeded,
     seeds_of,
+    share_splits,
 )
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.processed import Arrays, processed
 from difformer.data.split import Split
-from difformer.data.split_rules import masks_split, per_class_split, random_split
+from difformer.data.split_rules import masks_split, per_class_split
 from difformer.data.task import Task
 
 FEATURES = ("row", "raw")
@@ -122,7 +123,6 @@ def _published(
         y=y,
         edges=edges,
         splits=splits,
-        num_classes=int(y.max()) + 1,
         self_loops=self_loops,
         sparse=sparse,
         steps="rows of features sum to one" if features == "row" else "features as published",
@@ -160,12 +160,11 @@ def gnn_benchmark(
         check_graph(words, labels, edges)
     words.data = (words.data > 0).astype(np.float32)
     y = torch.from_numpy(labels)
-    num_classes = int(y.max()) + 1
     if protocol == "20/30":
         splits = seeded(lambda s: _per_class(y, s), num_splits=num_splits, seed=seed)
         said = "20/30: 20 labels a class, 30 a class for validation, the rest test"
     else:
-        splits = seeded(lambda s: random_split(y, fractions=(0.6, 0.2, 0.2), seed=s), num_splits=num_splits, seed=seed)
+        splits = share_splits(y, protocol, num_splits=num_splits, seed=seed)
         said = "60/20/20: random shares of all nodes"
     return class_task(
         name,
@@ -173,7 +172,6 @@ def gnn_benchmark(
         y=y,
         edges=edges,
         splits=splits,
-        num_classes=num_classes,
         self_loops=self_loops,
         sparse=sparse,
         steps="features 0 or 1, then rows sum to one",
@@ -223,15 +221,13 @@ def facebook100(
         profile, edges = _read_profiles(found)
         y = torch.from_numpy(profile[:, GENDER].astype(np.int64) - 1)
         check_graph(profile, profile[:, GENDER], edges)
-    fractions = tuple(int(part) / 100 for part in protocol.split("/"))
-    splits = seeded(lambda s: random_split(y, fractions=fractions, seed=s), num_splits=num_splits, seed=seed)
     unknown = int((y < 0).sum())
     return class_task(
         name,
         x=one_hot_columns(np.delete(profile, GENDER, axis=1)),
         y=y,
         edges=edges,
-        splits=splits,
+        splits=share_splits(y, protocol, num_splits=num_splits, seed=seed),
         num_classes=2,
         self_loops=self_loops,
         sparse=sparse,
@@ -280,13 +276,12 @@ def deezer_europe(
             arrays = processed(name, lambda: read_archive(found), sources=found.paths, version=_FORMAT)
         likes, y = csr_of(arrays), torch.from_numpy(arrays["y"].astype(np.int64))
         check_graph(likes, arrays["y"], arrays["edge_index"])
-    splits = seeded(lambda s: random_split(y, fractions=(0.5, 0.25, 0.25), seed=s), num_splits=num_splits, seed=seed)
     return class_task(
         name,
         x=likes,
         y=y,
         edges=arrays["edge_index"],
-        splits=splits,
+        splits=share_splits(y, protocol, num_splits=num_splits, seed=seed),
         num_classes=2,
         self_loops=self_loops,
         sparse=sparse,

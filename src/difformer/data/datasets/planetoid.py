@@ -92,7 +92,6 @@ def planetoid(
         y=y,
         edges=arrays["edge_index"],
         splits=splits,
-        num_classes=int(y.max()) + 1,
         self_loops=self_loops,
         sparse=sparse,
         steps="rows of features sum to one" if features == "row" else "features as published",

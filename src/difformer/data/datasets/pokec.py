@@ -20,16 +20,15 @@ import numpy as np
 import torch
 
 from difformer.data.archives import read_mat
-from difformer.data.datasets.common import check_graph, choice, class_task, one_hot_columns, seeded, seeds_of
+from difformer.data.datasets.common import check_graph, choice, class_task, one_hot_columns, seeds_of, share_splits
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.own.text import lines_of
 from difformer.data.processed import Arrays, processed
-from difformer.data.split_rules import random_split
 from difformer.data.task import Task
 from difformer.data.textnumbers import number_blocks
 
-FRACTIONS = {"paper": (0.1, 0.1, 0.8), "public-code": (0.5, 0.25, 0.25)}
+SHARES = {"paper": "10/10/80", "public-code": "50/25/25"}
 SOURCES = ("auto", "linkx", "snap")
 # Columns of soc-pokec-profiles.txt: eight with a format, then 51 of free text; a tab also ends the line.
 USER, PUBLIC, COMPLETION, GENDER, REGION, LAST_LOGIN, REGISTRATION, AGE = range(8)
@@ -60,16 +59,14 @@ def pokec(
         seed: Of the first; the others follow.
         self_loops: Whether every node gets an edge to itself.
     """
-    choice("protocol", protocol, tuple(FRACTIONS))
+    choice("protocol", protocol, tuple(SHARES))
     choice("source", source, SOURCES)
     found = locate(name, root, forms=None if source == "auto" else (source,))
     with reading(found):
         read = read_linkx if found.form == "linkx" else read_snap
         arrays = processed(f"{name}-{found.form}", lambda: read(found), sources=found.paths, version=_FORMAT)
     y = torch.from_numpy(arrays["y"].astype(np.int64))
-    fractions = FRACTIONS[protocol]
-    splits = seeded(lambda s: random_split(y, fractions=fractions, seed=s), num_splits=num_splits, seed=seed)
-    shares = "/".join(f"{100 * f:g}" for f in fractions)
+    shares = SHARES[protocol]
     made = "the 65 features of pokec.mat" if found.form == "linkx" else "features made here from SNAP's profiles"
     notes = (
         [f"The gender of {int((y < 0).sum())} users is unknown; they are in no split."] if bool((y < 0).any()) else []
@@ -81,7 +78,7 @@ def pokec(
         x=arrays["x"],
         y=y,
         edges=arrays["edge_index"],
-        splits=splits,
+        splits=share_splits(y, shares, num_splits=num_splits, seed=seed),
         num_classes=2,
         self_loops=self_loops,
         sparse=False,

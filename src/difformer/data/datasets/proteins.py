@@ -75,11 +75,7 @@ def proteins(
 
 
 def read_ogb(found: Found) -> Arrays:
-    """The published tables as arrays.
-
-    Raises:
-        DataError: If the two tables of edges differ in length, or an edge names a node that does not exist.
-    """
+    """The published tables as arrays."""
     with _members(found, "raw/num-node-list.csv.gz") as (stream,):
         num_nodes = int(stream.read().split()[0])
     with _members(found, "raw/num-edge-list.csv.gz") as (stream,):

@@ -18,20 +18,17 @@ from __future__ import annotations
 import csv
 import io
 import os
-import tempfile
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from difformer.data.archives import read_npz, read_zip
-from difformer.data.errors import require
+from difformer.data.errors import DataError, require
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.processed import Arrays, processed
 from difformer.errors import UserError
@@ -43,6 +40,8 @@ ATOM_NAMES = ("C", "N", "O", "S", "F", "P", "Cl", "Br", "Na", "Ca", "I", "B", "H
 BOND_NAMES = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC", "UNSPECIFIED")  # the last: any other bond
 CARBONYL = "[CX3]=O"
 UNBRANCHED_ALKANE = "[R0;D2,D1][R0;D2][R0;D2,D1]"
+SEED, STEPS = 42, 1000  # of the embedding, and of the force field
+_FORMAT = 1
 
 
 class MoleculeError(UserError):
@@ -53,60 +52,86 @@ class MoleculeError(UserError):
         self.smiles, self.stage, self.reason = smiles, stage, reason
 
 
-class Molecule(NamedTuple):
-    """One molecule of n heavy atoms and m bonds.
+def read_synmol(name: str, root: str | os.PathLike[str] | None) -> Arrays:
+    """Atoms, bonds, labels and the published split; atoms of molecule i are ``node_ptr[i]:node_ptr[i + 1]``.
 
-    Args:
-        atom_types: ``[n]`` int8, indices into ``ATOM_NAMES``.
-        pos: ``[n, 3]`` float32, in Angstrom.
-        bonds: ``[3, 2m]`` int32: from, to, and an index into ``BOND_NAMES``; each bond once in either direction.
+    From ``synmol.npz`` as it is; from ``synmol_raw.zip`` with positions made here (some minutes, once) and labels from
+    the rule that made the published ones.
     """
+    found = locate(name, root)
+    with reading(found):
+        if found.form == "arrays":
+            return read_npz(found.path)
+        return processed(name, lambda: _from_archive(found), sources=found.paths, version=_FORMAT)
 
-    atom_types: Array
-    pos: Array
-    bonds: Array
+
+def _from_archive(found: Found) -> Arrays:
+    table, split = read_zip(found.path, ("logic8_smiles.csv", "logic8_traintest_indices.npz")).values()
+    published = read_npz(io.BytesIO(split), ("train_index", "test_index"))
+    built, _ = build_synmol(read_smiles(table.decode(), found.path), workers=os.cpu_count() or 1)
+    index = {key: np.asarray(part, dtype=np.int64).ravel() for key, part in published.items()}
+    return {**built, "atom_names": np.array(ATOM_NAMES), **index}
 
 
-def from_smiles(smiles: str, *, seed: int = 42, max_iterations: int = 1000) -> Molecule:
-    """Atom types, positions and bonds of a molecule.
+def read_smiles(table: str, path: object) -> list[str]:
+    """The molecules of a table in the format of ``logic8_smiles.csv``: a header with ``mol_id`` and ``smiles``.
 
-    Args:
-        smiles: The molecule.
-        seed: Of the embedding.
-        max_iterations: Steps of the force field; where they do not suffice there is a warning, and the positions
-            reached are kept.
+    Its column ``label``, if there is one, is not read: in the published file it is not the label of the task.
+    """
+    rows = csv.DictReader(io.StringIO(table))
+    for column in ("mol_id", "smiles"):
+        if column not in (rows.fieldnames or ()):
+            raise DataError(f"no column {column!r}; the header is {rows.fieldnames}", path=path, line=1)
+    smiles = []
+    for row in rows:
+        if not row["smiles"]:
+            raise DataError("empty", path=path, line=rows.line_num, column="smiles")
+        smiles.append(row["smiles"])
+    return smiles
+
+
+def build_synmol(
+    smiles: Sequence[str], *, seed: int = SEED, max_iterations: int = STEPS, workers: int = 1
+) -> tuple[Arrays, list[MoleculeError]]:
+    """Places and labels molecules; the result does not depend on the number of `workers` (threads).
 
     Returns:
-        Atom types, positions and bonds.
+        arrays: The molecules end to end: ``node_ptr``, ``edge_ptr [G + 1]``; ``atom_type``, ``node_label`` (1 for an
+            atom that explains its molecule's label), ``pos [ΣN, 3]`` in Å; ``edge_index [2, ΣE]``, local to each
+            molecule, and ``bond_type``; ``y`` and ``has_pos [G]``.
+        failures: Why molecules could not be placed; they keep atoms, bonds and label, and their positions are NaN.
 
     Raises:
-        MoleculeError: If the SMILES cannot be read, no embedding is found, or the force field lacks parameters.
+        MoleculeError: If a SMILES cannot be read.
         ImportError: Without rdkit.
     """
-    mol = parse(smiles)
-    pos, converged = place_atoms(mol, smiles, seed, max_iterations)
-    if not converged:
-        warnings.warn(
-            f"molecule {smiles!r}: the force field had not converged after {max_iterations} steps", stacklevel=2
-        )
-    return Molecule(atom_types(mol), pos, bonds_of(mol))
+    mols = [parse(text) for text in smiles]
 
+    def place(item: tuple[str, Any]) -> Array | MoleculeError:
+        try:
+            return place_atoms(item[1], item[0], seed, max_iterations)
+        except MoleculeError as error:
+            return error
 
-def label(smiles: str) -> tuple[int, Array]:
-    """The label of a molecule, and which atoms explain it.
-
-    Args:
-        smiles: The molecule.
-
-    Returns:
-        1 where both patterns match and 0 elsewhere; and ``[n]`` int8, 1 for every atom of a match (none where the label
-        is 0).
-
-    Raises:
-        MoleculeError: If the SMILES cannot be read.
-        ImportError: Without rdkit.
-    """
-    return label_atoms(parse(smiles))
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        placed = list(pool.map(place, zip(smiles, mols, strict=True)))
+    nowhere = [np.full((mol.GetNumAtoms(), 3), np.nan, dtype=np.float32) for mol in mols]
+    pos = [absent if isinstance(p, MoleculeError) else p for p, absent in zip(placed, nowhere, strict=True)]
+    labels, bonds = [label_atoms(mol) for mol in mols], [bonds_of(mol) for mol in mols]
+    all_bonds = np.concatenate([np.zeros((3, 0), dtype=np.int32), *bonds], axis=1)
+    no_atoms = np.zeros(0, dtype=np.int8)
+    arrays = {
+        "node_ptr": _pointer([len(p) for p in pos]),
+        "edge_ptr": _pointer([b.shape[1] for b in bonds]),
+        "atom_type": np.concatenate([no_atoms, *(atom_types(mol) for mol in mols)]),
+        "pos": np.concatenate([np.zeros((0, 3), dtype=np.float32), *pos]),
+        "node_label": np.concatenate([no_atoms, *(atoms for _, atoms in labels)]),
+        "edge_index": all_bonds[:2],
+        "bond_type": all_bonds[2].astype(np.int8),
+        "y": np.array([y for y, _ in labels], dtype=np.int64),
+        "has_pos": np.array([not isinstance(p, MoleculeError) for p in placed], dtype=bool),
+    }
+    return arrays, [p for p in placed if isinstance(p, MoleculeError)]
 
 
 def _rdkit() -> ModuleType:
@@ -131,7 +156,7 @@ def parse(smiles: str) -> Any:
 
 
 def label_atoms(mol: Any) -> tuple[int, Array]:
-    """As `label`, of rdkit's molecule."""
+    """1 if both patterns match, and 0 otherwise; and ``[n]`` int8, 1 for every atom of a match."""
     matches = [mol.GetSubstructMatches(pattern) for pattern in _patterns()]
     atoms = np.zeros(mol.GetNumAtoms(), dtype=np.int8)
     if not all(matches):
@@ -141,8 +166,8 @@ def label_atoms(mol: Any) -> tuple[int, Array]:
     return 1, atoms
 
 
-def place_atoms(mol: Any, smiles: str, seed: int, max_iterations: int) -> tuple[Array, bool]:
-    """Positions of the heavy atoms, and whether the force field converged."""
+def place_atoms(mol: Any, smiles: str, seed: int, max_iterations: int) -> Array:
+    """Positions ``[n, 3]`` of the heavy atoms; those reached are kept, with a warning, if the force field goes on."""
     chem = _rdkit()
     from rdkit.Chem import rdDistGeom, rdForceFieldHelpers
 
@@ -152,173 +177,31 @@ def place_atoms(mol: Any, smiles: str, seed: int, max_iterations: int) -> tuple[
     status = rdForceFieldHelpers.MMFFOptimizeMolecule(full, maxIters=max_iterations)
     if status == -1:
         raise MoleculeError(smiles, "force field", "MMFF94 has no parameters for one of its atoms")
+    if status != 0:
+        warnings.warn(
+            f"molecule {smiles!r}: the force field had not converged after {max_iterations} steps", stacklevel=2
+        )
     # Added hydrogens come after the atoms of the SMILES, so that the first n rows are these, in their order.
-    pos = full.GetConformer().GetPositions()[: mol.GetNumAtoms()]
-    return pos.astype(np.float32), status == 0
+    pos: Array = full.GetConformer().GetPositions()[: mol.GetNumAtoms()].astype(np.float32)
+    return pos
 
 
 def atom_types(mol: Any) -> Array:
-    """``[n]`` int8, as in `Molecule`."""
+    """``[n]`` int8, indices into ``ATOM_NAMES``."""
     index = {name: i for i, name in enumerate(ATOM_NAMES)}
-    other = len(ATOM_NAMES) - 1
-    return np.array([index.get(atom.GetSymbol(), other) for atom in mol.GetAtoms()], dtype=np.int8)
+    return np.array([index.get(atom.GetSymbol(), len(index) - 1) for atom in mol.GetAtoms()], dtype=np.int8)
 
 
 def bonds_of(mol: Any) -> Array:
-    """``[3, 2m]`` int32, as in `Molecule`."""
+    """``[3, 2m]`` int32: from, to, and an index into ``BOND_NAMES``; each bond once in either direction."""
     index = {name: i for i, name in enumerate(BOND_NAMES)}
-    other = len(BOND_NAMES) - 1
     both = []
     for bond in mol.GetBonds():
         source, target = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
-        kind = index.get(str(bond.GetBondType()), other)
+        kind = index.get(str(bond.GetBondType()), len(index) - 1)
         both += [(source, target, kind), (target, source, kind)]
     return np.array(both, dtype=np.int32).reshape(-1, 3).T
 
 
-@dataclass(frozen=True)
-class MoleculeSet:
-    """Molecules laid end to end: atoms of molecule i are ``node_ptr[i]:node_ptr[i + 1]``, its edges likewise.
-
-    Args:
-        node_ptr: ``[G + 1]`` int64.
-        edge_ptr: ``[G + 1]`` int64.
-        atom_type: ``[ΣN]`` int8, indices into ``ATOM_NAMES``.
-        pos: ``[ΣN, 3]`` float32, NaN where a molecule could not be placed.
-        node_label: ``[ΣN]`` int8, 1 where the atom explains its molecule's label.
-        edge_index: ``[2, ΣE]`` int32, local to each molecule.
-        bond_type: ``[ΣE]`` int8, indices into ``BOND_NAMES``.
-        y: ``[G]`` int64.
-        has_pos: ``[G]`` bool.
-        failures: Number and reason of every molecule that could not be placed.
-        unconverged: Numbers of the molecules whose force field ran out of steps; their positions are kept.
-    """
-
-    node_ptr: Array
-    edge_ptr: Array
-    atom_type: Array
-    pos: Array
-    node_label: Array
-    edge_index: Array
-    bond_type: Array
-    y: Array
-    has_pos: Array
-    failures: tuple[tuple[int, str], ...]
-    unconverged: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-
-def build_synmol(smiles: Sequence[str], *, seed: int = 42, max_iterations: int = 1000, workers: int = 1) -> MoleculeSet:
-    """Places and labels many molecules.
-
-    A molecule that cannot be placed keeps its atoms, bonds and label; its positions are NaN, and ``failures`` says why.
-
-    Args:
-        smiles: The molecules.
-        seed: As in ``from_smiles``, the same for each.
-        max_iterations: As in ``from_smiles``.
-        workers: Threads; rdkit lets them run side by side. The result does not depend on how many.
-
-    Returns:
-        The molecules, in the order they came.
-
-    Raises:
-        MoleculeError: If a SMILES cannot be read.
-        ImportError: Without rdkit.
-    """
-    mols = [parse(text) for text in smiles]
-
-    def place(item: tuple[str, Any]) -> tuple[Array, bool] | MoleculeError:
-        try:
-            return place_atoms(item[1], item[0], seed, max_iterations)
-        except MoleculeError as error:
-            return error  # kept beside its number, in `failures`
-
-    with ThreadPoolExecutor(max_workers=workers) as pool:
-        placed = list(pool.map(place, zip(smiles, mols, strict=True)))
-    failures = tuple((i, str(p)) for i, p in enumerate(placed) if isinstance(p, MoleculeError))
-    unconverged = tuple(i for i, p in enumerate(placed) if not isinstance(p, MoleculeError) and not p[1])
-    nowhere = [np.full((mol.GetNumAtoms(), 3), np.nan, dtype=np.float32) for mol in mols]
-    pos = [nowhere[i] if isinstance(p, MoleculeError) else p[0] for i, p in enumerate(placed)]
-    labels = [label_atoms(mol) for mol in mols]
-    bonds = [bonds_of(mol) for mol in mols]
-    all_bonds = np.concatenate([np.zeros((3, 0), dtype=np.int32), *bonds], axis=1)
-    return MoleculeSet(
-        node_ptr=_pointer([len(p) for p in pos]),
-        edge_ptr=_pointer([b.shape[1] for b in bonds]),
-        atom_type=np.concatenate([np.zeros(0, dtype=np.int8), *(atom_types(mol) for mol in mols)]),
-        pos=np.concatenate([np.zeros((0, 3), dtype=np.float32), *pos]),
-        node_label=np.concatenate([np.zeros(0, dtype=np.int8), *(atoms for _, atoms in labels)]),
-        edge_index=all_bonds[:2],
-        bond_type=all_bonds[2].astype(np.int8),
-        y=np.array([y for y, _ in labels], dtype=np.int64),
-        has_pos=np.array([not isinstance(p, MoleculeError) for p in placed], dtype=bool),
-        failures=failures,
-        unconverged=unconverged,
-    )
-
-
-def read_smiles(path: str | Path) -> list[tuple[str, str]]:
-    """Names and SMILES of a table in the format of ``logic8_smiles.csv``: a header with ``mol_id`` and ``smiles``.
-
-    Its column ``label``, where there is one, is not read: in the published file it is not the label of the task.
-
-    Raises:
-        ValueError: With file, line and column, where a column or an entry is missing.
-    """
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
-        for column in ("mol_id", "smiles"):
-            if column not in (rows.fieldnames or ()):
-                raise UserError(f"{path}, line 1: no column {column!r}; the header is {rows.fieldnames}")
-        table = []
-        for row in rows:
-            if not row["smiles"]:
-                raise UserError(f"{path}, line {rows.line_num}, column 'smiles': empty")
-            table.append((row["mol_id"], row["smiles"]))
-    return table
-
-
 def _pointer(counts: list[int]) -> Array:
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
-
-
-_FORMAT = 1
-
-
-def read_synmol(name: str, root: str | os.PathLike[str] | None) -> Arrays:
-    """Atoms, bonds, labels and the published split; atoms of molecule i are ``node_ptr[i]:node_ptr[i + 1]``.
-
-    From ``synmol.npz`` as it is; from ``synmol_raw.zip`` with positions made here (some
-    minutes, once) and labels from the rule that made the published ones.
-    """
-    found = locate(name, root)
-    with reading(found):
-        if found.form == "arrays":
-            return read_npz(found.path)
-        return processed(name, lambda: _from_smiles(found), sources=found.paths, version=_FORMAT)
-
-
-def _from_smiles(found: Found) -> Arrays:
-    members = read_zip(found.path, ("logic8_smiles.csv", "logic8_traintest_indices.npz"))
-    with tempfile.TemporaryDirectory() as folder:
-        table = Path(folder) / "logic8_smiles.csv"
-        table.write_bytes(members["logic8_smiles.csv"])
-        smiles = [text for _, text in read_smiles(table)]
-    published = read_npz(io.BytesIO(members["logic8_traintest_indices.npz"]), ("train_index", "test_index"))
-    built = build_synmol(smiles, workers=os.cpu_count() or 1)
-    return {
-        "node_ptr": built.node_ptr,
-        "edge_ptr": built.edge_ptr,
-        "atom_type": built.atom_type,
-        "pos": built.pos,
-        "node_label": built.node_label,
-        "edge_index": built.edge_index,
-        "bond_type": built.bond_type,
-        "y": built.y,
-        "has_pos": built.has_pos,
-        "atom_names": np.array(ATOM_NAMES),
-        **{key: np.asarray(index, dtype=np.int64).ravel() for key, index in published.items()},
-    }

@@ -38,14 +38,7 @@ RATIO = (2, 2, 6)
 
 @dataclass(frozen=True)
 class Series:
-    """A series as published.
-
-    Args:
-        values: ``[T, N]`` counts.
-        edges: ``[2, E]``, or one for each of the T moments.
-        weights: ``[E]``, likewise, or None.
-        names: Of the nodes, where published.
-    """
+    """A series as published: ``values [T, N]``, ``edges [2, E]`` or one per moment, weights likewise or None, names."""
 
     values: Any
     edges: Any

@@ -16,13 +16,12 @@ import numpy as np
 import torch
 
 from difformer.data.archives import read_npz, tar_members
-from difformer.data.datasets.common import choice, csr_arrays, csr_of, seeded, seeds_of, table_task
+from difformer.data.datasets.common import choice, csr_arrays, csr_of, few_label_splits, table_task
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.own.text import lines_of
 from difformer.data.processed import Arrays, processed
 from difformer.data.sparse import feature_tensor
-from difformer.data.split_rules import labels_per_class_split
 from difformer.data.task import Task
 
 GROUPS = (
@@ -69,11 +68,7 @@ def twenty_news(
         arrays = _features(found)
         x, y = csr_of(arrays), torch.from_numpy(arrays["y"].astype(np.int64))
         words = [str(word) for word in arrays["vocabulary"]]
-    splits = seeded(
-        lambda s: labels_per_class_split(y, per_class=per_class, num_valid=1000, seed=s),
-        num_splits=num_splits,
-        seed=seed,
-    )
+    splits, said = few_label_splits(y, per_class, num_splits=num_splits, seed=seed)
     return table_task(
         name,
         x=feature_tensor(x, as_sparse=sparse),
@@ -81,7 +76,7 @@ def twenty_news(
         splits=splits,
         knn=knn,
         steps=f"TF-IDF of the {x.shape[1]} words in at least 5 % of the posts, rows of unit length",
-        protocol=f"paper: {per_class} labels a class, 1000 for validation, the rest test, {seeds_of(num_splits, seed)}",
+        protocol=said,
         class_names=GROUPS,
         feature_names=words,
     )
@@ -147,15 +142,9 @@ def _read_archive(found: Found) -> tuple[list[str], list[int]]:
 def published_order(names: dict[str, list[str]]) -> list[tuple[str, str]]:
     """The order in which scikit-learn's `fetch_20newsgroups` gives the posts of the ten groups, ``subset="all"``.
 
-    It shuffles the posts of all twenty groups of each part, sorted by group and number, with seed 0; chains the
-    parts; leaves out the other groups; and shuffles what remains with seed 42. Splits index this order, hence its
-    exactness here.
-
-    Args:
-        names: ``<group>/<number>`` of every post of ``"train"`` and ``"test"``.
-
-    Returns:
-        Part and name of every post of the ten groups.
+    It shuffles the posts of all twenty groups of each part, sorted by group and number, with seed 0; chains the parts;
+    leaves out the other groups; and shuffles what remains with seed 42. Splits index this order, hence its exactness
+    here. `names` holds ``<group>/<number>`` of every post of ``"train"`` and ``"test"``.
     """
     chained: list[tuple[str, str]] = []
     for part in ("train", "test"):

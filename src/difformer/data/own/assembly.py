@@ -1,95 +1,166 @@
-"""The last step of every reader of own data: features, targets and edges become a task, with splits given or drawn."""
+"""The last step of every reader of own data: what it found becomes a task, with splits given or drawn."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
-from difformer.data.edges import SelfLoops
-from difformer.data.errors import DataError
-from difformer.data.own.preprocessing import Preprocessing
-from difformer.data.own.roles import PART_WORDS
-from difformer.data.own.targets import METRICS, Targets
+from difformer.data.edges import Duplicates, SelfLoops, check_choices, tidy_edges
+from difformer.data.errors import DataError, in_file
+from difformer.data.own.preprocessing import Preprocessing, Values
+from difformer.data.own.table import PART_WORDS
+from difformer.data.own.targets import (
+    METRICS,
+    Labels,
+    Targets,
+    constant_columns,
+    copies_of_labels,
+    encode_targets,
+    odd_labels,
+)
 from difformer.data.scaling import Scaling, uneven
 from difformer.data.split import Split, load_splits
 from difformer.data.split_rules import labelled, random_split, time_split
-from difformer.data.task import Task
+from difformer.data.task import Problem, Task
 from difformer.errors import UserError
 
-Splits = Split | Iterable[Split] | str | os.PathLike[str] | None
+Path_ = str | os.PathLike[str]
+Splits = Split | Iterable[Split] | Path_ | None
 
 HALVES = (0.5, 0.25, 0.25)
 SERIES = (0.2, 0.2, 0.6)
 
 
-def assemble(
-    x: Tensor,
-    targets: Targets,
-    edges: tuple[Tensor, Tensor | None] | None,
-    *,
-    name: str,
-    metric: str | None,
-    splits: Splits,
-    fractions: Sequence[float] | None,
-    seeds: Sequence[int],
-    found_splits: Sequence[Split] = (),
-    graph: str = "given graph",
-    node_ptr: Tensor | None = None,
-    instance_names: tuple[str, ...] = (),
-    feature_names: tuple[str, ...] = (),
-    notes: tuple[str, ...] = (),
-    standardize: bool = False,
-    preprocessing: Preprocessing | None = None,
-) -> Task:
-    """A task of nodes, or of graphs where there is a `node_ptr`.
+class Choices(TypedDict, total=False):
+    """What the caller of any reader may choose; `from_arrays` explains each."""
 
-    Splits that were found with the data (`found_splits`: a column, masks) give way to `splits` that were asked for, and
-    lose the instances that carry no label.
+    name: str
+    problem: Problem | None
+    metric: str | None
+    splits: Splits
+    fractions: Sequence[float] | None
+    seeds: Sequence[int]
+    directed: bool
+    self_loops: SelfLoops
+    duplicates: Duplicates
+    missing: Sequence[str] | None
+    class_names: Sequence[str]
+    standardize: bool
 
-    Raises:
-        DataError: If the parts contradict each other.
+
+@dataclass(frozen=True)
+class Material:
+    """What a reader found.
+
+    Args:
+        x: Features, as in `Task`.
+        labels: Cells in the order of the instances.
+        edges: Ends and weights as given, in positions of nodes.
+        edge_path: The file that they are from.
+        node_ptr: As in `Task`.
+        ids: Names of the instances.
+        feature_names: Of the columns of `x`.
+        splits: Found with the data (a column, masks); those that were asked for come first.
+        raw: The columns of a table as they were read, to look for mistakes in.
+        preprocessing: How they became `x`, if that took more than reading numbers.
+        notes: Remarks so far.
     """
-    scaling = Scaling.of(x) if standardize else None
-    if scaling is not None:
-        x, notes = scaling(x), (*notes, scaling.describe(feature_names))
-    elif preprocessing is None:
-        notes = (*notes, *uneven(x, feature_names))
-    done = (
-        ("; columns encoded" if preprocessing is not None else "")
-        if scaling is None
-        else "; columns standardised"
-        if scaling.shift is not None
-        else "; columns scaled"
+
+    x: Tensor
+    labels: Labels
+    edges: tuple[Tensor, Tensor | None] | None = None
+    edge_path: Path_ | None = None
+    node_ptr: Tensor | None = None
+    ids: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
+    splits: Sequence[Split] = ()
+    raw: Sequence[tuple[str, Values]] = ()
+    preprocessing: Preprocessing | None = None
+    notes: tuple[str, ...] = ()
+
+
+def assemble(
+    found: Material,
+    *,
+    name: str = "own data",
+    problem: Problem | None = None,
+    metric: str | None = None,
+    splits: Splits = None,
+    fractions: Sequence[float] | None = None,
+    seeds: Sequence[int] = (0,),
+    directed: bool = False,
+    self_loops: SelfLoops = "add",
+    duplicates: Duplicates = "error",
+    missing: Sequence[str] | None = None,
+    class_names: Sequence[str] = (),
+    standardize: bool = False,
+) -> Task:
+    """A task of nodes, or of graphs if there is a `node_ptr`; for the choices see `from_arrays`."""
+    check_choices(self_loops, duplicates)
+    x, labels, preprocessing = found.x, found.labels, found.preprocessing
+    targets = encode_targets(
+        labels.columns,
+        names=labels.names,
+        problem=problem,
+        class_names=class_names,
+        missing=missing,
+        where=labels.where,
     )
+    graph, edges = "no graph", found.edges
+    if edges is not None:
+        done = {"add": "added", "remove": "removed", "keep": "as given"}[self_loops]
+        graph = f"given graph, {'directed' if directed else 'both directions listed'}, self-loops {done}"
+        with in_file(found.edge_path):
+            edges = tidy_edges(
+                *edges,
+                num_nodes=x.shape[0],
+                names=found.ids if found.node_ptr is None else (),
+                directed=directed,
+                self_loops=self_loops,
+                duplicates=duplicates,
+            )
+    notes = [*targets.notes, *found.notes, *odd_labels(targets), *copies_of_labels(found.raw, targets)]
+    encoded = "; columns encoded"
+    scaling = None
+    if preprocessing is None:
+        encoded = ""
+        notes += constant_columns(found.raw)
+        if standardize:
+            scaling = Scaling.of(x)
+            x = scaling(x)
+            notes.append(scaling.describe(found.feature_names))
+            encoded = "; columns scaled" if scaling.shift is None else "; columns standardised"
+        else:
+            notes += uneven(x, found.feature_names)
     chosen = given_splits(splits)
-    if not chosen and found_splits:
-        chosen, left_out = _only_labelled(found_splits, targets.y)
-        chosen, taken = _with_validation(chosen, targets)
-        notes = (*notes, *left_out, *taken)
-    notes = (*notes, *_unheard(edges))
+    if not chosen and found.splits:
+        chosen = tuple(_usable(split, targets, notes) for split in found.splits)
+    notes += _unheard(edges)
     chosen = chosen or drawn_splits(targets, targets.y.shape[0], fractions, seeds)
-    notes = (*notes, *_never_seen(chosen, targets))
+    notes += _never_seen(chosen, targets)
     try:
         return Task(
             name=name,
-            kind="nodes" if node_ptr is None else "graphs",
+            kind="nodes" if found.node_ptr is None else "graphs",
             problem=targets.problem,
             metric=metric or METRICS[targets.problem],
-            protocol=f"own data, {graph if edges is not None else 'no graph'}{done}; {_named(chosen)}",
+            protocol=f"own data, {graph}{encoded}; {_named(chosen)}",
             x=x,
             y=targets.y,
             splits=chosen,
             num_outputs=targets.num_outputs,
             edge_index=None if edges is None else edges[0],
             edge_weight=None if edges is None else edges[1],
-            node_ptr=node_ptr,
+            node_ptr=found.node_ptr,
             class_names=targets.class_names,
-            instance_names=instance_names,
-            feature_names=feature_names,
-            notes=(*targets.notes, *notes),
+            instance_names=found.ids,
+            feature_names=found.feature_names,
+            notes=tuple(notes),
             scaling=scaling,
             preprocessing=preprocessing,
         )
@@ -112,40 +183,21 @@ def _named(splits: Sequence[Split]) -> str:
     return f"{ways.pop()}, {len(names)} splits, seeds {shown}"
 
 
-def graph_protocol(directed: bool, self_loops: SelfLoops) -> str:
-    """What was done to a graph, in words."""
-    done = {"add": "added", "remove": "removed", "keep": "as given"}
-    return f"given graph, {'directed' if directed else 'both directions listed'}, self-loops {done[self_loops]}"
-
-
 def given_splits(splits: Splits) -> tuple[Split, ...]:
     """Splits as handed over: one, several, or a file of them."""
-    if splits is None:
-        return ()
-    if isinstance(splits, Split):
-        return (splits,)
-    if isinstance(splits, (str, os.PathLike)):
-        return load_splits(splits)
-    return tuple(splits)
+    if splits is None or isinstance(splits, Split):
+        return () if splits is None else (splits,)
+    return load_splits(splits) if isinstance(splits, (str, os.PathLike)) else tuple(splits)
 
 
 def drawn_splits(
-    targets: Targets | None,
-    size: int,
-    fractions: Sequence[float] | None,
-    seeds: Sequence[int],
-    *,
-    series: bool = False,
+    targets: Targets | None, size: int, fractions: Sequence[float] | None, seeds: Sequence[int]
 ) -> tuple[Split, ...]:
-    """Random splits of what is labelled, classes in proportion; a series is cut in time order.
-
-    Raises:
-        DataError: If a part that should hold something would be empty.
-    """
+    """Random splits of what is labelled, classes in proportion; without targets, those of a series in time order."""
     if not seeds:
         raise UserError("seeds: got none, expected one per split")
-    shares = tuple(fractions) if fractions is not None else SERIES if series else HALVES
-    if series or targets is None:
+    shares = tuple(fractions) if fractions is not None else SERIES if targets is None else HALVES
+    if targets is None:
         splits = [time_split(size, ratio=shares)]
     else:
         stratify = targets.problem == "multiclass"
@@ -160,16 +212,23 @@ def drawn_splits(
     return tuple(splits)
 
 
-def _only_labelled(splits: Sequence[Split], y: Tensor) -> tuple[tuple[Split, ...], tuple[str, ...]]:
-    known = labelled(y)
-    kept, notes = [], []
-    for split in splits:
-        parts = {part: index[torch.isin(index, known)] for part, index in split.parts().items()}
-        gone = sum(split.sizes()) - sum(index.numel() for index in parts.values())
-        kept.append(Split(split.name, **parts))
-        if gone:
-            notes.append(f"split {split.name}: {gone} instance{'s' if gone > 1 else ''} without a label left out")
-    return tuple(kept), tuple(notes)
+def _usable(split: Split, targets: Targets, notes: list[str]) -> Split:
+    """A stored split without unlabelled instances, its validation part taken from training if it has none."""
+    known = labelled(targets.y)
+    parts = {part: index[torch.isin(index, known)] for part, index in split.parts().items()}
+    gone = sum(split.sizes()) - sum(index.numel() for index in parts.values())
+    if gone:
+        notes.append(f"split {split.name}: {gone} instance{'s' if gone > 1 else ''} without a label left out")
+    train = parts["train"]
+    if not parts["valid"].numel() and train.numel() > 1:
+        drawn = random_split(targets.y[train], fractions=(0.8, 0.2, 0), stratify=targets.problem == "multiclass")
+        held = torch.cat([drawn.valid, drawn.test])
+        parts["train"], parts["valid"] = (train[part].sort().values for part in (drawn.train, held))
+        notes.append(
+            f"split {split.name} has no validation part: {held.numel()} of its {train.numel()} training "
+            f"instances, drawn with seed 0, choose the model instead of being trained on"
+        )
+    return Split(split.name, **parts)
 
 
 def _unheard(edges: tuple[Tensor, Tensor | None] | None) -> tuple[str, ...]:
@@ -184,24 +243,6 @@ def _unheard(edges: tuple[Tensor, Tensor | None] | None) -> tuple[str, ...]:
         f"{lost} of {source.numel()} directed edges leave nodes that receive nothing, and the normalisation gcn gives "
         f"such edges weight 0: pass self_loops=add, or train with graph_norm=random_walk",
     )
-
-
-def _with_validation(splits: Sequence[Split], targets: Targets) -> tuple[tuple[Split, ...], tuple[str, ...]]:
-    """A fifth of the training part for validation where a split has none; the test part is never touched."""
-    done, notes = [], []
-    for split in splits:
-        if split.valid.numel() or split.train.numel() < 2:
-            done.append(split)
-            continue
-        y = targets.y[split.train]
-        drawn = random_split(y, fractions=(0.8, 0.2, 0), stratify=targets.problem == "multiclass")
-        train, valid = (split.train[part].sort().values for part in (drawn.train, torch.cat([drawn.valid, drawn.test])))
-        done.append(Split(split.name, train, valid, split.test))
-        notes.append(
-            f"split {split.name} has no validation part: {valid.numel()} of its {split.train.numel()} training "
-            f"instances, drawn with seed 0, choose the model instead of being trained on"
-        )
-    return tuple(done), tuple(notes)
 
 
 def _never_seen(splits: Sequence[Split], targets: Targets) -> tuple[str, ...]:
@@ -221,16 +262,15 @@ def _never_seen(splits: Sequence[Split], targets: Targets) -> tuple[str, ...]:
     return ()
 
 
-def split_from_words(words: Sequence[str], name: str) -> tuple[Split | None, int | None]:
-    """The split that a column of train, valid and test describes; or the first row that holds another word.
-
-    An empty cell leaves its row out of every part.
-    """
+def split_from_words(words: Sequence[str] | None, error: Callable[[str, int], DataError]) -> tuple[Split, ...]:
+    """The split that a column of train, valid and test describes; an empty cell leaves its row out of every part."""
+    if words is None:
+        return ()
     parts: dict[str, list[int]] = {"train": [], "valid": [], "test": []}
     for row, word in enumerate(words):
         if word:
             part = PART_WORDS.get(word.strip().lower())
             if part is None:
-                return None, row
+                raise error(f"expected train, valid, test or nothing, got {word!r}", row)
             parts[part].append(row)
-    return Split(name, **{part: torch.tensor(rows, dtype=torch.long) for part, rows in parts.items()}), None
+    return (Split("given", **{part: torch.tensor(rows, dtype=torch.long) for part, rows in parts.items()}),)

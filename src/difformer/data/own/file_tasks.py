@@ -9,36 +9,30 @@ Ids join the files where rows have them; otherwise rows are known by their numbe
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from difformer.data.edges import Duplicates, SelfLoops, check_choices, tidy_edges
-from difformer.data.errors import DataError
-from difformer.data.own.arrays import label_cells
-from difformer.data.own.assembly import Splits, assemble, graph_protocol, split_from_words
-from difformer.data.own.feature_tables import Features, load_features
-from difformer.data.own.graphs import Edges, edges_from, read_edges
-from difformer.data.own.npz import (
+from difformer.data.edges import Duplicates, SelfLoops
+from difformer.data.errors import DataError, in_file
+from difformer.data.own.arrays import (
     ARRAY_ENDINGS,
     class_names_of,
+    label_cells,
     labels_by_name,
     named_array,
     stored_splits,
     unused_arrays,
 )
+from difformer.data.own.assembly import Choices, Material, Path_, Splits, assemble, split_from_words
+from difformer.data.own.feature_tables import Features, load_features, several
+from difformer.data.own.graphs import edges_from, read_edges
 from difformer.data.own.pyg import PYG_ENDINGS, from_pyg, read_pyg
-from difformer.data.own.roles import several
-from difformer.data.own.suspicions import constant_columns, copies_of_labels, odd_labels
 from difformer.data.own.table import Column, index_of_ids
-from difformer.data.own.targets import Labels, encode_targets, read_labels
+from difformer.data.own.targets import Labels, read_labels
 from difformer.data.own.text import TextFormat
 from difformer.data.split import Split
 from difformer.data.task import Problem, Task
-
-Path_ = str | os.PathLike[str]
 
 
 def from_files(
@@ -118,31 +112,44 @@ def from_files(
         DataError: If a file is broken, or files contradict each other; with file, line and column.
         FileNotFoundError: If a file is not there.
     """
-    check_choices(self_loops, duplicates)
     suffix = Path(features).suffix.lower()
-    called = name or Path(features).name.split(".")[0]
+    is_table = suffix not in (*ARRAY_ENDINGS, *PYG_ENDINGS)
+    choices: Choices = {
+        "name": name or Path(features).name.split(".")[0],
+        "problem": problem,
+        "metric": metric,
+        "splits": splits,
+        "fractions": fractions,
+        "seeds": seeds,
+        "directed": directed,
+        "self_loops": self_loops,
+        "duplicates": duplicates,
+        "missing": missing,
+        "class_names": class_names,
+        "standardize": is_table if standardize is None else standardize,
+    }
+    of_table: dict[str, Any] = {
+        "ids": ids,
+        "drop": several(drop),
+        "categories": several(categories),
+        "dates": several(dates),
+    }
+    apart: dict[str, Any] = {
+        **of_table,
+        "split_column": split_column,
+        "label_columns": None if labels is not None else label_columns,
+    }
     if suffix in PYG_ENDINGS:
-        apart = {"labels": labels, "edges": edges, "ids": ids, "label_columns": label_columns, "label_ids": label_ids}
-        apart |= {"edge_columns": edge_columns, "split_column": split_column, "drop": several(drop) or None}
-        apart |= {"categories": several(categories) or None, "dates": several(dates) or None}
-        if extra := [option for option, value in apart.items() if value is not None]:
+        apart = {"labels": labels, "edges": edges, **apart, "label_columns": label_columns}
+        apart |= {"label_ids": label_ids, "edge_columns": edge_columns}
+    extra = [option for option, value in apart.items() if value not in (None, False, ())]
+    if suffix in PYG_ENDINGS:
+        if extra:
             raise DataError(f"a PyG file holds everything itself; leave out {', '.join(extra)}", path=features)
-        with _in_file(features):
-            return from_pyg(
-                read_pyg(features),
-                name=called,
-                problem=problem,
-                metric=metric,
-                splits=splits,
-                fractions=fractions,
-                seeds=seeds,
-                directed=directed,
-                self_loops=self_loops,
-                duplicates=duplicates,
-                missing=missing,
-                class_names=class_names,
-                standardize=bool(standardize),
-            )
+        with in_file(features):
+            return from_pyg(read_pyg(features), **choices)
+    if extra and not is_table:
+        raise DataError(f"holds arrays, which have no named columns; leave out {', '.join(extra)}", path=features)
 
     def format(role: str) -> TextFormat:
         def of(option: Any) -> Any:
@@ -151,85 +158,46 @@ def from_files(
         return TextFormat(of(delimiter), of(header), encoding, decimal, comment)
 
     columns = None if label_columns is None else several(label_columns)
-    is_table = suffix not in ARRAY_ENDINGS
-    if not is_table:
-        table_only: dict[str, Any] = {
-            "ids": ids,
-            "split_column": split_column,
-            "drop": several(drop),
-            "categories": several(categories),
-        }
-        table_only |= {"dates": several(dates), "label_columns": None if labels is not None else label_columns}
-        if extra := [option for option, value in table_only.items() if value not in (None, False, ())]:
-            raise DataError(f"holds arrays, which have no named columns; leave out {', '.join(extra)}", path=features)
-    scale = is_table if standardize is None else standardize
-    options: dict[str, Any] = (
-        {}
-        if not is_table
-        else {
-            "ids": ids,
-            "labels": columns if labels is None else None,
-            "labels_here": labels is None,
-            "split": split_column,
-            "drop": several(drop),
-            "raw": True,
-            "standardize": scale,
-            "categories": several(categories),
-            "dates": several(dates),
-        }
-    )
-    found = load_features(features, format=format("features"), **options)
+    options: dict[str, Any] = {"labels": columns if labels is None else None, "labels_here": labels is None}
+    options |= {**of_table, "split": split_column, "raw": True, "standardize": choices["standardize"]}
+    found = load_features(features, format=format("features"), **options if is_table else {})
     _refuse_other_kinds(found)
-    size = found.x.shape[0]
+    size, arrays = found.x.shape[0], found.arrays
     index = index_of_ids(found.ids, lambda text, row: found.error(text, row, found.id_column)) if found.ids else None
     if labels is not None:
         given = read_labels(labels, size=size, ids=index, columns=columns, id_column=label_ids, format=format("labels"))
     else:
         given = _labels_within(found, size)
-    targets = encode_targets(
-        given.columns,
-        names=given.names,
-        problem=problem,
-        class_names=class_names or (class_names_of(found.arrays) if labels is None else ()),
-        missing=missing,
-        where=given.where,
-    )
-    raw, notes = _edges(found, edges, index, edge_columns, format("edges"))
-    tidied = None
-    if raw is not None:
-        with _in_file(edges or features):
-            tidied = tidy_edges(
-                *raw, num_nodes=size, names=found.ids, directed=directed, self_loops=self_loops, duplicates=duplicates
-            )
-    doubts = [*odd_labels(targets), *copies_of_labels(found.raw, targets)]
-    if found.preprocessing is None and is_table:
-        doubts += constant_columns(found.raw)
+        choices["class_names"] = class_names or class_names_of(arrays)
+    graph: Any = None
+    said = tuple[str, ...]()
+    if edges is not None:
+        *graph, said = read_edges(edges, num_nodes=size, ids=index, columns=edge_columns, format=format("edges"))
+    elif (inside := named_array(arrays, "edges")) is not None:
+        with in_file(found.path):
+            *graph, said = edges_from(inside, named_array(arrays, "weights"), num_nodes=size, ids=index)
+    stored: Sequence[Split] = ()
+    if splits is None:
+        at = None if found.roles is None else found.roles.split
+        stored = split_from_words(found.split, lambda text, row: found.error(text, row, at))
+        if found.split is None:
+            with in_file(found.path):
+                stored = stored_splits(arrays, size)
     return assemble(
-        found.x,
-        targets,
-        tidied,
-        name=called,
-        metric=metric,
-        graph=graph_protocol(directed, self_loops),
-        splits=splits,
-        found_splits=_split_within(found) if splits is None else (),
-        fractions=fractions,
-        seeds=seeds,
-        instance_names=found.ids,
-        feature_names=found.names,
-        notes=(*found.notes, *unused_arrays(found.arrays, found.path), *given.notes, *notes, *doubts),
-        standardize=scale and found.preprocessing is None,
-        preprocessing=found.preprocessing,
+        Material(
+            x=found.x,
+            labels=given,
+            edges=None if graph is None else (graph[0], graph[1]),
+            edge_path=edges or features,
+            ids=found.ids,
+            feature_names=found.names,
+            splits=stored,
+            raw=found.raw,
+            preprocessing=found.preprocessing,
+            notes=(*found.notes, *unused_arrays(arrays, found.path), *given.notes, *said),
+        ),
+        **choices,
     )
-
-
-@contextmanager
-def _in_file(path: Path_) -> Iterator[None]:
-    """Errors that do not name a file name this one."""
-    try:
-        yield
-    except DataError as error:
-        raise error if error.path is not None else DataError(str(error), path=path, argument=error.argument) from error
 
 
 def _refuse_other_kinds(found: Features) -> None:
@@ -252,39 +220,6 @@ def _labels_within(found: Features, size: int) -> Labels:
         raise DataError(
             f"holds no labels (an array called y); pass labels=FILE{has}", path=found.path, argument="labels"
         )
-    with _in_file(found.path):
+    with in_file(found.path):
         columns, _ = label_cells(labels_by_name(y, found.arrays), None, size)
-    names = tuple(str(i + 1) for i in range(len(columns)))
-    return Labels([list(column) for column in columns], names, lambda t, row, c: found.error(t, row))
-
-
-def _edges(
-    found: Features,
-    path: Path_ | None,
-    ids: Mapping[str, int] | None,
-    columns: Sequence[Column] | None,
-    format: TextFormat,
-) -> tuple[Edges | None, tuple[str, ...]]:
-    size = found.x.shape[0]
-    if path is not None:
-        index, weight, notes = read_edges(path, num_nodes=size, ids=ids, columns=columns, format=format)
-        return (index, weight), notes
-    inside = named_array(found.arrays, "edges")
-    if inside is None:
-        return None, ()
-    with _in_file(found.path):
-        index, weight, notes = edges_from(inside, named_array(found.arrays, "weights"), num_nodes=size, ids=ids)
-        return (index, weight), notes
-
-
-def _split_within(found: Features) -> tuple[Split, ...]:
-    """The split that the file of features describes: by a column, or by masks or indices in an NPZ."""
-    if found.split is not None:
-        split, strange = split_from_words(found.split, "given")
-        if split is None:
-            assert strange is not None
-            word, at = found.split[strange], None if found.roles is None else found.roles.split
-            raise found.error(f"expected train, valid, test or nothing, got {word!r}", strange, at)
-        return (split,)
-    with _in_file(found.path):
-        return stored_splits(found.arrays, found.x.shape[0])
+    return Labels(columns, tuple(str(i + 1) for i in range(len(columns))), lambda t, row, c: found.error(t, row))

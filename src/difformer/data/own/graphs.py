@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from difformer.data.errors import DataError
-from difformer.data.own.npz import ARRAY_ENDINGS, named_array, read_arrays
+from difformer.data.errors import DataError, in_file
+from difformer.data.own.arrays import ARRAY_ENDINGS, named_array, read_arrays
 from difformer.data.own.table import (
     SOURCE_NAMES,
     TARGET_NAMES,
@@ -69,16 +69,9 @@ def edge_ends(edges: Any) -> tuple[NDArray[Any], str | None]:
 def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | None = None) -> Found:
     """Edges from an object in memory, their weights, and notes on what was guessed.
 
-    Args:
-        edges: ``[2, E]`` or pairs, see `edge_ends`; or an adjacency matrix (scipy or torch sparse, or dense ``[N, N]``)
-            whose entry i, j weighs the edge i → j; or a data frame of two columns, or three with weights. Arrays and
-            tensors of whole numbers hold positions of nodes; lists and frames hold ids where nodes have them.
-        weights: ``[E]``, or None.
-        num_nodes: Of the graph.
-        ids: Position of every node's id, where nodes have ids.
-
-    Raises:
-        DataError: If a node is unknown, a weight is negative or not finite, or the shape is none of these.
+    `edges` are ``[2, E]`` or pairs, see `edge_ends`; an adjacency matrix (scipy or torch sparse, or dense ``[N, N]``)
+    whose entry i, j weighs the edge i → j; or a data frame of two columns, or three with weights. Arrays and tensors of
+    whole numbers hold positions of nodes; lists and frames hold `ids` if nodes have them.
     """
     if hasattr(edges, "tocoo") or (isinstance(edges, Tensor) and edges.layout != torch.strided):
         try:
@@ -122,8 +115,11 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
 
 def _dense_matrix(edges: Any) -> NDArray[Any] | None:
     """Edges as a dense adjacency matrix, if they are as many rows as columns of numbers, three at least."""
-    size = len(edges) if hasattr(edges, "__len__") else 0
-    if size < 3 or not all(hasattr(row, "__len__") and len(row) == size for row in edges):
+    try:
+        size = len(edges)
+        if size < 3 or not all(len(row) == size for row in edges):
+            return None
+    except TypeError:  # a number, or a row of numbers
         return None
     array = edges.numpy(force=True) if isinstance(edges, Tensor) else np.asarray(edges)
     return array if array.ndim == 2 and array.dtype.kind in "biuf" else None
@@ -137,18 +133,10 @@ def read_edges(
     columns: Sequence[str | int] | None = None,
     format: TextFormat = TextFormat(),  # noqa: B008  frozen
 ) -> Found:
-    """Edges from a file, and notes: a table of sources, targets and perhaps weights, or an NPZ.
+    """Edges from a file, their weights, and notes: a table of sources, targets and perhaps weights, or an NPZ.
 
-    Args:
-        path: CSV and relatives, Parquet, NPZ or NPY.
-        num_nodes: Of the graph.
-        ids: Position of every node's id; without them nodes are known by their row, counted from zero.
-        columns: Source, target, and perhaps weight, by name or number counted from one; None finds them by their usual
-            names, or takes the first two, and a third that is all there is left for weights.
-        format: Of a text file.
-
-    Raises:
-        DataError: With file, line and column.
+    Without `ids` nodes are known by their row, counted from zero. `columns` are source, target and perhaps weight; None
+    finds them by their usual names, or takes the first two, and a third that is all there is left for weights.
     """
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
         arrays = read_arrays(path)
@@ -156,10 +144,8 @@ def read_edges(
         found = arrays.get("x") if found is None else found
         if found is None:
             raise DataError(f"holds no array called edge_index; it has {', '.join(arrays)}", path=path)
-        try:
+        with in_file(path):
             return edges_from(found, named_array(arrays, "weights"), num_nodes=num_nodes, ids=ids)
-        except DataError as error:
-            raise DataError(str(error), path=path) from error
     source = open_table(path, format, ids=ids)
     head = source.head
     if columns is None and not head.named and len(head.names) == num_nodes > 3 and not any(head.textual):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,16 +12,24 @@ from torch import Tensor
 from difformer.data.edges import Duplicates, SelfLoops, tidy_edges
 from difformer.data.errors import DataError
 from difformer.data.own.arrays import features_from, frame_columns, label_cells, row_ids
-from difformer.data.own.assembly import Splits, assemble, drawn_splits, given_splits, graph_protocol, split_from_words
-from difformer.data.own.feature_tables import select_features
+from difformer.data.own.assembly import (
+    Choices,
+    Material,
+    Splits,
+    assemble,
+    drawn_splits,
+    given_splits,
+    split_from_words,
+)
+from difformer.data.own.feature_tables import select_features, several
 from difformer.data.own.graphs import edges_from
-from difformer.data.own.roles import several
-from difformer.data.own.suspicions import constant_columns, copies_of_labels, odd_labels
 from difformer.data.own.table import Column, ColumnSource, index_of_ids
-from difformer.data.own.targets import encode_targets
-from difformer.data.split import Split
+from difformer.data.own.targets import Labels
 from difformer.data.task import Problem, Task
 from difformer.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def from_arrays(
@@ -88,42 +97,45 @@ def from_arrays(
         elif isinstance(y, str):
             raise DataError(f"y: x has no column {y!r}; {did_you_mean(y, map(str, known))}it has {_listed(known)}")
     features, columns = features_from(x)
-    tidy = {"directed": directed, "self_loops": self_loops, "duplicates": duplicates}
-    common = {
-        "name": name,
-        "metric": metric,
-        "feature_names": tuple(str(column) for column in feature_names) or columns,
-    }
+    called = tuple(str(column) for column in feature_names) or columns
     if features.dim() == 3:
         if standardize:
             raise DataError(
                 "standardize: a series is not scaled here; standardise it by its training part before lags are taken"
             )
-        return _series(features, y, edge_index, edge_weight, problem, splits, fractions, tidy, instance_names, common)
+        tidy = {"directed": directed, "self_loops": self_loops, "duplicates": duplicates}
+        task = _series(features, y, edge_index, edge_weight, problem, splits, fractions, tidy)
+        names = tuple(str(i) for i in instance_names)
+        return replace(task, name=name, metric=metric or "mse", feature_names=called, instance_names=names)
     ids = tuple(str(i) for i in instance_names) or (row_ids(x) if node_ptr is None else ())
     index = index_of_ids(ids, lambda text, row: DataError(text, row=row)) if ids and node_ptr is None else None
     ptr = None if node_ptr is None else _pointer(node_ptr)
-    expected = features.shape[0] if ptr is None else ptr.numel() - 1
-    cells, names = label_cells(y, x, expected)
-    targets = encode_targets(cells, names=names, problem=problem, class_names=class_names, missing=missing)
-    edges, notes = None, tuple[str, ...]()
-    if edge_index is not None:
-        *raw, notes = edges_from(edge_index, edge_weight, num_nodes=features.shape[0], ids=index)
-        edges = tidy_edges(*raw, num_nodes=features.shape[0], names=ids if node_ptr is None else (), **tidy)  # type: ignore[arg-type]
+    cells, names = label_cells(y, x, features.shape[0] if ptr is None else ptr.numel() - 1)
+    edges, notes = _edges(edge_index, edge_weight, features.shape[0], index)
     return assemble(
-        features,
-        targets,
-        edges,
-        graph=graph_protocol(directed, self_loops),
+        Material(features, Labels(cells, names), edges, node_ptr=ptr, ids=ids, feature_names=called, notes=notes),
+        name=name,
+        problem=problem,
+        metric=metric,
         splits=splits,
         fractions=fractions,
         seeds=seeds,
-        node_ptr=ptr,
-        instance_names=ids,
-        notes=(*notes, *odd_labels(targets)),
+        directed=directed,
+        self_loops=self_loops,
+        duplicates=duplicates,
+        missing=missing,
+        class_names=class_names,
         standardize=standardize,
-        **common,  # type: ignore[arg-type]
     )
+
+
+def _edges(
+    edges: Any, weights: Any, num_nodes: int, ids: Mapping[str, int] | None
+) -> tuple[tuple[Tensor, Tensor | None] | None, tuple[str, ...]]:
+    if edges is None:
+        return None, ()
+    index, weight, notes = edges_from(edges, weights, num_nodes=num_nodes, ids=ids)
+    return (index, weight), notes
 
 
 def from_frame(
@@ -137,18 +149,7 @@ def from_frame(
     drop: Column | Sequence[Column] = (),
     categories: Column | Sequence[Column] = (),
     dates: Column | Sequence[Column] = (),
-    name: str = "own data",
-    problem: Problem | None = None,
-    metric: str | None = None,
-    splits: Splits = None,
-    fractions: Sequence[float] | None = None,
-    seeds: Sequence[int] = (0,),
-    directed: bool = False,
-    self_loops: SelfLoops = "add",
-    duplicates: Duplicates = "error",
-    missing: Sequence[str] | None = None,
-    class_names: Sequence[str] = (),
-    standardize: bool = True,
+    **choices: Unpack[Choices],
 ) -> Task:
     """A task from a pandas or polars frame as it is: numbers, texts, truth values, categories, dates, gaps.
 
@@ -165,18 +166,9 @@ def from_frame(
         drop: Columns to leave out.
         categories: Columns to take as categories, whatever they look like.
         dates: Columns to take as dates.
-        name: Of the data in reports.
-        problem: As in `from_arrays`, likewise all below.
-        metric: None takes accuracy, ROC-AUC or MSE, after the problem.
-        splits: Ready-made ones, or a file of them.
-        fractions: Of train, valid and test.
-        seeds: One split each.
-        directed: Keep directions.
-        self_loops: ``"add"``, ``"remove"`` or ``"keep"``.
-        duplicates: What becomes of an edge given with different weights.
-        missing: Texts that mean no label.
-        class_names: The classes in order.
-        standardize: Bring columns of numbers to mean 0 and deviation 1 over all rows.
+        **choices: ``name``, ``problem``, ``metric``, ``splits``, ``fractions``, ``seeds``, ``directed``,
+            ``self_loops``, ``duplicates``, ``missing``, ``class_names`` and ``standardize`` as in `from_arrays`;
+            columns of numbers are standardised unless ``standardize`` is False.
 
     Raises:
         DataError: If a column is absent, or the parts contradict each other; the message says where.
@@ -199,7 +191,7 @@ def from_frame(
         split=split_column,
         drop=several(drop),
         raw=True,
-        standardize=standardize,
+        standardize=choices.setdefault("standardize", True),
         categories=several(categories),
         dates=several(dates),
     )
@@ -207,44 +199,23 @@ def from_frame(
     rows = found.ids or row_ids(frame)
     index = index_of_ids(rows, lambda text, row: found.error(text, row, found.id_column)) if rows else None
     if found.labels:
-        cells, columns = list(found.labels.values()), tuple(found.labels)
+        given = Labels(list(found.labels.values()), tuple(found.labels))
     else:
-        cells, columns = label_cells(label, frame, size)  # type: ignore[assignment]
-    targets = encode_targets(cells, names=columns, problem=problem, class_names=class_names, missing=missing)
-    tidied, notes = None, list(found.notes)
-    if edges is not None:
-        at, weight, said = edges_from(edges, edge_weight, num_nodes=size, ids=index)
-        notes += said
-        tidied = tidy_edges(
-            at, weight, num_nodes=size, names=rows, directed=directed, self_loops=self_loops, duplicates=duplicates
-        )
-    chosen: tuple[Split, ...] = ()
-    if found.split is not None and splits is None:
-        split, strange = split_from_words(found.split, "given")
-        if split is None:
-            raise found.error(
-                f"expected train, valid, test or nothing, got {found.split[strange or 0]!r}", strange or 0
-            )
-        chosen = (split,)
-    notes += [*odd_labels(targets), *copies_of_labels(found.raw, targets)]
-    if found.preprocessing is None:
-        notes += constant_columns(found.raw)
+        given = Labels(*label_cells(label, frame, size))
+    graph, notes = _edges(edges, edge_weight, size, index)
     return assemble(
-        found.x,
-        targets,
-        tidied,
-        name=name,
-        metric=metric,
-        graph=graph_protocol(directed, self_loops),
-        splits=splits,
-        found_splits=chosen,
-        fractions=fractions,
-        seeds=seeds,
-        instance_names=rows,
-        feature_names=found.names,
-        notes=tuple(notes),
-        standardize=standardize and found.preprocessing is None,
-        preprocessing=found.preprocessing,
+        Material(
+            x=found.x,
+            labels=given,
+            edges=graph,
+            ids=rows,
+            feature_names=found.names,
+            splits=split_from_words(found.split, found.error) if choices.get("splits") is None else (),
+            raw=found.raw,
+            preprocessing=found.preprocessing,
+            notes=(*found.notes, *notes),
+        ),
+        **choices,
     )
 
 
@@ -268,8 +239,6 @@ def _series(
     splits: Splits,
     fractions: Sequence[float] | None,
     tidy: Mapping[str, Any],
-    instance_names: Sequence[str],
-    common: Mapping[str, Any],
 ) -> Task:
     """Snapshots in time order: numbers to predict for every node at every time."""
     if problem not in (None, "regression"):
@@ -290,7 +259,7 @@ def _series(
     weighted = [w for _, w in done if w is not None]
     if several and 0 < len(weighted) < len(done):  # a matrix of ones has no weights, its neighbours may have
         done = [(i, torch.ones(i.shape[1]) if w is None else w) for i, w in done]
-    chosen = given_splits(splits) or drawn_splits(None, x.shape[0], fractions, (0,), series=True)
+    chosen = given_splits(splits) or drawn_splits(None, x.shape[0], fractions, (0,))
     notes = [note for _, _, guessed in raw for note in guessed]
     if splits is None:
         train, valid, test = chosen[0].sizes()
@@ -300,10 +269,10 @@ def _series(
         )
     outputs = 1 if target.dim() == 2 else target.shape[2]
     return Task(
-        name=common["name"],
+        name="own data",
         kind="series",
         problem="regression",
-        metric=common["metric"] or "mse",
+        metric="mse",
         protocol=f"own data, series; {chosen[0].name}",
         x=x,
         y=target,
@@ -311,7 +280,5 @@ def _series(
         num_outputs=outputs,
         edge_index=tuple(i for i, _ in done) if several else done[0][0] if done else None,
         edge_weight=tuple(w for _, w in done if w is not None) or None if several else done[0][1] if done else None,
-        instance_names=tuple(str(i) for i in instance_names),
-        feature_names=common["feature_names"],
         notes=tuple(dict.fromkeys(notes)),
     )

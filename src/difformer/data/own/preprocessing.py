@@ -292,11 +292,7 @@ class Preprocessing:
 
     @staticmethod
     def read(path: str | os.PathLike[str], feature_names: Sequence[str]) -> Preprocessing:
-        """What `to_dict` gave, from a JSON file.
-
-        Raises:
-            DataError: If the file holds something else, or a preprocessing that makes other features.
-        """
+        """What `to_dict` gave, from a JSON file that must make these features."""
         try:
             found = Preprocessing.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except DAMAGE as error:
@@ -308,11 +304,7 @@ class Preprocessing:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Preprocessing:
-        """What `to_dict` gave.
-
-        Raises:
-            DataError: If it is something else.
-        """
+        """What `to_dict` gave; anything else is a `DataError`."""
         try:
             if content["version"] != VERSION:
                 raise UserError(f"version {content['version']}, expected {VERSION}")
@@ -370,11 +362,7 @@ def _texts(values: Values) -> list[str]:
 
 
 def _numbers_of(values: Values, encoding: Encoding) -> Floats:
-    """Numbers, truth values or days, NaN where missing.
-
-    Raises:
-        DataError: Naming the row of the first cell that is something else.
-    """
+    """Numbers, truth values or days, NaN if missing; an error names the row of a cell that is something else."""
     if isinstance(values, np.ndarray):
         found = np.asarray(values, dtype=np.float64)
     else:

@@ -7,22 +7,22 @@ loader, which builds tensors, containers and the few classes that a PyG ``Data``
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from difformer.data.edges import Duplicates, SelfLoops, tidy_edges
 from difformer.data.errors import DataError
-from difformer.data.own.arrays import features_from, label_cells
-from difformer.data.own.assembly import Splits, assemble, graph_protocol
+from difformer.data.own.arrays import SPLIT_FORMS, features_from, label_cells, stored_splits
+from difformer.data.own.assembly import Choices, Material, assemble
 from difformer.data.own.graphs import edges_from
-from difformer.data.own.npz import SPLIT_FORMS, stored_splits
-from difformer.data.own.targets import encode_targets
+from difformer.data.own.targets import Labels
 from difformer.data.split import Split
-from difformer.data.task import Problem, Task
+from difformer.data.task import Task
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 PYG_ENDINGS = (".pt", ".pth")
 
@@ -30,19 +30,8 @@ PYG_ENDINGS = (".pt", ".pth")
 def from_pyg(
     data: Any,
     *,
-    name: str = "own data",
-    problem: Problem | None = None,
-    metric: str | None = None,
-    splits: Splits = None,
-    fractions: Sequence[float] | None = None,
-    seeds: Sequence[int] = (0,),
     use_positions: bool = False,
-    directed: bool = False,
-    self_loops: SelfLoops = "keep",
-    duplicates: Duplicates = "error",
-    missing: Sequence[str] | None = None,
-    class_names: Sequence[str] = (),
-    standardize: bool = False,
+    **choices: Unpack[Choices],
 ) -> Task:
     """A task from a PyG ``Data``, a list or data set of them, or a ``Batch``.
 
@@ -53,19 +42,10 @@ def from_pyg(
 
     Args:
         data: What to take over.
-        name: How the data are called in reports.
-        problem: Found out from ``y`` where it is None.
-        metric: None takes accuracy, ROC-AUC or MSE, after the problem.
-        splits: Ready-made ones, or a file of them; None takes the masks, or draws them.
-        fractions: Where splits are drawn; None takes 50, 25 and 25 %.
-        seeds: One split each.
         use_positions: Append ``pos`` to the features; where there is no ``x``, ``pos`` is taken in any case.
-        directed: Keep directions; otherwise both directions of every edge are listed.
-        self_loops: ``"keep"``, ``"add"`` or ``"remove"``.
-        duplicates: What becomes of an edge given with different weights.
-        missing: Texts that mean no label, instead of the rule of `difformer.data.own.targets`.
-        class_names: The classes in order.
-        standardize: Bring columns to mean 0 and deviation 1 over all nodes.
+        **choices: ``name``, ``problem``, ``metric``, ``splits``, ``fractions``, ``seeds``, ``directed``,
+            ``self_loops``, ``duplicates``, ``missing``, ``class_names`` and ``standardize`` as in `from_arrays`;
+            self-loops are kept as they are unless ``self_loops`` says otherwise.
 
     Raises:
         DataError: If something is absent or contradicts the rest; the message says in which graph.
@@ -81,42 +61,28 @@ def from_pyg(
     if len(widths) > 1:
         odd = next(i for i, (x, _, _) in enumerate(parts) if x.shape[1] != parts[0][0].shape[1])
         raise DataError(f"graph {odd}: has {parts[odd][0].shape[1]} features, graph 0 has {parts[0][0].shape[1]}")
-    tidy: dict[str, Any] = {"directed": directed, "self_loops": self_loops, "duplicates": duplicates}
     sizes = torch.tensor([x.shape[0] for x, _, _ in parts])
     ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    edges = _joined_edges(parts, ptr, tidy)
-    notes = tuple(_notes(items[0]))
-    if not directed and edges is not None:
-        given = sum(0 if index is None else int(index.unique(dim=1).shape[1]) for _, index, _ in parts)
-        kept = _joined_edges(parts, ptr, {**tidy, "directed": True, "self_loops": "keep", "duplicates": "max"})
-        both = _joined_edges(parts, ptr, {**tidy, "self_loops": "keep", "duplicates": "max"})
-        added = (0 if both is None else both[0].shape[1]) - (0 if kept is None else kept[0].shape[1])
-        if added:
-            notes += (f"{added} of {given} edges came in one direction only; both are used: directed=true keeps them",)
+    edges = _joined_edges(parts, ptr)
+    notes = _notes(items[0])
+    if edges is not None and not choices.get("directed"):
+        size = int(ptr[-1])
+        code = (edges[0][0] * size + edges[0][1]).unique()
+        alone = int((~torch.isin(code % size * size + code // size, code)).sum())
+        if alone:
+            count = f"{alone} of {code.numel()} edges"
+            notes.append(f"{count} came in one direction only; both are used: directed=true keeps them")
     if many is None:
         x, y = parts[0][0], _attribute(data, "y", "data")
-        cells, names = label_cells(y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y, None, x.shape[0])
-        found = _stored_splits(data, x.shape[0]) if splits is None else ()
+        labels = label_cells(y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y, None, x.shape[0])
+        stored = _stored_splits(data, x.shape[0]) if choices.get("splits") is None else ()
     else:
-        found = ()
-        x = torch.cat([features for features, _, _ in parts])
-        cells, names = label_cells(_graph_targets(items), None, len(items))
-    targets = encode_targets(cells, names=names, problem=problem, class_names=class_names, missing=missing)
-    return assemble(
-        x,
-        targets,
-        edges,
-        name=name,
-        metric=metric,
-        graph=graph_protocol(directed, self_loops),
-        splits=splits,
-        found_splits=found,
-        fractions=fractions,
-        seeds=seeds,
-        node_ptr=None if many is None else ptr,
-        notes=notes,
-        standardize=standardize,
-    )
+        x, stored = torch.cat([features for features, _, _ in parts]), ()
+        labels = label_cells(_graph_targets(items), None, len(items))
+    node_ptr = None if many is None else ptr
+    found = Material(x, Labels(*labels), edges, node_ptr=node_ptr, splits=stored, notes=tuple(notes))
+    choices.setdefault("self_loops", "keep")
+    return assemble(found, **choices)
 
 
 Part = tuple[Tensor, Tensor | None, Tensor | None]
@@ -192,19 +158,17 @@ def _notes(data: Any) -> list[str]:
     return [f"edge_attr with {attribute.shape[1]} columns is not used: edges carry one weight at most"]
 
 
-def _joined_edges(parts: list[Part], ptr: Tensor, tidy: dict[str, Any]) -> tuple[Tensor, Tensor | None] | None:
-    """The edges of all graphs, each tidied by itself and moved to where its nodes are."""
+def _joined_edges(parts: list[Part], ptr: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    """The edges of all graphs as given, moved to where their nodes are."""
     if all(index is None for _, index, _ in parts):
         return None
     weighted = any(weight is not None for _, _, weight in parts)
     indices, weights = [], []
-    for (x, index, weight), start in zip(parts, ptr.tolist(), strict=False):
-        given = torch.empty(2, 0, dtype=torch.long) if index is None else index
-        value = torch.ones(given.shape[1]) if weighted and weight is None else weight
-        tidied, kept = tidy_edges(given, value, num_nodes=x.shape[0], **tidy)
-        indices.append(tidied + start)
-        weights.append(kept)
-    return torch.cat(indices, 1), torch.cat([w for w in weights if w is not None]) if weighted else None
+    for (_, index, weight), start in zip(parts, ptr.tolist(), strict=False):
+        if index is not None:
+            indices.append(index + start)
+            weights.append(torch.ones(index.shape[1]) if weight is None else weight)
+    return torch.cat(indices, 1), torch.cat(weights) if weighted else None
 
 
 def _attribute(data: Any, name: str, place: str) -> Tensor:
@@ -240,12 +204,7 @@ def _stored_splits(data: Any, num_nodes: int) -> tuple[Split, ...]:
 
 
 def read_pyg(path: str | os.PathLike[str]) -> Any:
-    """What a file holds: a ``Data``, a list of them, or a data set that PyG has processed (as a list).
-
-    Raises:
-        DataError: If the file is broken, holds something else, or needs more than the restricted loader builds.
-        FileNotFoundError: If there is none.
-    """
+    """What a file holds: a ``Data``, a list of them, or a data set that PyG has processed (as a list)."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {os.fspath(path)}")
     from torch_geometric.data import Data
@@ -267,14 +226,20 @@ def read_pyg(path: str | os.PathLike[str]) -> Any:
 def _graphs(found: Any, path: str | os.PathLike[str]) -> Any:
     from torch_geometric.data import Data
     from torch_geometric.data.separate import separate
+    from torch_geometric.data.storage import GlobalStorage
 
-    if isinstance(found, Data):
+    def is_graph(item: Any) -> bool:
+        """Whether a ``Data`` holds what its class would have put there: the file fills it as it likes."""
+        store = vars(item).get("_store") if isinstance(item, Data) else None
+        return isinstance(store, GlobalStorage) and isinstance(vars(store).get("_mapping"), dict)
+
+    if is_graph(found):
         return found
-    if isinstance(found, list) and found and all(isinstance(item, Data) for item in found):
+    if isinstance(found, list) and found and all(map(is_graph, found)):
         return found
     # As InMemoryDataset.save writes it: all graphs end to end, where each begins, and the class.
     # Before PyG 2.4 the whole itself comes first.
-    if isinstance(found, tuple) and len(found) >= 2 and isinstance(found[0], (dict, Data)):
+    if isinstance(found, tuple) and len(found) >= 2 and (is_graph(found[0]) or isinstance(found[0], dict)):
         whole, slices = found[0] if isinstance(found[0], Data) else Data.from_dict(found[0]), found[1]
         if not slices:
             return whole

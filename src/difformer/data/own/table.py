@@ -7,18 +7,20 @@ that breaks that is an error with line and column.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from difformer.data.archives import check_size
-from difformer.data.errors import DataError
+from difformer.data.errors import DAMAGE, DataError, require
 from difformer.errors import did_you_mean
 
 ID_NAMES = frozenset(
@@ -29,6 +31,11 @@ SOURCE_NAMES = frozenset(("source", "src", "from", "u", "node1", "node_1", "head
 TARGET_NAMES = frozenset(("target", "dst", "to", "v", "node2", "node_2", "tail", "tonodeid", "target_id", "dest", "j"))
 WEIGHT_NAMES = frozenset(("weight", "weights", "w", "edge_weight", "value"))
 SPLIT_NAMES = frozenset(("split", "set", "part", "fold"))
+PART_WORDS = {
+    **dict.fromkeys(("train", "training", "tr"), "train"),
+    **dict.fromkeys(("valid", "val", "validation", "dev"), "valid"),
+    **dict.fromkeys(("test", "testing", "te", "holdout"), "test"),
+}
 HEADER_WORDS = (ID_NAMES | LABEL_NAMES | SOURCE_NAMES | TARGET_NAMES | WEIGHT_NAMES | SPLIT_NAMES) - {""}
 
 # Words that may mean: nothing here. Among numbers they do; among texts they are texts like any other.
@@ -45,12 +52,8 @@ MISSING_NUMBER = "a number is missing here; fill it in, or leave the row or the 
 class Head:
     """What is known of a table before its rows are read.
 
-    Args:
-        path: The file.
-        names: Of its columns; their numbers, counted from one, where the file does not name them.
-        named: Whether the file does.
-        first: The cells of its first row, as text.
-        textual: Whether most cells of each column, as far as they were looked at, are something other than numbers.
+    `names` are numbers, counted from one, unless the file names its columns (`named`). `first` is the first row as
+    text, and `textual` says whether most cells of a column, in a sample of rows, are something other than numbers.
     """
 
     path: str
@@ -80,17 +83,9 @@ class Head:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that has been read.
+    """A table that has been read: columns of numbers, and columns kept as text, by position; a missing text is empty.
 
-    Args:
-        path: The file.
-        names: As in `Head`.
-        named: As in `Head`.
-        numbers: ``[N, len(number_columns)]``.
-        number_columns: Which columns they are.
-        texts: The columns kept as text, by position; a missing cell is the empty string.
-        lines: The line of every row in a text file; None where rows have no lines.
-        notes: What the reader had to decide, one sentence each.
+    `lines` are those of the rows in a text file; None if rows have no lines.
     """
 
     path: str
@@ -147,11 +142,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ColumnSource:
-    """A table in memory: named columns, each an array or a list of numbers, texts and None.
-
-    Raises:
-        DataError: If there are no rows, or two columns share a name.
-    """
+    """A table in memory: named columns, each an array or a list of numbers, texts and None."""
 
     path: str
     columns: Sequence[tuple[str, Any]]
@@ -250,11 +241,7 @@ def canonical_id(value: Any) -> str:
 
 
 def index_of_ids(ids: Sequence[str], error: Callable[[str, int], DataError]) -> dict[str, int]:
-    """Row of every id.
-
-    Raises:
-        DataError: If an id is empty, or belongs to two rows.
-    """
+    """Row of every id; an id that is empty, or belongs to two rows, is an error."""
     index: dict[str, int] = {}
     for row, name in enumerate(ids):
         if not name:
@@ -318,3 +305,66 @@ def looks_like_header(
     if second is not None and len(second) != len(first) and any(number(cell) is not None for cell in second):
         return all(first)  # of all columns but that of the rows' names; or of a table whose rows do not fit it
     return any(cell.strip().lower() in HEADER_WORDS or (cell and names_ids(cell)) for cell in first)
+
+
+PARQUET_ENDINGS = (".parquet", ".pq")
+
+
+def open_parquet(path: str | os.PathLike[str]) -> ColumnSource:
+    """The columns of a Parquet file; errors name row and column."""
+    name = os.fspath(path)
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file at {name}")
+    pyarrow = require("pyarrow", extra="frames", purpose="reading Parquet")
+    parquet = require("pyarrow.parquet", extra="frames", purpose="reading Parquet")
+    try:
+        table = parquet.ParquetFile(path).read()
+    except Exception as error:  # pyarrow has a dozen errors for a damaged file
+        raise DataError(
+            f"is not a Parquet file that can be read ({type(error).__name__}: {error})", path=path
+        ) from error
+    parts: list[tuple[str, Any]] = []
+    for label, column in zip(map(str, table.column_names), table.columns, strict=True):
+        try:
+            parts += _spread(name, label, column)
+        except DataError:
+            raise
+        except (pyarrow.lib.ArrowException, *DAMAGE) as error:
+            raise DataError(f"cannot be read ({type(error).__name__}: {error})", path=path, column=label) from error
+    return ColumnSource(name, parts)
+
+
+def _spread(path: str, label: str, column: Any) -> list[tuple[str, Any]]:
+    """A column of lists as columns of numbers; any other as it is."""
+    import pyarrow as pa
+
+    types, kind = pa.types, column.type
+    if types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        rows = column.to_pylist()
+        width = len(rows[0] or ()) if rows else 0
+        for row, cells in enumerate(rows):
+            if cells is None or len(cells) != width or not width:
+                got = "none" if cells is None else len(cells)
+                problem = f"expected a list of {width} numbers as in row 0, got {got}"
+                raise DataError(problem, path=path, row=row, column=label)
+        if types.is_integer(kind.value_type) or types.is_floating(kind.value_type):
+            matrix = np.array(rows, dtype=np.float64)  # what is missing becomes NaN
+            return [(f"{label}_{i}", matrix[:, i]) for i in range(width)]
+        return [(f"{label}_{i}", [cells[i] for cells in rows]) for i in range(width)]
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        if types.is_decimal(kind):
+            column = column.cast(pa.float64())  # what is missing becomes NaN
+        if not column.null_count or types.is_floating(column.type):
+            return [(label, column.combine_chunks().to_numpy(zero_copy_only=False))]
+        return [(label, column.to_pylist())]
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return [(label, [None if moment is None else moment.isoformat() for moment in column.to_pylist()])]
+    is_view = getattr(types, "is_string_view", lambda _: False)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind) or is_view(kind):
+        try:
+            return [(label, column.to_pylist())]
+        except UnicodeDecodeError as error:
+            raise DataError(f"is damaged: not text in UTF-8 ({error})", path=path, column=label) from error
+    raise DataError(f"holds {kind}, expected numbers, text, dates, or lists of numbers", path=path, column=label)

@@ -13,7 +13,9 @@ too. ``missing=`` overrides the rule: it lists exactly the texts, beside the emp
 
 from __future__ import annotations
 
+import difflib
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.errors import DataError
-from difformer.data.own.arrays import label_cells
-from difformer.data.own.npz import ARRAY_ENDINGS, named_array, read_arrays
+from difformer.data.errors import DataError, in_file
+from difformer.data.own.arrays import ARRAY_ENDINGS, label_cells, named_array, read_arrays
+from difformer.data.own.preprocessing import Values
 from difformer.data.own.table import (
     GAP_WORDS,
     Column,
@@ -38,6 +40,7 @@ from difformer.data.own.table import (
     number,
 )
 from difformer.data.own.text import TextFormat, open_table
+from difformer.data.split_rules import labelled
 from difformer.data.task import Problem
 from difformer.errors import UserError
 
@@ -48,16 +51,25 @@ Where = Callable[[str, int, int], DataError]  # makes an error for a row and a p
 
 
 @dataclass(frozen=True)
-class Targets:
-    """What `encode_targets` found.
+class Labels:
+    """Columns of labels in the order of the instances.
 
     Args:
-        y: As `Task` has it.
-        problem: As `Task` has it.
-        num_outputs: Classes or columns.
-        class_names: Of the classes, or of the columns where there are several.
+        columns: Each with one cell per instance; empty if there is no label.
+        names: Of the columns.
+        where: Makes an error that names the place of a cell, for a row and a position in `columns`.
         notes: What had to be decided.
     """
+
+    columns: Sequence[Sequence[Any]]
+    names: tuple[str, ...] = ()
+    where: Where | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What `encode_targets` found: the parts of a `Task`, and notes."""
 
     y: Tensor
     problem: Problem
@@ -77,16 +89,8 @@ def encode_targets(
 ) -> Targets:
     """Targets from columns of cells: texts, numbers, None.
 
-    Args:
-        columns: One or several, all of one length.
-        names: Of the columns, where there are several.
-        problem: Instead of finding out from the cells.
-        class_names: All the classes in the order wanted, instead of those found in numerical or alphabetical order.
-        missing: Texts that mean no label, case aside, instead of the rule above.
-        where: Makes an error for a row and a column; given as position in `columns`.
-
-    Raises:
-        DataError: If the cells contradict each other, or it is not clear what is meant.
+    `class_names` are all the classes in the order wanted, instead of numerical or alphabetical order. `missing` lists
+    texts that mean no label, case aside, instead of the rule above. `where` makes an error for a row and a column.
     """
     error = where or (lambda text, row, column: DataError(text, row=row, column=column + 1))
     if problem is not None and problem not in get_args(Problem):
@@ -226,23 +230,6 @@ def _numbers(
     return Targets(target.squeeze(1) if alone else target, problem, len(cells), () if alone else names)
 
 
-@dataclass(frozen=True)
-class Labels:
-    """Columns of labels in the order of the features.
-
-    Args:
-        columns: Each with one cell per row of the features; empty where there is no label.
-        names: Of the columns.
-        where: Makes an error that names the line in the file, for a row of the features and a column of these.
-        notes: What had to be decided.
-    """
-
-    columns: list[list[str]]
-    names: tuple[str, ...]
-    where: Where
-    notes: tuple[str, ...] = ()
-
-
 def read_labels(
     path: str | os.PathLike[str],
     *,
@@ -252,16 +239,10 @@ def read_labels(
     id_column: Column | bool | None = None,
     format: TextFormat = TextFormat(),  # noqa: B008  frozen
 ) -> Labels:
-    """Read labels and bring them into the order of the features.
+    """Read labels and bring them into the order of the features, by the `ids` of their rows or in order.
 
-    Args:
-        path: CSV and relatives, Parquet, NPZ or NPY.
-        size: Rows of the features.
-        ids: Position of every row's id, where rows have ids.
-        columns: The columns of labels, by name or number counted from one; None takes all but the ids.
-        id_column: The column of ids likewise; True for the first, False where labels are in the order of the features;
-            None finds out.
-        format: Of a text file.
+    `id_column` is True for the first, False if labels are in the order of the features; None finds out. `columns` None
+    takes all but the ids.
 
     Raises:
         DataError: If a label is for a row that is not there, a row has two, or there are too few or too many.
@@ -294,12 +275,10 @@ def _from_arrays(path: str | os.PathLike[str], size: int) -> Labels:
     found = arrays.get("x") if found is None else found
     if found is None:
         raise DataError(f"holds no array called y or labels; it has {', '.join(arrays)}", path=path)
-    try:
+    with in_file(path):
         columns, _ = label_cells(found, None, size)
-    except DataError as error:
-        raise DataError(str(error), path=path) from error
     return Labels(
-        [list(column) for column in columns],
+        columns,
         tuple(str(i + 1) for i in range(len(columns))),
         lambda text, row, column: DataError(text, path=path, row=row, column=column + 1),
     )
@@ -410,3 +389,89 @@ def _rows_by_id(table: Table, at: int, size: int, ids: Mapping[str, int] | None)
             raise table.error(f"a second label for {cell!r}, the first is on {line}", row, at)
         row_of[position] = row
     return row_of
+
+
+FEW_ROWS = 10  # labelled rows below which a perfect association may well be chance
+MOST_VALUES = 50
+
+
+def copies_of_labels(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[str]:
+    """Columns that determine the label in every labelled row."""
+    known = labelled(targets.y).numpy()
+    if len(known) < FEW_ROWS or targets.y.dim() != 1:
+        return []
+    y = targets.y.numpy()[known]
+    return [
+        f"column {name!r} determines the label in all {len(known)} labelled rows; if it is a copy of the label, or is "
+        f"known only afterwards, pass drop={name}"
+        for name, values in columns
+        if (_same_numbers(values, y, known) if targets.problem == "regression" else _determines(values, y, known))
+    ]
+
+
+def _same_numbers(values: Values, y: np.ndarray, known: np.ndarray) -> bool:
+    if not isinstance(values, np.ndarray):
+        return False
+    x = values[known]
+    if np.isnan(x).any() or not np.ptp(x) or not np.ptp(y):
+        return False
+    return bool(abs(np.corrcoef(x, y)[0, 1]) > 1 - 1e-9)
+
+
+def _determines(values: Values, y: np.ndarray, known: np.ndarray) -> bool:
+    cells = values[known].tolist() if isinstance(values, np.ndarray) else [values[i] for i in known.tolist()]
+    label_of: dict[object, int] = {}
+    for cell, label in zip(cells, y.tolist(), strict=True):
+        if label_of.setdefault(cell, label) != label:
+            return False
+        if len(label_of) > min(MOST_VALUES, len(cells) // 2):
+            return False
+    return len(set(label_of.values())) > 1
+
+
+def odd_labels(targets: Targets) -> list[str]:
+    """Labels that differ in case or blanks only; labels that occur once, with one they may be a misspelling of."""
+    if targets.problem != "multiclass":
+        return []
+    counts = Counter(targets.y[targets.y >= 0].tolist())
+    return _alike(targets.class_names, counts) + _single(targets, counts)
+
+
+def _alike(names: Sequence[str], counts: Counter[int]) -> list[str]:
+    groups: dict[str, list[int]] = {}
+    for code in sorted(counts):
+        groups.setdefault("".join(names[code].split()).casefold(), []).append(code)
+    alike = [group for group in groups.values() if len(group) > 1 and all(counts[code] > 1 for code in group)]
+    return [
+        "labels "
+        + " and ".join(f"{names[code]!r} ({counts[code]:,} rows)" for code in group)
+        + " differ only in case or blanks and are classes apart; write them alike if they mean the same"
+        for group in alike[:5]
+    ]
+
+
+def _single(targets: Targets, counts: Counter[int]) -> list[str]:
+    single = [targets.class_names[code] for code, count in sorted(counts.items()) if count == 1]
+    if not single or len(single) == len(counts):
+        return []
+    often = [targets.class_names[code] for code, count in counts.items() if count > 1]
+    notes = []
+    for name in single[:5]:
+        near = difflib.get_close_matches(name, often, n=1, cutoff=0.7)
+        plain = {"".join(other.split()).casefold(): other for other in often}
+        same = plain.get("".join(name.split()).casefold())
+        guess = same or (near[0] if near and not name.replace(".", "").isdigit() else None)
+        hint = f"did you mean {guess!r}?" if guess else "it cannot be both trained on and tested"
+        notes.append(f"label {name!r} occurs once: {hint}")
+    return notes
+
+
+def constant_columns(columns: Sequence[tuple[str, Values]]) -> list[str]:
+    """Columns of numbers that are the same in every row."""
+    still = [n for n, v in columns if isinstance(v, np.ndarray) and len(v) > 1 and bool((v == v[0]).all())]
+    if not still:
+        return []
+    shown = ", ".join(map(repr, still[:6])) + (", …" if len(still) > 6 else "")
+    return [
+        f"constant column{'s' * (len(still) > 1)}: {shown}; nothing can be learned from a column that never changes"
+    ]

@@ -26,8 +26,17 @@ import numpy as np
 
 from difformer.data.archives import check_size, limit
 from difformer.data.errors import DataError
-from difformer.data.own.parquet import PARQUET_ENDINGS, open_parquet
-from difformer.data.own.table import MISSING_NUMBER, Head, Source, Table, is_gap, looks_like_header, number
+from difformer.data.own.table import (
+    MISSING_NUMBER,
+    PARQUET_ENDINGS,
+    Head,
+    Source,
+    Table,
+    is_gap,
+    looks_like_header,
+    number,
+    open_parquet,
+)
 from difformer.errors import UserError
 
 DELIMITERS = (";", "\t", ",", "|")  # a comma may be part of a number; the ones before it never are
@@ -89,14 +98,8 @@ def lines_of(
 ) -> Iterator[str]:
     """The lines of a text file, unpacked if it ends in ``.gz``; each file is read once, so that a pipe will do.
 
-    Args:
-        path: The file.
-        encoding: None takes UTF-8, or UTF-16 if the file begins with its byte-order mark.
-        errors: Whether bytes that are not text are refused or replaced.
-        newline: What ends a line, as in `open`.
-
-    Raises:
-        DataError: If the file cannot be unpacked or decoded, or a line is longer than the limit.
+    Without an `encoding` it is UTF-8, or UTF-16 if the file begins with its byte-order mark. A line longer than the
+    limit is refused.
     """
     packed = Path(path).suffix.lower() == ".gz"
     binary: Any = gzip.open(path, "rb") if packed else open(path, "rb")  # noqa: SIM115  closed with the wrapper
@@ -148,18 +151,9 @@ def open_text(
     counting: bool = False,
     keep_blank: bool = False,
 ) -> TextSource:
-    """The head of a delimited text file.
+    """The head of a delimited text file, ``.gz`` or not; for `ids` and `counting` see `looks_like_header`.
 
-    Args:
-        path: The file; ``.gz`` is unpacked on the way.
-        format: How the file is written.
-        ids: As in `looks_like_header`.
-        counting: As in `looks_like_header`.
-        keep_blank: In a table of one column, take a blank line (but not those at the end) for an empty cell.
-
-    Raises:
-        DataError: If the file is broken; with line and column.
-        FileNotFoundError: If there is none.
+    `keep_blank` takes a blank line in a table of one column (but not those at the end) for an empty cell.
     """
     name = os.fspath(path)
     if Path(path).is_dir():

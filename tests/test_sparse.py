@@ -1,0 +1,24 @@
+"""The product with a sparse matrix at its smallest sizes, where a special case could take it for empty."""
+
+import pytest
+import torch
+
+from difformer.sparse import SparseMatrix, add_product
+
+
+def matrix(entries, rows, columns):
+    row, col = torch.tensor(entries, dtype=torch.long).reshape(-1, 2).T
+    return SparseMatrix.from_entries(row, col, torch.full((len(entries),), 2.0), (rows, columns))
+
+
+@pytest.mark.parametrize(
+    ("entries", "rows", "columns", "channels"),
+    [([(0, 1)], 2, 2, 3), ([(0, 0)], 1, 1, 1), ([(0, 0), (1, 0)], 2, 1, 1), ([], 2, 3, 2), ([], 1, 1, 1)],
+)
+@pytest.mark.parametrize(("beta", "alpha"), [(0.0, 1.0), (1.0, 0.5), (0.25, -1.0)])
+def test_products_of_one_entry_and_of_none(entries, rows, columns, channels, beta, alpha):
+    made = matrix(entries, rows, columns)
+    x, out = torch.rand(columns, channels) + 1, torch.rand(rows, channels)
+    wanted = beta * out + alpha * made.to_dense() @ x
+    out = torch.full_like(out, torch.nan) if beta == 0 else out  # with β = 0 it does not matter what was there
+    torch.testing.assert_close(add_product(made.rows, x, out, beta=beta, alpha=alpha), wanted)
