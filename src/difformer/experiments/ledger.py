@@ -227,7 +227,7 @@ class Finished:
                 self._known.setdefault((line["key"], line["fingerprint"]), line)
 
     def find(self, key: str, fingerprint: str, measures: Sequence[str]) -> Line | None:
-        """A finished run with this key on the same data that has all `measures`; None if there is none."""
+        """A finished run with this key on the same data that has all `measures`, or None."""
         if not self._others_read:
             self._others_read = True
             beside = [self.folder.parent / name for name in NAMES] if self.folder.name in NAMES else []
