@@ -108,7 +108,6 @@ def test_one_pass_is_decided_from_module_types_and_dropout_rates():
 @pytest.mark.parametrize("case", ["zero output", "one channel"])
 def test_the_recorded_scores_are_those_of_the_stored_outputs(case, monkeypatch):
     """A trial pass cannot see dropout where the output layer is zero, or where one channel is kept."""
-    from difformer.training import loop
 
     def zeroed(task, settings, seed=None):
         model = build_model(task, settings, seed)
@@ -116,7 +115,7 @@ def test_the_recorded_scores_are_those_of_the_stored_outputs(case, monkeypatch):
         return model
 
     if case == "zero output":
-        monkeypatch.setattr(loop, "build_model", zeroed)
+        monkeypatch.setattr("difformer.training.model.build_model", zeroed)
     task = blocks(n=90)
     width = 1 if case == "one channel" else 8
     settings = config(options={"dropout": 0.5, "hidden_channels": width}, epochs=15)
@@ -156,7 +155,7 @@ def test_outputs_that_are_not_finite_in_an_evaluation_end_the_run(monkeypatch):
             found = super().forward(*inputs)
             return found if self.training else found / 0
 
-    monkeypatch.setattr("difformer.training.loop.build_model", lambda task, settings, seed: Fails(5, 8, 3))
+    monkeypatch.setattr("difformer.training.model.build_model", lambda task, settings, seed: Fails(5, 8, 3))
     with pytest.raises(NonFiniteLossError, match=r"outputs of an evaluation are not finite at epoch 2; try a smaller"):
         train_one(blocks(), 0, config(eval_every=2), device="cpu")
 

@@ -61,12 +61,17 @@ def certify(
         {**asdict(one), "holds": one.holds, "verdict": one.verdict, "details": dict(one.details)} for one in found
     ]
     output.json({"data": said, "diffusivity": diffusivity, "summary": certificate_summary(found), "certificates": rows})
-    output.table(
-        ["certificate", "verdict", "violation", "condition", "claim"],
-        [[row["name"], row["verdict"], f"{row['violation']:.1e}", row["condition"], row["claim"]] for row in rows],
-        right=["violation"],
+    output.records(
+        {
+            "certificate": lambda one: one.name,
+            "verdict": lambda one: one.verdict,
+            "violation": lambda one: f"{one.violation:.1e}",
+            "condition": lambda one: one.condition,
+            "claim": lambda one: one.claim,
+        },
+        found,
     )
-    failed = [row["name"] for row in rows if row["verdict"] == "fails"]
+    failed = [one.name for one in found if one.verdict == "fails"]
     output.say(certificate_summary(found))
     if graph is None:
         output.say("There is no graph in these data, so the claims about graphs were left out.")

@@ -81,18 +81,14 @@ def demo(
     report = _report(folder, device, output)
     seconds = time.monotonic() - started
     output.json({"task": task.facts(), "seconds": seconds, "systems": rows, "run": folder, "report": report})
-    output.table(
-        ["model", "structure", "test accuracy", "seconds"],
-        [
-            [
-                row["label"],
-                row["structure"],
-                f"{100 * row['test']:.1f} ± {100 * row['std']:.1f} %",
-                f"{row['seconds']:.1f}",
-            ]
-            for row in rows
-        ],
-        right=["test accuracy", "seconds"],
+    output.records(
+        {
+            "model": lambda row: row["label"],
+            "structure": lambda row: row["structure"],
+            "test accuracy": lambda row: f"{100 * row['test']:.1f} ± {100 * row['std']:.1f} %",
+            "seconds": lambda row: f"{row['seconds']:.1f}",
+        },
+        rows,
     )
     output.say(f"Mean and standard deviation over {splits} splits; {clock_time(seconds)} in all.")
     output.say(f"Run folder of the last model: {folder}")

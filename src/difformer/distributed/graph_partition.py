@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -242,14 +242,22 @@ def cut(task: Task, assignment: Tensor, parts: int) -> Iterator[Part]:
     row_of = torch.empty_like(order)
     starts = sizes.cumsum(0) - sizes
     row_of[order] = torch.arange(order.numel()) - starts.repeat_interleave(sizes)
-    edges = _Edges.of(task, assignment, row_of, parts)
+    edges, weight = task.edge_index, task.edge_weight
+    assert edges is None or isinstance(edges, Tensor)
+    assert weight is None or isinstance(weight, Tensor)
+    groups: tuple[Tensor, ...] = ()
+    if edges is not None:  # those into part 0 first; in each part they keep their order
+        into = assignment[edges[1]]
+        groups = torch.argsort(into, stable=True).split(torch.bincount(into, minlength=parts).tolist())
     for number, nodes in enumerate(order.split(sizes.tolist())):
         splits = tuple(_local(split.parts(), assignment, row_of, number) for split in task.splits)
-        yield Part(nodes, _rows(task.x, nodes), task.y[nodes], splits, *edges.of_part(number, nodes.numel()))
-
-
-def _rows(x: Tensor, nodes: Tensor) -> Tensor:
-    return x[nodes] if x.layout == torch.strided else take_rows(x, nodes)
+        x = task.x[nodes] if task.x.layout == torch.strided else take_rows(task.x, nodes)
+        part = Part(nodes, x, task.y[nodes], splits)
+        if edges is not None:
+            own = None if weight is None else weight[groups[number]]
+            incoming: dict[str, Any] = _incoming(edges[:, groups[number]], number, nodes.numel(), assignment, row_of)
+            part = replace(part, edge_weight=own, **incoming)
+        yield part
 
 
 def _local(split: dict[str, Tensor], assignment: Tensor, row_of: Tensor, number: int) -> Rows:
@@ -258,42 +266,13 @@ def _local(split: dict[str, Tensor], assignment: Tensor, row_of: Tensor, number:
     return own[0], own[1], own[2]
 
 
-@dataclass(frozen=True)
-class _Edges:
-    """All edges, those into part 0 first; in each part they keep their order."""
-
-    index: Tensor | None
-    weight: Tensor | None
-    counts: list[int]
-    assignment: Tensor
-    row_of: Tensor
-
-    @staticmethod
-    def of(task: Task, assignment: Tensor, row_of: Tensor, parts: int) -> _Edges:
-        if task.edge_index is None:
-            return _Edges(None, None, [0] * parts, assignment, row_of)
-        assert isinstance(task.edge_index, Tensor)
-        into = assignment[task.edge_index[1]]
-        order = torch.argsort(into, stable=True)
-        weight = task.edge_weight
-        assert weight is None or isinstance(weight, Tensor)
-        counts = torch.bincount(into, minlength=parts).tolist()
-        kept = None if weight is None else weight[order]
-        return _Edges(task.edge_index[:, order], kept, counts, assignment, row_of)
-
-    def of_part(self, number: int, size: int) -> tuple[Tensor | None, ...]:
-        """Source, target, weight and halo of the edges into one part of `size` nodes."""
-        if self.index is None:
-            return None, None, None, None, None
-        start = sum(self.counts[:number])
-        here = slice(start, start + self.counts[number])
-        source, target = self.index[0, here], self.row_of[self.index[1, here]]
-        weight = None if self.weight is None else self.weight[here]
-        owner = self.assignment[source]
-        away = owner != number
-        # By owner, then by node: the order in which rows will come.
-        key, place = torch.unique(owner[away] * self.assignment.numel() + source[away], return_inverse=True)
-        halo = key % self.assignment.numel()
-        local = self.row_of[source]
-        local[away] = size + place
-        return local, target, weight, self.assignment[halo], self.row_of[halo]
+def _incoming(edges: Tensor, number: int, size: int, assignment: Tensor, row_of: Tensor) -> dict[str, Tensor]:
+    """Sources, targets and halo of the edges into one part of `size` nodes."""
+    source, owner = edges[0], assignment[edges[0]]
+    away = owner != number
+    # By owner, then by node: the order in which rows will come.
+    key, place = torch.unique(owner[away] * assignment.numel() + source[away], return_inverse=True)
+    halo, local = key % assignment.numel(), row_of[source]
+    local[away] = size + place
+    rows = {"source": local, "target": row_of[edges[1]]}
+    return rows | {"halo_part": assignment[halo], "halo_row": row_of[halo]}

@@ -30,11 +30,11 @@ from difformer.distributed.graph_partition import Part, Quality, cut, partition,
 from difformer.distributed.process_group import Ranks
 from difformer.distributed.shard import Shard, assemble
 from difformer.errors import UserError
+from difformer.schema import check
 
 FORMAT = 2
 MANIFEST = "partition.json"
 PARTS = ("train", "valid", "test")
-PROBLEMS = ("multiclass", "multilabel", "regression")
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "int64")}
 MOST_OUTPUTS = 2**24  # classes or columns: far more than any task has
 # Attributes of a task that are copied into the manifest.
@@ -166,68 +166,39 @@ def _write(part: Part, path: Path, names: tuple[str, ...], metadata: dict[str, s
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, path, metadata=metadata)
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**40
-
-
-def _all(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(kind, value))
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_text, value.values()))
-
-
-def _is_source(value: Any) -> bool:
-    texts = (None, *filter(_is_text, value.values())) if isinstance(value, dict) else ()
-    return value is None or (
-        isinstance(value, dict)
-        and value.get("name") in texts
-        and value.get("root") in texts
-        and isinstance(value.get("options", {}), dict)
-        and _is_texts(value.get("files", {}))
-    )
-
-
-# What the entries of a manifest must be; a dot leads into a table.
-_ENTRIES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("name", "metric", "protocol", "fingerprint", "partition", "method"), (_is_text, "a text")),
-    **dict.fromkeys(("class_names", "notes", "splits"), (_all(_is_text), "a list of texts")),
-    **dict.fromkeys(("num_nodes", "num_features", "quality.cut"), (_is_count, "a count")),
-    **dict.fromkeys(("quality.edges", "quality.boundary"), (_is_count, "a count")),
-    "problem": (lambda value: value in PROBLEMS, f"one of {', '.join(PROBLEMS)}"),
-    "num_outputs": (lambda value: _is_count(value) and 0 < value <= MOST_OUTPUTS, f"a count up to {MOST_OUTPUTS:,}"),
-    "num_edges": (lambda value: value is None or _is_count(value), "a count or null"),
-    "sizes": (_all(_is_count), "a list of counts"),
-    "source": (_is_source, "the source of a task or null"),
-    "quality.balance": (lambda value: isinstance(value, int | float), "a number"),
-    "layout.sparse": (lambda value: isinstance(value, bool), "true or false"),
-    "layout.weighted": (lambda value: isinstance(value, bool), "true or false"),
-    "layout.x": (lambda value: _is_text(value) and value in DTYPES, f"one of {', '.join(DTYPES)}"),
-    "layout.y": (lambda value: _is_text(value) and value in DTYPES, f"one of {', '.join(DTYPES)}"),
-    "layout.columns": (_all(_is_count), "a list of counts"),
+_NAME = (str, None)
+_FORM: dict[str, Any] = {
+    **dict.fromkeys(("name", "metric", "protocol", "fingerprint", "partition", "method"), str),
+    **{key: [str] for key in ("class_names", "notes", "splits")},
+    **dict.fromkeys(("num_nodes", "num_features", "num_outputs"), int),
+    "problem": {"multiclass", "multilabel", "regression"},
+    "num_edges": (int, None),
+    "sizes": [int],
+    "source": (dict, None),
+    "preprocessing": (dict, None),
+    "quality": {"cut": int, "edges": int, "balance": float, "boundary": int},
+    "layout": {"sparse": bool, "weighted": bool, "x": set(DTYPES), "y": set(DTYPES), "columns": [int]},
 }
+_SOURCE = {"name": _NAME, "root": _NAME, "options": (dict, None), "files": (dict, None)}
 
 
 def _check_manifest(about: Mapping[str, Any]) -> None:
     """Refuses a manifest that `write_partition` could not have written.
 
     Raises:
-        UserError: Naming the entry, what it is and what it should be.
+        UserError: Naming the entry, what it must be and what it is.
     """
-    for name, (holds, expected) in _ENTRIES.items():
-        table, _, key = name.rpartition(".")
-        place = about[table] if table else about
-        value = place.get(key) if isinstance(place, dict) else None
-        if not holds(value):
-            raise UserError(f"{name} must be {expected}, got {value!r:.60}")
+    check(about, _FORM)
+    if "num_edges" not in about:
+        raise UserError("num_edges must be a count, or null where there is no graph, but is missing")
+    if about["source"] is not None:
+        check(about["source"], _SOURCE, "source")
+        check(list((about["source"].get("files") or {}).values()), [str], "source.files")
+    if not 0 < about["num_outputs"] <= MOST_OUTPUTS:
+        raise UserError(f"num_outputs must lie in 1 … {MOST_OUTPUTS:,}, got {about['num_outputs']:,}")
     if sum(about["sizes"]) != about["num_nodes"]:
         raise UserError(f"sizes add up to {sum(about['sizes']):,} nodes, num_nodes is {about['num_nodes']:,}")
-    if about.get("preprocessing") is not None:
+    if about["preprocessing"] is not None:
         try:
             Preprocessing.from_dict(about["preprocessing"])
         except (ValueError, TypeError, AttributeError) as error:

@@ -15,15 +15,15 @@ A seed whose loss becomes infinite does not end the others: they are trained and
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,12 +31,18 @@ from difformer.data import Split, Task
 from difformer.data.own.preprocessing import Preprocessing
 from difformer.distributed.partition_folder import Partition
 from difformer.distributed.process_group import Ranks
-from difformer.distributed.rank_trainer import Facts, GraphsTrainer, ShardedTrainer, check_config, shares_batches
+from difformer.distributed.rank_trainer import (
+    Facts,
+    GraphsTrainer,
+    RanksTrainer,
+    ShardedTrainer,
+    check_config,
+    shares_batches,
+)
 from difformer.distributed.shard import Shard, parts_of
 from difformer.errors import UserError
-from difformer.files import RunFolderError, only_one, read_json, sweep, write_bytes, write_json
+from difformer.files import RunFolderError, only_one, read_json, sweep, write_json
 from difformer.training.callbacks import Callback
-from difformer.training.checkpoint import Snapshot
 from difformer.training.config import TrainConfig
 from difformer.training.interrupt import TrainingInterrupted, stop_requests
 from difformer.training.journal import NonFiniteLossError
@@ -44,7 +50,7 @@ from difformer.training.loop import train_one
 from difformer.training.metrics import find_metric
 from difformer.training.predictions import Predictions
 from difformer.training.randomness import isolated_rng
-from difformer.training.record import Row, RunRecord, Summary
+from difformer.training.record import RunRecord, Summary
 from difformer.training.run import begin_seed, check_together, closing
 from difformer.training.run_folder import RunFolder, check_same_run, warn_of_changes
 from difformer.training.source import TaskSource
@@ -82,15 +88,13 @@ def fit_seeds(
     """
     ranks.agree(**{"data fingerprint": task.fingerprint()}, setting=config.to_dict(), seeds=list(seeds))
 
+    about: dict[str, Any] = {"seeds": tuple(seeds), "device": ranks.device, "source": source, "preset": preset}
+
     def make() -> RunFolder:
         if resume and Path(out).exists():
-            folder = RunFolder.open(out)
-            check_same_run(folder, task, config, tuple(seeds))
-            return folder
+            return _same_run(out, task, config, seeds)
         check_together(task, config, tuple(seeds))
-        return RunFolder.create(
-            out, task, config, seeds=tuple(seeds), device=ranks.device, source=source, preset=preset
-        )
+        return RunFolder.create(out, task, config, **about)
 
     return _train_seeds(ranks.first_does(make), task, ranks, callbacks)
 
@@ -101,72 +105,106 @@ def resume_seeds(folder: RunFolder, task: Task, *, ranks: Ranks, callbacks: Iter
     return _train_seeds(folder, task, ranks, callbacks)
 
 
+def _same_run(out: str | Path, task: Any, config: TrainConfig, seeds: Sequence[int]) -> RunFolder:
+    folder = RunFolder.open(out)
+    check_same_run(folder, task, config, tuple(seeds))
+    return folder
+
+
 def _train_seeds(folder: RunFolder, task: Task, ranks: Ranks, callbacks: Iterable[Callback]) -> Summary:
-    told = tuple(callbacks) if ranks.first else ()
-    diverged: dict[int, str] = {}
-    with closing(told), contextlib.ExitStack() as stack, stop_requests(told) as stop:
-
-        def begin() -> list[int]:
-            _take(folder, stack)
-            waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]
-            for seed in waiting:  # before any rank writes; later each rank only appends lines
-                state = folder.read_checkpoint(seed)
-                begin_seed(folder, seed, [] if state is None else state.facts["history"])
-            return waiting
-
-        waiting = ranks.first_does(begin)
+    def share(waiting: list[int]) -> tuple[list[int], OneSeed]:
         together = len(waiting) < ranks.size and shares_batches(task, folder.config)
-        for seed in waiting if together else waiting[ranks.rank :: ranks.size]:
-            try:
-                record = _one_seed(folder, task, seed, ranks, told, stop, together)
-            except NonFiniteLossError as error:  # with shared batches the loss is the same on every rank
-                diverged[seed] = str(error)
-                continue
+
+        def one(seed: int, told: tuple[Callback, ...], stop: Callable[[], bool]) -> RunRecord:
+            given: dict[str, Any] = {"callbacks": told, "stop": stop}
+            split, config = folder.split_of(task, seed), folder.config
+            if together:
+                trainer = partial(GraphsTrainer, task, split, config, seed, ranks)
+                record = _together(folder, ranks, seed, trainer, **given)
+            else:
+                given |= {"state": folder.read_checkpoint(seed), **folder.writers(seed)}
+                record = train_one(task, split, config, seed, ranks.device, **given)
             if not together or ranks.first:
                 folder.write_record(record, task)
-            if record.status == "interrupted":
+            return record
+
+        return (waiting if together else waiting[ranks.rank :: ranks.size]), one
+
+    return _train(folder, ranks, callbacks, share, lambda: _results(folder))
+
+
+OneSeed = Callable[[int, tuple[Callback, ...], Callable[[], bool]], RunRecord]
+
+
+def _train(
+    folder: RunFolder,
+    ranks: Ranks,
+    callbacks: Iterable[Callback],
+    share: Callable[[list[int]], tuple[list[int], OneSeed]],
+    finish: Callable[[], tuple[dict[str, Any], ...]],
+) -> Summary:
+    """Trains the seeds that are not finished.
+
+    Args:
+        folder: The run, which rank 0 locks against other processes.
+        ranks: The group.
+        callbacks: Called on rank 0.
+        share: From the waiting seeds to those of this rank, and how to train and keep one.
+        finish: Gives the results on rank 0, when all seeds have ended.
+    """
+    told = tuple(callbacks) if ranks.first else ()
+    diverged: dict[int, str] = {}
+    records: list[RunRecord] = []
+    with closing(told), contextlib.ExitStack() as stack, stop_requests(told) as stop:
+
+        def take() -> list[int]:
+            stack.enter_context(only_one(folder.path))
+            sweep(folder.path)
+            warn_of_changes(folder)
+            for seed in folder.unfinished:  # before any rank writes; later each rank only appends lines
+                state = folder.read_checkpoint(seed)
+                begin_seed(folder, seed, [] if state is None else state.facts["history"])
+            return list(folder.unfinished)
+
+        own, one = share(ranks.first_does(take))
+        for seed in own:
+            try:
+                records.append(one(seed, told, stop))
+            except NonFiniteLossError as error:  # where ranks train together, the loss is the same on all of them
+                diverged[seed] = str(error)
+                continue
+            if records[-1].status == "interrupted":
                 break
-        failed = {seed: text for one in ranks.gather_objects(diverged) for seed, text in one.items()}
-        results = ranks.first_does(lambda: _results(folder))
+        failed = {seed: text for theirs in ranks.gather_objects(diverged) for seed, text in theirs.items()}
+        results = ranks.first_does(finish)
     if failed:
         _refuse(failed, folder)
-    return _summary(folder, results)
+    summary = None
+    if results:
+        metric = find_metric(results[0]["metric"])
+        summary = Summary(results, metric.name, metric.higher_is_better, folder.path, tuple(records))
+    if summary is None or len(results) < len(folder.seeds) or not summary.complete:
+        raise TrainingInterrupted(summary, str(folder.path))
+    return summary
 
 
-def _one_seed(
+def _together(
     folder: RunFolder,
-    task: Task,
-    seed: int,
     ranks: Ranks,
+    seed: int,
+    make: Callable[[], RanksTrainer],
+    *,
     callbacks: tuple[Callback, ...],
     stop: Callable[[], bool],
-    together: bool,
 ) -> RunRecord:
-    """A seed from its checkpoint, or from its beginning, by this rank or by all."""
-    split, state = folder.split_of(task, seed), folder.read_checkpoint(seed)
-
-    def log(rows: list[Row]) -> None:
-        folder.metrics.append(seed, rows)
-
-    def save(snapshot: Snapshot) -> None:
-        folder.write_checkpoint(seed, snapshot)
-
-    if not together:
-        given: dict[str, Any] = {"state": state, "callbacks": callbacks, "log": log, "save": save, "stop": stop}
-        return train_one(task, split, folder.config, seed, ranks.device, **given)
-    ranks.wait_for_all()  # a checkpoint must not be written before all ranks have read the last one
+    """A seed from its checkpoint, or from its beginning, by all ranks; rank 0 writes."""
+    state = ranks.first_does(lambda: folder.read_checkpoint(seed))
     with isolated_rng(ranks.device):
-        trainer = GraphsTrainer(task, split, folder.config, seed, ranks)
+        torch.manual_seed(seed)
+        trainer = make()
         if state is not None:
             state.into(trainer)
-        return trainer.run(callbacks, log, save, stop) if ranks.first else trainer.run(stop=stop)
-
-
-def _take(folder: RunFolder, stack: contextlib.ExitStack) -> None:
-    """Rank 0 locks the folder against other processes."""
-    stack.enter_context(only_one(folder.path))
-    sweep(folder.path)
-    warn_of_changes(folder)
+        return trainer.run(callbacks, stop=stop, **(folder.writers(seed) if ranks.first else {}))
 
 
 def _results(folder: RunFolder) -> tuple[dict[str, Any], ...]:
@@ -183,21 +221,6 @@ def _refuse(failed: dict[int, str], folder: RunFolder) -> None:
     error = UserError(f"{said}. {others}".rstrip(". ") + ".", argument="learning_rate")
     error.of_rank_0 = True  # type: ignore[attr-defined]
     raise error
-
-
-def _summary(folder: RunFolder, results: tuple[dict[str, Any], ...], records: Sequence[RunRecord] = ()) -> Summary:
-    """The summary of all seeds.
-
-    Raises:
-        TrainingInterrupted: If one of them was interrupted.
-    """
-    summary = None
-    if results:
-        metric = find_metric(results[0]["metric"])
-        summary = Summary(results, metric.name, metric.higher_is_better, folder.path, tuple(records))
-    if summary is None or len(results) < len(folder.seeds) or not summary.complete:
-        raise TrainingInterrupted(summary, str(folder.path))
-    return summary
 
 
 @dataclass(frozen=True)
@@ -255,11 +278,10 @@ def fit_sharded(
     def make() -> RunFolder:
         check_config(facts, config, partition.num_nodes)
         find_metric(facts.metric if config.metric == "auto" else config.metric, facts.problem)
-        labels: Any = Labels.without_targets(partition)
+        none = torch.zeros(0, dtype=torch.long)
+        labels = _labels(partition, [Split(name, none, none, none) for name in partition.about["splits"]], none)
         if resume and Path(out).exists():
-            folder = RunFolder.open(out)
-            check_same_run(folder, labels, config, tuple(seeds))
-            return folder
+            return _same_run(out, labels, config, seeds)
         given = partition.about["source"]
         source = None if given is None else TaskSource.from_dict(given)
         about: dict[str, Any] = {"device": ranks.device, "source": source, "preset": preset}
@@ -295,74 +317,34 @@ def _identity(partition: Partition) -> dict[str, Any]:
 def _train_shards(
     folder: RunFolder, partition: Partition, facts: Facts, ranks: Ranks, callbacks: Iterable[Callback]
 ) -> tuple[Summary, Sent]:
-    told = tuple(callbacks) if ranks.first else ()
     sent = Sent({}, {}, ranks.size)
-    records: list[RunRecord] = []
-    diverged: dict[int, str] = {}
-    with closing(told), contextlib.ExitStack() as stack, stop_requests(told) as stop:
-        ranks.first_does(lambda: _take(folder, stack))
-        waiting = ranks.first_does(lambda: [seed for seed in folder.seeds if not folder.is_done(seed)])
+
+    def share(waiting: list[int]) -> tuple[list[int], OneSeed]:
         with ranks.traffic.during() as at_first:
-            if waiting:
-                shard = partition.shard(ranks)
-                labels = gather_labels(partition, shard)
-        for seed in waiting:
+            shard = partition.shard(ranks) if waiting else None
+            labels = None if shard is None else gather_labels(partition, shard)
+
+        def one(seed: int, told: tuple[Callback, ...], stop: Callable[[], bool]) -> RunRecord:
+            nonlocal sent
+            assert shard is not None
+            number, config = seed % len(shard.splits), folder.config
             with ranks.traffic.during() as bytes_sent:
-                try:
-                    record = _one_seed_of_all(folder, facts, shard, seed, told, stop)
-                except NonFiniteLossError as error:  # the loss is the same on every rank
-                    diverged[seed] = str(error)
-                    continue
+                trainer = partial(ShardedTrainer, facts, shard, number, config, seed)
+                record = _together(folder, ranks, seed, trainer, callbacks=told, stop=stop)
                 write_outputs(folder, record, labels, shard, facts.problem)
             sent = _sent(bytes_sent, at_first, record, ranks)
-            records.append(replace(record, outputs=record.outputs[:0]))
-            if record.status == "interrupted":
-                break
-        results = ranks.first_does(lambda: _finish(folder, partition, sent))
-    if diverged:
-        _refuse(diverged, folder)
-    return _summary(folder, results, records), sent
+            return replace(record, outputs=record.outputs[:0])
 
+        return waiting, one
 
-def _finish(folder: RunFolder, partition: Partition, sent: Sent) -> tuple[dict[str, Any], ...]:
-    path = folder.path / ABOUT
-    before = read_json(path) if path.is_file() else {}
-    each = sent.by_kind or before.get("bytes_an_epoch", {})
-    results = _results(folder)
-    write_json(path, {"partition": str(partition.path.resolve()), "ranks": sent.ranks, "bytes_an_epoch": each})
-    return results
+    def finish() -> tuple[dict[str, Any], ...]:
+        path = folder.path / ABOUT
+        before = read_json(path) if path.is_file() else {}
+        each = sent.by_kind or before.get("bytes_an_epoch", {})
+        write_json(path, {"partition": str(partition.path.resolve()), "ranks": sent.ranks, "bytes_an_epoch": each})
+        return _results(folder)
 
-
-def _one_seed_of_all(
-    folder: RunFolder,
-    facts: Facts,
-    shard: Shard,
-    seed: int,
-    callbacks: tuple[Callback, ...],
-    stop: Callable[[], bool],
-) -> RunRecord:
-    """A seed from its checkpoint, or from its beginning, by all ranks."""
-    ranks = shard.ranks
-
-    def begin() -> Snapshot | None:
-        state = folder.read_checkpoint(seed)
-        begin_seed(folder, seed, [] if state is None else state.facts["history"])
-        return state
-
-    state = ranks.first_does(begin)
-    with isolated_rng(ranks.device):
-        torch.manual_seed(seed)
-        trainer = ShardedTrainer(facts, shard, seed % len(shard.splits), folder.config, seed)
-        if state is not None:
-            state.into(trainer)
-        if not ranks.first:
-            return trainer.run(stop=stop)
-        return trainer.run(
-            callbacks,
-            log=lambda rows: folder.metrics.append(seed, rows),
-            save=lambda snapshot: folder.write_checkpoint(seed, snapshot),
-            stop=stop,
-        )
+    return _train(folder, ranks, callbacks, share, finish), sent
 
 
 def _sent(bytes_sent: dict[str, int], at_first: dict[str, int], record: RunRecord, ranks: Ranks) -> Sent:
@@ -375,58 +357,34 @@ def _sent(bytes_sent: dict[str, int], at_first: dict[str, int], record: RunRecor
     return Sent(each, {kind: most[kind] for kind in ONCE}, ranks.size)
 
 
-@dataclass(frozen=True)
-class Labels:
+def _labels(partition: Partition, splits: Sequence[Split], y: Tensor, names: Sequence[str] = ()) -> Any:
     """What a run folder asks of a task: facts, targets and splits, but neither features nor edges."""
-
-    about: Any
-    splits: tuple[Split, ...]
-    y: Tensor
-    instance_names: tuple[str, ...] = ()
-    kind: str = "nodes"
-
-    @staticmethod
-    def without_targets(partition: Partition) -> Labels:
-        """Facts only, as ``config.toml`` needs them."""
-        none = torch.zeros(0, dtype=torch.long)
-        return Labels(partition.about, tuple(Split(name, none, none, none) for name in partition.about["splits"]), none)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("name", "problem", "metric", "protocol", "num_outputs", "num_nodes"):
-            return self.about[name]
-        raise AttributeError(name)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return tuple(self.about["class_names"])
-
-    @property
-    def num_instances(self) -> int:
-        return int(self.about["num_nodes"])
-
-    @property
-    def preprocessing(self) -> Preprocessing | None:
-        given = self.about.get("preprocessing")
-        return None if given is None else Preprocessing.from_dict(given)
-
-    def fingerprint(self) -> str:
-        """That of the task that was partitioned."""
-        return str(self.about["fingerprint"])
+    about, given = partition.about, partition.about.get("preprocessing")
+    facts = {name: about[name] for name in ("name", "problem", "metric", "protocol", "num_outputs", "num_nodes")}
+    return SimpleNamespace(
+        **facts,
+        kind="nodes",
+        num_instances=partition.num_nodes,
+        class_names=tuple(about["class_names"]),
+        preprocessing=None if given is None else Preprocessing.from_dict(given),
+        fingerprint=lambda: str(about["fingerprint"]),  # that of the task that was partitioned
+        splits=tuple(splits),
+        y=y,
+        instance_names=tuple(names),
+    )
 
 
-def gather_labels(partition: Partition, shard: Shard) -> Labels | None:
+def gather_labels(partition: Partition, shard: Shard) -> Any:
     """Targets, splits and names of all ranks, on rank 0; None if there are too many, and on other ranks."""
     ranks, numbers = shard.ranks, shard.rows.numbers
-    cells = partition.num_nodes * max(int(partition.about["num_outputs"]), 1)
-    if cells > MOST_CELLS:
+    if partition.num_nodes * max(int(partition.about["num_outputs"]), 1) > MOST_CELLS:
         return None
     y = gather_by_number(shard.y.to(ranks.device), numbers, partition.num_nodes, ranks)
     splits = []
     for split in shard.splits:
         found = [ranks.gather_rows(numbers[index.to(ranks.device)]) for index in split.parts().values()]
         if ranks.first:
-            train, valid, test = (part.sort().values.cpu() for part in found if part is not None)
-            splits.append(Split(split.name, train, valid, test))
+            splits.append(Split(split.name, *(part.sort().values.cpu() for part in found if part is not None)))
     own = parts_of(ranks.rank, ranks.size, len(partition.sizes))
     # One line of JSON per rank, sent to rank 0 only.
     line = json.dumps([name for number in own for name in partition.names(number)], ensure_ascii=False) + "\n"
@@ -438,7 +396,7 @@ def gather_labels(partition: Partition, shard: Shard) -> Labels | None:
     names = [""] * (partition.num_nodes if flat else 0)
     for number, name in zip(order.tolist(), flat, strict=False):
         names[number] = name
-    return Labels(partition.about, tuple(splits), y, tuple(names))
+    return _labels(partition, splits, y, names)
 
 
 def gather_by_number(x: Tensor, numbers: Tensor, count: int, ranks: Ranks) -> Tensor | None:
@@ -451,7 +409,7 @@ def gather_by_number(x: Tensor, numbers: Tensor, count: int, ranks: Ranks) -> Te
     return out
 
 
-def write_outputs(folder: RunFolder, record: RunRecord, labels: Labels | None, shard: Shard, problem: str) -> None:
+def write_outputs(folder: RunFolder, record: RunRecord, labels: Any, shard: Shard, problem: str) -> None:
     """Everything of a seed that has ended, ``result.json`` last; all ranks call it together.
 
     Rank 0 writes what a single process writes. If outputs are too many to be gathered, every rank writes its own:
@@ -460,19 +418,12 @@ def write_outputs(folder: RunFolder, record: RunRecord, labels: Labels | None, s
     ranks = shard.ranks
     if ranks.shared(labels is not None):
         whole = gather_by_number(record.outputs.to(ranks.device), shard.rows.numbers, shard.rows.total, ranks)
-        given: Any = labels
         complete = record if whole is None else replace(record, outputs=whole)
-        ranks.first_does(lambda: folder.write_record(complete, given))
+        ranks.first_does(lambda: folder.write_record(complete, labels))
         return
-    arrays: dict[str, Any] = {
-        "nodes": shard.rows.numbers.numpy(force=True),
-        "outputs": record.outputs.numpy(force=True),
-        "prediction": Predictions(problem, record.outputs).labels().numpy(force=True),
-        "target": shard.y.numpy(force=True),
-    }
-    content = io.BytesIO()
-    np.savez_compressed(content, **arrays)
-    write_bytes(folder.of_seed(record.seed) / f"predictions-{ranks.rank:05d}.npz", content.getvalue())
+    path = folder.of_seed(record.seed) / f"predictions-{ranks.rank:05d}.npz"
+    own = Predictions(problem, record.outputs, targets=shard.y)
+    own.write_npz(path, nodes=shard.rows.numbers.numpy(force=True))
     ranks.wait_for_all()
     ranks.first_does(lambda: folder.write_result(record))
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from difformer.data import Split, Task
-from difformer.data.batches import GraphBatch, GraphBatches, epoch_generator
+from difformer.data.batches import GraphBatches, epoch_generator
 from difformer.distributed.process_group import Ranks, sum_gradients
 from difformer.distributed.rank_metrics import ShardedJournal, SharedJournal
 from difformer.distributed.senders import Rows
@@ -30,11 +30,10 @@ from difformer.distributed.shard import Shard
 from difformer.errors import UserError
 from difformer.nn import DIFFormer, GraphLevel
 from difformer.nn.dropout import dropout_key
-from difformer.sparse import SparseMatrix
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import Due
 from difformer.training.config import TrainConfig, knn_of
-from difformer.training.feeds import DEFAULT_BATCH_SIZE, GraphsFeed, Inputs, Step, features, structured
+from difformer.training.feeds import DEFAULT_BATCH_SIZE, GraphsFeed, Inputs, OnePassFeed, Step, features, structured
 from difformer.training.loop import Log, Save, Trainer
 from difformer.training.losses import Ratio, class_weights, make_loss, problem_loss, scaled_loss, target_units
 from difformer.training.model import build_model, prepared_model, set_units
@@ -102,29 +101,6 @@ class ShardInputs(Inputs):
     def states(self, model: Any) -> Tensor:
         assert self.rows is not None
         return model.embed(self.x, context=self.rows)
-
-
-class ShardFeed:
-    """All nodes in every pass, each on its rank."""
-
-    whole = True
-
-    def __init__(self, x: Tensor | SparseMatrix, shard_rows: Rows, rows: Tensor, targets: Tensor, mass: float) -> None:
-        self.inputs = ShardInputs(x, rows=shard_rows)
-        # The loss is a sum here; its mean is over the labels of all ranks.
-        self._step = Step(self.inputs, targets, rows, share=1 / mass, part=1 / mass)
-
-    def steps(self, epoch: int) -> Iterator[Step]:
-        yield self._step
-
-    def outputs(self, model: nn.Module) -> Tensor:
-        return self.inputs.outputs(model)
-
-    def states(self, model: nn.Module) -> Tensor:
-        return self.inputs.states(model)
-
-    def passes(self) -> list[Inputs]:
-        return [self.inputs]
 
 
 class _SharedDue(Due):
@@ -200,7 +176,9 @@ class ShardedTrainer(RanksTrainer):
         loss = loss if units is None else scaled_loss(units[1].to(device))
         mass = summed(loss.mass(targets.to(device)).double().reshape(1)).item()
         rows = shard.rows if config.graph == "given" else Rows(ranks, shard.rows.numbers, shard.rows.sizes, None)
-        feed = ShardFeed(features(shard.x, device), rows, split.train.to(device), targets.to(device), mass)
+        inputs = ShardInputs(features(shard.x, device), rows=rows)
+        # The loss is a sum here; its mean is over the labels of all ranks.
+        feed = OnePassFeed(Step(inputs, targets.to(device), split.train.to(device), share=1 / mass, part=1 / mass))
         given = {"model": model, "feed": feed, "loss": loss.total, "journal": partial(ShardedJournal, ranks=ranks)}
         super().__init__(own, split, config, seed, ranks, **given)
         self.numbers = rows.numbers
@@ -257,27 +235,16 @@ class _ShareFeed(GraphsFeed):
         share = _Share(inputs.x, inputs.graph, inputs.batch, numbers)
         return Step(share, targets.to(self.device), share=1 / mass, part=part / mass)
 
-    def outputs(self, model: nn.Module) -> Tensor:
-        """``[G, C]`` of all graphs, on every rank."""
-        return self._dealt(lambda inputs: inputs.outputs(model))
-
-    def states(self, model: nn.Module) -> Tensor:
-        return self._dealt(lambda inputs: inputs.states(model))
-
-    def _own(self) -> list[tuple[Tensor, GraphBatch]]:
-        every = torch.arange(self.task.num_instances).split(self.size)
-        return [(graphs, self.batches.batch(graphs)) for graphs in every[self.ranks.rank :: self.ranks.size]]
-
-    def _dealt(self, work: Any) -> Tensor:
+    def _joined(self, ask: Callable[[Inputs], Tensor]) -> Tensor:
+        """``[G, …]`` of all graphs, on every rank."""
+        own = torch.arange(self.task.num_instances).split(self.size)[self.ranks.rank :: self.ranks.size]
         if self._kept is None:
-            own = self._own()
-            self._places = [graphs.to(self.device) for graphs, _ in own]
-            self._kept = [self._inputs(batch) for _, batch in own]
-        found = [work(inputs).float() for inputs in self._kept]
+            self._kept = [self._inputs(self.batches.batch(graphs)) for graphs in own]
+        found = [ask(inputs).float() for inputs in self._kept]
         width = int(self.ranks.max_(torch.tensor([found[0].shape[1] if found else 0], device=self.device)).item())
         every = torch.zeros(self.task.num_instances, width, device=self.device)
-        for places, part in zip(self._places, found, strict=True):
-            every[places] = part
+        for graphs, part in zip(own, found, strict=True):
+            every[graphs.to(self.device)] = part
         return self.ranks.sum_(every, "metrics")
 
 

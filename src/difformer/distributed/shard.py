@@ -68,12 +68,12 @@ def assemble(
     """
     own = parts_of(ranks.rank, ranks.size, len(sizes))
     found = [read(number) for number in own] or [empty()]
-    starts = _starts(sizes, ranks.size)
+    starts, owners = _places(sizes, ranks.size)
     offsets = [int(starts[number]) for number in own] or [0]
     counts = tuple(sum(sizes[number] for number in parts_of(r, ranks.size, len(sizes))) for r in range(ranks.size))
     graph = None
     if num_edges:
-        graph = _graph(ranks, found, own, offsets, starts, _owners(len(sizes), ranks.size), counts[ranks.rank])
+        graph = _graph(ranks, found, own, offsets, starts, owners, counts[ranks.rank])
     splits = tuple(_split(names[i], [part.splits[i] for part in found], offsets) for i in range(len(names)))
     x = found[0].x if len(found) == 1 else _stack([part.x for part in found])
     numbers = torch.cat([part.nodes for part in found]).to(ranks.device)
@@ -93,23 +93,15 @@ def _stack(parts: list[Tensor]) -> Tensor:
     return torch.sparse_csr_tensor(torch.cat(crow), columns, values, size)
 
 
-def _starts(sizes: Sequence[int], ranks: int) -> Tensor:
-    """Where each part begins among the rows of its rank."""
-    starts = torch.zeros(len(sizes), dtype=torch.long)
+def _places(sizes: Sequence[int], ranks: int) -> tuple[Tensor, Tensor]:
+    """Where each part begins among the rows of its rank, and that rank."""
+    starts, owners = torch.zeros(2, len(sizes), dtype=torch.long)
     for rank in range(ranks):
         at = 0
         for number in parts_of(rank, ranks, len(sizes)):
-            starts[number] = at
+            starts[number], owners[number] = at, rank
             at += sizes[number]
-    return starts
-
-
-def _owners(parts: int, ranks: int) -> Tensor:
-    """The rank of each part."""
-    owners = torch.zeros(parts, dtype=torch.long)
-    for rank in range(ranks):
-        owners[list(parts_of(rank, ranks, parts))] = rank
-    return owners
+    return starts, owners
 
 
 def _split(name: str, parts: list[tuple[Tensor, Tensor, Tensor]], offsets: Sequence[int]) -> Split:

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,56 +95,63 @@ class Step:
         return outputs if self.shape is None else outputs.reshape(*self.shape, outputs.shape[-1])
 
 
-class Feed(Protocol):
+class Feed(ABC):
     """What a training loop asks of a task."""
 
-    whole: bool
+    whole = False
     """Whether an epoch is one pass whose outputs are those of all instances, so that it can serve evaluation too."""
 
+    @abstractmethod
     def steps(self, epoch: int) -> Iterator[Step]:
         """The passes of an epoch; a function of seed and epoch alone."""
 
-    def outputs(self, model: nn.Module) -> Tensor:
-        """Outputs of all instances, ``[instances, …, C]``, for a model in evaluation mode."""
-
-    def states(self, model: nn.Module) -> Tensor:
-        """States of all instances before the output layer."""
-
+    @abstractmethod
     def passes(self) -> list[Inputs]:
         """Forward passes that together cover all instances."""
 
+    def outputs(self, model: nn.Module) -> Tensor:
+        """Outputs of all instances, ``[instances, …, C]``, for a model in evaluation mode."""
+        return self._joined(lambda inputs: inputs.outputs(model))
 
-class NodesFeed:
-    """All nodes in every pass."""
+    def states(self, model: nn.Module) -> Tensor:
+        """States of all instances before the output layer."""
+        return self._joined(lambda inputs: inputs.states(model))
+
+    def _joined(self, ask: Callable[[Inputs], Tensor]) -> Tensor:
+        found = [ask(inputs) for inputs in self.passes()]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+
+class OnePassFeed(Feed):
+    """One pass over everything, which is an epoch and an evaluation."""
 
     whole = True
 
-    def __init__(self, task: Task, split: Split, device: torch.device) -> None:
-        graph = None if task.edge_index is None else graph_of(task.edge_index, task.edge_weight, task.num_nodes, device)
-        self.inputs = Inputs(features(task.x, device), graph)
-        self._step = Step(self.inputs, task.y[split.train].to(device), split.train.to(device))
+    def __init__(self, step: Step) -> None:
+        self.inputs, self._step = step.inputs, step
 
     def steps(self, epoch: int) -> Iterator[Step]:
         yield self._step
-
-    def outputs(self, model: nn.Module) -> Tensor:
-        return self.inputs.outputs(model)
-
-    def states(self, model: nn.Module) -> Tensor:
-        return self.inputs.states(model)
 
     def passes(self) -> list[Inputs]:
         return [self.inputs]
 
 
-class BatchesFeed:
+class NodesFeed(OnePassFeed):
+    """All nodes in every pass."""
+
+    def __init__(self, task: Task, split: Split, device: torch.device) -> None:
+        graph = graph_of(task.edge_index, task.edge_weight, task.num_nodes, device)
+        inputs = Inputs(features(task.x, device), graph)
+        super().__init__(Step(inputs, task.y[split.train].to(device), split.train.to(device)))
+
+
+class BatchesFeed(Feed):
     """One step per part of the nodes, with the edges inside it; parts without a training label are left out.
 
     Evaluation is exact, over the whole graph: in one pass, or layer by layer in chunks of rows for a DIFFormer on a CPU
     and on a GPU of which its states would take much.
     """
-
-    whole = False
 
     def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device) -> None:
         assert config.batch_size is not None
@@ -162,9 +170,7 @@ class BatchesFeed:
             rows = batch.local(self.train)
             if not rows.numel():
                 continue
-            graph = None
-            if batch.edge_index is not None:
-                graph = graph_of(batch.edge_index, batch.edge_weight, batch.nodes.numel(), self.device)
+            graph = graph_of(batch.edge_index, batch.edge_weight, batch.nodes.numel(), self.device)
             yield Step(
                 Inputs(features(batch.x, self.device), graph),
                 batch.y[rows].to(self.device),
@@ -174,19 +180,18 @@ class BatchesFeed:
 
     def outputs(self, model: nn.Module) -> Tensor:
         if not isinstance(model, DIFFormer) or self._fits(model):
-            return self._inputs().outputs(model)
+            return super().outputs(model)
         outputs = decode_in_batches(model, self.states(model), batch_size=self._rows(model), device=self.device)
         return in_units(model, outputs)
 
     def states(self, model: nn.Module) -> Tensor:
         if not isinstance(model, DIFFormer) or self._fits(model):
-            return self._inputs().states(model)
+            return super().states(model)
         task = self.task
         if self._storage is None:
             # Kept: the whole graph is moved and normalised once, whatever the number of evaluations.
             self._storage = choose_storage(model, task.num_nodes, task.num_edges or 0, self.device)
-            if task.edge_index is not None:
-                self._graph = self._graph_on(self._storage)
+            self._graph = self._graph_on(self._storage)
         x = self.partitions.x
         rows = self._rows(model)
         return embed_in_batches(model, x, self._graph, batch_size=rows, device=self.device, storage=self._storage)
@@ -209,15 +214,11 @@ class BatchesFeed:
         return self._in_one_pass
 
     def passes(self) -> list[Inputs]:
-        return [self._inputs()]
-
-    def _inputs(self) -> Inputs:
         if self._whole is None:
-            graph = None if self.task.edge_index is None else self._graph_on(self.device)
-            self._whole = Inputs(features(self.partitions.x, self.device), graph)
-        return self._whole
+            self._whole = Inputs(features(self.partitions.x, self.device), self._graph_on(self.device))
+        return [self._whole]
 
-    def _graph_on(self, device: torch.device) -> Graph:
+    def _graph_on(self, device: torch.device) -> Graph | None:
         """The whole graph; edges that are on the device for the batches are not copied there again."""
         known = self.partitions
         return graph_of(known.edge_index, known.edge_weight, self.task.num_nodes, device)
@@ -234,10 +235,8 @@ def _bytes(task: Task) -> int:
     return x.numel() * each + task.y.numel() * task.y.element_size() + 64 * (task.num_edges or 0)
 
 
-class GraphsFeed:
+class GraphsFeed(Feed):
     """One step per batch of graphs; a graph in a batch gets the answer it gets alone."""
-
-    whole = False
 
     def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device) -> None:
         size = config.batch_size or DEFAULT_BATCH_SIZE
@@ -247,9 +246,7 @@ class GraphsFeed:
         self._kept: list[Inputs] | None = None
 
     def _inputs(self, batch: GraphBatch) -> Inputs:
-        graph = None
-        if batch.edge_index is not None:
-            graph = graph_of(batch.edge_index, batch.edge_weight, batch.x.shape[0], self.device)
+        graph = graph_of(batch.edge_index, batch.edge_weight, batch.x.shape[0], self.device)
         segments = Segments(batch.batch.to(self.device), batch.graphs.numel())
         return Inputs(batch.x.to(self.device), graph, segments)
 
@@ -263,14 +260,6 @@ class GraphsFeed:
             self._kept = [self._inputs(batch) for batch in self._all.epoch(0)]
         return self._kept
 
-    def outputs(self, model: nn.Module) -> Tensor:
-        """``[G, C]``."""
-        return torch.cat([inputs.outputs(model) for inputs in self.passes()])
-
-    def states(self, model: nn.Module) -> Tensor:
-        """``[G, hidden]``."""
-        return torch.cat([inputs.states(model) for inputs in self.passes()])
-
 
 def graphs_at_a_time(task: Task, size: int, device: torch.device) -> int:
     """How many graphs evaluation, which holds no gradients, takes at a time: a batch, on a GPU more of them."""
@@ -279,10 +268,8 @@ def graphs_at_a_time(task: Task, size: int, device: torch.device) -> int:
     return max(size, EVALUATED_NODES * task.num_instances // max(task.num_nodes, 1))
 
 
-class SeriesFeed:
+class SeriesFeed(Feed):
     """Passes over runs of consecutive snapshots, made once and kept on the device."""
-
-    whole = False
 
     def __init__(self, task: Task, split: Split, config: TrainConfig, device: torch.device) -> None:
         nodes = task.num_nodes
@@ -312,30 +299,20 @@ class SeriesFeed:
     def _inputs(self, batch: SnapshotBatch) -> Inputs:
         count, nodes = batch.x.shape[:2]
         joined = batch.disjoint()
-        graph = None
-        if joined.edge_index is not None:
-            graph = self._shared if count == 1 else None
-            if graph is None:
-                graph = graph_of(joined.edge_index, joined.edge_weight, count * nodes, self.device)
+        graph = self._shared if count == 1 else None
+        if graph is None:
+            graph = graph_of(joined.edge_index, joined.edge_weight, count * nodes, self.device)
         segments = None if count == 1 else Segments(joined.batch.to(self.device), count)
         return Inputs(joined.x.to(self.device), graph, segments)
 
     def steps(self, epoch: int) -> Iterator[Step]:
         yield from self._steps
 
-    def outputs(self, model: nn.Module) -> Tensor:
-        """``[T, N, C]``."""
-        return self._join([inputs.outputs(model) for inputs in self._all])
-
-    def states(self, model: nn.Module) -> Tensor:
-        """``[T, N, hidden]``."""
-        return self._join([inputs.states(model) for inputs in self._all])
-
     def passes(self) -> list[Inputs]:
         return self._all
 
-    def _join(self, parts: list[Tensor]) -> Tensor:
-        flat = torch.cat(parts)
+    def _joined(self, ask: Callable[[Inputs], Tensor]) -> Tensor:
+        flat = super()._joined(ask)
         return flat.reshape(*self.shape, flat.shape[-1])
 
 
@@ -399,8 +376,10 @@ def features(x: Tensor, device: torch.device) -> Tensor | SparseMatrix:
     return x.to(device) if x.layout == torch.strided else SparseMatrix.from_tensor(x).to(device)
 
 
-def graph_of(edge_index: Any, edge_weight: Any, num_nodes: int, device: torch.device) -> Graph:
-    """A graph on a device, to be normalised once."""
+def graph_of(edge_index: Any, edge_weight: Any, num_nodes: int, device: torch.device) -> Graph | None:
+    """A graph on a device, to be normalised once; None without edges."""
+    if edge_index is None:
+        return None
     weight = None if edge_weight is None else edge_weight.to(device)
     return Graph(edge_index.to(device), num_nodes, weight)
 

@@ -108,9 +108,10 @@ class Predictions:
         """A table for people and spreadsheets."""
         write_bytes(path, self.csv().encode())
 
-    def write_npz(self, path: Path) -> None:
+    def write_npz(self, path: Path, **more: Any) -> None:
         """Arrays ``outputs``, ``prediction`` and, where known, ``target``, ``part`` and ``names``; nothing pickled."""
         arrays: dict[str, Any] = {
+            **more,
             "outputs": self.outputs.numpy(force=True),
             "prediction": self.labels().numpy(force=True),
         }

@@ -17,6 +17,7 @@ COLLAPSED = 1e-3  # relative spread of outputs below which instances are not tol
 
 # One row per epoch: "epoch", "loss" and, where the epoch was evaluated, "train", "valid", "test".
 Row = dict[str, Any]
+RESULT = ("seed", "split", "metric", "status", "best_epoch", "epochs", "train", "valid", "test", "loss", "seconds")
 Status = Literal["finished", "stopped early", "interrupted"]
 
 
@@ -63,20 +64,7 @@ class RunRecord:
 
     def result(self) -> dict[str, Any]:
         """Everything but tensors and history, for ``result.json`` and tables."""
-        names = (
-            "seed",
-            "split",
-            "metric",
-            "status",
-            "best_epoch",
-            "epochs",
-            "train",
-            "valid",
-            "test",
-            "loss",
-            "seconds",
-        )
-        return {name: getattr(self, name) for name in names} | ({"notes": list(self.notes)} if self.notes else {})
+        return {name: getattr(self, name) for name in RESULT} | ({"notes": list(self.notes)} if self.notes else {})
 
 
 @dataclass(frozen=True)

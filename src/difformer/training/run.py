@@ -22,7 +22,7 @@ from difformer.training.losses import make_loss
 from difformer.training.metrics import chosen_metric
 from difformer.training.model import build_model, split_number
 from difformer.training.randomness import isolated_rng
-from difformer.training.record import RunRecord, Summary
+from difformer.training.record import Row, RunRecord, Summary
 from difformer.training.run_folder import RunFolder, check_same_run, warn_of_changes
 from difformer.training.source import TaskSource
 
@@ -183,7 +183,10 @@ def _in_folder(folder: RunFolder, task: Task, device: torch.device, callbacks: t
             if not folder.unfinished:
                 folder.checkpoint_file(None).unlink(missing_ok=True)
         for seed in () if folder.stacked else waiting:
-            records.append(_one_seed(folder, task, seed, device, callbacks, stop))
+            state = folder.read_checkpoint(seed)
+            begin_seed(folder, seed, [] if state is None else state.facts["history"])
+            given: dict[str, Any] = {"state": state, "callbacks": callbacks, "stop": stop, **folder.writers(seed)}
+            records.append(train_one(task, folder.split_of(task, seed), folder.config, seed, device, **given))
             folder.write_record(records[-1], task)
             if stop():
                 break
@@ -218,34 +221,9 @@ def _all_seeds(
         raise RunFolderError(f"{place}: {error}; delete it to train all seeds from the beginning") from error
 
 
-def begin_seed(folder: RunFolder, seed: int, history: list[dict[str, Any]]) -> None:
+def begin_seed(folder: RunFolder, seed: int, history: list[Row]) -> None:
     """Removes lines of a seed beyond `history`, which a killed process may have left."""
     folder.metrics.rewrite(lambda row: row["seed"] != seed and row["seed"] in folder.seeds, seed, history)
-
-
-def _one_seed(
-    folder: RunFolder,
-    task: Task,
-    seed: int,
-    device: torch.device,
-    callbacks: tuple[Callback, ...],
-    stop: Callable[[], bool],
-) -> RunRecord:
-    """A seed from its checkpoint, or from its beginning."""
-    state = folder.read_checkpoint(seed)
-    begin_seed(folder, seed, [] if state is None else state.facts["history"])
-    return train_one(
-        task,
-        folder.split_of(task, seed),
-        folder.config,
-        seed,
-        device,
-        state=state,
-        callbacks=callbacks,
-        log=lambda rows: folder.metrics.append(seed, rows),
-        save=lambda snapshot: folder.write_checkpoint(seed, snapshot),
-        stop=stop,
-    )
 
 
 @contextmanager

@@ -57,6 +57,7 @@ from difformer.files import (
 )
 from difformer.kernels.cpu import library
 from difformer.kernels.cpu.passes import FEWEST_ELEMENTS
+from difformer.schema import check
 from difformer.training import toml
 from difformer.training.checkpoint import CheckpointError, Snapshot
 from difformer.training.config import TrainConfig
@@ -159,7 +160,9 @@ class RunFolder:
                 raise RunFolderError(
                     f"{path / CONFIG}: in format {written}, this difformer reads up to {FORMAT}: upgrade difformer"
                 )
-            _check_description(about)
+            check(about, _FORM)
+            if not about["run"]["seeds"] or len(set(about["run"]["seeds"])) != len(about["run"]["seeds"]):
+                raise UserError("run.seeds must name at least one seed, and none twice")
             model = about["model"]
             # Regressions of earlier versions learnt targets in the units of the data.
             about["training"].setdefault("scale_targets", about["data"]["problem"] != "regression")
@@ -236,6 +239,13 @@ class RunFolder:
         with writing(path):
             snapshot.write(path)
 
+    def writers(self, seed: int) -> dict[str, Any]:
+        """Where the trainer of a seed writes rows and snapshots: its arguments `log` and `save`."""
+        return {
+            "log": lambda rows: self.metrics.append(seed, rows),
+            "save": lambda snapshot: self.write_checkpoint(seed, snapshot),
+        }
+
     def read_checkpoint(self, seed: int | None) -> Snapshot | None:
         """The checkpoint of a seed, or of a stack; None where there is none yet.
 
@@ -279,17 +289,15 @@ class RunFolder:
         path = self.file(seed, RESULT)
         if not path.is_file():
             return None
-        found = read_json(path)
-        if not isinstance(found, dict) or not found.keys() >= _RESULT_FIELDS:
-            raise RunFolderError(f"{path} is not the result of a run; delete it to train seed {seed} again with resume")
-        numbers = [found[name] for name in ("train", "valid", "test", "loss", "seconds", "best_epoch", "epochs")]
-        texts = [found[name] for name in ("status", "metric", "split")]
-        if not all(number is None or _is_number(number) for number in numbers) or not all(
-            isinstance(text, str) for text in texts
-        ):
-            raise RunFolderError(f"{path} is not the result of a run; delete it to train seed {seed} again with resume")
-        if found["seed"] != seed:
-            raise RunFolderError(f"{path} is the result of seed {found['seed']!r}; restore the files of each seed")
+        found: dict[str, Any] = read_json(path)
+        try:
+            check(found, _RESULT)
+        except UserError as error:
+            raise RunFolderError(
+                f"{path} is not the result of a run ({error}); delete it to train seed {seed} again with resume"
+            ) from error
+        if found.get("seed") != seed:
+            raise RunFolderError(f"{path} is the result of seed {found.get('seed')!r}; restore the files of each seed")
         return found
 
     def results(self) -> tuple[dict[str, Any], ...]:
@@ -349,46 +357,17 @@ class RunFolder:
             raise RunFolderError(f"{path} is damaged: {error}") from error
 
 
-_RESULT_FIELDS = {
-    "seed", "split", "metric", "status", "best_epoch", "epochs", "train", "valid", "test", "loss", "seconds",
-}  # fmt: skip
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _check_description(about: Mapping[str, Any]) -> None:
-    """Refuses a ``config.toml`` whose parts do not have the form that `description` gives them.
-
-    Raises:
-        UserError: Naming the part.
-    """
-    for table in ("run", "versions", "data", "model", "training"):
-        if not isinstance(about.get(table), dict):
-            raise UserError(f"[{table}] must be a table, got {type(about.get(table)).__name__}")
-    run, data, model = about["run"], about["data"], about["model"]
-    seeds = run["seeds"]
-    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
-        raise UserError("run.seeds must be a list of whole numbers of at least 0")
-    if len(set(seeds)) != len(seeds):
-        raise UserError("run.seeds names a seed twice")
-    expected: list[tuple[str, Any, type]] = [
-        ("run.stacked", run["stacked"], bool),
-        ("run.device", run["device"], str),
-        ("run.threads", run["threads"], int),
-        ("versions.torch", about["versions"]["torch"], str),
-        ("data.task", data["task"], str),
-        ("data.fingerprint", data["fingerprint"], str),
-        ("data.metric", data["metric"], str),
-        ("data.problem", data["problem"], str),
-        ("model.name", model["name"], str),
-        ("model.options", model["options"], dict),
-        ("data.source", data.get("source", {}), dict),
-    ]
-    for name, value, kind in expected:
-        if not isinstance(value, kind):
-            raise UserError(f"{name} must be of type {kind.__name__}, got {type(value).__name__}")
+_FORM = {
+    "run": {"seeds": [int], "stacked": bool, "device": str, "threads": int, "preset": (str, None)},
+    "versions": {"torch": str},
+    "data": {"task": str, "fingerprint": str, "metric": str, "problem": str, "protocol": str, "source": (dict, None)},
+    "model": {"name": str, "options": dict},
+    "training": dict,
+}
+_RESULT = {
+    **dict.fromkeys(("split", "metric", "status"), str),
+    **dict.fromkeys(("best_epoch", "epochs", "train", "valid", "test", "loss", "seconds"), (float, None)),
+}
 
 
 class MetricsFile:
@@ -412,7 +391,9 @@ class MetricsFile:
             except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict) and type(row.get("seed")) is int and type(row.get("epoch")) is int:
-                rows.append({name: value for name, value in row.items() if value is None or _is_number(value)})
+                rows.append(
+                    {name: value for name, value in row.items() if value is None or type(value) in (int, float)}
+                )
         return rows
 
     def rewrite(self, keep: Callable[[Row], bool], seed: int, rows: Iterable[Row]) -> None:

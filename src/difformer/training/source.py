@@ -55,6 +55,8 @@ class TaskSource:
                     path=path,
                 )
         arguments: dict[str, Any] = {**self.files, **self.options}
+        if unknown := sorted(arguments.keys() - inspect.signature(from_files).parameters.keys()):
+            raise DataError(f"from_files has no option {unknown[0]!r}; correct config.toml, [data.source]")
         return from_files(**arguments)
 
     def complete(self) -> TaskSource:
@@ -72,4 +74,4 @@ class TaskSource:
 
     @staticmethod
     def from_dict(table: Mapping[str, Any]) -> TaskSource:
-        return TaskSource(table.get("name"), table.get("root"), table.get("options", {}), table.get("files", {}))
+        return TaskSource(table.get("name"), table.get("root"), table.get("options") or {}, table.get("files") or {})

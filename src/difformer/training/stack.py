@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -115,8 +116,9 @@ def train_stacked(
     found: dict[int, RunRecord | NonFiniteLossError] = {}
     with isolated_rng(place):
         each = estimate_memory(task, [runs[i] for i in order[:2]], hyper, place) if runs else 0
-        waiting = _cut(order, chunks_that_fit(len(order), each, free_bytes(place), chunk))
-        waiting = waiting if state is None else [order]
+        sizes = chunks_that_fit(len(order), each, free_bytes(place), chunk) if state is None else [len(order)]
+        rest = iter(order)
+        waiting = [list(islice(rest, size)) for size in sizes]
         status: Status = "finished"
         while waiting and status == "finished":
             part = waiting.pop(0)
@@ -155,14 +157,6 @@ def _train(
         trainer.restore(state)
     status = trainer.run(callbacks, stop, save)
     return status, trainer.records(status)
-
-
-def _cut(order: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(list(order[start : start + size]))
-        start += size
-    return parts
 
 
 def estimate_memory(task: Task, runs: Sequence[Run], hyper: Sequence[str], device: torch.device) -> int:

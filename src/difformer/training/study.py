@@ -41,9 +41,11 @@ import torch
 from torch import Tensor
 
 from difformer.data import Split, Task
+from difformer.data.batches import GraphBatches
 from difformer.data.errors import require
 from difformer.errors import UserError
 from difformer.files import append_bytes, finite, only_one, read_json, read_text, write_json, writing
+from difformer.schema import check as check_form
 from difformer.training.callbacks import EpochEvent
 from difformer.training.config import TrainConfig, make_config
 from difformer.training.devices import resolve
@@ -287,7 +289,7 @@ def plan(folder: Path, task: Task, questions: Sequence[Question], trials: int) -
             f"out: {folder} holds a study of an earlier version of difformer ({OLD_STUDY}); choose another folder"
         )
     kept = read_json(folder / STUDY) if (folder / STUDY).exists() else {}
-    if not isinstance(kept, dict):
+    if not isinstance(kept, dict) or not all(isinstance(one, dict) for one in kept.values()):
         raise UserError(f"out: {folder / STUDY} is damaged; choose another folder")
     asked = {question.model: _as_json(question.written(task)) for question in questions}
     for model, now in asked.items():
@@ -345,6 +347,10 @@ def conclude(folder: Path, task: Task, questions: Sequence[Question]) -> dict[st
     return found
 
 
+_TRIAL = {"number": int, "settings": dict, "state": str, "value": (float, None), "seconds": float}
+_TRIAL |= dict.fromkeys(("reason", "model"), (str, None))
+
+
 def read_trials(folder: Path) -> list[Trial]:
     """Every trial of a study that has ended, of all processes; the rest of a line that was cut off is skipped."""
     found: dict[tuple[str, int], Trial] = {}
@@ -353,6 +359,7 @@ def read_trials(folder: Path) -> list[Trial]:
         for line in read_text(path).splitlines():
             try:
                 row = json.loads(line)
+                check_form(row, _TRIAL)
                 row["curve"] = tuple((int(step), float(value)) for step, value in row.get("curve", ()))
                 trial = Trial(**{name: value for name, value in row.items() if name in names})
                 found.setdefault((trial.model, trial.number), trial)
@@ -630,28 +637,16 @@ def without_test(task: Task, runs: int | None = None) -> Task:
 
 def take_graphs(task: Task, kept: Tensor, splits: Sequence[Split]) -> Task:
     """The graphs `kept`, in ascending order, with splits that name no other graphs."""
-    assert task.node_ptr is not None
-    sizes = task.node_ptr.diff()
-    graph = torch.repeat_interleave(torch.arange(sizes.numel()), sizes)
-    place = torch.full((sizes.numel(),), -1)
-    place[kept] = torch.arange(kept.numel())
-    nodes = place[graph] >= 0
-    number = nodes.cumsum(0) - 1
-    edge_index, edge_weight = task.edge_index, task.edge_weight
-    if isinstance(edge_index, Tensor):
-        edges = nodes[edge_index[0]]
-        edge_index = number[edge_index[:, edges]]
-        edge_weight = edge_weight[edges] if isinstance(edge_weight, Tensor) else None
-    names = task.instance_names
+    batch, names = GraphBatches(task, batch_size=max(1, kept.numel())).batch(kept), task.instance_names
     return dataclasses.replace(
         task,
-        x=task.x[nodes],
-        y=task.y[kept],
-        node_ptr=torch.cat([torch.zeros(1, dtype=torch.long), sizes[kept].cumsum(0)]),
-        edge_index=edge_index,
-        edge_weight=edge_weight,
+        x=batch.x,
+        y=batch.y,
+        node_ptr=batch.node_ptr,
+        edge_index=batch.edge_index,
+        edge_weight=batch.edge_weight,
         instance_names=tuple(names[one] for one in kept.tolist()) if names else (),
-        splits=tuple(Split(one.name, *(place[part] for part in one.parts().values())) for one in splits),
+        splits=tuple(Split(s.name, *(torch.searchsorted(kept, part) for part in s.parts().values())) for s in splits),
     )
 
 

@@ -202,7 +202,7 @@ COUNTS = (
 def check_option(name: str, value: Any, least: int = 1) -> None:
     """Raises a ValueError unless `value` is one that options of this name can have; other names are not checked.
 
-    A rate of dropout lies in [0, 1); None stands for another rate where the model has a default for it.
+    A rate of dropout lies in [0, 1); rates other than `dropout` may be None, which selects another rate.
     """
     if name in COUNTS:
         check_count(name, value, least)

@@ -72,7 +72,7 @@ class Filter:
     chebyshev: bool
 
     def __call__(self, product: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-        """f(T) z, where `product` gives T z; one product a degree."""
+        """f(T) z, where `product` gives T z; one product per degree."""
         total = self.coefficients[0] * z
         before, current = z, z
         for k, coefficient in enumerate(self.coefficients[1:], 1):

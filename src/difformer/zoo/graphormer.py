@@ -178,7 +178,7 @@ def attend(
         P_i = \sum_j d_{ij} \, \mathrm{softmax}_j(q_i^\top k_j / \sqrt c + b_{φ(i, j)}) \, v_j
 
     Args:
-        mask: ``[G, n]``, False at padding; None where there is none.
+        mask: ``[G, n]``, False at padding; None without padding.
         hops: φ, ``[G, n, n]``.
         q, k, v: ``[G, n, c]``.
         table: b, ``[distances]``.
