@@ -46,6 +46,12 @@ class Graph:
 
     Raises:
         ValueError: If shapes do not fit or an index is out of range.
+
+    Example:
+        >>> import torch
+        >>> path = Graph(torch.tensor([[0, 1], [1, 2]]), num_nodes=4)
+        >>> path.with_self_loops().edge_index.shape
+        torch.Size([2, 6])
     """
 
     def __init__(
