@@ -269,3 +269,23 @@ def test_a_total_that_was_clamped_depends_on_nothing(passes_made):
     assert passes_made == ["sum_rows", "answer_rows", "pull_answers", "pull_keys"]
     assert results[1]["out"].abs().max() > 1e4  # the clamp is reached
     check(*results)
+
+
+@pytest.mark.parametrize("zero", ["query", "key"])
+def test_queries_or_keys_of_length_zero_stay_zero(zero, passes_made):
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        conv = DIFFormerConv(3, 3).to(dtype)
+        with torch.no_grad():
+            for parameter in getattr(conv, zero).parameters():
+                parameter.zero_()
+        z = torch.linspace(-1, 2, 12).view(4, 3).to(dtype).requires_grad_()
+        out = conv(z)
+        others = [parameter for name, parameter in conv.named_parameters() if not name.startswith(zero)]
+        names = ["out", "z", *map(str, range(len(others)))]
+        found = (out, *torch.autograd.grad(out.square().sum(), [z, *others]))
+        results.append(dict(zip(names, found, strict=True)))
+    assert "pull_keys" in passes_made
+    assert all(value.isfinite().all() for value in results[0].values())
+    check({"out": results[0]["out"]}, {"out": results[1]["out"]})
