@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from difformer.files import UNSAFE
 from difformer.files import printable as printable
 
-_NUMBER = re.compile(r"|–|input|[|+-]?[\d.]+([\d.,:/%±…e +-]|[hms]\b)*")  # also 7/60, 0.7 ± 0.1, 1e-07, 3m04s
+_NUMBER = re.compile(r"|–|input|[|+-]?[\d.]([\d.,:/%±…e +-]|[hms]\b)*")  # also 7/60, 0.7 ± 0.1, 1e-07, 3m04s
 
 if TYPE_CHECKING:
     from rich.console import Console

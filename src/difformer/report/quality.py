@@ -421,7 +421,8 @@ def errors(material: Material, important: Sequence[str]) -> ErrorList:
         which = place[1] if series else number
         first = [*([number] if series else []), names[which] if names else which]
         table.append([*first, *cells, *held[i]])
-    said = f"{count:,} of {total:,} {material.part} predictions of seed {material.seed} are wrong."
+    wrong = "is wrong" if count == 1 else "are wrong"
+    said = f"{count:,} of {total:,} {material.part} predictions of seed {material.seed} {wrong}."
     if task.problem == "regression":
         said = f"The {len(table)} largest of {total:,} {material.part} errors of seed {material.seed}."
     elif count > len(table):
