@@ -102,7 +102,7 @@ def _one(name: str, output: Output, *, in_full: bool) -> None:
         _describe_presets(presets, output)
     else:
         output.say("presets (`--preset NAME`):")
-        rows = [[_data(p), p.name, p.protocol or "–", _score(p), p.trials or "–", p.source] for p in presets]
+        rows = [[_data(p), p.name, p.protocol or "–", _score(p), str(p.trials or "–"), p.source] for p in presets]
         output.table(["data set", "preset", "protocol", "validation", "trials", "source"], rows)
         output.say(f"`difformer models {name} --presets` shows their values, and the commands that found them.")
 
@@ -141,9 +141,7 @@ def _describe_presets(presets: Sequence[Preset], output: Output) -> None:
         output.say(f"{_data(preset)}, {preset.name}: {preset.source}")
         facts = {
             "protocol": preset.protocol,
-            "validation": None
-            if preset.validation is None
-            else f"{_score(preset)}, {counted(preset.trials or 0, 'trials')}",
+            "validation": preset.validation and f"{_score(preset)}, {counted(preset.trials or 0, 'trials')}",
             "values": listed(preset.settings),
             "found by": preset.command,
             "note": preset.note,

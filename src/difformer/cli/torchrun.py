@@ -182,12 +182,11 @@ def _describe_seeds(task: Task, config: TrainConfig, seeds: int, ranks: Ranks) -
     """Which rank trains what."""
     from difformer.distributed.rank_trainer import shares_batches
 
+    group = f"ranks: {ranks.size} ({ranks.device.type})"
     if seeds >= ranks.size:
-        return [
-            f"ranks: {ranks.size} ({ranks.device.type}), {counted(seeds, 'seeds')} spread over them; rank 0's are shown"
-        ]
+        return [f"{group}, {counted(seeds, 'seeds')} spread over them; rank 0's are shown"]
     if shares_batches(task, config):
-        return [f"ranks: {ranks.size} ({ranks.device.type}), each with a share of every batch of graphs"]
+        return [f"{group}, each with a share of every batch of graphs"]
     hint = "; --shard spreads the graph, so that all ranks train each seed together" if task.kind == "nodes" else ""
     idle = counted(ranks.size - seeds, "ranks")
     return [f"note: {ranks.size} ranks for {counted(seeds, 'seeds')}: nothing to do for {idle}{hint}"]
