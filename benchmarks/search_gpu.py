@@ -3,7 +3,7 @@
     python -m benchmarks.search_gpu --out found --seconds 480          # one slice
     python -m benchmarks.search_gpu --out found --conclude             # presets of what is done
 
-The protocol is ``experiments/specs/protocol.toml``: data sets and systems in order of priority, the same number of
+The protocol is ``benchmarks/protocol.toml``: data sets and systems in order of priority, the same number of
 trials for each pair, successive halving. Pairs advance in rounds of a quarter of their trials, so that a search that is
 cut short has treated all alike. Each finished trial is one line per protocol of ``OUT/trials.jsonl``, on disk before
 the next stack starts; a process that is killed loses the stack in progress. Trials of OUT, of
@@ -38,7 +38,6 @@ from difformer.data import DataError, Task, load
 from difformer.experiments.cells import complete, defaults_of_base
 from difformer.experiments.ledger import append_line, code_version, identity, read_lines
 from difformer.experiments.presets import Preset, load_presets, write_preset
-from difformer.experiments.spec import SPECS
 from difformer.training import NonFiniteLossError, toml, train_one
 from difformer.training.config import TrainConfig, make_config
 from difformer.training.devices import describe, resolve
@@ -47,6 +46,7 @@ from difformer.training.stack import HYPER, RATES, StackedSetting, apart, train_
 from difformer.training.study import without_test
 from difformer.zoo import MODELS, find, options_of
 
+PROTOCOL = Path(__file__).with_name("protocol.toml")
 STORED = Path(__file__).parents[1] / "results" / "search" / "trials.jsonl"
 # Axes that may differ within a stack. A graph weight of none cannot be stacked with numbers, so it counts as shape.
 STACKED = tuple(name for name in (*RATES, *HYPER) if name != "graph_weight")
@@ -114,7 +114,7 @@ class Trial:
         return (1 if self.higher else -1) * sum(v for v in values if v is not None) / len(values)
 
 
-def read_protocol(path: Path = SPECS / "protocol.toml") -> dict[str, Any]:
+def read_protocol(path: Path = PROTOCOL) -> dict[str, Any]:
     """The ``[search]`` part of the protocol."""
     found: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))["search"]
     return found

@@ -242,7 +242,7 @@ def test_presets_are_listed_with_their_score_and_shown_in_full(call):
     assert f"  found by: {preset.command}\n" in full
     assert f"  validation: {preset.metric} {preset.validation:.4g}, {preset.trials} trials\n" in full
     assert f"learning_rate={preset.settings['learning_rate']}" in full
-    assert "It has no preset" in call("models", "diffusion-gaussian").out
+    assert "There is no preset for diffusion-gaussian" in call("models", "diffusion-gaussian").out
     assert "There is no preset for diffusion-gaussian" in call("models", "diffusion-gaussian", "--presets").out
     refused = call("models", "--presets")
     assert refused.code == 2

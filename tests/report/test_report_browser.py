@@ -196,7 +196,9 @@ def test_legends_cover_nothing_on_a_phone(browser, workshop):
         for area in areas:
             assert legend[0] >= area[1] - 1 or legend[1] <= area[0] + 1, plot
     # Words of a table stay whole; what does not fit is scrolled to.
-    assert page.evaluate("() => document.querySelector('#run td').getClientRects()[0].height") < 40
+    for cell in ("#run td", "#energy tbody tr:last-child td"):
+        assert page.evaluate(f"() => document.querySelector('{cell}').getClientRects()[0].height") < 40
+    assert len(set(page.evaluate("() => JSON.parse(document.getElementById('data').textContent).colours"))) == 10
     page.close()
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from difformer.cli.command import command
 from difformer.cli.description import mean_and_deviation
 from difformer.cli.options import Json, argument
 from difformer.cli.output import Output, shown
 from difformer.cli.progress import clock_time
+
+if TYPE_CHECKING:
+    from difformer.report.comparison import Side
 
 PARTS = ("train", "valid", "test")
 
@@ -34,51 +38,41 @@ def compare(
     output.json({**asdict(found), "sides": sides})
     spread = "; mean ± standard deviation" if any(len(side.values) > 1 for side in found.sides) else ""
     output.say(f"{found.metric}, {'higher' if found.higher_is_better else 'lower'} is better{spread}")
-    output.table(
-        ["run", "model", "seeds", *PARTS, "time per seed"],
-        [
-            [
-                side.name,
-                side.model,
-                len(side.values),
-                *(mean_and_deviation(*side.means[part], len(side.values)) for part in PARTS),
-                clock_time(side.seconds),
-            ]
-            for side in found.sides
-        ],
-        right=["seeds", *PARTS, "time per seed"],
+    output.records(
+        {
+            "run": lambda side: side.name,
+            "model": lambda side: side.model,
+            "seeds": lambda side: len(side.values),
+            **{part: _mean(part) for part in PARTS},
+            "time per seed": lambda side: clock_time(side.seconds),
+        },
+        found.sides,
     )
-    headings = [
-        "against the first",
-        "pairs",
-        "difference",
-        "95 % interval",
-        "better in",
-        "p (t)",
-        "p (overlap)",
-        "p (ranks)",
-    ]
-    output.table(
-        [*headings, "verdict"],
-        [
-            [
-                one.name,
-                one.pairs,
-                f"{one.difference:+.4f}" + (f" ± {one.deviation:.4f}" if one.pairs > 1 else ""),
-                "–" if one.interval is None else f"{one.interval[0]:+.4f} … {one.interval[1]:+.4f}",
-                f"{one.wins}/{one.pairs}",
-                *("–" if p is None else f"{p:.3g}" for p in (one.t_test, one.corrected, one.ranks)),
-                one.verdict,
-            ]
-            for one in found.against_first
-        ],
-        right=headings[1:],
+    output.records(
+        {
+            "against the first": lambda one: one.name,
+            "pairs": lambda one: one.pairs,
+            "difference": lambda one: mean_and_deviation(one.difference, one.deviation, one.pairs, "+"),
+            "95 % interval": lambda one: "–" if one.interval is None else "{:+.4f} … {:+.4f}".format(*one.interval),
+            "better in": lambda one: f"{one.wins}/{one.pairs}",
+            "p (t)": lambda one: _p(one.t_test),
+            "p (overlap)": lambda one: _p(one.corrected),
+            "p (ranks)": lambda one: _p(one.ranks),
+            "verdict": lambda one: one.verdict,
+        },
+        found.against_first,
     )
     if found.settings:
         output.say("settings that differ:")
-        output.table(
-            ["setting", *(side.name for side in found.sides)],
-            [[key, *(shown(value) for value in values)] for key, values in found.settings.items()],
-        )
+        differing = [[key, *map(shown, values)] for key, values in found.settings.items()]
+        output.table(["setting", *(side.name for side in found.sides)], differing)
     for note in found.notes:
         output.say(f"note: {note}")
+
+
+def _mean(part: str) -> Callable[[Side], str]:
+    return lambda side: mean_and_deviation(*side.means[part], len(side.values))
+
+
+def _p(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"

@@ -47,23 +47,19 @@ def datasets(
         return
     listed = list_datasets(root)
     output.json([_document(one) for one in listed])
-    output.table(
-        ["name", "kind", "size", "edges", "features", "outputs", "protocols", "licence", "files"],
-        [
-            [
-                one.entry.name,
-                one.entry.kind,
-                _size(one.entry),
-                _edges(one.entry),
-                count(one.entry.features),
-                count(one.entry.outputs),
-                ", ".join(one.entry.protocols) or "–",
-                _SHORT.get(one.entry.licence, one.entry.licence),
-                _where(one),
-            ]
-            for one in listed
-        ],
-        right=["edges", "features", "outputs"],
+    output.records(
+        {
+            "name": lambda one: one.entry.name,
+            "kind": lambda one: one.entry.kind,
+            "size": lambda one: _size(one.entry),
+            "edges": lambda one: _edges(one.entry),
+            "features": lambda one: count(one.entry.features),
+            "outputs": lambda one: count(one.entry.outputs),
+            "protocols": lambda one: ", ".join(one.entry.protocols) or "–",
+            "licence": lambda one: _SHORT.get(one.entry.licence, one.entry.licence),
+            "files": _where,
+        },
+        listed,
     )
     output.say("Edges are undirected and counted once, though a task lists both directions, unless it says directed.")
     output.say("`difformer datasets NAME` shows metric, options and source; `difformer fit NAME` trains on it.")
@@ -121,30 +117,22 @@ def _one(name: str, root: Path | None, output: Output) -> None:
         {**_document(listing), "options": options, "meanings": {key: explained.get(key, "") for key in options}}
     )
     entry = listing.entry
-    output.table(
-        ["", ""],
-        [
-            ["name", entry.name],
-            ["about", entry.about],
-            ["kind", entry.kind],
-            ["size", _size(entry)],
-            ["edges", _counted(entry)],
-            ["features", count(entry.features)],
-            ["outputs", count(entry.outputs)],
-            ["metric", entry.metric],
-            ["protocols", ", ".join(entry.protocols) or "–"],
-            ["licence", entry.licence],
-            ["source", entry.source],
-            ["files", listing.place or "to download"],
-            *(
-                [["lacks", f"{listing.lacks}: train it (docs/data.md), or --data features=pca"]]
-                if listing.lacks
-                else []
-            ),
-        ],
-    )
+    facts = {
+        "name": entry.name,
+        "about": entry.about,
+        "kind": entry.kind,
+        "size": _size(entry),
+        "edges": _counted(entry),
+        "features": count(entry.features),
+        "outputs": count(entry.outputs),
+        "metric": entry.metric,
+        "protocols": ", ".join(entry.protocols) or "–",
+        "licence": entry.licence,
+        "source": entry.source,
+        "files": listing.place or "to download",
+        "lacks": f"{listing.lacks}: train it (docs/data.md), or --data features=pca" if listing.lacks else "",
+    }
+    output.table(["", ""], [fact for fact in facts.items() if fact[1]])
     output.say("options (`--data KEY=VALUE`), with their defaults:")
-    output.table(
-        ["option", "default", "meaning"],
-        [[key, shown(value), explained.get(key, "")] for key, value in options.items()],
-    )
+    rows = [[key, shown(value), explained.get(key, "")] for key, value in options.items()]
+    output.table(["option", "default", "meaning"], rows)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from difformer.cli.command import as_typed
 from difformer.cli.inputs import DEFAULT_MODEL, PAPER_MODEL
-from difformer.cli.output import Output, counted, shown
+from difformer.cli.output import Output, counted, listed, shown
 from difformer.cli.progress import clock_time
 
 if TYPE_CHECKING:
@@ -65,14 +65,8 @@ def note_missing_edges(task: Task, config: TrainConfig) -> list[str]:
 
 
 def describe_request(request: Request, source: TaskSource | None) -> list[str]:
-    """Model, settings, where they come from, and notes.
-
-    Args:
-        request: What is to be trained.
-        source: Where the task comes from; None for a partitioned one.
-    """
-    settings = ", ".join(f"{key}={shown(value)}" for key, value in request.settings.items()) or "defaults"
-    lines = [f"model: {request.config.model} ({settings})"]
+    """Model, settings, where they come from, and notes; a partitioned task has no source."""
+    lines = [f"model: {request.config.model} ({listed(request.settings) or 'defaults'})"]
     if request.preset is not None:
         lines += _origin(request, request.preset, source)
     elif not set(request.settings) - LENGTH:
@@ -111,8 +105,8 @@ def _without_training(request: Request) -> list[str]:
         return []
     fields = {field.name for field in dataclasses.fields(TrainConfig)} - {"model", "options", *WITHOUT_TRAINING}
     chosen = {} if request.preset is None else request.preset.settings
-    typed = [f"{k}={shown(v)}" for k, v in request.settings.items() if k in fields and chosen.get(k) != v]
-    return [f"note: {request.config.model} trains nothing, so {', '.join(typed)} changes nothing"] if typed else []
+    typed = listed({k: v for k, v in request.settings.items() if k in fields and chosen.get(k) != v})
+    return [f"note: {request.config.model} trains nothing, so {typed} changes nothing"] if typed else []
 
 
 def _origin(request: Request, preset: Preset, source: TaskSource | None) -> list[str]:
@@ -129,8 +123,8 @@ def _origin(request: Request, preset: Preset, source: TaskSource | None) -> list
     if source is not None and source.name == preset.dataset:
         from difformer.data.registry import dataset_options
 
-        if taken := [f"{key}={shown(value)}" for key, value in preset.data.items() if source.options.get(key) == value]:
-            lines.append(f"data: {', '.join(taken)}, from the preset")
+        if taken := listed({key: value for key, value in preset.data.items() if source.options.get(key) == value}):
+            lines.append(f"data: {taken}, from the preset")
         here = {**dataset_options(preset.dataset), **source.options}
         found = {key: value for key, value in preset.data_options.items() if key != "protocol"}
         if other := [f"{key}={value}" for key, value in found.items() if shown(here.get(key)) != value]:
@@ -171,24 +165,21 @@ def meanings(documented: Callable[..., Any]) -> dict[str, str]:
 
 def report_results(summary: Summary, output: Output, about: Mapping[str, Any]) -> None:
     """The table of seeds, the result in one line, notes, and the run folder."""
-    notes = list(getattr(summary, "notes", ()))
-    output.json({**about, **summary.to_dict(), "notes": notes, "run": summary.folder})
-    output.table(
-        ["seed", "split", "best epoch", "train", "valid", "test", "time"],
-        [
-            [
-                result["seed"],
-                result["split"],
-                f"{result['best_epoch']}/{result['epochs']}",
-                *(score(result[part]) for part in ("train", "valid", "test")),
-                clock_time(result["seconds"]),
-            ]
-            for result in summary.results
-        ],
-        right=["seed", "best epoch", "train", "valid", "test", "time"],
+    output.json({**about, **summary.to_dict(), "notes": list(summary.notes), "run": summary.folder})
+    output.records(
+        {
+            "seed": lambda result: result["seed"],
+            "split": lambda result: result["split"],
+            "best epoch": lambda result: f"{result['best_epoch']}/{result['epochs']}",
+            "train": lambda result: score(result["train"]),
+            "valid": lambda result: score(result["valid"]),
+            "test": lambda result: score(result["test"]),
+            "time": lambda result: clock_time(result["seconds"]),
+        },
+        summary.results,
     )
     output.say(headline(summary))
-    for note in notes:
+    for note in summary.notes:
         output.say(f"note: {note}")
     if about.get("preset"):
         output.say(f"settings: preset {about['preset']}")
@@ -203,9 +194,9 @@ def headline(summary: Summary) -> str:
     return f"test {summary.metric}: {mean_and_deviation(summary.mean('test'), summary.std('test'), runs)} ({over})"
 
 
-def mean_and_deviation(mean: float, deviation: float, count: int) -> str:
+def mean_and_deviation(mean: float, deviation: float, count: int, sign: str = "") -> str:
     """Mean ± deviation; a single value has no deviation, and ± 0 would claim one."""
-    return f"{score(mean)} ± {score(deviation)}" if count > 1 else score(mean)
+    return f"{score(mean, sign)} ± {score(deviation)}" if count > 1 else score(mean, sign)
 
 
 def variety(results: Sequence[Mapping[str, Any]]) -> str:
@@ -216,6 +207,6 @@ def variety(results: Sequence[Mapping[str, Any]]) -> str:
     return ", each on its own split" if splits == len(results) else f" on {splits} splits"
 
 
-def score(value: float | None) -> str:
+def score(value: float | None, sign: str = "") -> str:
     """A metric with four digits; a dash if it is missing."""
-    return "–" if value is None or value != value else f"{value:.4f}"
+    return "–" if value is None or value != value else f"{value:{sign}.4f}"

@@ -6,7 +6,8 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from difformer.cli.command import as_typed, command
+from difformer.cli.command import command
+from difformer.cli.inputs import new_rows
 from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed, option
 from difformer.cli.output import Output, check_new
 from difformer.errors import UserError
@@ -39,17 +40,10 @@ def embed(
         raise UserError(f"--out: embeddings are written as .npz or .csv, got {str(path)!r}")
     check_new(path, force)
     folder = RunFolder.open(run)
-    if features is None:
-        if edges is not None:
-            raise UserError("--edges is about new instances: give --features too")
+    if (new := new_rows(run, features, edges, output, together=True)) is None:
         states = ask(folder, seed=seed, device=device)
         names = folder.task().instance_names
     else:
-        from difformer.cli.inputs import read_new_rows
-
-        new = read_new_rows(run, features, edges, together=True)
-        for note in new.notes:
-            output.remark(f"note: {as_typed(note)}")
         states = ask(folder, new.x, edges=new.edge_index, edge_weight=new.edge_weight, seed=seed, device=device)
         names = new.names
     _write(path, states, names)

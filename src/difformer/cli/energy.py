@@ -21,19 +21,14 @@ def energy(run: Run, seed: Seed = None, device: Device = "auto", as_json: Json =
     energies, ranks = profile.energy.tolist(), profile.effective_rank.tolist()
     edges = None if profile.dirichlet is None else profile.dirichlet.tolist()
     output.json({"run": run, "energy": energies, "dirichlet": edges, "effective_rank": ranks})
-    headings = ["layer", "energy, all pairs", *([] if edges is None else ["energy, edges"]), "effective rank"]
-    output.table(
-        headings,
-        [
-            [
-                "input" if layer == 0 else layer,
-                f"{energies[layer]:.6f}",
-                *([] if edges is None else [f"{edges[layer]:.6f}"]),
-                f"{ranks[layer]:.2f}",
-            ]
-            for layer in range(len(energies))
-        ],
-        right=headings,
+    output.records(
+        {
+            "layer": lambda layer: layer or "input",
+            "energy, all pairs": lambda layer: f"{energies[layer]:.6f}",
+            **({} if edges is None else {"energy, edges": lambda layer: f"{edges[layer]:.6f}"}),
+            "effective rank": lambda layer: f"{ranks[layer]:.2f}",
+        },
+        range(len(energies)),
     )
     output.say(
         "energies are means over pairs, on states of unit length: measured, not proved, since queries and keys differ."

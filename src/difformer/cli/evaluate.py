@@ -39,14 +39,16 @@ def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
         means[metric] = {p: {"mean": float(np.mean(v)), "std": spread(v)} for p, v in columns.items()}
     seeds = [{"seed": one.seed, "split": one.split, "values": one.values} for one in found]
     output.json({"run": run, "task": about["task"], "model": folder.config.model, "seeds": seeds, "metrics": means})
-    output.table(
-        ["seed", "split", "metric", *PARTS],
-        [
-            [one.seed, one.split, metric, *(score(one.values[metric][part]) for part in PARTS)]
-            for one in found
-            for metric in names
-        ],
-        right=["seed", *PARTS],
+    output.records(
+        {
+            "seed": lambda row: row[0].seed,
+            "split": lambda row: row[0].split,
+            "metric": lambda row: row[1],
+            "train": lambda row: score(row[0].values[row[1]]["train"]),
+            "valid": lambda row: score(row[0].values[row[1]]["valid"]),
+            "test": lambda row: score(row[0].values[row[1]]["test"]),
+        },
+        [(one, metric) for one in found for metric in names],
     )
     if len(seeds) > 1:
         output.say(f"mean ± standard deviation over {len(seeds)} seeds{variety(seeds)}:")

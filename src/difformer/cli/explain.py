@@ -41,30 +41,20 @@ def explain(
         output.remark("For every layer's step, add --full.")
         return
     output.say(f"score: {found.meaning} = {found.score:.4f}")
+    rows = []
+    for step in found.steps:
+        values = [*(f"{step.lengths[part]:.4f}" for part in PARTS), *(f"{step.effects[part]:+.4f}" for part in PARTS)]
+        rows.append([step.layer, *values, f"{step.residue:.0e}"])
     headings = ["layer", *(f"|{part}|" for part in PARTS), *(f"{part} effect" for part in PARTS), "residue"]
-    output.table(
-        headings,
-        [
-            [
-                step.layer,
-                *(f"{step.lengths[part]:.4f}" for part in PARTS),
-                *(f"{step.effects[part]:+.4f}" for part in PARTS),
-                f"{step.residue:.0e}",
-            ]
-            for step in found.steps
-        ],
-        right=headings,
-    )
-    output.table(
-        ["layer", "instance", "through", "weight", "|given|", "effect"],
-        [
-            [step.layer, one.name, one.through, f"{one.weight:.4g}", f"{one.length:.4g}", f"{one.effect:+.4g}"]
-            for step in found.steps
-            for one in step.influences
-        ]
-        + [[step.layer, "all others", "", "", "", f"{step.others:+.4g}"] for step in found.steps if step.influences],
-        right=["layer", "weight", "|given|", "effect"],
-    )
+    output.table(headings, rows)
+    rows = []
+    for step in found.steps:
+        for one in step.influences:
+            numbers = [f"{value:.4g}" for value in (one.weight, one.length)]
+            rows.append([step.layer, one.name, one.through, *numbers, f"{one.effect:+.4g}"])
+        if step.influences:
+            rows.append([step.layer, "all others", "", "", "", f"{step.others:+.4g}"])
+    output.table(["layer", "instance", "through", "weight", "|given|", "effect"], rows)
     total = " ".join(f"{value:+.4f} {name}" for name, value in found.terms.items())
     output.say(f"after the last layer: {total} = {sum(found.terms.values()):+.4f}")
     output.say(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from difformer.cli.command import as_typed
 from difformer.cli.options import (
     DATA,
     OWN_DATA,
@@ -20,6 +21,7 @@ from difformer.cli.options import (
     outside_scope,
     read_data_options,
 )
+from difformer.cli.output import Output
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -91,12 +93,7 @@ class Data:
         return [f"--{name}" for name, value in vars(self).items() if name != "dataset" and value is not None]
 
     def source(self) -> TaskSource:
-        """The recipe of a task, from a data set's name or your own files.
-
-        Raises:
-            UserError: If both or neither are given.
-            FileNotFoundError: If a file does not exist.
-        """
+        """The recipe of a task, from a data set's name or your own files."""
         features, dataset = self.features, self.dataset
         if dataset is not None and features is None and _is_table(dataset):
             features, dataset = Path(dataset), None
@@ -182,21 +179,13 @@ def takes_data(function: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be trained.
+    """What is to be trained."""
 
-    Args:
-        settings: Settings that differ from the defaults: the preset's, overridden by the command line's.
-        config: The complete configuration.
-        preset: The preset, if one was named.
-        dataset: Name of the data set; None for own files.
-        origin: The preset as it was named: its name, or the path of its file.
-    """
-
-    settings: dict[str, Any]
-    config: TrainConfig
-    preset: Preset | None = None
-    dataset: str | None = None
-    origin: str | None = None
+    settings: dict[str, Any]  # settings that differ from the defaults: the preset's, overridden by the command line's
+    config: TrainConfig  # the complete configuration
+    preset: Preset | None = None  # the preset, if one was named
+    dataset: str | None = None  # name of the data set; None for own files
+    origin: str | None = None  # the preset as it was named: its name, or the path of its file
 
 
 def read_request(
@@ -208,11 +197,7 @@ def read_request(
     metric: str | None = None,
     batch_size: int | None = None,
 ) -> Request:
-    """The configuration: defaults, overridden by the preset, overridden by the command line.
-
-    Raises:
-        UserError: If a model, preset or setting is unknown, or preset and model contradict each other.
-    """
+    """The configuration: defaults, overridden by the preset, overridden by the command line."""
     from difformer.training.config import make_config
 
     found = None if preset is None else read_named_preset(preset, model=model, dataset=dataset)
@@ -231,11 +216,7 @@ def add_preset_data(source: TaskSource, preset: Preset | None) -> TaskSource:
 
 
 def read_settings(words: list[str], model: str) -> dict[str, Any]:
-    """``["hidden_channels=64", "patience=none"]`` as one mapping of settings.
-
-    Raises:
-        UserError: See `difformer.training.parse_settings`.
-    """
+    """``["hidden_channels=64", "patience=none"]`` as one mapping of settings."""
     from difformer.training.config import parse_settings
 
     try:
@@ -274,21 +255,13 @@ def read_named_preset(name: str, *, model: str | None, dataset: str | None) -> P
 
 @dataclass(frozen=True)
 class NewRows:
-    """New instances, ready for `difformer.training.predict`.
+    """New instances, ready for `difformer.training.predict`."""
 
-    Args:
-        x: Features, columns in the order of training.
-        names: Ids of the rows, if they have ids.
-        edge_index: Their edges; the run's instances are numbered first, then the new ones.
-        edge_weight: Weights of the edges.
-        notes: Remarks about the rows, one sentence each.
-    """
-
-    x: Tensor
-    names: tuple[str, ...] = ()
-    edge_index: Tensor | None = None
-    edge_weight: Tensor | None = None
-    notes: tuple[str, ...] = ()
+    x: Tensor  # features, columns in the order of training
+    names: tuple[str, ...] = ()  # ids of the rows, if they have ids
+    edge_index: Tensor | None = None  # their edges; the run's instances are numbered first, then the new ones
+    edge_weight: Tensor | None = None  # weights of the edges
+    notes: tuple[str, ...] = ()  # remarks about the rows, one sentence each
 
 
 # Options that describe how files are written; what was said of the files of the training also holds for new ones.
@@ -296,17 +269,7 @@ _FORMAT = ("delimiter", "header", "encoding", "decimal", "comment")
 
 
 def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, together: bool) -> NewRows:
-    """Rows of a file, matched with the columns that the run was trained on.
-
-    Args:
-        run: The run folder.
-        features: File of the new rows.
-        edges: File of their edges: by id if instances have ids, otherwise by number.
-        together: Whether edges may name the run's own instances, which are then numbered first.
-
-    Raises:
-        DataError: If columns are missing, or an id is unknown or not new.
-    """
+    """Rows of a file, matched with the columns of training; with `together`, edges may name the run's instances too."""
     from difformer.data.edges import tidy_edges
     from difformer.data.own.feature_tables import id_column_name, read_features
     from difformer.data.own.graphs import read_edges
@@ -358,6 +321,18 @@ def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, togeth
         duplicates=options.get("duplicates", "error"),
     )
     return NewRows(found.x, found.ids, index, weight, said)
+
+
+def new_rows(run: Path, features: Path | None, edges: Path | None, output: Output, *, together: bool) -> NewRows | None:
+    """The rows of ``--features``, with their notes printed; None where the run's own instances are asked for."""
+    if features is not None:
+        found = read_new_rows(run, features, edges, together=together)
+        for note in found.notes:
+            output.remark(f"note: {as_typed(note)}")
+        return found
+    if edges is not None or not together:
+        raise UserError(f"{'--alone' if edges is None else '--edges'} is about new instances: give --features too")
+    return None
 
 
 def _familiar(task: Task, found: Any) -> tuple[str, ...]:

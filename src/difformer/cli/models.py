@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from difformer.cli.command import command
 from difformer.cli.description import meanings
 from difformer.cli.options import Json, argument, model_names, option
-from difformer.cli.output import Output, make_table, shown
+from difformer.cli.output import Output, counted, listed, make_table, shown
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -71,115 +71,80 @@ def _one(name: str, output: Output, *, in_full: bool) -> None:
     info, options = find(name), options_of(name)
     training = {key: value for key, value in TrainConfig().to_dict().items() if key not in ("model", "options")}
     presets = [preset for preset in load_presets() if preset.model == name]
-    means = {"options": meanings(model_class(info)), "training": meanings(TrainConfig)}
-    output.json(
-        {
-            **asdict(info),
-            "fixed": dict(info.fixed),
-            "options": options,
-            "training": training,
-            "meanings": {
-                "options": {key: means["options"].get(key, "") for key in options},
-                "training": {key: means["training"].get(key, "") for key in training},
-            },
-            "presets": [preset.to_dict() for preset in presets],
+    means: dict[str, dict[str, str]] = {}
+    for part, values, documented in (("options", options, model_class(info)), ("training", training, TrainConfig)):
+        explained = meanings(documented)
+        means[part] = {key: explained.get(key, "") for key in values}
+    document = {**asdict(info), "fixed": dict(info.fixed), "options": options, "training": training}
+    output.json({**document, "meanings": means, "presets": [preset.to_dict() for preset in presets]})
+    if not in_full:
+        facts = {
+            "name": info.name,
+            "about": info.about,
+            "tasks": ", ".join(info.kinds),
+            "needs a graph": "yes" if info.needs_graph else "no",
+            "coupling": info.coupling,
+            "energy": info.energy,
+            "cost per layer": info.cost,
+            "is": listed(info.fixed),
         }
-    )
-    if in_full:
-        _describe_presets(name, presets, output)
-        return
-    facts = {
-        "name": info.name,
-        "about": info.about,
-        "tasks": ", ".join(info.kinds),
-        "needs a graph": "yes" if info.needs_graph else "no",
-        "coupling": info.coupling,
-        "energy": info.energy,
-        "cost per layer": info.cost,
-        "is": ", ".join(f"{key}={shown(value)}" for key, value in info.fixed.items()),
-    }
-    output.table(["", ""], [[key, value] for key, value in facts.items() if value])
-    for heading, values in (
-        ("settings of the model (`--set KEY=VALUE`), with their defaults:", options),
-        ("settings of the training:", training),
-    ):
-        explained = means["options" if values is options else "training"]
-        output.say(heading)
-        output.table(
-            ["setting", "default", "meaning"],
-            [[key, shown(value), explained.get(key, "")] for key, value in values.items()],
-        )
-    _list_presets(name, presets, output)
+        output.table(["", ""], [fact for fact in facts.items() if fact[1]])
+        for heading, values, part in (
+            ("settings of the model (`--set KEY=VALUE`), with their defaults:", options, "options"),
+            ("settings of the training:", training, "training"),
+        ):
+            output.say(heading)
+            rows = [[key, shown(value), means[part][key]] for key, value in values.items()]
+            output.table(["setting", "default", "meaning"], rows)
+    if not presets:
+        output.say(f"There is no preset for {name}; `difformer tune` finds settings and writes one.")
+    elif in_full:
+        _describe_presets(presets, output)
+    else:
+        output.say("presets (`--preset NAME`):")
+        rows = [[_data(p), p.name, p.protocol or "–", _score(p), str(p.trials or "–"), p.source] for p in presets]
+        output.table(["data set", "preset", "protocol", "validation", "trials", "source"], rows)
+        output.say(f"`difformer models {name} --presets` shows their values, and the commands that found them.")
 
 
 def listing(models: Iterable[ModelInfo], width: int) -> Table:
-    """Systems by group, as wide as `width` columns allow."""
-    return _in_rows(models, about=width >= ABOUT) if width >= ROW else _in_lines(models)
+    """Models by group: one row each where `width` columns allow it, with a sentence where they are many."""
+    rows: list[list[str]] = []
+    about, group = width >= ABOUT, ""
+    for info in models:
+        name, formulas = info.name, [formula or NONE for formula in (info.coupling, info.energy, info.cost)]
+        if info.group != group:
+            group = info.group
+            rows += [[""], [group.upper()]] if rows else [[group.upper()]]
+        if width >= ROW:
+            rows.append([name, tasks(info), *formulas, *([info.about] if about else [])])
+        else:
+            beside = ["" if tasks(info) == "all" else f"  {tasks(info)}", ""]
+            ways = ("coupling", "energy", "cost")
+            rows += [list(row) for row in zip([name, *beside], ways, formulas, strict=True)]
+    headings = ["model", "", "of a layer"]
+    if width >= ROW:
+        headings = ["model", "tasks", "coupling", "energy", "cost per layer", *(["about"] if about else [])]
+    return make_table(headings, [row + [""] * (len(headings) - len(row)) for row in rows])
 
 
 def tasks(info: ModelInfo) -> str:
-    """Kinds of task that a system serves, in as few words as possible."""
+    """Kinds of task that a model serves, in as few words as possible."""
     from difformer.zoo.model_catalogue import ALL_KINDS
 
     return "all" if info.kinds == ALL_KINDS else ", ".join(info.kinds)
 
 
-def _in_rows(models: Iterable[ModelInfo], *, about: bool) -> Table:
-    headings = ["system", "tasks", "coupling", "energy", "cost per layer", *(["about"] if about else [])]
-    rows: list[list[str]] = []
-    group = ""
-    for info in models:
-        if info.group != group:
-            group = info.group
-            rows += [[""] * len(headings)] if rows else []
-            rows.append([group.upper(), *[""] * (len(headings) - 1)])
-        formulas = [formula or NONE for formula in (info.coupling, info.energy, info.cost)]
-        rows.append([info.name, tasks(info), *formulas, *([info.about] if about else [])])
-    return make_table(headings, rows)
-
-
-def _in_lines(models: Iterable[ModelInfo]) -> Table:
-    rows: list[list[str]] = []
-    group = ""
-    for info in models:
-        if info.group != group:
-            group = info.group
-            rows += [["", "", ""], [group.upper(), "", ""]]
-        served = tasks(info)
-        rows += [
-            [info.name, "coupling", info.coupling or NONE],
-            ["" if served == "all" else f"  {served}", "energy", info.energy or NONE],
-            ["", "cost", info.cost or NONE],
-        ]
-    return make_table(["system", "", "of a layer"], rows[1:])
-
-
-def _list_presets(model: str, presets: Sequence[Preset], output: Output) -> None:
-    """One row per preset, and how to see more."""
-    if not presets:
-        output.say("It has no preset; `difformer tune` finds settings and writes one.")
-        return
-    output.say("presets (`--preset NAME`):")
-    output.table(
-        ["data set", "preset", "protocol", "validation", "trials", "source"],
-        [[_data(p), p.name, p.protocol or "–", _score(p), _trials(p), p.source] for p in presets],
-        right=["trials"],
-    )
-    output.say(f"`difformer models {model} --presets` shows their values, and the commands that found them.")
-
-
-def _describe_presets(model: str, presets: Sequence[Preset], output: Output) -> None:
+def _describe_presets(presets: Sequence[Preset], output: Output) -> None:
     """Every preset in full: origin, values, and the command that found it."""
-    if not presets:
-        output.say(f"There is no preset for {model}; `difformer tune` finds settings and writes one.")
     for preset in presets:
         output.say(f"{_data(preset)}, {preset.name}: {preset.source}")
         facts = {
-            "protocol": preset.protocol or "",
-            "validation": "" if preset.validation is None else f"{_score(preset)}, {_trials(preset)} trials",
-            "values": ", ".join(f"{key}={shown(value)}" for key, value in preset.settings.items()),
-            "found by": preset.command or "",
-            "note": preset.note or "",
+            "protocol": preset.protocol,
+            "validation": preset.validation and f"{_score(preset)}, {counted(preset.trials or 0, 'trials')}",
+            "values": listed(preset.settings),
+            "found by": preset.command,
+            "note": preset.note,
         }
         for key, value in facts.items():
             if value:
@@ -193,7 +158,3 @@ def _data(preset: Preset) -> str:
 
 def _score(preset: Preset) -> str:
     return "–" if preset.validation is None else f"{preset.metric or 'score'} {preset.validation:.4g}"
-
-
-def _trials(preset: Preset) -> str:
-    return "–" if preset.trials is None else str(preset.trials)

@@ -92,11 +92,7 @@ def metric_setting(metric: str | None) -> list[str]:
 
 
 def key_values(words: list[str] | None, option: str) -> dict[str, str]:
-    """``["a=1", "b=x"]`` as a mapping of texts.
-
-    Raises:
-        UserError: If a word has no ``=`` or a key is given twice.
-    """
+    """``["a=1", "b=x"]`` as a mapping of texts."""
     found: dict[str, str] = {}
     for word in words or ():
         key, equals, value = word.partition("=")
@@ -110,11 +106,7 @@ def key_values(words: list[str] | None, option: str) -> dict[str, str]:
 
 
 def read_seeds(text: str | None, default: int) -> list[int]:
-    """``"5"`` is seeds 0 to 4, ``"3,7"`` are these two, ``"3,"`` is this one, ``"0-4"`` are all from 0 to 4.
-
-    Raises:
-        UserError: If it is none of these.
-    """
+    """``"5"`` is seeds 0 to 4, ``"3,7"`` are these two, ``"3,"`` is this one, ``"0-4"`` are all from 0 to 4."""
     if text is None:
         return list(range(default))
     words = text.split(",")
@@ -149,9 +141,6 @@ def read_data_options(words: list[str] | None, dataset: str | None) -> dict[str,
 
     Texts become what the reader's annotation says: ``int | None`` is a whole number or the word none,
     ``Sequence[float]`` numbers separated by commas, ``Column`` a name or a number.
-
-    Raises:
-        UserError: If an option is unknown, with the nearest one and all there are, or its value does not fit.
     """
     given = key_values(words, "--data")
     if not given:
@@ -177,13 +166,14 @@ def _data_options(dataset: str | None) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _unknown(key: str, dataset: str | None, defaults: Mapping[str, Any]) -> str:
-    from difformer.cli.output import shown
+    from difformer.cli.output import listed
 
     hint = did_you_mean(key, defaults)
     if dataset is None:
         return f"--data: own files have no option {key!r}; {hint}they take {', '.join(list(defaults)[3:])}"
-    listed = ", ".join(f"{name}={shown(value)}" for name, value in defaults.items())
-    return f"--data: data set {dataset!r} has no option {key!r}; {hint}it takes, with these defaults, {listed}"
+    return (
+        f"--data: data set {dataset!r} has no option {key!r}; {hint}it takes, with these defaults, {listed(defaults)}"
+    )
 
 
 def _value(key: str, text: str, annotation: str) -> Any:

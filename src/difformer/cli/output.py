@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difformer.files import UNSAFE
+from difformer.files import UNSAFE, finite
 from difformer.files import printable as printable
+
+_NUMBER = re.compile(r"|–|input|[|+-]?[\d.]([\d.,:/%±…e +-]|[hms]\b)*")  # also 7/60, 0.7 ± 0.1, 1e-07, 3m04s
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class Output:
-    """Standard output for results, standard error for everything else.
-
-    Args:
-        as_json: Print one JSON document in place of tables and sentences.
-    """
+    """Standard output for results, standard error for everything else."""
 
     def __init__(self, as_json: bool = False) -> None:
         from rich.console import Console
@@ -41,16 +39,13 @@ class Output:
         """A sentence on standard error, with or without ``--json``."""
         self.err.print(printable(text), markup=False)
 
-    def table(self, headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-        """A table for people; nothing with ``--json``.
+    def table(self, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """A table for people; nothing with ``--json``."""
+        self.show(make_table(headings, rows))
 
-        Args:
-            headings: One per column.
-            rows: Cells, as text.
-            right: Headings of the columns with numbers.
-        """
-        if not self.as_json:
-            self.out.print(make_table(headings, rows, right=right))
+    def records(self, columns: Mapping[str, Callable[[Any], object]], records: Iterable[Any]) -> None:
+        """A table with a row per record, and a function of it per heading; nothing with ``--json``."""
+        self.table(list(columns), ([cell(one) for cell in columns.values()] for one in records))
 
     def show(self, what: Table | str) -> None:
         """A table that was made elsewhere, or a paragraph, in lines that fit; nothing with ``--json``."""
@@ -60,55 +55,40 @@ class Output:
     def json(self, document: Any) -> None:
         """The document; nothing without ``--json``."""
         if self.as_json:
-            text = json.dumps(plain(document), indent=2, ensure_ascii=False)
+            text = json.dumps(finite(document), indent=2, ensure_ascii=False, default=str)
             print(UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def _width() -> int | None:
-    """Columns of a table that goes into a pipe: as many as the terminal has, 100 without one."""
+    """Columns of a table that goes into a pipe: as many as the terminal has, 120 without one."""
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return None
     try:
         return os.get_terminal_size(2).columns
     except OSError:
-        return 100
+        return 120
 
 
 def check_new(path: Path, force: bool) -> None:
-    """Refuses to write over a file, before anything is computed.
-
-    Raises:
-        FileExistsError: If the file exists and --force was not given.
-    """
+    """Refuses to write over a file, before anything is computed."""
     if path.exists() and not force:
         raise FileExistsError(f"--out: {path} already exists; nothing was changed. Choose another name, or add --force")
 
 
-def make_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> Table:
-    """A table with one rule under its headings."""
+def make_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """A table with one rule under its headings; columns of numbers are aligned at the right."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(Text(printable(heading)), justify="right" if heading in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
+    texts = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    for place, heading in enumerate(headings):
+        numbers = all(_NUMBER.fullmatch(row[place]) for row in texts)
+        table.add_column(Text(printable(heading)), justify="right" if numbers else "left", overflow="fold")
+    for row in texts:
+        table.add_row(*map(Text, row))
     return table
-
-
-def plain(value: Any) -> Any:
-    """Numbers, texts, lists and mappings only, as JSON has them: no NaN, no paths, no tuples."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value)
 
 
 def count(value: int | None) -> str:
@@ -119,6 +99,11 @@ def count(value: int | None) -> str:
 def counted(number: int, noun: str) -> str:
     """``1 class`` or ``7 classes``, from the plural."""
     return f"{number:,} {noun if number != 1 else {'classes': 'class'}.get(noun, noun.removesuffix('s'))}"
+
+
+def listed(settings: Mapping[str, object]) -> str:
+    """``epochs=5, dropout=0.5``."""
+    return ", ".join(f"{key}={shown(value)}" for key, value in settings.items())
 
 
 def shown(value: object) -> str:

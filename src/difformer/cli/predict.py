@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from difformer.cli.command import as_typed, command
+from difformer.cli.command import command
+from difformer.cli.inputs import new_rows
 from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed, option
-from difformer.cli.output import Output, check_new
+from difformer.cli.output import Output, check_new, counted
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,20 +44,12 @@ def predict(
     output = Output(as_json)
     printed = str(out) == "-"
     _check_out(out, as_json, force)
-    if features is None:
-        if edges is not None or alone:
-            raise UserError("--edges and --alone are about new instances: give --features too")
+    new = new_rows(run, features, edges, output, together=not alone)
+    if new is None:
         found = ask(run, seed=seed, device=device)
     else:
-        from difformer.cli.inputs import read_new_rows
-
-        new = read_new_rows(run, features, edges, together=not alone)
-        for note in new.notes:
-            output.remark(f"note: {as_typed(note)}")
-        found = ask(
-            run, new.x, edges=new.edge_index, edge_weight=new.edge_weight, together=not alone, seed=seed, device=device
-        )
-        found = replace(found, instance_names=new.names)
+        linked: dict[str, Any] = {"edges": new.edge_index, "edge_weight": new.edge_weight, "together": not alone}
+        found = replace(ask(run, new.x, **linked, seed=seed, device=device), instance_names=new.names)
     if printed:
         sys.stdout.write(found.csv())
         return
@@ -66,7 +59,7 @@ def predict(
     width = len(headings) if len(headings) <= COLUMNS else COLUMNS
     output.table(headings[:width], [row[:width] for row in rows[:SHOWN]])
     more = f" (the first {SHOWN} are shown)" if len(rows) > SHOWN else ""
-    output.say(f"{len(rows):,} predictions in {out}{more}")
+    output.say(f"{counted(len(rows), 'predictions')} in {out}{more}")
 
 
 def _check_out(out: Path, as_json: bool, force: bool) -> None:

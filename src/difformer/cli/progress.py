@@ -46,7 +46,6 @@ class Progress:
         metric: Name of the metric, for the heading.
         runs: Number of runs (seeds and splits).
         epochs: Largest number of epochs per run.
-        title: Text at the start of each line.
         clock: A monotonic clock, in seconds.
     """
 
@@ -57,10 +56,9 @@ class Progress:
         metric: str,
         runs: int,
         epochs: int,
-        title: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.output, self.metric, self.runs, self.epochs, self.title = output, metric, runs, max(epochs, 1), title
+        self.output, self.metric, self.runs, self.epochs = output, metric, runs, max(epochs, 1)
         self.clock = clock
         self.rows: dict[tuple[Any, Any], _Row] = {}
         self.seen = 0
@@ -100,8 +98,7 @@ class Progress:
                 return
             before = seconds
             self.output.remark(
-                f"{self.title}running for {clock_time(seconds)}, no evaluation yet; speed and time left follow after "
-                "the first one"
+                f"running for {clock_time(seconds)}, no evaluation yet; speed and time left follow after the first one"
             )
 
     def on_epoch(self, event: EpochEvent) -> None:
@@ -138,7 +135,7 @@ class Progress:
 
     def line(self, event: EpochEvent) -> str:
         """One evaluated epoch as a line of a log."""
-        shown = f"{self.title}seed {event.seed} epoch {event.epoch}/{event.epochs} loss {event.loss:.4f}"
+        shown = f"seed {event.seed} epoch {event.epoch}/{event.epochs} loss {event.loss:.4f}"
         shown += f" valid {_number(event.valid_metric)} test {_number(event.test_metric)}"
         left = self._speed_and_time_left()
         return f"{shown} | {left}" if left else shown
@@ -164,7 +161,7 @@ class Progress:
         state = f"{len(self.rows)}/{self.runs} runs, {self.metric}; {clock_time(self.clock() - self.started)} elapsed"
         if left := self._speed_and_time_left():
             state += f", {left}"
-        return Group(make_table(HEADINGS, rows, right=HEADINGS[1:]), Text(f"{self.title}{state}"))
+        return Group(make_table(HEADINGS, rows), Text(f"{state}"))
 
     def done(self) -> float:
         """Fraction of all epochs that is done; a run that stopped early is complete once a later one has begun."""

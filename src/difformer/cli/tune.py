@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from difformer.cli.command import command
 from difformer.cli.description import describe_task, note_missing_edges
 from difformer.cli.inputs import DEFAULT_MODEL, Data, read_settings, takes_data
 from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, key_values, metric_setting, option
-from difformer.cli.output import Output, counted, shown
+from difformer.cli.output import Output, counted, listed, shown
 from difformer.cli.progress import clock_time
 from difformer.cli.torchrun import silence, tune_trials
 from difformer.distributed.environment import under_torchrun
@@ -34,7 +35,7 @@ def tune(
     model: Model = DEFAULT_MODEL,
     models: Annotated[
         list[str] | None,
-        option("Models to tune, each with as many trials, in place of --model.", metavar="MODEL…", panel=MODEL),
+        option("Models to tune in place of --model, each with --trials trials.", metavar="MODEL…", panel=MODEL),
     ] = None,
     trials: Annotated[
         int, option("Settings to try per model, including the defaults and earlier calls.", low=1, default=True)
@@ -65,7 +66,7 @@ def tune(
     The best settings become a preset file. The defaults are always the first trial. The values that compete are those
     of the literature for a known data set, and values around the defaults for your own data, unless --space names
     others; --set holds a setting fixed. The same command continues an earlier one that ended or was interrupted.
-    Several models (--models) get as many trials each.
+    With --models, every model gets that many trials.
     """
     from difformer.training.study import tune as search
 
@@ -92,7 +93,7 @@ def tune(
         output.say(line)
     for question in questions:
         _announce(question, output)
-    told = _Teller(output, several=len(names) > 1)
+    told = partial(_tell, output=output, several=len(names) > 1)
     found: dict[str, Tuned] | None
     try:
         if under_torchrun():
@@ -183,32 +184,25 @@ def _question(
 def _compare(found: list[Tuned], output: Output) -> None:
     """The models, best first, by the validation score of their best settings."""
     ranked = sorted(found, key=lambda tuned: tuned.score, reverse=found[0].higher_is_better)
-    heading = f"valid {found[0].metric}"
     rows = [[place, tuned.model, f"{tuned.score:.4f}", len(tuned.trials)] for place, tuned in enumerate(ranked, 1)]
-    output.table(["rank", "model", heading, "trials"], rows, right=["rank", heading, "trials"])
+    output.table(["rank", "model", f"valid {found[0].metric}", "trials"], rows)
 
 
 def _announce(question: Question, output: Output) -> None:
     space = question.space
-    output.say(f"search space of {question.model}: {space.source}, {space.size:,} settings, and the defaults")
+    output.say(f"search space of {question.model}: {space.source}, {counted(space.size, 'settings')}, and the defaults")
     for key, values in space.axes.items():
-        output.say(f"  {key}: {', '.join(map(str, values))}")
+        output.say(f"  {key}: {', '.join(map(shown, values))}")
     if space.fixed:
-        output.say(f"  fixed: {', '.join(f'{key}={value}' for key, value in space.fixed.items())}")
+        output.say(f"  fixed: {listed(space.fixed)}")
 
 
-class _Teller:
+def _tell(trial: Trial, output: Output, several: bool) -> None:
     """One line per trial, on standard error."""
-
-    def __init__(self, output: Output, several: bool) -> None:
-        self.output, self.several = output, several
-
-    def __call__(self, trial: Trial) -> None:
-        score = f"valid {trial.value:.4f}" if trial.value is not None else f"{trial.state}: {trial.reason}"
-        settings = ", ".join(f"{key}={value}" for key, value in trial.settings.items())
-        whose = f"{trial.model} " if self.several else ""
-        about = " (defaults)" if trial.number == 0 else ""
-        self.output.remark(f"{whose}trial {trial.number + 1}{about}: {score} ({clock_time(trial.seconds)}) {settings}")
+    score = f"valid {trial.value:.4f}" if trial.value is not None else f"{trial.state}: {trial.reason}"
+    whose, about = f"{trial.model} " * several, " (defaults)" * (trial.number == 0)
+    took = clock_time(trial.seconds)
+    output.remark(f"{whose}trial {trial.number + 1}{about}: {score} ({took}) {listed(trial.settings)}")
 
 
 def _report(found: Tuned, preset: Preset, path: Path, output: Output) -> dict[str, Any]:
@@ -226,14 +220,10 @@ def _report(found: Tuned, preset: Preset, path: Path, output: Output) -> dict[st
     keys = list(dict.fromkeys(key for trial in ranked[:SHOWN] for key in trial.settings))
     if len(complete) > SHOWN:
         output.say(f"the best {SHOWN} of {len(complete)} completed trials (--json gives them all):")
-    output.table(
-        ["rank", f"valid {found.metric}", *keys],
-        [
-            [place, f"{trial.value:.4f}", *(shown(trial.settings.get(key, "")) for key in keys)]
-            for place, trial in enumerate(ranked[:SHOWN], 1)
-        ],
-        right=["rank", f"valid {found.metric}"],
-    )
+    rows = []
+    for place, trial in enumerate(ranked[:SHOWN], 1):
+        rows.append([place, f"{trial.value:.4f}", *(shown(trial.settings.get(key, "")) for key in keys)])
+    output.table(["rank", f"valid {found.metric}", *keys], rows)
     pruned = len(found.trials) - len(complete)
     output.say(f"{counted(len(found.trials), 'trials')} of {found.model}, {pruned} of them stopped early")
     default = next((trial for trial in complete if trial.number == 0), None)

@@ -178,6 +178,8 @@ def _check_manifest(about: Mapping[str, Any]) -> None:
         UserError: Naming the entry, what it must be and what it is.
     """
     check(about, _FORM)
+    if "num_edges" not in about:
+        raise UserError("num_edges must be a count, or null where there is no graph, but is missing")
     if about["source"] is not None:
         check(about["source"], _SOURCE, "source")
         check(list((about["source"].get("files") or {}).values()), [str], "source.files")

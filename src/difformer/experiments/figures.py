@@ -292,120 +292,116 @@ def _cost_panels(axes: Sequence[Any], sections: Sequence[Section]) -> None:
 # Curves: depth, batch size, robustness.
 
 
+Point = tuple[str, Any, float, "float | None", str]
+
+
 @dataclass
 class Curves:
-    """A panel: mean ± deviation of rows over x, one line per label.
+    """A panel with one line per label.
 
     Args:
         title: Above the panel.
         x: What the horizontal axis shows.
-        rows: Label, x and row of each point.
+        y: What the vertical axis shows.
+        points: Label, x, y, deviation (None without) and a note of each point.
         base: Base of a logarithmic axis; None for a linear one.
     """
 
     title: str
     x: str
-    rows: list[tuple[str, float, Row]]
+    y: str
+    points: Sequence[Point]
     base: int | None = None
+
+    def draw(self, ax: Any, labels: Sequence[str]) -> dict[str, Any]:
+        """Draw the lines, in the look that a label's place among `labels` gives them; their marks by label."""
+        marks = {}
+        for number, label in enumerate(labels):
+            own = [point[1:] for point in self.points if point[0] == label]
+            if not own:
+                continue
+            x, y, spread, notes = zip(*own, strict=True)
+            error = None if None in spread else spread
+            look = {"color": CYCLE[number], "ls": LINES[number], "marker": MARKERS[number], "ms": 4, "capsize": 2}
+            marks[label] = ax.errorbar(x, y, yerr=error, label=label, **look)
+            for place in zip(x, y, notes, strict=True):
+                ax.annotate(place[2], place[:2], (4, 4), textcoords="offset points", fontsize=7)
+        if self.base and self.points:
+            ticks = sorted({point[1] for point in self.points})
+            ax.set_xscale("log", base=self.base)
+            ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
+            ax.set_xlim(ticks[0] / 1.15, ticks[-1] * 1.15)
+            ax.minorticks_off()
+        ax.set(xlabel=self.x, ylabel=self.y)
+        ax.set_title(self.title, loc="left")
+        return marks
+
+
+def _pairs_of_panels(found: Sequence[Curves], labels: Sequence[str], **options: Any) -> Any:
+    """Two panels per row, with one legend; None without panels."""
+    if not found:
+        return None
+    fig, axes = panels(len(found), width=3.8, height=2.8, across=2, **options)
+    marks: dict[str, Any] = {}
+    for ax, panel in zip(axes, found, strict=True):
+        marks |= panel.draw(ax, labels)
+    legend_below(fig, [*(marks[label] for label in labels if label in marks), bars()])
+    return fig
+
+
+def _scored(label: str, x: Any, row: Row) -> Point:
+    return label, x, row.scale * (row.mean() or 0.0), row.scale * row.std(), ""
 
 
 def depth(summary: Summary) -> Any:
     """Accuracy against depth: one line per step size, without and with the source term, one row per data set."""
-
-    def order(row: Row) -> tuple[bool, float]:
-        return row.system.role == "off", row.system.settings["step_size"]
-
-    def label(row: Row) -> str:
-        off, step = order(row)
-        return f"{'attention off, ' if off else ''}τ = {step:g}"
-
+    steps = {(row.system.role == "off", row.system.settings["step_size"]) for s in summary.sections for row in s.rows}
+    labels = {key: f"{'attention off, ' if key[0] else ''}τ = {key[1]:g}" for key in sorted(steps)}
     found = []
-    rows = sorted((row for section in summary.sections for row in section.rows), key=order)
     for section in (section for section in summary.sections if len(section.runs)):
         for source in (0.0, 1.0):
-            own = [row for row in section.rows if row.system.settings["source_weight"] == source]
+            own = [(row, row.system.settings) for row in section.rows if row.n]
+            points = [
+                _scored(labels[row.system.role == "off", chosen["step_size"]], chosen["num_layers"], row)
+                for row, chosen in own
+                if chosen["source_weight"] == source
+            ]
             side = f"{'with' if source else 'without'} source; {section.counted}"
-            points = [(label(row), row.system.settings["num_layers"], row) for row in own]
-            found.append(Curves(f"{fill(section.data.label, 42)}\n{side}", "depth K", points, 2))
-    return _curves(found, list(dict.fromkeys(map(label, rows))))
+            title = f"{fill(section.data.label, 42)}\n{side}"
+            found.append(Curves(title, "depth K", "test accuracy in %", points, 2))
+    return _pairs_of_panels(found, list(labels.values()), sharey="row")
 
 
 def robustness(summary: Summary) -> Any:
     """Accuracy against labels per class and against removed edges, one row per data set, one line per system."""
     kinds = {"labels_per_class": ("training labels per class", 10), "edges_removed": ("share of edges removed", None)}
-    rows = [row for section in summary.sections for row in section.rows if len(section.runs)]
+    rows = [row for section in summary.sections for row in section.rows if row.n]
     found = []
     for name in dict.fromkeys(row.data.dataset for row in rows):
         for kind, (x, base) in kinds.items():
             own = [row for row in rows if row.data.dataset == name and kind in row.data.alter]
-            points = [(row.system.label, row.data.alter[kind], row) for row in own]
-            found.append(Curves(name, x, points, base))
-    return _curves(found, list(dict.fromkeys(row.system.label for row in rows)))
-
-
-def _curves(found: Sequence[Curves], labels: Sequence[str]) -> Any:
-    """Two panels per row; a label has the same look in all of them."""
-    if not found:
-        return None
-    fig, axes = panels(len(found), width=3.7, height=2.8, across=2, sharey="row")
-    marks = {}
-    for ax, panel in zip(axes, found, strict=True):
-        for number, label in enumerate(labels):
-            points = [
-                (x, row.scale * (row.mean() or 0.0), row) for name, x, row in panel.rows if name == label and row.n
-            ]
-            if points:
-                x, means, rows = zip(*points, strict=True)
-                look = {**_line_look(number), "capsize": 2}
-                marks[label] = ax.errorbar(x, means, yerr=[row.scale * row.std() for row in rows], label=label, **look)
-        if panel.base and panel.rows:
-            ticks = sorted({x for _, x, _ in panel.rows})
-            ax.set_xscale("log", base=panel.base)
-            ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
-            ax.set_xlim(ticks[0] / 1.15, ticks[-1] * 1.15)
-            ax.minorticks_off()
-        ax.set(xlabel=panel.x, ylabel="test accuracy in %")
-        ax.set_title(panel.title, loc="left")
-    legend_below(fig, [*(marks[label] for label in labels if label in marks), bars()])
-    return fig
-
-
-def _line_look(number: int) -> dict[str, Any]:
-    return {"color": CYCLE[number], "ls": LINES[number], "marker": MARKERS[number], "ms": 4}
+            points = [_scored(row.system.label, row.data.alter[kind], row) for row in own]
+            found.append(Curves(name, x, "test accuracy in %", points, base))
+    labels = dict.fromkeys(row.system.label for section in summary.sections for row in section.rows)
+    return _pairs_of_panels(found, list(labels), sharey="row")
 
 
 def batch_size(summary: Summary) -> Any:
     """Accuracy on the left, memory on the right, over the size of batches; the whole graph at the right end."""
-    shown = [section for section in summary.sections if any(len(row.values()) for row in section.rows)]
-    if not shown:
-        return None
-    fig, axes = panels(2 * len(shown), width=4.2, height=2.8, across=2)
-    colour, shape = ROLES["off"]
-    for place, section in enumerate(shown):
-        accuracy, memory = axes[2 * place : 2 * place + 2]
-        for role, line, point, dashed in (("ours", BLUE, "o-", "s--"), ("off", colour, shape, shape)):
-            rows = [row for row in section.rows if row.system.role == role and len(row.values())]
-            sizes = [
-                str(row.system.settings.get("batch_size", row.first("settings", {}).get("batch_size")) or "whole")
-                for row in rows
-            ]
-            means, spread = [row.scale * (row.mean() or 0.0) for row in rows], [row.scale * row.std() for row in rows]
-            accuracy.errorbar(sizes, means, yerr=spread, fmt=point, color=line, capsize=2)
-            for row, size, mean in zip(rows, sizes, means, strict=True):
-                said = few(row).removeprefix(", ")
-                accuracy.annotate(said, (size, mean), (4, 4), textcoords="offset points", fontsize=7)
-            peaks = [float(row.values("megabytes").median()) for row in rows]
-            memory.plot(sizes, peaks, dashed, color=ORANGE if role == "ours" else colour)
-        accuracy.set(xlabel="nodes per batch", ylabel="test accuracy in %")
-        accuracy.set_title(f"{section.data.label}; {section.counted}", loc="left")
-        memory.set(xlabel="nodes per batch", ylabel="peak memory in MB", ylim=(0, None))
-        memory.set_title(" / ".join(section.runs["device"].unique()), loc="left")
-    rows = [row for section in shown for row in section.rows if row.n]
-    marks = [mark("DIFFormer-s, score", color=BLUE, marker="o", ls="-")]
-    marks.append(mark("DIFFormer-s, memory", color=ORANGE, marker="s", ls="--"))
-    marks += [mark("attention off", color=colour, marker=shape)] if any(r.system.role == "off" for r in rows) else []
-    legend_below(fig, [*marks, *([bars()] if any(row.n > 1 for row in rows) else [])])
-    return fig
+    found = []
+    for section in summary.sections:
+        scores, peaks = [], []
+        for row in (row for row in section.rows if len(row.values())):
+            label = "attention off" if row.system.role == "off" else "DIFFormer-s"
+            size = row.system.settings.get("batch_size", row.first("settings", {}).get("batch_size"))
+            point = _scored(label, str(size or "whole"), row)
+            scores.append((*point[:4], few(row).removeprefix(", ")))
+            peaks.append((*point[:2], float(row.values("megabytes").median()), None, ""))
+        if scores:
+            title, places = f"{section.data.label}; {section.counted}", " / ".join(section.runs["device"].unique())
+            found.append(Curves(title, "nodes per batch", "test accuracy in %", scores))
+            found.append(Curves(places, "nodes per batch", "peak memory in MB", peaks))
+    return _pairs_of_panels(found, ["DIFFormer-s", "attention off"])
 
 
 # Energy: forms and fields of a diffusivity, and what trained models spend.
@@ -426,19 +422,22 @@ def energy(summary: Summary) -> Any:
         _form(axes[3 * place : 3 * place + 3], name)
     titles = {"energy": "mean δ over pairs", "rank": "effective rank", "separation": "variance between classes"}
     labels = list(dict.fromkeys(row.label for section in trained for row in section.rows if row.n))
+    marks: dict[str, Any] = {}
     for place, section in enumerate(trained):
         for ax, (what, said) in zip(axes[6 + 3 * place : 9 + 3 * place], titles.items(), strict=True):
-            for row in (row for row in section.rows if row.n):
-                number = labels.index(row.label)  # the same line in every panel
-                curves = [one[what] for one in row.runs["measures"] if one.get(what)]
-                mean = [sum(values) / len(values) for values in zip(*curves, strict=True)]
-                ax.plot(range(len(mean)), mean, label=row.label, **_line_look(number))
-            ax.set_xlabel("layer")
-            ax.set_title(f"{section.data.label}: {said}\n{section.counted}", loc="left", fontsize=8)
+            points = [
+                (row.label, layer, sum(values) / len(values), None, "")
+                for row in section.rows
+                for layer, values in enumerate(zip(*_measured(row, what), strict=True))
+            ]
+            marks |= Curves(f"{section.data.label}: {said}\n{section.counted}", "layer", "", points).draw(ax, labels)
             ax.xaxis.get_major_locator().set_params(integer=True)
-    marks = {label: one for ax in axes[6:] for one, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    legend_below(fig, list(marks.values()))
+    legend_below(fig, [marks[label] for label in labels if label in marks])
     return fig
+
+
+def _measured(row: Row, what: str) -> list[Any]:
+    return [one[what] for one in row.runs["measures"] if one.get(what)] if row.n else []
 
 
 def _form(axes: Any, name: str) -> None:

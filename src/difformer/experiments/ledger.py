@@ -113,7 +113,7 @@ def _problem(line: Any) -> str:
 def identity(**parts: Any) -> str:
     """A hash of the content of `parts`."""
     text = json.dumps(finite(parts), sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 @cache
@@ -227,7 +227,7 @@ class Finished:
                 self._known.setdefault((line["key"], line["fingerprint"]), line)
 
     def find(self, key: str, fingerprint: str, measures: Sequence[str]) -> Line | None:
-        """A finished run with this key on the same data that has all `measures`; None if there is none."""
+        """A finished run with this key on the same data that has all `measures`, or None."""
         if not self._others_read:
             self._others_read = True
             beside = [self.folder.parent / name for name in NAMES] if self.folder.name in NAMES else []

@@ -175,7 +175,7 @@ def epoch_cost(
     """Time the epochs of one run.
 
     Raises:
-        Interrupted: If `stop` says so.
+        Interrupted: If `stop` is true.
     """
 
     def timed(number: int) -> float:

@@ -80,7 +80,7 @@ class Outcome:
 
 
 class Watch:
-    """Asked whether to stop: yes if `stop` says so, or if the present runs have used up their time.
+    """Whether to stop: if `stop` is true, or if the current runs have used up their time.
 
     Args:
         stop: Whether the user asked for an end.
@@ -174,7 +174,7 @@ def why_not(cell: Cell, task: Task) -> str:
     if task.kind not in info.kinds:
         return f"{cell.system.model} is not for {task.kind}"
     if info.needs_graph and not graph.startswith("knn") and (task.edge_index is None or graph != "given"):
-        return f"{cell.system.model} needs a graph, and there is none"
+        return f"{cell.system.model} needs a graph, and there are no edges"
     return ""
 
 

@@ -4,7 +4,7 @@
 
 Seed s uses split s modulo the number of splits. A file holds ``[[data]]`` entries (sections of the table), the keys of
 its ``systems`` (rows; ``specs/systems.toml`` defines the shared ones, ``[[system]]`` its own), and the settings of
-systems without a preset. A ``[[system]]`` with ``each = {num_layers = [2, 4]}`` stands for one row per combination, a
+systems without a preset. A ``[[system]]`` with ``each = {num_layers = [2, 4]}`` gives one row per combination, a
 ``[[data]]`` with ``each = {labels_per_class = [1, 5]}`` for one section per combination.
 This module does not import torch, so that ``difformer reproduce --list`` is immediate.
 """

@@ -155,23 +155,14 @@ def _judged(one: Paired, p: float | None, higher: bool, against: str) -> Paired:
 
 @dataclass(frozen=True)
 class Side:
-    """One run of a comparison.
+    """One run of a comparison."""
 
-    Args:
-        path: Its folder.
-        name: What tables call it.
-        model: Its model.
-        values: Test metric by (seed, split).
-        means: Mean and sample deviation on every part.
-        seconds: Mean training time per seed.
-    """
-
-    path: Path
-    name: str
-    model: str
-    values: dict[tuple[int, str], float]
-    means: dict[str, tuple[float, float]]
-    seconds: float
+    path: Path  # its folder
+    name: str  # what tables call it
+    model: str  # its model
+    values: dict[tuple[int, str], float]  # test metric by (seed, split)
+    means: dict[str, tuple[float, float]]  # mean and sample deviation on every part
+    seconds: float  # mean training time per seed
 
 
 @dataclass(frozen=True)

@@ -91,17 +91,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Passage:
-    """One pass through a scene's model, kept for as many explanations as are wanted.
+    """One pass through a scene's model, kept for as many explanations as are wanted."""
 
-    Args:
-        scene: What was passed through.
-        states: Z⁰ … Z^L, ready to be differentiated.
-        before: Z^(k+1) before norm and activation, one per layer.
-    """
-
-    scene: Scene
-    states: tuple[Tensor, ...]
-    before: tuple[Tensor, ...]
+    scene: Scene  # what was passed through
+    states: tuple[Tensor, ...]  # Z⁰ … Z^L, ready to be differentiated
+    before: tuple[Tensor, ...]  # Z^(k+1) before norm and activation, one per layer
 
 
 def pass_through(scene: Scene) -> Passage:
@@ -119,16 +113,7 @@ def pass_through(scene: Scene) -> Passage:
 
 @torch.no_grad()
 def take_apart(passage: Passage, k: int, slope: Tensor, i: int, names: Callable[[int], str], top_k: int) -> Step:
-    """Layer k's step for instance i.
-
-    Args:
-        passage: The pass.
-        k: Which layer, from 0.
-        slope: ∂m/∂z_i after the layer.
-        i: Which instance.
-        names: What instances are called.
-        top_k: Influences listed.
-    """
+    """Layer k's step (from 0) for instance i, `slope` being ∂m/∂z_i after the layer."""
     scene, model = passage.scene, passage.scene.difformer
     layer: DIFFormerConv = model.layers[k]  # type: ignore[assignment]
     z, p = passage.states[k].detach(), passage.before[k][i]
@@ -142,26 +127,18 @@ def take_apart(passage: Passage, k: int, slope: Tensor, i: int, names: Callable[
         parts["source"] = layer.step_size * layer.source_weight * passage.states[0].detach()[i]
     residue = float((p - sum(parts.values())).norm() / p.norm().clamp_min(1e-12))
     g = _through_norm(model, k, p, slope)
-    found = [
-        Influence(int(j), names(int(j)), through, float(w), float(length), float(effect))
-        for through, (nodes, weights, vectors) in given.items()
-        if through != "self"
-        for j, w, length, effect in _largest(nodes, weights, vectors, vectors @ g, top_k)
-    ]
+    found: list[Influence] = []
+    for through, (nodes, weights, vectors) in given.items():
+        effect = vectors @ g
+        for at in effect.abs().topk(min(top_k, effect.numel())).indices.tolist() if through != "self" else ():
+            j, numbers = int(nodes[at]), (weights[at], vectors[at].norm(), effect[at])
+            found.append(Influence(j, names(j), through, *map(float, numbers)))
     found.sort(key=lambda one: -abs(one.effect))
     effects = {name: float(part @ g) for name, part in parts.items()}
     listed = found[:top_k]
     others = effects["latent"] + effects["observed"] - sum(one.effect for one in listed)
     lengths = {name: float(part.norm()) for name, part in parts.items()}
     return Step(k + 1, lengths, effects, tuple(listed), others, residue)
-
-
-def _largest(
-    nodes: Tensor, weights: Tensor, vectors: Tensor, effects: Tensor, count: int
-) -> list[tuple[float, float, float, float]]:
-    order = effects.abs().topk(min(count, effects.numel())).indices
-    columns = (nodes[order], weights[order], vectors[order].norm(dim=1), effects[order])
-    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _given(layer: DIFFormerConv, z: Tensor, scene: Scene, i: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
@@ -216,15 +193,7 @@ def _through_norm(model: DIFFormer, k: int, p: Tensor, slope: Tensor) -> Tensor:
 
 @torch.no_grad()
 def last_terms(passage: Passage, effects: dict[str, float], slopes: Tensor, i: int, score: float) -> dict[str, float]:
-    """Terms that sum to the score m, seen from the last layer.
-
-    Args:
-        passage: The pass.
-        effects: Of the last layer's parts on m; empty for a model without layers, whose state is one term.
-        slopes: ``[n, d]`` ∂m/∂z of the final states.
-        i: Which instance.
-        score: m.
-    """
+    """Terms that sum to the score m, from the last layer's `effects` on it and the slopes ∂m/∂z after it."""
     model, final = passage.scene.difformer, passage.states[-1].detach()
     given = (slopes * final).sum(1)
     terms = dict(effects) if effects else {"state": float(given[i])}
@@ -346,11 +315,7 @@ def _title(loaded: Loaded, one: Explanation, *, usual: bool) -> str:
 
 
 def locate(loaded: Loaded, node: Place) -> tuple[int | None, int | None]:
-    """Snapshot or graph (None on nodes) and place there (None for a whole graph).
-
-    Raises:
-        UserError: If there is no such instance.
-    """
+    """Snapshot or graph (None on nodes) and place there (None for a whole graph)."""
     task = loaded.task
     if task.kind == "nodes":
         if isinstance(node, tuple):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from difformer.data import Task
+from difformer.data import Task, induced_subgraph
 from difformer.data.sparse import take_rows
 from difformer.errors import UserError
 from difformer.files import RunFolderError
@@ -33,21 +33,13 @@ DENSE_ENTRIES = 50_000_000  # of features; larger ones stay as they are and are 
 
 @dataclass(frozen=True)
 class Material:
-    """A run, ready to be looked at.
+    """A run, ready to be looked at."""
 
-    Args:
-        folder: The run folder.
-        loaded: The model of the seed that is looked into.
-        seed: That seed.
-        predictions: Of every seed with a result, the seed's own first.
-        part: ``"test"``; ``"valid"`` or ``"train"`` where there is no test part.
-    """
-
-    folder: RunFolder
-    loaded: Loaded
-    seed: int
-    predictions: tuple[Predictions, ...]
-    part: str
+    folder: RunFolder  # the run folder
+    loaded: Loaded  # the model of the seed that is looked into
+    seed: int  # that seed
+    predictions: tuple[Predictions, ...]  # of every seed with a result, the seed's own first
+    part: str  # "test"; "valid" or "train" where there is no test part
 
     @property
     def task(self) -> Task:
@@ -84,11 +76,7 @@ def gather(
     task: Task | None = None,
     device: str | torch.device = "auto",
 ) -> Material:
-    """Opens a run.
-
-    Raises:
-        RunFolderError: If it has no result yet, or its data have changed.
-    """
+    """Opens a run."""
     folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
     chosen = best_seed(folder) if seed is None else seed
     loaded = load_run(folder, seed=chosen, task=task, device=device)
@@ -117,18 +105,12 @@ def _read_predictions(folder: RunFolder, task: Task, seed: int) -> Predictions:
 
 @dataclass(frozen=True)
 class Scene:
-    """Instances that exchange with each other.
+    """Instances that exchange with each other."""
 
-    Args:
-        encoder: The model that makes states, in evaluation mode.
-        inputs: Its arguments; one graph, hence no batch.
-        number: Which snapshot or graph of the task; None where the scene is the whole task.
-        states: ``[L + 1, n, d]`` of a DIFFormer, on the CPU; None of any other model.
-    """
-
-    encoder: nn.Module
-    inputs: Inputs
-    number: int | None
+    encoder: nn.Module  # the model that makes states, in evaluation mode
+    inputs: Inputs  # its arguments; one graph, hence no batch
+    number: int | None  # which snapshot or graph of the task; None where the scene is the whole task
+    # [L + 1, n, d] of a DIFFormer, on the CPU; None of any other model
     states: Tensor | None = field(default=None, repr=False)
 
     @property
@@ -143,11 +125,7 @@ class Scene:
 
     @property
     def difformer(self) -> DIFFormer:
-        """The encoder, known to be a DIFFormer.
-
-        Raises:
-            TypeError: If it is another model.
-        """
+        """The encoder, known to be a DIFFormer."""
         if not isinstance(self.encoder, DIFFormer):
             raise TypeError(f"{type(self.encoder).__name__} is no DIFFormer")
         return self.encoder
@@ -174,16 +152,7 @@ def usual_number(loaded: Loaded) -> int | None:
 
 
 def make_scene(loaded: Loaded, number: int | None = None, *, with_states: bool = True) -> Scene:
-    """The scene of a task, or of one of its snapshots or graphs.
-
-    Args:
-        loaded: A run.
-        number: Which snapshot or graph; `usual_number` by default.
-        with_states: Whether to compute the states of a DIFFormer.
-
-    Raises:
-        UserError: If there is no such snapshot or graph.
-    """
+    """The scene of a task, or of one of its snapshots or graphs."""
     kind, count = loaded.task.kind, loaded.task.num_instances
     if kind == "nodes":
         inputs, number = loaded.feed.passes()[0], None
@@ -215,24 +184,14 @@ def _one_graph(passes: list[Inputs], number: int) -> Inputs:
     rows = (inputs.batch.batch == number).nonzero().squeeze(1)
     graph = None
     if inputs.graph is not None:
-        place = torch.full((inputs.x.shape[0],), -1, device=rows.device)
-        place[rows] = torch.arange(rows.numel(), device=rows.device)
-        edges = place[inputs.graph.edge_index]
-        inside = edges[1] >= 0
-        weight = inputs.graph.edge_weight
-        graph = Graph(edges[:, inside], rows.numel(), None if weight is None else weight[inside])
+        given = inputs.graph.edge_index, inputs.graph.edge_weight
+        edges, weight = induced_subgraph(rows, *given, num_nodes=inputs.x.shape[0])
+        graph = Graph(edges, rows.numel(), weight)
     return Inputs(inputs.x[rows], graph)
 
 
 def draw(count: int, limit: int, classes: Tensor | None = None, always: Sequence[int] = ()) -> Tensor:
-    """At most `limit` of `count` instances at random, in their order.
-
-    Args:
-        count: How many there are.
-        limit: How many are wanted.
-        classes: ``[count]`` class numbers; at least one instance of every class is then kept.
-        always: Instances that are kept in any case.
-    """
+    """At most `limit` of `count` instances at random, in their order: `always`, and one of each class where given."""
     if count <= limit:
         return torch.arange(count)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))

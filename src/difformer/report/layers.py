@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from difformer.attention.linear import LINEAR
 from difformer.attention.reference import attention_matrix
+from difformer.data import induced_subgraph
 from difformer.diffusion import AllPairAttention, diffuse, penalty
 from difformer.diffusion.energy import effective_rank
 from difformer.diffusivity import CONSTANT
@@ -48,21 +49,13 @@ LITTLE = 0.02
 
 @dataclass(frozen=True)
 class LatentLayer:
-    """What one layer's attention looks like.
+    """What one layer's attention looks like."""
 
-    Args:
-        source: ``[k]`` places among the shown instances that are attended to.
-        target: ``[k]`` places that attend.
-        weight: ``[k]`` attention in units of 1/n, the uniform one; strongest first.
-        within: Mean over the shown instances with a class of w_i; None without classes.
-        entropy: Mean entropy of the rows over that of uniform attention: 1 where every pair exchanges alike.
-    """
-
-    source: list[int]
-    target: list[int]
-    weight: list[float]
-    within: float | None
-    entropy: float
+    source: list[int]  # [k] places among the shown instances that are attended to
+    target: list[int]  # [k] places that attend
+    weight: list[float]  # [k] attention in units of 1/n, the uniform one; strongest first
+    within: float | None  # mean over the shown instances with a class of w_i; None without classes
+    entropy: float  # mean entropy of the rows over that of uniform attention: 1 where every pair exchanges alike
 
 
 def why_no_attention(layer: DIFFormerConv) -> str | None:
@@ -90,13 +83,7 @@ def attention_of(layer: DIFFormerConv, z: Tensor) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def latent_layers(scene: Scene, shown: Tensor, classes: Tensor | None) -> list[LatentLayer]:
-    """Every layer of a scene's DIFFormer.
-
-    Args:
-        scene: With states.
-        shown: ``[r]`` rows that are shown; pairs are looked for among them, from those of `asking`.
-        classes: ``[n]`` class of every row, -1 where unknown.
-    """
+    """Every layer of a scene's DIFFormer; pairs are looked for among the `shown` rows. Classes are -1 where unknown."""
     assert scene.states is not None
     device = scene.inputs.x.device
     return [
@@ -113,31 +100,23 @@ def asking(shown: Tensor, size: int) -> Tensor:
 def _layer(layer: DIFFormerConv, z: Tensor, shown: Tensor, classes: Tensor | None) -> LatentLayer:
     n = z.shape[0]
     asked = asking(shown, n).to(z.device)
-    best = (z.new_empty(0), asked.new_empty(0), asked.new_empty(0))
     known = None if classes is None else classes.to(z.device)
-    members = None if known is None else functional.one_hot(known.clamp_min(-1) + 1).to(z.dtype)
-    shares, entropies, attention = [], [], attention_of(layer, z)
-    for places in asked.split(max(1, PAIRS_OF_A_BLOCK // max(n, 1))):
-        targets = shown[places]
+    shares, entropies, among, attention = [z.new_empty(0)], [], [], attention_of(layer, z)
+    for targets in shown[asked].split(max(1, PAIRS_OF_A_BLOCK // max(n, 1))):
         rows = attention(targets).mean(0)
         entropies.append(torch.special.entr(rows).sum(1))
-        if known is not None and members is not None:
-            mass = rows @ members  # attention by class, the unlabelled first
+        among.append(rows[:, shown].masked_fill(targets.unsqueeze(1) == shown, -torch.inf))
+        if known is not None:
+            mass = rows @ functional.one_hot(known + 1).to(z.dtype)  # attention by class, the unlabelled first
             own = mass.gather(1, known[targets].unsqueeze(1) + 1).squeeze(1)
             shares.append((own / mass[:, 1:].sum(1).clamp_min(1e-12))[known[targets] >= 0])
-        among = rows[:, shown].masked_fill(targets.unsqueeze(1) == shown, -torch.inf)
-        value, place = among.flatten().topk(min(PAIRS, among.numel()))
-        here = (value, place % shown.numel(), places[place // shown.numel()])
-        joined = [torch.cat(pair) for pair in zip(best, here, strict=True)]
-        order = joined[0].topk(min(PAIRS, joined[0].numel())).indices
-        best = (joined[0][order], joined[1][order], joined[2][order])
-    kept = best[0] > -torch.inf
-    within = torch.cat(shares) if shares else None
+    flat, within = torch.cat(among).flatten(), torch.cat(shares)
+    weight, place = flat.topk(min(PAIRS, int((flat > -torch.inf).sum())))
     return LatentLayer(
-        source=best[1][kept].tolist(),
-        target=best[2][kept].tolist(),
-        weight=[float(f"{v * n:.4g}") for v in best[0][kept].tolist()],
-        within=float(within.mean()) if within is not None and within.numel() else None,
+        source=(place % shown.numel()).tolist(),
+        target=asked[place // shown.numel()].tolist(),
+        weight=[float(f"{v * n:.4g}") for v in weight.tolist()],
+        within=float(within.mean()) if within.numel() else None,
         entropy=float(torch.cat(entropies).mean()) / math.log(max(n, 2)),
     )
 
@@ -146,12 +125,7 @@ def near_uniform(layer: LatentLayer, chance: float | None, count: int) -> bool:
     """Whether a layer's attention cannot be told from uniform attention.
 
     That is so where its entropy is within 1 % of the uniform one, or where the share within classes lies within two
-    standard errors √(p (1 - p) / count) of what uniform attention gives.
-
-    Args:
-        layer: The layer.
-        chance: Share p that uniform attention would give; None without classes.
-        count: Instances that the share was measured on.
+    standard errors √(p (1 - p) / count) of `chance`, what uniform attention gives, for `count` instances.
     """
     if layer.entropy >= 1 - ENTROPY_MARGIN:
         return True
@@ -192,11 +166,8 @@ def observed_pairs(scene: Scene, shown: Tensor) -> tuple[Tensor, Tensor]:
     """Observed edges between shown rows as places among them, self-loops left out."""
     if scene.graph is None:
         return torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
-    place = torch.full((scene.size,), -1)
-    place[shown] = torch.arange(shown.numel())
-    source, target = place[scene.graph.edge_index.cpu()]
-    inside = (source >= 0) & (target >= 0) & (source != target)
-    return source[inside], target[inside]
+    source, target = induced_subgraph(shown, scene.graph.edge_index.cpu(), num_nodes=scene.size)[0]
+    return source[source != target], target[source != target]
 
 
 def homophily(scene: Scene, classes: Tensor) -> tuple[int, int]:
@@ -216,19 +187,12 @@ def homophily(scene: Scene, classes: Tensor) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Within:
-    """How much attention falls within classes.
+    """How much attention falls within classes."""
 
-    Args:
-        share: Of every layer.
-        chance: What uniform attention would give.
-        edges: Observed edges with two known labels.
-        joined: Those that join one class.
-    """
-
-    share: list[float]
-    chance: float
-    edges: int
-    joined: int
+    share: list[float]  # of every layer
+    chance: float  # what uniform attention would give
+    edges: int  # observed edges with two known labels
+    joined: int  # those that join one class
 
     @property
     def sentence(self) -> str:
@@ -257,27 +221,17 @@ def within_classes(
 
 @dataclass(frozen=True)
 class LayerEnergies:
-    """Entry k belongs to Z^(k), entry 0 to the input layer's.
+    """Entry k belongs to Z^(k), entry 0 to the input layer's."""
 
-    Args:
-        energy: Mean δ over pairs of unit states.
-        edges: Mean a_ij ||z_i - z_j||² over observed edges; None without any.
-        rank: Effective rank.
-        spread: Mean squared distance of unit states, in [0, 2]: 0 where all point the same way.
-        separation: Share of the variance of unit states that lies between classes; None without classes.
-        theorem: Mean δ along the diffusion that the theorem covers; None where it has nothing to say.
-        reasons: Why the run itself is not covered; empty where it is.
-        sampled: Size of the sample that `energy` was measured on; None where all states were taken.
-    """
-
-    energy: list[float]
-    edges: list[float] | None
-    rank: list[float]
-    spread: list[float]
+    energy: list[float]  # mean δ over pairs of unit states
+    edges: list[float] | None  # mean a_ij ||z_i - z_j||² over observed edges; None without any
+    rank: list[float]  # effective rank
+    spread: list[float]  # mean squared distance of unit states, in [0, 2]: 0 where all point the same way
+    # share of the variance of unit states that lies between classes; None without classes
     separation: list[float] | None
-    theorem: list[float] | None
-    reasons: tuple[str, ...]
-    sampled: int | None
+    theorem: list[float] | None  # mean δ along the diffusion that the theorem covers; None where it has nothing to say
+    reasons: tuple[str, ...]  # why the run itself is not covered; empty where it is
+    sampled: int | None  # size of the sample that `energy` was measured on; None where all states were taken
 
 
 @torch.no_grad()
@@ -344,33 +298,26 @@ def _theorem(layer: DIFFormerConv, z: Tensor, steps: int, edges: bool) -> list[f
 def uncovered(model: DIFFormer, scene: Scene) -> tuple[str, ...]:
     """What keeps a network from being the diffusion of the theorem, one clause each."""
     layer: DIFFormerConv = model.layers[0]  # type: ignore[assignment]
-    reasons = []
-    if layer.query is not None:
-        if layer.qk_norm == "global":
-            reasons.append("queries and keys are divided by the norm of all rows (qk_norm=global), not by their own")
-        if not layer.tied_qk:
-            reasons.append("queries and keys have weights of their own, so the exchange is not symmetric")
-        elif not all(_isometry(one) for one in model.layers):  # type: ignore[arg-type]
-            reasons.append("the map to queries is no isometry, so the exchange is no function of the states' distances")
-    if layer.value is not None:
-        reasons.append("values are transformed (transform=true)")
-    if model.config["norm"]:
-        reasons.append("a LayerNorm follows every step")
-    if model.activation is not None:
-        reasons.append(f"an activation ({model.activation}) follows every step")
-    if not layer.residual or layer.step_size >= 1:
-        reasons.append("a step keeps nothing of the state (the theorem needs a step size below 1)")
-    if layer.num_heads > 1:
-        reasons.append(f"{layer.num_heads} heads are averaged")
-    if layer.source_weight:
-        reasons.append("there is a source term")
-    if scene.graph is not None:
-        reasons.append("observed edges take part")
+    asks, tied = layer.query is not None, layer.tied_qk
+    isometric = not asks or not tied or all(_isometry(one) for one in model.layers)  # type: ignore[arg-type]
     assert scene.states is not None
     lengths = scene.states[:-1].norm(dim=-1)  # those that are stepped from
-    if not bool(((lengths - 1).abs() < 1e-3).all()):
-        reasons.append("the states are not all of unit length")
-    return tuple(reasons)
+    reasons = {
+        "queries and keys are divided by the norm of all rows (qk_norm=global), not by their own": asks
+        and layer.qk_norm == "global",
+        "queries and keys have weights of their own, so the exchange is not symmetric": asks and not tied,
+        "the map to queries is no isometry, so the exchange is no function of the states' distances": not isometric,
+        "values are transformed (transform=true)": layer.value is not None,
+        "a LayerNorm follows every step": model.config["norm"],
+        f"an activation ({model.activation}) follows every step": model.activation is not None,
+        "a step keeps nothing of the state (the theorem needs a step size below 1)": not layer.residual
+        or layer.step_size >= 1,
+        f"{layer.num_heads} heads are averaged": layer.num_heads > 1,
+        "there is a source term": layer.source_weight,
+        "observed edges take part": scene.graph is not None,
+        "the states are not all of unit length": not bool(((lengths - 1).abs() < 1e-3).all()),
+    }
+    return tuple(reason for reason, holds in reasons.items() if holds)
 
 
 def _isometry(layer: DIFFormerConv) -> bool:

@@ -70,19 +70,12 @@ Colouring = dict[str, Any]
 
 @dataclass(frozen=True)
 class Map:
-    """One map and what was found on the way.
+    """One map and what was found on the way."""
 
-    Args:
-        data: For the page's script.
-        notes: Sentences about it.
-        shown: ``[r]`` rows of the scene that are shown.
-        latent: One per layer; empty without latent pairs.
-    """
-
-    data: dict[str, Any]
-    notes: tuple[str, ...]
-    shown: Tensor
-    latent: tuple[LatentLayer, ...] = ()
+    data: dict[str, Any]  # for the page's script
+    notes: tuple[str, ...]  # sentences about it
+    shown: Tensor  # [r] rows of the scene that are shown
+    latent: tuple[LatentLayer, ...] = ()  # one per layer; empty without latent pairs
 
 
 def scene_map(
@@ -220,17 +213,11 @@ def _pairs(layer: LatentLayer, edges: set[tuple[int, int]], classes: list[int] |
 
 @dataclass(frozen=True)
 class Points:
-    """Points of one layer.
+    """Points of one layer."""
 
-    Args:
-        x: ``[n]`` from 0 to `GRID`.
-        y: Likewise.
-        explained: Share of the variance of the states that the two directions hold.
-    """
-
-    x: list[int]
-    y: list[int]
-    explained: float
+    x: list[int]  # [n] from 0 to `GRID`
+    y: list[int]  # likewise
+    explained: float  # share of the variance of the states that the two directions hold
 
 
 def project(layers: list[Tensor]) -> list[Points]:
@@ -324,21 +311,13 @@ def of_predictions(task: Task, targets: Tensor, outputs: Tensor) -> list[Colouri
 
 @dataclass(frozen=True)
 class Cards:
-    """Of the shown instances, in their order.
+    """Of the shown instances, in their order."""
 
-    Args:
-        titles: One short line each: a name, or kind and number.
-        texts: More of each, or empty.
-        sprite: PNG of all pictures, or None.
-        side: Width and height of one picture.
-        note: What could not be shown, and why; empty where nothing is missing.
-    """
-
-    titles: list[str]
-    texts: list[str]
-    sprite: bytes | None = None
-    side: int = 0
-    note: str = ""
+    titles: list[str]  # one short line each: a name, or kind and number
+    texts: list[str]  # more of each, or empty
+    sprite: bytes | None = None  # PNG of all pictures, or None
+    side: int = 0  # width and height of one picture
+    note: str = ""  # what could not be shown, and why; empty where nothing is missing
 
 
 def instance_titles(task: Task, rows: Tensor, what: str) -> list[str]:

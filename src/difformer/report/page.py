@@ -139,11 +139,7 @@ def write_report(
 
 
 def _libraries() -> tuple[str, Any]:
-    """Plotly's whole program, and jinja2 with this page's files.
-
-    Raises:
-        ImportError: If one of them is not installed, naming the extra.
-    """
+    """Plotly's whole program, and jinja2 with this page's files."""
     try:
         import jinja2
         from plotly.offline import get_plotlyjs

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from difformer.data import Split, Task
+from difformer.data.sparse import to_scipy
 from difformer.report.gather import (
     DENSE_ENTRIES,
     Material,
@@ -66,7 +67,7 @@ def _classes(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, A
         known = y >= 0
         matrices.append(np.bincount(y[known] * count + p[known], minlength=count**2).reshape(count, count))
     names = column_names(task)
-    total = np.sum(matrices, axis=0) if matrices else np.zeros((count, count), dtype=int)
+    total = np.sum(matrices, axis=0)
     order = np.sort(np.argsort(-total.sum(1), kind="stable")[:SHOWN_CLASSES])
     return {
         "kind": "classes",
@@ -93,7 +94,7 @@ def _columns(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, A
         areas.append([float(rocauc(outputs[:, [c]], targets[:, [c]])) for c in range(task.num_outputs)])
     table = _scores(column_names(task), counts)  # type: ignore[arg-type]
     for c, row in enumerate(table):
-        row["auc"] = _mean([seed[c] for seed in areas if seed[c] == seed[c]])
+        row["auc"] = _mean([seed[c] for seed in areas])
     names = ["no", "yes"]
     return {
         "kind": "classes", "table": table, "confusion": cells.tolist(), "names": names, "hidden": 0, "seeds": len(seeds)
@@ -102,30 +103,26 @@ def _columns(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, A
 
 def _scores(names: list[str], counts: Sequence[tuple[Array, Array, Array]]) -> list[dict[str, Any]]:
     """One row per class from hits, predicted and actual numbers of every seed."""
-    rows = []
-    for c, name in enumerate(names):
-        found: dict[str, list[float]] = {"precision": [], "recall": [], "f1": []}
-        for hits, predicted, actual in counts:
-            below = {"precision": predicted[c], "recall": actual[c], "f1": (predicted[c] + actual[c]) / 2}
-            for key, number in below.items():
-                if number:
-                    found[key].append(float(hits[c]) / float(number))
-        rows.append(
-            {
-                "name": name,
-                "number": float(np.mean([actual[c] for _, _, actual in counts])) if counts else 0.0,
-                "predicted_in": sum(bool(predicted[c]) for _, predicted, _ in counts),
-                **{key: _mean(v) for key, v in found.items()},
-            }
-        )
-    return rows
+    hits, predicted, actual = np.array(counts, dtype=float).swapaxes(0, 1)
+    with np.errstate(invalid="ignore"):
+        found = {"precision": hits / predicted, "recall": hits / actual, "f1": 2 * hits / (predicted + actual)}
+    return [
+        {
+            "name": name,
+            "number": actual[:, c].mean(),
+            "predicted_in": int((predicted[:, c] > 0).sum()),
+            **{key: _mean(values[:, c]) for key, values in found.items()},
+        }
+        for c, name in enumerate(names)
+    ]
 
 
-def _mean(values: Sequence[float]) -> Spread | None:
-    """Mean and sample deviation; one value has no deviation."""
-    if not values:
+def _mean(values: Sequence[float] | Array) -> Spread | None:
+    """Mean and sample deviation of those that are known; one value has no deviation."""
+    known = [float(value) for value in values if value == value]
+    if not known:
         return None
-    return float(np.mean(values)), spread(values) if len(values) > 1 else None
+    return float(np.mean(known)), spread(known) if len(known) > 1 else None
 
 
 def _residuals(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, Any]:
@@ -145,19 +142,9 @@ def _residuals(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str,
     heights, edges = np.histogram(flat.numpy(), bins=BINS)
     table = []
     for name, column in _groups(task, targets[0]):
-        scores: dict[str, list[float]] = {"mse": [], "mae": [], "r2": []}
-        for every, claimed in zip(targets, values, strict=True):
-            target, value = (every, claimed) if column is None else (every[:, column], claimed[:, column])
-            mask = ~target.isnan()
-            error = (value - target)[mask]
-            if not error.numel():
-                continue
-            scores["mse"].append(float(error.square().mean()))
-            scores["mae"].append(float(error.abs().mean()))
-            variance = float(target[mask].var(unbiased=False))
-            if variance > 0:
-                scores["r2"].append(1 - scores["mse"][-1] / variance)
-        table.append({"name": name, **{k: _mean(v) for k, v in scores.items()}})
+        pairs = zip(targets, values, strict=True)
+        scores = [_value_scores(*(part if column is None else part[:, column] for part in pair)) for pair in pairs]
+        table.append({"name": name, **{key: _mean([one[key] for one in scores]) for key in ("mse", "mae", "r2")}})
     over_time = None
     if task.kind == "series":
         gaps = (values[0] - targets[0]).square().flatten(1).nanmean(1).tolist()
@@ -174,6 +161,17 @@ def _residuals(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str,
     }  # fmt: skip
 
 
+def _value_scores(target: Tensor, value: Tensor) -> dict[str, float]:
+    """Of known targets; NaN where there are none, or where R² has no variance to explain."""
+    known = ~target.isnan()
+    if not known.any():
+        return dict.fromkeys(("mse", "mae", "r2"), math.nan)
+    error, variance = (value - target)[known], target[known].var(unbiased=False)
+    mse = error.square().mean()
+    r2 = 1 - mse / variance if variance > 0 else torch.tensor(math.nan)
+    return {"mse": float(mse), "mae": float(error.abs().mean()), "r2": float(r2)}
+
+
 def _groups(task: Task, y: Tensor) -> list[tuple[str, int | None]]:
     """All together, then by target column, or by node of a series: a name and the number of the column."""
     groups: list[tuple[str, int | None]] = [("all", None)]
@@ -188,19 +186,12 @@ def _groups(task: Task, y: Tensor) -> list[tuple[str, int | None]]:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Predicted probabilities against how often they are right, in bins that hold anything.
+    """Predicted probabilities against how often they are right, in bins that hold anything."""
 
-    Args:
-        confidence: Mean predicted probability of each bin.
-        accuracy: Share that is right.
-        count: Predictions in the bin.
-        error: Expected calibration error.
-    """
-
-    confidence: list[float]
-    accuracy: list[float]
-    count: list[int]
-    error: float
+    confidence: list[float]  # mean predicted probability of each bin
+    accuracy: list[float]  # share that is right
+    count: list[int]  # predictions in the bin
+    error: float  # expected calibration error
 
 
 def calibration(task: Task, seeds: Sequence[Predictions], part: str) -> Calibration | None:
@@ -230,15 +221,10 @@ def calibration(task: Task, seeds: Sequence[Predictions], part: str) -> Calibrat
 
 @dataclass(frozen=True)
 class Baseline:
-    """A simple model on the same split.
+    """A simple model on the same split."""
 
-    Args:
-        name: What it is, as in "… gives 0.56".
-        values: The run's metric, one per split.
-    """
-
-    name: str
-    values: list[float]
+    name: str  # what it is, as in "… gives 0.56"
+    values: list[float]  # the run's metric, one per split
 
     @property
     def mean(self) -> float:
@@ -284,12 +270,7 @@ def _table(task: Task, rows: Tensor) -> Any:
         assert task.node_ptr is not None
         nodes = [torch.arange(int(task.node_ptr[g]), int(task.node_ptr[g + 1])) for g in rows.tolist()]
         return torch.stack([dense_rows(task, one).mean(0) for one in nodes]).numpy()
-    if task.x.layout == torch.strided:
-        return task.x[rows].float().numpy()
-    from scipy.sparse import csr_matrix
-
-    parts = task.x.values(), task.x.col_indices(), task.x.crow_indices()
-    return csr_matrix(tuple(part.numpy() for part in parts), tuple(task.x.shape))[rows.numpy()]
+    return task.x[rows].float().numpy() if task.x.layout == torch.strided else to_scipy(task.x)[rows.numpy()]
 
 
 def _flat(task: Task, rows: Tensor) -> Array:
@@ -344,17 +325,11 @@ def _linear(task: Task, train: Tensor, part: Tensor) -> Array:
 
 @dataclass(frozen=True)
 class Importance:
-    """What happens to the metric when a column is shuffled.
+    """What happens to the metric when a column is shuffled."""
 
-    Args:
-        names: Of the columns, the most important first.
-        losses: By how much the metric gets worse, mean over shufflings.
-        note: What was left out, or why nothing was measured.
-    """
-
-    names: list[str]
-    losses: list[float]
-    note: str = ""
+    names: list[str]  # of the columns, the most important first
+    losses: list[float]  # by how much the metric gets worse, mean over shufflings
+    note: str = ""  # what was left out, or why nothing was measured
 
 
 @torch.no_grad()
@@ -417,19 +392,12 @@ def _steepness(material: Material, dense: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class ErrorList:
-    """Wrong or far predictions of the part, the worst first.
+    """Wrong or far predictions of the part, the worst first."""
 
-    Args:
-        headings: Of the columns.
-        rows: One per error.
-        right: Numbers of the columns that hold numbers.
-        said: How many there are, and how many are listed.
-    """
-
-    headings: list[str]
-    rows: list[list[Any]]
-    right: list[int]
-    said: str
+    headings: list[str]  # of the columns
+    rows: list[list[Any]]  # one per error
+    right: list[int]  # numbers of the columns that hold numbers
+    said: str  # how many there are, and how many are listed
 
 
 def errors(material: Material, important: Sequence[str]) -> ErrorList:
@@ -449,7 +417,8 @@ def errors(material: Material, important: Sequence[str]) -> ErrorList:
         which = place[1] if series else number
         first = [*([number] if series else []), names[which] if names else which]
         table.append([*first, *cells, *held[i]])
-    said = f"{count:,} of {total:,} {material.part} predictions of seed {material.seed} are wrong."
+    wrong = "is wrong" if count == 1 else "are wrong"
+    said = f"{count:,} of {total:,} {material.part} predictions of seed {material.seed} {wrong}."
     if task.problem == "regression":
         said = f"The {len(table)} largest of {total:,} {material.part} errors of seed {material.seed}."
     elif count > len(table):

@@ -348,7 +348,7 @@ class RunFolder:
 _FORM = {
     "run": {"seeds": [int], "stacked": bool, "device": str, "threads": int, "preset": (str, None)},
     "versions": {"torch": str},
-    "data": {"task": str, "fingerprint": str, "metric": str, "problem": str, "source": (dict, None)},
+    "data": {"task": str, "fingerprint": str, "metric": str, "problem": str, "protocol": str, "source": (dict, None)},
     "model": {"name": str, "options": dict},
     "training": dict,
 }

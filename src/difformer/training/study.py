@@ -45,6 +45,7 @@ from difformer.data.batches import GraphBatches
 from difformer.data.errors import require
 from difformer.errors import UserError
 from difformer.files import append_bytes, finite, only_one, read_json, read_text, write_json, writing
+from difformer.schema import check as check_form
 from difformer.training.callbacks import EpochEvent
 from difformer.training.config import TrainConfig, make_config
 from difformer.training.devices import resolve
@@ -305,7 +306,7 @@ def plan(folder: Path, task: Task, questions: Sequence[Question], trials: int) -
             f"out: {folder} holds a study of an earlier version of difformer ({OLD_STUDY}); choose another folder"
         )
     kept = read_json(folder / STUDY) if (folder / STUDY).exists() else {}
-    if not isinstance(kept, dict):
+    if not isinstance(kept, dict) or not all(isinstance(one, dict) for one in kept.values()):
         raise UserError(f"out: {folder / STUDY} is damaged; choose another folder")
     asked = {question.model: _as_json(question.written(task)) for question in questions}
     for model, now in asked.items():
@@ -363,6 +364,10 @@ def conclude(folder: Path, task: Task, questions: Sequence[Question]) -> dict[st
     return found
 
 
+_TRIAL = {"number": int, "settings": dict, "state": str, "value": (float, None), "seconds": float}
+_TRIAL |= dict.fromkeys(("reason", "model"), (str, None))
+
+
 def read_trials(folder: Path) -> list[Trial]:
     """Every trial of a study that has ended, of all processes; the rest of a line that was cut off is skipped."""
     found: dict[tuple[str, int], Trial] = {}
@@ -371,6 +376,7 @@ def read_trials(folder: Path) -> list[Trial]:
         for line in read_text(path).splitlines():
             try:
                 row = json.loads(line)
+                check_form(row, _TRIAL)
                 row["curve"] = tuple((int(step), float(value)) for step, value in row.get("curve", ()))
                 trial = Trial(**{name: value for name, value in row.items() if name in names})
                 found.setdefault((trial.model, trial.number), trial)

@@ -26,7 +26,7 @@ def attend_all(mask: Tensor | None, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
     """P of the module's formula for graphs side by side.
 
     Args:
-        mask: ``[G, n]``, False at padding; None where there is none.
+        mask: ``[G, n]``, False at padding; None without padding.
         u: Terms of receivers, ``[G, n, H]``.
         w: Terms of senders, ``[G, n, H]``.
         v: Values ``[G, n, H, c]``.

@@ -6,7 +6,7 @@ For edges e = (j → i), heads h and channels c there are two products, each the
     \mathrm{scores}(q, k)_{eh} = \sum_c q_{ihc} k_{jhc}, \qquad
     \mathrm{sum}(w, v)_{ihc} = \sum_{e = (j → i)} w_{eh} v_{jhc},
 
-so a backward pass needs the states alone. Automatic differentiation would keep every gathered row, once an edge, for
+so a backward pass needs the states alone. Automatic differentiation would keep every gathered row, one per edge, for
 every layer. Likewise what a node gives to all edges that end in it, and the sum of what edges bring to a node, are each
 the other's derivative. On a CPU edges that are used again are sorted once, and all heads together are one sparse
 product that gathers nothing; elsewhere rows are gathered in slices of bounded size.
@@ -24,7 +24,7 @@ from torch import Tensor
 from difformer.diffusion.coupling.interface import EDGE_ENTRIES
 from difformer.zoo.encoder import CSR, Graph, is_eager
 
-HEAD_ENTRIES = 2**22  # numbers of edges times heads in one sparse product: its index is kept, 12 bytes a number
+HEAD_ENTRIES = 2**22  # numbers of edges times heads in one sparse product: its index is kept, 12 bytes per number
 SPREAD = 30.0  # of scores that share one largest: e^-30 is far above the smallest number there is
 
 
@@ -319,5 +319,5 @@ def _largest(scores: Tensor, graph: Graph) -> Tensor:
 
 
 def attention_bytes(graph: Graph, heads: int, channels: int, layers: int) -> float:
-    """Bytes that training keeps for attention along edges: four numbers an edge and head, four a state."""
+    """Bytes that training keeps for attention along edges: four numbers per edge and head, four per state."""
     return 16.0 * layers * (graph.num_edges * heads + graph.num_nodes * channels)

@@ -159,7 +159,7 @@ class GRAND(Encoder):
         z = linear(self.input, x, self.dropout, self.training)
         step = self.step_size if self.time is None else self.time / self.num_layers
         reached = self.towards(z, graph)
-        if self.method == "euler":  # one operation a step, and none where the step is a whole one
+        if self.method == "euler":  # one operation per step, none for a step of length one
             for _ in range(self.num_layers):
                 z = reached(z) if isinstance(step, (int, float)) and step == 1 else torch.lerp(z, reached(z), step)
         else:

@@ -14,8 +14,8 @@ from difformer.zoo.encoder import (
     Encoder,
     Features,
     Graph,
-    Kept,
     Observed,
+    ResultCache,
     Segments,
     check_heads,
     dropout,
@@ -108,7 +108,7 @@ class Graphormer(Encoder):
         )
         self.norm = nn.LayerNorm(hidden_channels)
         self.output = nn.Linear(hidden_channels, out_channels)
-        self._distances: Kept[Tensor] = Kept()
+        self._distances: ResultCache[Tensor] = ResultCache()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States after the last norm."""
@@ -178,7 +178,7 @@ def attend(
         P_i = \sum_j d_{ij} \, \mathrm{softmax}_j(q_i^\top k_j / \sqrt c + b_{φ(i, j)}) \, v_j
 
     Args:
-        mask: ``[G, n]``, False at padding; None where there is none.
+        mask: ``[G, n]``, False at padding; None without padding.
         hops: φ, ``[G, n, n]``.
         q, k, v: ``[G, n, c]``.
         table: b, ``[distances]``.

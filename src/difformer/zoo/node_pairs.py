@@ -80,7 +80,7 @@ class PairMatrix:
     """Blocks ``[graphs, n, n]``, row i holding what node i receives by.
 
     Args:
-        parts: One tensor a block of `segments`; a single one where there is one graph. Zero at padding.
+        parts: One tensor per block of `segments`, or a single one for one graph; zero at padding.
         segments: The graphs; None for one graph.
     """
 
