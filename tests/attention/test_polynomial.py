@@ -228,3 +228,15 @@ def test_what_costs_much_more_than_pairs_says_so(recwarn):
     assert not recwarn.list
     with pytest.warns(UserWarning, match="times as much as backend='blockwise' here: of degree"):
         polynomial._warn_of_cost(q, q, polynomial.expand("gaussian:0.5", 1e-3))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_exported_programs_sum_each_head_by_itself(monkeypatch, shared):
+    _, k, v = make_inputs(20, 3, 4, 5, shared=shared)
+    powers = [1.0, 0.5, 0.25]
+    wanted = moments(k, v, powers)
+    answer = evaluate(k, wanted, powers)
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    with torch.no_grad():
+        torch.testing.assert_close(moments(k, v, powers), wanted)
+        torch.testing.assert_close(evaluate(k, wanted, powers), answer)
