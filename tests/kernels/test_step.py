@@ -165,3 +165,37 @@ def test_a_second_derivative_is_refused_or_right(backend):
             torch.autograd.grad(first.sum(), z)
     else:
         assert torch.autograd.grad(first.sum(), z)[0].abs().sum() > 0
+
+
+def test_unit_rows_whose_total_was_clamped_depend_on_nothing(monkeypatch):
+    """All keys but one are opposite to the query: the total is below 1e-6 per sender, and not zero."""
+    torch.manual_seed(0)
+    conv = DIFFormerConv(2, 2).double()
+    with torch.no_grad():
+        conv.query.weight.zero_()
+        conv.query.bias.copy_(torch.tensor([1.0, 0.0]))
+        conv.key.weight.copy_(torch.tensor([[0.0, 0.0], [0.0, 1.0]]))
+        conv.key.bias.copy_(torch.tensor([-1.0, 0.0]))
+    z = torch.zeros(1000, 2, dtype=torch.float64, requires_grad=True)
+    with torch.no_grad():
+        z[0, 1] = 0.01
+        conv.value.bias.fill_(1)
+    short = torch.autograd.grad(conv(z).sum(), [z, *conv.key.parameters()])
+    monkeypatch.setattr(conv_module, "why_not_fused", lambda *_: "asked for the formula")
+    long = torch.autograd.grad(conv(z).sum(), [z, *conv.key.parameters()])
+    assert long[1].abs().max() > 0.1
+    for found, wanted in zip(short, long, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7 * float(wanted.abs().max()))
+
+
+def test_norms_below_the_smallest_pass_nothing_on(monkeypatch):
+    """‖Q‖ of 1e-14 is taken for 1e-12, which depends on nothing."""
+    torch.manual_seed(0)
+    conv = DIFFormerConv(6, 6, transform=False, qk_norm="global").double()
+    with torch.no_grad():
+        for parameter in conv.query.parameters():
+            parameter.mul_(1e-15)
+    z, source = torch.randn(2, 30, 6, dtype=torch.float64)
+    short, long = both_ways(conv, z, source, None, monkeypatch)
+    for found, wanted in zip(short, long, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9 * float(wanted.abs().max()))
