@@ -239,7 +239,7 @@ def test_an_interrupted_trial_is_tried_again(iris, tmp_path):
 def test_another_question_in_the_same_folder_is_refused(iris, tmp_path):
     tune(iris, Question("mlp", SPACE), trials=1, out=tmp_path)
     with pytest.raises(
-        ValueError, match=r"study of mlp with runs=1 \(now 2\); to continue it repeat the earlier request"
+        ValueError, match=r"study of mlp with runs=1 \(now 2\); to continue it"
     ):
         tune(iris, Question("mlp", SPACE, runs=2), trials=1, out=tmp_path)
     (tmp_path / "old").mkdir()
