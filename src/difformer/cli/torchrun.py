@@ -170,11 +170,11 @@ def tune_trials(
     output: Output,
 ) -> dict[str, Tuned] | None:
     """A study whose trials are spread over ranks; None on ranks other than the first."""
-    from difformer.distributed.rank_runs import tune_over_ranks
+    from difformer.training.study import tune
 
     with joined(device, output) as ranks:
         output.say(f"ranks: {ranks.size} ({ranks.device.type}), trials spread over them")
-        found = tune_over_ranks(task, questions, ranks=ranks, trials=trials, out=out, on_trial=told)
+        found = tune(task, questions, ranks=ranks, trials=trials, out=out, on_trial=told)
         return found if ranks.first else None
 
 
