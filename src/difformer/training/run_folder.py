@@ -280,6 +280,8 @@ class RunFolder:
         found: dict[str, Any] = read_json(path)
         try:
             check(found, _RESULT)
+            if missing := sorted(_RESULT.keys() - found.keys()):
+                raise UserError(f"{missing[0]} is missing")
         except UserError as error:
             raise RunFolderError(
                 f"{path} is not the result of a run ({error}); delete it to train seed {seed} again with resume"
@@ -354,7 +356,8 @@ _FORM = {
 }
 _RESULT = {
     **dict.fromkeys(("split", "metric", "status"), str),
-    **dict.fromkeys(("best_epoch", "epochs", "train", "valid", "test", "loss", "seconds"), (float, None)),
+    **dict.fromkeys(("best_epoch", "epochs", "seconds"), float),
+    **dict.fromkeys(("train", "valid", "test", "loss"), (float, None)),
 }
 
 
