@@ -13,7 +13,7 @@ TOML file.
     python -m benchmarks.mutations --table mutations.jsonl > benchmarks/mutations.md
 
 makes the table. Changes in error messages and type annotations are not drawn, nor modules that only a GPU runs
-(``attention/flex.py``, ``attention/pair_*.py``, ``kernels/row_kernels.py``).
+(``attention/pair_*.py``, ``kernels/row_kernels.py``).
 """
 
 from __future__ import annotations

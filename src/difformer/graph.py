@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from difformer.eager import is_eager
 from difformer.errors import UserError
-from difformer.kept import Kept, SameTensor, version_of
+from difformer.result_cache import ResultCache, SameTensor, version_of
+from difformer.shortcut import is_eager
 from difformer.sparse import SparseMatrix
 
 GRAPH_NORMS = ("gcn", "random_walk", "none")
@@ -199,7 +199,7 @@ class Graph:
         return self.matrix(norm, dtype) @ z
 
 
-_GRAPHS: Kept[Graph] = Kept()
+_GRAPHS: ResultCache[Graph] = ResultCache()
 
 
 def as_graph(edge_index: Tensor | Graph | Any, num_nodes: int, edge_weight: Tensor | None = None) -> Graph:

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from difformer._compat import is_transformed
-from difformer.eager import is_eager
 from difformer.errors import UserError
-from difformer.kept import Kept
+from difformer.result_cache import ResultCache
+from difformer.shortcut import is_eager
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class SparseMatrix:
         return out.reshape(self.shape[0], *x.shape[1:]).to(x.dtype)
 
 
-_MATRICES: Kept[SparseMatrix] = Kept()
+_MATRICES: ResultCache[SparseMatrix] = ResultCache()
 
 
 def _compress(row: Tensor, col: Tensor, value: Tensor, num_rows: int) -> CSR:

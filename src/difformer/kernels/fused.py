@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from difformer._compat import has_global_hooks, is_forward_mode, is_traced
-from difformer.eager import is_eager
 from difformer.kernels import cpu
 from difformer.kernels.cpu.layer import MaskKey, Plan, Tail
 from difformer.kernels.cpu.passes import serves
 from difformer.kernels.layer_node import NodePlan, is_small, layer_node
 from difformer.kernels.rows import LayerNorm
 from difformer.kernels.step import Weights, gram_step, unit_step
+from difformer.shortcut import is_eager
 from difformer.sparse import CSR, SparseMatrix
 
 # A DIFFormerConv, and a Structure or another context; their module imports this one.

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE
-from difformer.eager import once_differentiated
 from difformer.kernels.rows import SMALLEST_NORM
 from difformer.kernels.step import Weights
+from difformer.shortcut import once_differentiated
 from difformer.sparse import SparseMatrix, add_product
 
 # What is kept for the backward pass: elements of the states, and pairs. On a CPU they should stay in the cache.

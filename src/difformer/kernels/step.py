@@ -39,9 +39,9 @@ import torch
 from torch import Tensor, nn
 
 from difformer.attention.reference import safe_total, smallest_total
-from difformer.eager import once_differentiated
 from difformer.kernels.gram import SMALLEST_SQUARE, augmented
 from difformer.kernels.rows import pull_unit, unit_and_norm
+from difformer.shortcut import once_differentiated
 from difformer.sparse import SparseMatrix, add_product
 
 CACHED = 1 << 16  # elements of a block for each thread: several arrays of them fit the second level of cache

@@ -14,8 +14,8 @@ from difformer.zoo.encoder import (
     Encoder,
     Features,
     Graph,
-    Kept,
     Observed,
+    ResultCache,
     Segments,
     check_heads,
     dropout,
@@ -126,7 +126,7 @@ class Exphormer(Encoder):
             ExphormerLayer(hidden_channels, num_heads, dropout=dropout, norm=norm) for _ in range(num_layers)
         )
         self.output = nn.Linear(hidden_channels, out_channels)
-        self._local: Kept[Graph] = Kept()
+        self._local: ResultCache[Graph] = ResultCache()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States of the nodes after the last layer."""
@@ -162,7 +162,7 @@ def _widened(graph: Graph, rows: int) -> Graph:
     return Graph(graph.edge_index, rows, graph.edge_weight, keep=graph.keep)
 
 
-_batched: Kept[tuple[Graph, Graph]] = Kept()
+_batched: ResultCache[tuple[Graph, Graph]] = ResultCache()
 
 
 def _fixed(
