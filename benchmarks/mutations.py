@@ -5,14 +5,15 @@
 draws `--count` single changes (an operator, a comparison, a constant, a negated condition, a method) at random places
 of the modules below, and with `--hand` adds those of ``mutations_by_hand.toml``: a gradient, a mask or a normalisation
 of each kernel, in Python and in C. Each is applied to a copy of the source tree. The tests that call the changed
-function run first, then all tests of the module, until one fails. A change that no test notices has survived; its line
-in `--out` says where it is, so that you can write the missing test. A change without effect on any result (a block
-size, a cache, a bound that no value reaches) is entered with a reason in ``[[equivalent]]`` of the same TOML file.
+function (all tests of the module, where none does directly) run until one fails. A change that no test notices has
+survived; its line in `--out` says where it is, so that you can write the missing test. A change without effect on any
+result (a block size, a cache, a bound that no value reaches) is entered with a reason in ``[[equivalent]]`` of the same
+TOML file.
 
     python -m benchmarks.mutations --table mutations.jsonl > benchmarks/mutations.md
 
 makes the table. Changes in error messages and type annotations are not drawn, nor modules that only a GPU runs
-(``attention/flex.py``, ``attention/pair_*.py``, ``kernels/row_kernels.py``).
+(``attention/pair_*.py``, ``kernels/row_kernels.py``).
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ ROOT = Path(__file__).parents[1]
 BY_HAND = Path(__file__).with_name("mutations_by_hand.toml")
 TRACE = "DIFFORMER_MUTATIONS_TRACE"  # the file into which a run of pytest writes which test calls which function
 NN = ["tests/nn", "tests/test_edge_forms.py"]
-KERNELS = ["tests/kernels", "tests/nn/test_gram.py", "tests/nn/test_extremes.py", "tests/nn/test_replaced_modules.py"]
+KERNELS = [
+    *(f"tests/kernels/test_{name}.py" for name in ("step", "kernel_layers", "passes", "gram_products", "unit")),
+    *("tests/kernels/test_kernel_memory.py", "tests/nn/test_gram.py", "tests/nn/test_extremes.py"),
+    "tests/nn/test_replaced_modules.py",
+]
 LOOP = ["tests/training/test_loop.py", "tests/training/test_metrics.py", "tests/training/test_feeds.py"]
 # Which tests have to notice a change of which modules (a pattern below src/difformer).
 ROOMS = {
@@ -65,6 +70,7 @@ ROOMS = {
     "attention/tiles.py": ["tests/attention"],
     "kernels/[!rt]*.py": KERNELS,
     "kernels/rows.py": KERNELS,
+    "kernels/cpu/build.py": ["tests/kernels/test_build.py"],
     "kernels/cpu/*.py": KERNELS,
     "kernels/cpu/*.[ch]": KERNELS,
     "data/split.py": ["tests/data/test_splits.py"],
@@ -112,15 +118,14 @@ class Mutation(NamedTuple):
         _, node, kind = places(tree)[self.number]
         return ast.unparse(ast.fix_missing_locations(_Replace(node, changed(node, kind)).visit(tree)))
 
-    @property
-    def tests(self) -> list[str]:
-        """The test files of the module."""
+    def tests(self, root: Path) -> list[str]:
+        """The test files of the module in the tree `root`."""
         of = (tests for pattern, tests in ROOMS.items() if Path(f"difformer/{self.path}").match(f"difformer/{pattern}"))
         found = next(of, None)
         if found is None:
             raise SystemExit(f"{self.path}: no tests are named for it in ROOMS")
-        files = [sorted((ROOT / name).glob("test_*.py")) if (ROOT / name).is_dir() else [ROOT / name] for name in found]
-        names = [str(file.relative_to(ROOT)) for group in files for file in group if file.exists()]
+        files = [sorted((root / name).glob("test_*.py")) if (root / name).is_dir() else [root / name] for name in found]
+        names = [str(file.relative_to(root)) for group in files for file in group if file.exists()]
         return [name for name in names if name not in LEFT_OUT]
 
 
@@ -207,8 +212,17 @@ def by_hand(src: Path) -> list[Mutation]:
         if text.count(before) != 1:
             raise SystemExit(f"{row['path']}: {before!r} occurs {text.count(before)} times, expected once")
         line = text[: text.index(before)].count("\n") + 1
-        found.append(Mutation(row["path"], "", line, before, after, -1))
+        found.append(Mutation(row["path"], _function(row["path"], text, line), line, before, after, -1))
     return found
+
+
+def _function(path: str, text: str, line: int) -> str:
+    """The innermost function of Python at a line."""
+    if not path.endswith(".py"):
+        return ""
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    around = [one for one in functions if one.lineno <= line <= (one.end_lineno or line)]
+    return max(around, key=lambda one: one.lineno).name if around else ""
 
 
 def choose(every: list[Mutation], count: int, seed: int) -> list[Mutation]:
@@ -318,17 +332,17 @@ class Runner:
 
     def noticed(self, one: Mutation) -> str:
         """The test that fails with the change; empty where all tests of the module pass."""
-        calling = [row for row in self.calls(one.tests) if f"{one.path}:{one.function}" in row["calls"]]
+        tests = one.tests(self.folder)
+        calling = [row for row in self.calls(tests) if f"{one.path}:{one.function}" in row["calls"]]
         first = [row["test"] for row in sorted(calling, key=lambda row: row["seconds"])][:400]
         target = self.folder / "src" / "difformer" / one.path
         original = target.read_text(encoding="utf-8")
         target.write_text(one.source(original), encoding="utf-8")
         try:
-            for tests in (first, one.tests) if first else (one.tests,):
-                if status := self.pytest(tests):
-                    said = (self.folder / "output.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-                    return next((line.split()[1] for line in said if line.startswith(("FAILED", "ERROR"))), str(status))
-            return ""
+            if not (status := self.pytest(first or tests)):
+                return ""
+            said = (self.folder / "output.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+            return next((line.split()[1] for line in said if line.startswith(("FAILED", "ERROR"))), str(status))
         finally:
             target.write_text(original, encoding="utf-8")
 

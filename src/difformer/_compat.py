@@ -24,6 +24,14 @@ def is_transformed(x: Tensor) -> bool:
         return _has_no_memory(x)
 
 
+def is_transforming() -> bool:
+    """Whether the program is inside a transform of `torch.func`; elsewhere no tensor has to be looked at."""
+    try:
+        return torch._C._functorch.peek_interpreter_stack() is not None
+    except AttributeError:
+        return True
+
+
 def is_stacked(x: Tensor) -> bool:
     """Whether `x` is a batch of tensors inside `torch.vmap`."""
     try:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from difformer.eager import is_eager
 from difformer.errors import UserError
-from difformer.kept import Kept, SameTensor, version_of
+from difformer.result_cache import ResultCache, SameTensor, version_of
+from difformer.shortcut import is_eager
 from difformer.sparse import SparseMatrix
 
 GRAPH_NORMS = ("gcn", "random_walk", "none")
@@ -46,6 +46,12 @@ class Graph:
 
     Raises:
         ValueError: If shapes do not fit or an index is out of range.
+
+    Example:
+        >>> import torch
+        >>> path = Graph(torch.tensor([[0, 1], [1, 2]]), num_nodes=4)
+        >>> path.with_self_loops().edge_index.shape
+        torch.Size([2, 6])
     """
 
     def __init__(
@@ -193,7 +199,7 @@ class Graph:
         return self.matrix(norm, dtype) @ z
 
 
-_GRAPHS: Kept[Graph] = Kept()
+_GRAPHS: ResultCache[Graph] = ResultCache()
 
 
 def as_graph(edge_index: Tensor | Graph | Any, num_nodes: int, edge_weight: Tensor | None = None) -> Graph:

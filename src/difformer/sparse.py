@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from difformer._compat import is_transformed
-from difformer.eager import is_eager
 from difformer.errors import UserError
-from difformer.kept import Kept
+from difformer.result_cache import ResultCache
+from difformer.shortcut import is_eager
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,19 @@ class CSR:
     crow: Tensor
     col: Tensor
     value: Tensor
+
+    def as_tensor(self, size: tuple[int, int]) -> Tensor:
+        """A view as torch's own sparse matrix, made once: making it takes as long as a small product."""
+        known = self.__dict__.get("_tensor")
+        if known is None or known.shape != size or torch.compiler.is_compiling():
+            _expect_notices()
+            with torch.inference_mode(False):
+                known = torch.sparse_csr_tensor(self.crow, self.col, self.value, size, check_invariants=False)
+            object.__setattr__(self, "_tensor", known)
+        return known
+
+    def __getstate__(self) -> dict[str, Tensor]:
+        return {"crow": self.crow, "col": self.col, "value": self.value}
 
     def to(self, *args: Any, **kwargs: Any) -> CSR:
         # Indices follow the device alone: a change of dtype is for the values.
@@ -117,7 +130,7 @@ class SparseMatrix:
         return out.reshape(self.shape[0], *x.shape[1:]).to(x.dtype)
 
 
-_MATRICES: Kept[SparseMatrix] = Kept()
+_MATRICES: ResultCache[SparseMatrix] = ResultCache()
 
 
 def _compress(row: Tensor, col: Tensor, value: Tensor, num_rows: int) -> CSR:
@@ -149,11 +162,12 @@ def add_product(matrix: CSR, x: Tensor, out: Tensor, *, beta: float = 1.0, alpha
     size = (matrix.crow.numel() - 1, x.shape[0])
     if fast_product is not None and fast_product(matrix, x, out, beta, alpha):
         return out
+    csr = matrix.as_tensor(size)
+    if not torch.is_autocast_enabled(x.device.type):
+        return torch.addmm(out, csr, x.contiguous(), beta=beta, alpha=alpha, out=out)  # half the time of `@` on a CPU
     # Mixed precision would cast one factor and not the other.
     with torch.autocast(x.device.type, enabled=False):
-        _expect_notices()
-        csr = torch.sparse_csr_tensor(matrix.crow, matrix.col, matrix.value, size, check_invariants=False)
-        return torch.addmm(out, csr, x.contiguous(), beta=beta, alpha=alpha, out=out)  # half the time of `@` on a CPU
+        return torch.addmm(out, csr, x.contiguous(), beta=beta, alpha=alpha, out=out)
 
 
 @functools.cache

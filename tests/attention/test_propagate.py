@@ -5,6 +5,7 @@ import torch
 from attention_cases import answer_and_gradients, assert_near, expected, make_inputs
 
 from difformer.attention import Segments, propagate
+from difformer.attention.reference import attention_matrix
 from difformer.diffusion import Diffusivity, gaussian, softmax
 
 CAUCHY = Diffusivity("cauchy", f=lambda u: 1 / (1 + u))
@@ -157,3 +158,10 @@ def test_ready_segments_serve_every_layer():
     torch.testing.assert_close(
         propagate(q, k, v, "sigmoid", batch=Segments(batch)), propagate(q, k, v, "sigmoid", batch=batch)
     )
+
+
+def test_the_identity_is_one_matrix_per_head():
+    q, k, v = make_inputs(5, 3, 4, 6)
+    matrix = attention_matrix(q, k, "identity")
+    assert torch.equal(matrix, torch.eye(5, dtype=q.dtype).expand(3, 5, 5))
+    torch.testing.assert_close(propagate(q, k, v, "identity", backend="reference"), v)

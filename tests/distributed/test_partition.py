@@ -332,3 +332,13 @@ def test_features_that_are_not_finite_are_not_partitioned(tmp_path):
     with pytest.raises(ValueError, match="features must be finite"):
         write_partition(small(x=x), tmp_path / "parts", 2)
     assert not (tmp_path / "parts").exists()
+
+
+def test_a_manifest_without_the_number_of_edges_is_refused(tmp_path):
+    write_partition(small(), tmp_path / "parts", 2)
+    path = tmp_path / "parts" / "partition.json"
+    about = json.loads(path.read_text())
+    del about["num_edges"]
+    path.write_text(json.dumps(about))
+    with pytest.raises(DataError, match=r"partition\.json is damaged: num_edges must be a count"):
+        Partition.open(tmp_path / "parts")

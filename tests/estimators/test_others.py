@@ -15,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from difformer.estimators import DIFFormerRegressor, DIFFormerTransformer
-from difformer.estimators.ridge import LinearPart
+from difformer.estimators.ridge import LinearPart, best_share
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,14 @@ def test_two_targets_are_predicted_no_worse_than_by_ridge() -> None:
     assert ours[1] < 0.7 * theirs[1]
     assert model.fitted_.share is not None
     assert model.fitted_.share[0] < model.fitted_.share[1]
+
+
+def test_models_count_only_beyond_three_standard_errors() -> None:
+    generator = torch.Generator().manual_seed(1)
+    left, noise = torch.randn(2, 200, 1, generator=generator, dtype=torch.float64)
+    weight = torch.ones(200, dtype=torch.float64)
+    assert best_share(0.35 * left + noise, left, weight) == 0  # 2.6 standard errors, as on tables that are linear
+    assert best_share(0.6 * left + noise, left, weight) > 0.3
 
 
 def test_the_linear_part_is_that_of_scikit_learn_with_weights_gaps_and_constant_columns() -> None:

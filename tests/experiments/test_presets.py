@@ -195,7 +195,7 @@ def test_a_missing_file_is_named(tmp_path):
 @pytest.mark.parametrize("field", ["validation = []", "command = 1979-05-27", "trials = 'x'", "data = 3", "note = 1"])
 def test_a_preset_with_a_field_of_the_wrong_kind_is_refused(tmp_path, field):
     (tmp_path / "p.toml").write_text(f"name = 'own'\nmodel = 'mlp'\ndataset = 'cora'\n{field}\n")
-    with pytest.raises(UserError, match=rf"p\.toml has {field.split()[0]} = .*, which is of the wrong kind"):
+    with pytest.raises(UserError, match=rf"p\.toml: {field.split()[0]} must be "):
         read_preset(tmp_path / "p.toml")
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -236,3 +237,12 @@ def test_processes_do_not_disturb_each_other(tmp_path):
 def test_every_source_is_part_of_the_name():
     folder = build.Path(build.__file__).parent
     assert sorted(build.SOURCES) == sorted(path.name for path in folder.iterdir() if path.suffix in (".c", ".h"))
+
+
+@pytest.mark.parametrize("processors", [1, 2])
+def test_a_library_is_named_after_the_abilities_of_the_first_processor(monkeypatch, processors):
+    text = "".join(
+        f"processor\t: {i}\nmodel name\t: A{i}\nflags\t\t: avx{i}\nbogomips\t: 1\n\n" for i in range(processors)
+    )
+    monkeypatch.setattr(Path, "read_text", lambda self, **options: text)
+    assert build._processor() == "model name\t: A0\nflags\t\t: avx0"

@@ -8,6 +8,7 @@ import torch
 
 from difformer import DIFFormer, DIFFormerConv, Graph
 from difformer.kernels.cpu import explain, library, passes
+from difformer.kernels.cpu import input as input_kernel
 from difformer.kernels.fused import fused_step
 from difformer.nn.dropout import dropout_key
 from difformer.nn.structure import as_structure
@@ -102,3 +103,15 @@ if not child:
 assert os.waitpid(child, 0)[1] == 0
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_an_input_layer_keeps_nothing_where_no_gradient_is_asked_for(monkeypatch):
+    taken = []
+    monkeypatch.setattr(input_kernel, "space", lambda *shape: taken.append(shape) or passes.space(*shape))
+    layer, x = torch.nn.Linear(5, 7), torch.randn(30, 5)
+    kept = input_kernel.fused_input(layer, None, x, None)
+    assert taken == [(30, 7), (30, 7), (30,)]
+    taken.clear()
+    with torch.no_grad():
+        torch.testing.assert_close(input_kernel.fused_input(layer, None, x, None), kept)
+    assert taken == [(30, 7)]

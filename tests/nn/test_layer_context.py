@@ -164,3 +164,12 @@ def test_a_stored_population_counts_its_weights(diffusivity):
     for size in (None, 7):
         weighted = store(conv, z, weight=weight, size=size)
         torch.testing.assert_close(conv(new, context=weighted), conv(new, context=store(conv, z[rows])))
+
+
+@pytest.mark.parametrize("missing", ["query_norm", "key_norm"])
+def test_a_context_without_one_of_its_norms_says_so(missing):
+    norms = {"query_norm": torch.ones(()), "key_norm": torch.ones(())}
+    q = torch.randn(3, 1, 2)
+    assert [x.item() for x in Stored(None, **norms).norms(q, q)] == [1.0, 1.0]
+    with pytest.raises(ValueError, match="holds no norms of its senders"):
+        Stored(None, **{**norms, missing: None}).norms(q, q)

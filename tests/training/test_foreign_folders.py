@@ -16,7 +16,17 @@ from small_tasks import blocks
 
 from difformer.errors import UserError
 from difformer.files import only_one
-from difformer.training import RunFolder, RunFolderError, TrainConfig, evaluate, fit, load_run, predict, resume
+from difformer.training import (
+    RunFolder,
+    RunFolderError,
+    TaskSource,
+    TrainConfig,
+    evaluate,
+    fit,
+    load_run,
+    predict,
+    resume,
+)
 
 CONFIG = TrainConfig(options={"hidden_channels": 4}, epochs=3)
 
@@ -196,6 +206,7 @@ def test_broken_json_gets_our_error(run, content):
         ("[training]", "[[training]]"),
         ("[model.options]", "[model.opt]\nname = 1\n[x.y]"),
         ("fingerprint = ", "fingerprint = 3 # "),
+        ("protocol = ", "protocol = [] # "),
         ("[run]", f"a = {DEEP}\n[run]"),
         ("threads = ", "threads = 'two' # "),
         ("format = 1", "format = 'one'"),
@@ -302,3 +313,20 @@ def test_a_checkpoint_that_was_changed_is_noticed_and_one_of_version_0_1_is_resu
         resume(tmp_path / "run", task=blocks(), device="cpu")
     save_file(tensors, path, without)
     assert resume(tmp_path / "run", task=blocks(), device="cpu").complete
+
+
+def test_an_unknown_option_of_the_data_is_named(tmp_path):
+    (tmp_path / "f.csv").write_text("a,label\n" + "".join(f"{i},{'uv'[i % 2]}\n" for i in range(12)))
+    with pytest.raises(UserError, match="from_files has no option 'unknown'"):
+        TaskSource(files={"features": tmp_path / "f.csv"}, options={"unknown": 1}).load()
+    with pytest.raises(UserError, match="from_files has no option 'colour'"):
+        TaskSource(files={"features": tmp_path / "f.csv", "colour": tmp_path / "f.csv"}).load()
+
+
+def test_a_result_without_a_score_is_refused(run):
+    path = run / "seed-0/result.json"
+    found = json.loads(path.read_text())
+    del found["train"]
+    path.write_text(json.dumps(found))
+    with pytest.raises(RunFolderError, match=r"result\.json is not the result of a run \(train is missing\)"):
+        RunFolder.open(run).summary()

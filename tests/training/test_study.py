@@ -14,6 +14,7 @@ import torch
 from small_tasks import blocks
 
 from difformer.data.registry import load
+from difformer.errors import UserError
 from difformer.files import only_one
 from difformer.training.config import TrainConfig, make_config
 from difformer.training.journal import Journal
@@ -177,9 +178,9 @@ def test_a_study_does_not_depend_on_test_labels(tmp_path, sampler, stacked, monk
     seen = []
     original = Journal.__init__
 
-    def watched(self, task, split, *rest):
+    def watched(self, metric, task, split, *rest):
         seen.append(split.test.numel())
-        original(self, task, split, *rest)
+        original(self, metric, task, split, *rest)
 
     monkeypatch.setattr(Journal, "__init__", watched)
     studies = []
@@ -237,7 +238,7 @@ def test_an_interrupted_trial_is_tried_again(iris, tmp_path):
 
 def test_another_question_in_the_same_folder_is_refused(iris, tmp_path):
     tune(iris, Question("mlp", SPACE), trials=1, out=tmp_path)
-    with pytest.raises(ValueError, match="study of mlp that differs in runs"):
+    with pytest.raises(ValueError, match=r"study of mlp with runs=1 \(now 2\)"):
         tune(iris, Question("mlp", SPACE, runs=2), trials=1, out=tmp_path)
     (tmp_path / "old").mkdir()
     (tmp_path / "old/study.db").write_text("")
@@ -361,3 +362,19 @@ def _alive(process):
         return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize("line", ['{"number": "x"}', "[]", "3", '{"number": 5, "model": 7}', "[" * 5000])
+def test_lines_that_are_no_trials_are_skipped(iris, tmp_path, line):
+    found = tune(iris, Question("mlp", SPACE), trials=2, out=tmp_path)["mlp"]
+    kept = json.loads((tmp_path / "trials.jsonl").read_text().splitlines()[0])
+    with (tmp_path / "trials.jsonl").open("a") as file:
+        file.write(f"{line}\n{json.dumps({**kept, 'number': 'x'})}\n{json.dumps({**kept, 'number': 9, 'value': []})}\n")
+    assert tune(iris, Question("mlp", SPACE), trials=2, out=tmp_path)["mlp"].trials == found.trials
+
+
+def test_a_study_that_is_no_table_of_tables_is_refused(iris, tmp_path):
+    tune(iris, Question("mlp", SPACE), trials=1, out=tmp_path)
+    (tmp_path / "study.json").write_text('{"mlp": "x"}')
+    with pytest.raises(UserError, match=r"study\.json is damaged"):
+        tune(iris, Question("mlp", SPACE), trials=1, out=tmp_path)

@@ -27,7 +27,7 @@ from difformer.attention.scores import Pullback, Score, find_score, score_key
 from difformer.attention.segments import Segments
 from difformer.attention.tiles import Sums, add_gradients, add_keys, tile_budget
 from difformer.diffusivity import Diffusivity
-from difformer.eager import direct, once_differentiated
+from difformer.shortcut import direct, once_differentiated
 
 EXPORTED_ROWS = 4096  # of the scores, where an exported program computes them
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from difformer._compat import constant_result
-from difformer.attention import flex, monomials, pair_operator, polynomial
+from difformer.attention import monomials, pair_operator, polynomial, softmax
 from difformer.attention.chebyshev import Bounds, bounds, degree_for
 from difformer.attention.linear import LINEAR
 from difformer.attention.moments import degrees_of
@@ -21,7 +21,7 @@ from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.free_memory import free_bytes
 
-BACKENDS = ("auto", "reference", "linear", "blockwise", "flex", "fused", "polynomial")
+BACKENDS = ("auto", "reference", "linear", "blockwise", "softmax", "fused", "polynomial")
 
 # How much quicker than the sums of monomials, which are float32, a GPU works out pairs in low precision.
 LOW_PRECISION_GAIN = 8
@@ -100,20 +100,9 @@ def _exact(s: Situation, form: str, why: str) -> Choice:
     width = max(s.d, s.c)
     if pair_operator.serves(form, s.device, s.dtype, width) and pair_operator.pays(s.dtype, s.batched_rows > 0):
         return Choice("fused", f"{why}; all pairs in one kernel of this package on {s.device.type}")
-    if not s.transformed and form != "simple" and _flex_pays(s, form, width):
-        return Choice("flex", f"{why}; all pairs in torch's own kernels on {s.device.type}")
+    if not s.transformed and softmax.serves(form, s.device, s.dtype, width, s.batched_rows > 0):
+        return Choice("softmax", f"{why}; all pairs in torch's own kernels on {s.device.type}")
     return Choice("blockwise", f"{why}; all pairs tile by tile on {s.device.type}")
-
-
-def _flex_pays(s: Situation, form: str, width: int) -> bool:
-    """Whether torch's kernels serve and are quicker than tiles.
-
-    Those that modify a score are slow in float32 (on an H200, 9,237 rows of 128, 37 ms against 5.6 by tiles): they are
-    for low precision and for batches, whose tiles are small. Exponentials need no change of their scores, and are quick
-    in float32 too (19,717 rows of 64, 15 ms against 17).
-    """
-    quick = s.dtype != torch.float32 or form == "exponential" or s.batched_rows > 0
-    return quick and flex.serves(s.device, s.dtype, width, s.batched_rows)
 
 
 def choose(s: Situation, key: str, tol: float | None) -> Choice:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from difformer._compat import is_transformed
-from difformer.attention import blockwise, flex, linear, pair_operator, polynomial, reference
+from difformer.attention import blockwise, linear, pair_operator, polynomial, reference, softmax
 from difformer.attention.choice import BACKENDS, Situation, choose
 from difformer.attention.reference import safe_total
 from difformer.attention.scores import form_of, score_key
@@ -37,8 +37,8 @@ def propagate(
         batch: Which graph each row belongs to, in any order; graphs never see each other. `Segments` worked out before
             save the sorting.
         backend: ``"auto"`` (`explain` tells what it takes), or one of ``"reference"`` (dense), ``"linear"`` (simple and
-            constant), ``"blockwise"`` (any diffusivity), ``"fused"`` (simple and sigmoid, CUDA), ``"flex"`` (any
-            diffusivity, CUDA) and ``"polynomial"`` (any, within `tol`, for rows of norm at most one).
+            constant), ``"blockwise"`` (any diffusivity), ``"fused"`` (simple and sigmoid, CUDA), ``"softmax"``
+            (exponentials of one graph, CUDA) and ``"polynomial"`` (any, within `tol`, for rows of norm at most one).
         tol: Relative error allowed in g. None asks ``"auto"`` for the exact sums, and stands for 1e-3 where the backend
             is ``"polynomial"``.
         weight: ``[N]`` non-negative w: how often each row counts as a sender; None for once.
@@ -131,12 +131,12 @@ def _run(
         return reference.propagate(q, k, v, key, None if segments is None else segments.batch)
     if backend == "linear":
         return linear.propagate(q, k, v, key, segments)
-    if backend in ("fused", "flex") and torch.compiler.is_exporting():
+    if backend in ("fused", "softmax") and torch.compiler.is_exporting():
         backend = "blockwise"  # plain operations, which run where this package is not installed
     if backend == "fused":
         return pair_operator.propagate(q, k, v, key, segments)
-    if backend == "flex":
-        return flex.propagate(q, k, v, key, segments)
+    if backend == "softmax":
+        return softmax.propagate(q, k, v, key, segments)
     if backend == "polynomial":
         return polynomial.propagate(q, k, v, key, segments, tol=polynomial.DEFAULT_TOL if tol is None else tol)
     return blockwise.propagate(q, k, v, key, segments)

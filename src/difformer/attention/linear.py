@@ -28,8 +28,8 @@ from difformer.attention.reference import safe_total, smallest_total
 from difformer.attention.scores import diffusivity_of, form_of
 from difformer.attention.segments import Segments
 from difformer.diffusivity import Diffusivity
-from difformer.eager import direct, once_differentiated
 from difformer.errors import UserError
+from difformer.shortcut import direct, once_differentiated
 
 LINEAR = frozenset({"simple", "constant"})  # forms that are sums
 CPU_PART = 1 << 20  # elements of q that are worked on at a time

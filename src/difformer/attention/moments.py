@@ -21,7 +21,7 @@ from difformer._compat import constant_result
 from difformer.attention import monomials
 from difformer.attention.layout import serve_runs, working_dtype
 from difformer.attention.scores import apart
-from difformer.eager import once_differentiated
+from difformer.shortcut import once_differentiated
 
 
 def degrees_of(coefficients: Sequence[float]) -> list[int]:

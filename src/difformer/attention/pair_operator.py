@@ -23,8 +23,8 @@ from difformer.attention.layout import serve_runs
 from difformer.attention.scores import diffusivity_of, form_of, least_of
 from difformer.attention.segments import Segments
 from difformer.diffusivity import Diffusivity
-from difformer.eager import once_differentiated
 from difformer.errors import UserError
+from difformer.shortcut import once_differentiated
 
 try:
     from difformer.attention import pair_kernels as kernels

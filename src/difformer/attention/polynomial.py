@@ -29,8 +29,8 @@ from difformer.attention.reference import safe_total
 from difformer.attention.scores import apart, diffusivity_of, score_key
 from difformer.attention.segments import Segments
 from difformer.diffusivity import Diffusivity
-from difformer.eager import is_eager
 from difformer.errors import UserError
+from difformer.shortcut import is_eager
 
 __all__ = ["DEFAULT_TOL", "Bounds", "answer", "bounds", "propagate", "summarise"]
 

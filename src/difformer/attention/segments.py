@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from difformer.eager import is_eager
 from difformer.errors import UserError
-from difformer.kept import Kept
+from difformer.result_cache import ResultCache
+from difformer.shortcut import is_eager
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _cut(lengths: Tensor, policy: Policy) -> list[tuple[int, int, int]]:
     return blocks
 
 
-_SEGMENTS: Kept[Segments] = Kept()
+_SEGMENTS: ResultCache[Segments] = ResultCache()
 
 
 def as_segments(batch: Tensor | Segments | None) -> Segments | None:

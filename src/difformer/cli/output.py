@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sys
@@ -11,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difformer.files import UNSAFE
+from difformer.files import UNSAFE, finite
 from difformer.files import printable as printable
 
-_NUMBER = re.compile(r"|–|input|[|+-]?[\d.]+([\d.,:/%±…e +-]|[hms]\b)*")  # also 7/60, 0.7 ± 0.1, 1e-07, 3m04s
+_NUMBER = re.compile(r"|–|input|[|+-]?[\d.]([\d.,:/%±…e +-]|[hms]\b)*")  # also 7/60, 0.7 ± 0.1, 1e-07, 3m04s
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +55,7 @@ class Output:
     def json(self, document: Any) -> None:
         """The document; nothing without ``--json``."""
         if self.as_json:
-            text = json.dumps(plain(document), indent=2, ensure_ascii=False)
+            text = json.dumps(finite(document), indent=2, ensure_ascii=False, default=str)
             print(UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
@@ -90,19 +89,6 @@ def make_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Tab
     for row in texts:
         table.add_row(*map(Text, row))
     return table
-
-
-def plain(value: Any) -> Any:
-    """Numbers, texts, lists and mappings only, as JSON has them: no NaN, no paths, no tuples."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value)
 
 
 def count(value: int | None) -> str:

@@ -1,4 +1,4 @@
-"""`load`: from a name to a task; and names for data sets of your own."""
+"""`load`: from a name to a task; and names for your own data sets."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) 
 def register_dataset(
     name: str, loader: Callable[..., Task], *, about: str = "", kind: Kind = "nodes", metric: str = "any"
 ) -> Entry:
-    """Adds a data set of your own, so that `load`, ``fit``, ``tune`` and all else take its name.
+    """Adds your own data set, so that `load`, ``fit``, ``tune`` and all else take its name.
 
     The name is known in this process. A command line knows it where an installed package names the loader in the
     entry-point group ``difformer.datasets``, or without a name as ``package.module:function``.

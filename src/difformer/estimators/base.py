@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +19,9 @@ from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.estimators.estimator_files import TEXTS, load_estimator, plain_list, save_estimator
 from difformer.estimators.options import OPTIONS
-from difformer.estimators.population import Population, Scaling, make_population, row_digests
-from difformer.estimators.predictor import GivenGraph, Part, Predictor, Search, remember
-from difformer.estimators.problem import NO_EDGES, Edges, Problem, Recipe, Run, say, threads_for
+from difformer.estimators.population import Scaling, has_target, make_population, row_digests
+from difformer.estimators.predictor import GivenGraph, Predictor, Search, remember
+from difformer.estimators.problem import NO_EDGES, Edges, Problem, Recipe, say, threads_for
 from difformer.estimators.program import export_program
 from difformer.estimators.row_graph import KINDS, RowGraph, as_matrix, receiving
 from difformer.estimators.row_search import RowSearch, SparseRowSearch
@@ -174,70 +173,69 @@ class DIFFormerEstimator(BaseEstimator):
         class_weight: Array | None = None,
         embed: bool = False,
     ) -> Array:
-        """Fit a checked table, and return the outputs of its rows or their states.
+        """Fit a checked table, and return the outputs of its rows, or their states if `embed`.
 
         table → population (distinct rows with their masses) → scaled features → graph (given, of neighbours, or none)
         → trained models, chosen on held-out labels → models that remember the population.
 
-        Args:
-            X: The table as it was given; frames identify rows by their index.
-            x: ``[N, F]`` float64, dense or CSR.
-            target: ``[N]`` class numbers (-1 unknown), or ``[N, T]`` values (NaN unknown).
-            num_outputs: Classes or targets.
-            weight: ``[N]`` non-negative, or None.
-            graph: None for the option of this name.
-            class_weight: ``[C]``, or None.
-            embed: Whether states are returned instead of outputs.
+        `X` is the table as it was given, whose index may identify rows, and `x` its features, float64, dense or CSR;
+        `target` holds class numbers ``[N]`` (-1 unknown) or values ``[N, T]`` (NaN unknown).
         """
         for name, rule in OPTIONS.items():
             rule.check(name, getattr(self, name))
-        recipe = self._recipe((target >= 0 if target.ndim == 1 else ~np.isnan(target).all(1)).sum())
         graph = self.graph if graph is None else graph
         given = self._given(graph, X, x)
-        if given is not None and self.directed:
-            recipe = replace(recipe, options={**recipe.options, "graph_norm": "random_walk"})
+        recipe = self._recipe(int(has_target(target).sum()), directed=given is not None and self.directed)
         population = make_population(x, target, weight, join=given is None)
-        if not len(population.labelled) or not population.mass[population.labelled].any():
+        labelled, mass = population.labelled, torch.from_numpy(population.mass) if population.weighted else None
+        if not population.mass[labelled].any():
             raise UserError("all labelled rows have sample_weight zero; give at least one of them a positive weight")
         scaling = Scaling.of(population.x, population.mass, standardize=self.standardize)
-        output_scale, targets = _scaled_targets(population)
+        output_scale, targets = population.scaled_targets()
+        loss_weight = mass
+        if class_weight is not None:  # the last is of -1
+            loss_weight = torch.from_numpy(population.mass * np.r_[class_weight, 1.0][population.target])
         rows = f"{population.size} distinct rows" if population.size < x.shape[0] else f"{x.shape[0]} rows"
-        say(recipe.speaker, f"{rows} of {x.shape[1]} features, {len(population.labelled)} of them labelled")
+        say(recipe.speaker, f"{rows} of {x.shape[1]} features, {len(labelled)} of them labelled")
         columns = x.nnz / x.shape[0] if sparse.issparse(x) else x.shape[1]
         with threads_for(recipe.numbers(x.shape[0], columns)):
             scaled = scaling(population.x)
-            search, nearest = self._search(graph, given, scaled)
-            problem = Problem(
-                x=feature_tensor(scaled),
-                y=targets,
-                num_outputs=num_outputs,
-                labelled=population.labelled,
-                mass=torch.from_numpy(population.mass) if population.weighted else None,
-                weight=_loss_weight(population, class_weight),
-                table=scaled if target.ndim == 2 and not embed else None,
-            )
-            del scaled  # the problem has it in single precision; a third copy of a large table would count
-            trained = train_and_choose(problem, recipe, self._sides(graph, given, nearest))
-            self.fitted_ = Predictor(
+            search, nearest, sides = self._sides(graph, given, scaled)
+            table = scaled if target.ndim == 2 and not embed else None
+            problem = Problem(feature_tensor(scaled), targets, num_outputs, labelled, mass, loss_weight, table)
+            del scaled, table  # the problem has it in single precision; a third copy of a large table would count
+            trained = train_and_choose(problem, recipe, sides)
+            neighbours = trained.graph == "knn"
+            fitted = self.fitted_ = Predictor(
                 scaling,
-                search=search if trained.graph == "knn" else None,
+                search=search if neighbours else None,
                 given=None if given is None else GivenGraph(given, row_digests(x), directed=self.directed),
                 softmax=target.ndim == 1,
                 temperature=trained.temperature,
                 output_scale=output_scale,
                 linear=trained.linear,
             )
-            parts = list(self.fitted_.parts(population.x, given, nearest if trained.graph == "knn" else None))
-            states = self._remember(trained.runs, parts, population, recipe)
-            rows_of_table = _of_table(self.fitted_, population.place, x, parts, states, embed)
-        records = [run.record for run in trained.runs]
+            parts = list(fitted.parts(population.x, given, nearest if neighbours else None))
+            if trained.runs[0].in_batches:
+                mass = None  # rows count as they did in training
+            states = []
+            for run in trained.runs:
+                polynomial = recipe.options["backend"] == "polynomial"
+                landmarks = self._landmarks(population.size, recipe.seed)
+                member, z = remember(run.model, parts, mass, polynomial=polynomial, landmarks=landmarks)
+                fitted.members.append(member)
+                states.append(z)
+            found = torch.cat(states, 1).numpy() if embed else fitted.of_states(parts, states)
+            answers: Array = found[np.maximum(population.place, 0)]
+            if (absent := population.place < 0).any():  # of weight zero: predicted like new rows
+                answers[absent] = fitted.states(x[absent]) if embed else fitted.outputs(x[absent])
         self.graph_ = trained.graph
-        self.n_iter_ = max(record.epochs for record in records)
-        self.loss_ = float(np.mean([record.loss for record in records]))
+        self.n_iter_ = max(run.record.epochs for run in trained.runs)
+        self.loss_ = float(np.mean([run.record.loss for run in trained.runs]))
         self.validation_loss_ = trained.held_out
         if trained.warning is not None:
             warnings.warn(trained.warning, UserWarning, stacklevel=3)
-        return rows_of_table
+        return answers
 
     def _given(self, graph: Any, X: Any, x: Any) -> Any:
         """The user's graph as the CSR matrix of what each row receives; None if there is none."""
@@ -249,71 +247,50 @@ class DIFFormerEstimator(BaseEstimator):
             )
         if graph is None or isinstance(graph, str):
             return None
-        if isinstance(graph, RowGraph):
-            rows = graph.rows(X, x)
-            self._known_rows = graph, rows
-            matrix = graph.matrix[rows][:, rows]
-        else:
-            matrix = as_matrix(graph, x.shape[0])
-        return receiving(matrix, directed=self.directed)
+        if not isinstance(graph, RowGraph):
+            return receiving(as_matrix(graph, x.shape[0]), directed=self.directed)
+        rows = graph.rows(X, x)
+        self._known_rows = graph, rows
+        return receiving(graph.matrix[rows][:, rows], directed=self.directed)
 
-    def _search(self, graph: Any, given: Any, scaled: Any) -> tuple[Search | None, Tensor | None]:
-        """A search among the rows of the population and their own nearest ones ``[n, k]``, if they may be wanted."""
-        rows = scaled.shape[0]
-        if given is not None or graph is None or (graph == "auto" and not FEWEST_ROWS <= rows <= MOST_ROWS):
-            return None, None
-        k = min(int(self.neighbours), rows)
-        if sparse.issparse(scaled):
-            sparse_search = SparseRowSearch(scaled, k)
-            return sparse_search, sparse_search(scaled)
-        points = torch.from_numpy(scaled)
-        search = RowSearch(points, k)
-        return search, search(points)
-
-    def _sides(self, graph: Any, given: Any, nearest: Tensor | None) -> dict[str | None, Edges]:
-        """The graphs to choose from, by name."""
+    def _sides(
+        self, graph: Any, given: Any, scaled: Any
+    ) -> tuple[Search | None, Tensor | None, dict[str | None, Edges]]:
+        """A search among the population, its rows' own nearest ones ``[n, k]``, and the graphs to choose from."""
         if given is not None:
             coo = given.tocoo()
             edge_index = torch.from_numpy(np.stack([coo.col, coo.row]).astype(np.int64))
-            return {"given": (edge_index, torch.from_numpy(coo.data.astype(np.float32)))}
-        sides: dict[str | None, Edges] = {}
-        if nearest is not None:
-            receivers = torch.arange(nearest.shape[0]).repeat_interleave(nearest.shape[1])
-            sides["knn"] = (torch.stack([nearest.reshape(-1), receivers]), None)
-        if nearest is None or graph == "auto":
-            sides[None] = NO_EDGES
-        return sides
+            return None, None, {"given": (edge_index, torch.from_numpy(coo.data.astype(np.float32)))}
+        rows = scaled.shape[0]
+        if graph is None or (graph == "auto" and not FEWEST_ROWS <= rows <= MOST_ROWS):
+            return None, None, {None: NO_EDGES}
+        k = min(int(self.neighbours), rows)
+        search = SparseRowSearch(scaled, k) if sparse.issparse(scaled) else RowSearch(torch.from_numpy(scaled), k)
+        nearest = search(scaled if sparse.issparse(scaled) else torch.from_numpy(scaled))
+        receivers = torch.arange(rows).repeat_interleave(k)
+        sides: dict[str | None, Edges] = {"knn": (torch.stack([nearest.reshape(-1), receivers]), None)}
+        return search, nearest, {**sides, None: NO_EDGES} if graph == "auto" else sides
 
-    def _remember(self, runs: list[Run], parts: list[Part], population: Population, recipe: Recipe) -> list[Tensor]:
-        """Puts models into the context of the population; returns its final states, one tensor per model."""
-        alike = not population.weighted or runs[0].in_batches  # rows count as they did in training
-        mass, landmarks = None if alike else torch.from_numpy(population.mass), self.landmarks
-        if landmarks is None and population.size > FULL_POPULATION:
-            landmarks = LANDMARKS
-        chosen = None
-        if landmarks is not None and landmarks < population.size:
-            rng = np.random.RandomState(recipe.seed % 2**32)
-            chosen = torch.from_numpy(np.sort(rng.choice(population.size, landmarks, replace=False)))
-        states = []
-        for run in runs:
-            polynomial = recipe.options.get("backend") == "polynomial"
-            member, z = remember(run.model, parts, mass, polynomial=polynomial, landmarks=chosen)
-            self.fitted_.members.append(member)
-            states.append(z)
-        return states
+    def _landmarks(self, rows: int, seed: int) -> Tensor | None:
+        """The rows that represent the population where keys are kept; None for all."""
+        count = LANDMARKS if self.landmarks is None and rows > FULL_POPULATION else self.landmarks
+        if count is None or count >= rows:
+            return None
+        return torch.from_numpy(np.sort(np.random.RandomState(seed % 2**32).choice(rows, count, replace=False)))
 
-    def _recipe(self, labels: int) -> Recipe:
-        options = {
-            name: getattr(self, name)
-            for name in ("diffusivity", "step_size", "source_weight", "graph_weight", "dropout", "backend")
-        }
-        if options["dropout"] is None:
+    def _recipe(self, labels: int, *, directed: bool = False) -> Recipe:
+        names = ("diffusivity", "step_size", "source_weight", "graph_weight", "dropout", "backend")
+        options: dict[str, Any] = {name: getattr(self, name) for name in names}
+        options |= {name: int(getattr(self, name)) for name in ("hidden_channels", "num_layers", "num_heads")}
+        options["transform"] = self.transform_values
+        if self.dropout is None:
             options["dropout"] = DROPOUT if labels < ENOUGH else 0.0
-        if options["diffusivity"] in ("constant", "identity"):
+        if self.diffusivity in ("constant", "identity"):
             options["backend"] = "auto"  # neither has scores for a backend to work out
-        counts = {name: int(getattr(self, name)) for name in ("hidden_channels", "num_layers", "num_heads")}
+        if directed:
+            options["graph_norm"] = "random_walk"
         return Recipe(
-            options={**counts, **options, "transform": self.transform_values},
+            options=options,
             steps=int(self.steps),
             learning_rate=float(self.learning_rate),
             weight_decay=None if self.weight_decay is None else float(self.weight_decay),
@@ -370,45 +347,6 @@ class DIFFormerEstimator(BaseEstimator):
         check_is_fitted(self, "fitted_")
         facts = {name: plain_list(getattr(self, name)) for name in TEXTS if hasattr(self, name)}
         export_program(self.fitted_, path, states=hasattr(self, "transform"), facts=facts)
-
-
-def _scaled_targets(population: Population) -> tuple[Tensor | None, Tensor]:
-    """Mean and deviation ``[2, T]`` of values, and the values scaled by them; classes stay as they are."""
-    if population.target.ndim == 1:
-        return None, torch.from_numpy(population.target)
-    known = ~np.isnan(population.target)
-    mass = population.mass[:, None] * known
-    total = np.maximum(mass.sum(0), np.finfo(np.float64).tiny)
-    filled = np.where(known, population.target, 0.0)
-    mean = (mass * filled).sum(0) / total
-    deviation = np.sqrt((mass * (filled - mean) ** 2).sum(0) / total)
-    deviation = np.where(deviation > 0, deviation, 1.0)
-    targets = ((population.target - mean) / deviation).astype(np.float32)
-    return torch.from_numpy(np.stack([mean, deviation])), torch.from_numpy(targets)
-
-
-def _loss_weight(population: Population, class_weight: Array | None) -> Tensor | None:
-    """Mass times the weight of the class; None if all rows count equally."""
-    if class_weight is None:
-        return torch.from_numpy(population.mass) if population.weighted else None
-    return torch.from_numpy(population.mass * np.r_[class_weight, 1.0][population.target])  # the last is of -1
-
-
-def _of_table(fitted: Predictor, place: Array, x: Any, parts: list[Part], states: list[Tensor], embed: bool) -> Array:
-    """States or outputs of the table's rows; those of weight zero are predicted like new ones."""
-    with torch.no_grad():
-        if embed:
-            found = torch.cat(states, 1).numpy()
-        else:
-            sizes = [part[0].shape[0] for part in parts]
-            each = zip(*(z.split(sizes) for z in states), strict=True)
-            answers = [fitted.combine(list(z), part[0]) for z, part in zip(each, parts, strict=True)]
-            found = torch.cat(answers).numpy()
-    rows: Array = found[np.maximum(place, 0)]
-    absent = place < 0
-    if absent.any():
-        rows[absent] = fitted.states(x[absent]) if embed else fitted.outputs(x[absent])
-    return rows
 
 
 def raw_columns(table: Any, name: str) -> str | None:

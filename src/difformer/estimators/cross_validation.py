@@ -56,7 +56,9 @@ def cross_validate(
         >>> from sklearn.datasets import load_wine
         >>> from sklearn.neighbors import kneighbors_graph
         >>> X, y = load_wine(return_X_y=True)
-        >>> found = cross_validate(DIFFormerClassifier(random_state=0), X, y, kneighbors_graph(X, 5), cv=3)
+        >>> from difformer import DIFFormerClassifier
+        >>> model = DIFFormerClassifier(steps=10, n_models=1, random_state=0)
+        >>> found = cross_validate(model, X, y, kneighbors_graph(X, 5), cv=3)
         >>> found["test_score"].shape
         (3,)
     """
@@ -91,7 +93,16 @@ def labelled_scorer(scoring: str | Callable[..., float]) -> Callable[..., float]
         scoring: Name of a scorer, such as ``"roc_auc"``, or a scorer.
 
     Example:
-        >>> cross_val_score(model, X, partly, scoring=labelled_scorer("neg_log_loss"), cv=KFold(5, shuffle=True))
+        >>> import numpy as np
+        >>> from sklearn.datasets import load_wine
+        >>> from sklearn.model_selection import KFold, cross_val_score
+        >>> from difformer import DIFFormerClassifier
+        >>> X, y = load_wine(return_X_y=True)
+        >>> partly = np.where(np.arange(len(y)) % 3 == 0, y, -1)
+        >>> model = DIFFormerClassifier(steps=10, n_models=1, graph=None, random_state=0)
+        >>> folds = KFold(2, shuffle=True, random_state=0)
+        >>> cross_val_score(model, X, partly, scoring=labelled_scorer("neg_log_loss"), cv=folds).shape
+        (2,)
     """
     scorer = get_scorer(scoring)
 

@@ -60,21 +60,37 @@ LABEL_DTYPE = re.compile(r"[<>|=]?([biuf]\d{1,2}|[UO]\d{0,9}|M8\[\w{1,5}\])")
 
 TABLE = Rule(lambda value: isinstance(value, dict), "a table")
 SHAPE = Rule(lambda v: isinstance(v, list) and len(v) == 2 and all(map(COUNT.holds, v)), "two whole numbers")
+SEED = Rule(lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**32, "a seed").or_none()
+WORDY = Rule(lambda v: isinstance(v, int), "True, False or a whole number")
+
+
+def _are_labels(v: Any) -> bool:
+    return isinstance(v, list) and all(isinstance(label, str | int | float) for label in v)
+
+
+def _is_table(v: Any, *names: str) -> bool:
+    return isinstance(v, dict) and v.keys() == set(names)
+
+
 LABELS = Rule(
-    lambda v: isinstance(v, dict) and v.keys() == {"dtype", "values"} and bool(LABEL_DTYPE.fullmatch(str(v["dtype"])))
-    and isinstance(v["values"], list) and all(isinstance(label, str | int | float) for label in v["values"]),
+    lambda v: (
+        _is_table(v, "dtype", "values") and bool(LABEL_DTYPE.fullmatch(str(v["dtype"]))) and _are_labels(v["values"])
+    ),
     "a dtype of labels and a list of values",
-)  # fmt: skip
+)
 CLASS_WEIGHT = Rule(
-    lambda v: v in (None, "balanced") or (
-        isinstance(v, dict) and v.keys() == {"labels", "weights"} and all(isinstance(each, list) for each in v.values())
-        and len(v["labels"]) == len(v["weights"]) and all(map(NOT_NEGATIVE.holds, v["weights"]))
-        and all(isinstance(label, str | int | float) for label in v["labels"])
+    lambda v: (
+        v in (None, "balanced")
+        or (
+            _is_table(v, "labels", "weights")
+            and _are_labels(v["labels"])
+            and _are_labels(v["weights"])
+            and len(v["labels"]) == len(v["weights"])
+            and all(map(NOT_NEGATIVE.holds, v["weights"]))
+        )
     ),
     "None, balanced, or as many labels as weights",
-)  # fmt: skip
-WHOLE = Rule(lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**32, "a seed").or_none()
-VERBOSE = Rule(lambda v: isinstance(v, int), "True, False or a whole number")
+)
 
 # What only some estimators have; their class says the rest.
 ESTIMATORS: dict[str, dict[str, Rule]] = {
@@ -89,7 +105,7 @@ ENTRIES: dict[str, Rule] = {
 }  # fmt: skip
 PARAMS: dict[str, Rule] = {
     **OPTIONS, "graph": one_of(None, "knn", "auto"), "device": TEXT,
-    "random_state": WHOLE, "verbose": VERBOSE,
+    "random_state": SEED, "verbose": WORDY,
 }  # fmt: skip
 FACTS: dict[str, Rule] = {
     "n_features_in_": COUNT, "graph_": one_of("knn", "given", None), "n_iter_": COUNT, "loss_": FINITE,
@@ -104,34 +120,49 @@ MODEL: dict[str, Rule] = {
     "initialisation": one_of("identity"),
 }  # fmt: skip
 
-SMALLEST = math.nextafter(0, 1)
-# Tensors by name, numbers in names left out: dtype, axes, and the smallest and largest value. A letter stands for a
-# size: F columns, T outputs, n fitted rows with a graph, N rows of the table, H heads, C channels, K keys and one.
-TENSOR_RULES: dict[str, tuple[str, str, float, float]] = {
-    "temperature": ("float64", "", SMALLEST, math.inf),
-    "scale": ("float64", "F", SMALLEST, math.inf),
-    "shift": ("float64", "F", -math.inf, math.inf),
-    "output_scale": ("float64", "2T", -math.inf, math.inf),
-    "coefficients": ("float64", "FT", -math.inf, math.inf),
-    "intercepts": ("float64", "T", -math.inf, math.inf),
-    "share": ("float64", "T", 0, 1),
-    "search.points": ("float32", "nF", -math.inf, math.inf),
-    "search.data": ("float64", "s", -math.inf, math.inf),
-    "search.indices": ("int", "s", 0, math.inf),
-    "search.indptr": ("int", "r", 0, math.inf),
-    "given.data": ("float64", "e", 0, math.inf),
-    "given.indices": ("int", "e", 0, math.inf),
-    "given.indptr": ("int", "q", 0, math.inf),
-    "given.digests": ("int64", "n2", -math.inf, math.inf),
-    "given.degree": ("float64", "n", 0, math.inf),
-    "of.label_distributions_": ("float64", "NT", 0, 1),
-    "of.transduction_": ("float64", "NT", -math.inf, math.inf),
-    "members.memories.sent": ("float32", "nC", -math.inf, math.inf),
-    "members.memories.sums": ("float64", "HKV", -math.inf, math.inf),
-    "members.memories.moments": ("float64", "HmV", -math.inf, math.inf),
-    "members.memories.keys": ("float32", "pHC", -math.inf, math.inf),
-    "members.memories.values": ("float32", "pHC", -math.inf, math.inf),
-    "members.memories.weight": ("float32", "p", 0, math.inf),
+# Tensors by name, numbers in names left out: dtype, axes, range. A letter stands for a size: F columns, T outputs, n
+# fitted rows with a graph, N rows of the table, H heads, C channels, V and K one more than channels of values and keys.
+TENSOR_RULES: dict[str, tuple[str, str, str]] = {
+    "temperature": ("float64", "", "above 0"),
+    "scale": ("float64", "F", "above 0"),
+    "shift": ("float64", "F", ""),
+    "output_scale": ("float64", "2T", ""),
+    "coefficients": ("float64", "FT", ""),
+    "intercepts": ("float64", "T", ""),
+    "share": ("float64", "T", "from 0 to 1"),
+    "search.points": ("float32", "nF", ""),
+    "search.data": ("float64", "s", ""),
+    "search.indices": ("int", "s", "of at least 0"),
+    "search.indptr": ("int", "r", "of at least 0"),
+    "given.data": ("float64", "e", "of at least 0"),
+    "given.indices": ("int", "e", "of at least 0"),
+    "given.indptr": ("int", "q", "of at least 0"),
+    "given.digests": ("int64", "n2", ""),
+    "given.degree": ("float64", "n", "of at least 0"),
+    "of.label_distributions_": ("float64", "NT", "from 0 to 1"),
+    "of.transduction_": ("float64", "NT", ""),
+    "members.memories.sent": ("float32", "nC", ""),
+    "members.memories.sums": ("float64", "HKV", ""),
+    "members.memories.moments": ("float64", "HmV", ""),
+    "members.memories.keys": ("float32", "pHC", ""),
+    "members.memories.values": ("float32", "pHC", ""),
+    "members.memories.weight": ("float32", "p", "of at least 0"),
+}
+RANGES: dict[str, tuple[float, float]] = {
+    "": (-math.inf, math.inf),
+    "above 0": (math.nextafter(0, 1), math.inf),
+    "of at least 0": (0, math.inf),
+    "from 0 to 1": (0, 1),
+}
+# Which tensors there are, by what they belong to.
+NEEDED = {
+    "always": ("temperature", "scale"),
+    "values": ("output_scale",),
+    "DIFFormerClassifier": ("of.label_distributions_",),
+    "DIFFormerRegressor": ("of.transduction_", "coefficients", "intercepts", "share"),
+    "dense": ("search.points",),
+    "sparse": ("search.data", "search.indices", "search.indptr"),
+    "given": ("given.data", "given.indices", "given.indptr", "given.digests", "given.degree"),
 }
 
 
@@ -269,8 +300,9 @@ def _estimator(description: dict[str, Any], tensors: dict[str, Tensor], own: Dif
             raise UserError(f"there are {len(estimator.classes_)} classes_ and {config['out_channels']} outputs")
         estimator.transduction_ = estimator.classes_[estimator.label_distributions_.argmax(1)]
         estimator.temperature_ = float(fitted.temperature)
-    row = np.zeros((1, config["in_channels"])) if fitted.scaling.shift is None else fitted.scaling.shift[None]
-    trial = fitted.outputs(row, None if fitted.given is None else sparse.csr_array((1, fitted.given.degree.numel())))
+    rows = np.zeros((2, config["in_channels"]))
+    rows[1] = 0.0 if fitted.scaling.shift is None else fitted.scaling.shift
+    trial = fitted.outputs(rows, None if fitted.given is None else sparse.csr_array((2, fitted.given.degree.numel())))
     if not np.isfinite(trial).all():
         raise UserError("the weights give predictions that are not finite")
     return estimator
@@ -279,57 +311,48 @@ def _estimator(description: dict[str, Any], tensors: dict[str, Tensor], own: Dif
 def _check_tensors(description: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Every tensor is known, all that are needed are there, and each has its dtype, shape and range."""
     config, facts, estimator = description["model"], description["facts"], description["estimator"]
-    regressor, graph, wide = estimator == "DIFFormerRegressor", facts["graph_"], description["sparse_shape"]
-    if (graph == "knn") != (description["neighbours"] is not None) or (wide is not None and graph != "knn"):
-        raise UserError(f"graph_ is {graph!r}, but there are {description['neighbours']} neighbours")
-    needed = {"temperature", "scale"}
-    needed |= {"of.transduction_", "output_scale", "coefficients", "intercepts", "share"} if regressor else set()
-    needed |= {"of.label_distributions_"} if estimator == "DIFFormerClassifier" else set()
-    needed |= {"output_scale"} if not description["softmax"] else set()
-    if graph == "knn":
-        needed |= {f"search.{part}" for part in ("points",) if wide is None}
-        needed |= {f"search.{part}" for part in ("data", "indices", "indptr") if wide is not None}
-    elif graph == "given":
-        needed |= {f"given.{part}" for part in ("data", "indices", "indptr", "digests", "degree")}
-    sizes = {
-        "2": 2, "F": facts["n_features_in_"], "T": config["out_channels"], "H": config["num_heads"],
-        "C": config["hidden_channels"], "V": 1 + config["hidden_channels"],
-        "K": 1 + (0 if config["diffusivity"] == "constant" else config["hidden_channels"]),
-    }  # fmt: skip
+    graph, k, wide = facts["graph_"], description["neighbours"], description["sparse_shape"]
+    if (graph == "knn") != (k is not None) or (wide is not None and graph != "knn"):
+        raise UserError(f"graph_ is {graph!r}, but there are {k} neighbours")
+    kinds = ["always", estimator, *(() if description["softmax"] else ("values",))]
+    if graph is not None:
+        kinds.append("given" if graph == "given" else "dense" if wide is None else "sparse")
+    needed = {name for kind in kinds for name in NEEDED.get(kind, ())}
+    channels = config["hidden_channels"]
+    sizes = {"2": 2, "F": facts["n_features_in_"], "T": config["out_channels"], "H": config["num_heads"]}
+    sizes |= {"C": channels, "V": 1 + channels, "K": 1 if config["diffusivity"] == "constant" else 1 + channels}
     sizes |= {"N": description["rows"]} if "rows" in description else {}
     sizes |= {"n": wide[0], "r": wide[0] + 1} if wide is not None else {}
     if config["in_channels"] != sizes["F"] or (wide is not None and wide[1] != sizes["F"]):
         raise UserError(f"{sizes['F']} columns were fitted, but the model has {config['in_channels']}")
     for name in sorted(needed | set(tensors)):
-        short = re.sub(r"\.\d+(?=\.)", "", name)
         if name not in tensors:
             raise UserError(f"tensor {name} is missing")
-        if name not in needed and not short.startswith("members.") and name != "shift":
+        short = re.sub(r"\.\d+(?=\.)", "", name)
+        if name not in needed | {"shift"} and not short.startswith("members."):
             raise UserError(f"tensor {reprlib.repr(name)[1:-1]} is unknown")
         value, weights = tensors[name], short.startswith("members.model.")
-        dtype, axes, low, high = ("float64", "", -math.inf, math.inf) if weights else TENSOR_RULES[short]
+        dtype, axes, words = ("float64", "", "") if weights else TENSOR_RULES[short]
+        axes = "N" if name == "of.transduction_" and facts["one_column_"] else axes
         if not str(value.dtype).removeprefix("torch.").startswith(dtype):
             raise UserError(f"{name} must hold {dtype}, got {value.dtype}")
-        if name == "of.transduction_" and facts["one_column_"]:
-            axes = "N"
         expected = [sizes.setdefault(axis, size) for axis, size in zip(axes, value.shape, strict=False)]
         if not weights and (value.ndim != len(axes) or list(value.shape) != expected):
             shape = ", ".join(str(sizes.get(axis, "any")) for axis in axes)
             raise UserError(f"{name} must have shape ({shape}), got {tuple(value.shape)}")
+        low, high = RANGES[words]
         if value.numel() and not (value.isfinite().all() and value.min() >= low and value.max() <= high):
-            span = " above 0" if low == SMALLEST else f" of at least {low:g}" if low == 0 and high > 1 else ""
-            span = f" from {low:g} to {high:g}" if high < math.inf else span
             found = f"{float(value.min()):g} to {float(value.max()):g}"
-            raise UserError(f"{name} must be finite numbers{span}, got {found}")
+            raise UserError(f"{name} must be finite numbers {words}, got {found}")
         if short == "members.memories.sums" and not (value[:, 0, 0] > 0).all():
             raise UserError(f"{name} must count a positive number of rows")
-    rows, fitted = sizes.get("N"), sizes.get("n")
-    if rows is not None and fitted is not None and (rows < fitted or (graph == "given" and rows != fitted)):
+    rows, fitted = sizes.get("N", math.inf), sizes.get("n", 0)
+    if rows < fitted or (graph == "given" and "N" in sizes and rows != fitted):
         raise UserError(f"there are {fitted} rows with a graph and {rows} fitted rows")
     if "output_scale" in tensors and not (tensors["output_scale"][1] > 0).all():
         raise UserError("output_scale must hold deviations above 0")
-    chances = tensors.get("of.label_distributions_")
-    if chances is not None and not ((chances.sum(1) - 1).abs() < 1e-6).all():
+    chances = tensors.get("of.label_distributions_", torch.ones(1, 1))
+    if not ((chances.sum(1) - 1).abs() < 1e-6).all():
         raise UserError("label_distributions_ of a row must add up to 1")
 
 

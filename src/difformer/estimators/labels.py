@@ -25,18 +25,7 @@ NO_VALUE = ("NAType", "NaTType")  # pandas' marks, known by name: pandas itself 
 
 
 def class_labels(y: Any, x: Any, name: str, weight: Array | None = None) -> tuple[Array, Array]:
-    """Classes in order, and for every row the number of its class or -1.
-
-    Args:
-        y: Labels of any kind.
-        x: Features, with as many rows.
-        name: The estimator's, for errors.
-        weight: ``[N]``: rows of weight zero count as unlabelled.
-
-    Raises:
-        ValueError: If there are not as many labels as rows, no row is labelled, all labels are of one class, or labels
-            are continuous.
-    """
+    """Classes in order, and for every row the number of its class or -1, also for rows of weight zero."""
     labels = _column(y, name)
     check_consistent_length(x, labels)
     known = np.ones(len(labels), dtype=bool) if are_signs(labels) else is_labelled(labels)
@@ -65,16 +54,7 @@ def class_labels(y: Any, x: Any, name: str, weight: Array | None = None) -> tupl
 
 
 def known_labels(y: Any, classes: Array, name: str) -> tuple[Array, Array]:
-    """Which rows are labelled ``[N]``, and the labels of these, to be compared with predictions.
-
-    Args:
-        y: As `class_labels` takes them.
-        classes: The fitted ones; if -1 is one of them it marks nothing.
-        name: The estimator's, for errors.
-
-    Raises:
-        ValueError: If no row is labelled.
-    """
+    """Which rows are labelled ``[N]``, and their labels; -1 marks nothing if it is one of the fitted classes."""
     labels = _column(y, name)
     known = np.ones(len(labels), dtype=bool) if UNLABELLED in classes.tolist() else is_labelled(labels)
     if not known.any():
@@ -83,11 +63,7 @@ def known_labels(y: Any, classes: Array, name: str) -> tuple[Array, Array]:
 
 
 def values(y: Any, x: Any, name: str) -> Array:
-    """``[N]`` or ``[N, T]`` float64, as many axes as `y` has, NaN where unknown.
-
-    Raises:
-        ValueError: If values are not numbers, infinite, not as many as rows, or all unknown.
-    """
+    """``[N]`` or ``[N, T]`` float64, as many axes as `y` has, NaN where unknown."""
     array = as_array(y)
     if array.dtype.kind == "O":
         filled = [np.nan if type(value).__name__ in NO_VALUE else value for value in array.ravel()]
@@ -163,11 +139,7 @@ def _is_mark(label: Any) -> bool:
 
 
 def settled(labels: Array) -> Array:
-    """Objects as what they all are: texts, whole numbers, …
-
-    Raises:
-        ValueError: If some are texts and some are not: numpy would make texts of all.
-    """
+    """Objects as what they all are: texts, whole numbers, …; texts among others are refused."""
     if labels.dtype.kind != "O":
         return labels
     kinds = sorted({type(label).__name__ for label in labels})

@@ -33,29 +33,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import sparse
+from torch import Tensor
 
 Array = np.ndarray[Any, Any]
 
-ROWS_AT_ONCE = 4096
+NUMBERS_AT_ONCE = 1 << 20
 CONSTANT = 1e-12  # a deviation below this share of the column's size is rounding
 
 
 @dataclass(frozen=True)
 class Population:
-    """Distinct rows.
+    """Distinct rows."""
 
-    Args:
-        x: Features ``[n, F]``, float64, dense or scipy CSR.
-        target: ``[n]`` class numbers (-1 unknown), or ``[n, T]`` values (NaN unknown).
-        mass: ``[n]`` positive floats.
-        place: ``[N]``: where each row of the table went, -1 for rows of weight zero.
-    """
-
-    x: Any
-    target: Array
-    mass: Array
-    place: Array
+    x: Any  # [n, F] float64, dense or scipy CSR
+    target: Array  # [n] class numbers (-1 unknown), or [n, T] values (NaN unknown)
+    mass: Array  # [n]
+    place: Array  # [N] where each row of the table went, -1 for rows of weight zero
 
     @property
     def size(self) -> int:
@@ -63,26 +58,34 @@ class Population:
 
     @property
     def labelled(self) -> Array:
-        """Rows with a target, or with at least one of several."""
-        if self.target.ndim == 1:
-            return np.flatnonzero(self.target >= 0)
-        return np.flatnonzero((~np.isnan(self.target)).any(1))
+        return np.flatnonzero(has_target(self.target))
 
     @property
     def weighted(self) -> bool:
         """Whether masses differ."""
         return bool((self.mass != self.mass[0]).any())
 
+    def scaled_targets(self) -> tuple[Tensor | None, Tensor]:
+        """Mean and deviation ``[2, T]`` of values, and the values scaled by them; classes stay as they are."""
+        if self.target.ndim == 1:
+            return None, torch.from_numpy(self.target)
+        known = ~np.isnan(self.target)
+        share = self.mass[:, None] * known
+        share = share / np.maximum(share.sum(0), np.finfo(np.float64).tiny)
+        filled = np.where(known, self.target, 0.0)
+        mean = (share * filled).sum(0)
+        deviation = np.sqrt((share * (filled - mean) ** 2).sum(0))
+        scale = np.stack([mean, np.where(deviation > 0, deviation, 1.0)])
+        return torch.from_numpy(scale), torch.from_numpy(((self.target - scale[0]) / scale[1]).astype(np.float32))
+
+
+def has_target(target: Array) -> Array:
+    """``[N]`` which rows have a target, or at least one of several."""
+    return np.asarray(target >= 0 if target.ndim == 1 else ~np.isnan(target).all(1))
+
 
 def make_population(x: Any, target: Array, weight: Array | None, *, join: bool) -> Population:
-    """The population of a table.
-
-    Args:
-        x: Features ``[N, F]``, dense or CSR.
-        target: See `Population`.
-        weight: ``[N]`` non-negative, or None for one each.
-        join: Whether equal rows become one and the order becomes canonical; False where rows are nodes of a graph.
-    """
+    """The population of a table; `join` is False where rows are nodes of a graph, which keep apart and in order."""
     count = x.shape[0]
     weight = np.ones(count) if weight is None else np.asarray(weight, dtype=np.float64)
     if not join:
@@ -116,29 +119,19 @@ def _column_numbers(count: int, family: int) -> Array:
     return mix(mix(np.arange(1, count + 1, dtype=np.uint64)) + np.uint64(family * 0x9E3779B97F4A7C15 % 2**64))
 
 
-def _bits(values: Array) -> Array:
-    # Adding zero turns -0.0 into 0.0: numbers that are equal must have equal bits.
-    return (np.ascontiguousarray(values, dtype=np.float64) + 0.0).view(np.uint64)
-
-
 def row_digests(x: Any) -> Array:
     """``[N, 2]`` uint64 for the rows of a dense array or a scipy CSR matrix ``[N, F]``."""
     digests = np.zeros((x.shape[0], 2), dtype=np.uint64)
     numbers = [_column_numbers(x.shape[1], family) for family in (1, 2)]
-    if sparse.issparse(x):
-        rows = x.tocsr()
-        row = np.repeat(np.arange(x.shape[0]), np.diff(rows.indptr))
-        bits, filled = _bits(rows.data), rows.data != 0
-        for family in (0, 1):
-            each = np.where(filled, mix(bits ^ numbers[family][rows.indices]), np.uint64(0))
-            np.add.at(digests[:, family], row, each)
-        return digests
-    for start in range(0, x.shape[0], ROWS_AT_ONCE):
-        part = np.asarray(x[start : start + ROWS_AT_ONCE])
-        bits, filled = _bits(part), part != 0
+    at_once = max(1, NUMBERS_AT_ONCE // max(1, x.shape[1]))
+    for start in range(0, x.shape[0], at_once):
+        rows = slice(start, start + at_once)
+        part = x[rows].toarray() if sparse.issparse(x) else np.asarray(x[rows])
+        # Adding zero turns -0.0 into 0.0: numbers that are equal must have equal bits.
+        bits, filled = (np.ascontiguousarray(part, dtype=np.float64) + 0.0).view(np.uint64), part != 0
         for family in (0, 1):
             each = np.where(filled, mix(bits ^ numbers[family]), np.uint64(0))
-            digests[start : start + ROWS_AT_ONCE, family] = each.sum(1, dtype=np.uint64)
+            digests[rows, family] = each.sum(1, dtype=np.uint64)
     return digests
 
 
@@ -155,15 +148,10 @@ def find_rows(digests: Array, among: Array) -> Array:
 
 @dataclass(frozen=True)
 class Scaling:
-    """What features are shifted and divided by.
+    """What features are shifted and divided by."""
 
-    Args:
-        shift: ``[F]``, or None for features that keep their zeros.
-        scale: ``[F]``.
-    """
-
-    shift: Array | None
-    scale: Array
+    shift: Array | None  # [F]; None for features that keep their zeros
+    scale: Array  # [F]
 
     @staticmethod
     def of(x: Any, mass: Array, *, standardize: bool = True) -> Scaling:

@@ -50,19 +50,12 @@ Search = RowSearch | SparseRowSearch
 
 @dataclass(frozen=True)
 class Edges:
-    """Observed edges from fitted rows to some rows, normalised.
+    """Observed edges from fitted rows to some rows, normalised."""
 
-    Args:
-        row: ``[E]`` which of the rows receives.
-        source: ``[E]`` the fitted row that sends.
-        weight: ``[E]`` s_j.
-        count: Number of rows.
-    """
-
-    row: Tensor
-    source: Tensor
-    weight: Tensor
-    count: int
+    row: Tensor  # [E] which of the rows receives
+    source: Tensor  # [E] the fitted row that sends
+    weight: Tensor  # [E] s_j
+    count: int  # of rows
 
     @staticmethod
     def nearest(index: Tensor) -> Edges:
@@ -86,13 +79,7 @@ class Edges:
 
 
 class Memory(nn.Module):
-    """What one layer keeps of the population, as buffers.
-
-    Args:
-        state: Tensors of the summary, and ``"sent"`` where there are observed edges.
-        layer: Whose diffusivity it is.
-        tol: Tolerance of a polynomial; None for exact sums.
-    """
+    """What one layer keeps of the population, as buffers: its summary, and ``"sent"`` if there are observed edges."""
 
     def __init__(self, state: dict[str, Tensor], layer: DIFFormerConv, tol: float | None) -> None:
         super().__init__()
@@ -144,14 +131,10 @@ def remember(
     polynomial: bool = False,
     landmarks: Tensor | None = None,
 ) -> tuple[Member, Tensor]:
-    """The model with its memory of a population, and the population's final states ``[n, hidden]``.
+    """A copy of the model with its memory of a population, and the population's final states ``[n, hidden]``.
 
-    Args:
-        model: Trained; it is copied.
-        parts: The population's scaled features, and the edges by which its rows reach each other, part by part.
-        mass: ``[n]`` how often each row counts; None for once.
-        polynomial: Whether diffusivities other than sums are remembered as polynomials.
-        landmarks: Rows that represent the population where the keys themselves are remembered; None for all.
+    `parts` are the population's scaled features and the edges among its rows; `landmarks` are the rows that represent
+    it where the keys themselves are remembered.
     """
     model = copy.deepcopy(model).double().eval().requires_grad_(False)
     tol = DEFAULT_TOL if polynomial else None
@@ -177,13 +160,10 @@ def remember(
 
 
 class GivenGraph(nn.Module):
-    """Edges among the fitted rows, and how to recognise these.
+    """Edges among the fitted rows, row i of whose matrix holds the weights with which i receives; their fingerprints.
 
-    Args:
-        matrix: ``[n, n]`` scipy CSR: row i holds the weights with which i receives.
-        digests: ``[n, 2]`` uint64 fingerprints of the fitted rows.
-        directed: Whether each row's weights are divided by their sum instead of by √(d_i d_j); a sender that receives
-            nothing has d_j = 0, and its edges would be lost.
+    If `directed`, a row's weights are divided by their sum instead of by √(d_i d_j): a sender that receives nothing has
+    d_j = 0, and its edges would be lost.
     """
 
     def __init__(self, matrix: Any, digests: Any, *, directed: bool = False) -> None:
@@ -233,16 +213,8 @@ class GivenGraph(nn.Module):
 class Predictor(nn.Module):
     """Models in the context of their population; `members` are appended once they remember it.
 
-    Rows come in as a user's table has them and leave as states or outputs.
-
-    Args:
-        scaling: Of the features.
-        search: Neighbours among the fitted rows, if the estimator made its own graph.
-        given: The graph that was given, if any.
-        softmax: Whether outputs are logits, to become probabilities.
-        temperature: Logits are divided by it.
-        output_scale: ``[2, T]`` mean and deviation of the targets of a regression.
-        linear: Linear part of a regression.
+    Rows come in as a user's table has them and leave as states or outputs. Outputs are probabilities if `softmax`; of a
+    regression they are scaled by ``output_scale [2, T]``, mean and deviation.
     """
 
     def __init__(
@@ -283,11 +255,8 @@ class Predictor(nn.Module):
     def parts(self, x: Any, edges: Any = None, nearest: Tensor | None = None) -> Iterator[Part]:
         """Scaled features and normalised edges of rows of a table, some thousand at a time.
 
-        Args:
-            x: ``[M, F]`` features, dense or CSR.
-            edges: ``[M, n]`` CSR weights from fitted rows, if the estimator was given its graph; None recognises fitted
-                rows and leaves others without edges.
-            nearest: ``[M, k]`` neighbours of the rows, if they have been searched already.
+        `edges` are CSR weights ``[M, n]`` from fitted rows, where a graph was given; None recognises fitted rows.
+        `nearest` are neighbours ``[M, k]`` that have been searched already.
         """
         if self.given is not None and edges is None:
             edges = self.given.recognise(x)
@@ -340,6 +309,12 @@ class Predictor(nn.Module):
         if (linear := self.linear) is not None:
             mean = x @ linear.coefficients + linear.intercepts + linear.share * mean
         return mean if self.output_scale is None else mean * self.output_scale[1] + self.output_scale[0]
+
+    @torch.no_grad()
+    def of_states(self, parts: list[Part], states: list[Tensor]) -> np.ndarray[Any, Any]:
+        """Outputs of the rows of `parts` from the final states ``[n, hidden]`` that each member gave them."""
+        each = zip(*(z.split([x.shape[0] for x, _ in parts]) for z in states), strict=True)
+        return torch.cat([self.combine(list(z), x) for z, (x, _) in zip(each, parts, strict=True)]).numpy()
 
     def _members(self) -> list[Member]:
         return list(self.members)  # type: ignore[arg-type]

@@ -46,26 +46,15 @@ TEMPERATURES = (1.0, 1.5, 2.0, 3.0, 5.0)
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be learnt.
+    """What is to be learnt."""
 
-    Args:
-        x: ``[n, F]`` scaled features, float32, dense or CSR.
-        y: ``[n]`` int64 classes (-1 unknown), or ``[n, T]`` float32 values (NaN unknown).
-        num_outputs: Classes or targets.
-        labelled: ``[l]`` rows with a target.
-        mass: ``[n]`` weights of the rows in the exchange; None if all are equal.
-        weight: ``[n]`` weights of the rows in the loss; None if all are equal.
-        table: The scaled features in double precision, if a linear part is to be fitted; see
-            `difformer.estimators.ridge`.
-    """
-
-    x: Tensor
-    y: Tensor
+    x: Tensor  # [n, F] scaled features, float32, dense or CSR
+    y: Tensor  # [n] int64 classes (-1 unknown), or [n, T] float32 values (NaN unknown)
     num_outputs: int
-    labelled: Array
-    mass: Tensor | None = None
-    weight: Tensor | None = None
-    table: Any = None
+    labelled: Array  # [l] rows with a target
+    mass: Tensor | None = None  # [n] weights of the rows in the exchange; None if all are equal
+    weight: Tensor | None = None  # [n] weights of the rows in the loss; None if all are equal
+    table: Any = None  # the scaled features in double precision, if a linear part is to be fitted
 
     @property
     def rows(self) -> int:
@@ -109,22 +98,9 @@ NO_EDGES: Edges = (None, None)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train.
+    """How to train; what is not said here is as in `DIFFormerEstimator`."""
 
-    Args:
-        options: Of `DIFFormer`.
-        steps: Gradient steps at most; `LONGER` times as many where held-out rows choose the epoch.
-        learning_rate: Of Adam.
-        weight_decay: λ of ½λ‖w‖²; None is 1 / (rows trained on), at most `DECAY`.
-        n_models: Models whose outputs are averaged.
-        validation_fraction: Share of the labelled rows that is held out once; None decides by their number.
-        batch_size: Rows of a mini-batch; None chooses.
-        device: Where to train.
-        seed: Of everything that is random.
-        speaker: Name under which progress is printed; None prints nothing.
-    """
-
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # of `DIFFormer`
     steps: int
     learning_rate: float
     weight_decay: float | None
@@ -133,7 +109,7 @@ class Recipe:
     batch_size: int | None
     device: str
     seed: int
-    speaker: str | None = None
+    speaker: str | None = None  # the name under which progress is printed; None prints nothing
 
     def batch(self, rows: int, *, held_out: bool = False, edges: bool = False) -> int | None:
         """Rows of a mini-batch for a population of `rows`; None for all at once.
@@ -177,35 +153,18 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model.
-
-    Args:
-        model: On the CPU.
-        record: Of its training.
-        linear: The linear part beside which it was trained.
-        in_batches: Whether it was trained in mini-batches, in whose exchange all rows count equally.
-    """
+    """A trained model, on the CPU, and the linear part beside which it was trained."""
 
     model: DIFFormer
     record: RunRecord
     linear: LinearPart | None = None
-    in_batches: bool = False
+    in_batches: bool = False  # in whose exchange all rows count equally
 
 
 def train(
     problem: Problem, recipe: Recipe, edges: Edges, split: Split, seed: int, steps: int, *, label: str | None = None
 ) -> Run:
-    """Train one model.
-
-    Args:
-        problem: What is to be learnt.
-        recipe: How.
-        edges: ``edge_index`` and weights, or twice None.
-        split: Which rows are trained on, and which choose the epoch; where none do, it is the last one.
-        seed: Of everything that is random.
-        steps: Gradient steps.
-        label: Printed with the progress; None prints nothing.
-    """
+    """Train one model; rows held out by `split` choose its epoch, and `label` is printed with its progress."""
     linear = problem.linear_part(split.train)
     problem = problem.without(linear)
     place = resolve(recipe.device)
@@ -218,10 +177,8 @@ def train(
         model = DIFFormer(problem.x.shape[1], options.pop("hidden_channels"), problem.num_outputs, **options)
     model.to(place)
     fed = task if problem.weight is None else _packed(task, problem.weight)
-    feed: Feed
-    if batch is None:
-        feed = PopulationFeed(fed, split, place, problem.mass)
-    else:
+    feed: Feed = PopulationFeed(fed, split, place, problem.mass)
+    if batch is not None:
         feed = PartsFeed(fed, split, config, seed, place)
     loss = None
     if problem.weight is not None:
@@ -322,13 +279,7 @@ def _mean(each: Tensor, weight: Tensor) -> Tensor:
 
 
 class Progress:
-    """Prints about ten of the epochs it is told of.
-
-    Args:
-        speaker: The estimator's name.
-        label: Which model it is.
-        unit: What an epoch is: a step, or a pass over all mini-batches.
-    """
+    """Prints about ten of the epochs it is told of; a `unit` is a step, or a pass over all mini-batches."""
 
     def __init__(self, speaker: str, label: str, unit: str) -> None:
         self.speaker, self.label, self.unit = speaker, label, unit

@@ -30,12 +30,7 @@ SUFFIX = ".pt2"
 
 
 class Program(nn.Module):
-    """What is exported: plain tensor operations on whole batches.
-
-    Args:
-        fitted: The context.
-        states: Whether embeddings are given instead of outputs.
-    """
+    """What is exported: plain tensor operations on whole batches, for outputs or, if `states`, for embeddings."""
 
     def __init__(self, fitted: Predictor, *, states: bool) -> None:
         super().__init__()
@@ -94,17 +89,7 @@ class Cosine(nn.Module):
 
 
 def export_program(fitted: Predictor, path: str | Path, *, states: bool, facts: dict[str, Any]) -> None:
-    """Writes the program of a fitted context to `path`, whole or not at all.
-
-    Args:
-        fitted: The context.
-        path: Ends in ``.pt2``.
-        states: Whether embeddings are given instead of outputs.
-        facts: What ``difformer.json`` in the file holds.
-
-    Raises:
-        ValueError: If the name ends otherwise, since it would be taken for a file of another kind.
-    """
+    """Writes the program to a ``.pt2`` file, whole or not at all; `facts` are what ``difformer.json`` in it holds."""
     if Path(path).suffix != SUFFIX:
         raise UserError(
             f"path: a program is written as a torch.export archive, whose name ends in {SUFFIX}; got {str(path)!r}. "

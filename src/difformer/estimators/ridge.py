@@ -5,7 +5,7 @@ A regressor predicts, for each target t,
     ŷ_t = w_tᵀx + b_t + γ_t · (mean output of the models),    γ_t in [0, 1].
 
 w and b are those of scikit-learn's `Ridge` with its default penalty; the models are trained on what it leaves over, and
-γ is the share of their outputs that predicts held-out rows best, zero unless that is a gain of more than two standard
+γ is the share of their outputs that predicts held-out rows best, zero unless that is a gain of more than three standard
 errors. Where a target is linear in the features, γ is near zero and the regressor is a ridge regression; where it is
 not, the models add what a line cannot say.
 """
@@ -34,14 +34,7 @@ class LinearPart:
 
     @staticmethod
     def of(table: Any, target: Tensor, rows: Tensor, weight: Tensor | None) -> LinearPart:
-        """Fitted to some rows.
-
-        Args:
-            table: ``[n, F]`` scaled features, dense or scipy CSR.
-            target: ``[n, T]`` scaled targets, NaN where unknown.
-            rows: ``[l]`` the rows to fit.
-            weight: ``[n]``, or None.
-        """
+        """Fitted to some rows of a table of scaled features ``[n, F]`` and targets ``[n, T]``, NaN where unknown."""
         columns, chosen = table.shape[1], rows.numpy()
         y = target[rows].double().numpy()
         w = np.ones(len(chosen)) if weight is None else weight[rows].double().numpy()
@@ -68,12 +61,9 @@ class LinearPart:
 
 
 def best_share(outputs: Tensor, left: Tensor, weight: Tensor) -> Tensor:
-    """γ ``[T]``: least squares on held-out rows, clipped to [0, 1]; zero where the gain is within two standard errors.
+    """γ ``[T]``: least squares on held-out rows, clipped to [0, 1]; zero if the gain is within three standard errors.
 
-    Args:
-        outputs: ``[n, T]`` of the models.
-        left: ``[n, T]`` what the linear part leaves over, NaN where unknown.
-        weight: ``[n]``.
+    `outputs` are those of the models, and `left` is what the linear part leaves over, NaN where unknown.
     """
     known = (~left.isnan()) * weight.unsqueeze(1)
     left, least = left.nan_to_num(), torch.finfo(torch.float64).tiny
@@ -81,4 +71,4 @@ def best_share(outputs: Tensor, left: Tensor, weight: Tensor) -> Tensor:
     share = share.clamp(0, 1)
     gain = (left.square() - (left - share * outputs).square()) * known
     error = gain.std(0, correction=0) * len(gain) ** 0.5
-    return torch.where(gain.sum(0) > 2 * error, share, 0.0)
+    return torch.where(gain.sum(0) > 3 * error, share, 0.0)

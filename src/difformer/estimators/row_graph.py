@@ -44,8 +44,14 @@ class RowGraph:
         UserError: If two rows cannot be told apart.
 
     Example:
-        >>> model = DIFFormerClassifier(graph=RowGraph(X, edges))
-        >>> cross_val_score(model, X, y)
+        >>> from sklearn.datasets import load_iris
+        >>> from sklearn.model_selection import cross_val_score
+        >>> from sklearn.neighbors import kneighbors_graph
+        >>> from difformer import DIFFormerClassifier
+        >>> X, y = load_iris(return_X_y=True, as_frame=True)
+        >>> model = DIFFormerClassifier(graph=RowGraph(X, kneighbors_graph(X, 5)), steps=10, n_models=1, random_state=0)
+        >>> cross_val_score(model, X, y, cv=2).shape
+        (2,)
     """
 
     def __init__(self, X: Any, graph: Any) -> None:

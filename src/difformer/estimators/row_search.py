@@ -27,12 +27,7 @@ NUMBERS_AT_ONCE = 1 << 23
 
 
 class RowSearch(nn.Module):
-    """Search among fitted dense rows.
-
-    Args:
-        points: ``[n, F]`` scaled features of the population.
-        k: Neighbours per row, at most n.
-    """
+    """Search for k neighbours among fitted dense rows ``points [n, F]``, scaled."""
 
     def __init__(self, points: Tensor, k: int) -> None:
         super().__init__()
@@ -79,12 +74,7 @@ class RowSearch(nn.Module):
 
 
 class SparseRowSearch(nn.Module):
-    """Search among fitted sparse rows by their cosine, see `RowSearch`.
-
-    Args:
-        points: Scaled features of the population, scipy CSR.
-        k: Neighbours per row.
-    """
+    """Search among fitted sparse rows, scipy CSR, by their cosine."""
 
     def __init__(self, points: Any, k: int) -> None:
         super().__init__()
@@ -127,4 +117,4 @@ def _unit(x: Any) -> Any:
     row = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
     # bincount adds in the order of the entries: equal rows have equal norms, to the bit.
     norm = np.sqrt(np.bincount(row, weights=x.data**2, minlength=x.shape[0]))
-    return sparse.csr_array((x.data / norm[row], x.indices, x.indptr), shape=x.shape)
+    return sparse.csr_array((x.data / np.where(norm > 0, norm, 1.0)[row], x.indices, x.indptr), shape=x.shape)

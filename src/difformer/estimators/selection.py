@@ -46,23 +46,14 @@ GRID = np.exp(np.linspace(np.log(0.25), np.log(20.0), 200))
 
 @dataclass(frozen=True)
 class Trained:
-    """Models and the choices that were made for them.
-
-    Args:
-        runs: The models.
-        graph: Name of the chosen edges.
-        temperature: T of the probabilities; 1 for a regression.
-        held_out: Held-out log loss or squared error of the chosen side; None where nothing was held out.
-        warning: Why the result may be useless; None if it is not.
-        share: ``[T]`` of the models' outputs beside the linear part of a regression.
-    """
+    """Models and the choices that were made for them."""
 
     runs: list[Run]
-    graph: str | None
-    temperature: float
-    held_out: float | None
-    warning: str | None
-    share: Tensor | None = None
+    graph: str | None  # name of the chosen edges
+    temperature: float  # of the probabilities; 1 for a regression
+    held_out: float | None  # log loss or squared error; None where nothing was held out
+    warning: str | None  # why the result may be useless
+    share: Tensor | None = None  # [T] of the models' outputs beside the linear part of a regression
 
     @property
     def linear(self) -> LinearPart | None:
@@ -72,13 +63,7 @@ class Trained:
 
 
 def train_and_choose(problem: Problem, recipe: Recipe, sides: Mapping[str | None, Edges]) -> Trained:
-    """Train `n_models` models on the best of several graphs.
-
-    Args:
-        problem: What is to be learnt.
-        recipe: How.
-        sides: Edges by name; the first is taken where nothing can be held out, and where two are equally good.
-    """
+    """Train `n_models` models on the best of several graphs; if none can be said to be better, on the first."""
     judges = foldable(problem)
     share = recipe.validation_fraction
     if share is None and len(problem.labelled) >= ENOUGH:
@@ -141,21 +126,13 @@ def _label(number: int, count: int) -> str:
 
 @dataclass(frozen=True)
 class Judged:
-    """How well held-out rows were predicted.
+    """How well held-out rows were predicted."""
 
-    Args:
-        loss: Log loss at the temperature, or squared error of scaled targets.
-        temperature: The best one.
-        words: The same for a reader.
-        warning: A sentence if a constant would have done as well.
-        share: ``[T]`` the best share of the models' outputs beside a linear part.
-    """
-
-    loss: float
+    loss: float  # log loss at the best temperature, or squared error of scaled targets
     temperature: float
-    words: str
-    warning: str | None
-    share: Tensor | None = None
+    words: str  # the same for a reader
+    warning: str | None  # if a constant would have done as well
+    share: Tensor | None = None  # [T] the best share of the models' outputs beside a linear part
 
     @staticmethod
     def of(problem: Problem, runs: list[Run], splits: list[Split], *, together: bool = False) -> Judged:

@@ -113,7 +113,7 @@ def _problem(line: Any) -> str:
 def identity(**parts: Any) -> str:
     """A hash of the content of `parts`."""
     text = json.dumps(finite(parts), sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 @cache

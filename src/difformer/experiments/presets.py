@@ -24,6 +24,7 @@ from typing import Any
 
 from difformer.errors import UserError, did_you_mean
 from difformer.files import write_whole
+from difformer.schema import check
 from difformer.training import toml
 
 NAMES = ("paper", "public-code", "best")
@@ -176,6 +177,13 @@ def _parse(path: Path) -> dict[str, Any]:
         raise UserError(f"preset: {path} is not a TOML file ({error})") from error
 
 
+_FORM = {
+    **dict.fromkeys(("source", "protocol", "metric", "command", "note", "variant"), (str, None)),
+    **dict.fromkeys(("seeds", "trials", "runs"), (int, None)),
+    **{"validation": (float, None), "data": (dict, None)},
+}
+
+
 def _preset(entry: Mapping[str, Any], path: Path) -> Preset:
     unknown = sorted(set(entry) - set(_FIELDS) - {"settings"})
     if unknown:
@@ -185,13 +193,10 @@ def _preset(entry: Mapping[str, Any], path: Path) -> Preset:
     for required in ("name", "model", "dataset"):
         if not isinstance(entry.get(required), str):
             raise UserError(f'preset: {path} must say {required} = "…", got {entry.get(required)!r}')
-    kinds: dict[str, type | tuple[type, ...]] = {
-        **dict.fromkeys(("source", "protocol", "metric", "command", "note", "variant"), str),
-        **dict.fromkeys(("seeds", "trials", "runs"), int),
-        **{"validation": (int, float), "data": Mapping},
-    }
-    if wrong := [field for field, kind in kinds.items() if field in entry and not isinstance(entry[field], kind)]:
-        raise UserError(f"preset: {path} has {wrong[0]} = {str(entry[wrong[0]])[:40]}, which is of the wrong kind")
+    try:
+        check(dict(entry), _FORM)
+    except UserError as error:
+        raise UserError(f"preset: {path}: {error}") from error
     settings = entry.get("settings", {})
     if not isinstance(settings, Mapping):
         raise UserError(f"preset: {path} must hold a table [settings], got {settings!r}")

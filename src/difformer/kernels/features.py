@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.eager import is_eager
 from difformer.kernels.fused import is_touched
+from difformer.shortcut import is_eager
 from difformer.sparse import SparseMatrix
 
 # Rows that do not begin on a multiple of 16 bytes are read four bytes at a time: a product then takes tens of times as

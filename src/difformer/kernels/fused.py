@@ -9,18 +9,19 @@ plain formula, and so does everything while a program is traced, compiled or tra
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from difformer._compat import has_global_hooks, is_traced
-from difformer.eager import is_eager
+from difformer._compat import has_global_hooks, is_forward_mode, is_traced
 from difformer.kernels import cpu
 from difformer.kernels.cpu.layer import MaskKey, Plan, Tail
 from difformer.kernels.cpu.passes import serves
+from difformer.kernels.layer_node import NodePlan, is_small, layer_node
 from difformer.kernels.rows import LayerNorm
 from difformer.kernels.step import Weights, gram_step, unit_step
+from difformer.shortcut import is_eager
 from difformer.sparse import CSR, SparseMatrix
 
 # A DIFFormerConv, and a Structure or another context; their module imports this one.
@@ -28,20 +29,22 @@ Layer = Any
 Context = Any
 
 NOT_IN_C = "the kernels in C take many rows of float32 on a CPU, where a compiler is at hand"
-_METHODS = ("forward", "latent", "mixed", "values", "queries_and_keys", "_queries_and_keys")
+_METHODS = {"forward", "latent", "mixed", "values", "queries_and_keys", "_queries_and_keys"}
 
 
 def is_touched(module: nn.Module) -> bool:
     """Whether calling the module may do more than its class says: hooks, pruning, or a method set on the instance."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks) or any(name in vars(module) for name in _METHODS)
+    own = vars(module)
+    hooked = own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
+    return bool(hooked) or not _METHODS.isdisjoint(own)
 
 
 def is_plain_map(layer: nn.Module | None) -> bool:
     """`nn.Linear` with a bias and nothing else."""
-    return type(layer) is nn.Linear and isinstance(layer._parameters.get("weight"), nn.Parameter) and (
-        isinstance(layer._parameters.get("bias"), nn.Parameter) and not is_touched(layer)
-    )  # fmt: skip
+    if type(layer) is not nn.Linear or is_touched(layer):
+        return False
+    own = layer._parameters
+    return isinstance(own.get("weight"), nn.Parameter) and isinstance(own.get("bias"), nn.Parameter)
 
 
 def is_plain_norm(norm: nn.Module) -> bool:
@@ -58,8 +61,9 @@ def why_not_plain(conv: nn.Module) -> str | None:
         return f"the layer is of class {type(conv).__name__}, not DIFFormerConv itself"
     if is_touched(conv):
         return "the layer has hooks or a method of its own"
+    parts = conv._modules
     for name in ("query", "key", "value"):
-        part = getattr(conv, name)
+        part = parts.get(name)
         if part is not None and not is_plain_map(part):
             return f"{name} is not a plain nn.Linear with a bias: subclassed, hooked, pruned, parametrised or wrapped"
     if has_global_hooks():
@@ -81,12 +85,14 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
         return "an explainer masks the edges"
     if not _is_default(structure):
         return "a context sums over the senders, or they have weights"
-    if conv.form != "simple":
-        return f"diffusivity {None if conv.diffusivity is None else conv.diffusivity.name!r} is not 1 + x"
+    if conv.form not in ("simple", "sigmoid"):
+        return f"diffusivity {None if conv.diffusivity is None else conv.diffusivity.name!r} has no kernel"
     if conv.num_heads != 1:
         return f"there are {conv.num_heads} heads"
-    if conv.backend not in ("auto", "linear"):
+    if conv.backend != "auto" and (conv.form, conv.backend) != ("simple", "linear"):
         return f"backend {conv.backend!r} was asked for"
+    if conv.form == "sigmoid" and (conv.qk_norm != "row" or not _is_small(conv, z)):
+        return "diffusivity 'sigmoid' is fused only for few rows and queries and keys of unit length"
     if structure.segments is not None:
         return "the rows are a batch of graphs"
     if conv.qk_norm != "row" and conv.value is not None:
@@ -99,7 +105,7 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
         return "edge weights are trained"
     if z.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(z.device.type):
         return f"precision is {z.dtype}, or mixed"
-    if not is_eager(z, *_parameters(conv)):
+    if not is_eager(z, *_parameters(conv)) or is_forward_mode(z):
         return "the program is inside torch.func, or has tensors of a class of their own"
     return None
 
@@ -135,51 +141,63 @@ def fused_step(conv: Layer, z: Tensor, structure: Context, source: Tensor | None
     if _in_c(conv, z, source, matrix):
         plan = _plan(conv, z, matrix, weights, Tail())
         return cpu.layer.fused_layer(z, source, None, plan, _parameters(conv))
+    if conv.qk_norm == "row" and _is_small(conv, z):
+        return layer_node(_node_plan(conv, matrix, weights), z, source, None, (), _parameters(conv))
     assert conv.query is not None
     if conv.qk_norm == "row":
         return unit_step(z, conv.query, conv.key, conv.value, source, matrix, weights)
     return gram_step(z, conv.query, conv.key, source, matrix, weights, scaled=conv.qk_norm == "global")
 
 
-def why_not_fused_layer(
-    conv: Layer, norm: nn.Module, z: Tensor, structure: Context, source: Tensor | None
-) -> str | None:
-    """Why step, norm, activation and dropout go one after the other; None where one kernel in C does them all."""
-    reason = why_not_fused(conv, z, structure)
-    if reason is not None:
-        return reason
-    if not is_plain_norm(norm):
-        return "the norm is not plain: subclassed, hooked or wrapped"
-    matrix = _terms(conv, z, structure)[1]
-    return None if _in_c(conv, z, _used(conv, source), matrix, *norm.parameters()) else NOT_IN_C
+class Dropout(Protocol):
+    """How a layer's dropout is made: by the kernels in C from a key, or by a mask or torch's generator."""
+
+    def key(self) -> MaskKey | None:
+        """Of the next mask; None where `apply` has to follow."""
+
+    def mask(self, like: Tensor) -> tuple[Tensor | None, float]:
+        """Factors of the outputs, or the rate of dropout drawn from torch's generator."""
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Dropout by itself."""
 
 
 def fused_layer(
-    conv: Layer,
-    norm: nn.Module,
-    z: Tensor,
-    structure: Context,
-    source: Tensor | None,
-    *,
-    relu: bool,
-    mask: MaskKey | None,
-) -> Tensor:
-    """Z⁺ with norm, activation and dropout, where `why_not_fused_layer` found no reason.
+    conv: Layer, norm: nn.Module, z: Tensor, structure: Context, source: Tensor | None, relu: bool, dropout: Dropout
+) -> Tensor | None:
+    """Z⁺ with norm, activation and dropout by one kernel; None where they go one after the other.
 
     Args:
         conv, norm: Of the layer.
         z, structure, source: As in `DIFFormerConv.forward`.
         relu: Whether the activation is ReLU; otherwise there must be none.
-        mask: Of dropout; None where nothing is dropped.
+        dropout: What follows.
     """
+    if why_not_fused(conv, z, structure) is not None or not is_plain_norm(norm):
+        return None
     weights, matrix = _terms(conv, z, structure)
-    found = norm if isinstance(norm, LayerNorm) else None
-    plan = _plan(conv, z, matrix, weights, Tail(None if found is None else found.eps, relu, mask))
-    return cpu.layer.fused_layer(z, _used(conv, source), found, plan, _parameters(conv))
+    found = norm if type(norm) is LayerNorm else None
+    scales = () if found is None else (found.weight, found.bias)
+    source = source if conv.source_weight else None
+    if _in_c(conv, z, source, matrix, *scales):
+        key = dropout.key()
+        plan = _plan(conv, z, matrix, weights, Tail(None if found is None else found.eps, relu, key))
+        out = cpu.layer.fused_layer(z, source, found, plan, _parameters(conv))
+        return out if key is not None else dropout.apply(out)
+    if conv.qk_norm != "row" or not _is_small(conv, z) or any(x.dtype != z.dtype for x in scales):
+        return None
+    mask, rate = dropout.mask(z)
+    node = _node_plan(conv, matrix, weights)
+    node = node._replace(eps=None if found is None else found.eps, relu=relu, rate=rate)
+    return layer_node(node, z, source, mask, scales, _parameters(conv))
 
 
-def _used(conv: Layer, source: Tensor | None) -> Tensor | None:
-    return source if conv.source_weight else None
+def _is_small(conv: Layer, z: Tensor) -> bool:
+    return is_small(conv.form, z.shape[0], max(conv.in_channels, conv.out_channels), z.device)
+
+
+def _node_plan(conv: Layer, matrix: SparseMatrix | None, weights: Weights) -> NodePlan:
+    return NodePlan(weights, matrix, conv.form == "sigmoid", conv.key is None, conv.value is not None)
 
 
 def _terms(conv: Layer, z: Tensor, structure: Context) -> tuple[Weights, SparseMatrix | None]:
@@ -203,6 +221,8 @@ def _identity(n: int) -> SparseMatrix:
 
 def _in_c(conv: Layer, z: Tensor, source: Tensor | None, matrix: SparseMatrix | None, *parameters: Tensor) -> bool:
     """Whether the kernels in C take these tensors: float32 on a CPU, enough rows, a compiler at hand."""
+    if conv.form != "simple" or z.device.type != "cpu":
+        return False
     if matrix is not None and matrix.rows.crow.dtype != torch.int32:
         return False
     given = (z, *parameters, *_parameters(conv), *(() if source is None else (source,)))
@@ -217,5 +237,11 @@ def _plan(conv: Layer, z: Tensor, matrix: SparseMatrix | None, weights: Weights,
 
 
 def _parameters(conv: Layer) -> tuple[Tensor, ...]:
-    maps = (conv.query, conv.key, conv.value)
-    return tuple(x for layer in maps if layer is not None for x in (layer.weight, layer.bias))
+    """Weight and bias of queries, keys and values, all of them plain maps."""
+    found: tuple[Any, ...] = ()
+    parts = conv._modules
+    for name in ("query", "key", "value"):
+        part = parts.get(name)  # None is kept among the modules, or among the attributes of a layer without it
+        if part is not None:
+            found += (part._parameters["weight"], part._parameters["bias"])
+    return found

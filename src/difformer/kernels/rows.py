@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.eager import is_eager, once_differentiated
+from difformer.shortcut import is_eager, once_differentiated
 
 kernels: Any = None
 try:

@@ -33,16 +33,15 @@ blocks that stay in the cache; on a GPU the step is one node of the autograd gra
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from difformer.attention.reference import safe_total, smallest_total
-from difformer.eager import once_differentiated
 from difformer.kernels.gram import SMALLEST_SQUARE, augmented
 from difformer.kernels.rows import pull_unit, unit_and_norm
+from difformer.shortcut import once_differentiated
 from difformer.sparse import SparseMatrix, add_product
 
 CACHED = 1 << 16  # elements of a block for each thread: several arrays of them fit the second level of cache
@@ -50,8 +49,7 @@ CACHED = 1 << 16  # elements of a block for each thread: several arrays of them 
 Map = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class Weights:
+class Weights(NamedTuple):
     """a, b, c and s of the equation; without a matrix S is the identity."""
 
     state: float
@@ -166,7 +164,7 @@ def _unit_gradients(
         z_grad = through_graph(grad, ctx.matrix, weights)
     else:
         z_grad = grad * weights.state if weights.state else torch.zeros_like(z)
-        observed = through_graph(grad, ctx.matrix, replace(weights, state=0.0)) if weights.observed else None
+        observed = through_graph(grad, ctx.matrix, weights._replace(state=0.0)) if weights.observed else None
     outer_grad, keys_grad, values_grad = torch.zeros_like(outer), torch.zeros_like(keys), torch.zeros_like(values)
     for i in row_blocks(z):
         q, norm = _unit(z[i], maps[0])

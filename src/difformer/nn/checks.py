@@ -14,14 +14,14 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from difformer.eager import is_eager
 from difformer.errors import UserError
-from difformer.kept import Kept
+from difformer.result_cache import ResultCache
+from difformer.shortcut import is_eager
 from difformer.sparse import SparseMatrix
 
 # Squares of these still have a sum: beyond them a LayerNorm overflows, in each implementation in another way.
 LARGEST = {torch.float32: 1e15, torch.float64: 1e150}
-_SEEN: Kept[bool] = Kept()
+_SEEN: ResultCache[bool] = ResultCache()
 
 
 def check_range(x: Tensor | SparseMatrix) -> None:

@@ -68,6 +68,12 @@ class DIFFormerConv(nn.Module):
 
     Shapes:
         ``[N, in_channels]`` → ``[N, out_channels]``.
+
+    Example:
+        >>> import torch
+        >>> layer = DIFFormerConv(8, 8, diffusivity="sigmoid")
+        >>> layer(torch.randn(5, 8), torch.tensor([[0, 1, 2], [1, 2, 3]])).shape
+        torch.Size([5, 8])
     """
 
     written_here = True  # not inherited: kernels replace this class alone, see `difformer.kernels.fused`

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from difformer.attention.segments import Segments
 from difformer.diffusivity import Diffusivity
@@ -17,12 +18,12 @@ from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.kernels.cpu.input import fused_input
 from difformer.kernels.features import linear
-from difformer.kernels.fused import fused_layer, why_not_fused_input, why_not_fused_layer
+from difformer.kernels.fused import fused_layer, why_not_fused_input
 from difformer.kernels.rows import LayerNorm
 from difformer.nn.checks import check_range
 from difformer.nn.context import Context
 from difformer.nn.conv import DIFFormerConv, check_count, give_size, linear_map
-from difformer.nn.dropout import dropout, next_mask
+from difformer.nn.dropout import LayerDropout, dropout, next_mask, replay
 from difformer.nn.inspection import (
     EnergyProfile,
     StrongestPairs,
@@ -75,6 +76,9 @@ class DIFFormer(nn.Module):
         initialisation: ``"identity"`` starts values near Z and the input layer without a bias, so that deep models
             train; ``"torch"`` leaves `nn.Linear` as it is.
         backend: Operator for all pairs, see `difformer.attention.propagate`.
+        checkpoint: Whether layers are computed again in the backward pass, so that training keeps the states between
+            layers and nothing of the inside of a layer: less memory for about a third more time. Gradients are the
+            same, dropout included. It is not part of a saved model.
 
     Example:
         >>> model = DIFFormer(16, 64, 3, diffusivity="sigmoid")
@@ -104,10 +108,12 @@ class DIFFormer(nn.Module):
         tied_qk: bool = False,
         initialisation: str = "identity",
         backend: str = "auto",
+        checkpoint: bool = False,
     ) -> None:
         super().__init__()
         given = locals()
         self.config: dict[str, Any] = {name: given[name] for name in inspect.signature(DIFFormer).parameters}
+        self.checkpoint = self.config.pop("checkpoint")  # says how the model is computed, not what it is
         sizes = {"in_channels": in_channels, "hidden_channels": hidden_channels, "out_channels": out_channels}
         _check(sizes, num_layers, activation, dropout)
         self.activation, self.dropout = activation, dropout
@@ -160,18 +166,28 @@ class DIFFormer(nn.Module):
     ) -> Tensor:
         """Z^(k+1) from Z^(k) and Z⁰: layer k, its norm, activation and dropout."""
         layer, norm = self.layers[k], self.norms[k]
-        if context is None and type(layer) is DIFFormerConv and z.device.type == "cpu" and self._may_fuse:
+        if context is None and type(layer) is DIFFormerConv and self._may_fuse:
             structure = as_structure(z.shape[0], edge_index, edge_weight, batch)
-            if why_not_fused_layer(layer, norm, z, structure, source) is None:
-                mask, relu = next_mask(self.dropout, self.training), self.activation == "relu"
-                z = fused_layer(layer, norm, z, structure, source, relu=relu, mask=mask)
-                return z if mask is not None else dropout(z, self.dropout, self.training)
+            tail = LayerDropout(self.dropout, self.training)
+            out = fused_layer(layer, norm, z, structure, source, self.activation == "relu", tail)
+            if out is not None:
+                return out
         # A layer that replaces ours need not know of contexts unless it is given one.
         options = {} if context is None else {"context": context}
         z = norm(layer(z, edge_index, edge_weight, batch, source=source, **options))
         if self.activation is not None:
             z = ACTIVATIONS[self.activation](z)
         return dropout(z, self.dropout, self.training)
+
+    def _advance_again(self, k: int, z: Tensor, source: Tensor, *edges: Any, context: Context | None) -> Tensor:
+        """`advance`, of which only the states before and after are kept; the backward pass runs it again."""
+        same_masks = replay()
+
+        def work(z: Tensor, source: Tensor) -> Tensor:
+            with same_masks():
+                return self.advance(k, z, source, *edges, context=context)
+
+        return checkpoint(work, z, source, use_reentrant=False)
 
     def _prepare(
         self,
@@ -223,8 +239,9 @@ class DIFFormer(nn.Module):
             raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
         contexts = context if isinstance(context, Sequence) else (context,) * len(self.layers)
         z = source = self.encode(x)
+        advance = self._advance_again if self.checkpoint and torch.is_grad_enabled() else self.advance
         for k in range(len(self.layers)):
-            z = self.advance(k, z, source, structure.graph, None, structure.segments, context=contexts[k])
+            z = advance(k, z, source, structure.graph, None, structure.segments, context=contexts[k])
         return z if len(shape) == 2 else z.unflatten(0, shape[:2])
 
     def decode(self, states: Tensor) -> Tensor:

@@ -16,13 +16,14 @@ Outside `dropout_key` there is no key and torch's global generator is used, as e
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -110,6 +111,15 @@ def dropout_key(seed: int | Tensor, step: int = 0, *, rows: Tensor | None = None
         _current.place = before
 
 
+def replay() -> Callable[[], AbstractContextManager[Any]]:
+    """A context for work that is done once now and again later, with the same masks, wherever that will be."""
+    place = _current.place
+    if place is None:
+        return nullcontext
+    site, passes = place.site, itertools.count()
+    return lambda: dropout_key(place.key, rows=place.rows, site=site) if next(passes) else nullcontext()
+
+
 def dropout(x: Tensor, p: float | Tensor, training: bool) -> Tensor:
     """Dropout whose rate may be a tensor, as it is when runs of different rates are trained as one."""
     if not training:
@@ -148,6 +158,26 @@ def next_mask(p: float, training: bool) -> MaskKey | None:
     place.site += 1
     numbers = None if place.rows is None else (place.rows + 1).to(torch.int32).contiguous()
     return MaskKey(int(first), float(scale), key, twin, numbers)
+
+
+class LayerDropout(NamedTuple):
+    """The dropout behind a layer, for kernels that make it themselves; see `difformer.kernels.fused.Dropout`."""
+
+    rate: float
+    training: bool
+
+    def key(self) -> MaskKey | None:
+        return next_mask(self.rate, self.training)
+
+    def mask(self, like: Tensor) -> tuple[Tensor | None, float]:
+        if not self.training or self.rate < 2**-17:
+            self.apply(like)  # counts as one
+            return None, 0.0
+        place = _current.place
+        return (None, self.rate) if place is None else (keep_mask(like, self.rate, place), 0.0)
+
+    def apply(self, x: Tensor) -> Tensor:
+        return dropout(x, self.rate, self.training)
 
 
 def _drawn(x: Tensor, p: float | Tensor) -> Tensor:

@@ -43,6 +43,7 @@ class GraphLevel(nn.Module):
         how: ``"mean"``, ``"sum"`` or ``"max"``.
 
     Example:
+        >>> import torch
         >>> from difformer import DIFFormer
         >>> model = GraphLevel(DIFFormer(8, 32, 2), "mean")
         >>> model(torch.randn(5, 8), batch=torch.tensor([0, 0, 1, 1, 1])).shape

@@ -19,7 +19,7 @@ from difformer.attention.segments import Segments, as_segments
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.graph import Graph, as_graph
-from difformer.kept import Kept
+from difformer.result_cache import ResultCache
 
 SMALLEST_NORM = 1e-12
 
@@ -124,7 +124,7 @@ def snapshots(
     return as_structure(count * num_nodes, copies, None, segments)
 
 
-_COPIES: Kept[Graph] = Kept()
+_COPIES: ResultCache[Graph] = ResultCache()
 
 
 def _copies(edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int, count: int) -> Graph:
@@ -138,7 +138,7 @@ def _equal_segments(count: int, num_nodes: int, device: torch.device) -> Segment
     return Segments(torch.arange(count, device=device).repeat_interleave(num_nodes), count)
 
 
-_ROWS_WITH_EDGES: Kept[Tensor] = Kept()  # worked out once per graph and batch, for all layers and passes
+_ROWS_WITH_EDGES: ResultCache[Tensor] = ResultCache()  # worked out once per graph and batch, for all layers and passes
 
 
 def _rows_with_edges(edge_index: Tensor, segments: Segments) -> Tensor:

@@ -35,8 +35,8 @@ from difformer.data.batches import (
 from difformer.data.knn import knn_graph
 from difformer.data.task import update_digest
 from difformer.graph import Graph
-from difformer.kept import Kept
 from difformer.nn import DIFFormer, DIFFormerConv
+from difformer.result_cache import ResultCache
 from difformer.sparse import SparseMatrix
 from difformer.training.config import TrainConfig, knn_of
 from difformer.training.inference import can_chunk, choose_storage, decode_in_batches, embed_in_batches, has_room
@@ -189,7 +189,7 @@ class BatchesFeed(Feed):
             return super().states(model)
         task = self.task
         if self._storage is None:
-            # Kept: the whole graph is moved and normalised once, whatever the number of evaluations.
+            # ResultCache: the whole graph is moved and normalised once, whatever the number of evaluations.
             self._storage = choose_storage(model, task.num_nodes, task.num_edges or 0, self.device)
             self._graph = self._graph_on(self._storage)
         x = self.partitions.x
@@ -385,7 +385,7 @@ def graph_of(edge_index: Any, edge_weight: Any, num_nodes: int, device: torch.de
 
 
 # Runs of one task share their neighbour graph: to find it takes longer than many a run does.
-_FOUND: Kept[Tensor] = Kept()
+_FOUND: ResultCache[Tensor] = ResultCache()
 
 
 def neighbours_of(x: Tensor, k: int, node_ptr: Tensor | None = None) -> Tensor:

@@ -55,6 +55,8 @@ class TaskSource:
                     path=path,
                 )
         arguments: dict[str, Any] = {**self.files, **self.options}
+        if unknown := sorted(arguments.keys() - inspect.signature(from_files).parameters.keys()):
+            raise DataError(f"from_files has no option {unknown[0]!r}; correct config.toml, [data.source]")
         return from_files(**arguments)
 
     def complete(self) -> TaskSource:

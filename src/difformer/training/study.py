@@ -31,7 +31,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -45,6 +45,7 @@ from difformer.data.batches import GraphBatches
 from difformer.data.errors import require
 from difformer.errors import UserError
 from difformer.files import append_bytes, finite, only_one, read_json, read_text, write_json, writing
+from difformer.schema import check as check_form
 from difformer.training.callbacks import EpochEvent
 from difformer.training.config import TrainConfig, make_config
 from difformer.training.devices import resolve
@@ -212,6 +213,7 @@ def tune(
     stacked: bool | None = None,
     seconds: float = math.inf,
     on_trial: Callable[[Trial], None] | None = None,
+    ranks: Any = None,
 ) -> dict[str, Tuned]:
     """Try settings of each model until `trials` of them have ended, and name the best on validation.
 
@@ -225,7 +227,9 @@ def tune(
         device: As in `train_one`.
         stacked: Train settings that share shapes as one, without stopping any early; None does so on a GPU.
         seconds: No trial is started after that time.
-        on_trial: Called with every trial that ends.
+        on_trial: Called with every trial that ends; on rank 0 alone.
+        ranks: The group of `difformer.distributed.join`, over which the trials are spread; all ranks call `tune`
+            together, with the same arguments, and see the folder.
 
     Returns:
         What was found, per model.
@@ -240,17 +244,31 @@ def tune(
     for question in asked:
         if stacked and (reason := why_not_stacked(task, question)):
             raise UserError(f"stacked: {reason}", argument="stacked")
-    folder = check(task, asked, Path(out))
-    until = time.monotonic() + seconds
-    with only_one(folder):
-        left = plan(folder, task, asked, trials)
-        tell = Teller(folder, on_trial)
-        if jobs > 1 and len(left) > 1:
+    folder, until, by_name = Path(out), time.monotonic() + seconds, {question.model: question for question in asked}
+    first_does: Callable[[Callable[[], Any]], Any] = lambda work: work()
+    if ranks is not None:
+        ranks.agree(**{"data fingerprint": task.fingerprint(), "trials": trials, "questions": asked})
+        first_does = ranks.first_does
+    with ExitStack() as held:
+
+        def begin() -> list[tuple[str, int]]:
+            check(task, asked, folder)
+            held.enter_context(only_one(folder))
+            return [(question.model, number) for question, number in plan(folder, task, asked, trials)]
+
+        left = [(by_name[model], number) for model, number in first_does(begin)]
+        tell = Teller(folder, on_trial if ranks is None or ranks.first else None)
+        if ranks is not None:
+            own, place = left[ranks.rank :: ranks.size], str(ranks.device)
+            work(folder, without_test(task), own, place, worker=ranks.rank, until=until, after=tell)
+            ranks.wait_for_all()
+        elif jobs > 1 and len(left) > 1:
             _work_in_processes(folder, task, left, jobs, device, seconds, tell)
         else:
             work(folder, without_test(task), left, device, stacked=stacked, until=until, after=tell)
         tell()
-        return conclude(folder, task, asked)
+        found: dict[str, Tuned] = first_does(lambda: conclude(folder, task, asked))
+        return found
 
 
 def check(task: Task, questions: Sequence[Question], out: Path) -> Path:
@@ -288,7 +306,7 @@ def plan(folder: Path, task: Task, questions: Sequence[Question], trials: int) -
             f"out: {folder} holds a study of an earlier version of difformer ({OLD_STUDY}); choose another folder"
         )
     kept = read_json(folder / STUDY) if (folder / STUDY).exists() else {}
-    if not isinstance(kept, dict):
+    if not isinstance(kept, dict) or not all(isinstance(one, dict) for one in kept.values()):
         raise UserError(f"out: {folder / STUDY} is damaged; choose another folder")
     asked = {question.model: _as_json(question.written(task)) for question in questions}
     for model, now in asked.items():
@@ -346,6 +364,10 @@ def conclude(folder: Path, task: Task, questions: Sequence[Question]) -> dict[st
     return found
 
 
+_TRIAL = {"number": int, "settings": dict, "state": str, "value": (float, None), "seconds": float}
+_TRIAL |= dict.fromkeys(("reason", "model"), (str, None))
+
+
 def read_trials(folder: Path) -> list[Trial]:
     """Every trial of a study that has ended, of all processes; the rest of a line that was cut off is skipped."""
     found: dict[tuple[str, int], Trial] = {}
@@ -354,6 +376,7 @@ def read_trials(folder: Path) -> list[Trial]:
         for line in read_text(path).splitlines():
             try:
                 row = json.loads(line)
+                check_form(row, _TRIAL)
                 row["curve"] = tuple((int(step), float(value)) for step, value in row.get("curve", ()))
                 trial = Trial(**{name: value for name, value in row.items() if name in names})
                 found.setdefault((trial.model, trial.number), trial)

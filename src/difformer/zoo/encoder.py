@@ -16,21 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from difformer.attention.segments import Segments, as_segments
-from difformer.eager import is_eager
 from difformer.errors import UserError, WouldNotFitError
 from difformer.free_memory import free_bytes
 from difformer.graph import GRAPH_NORMS, Graph
-from difformer.kept import Kept
 from difformer.kernels.rows import unit_rows
 from difformer.nn.conv import check_count
 from difformer.nn.dropout import dropout, keyed_uniform
 from difformer.nn.protocol import Edges, Features
 from difformer.nn.structure import as_structure
+from difformer.result_cache import ResultCache
+from difformer.shortcut import is_eager
 from difformer.sparse import CSR, SparseMatrix
 
 __all__ = [
-    "CSR", "GRAPH_NORMS", "Edges", "Encoder", "Features", "Graph", "Kept", "Observed", "Passes", "Segments",
-    "SparseMatrix", "as_segments", "check_choice", "check_count", "check_heads", "check_option",
+    "CSR", "GRAPH_NORMS", "Edges", "Encoder", "Features", "Graph", "Observed", "Passes", "ResultCache",
+    "Segments", "SparseMatrix", "as_segments", "check_choice", "check_count", "check_heads", "check_option",
     "class_labels", "dense", "dropout", "is_eager", "keyed_uniform", "linear", "make_norm", "mapped",
     "refuse_beyond_memory", "self_loops", "unit_rows", "without_loops",
 ]  # fmt: skip
@@ -77,7 +77,7 @@ class Observed:
         if self.segments is not None and self.segments.num_graphs > 1:
             raise UserError(f"{system} {knows}; it serves neither batches of graphs nor series")
 
-    def once(self, kept: Kept[Tensor], key: tuple[Any, ...], work: Callable[[], Tensor]) -> Tensor:
+    def once(self, kept: ResultCache[Tensor], key: tuple[Any, ...], work: Callable[[], Tensor]) -> Tensor:
         """What `work` computes from the graph and the graphs of a batch; once per graph."""
         if self.graph is None:
             return work()
@@ -109,7 +109,7 @@ def _loops(num_nodes: int, device: torch.device) -> Graph:
         return Graph(torch.arange(num_nodes, device=device).expand(2, -1), num_nodes)
 
 
-_loopless: Kept[Graph] = Kept()
+_loopless: ResultCache[Graph] = ResultCache()
 
 
 def without_loops(graph: Graph | None) -> Graph | None:
@@ -282,7 +282,7 @@ def mapped(weight: Tensor, x: Features, rate: float | Tensor = 0.0, training: bo
     return x @ weight.T
 
 
-_columns: Kept[tuple[Tensor, Tensor]] = Kept()
+_columns: ResultCache[tuple[Tensor, Tensor]] = ResultCache()
 
 
 def _with_values(x: SparseMatrix, values: Tensor) -> SparseMatrix:

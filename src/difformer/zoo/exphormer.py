@@ -14,8 +14,8 @@ from difformer.zoo.encoder import (
     Encoder,
     Features,
     Graph,
-    Kept,
     Observed,
+    ResultCache,
     check_heads,
     dropout,
     linear,
@@ -125,7 +125,7 @@ class Exphormer(Encoder):
             ExphormerLayer(hidden_channels, num_heads, dropout=dropout, norm=norm) for _ in range(num_layers)
         )
         self.output = nn.Linear(hidden_channels, out_channels)
-        self._local: Kept[Graph] = Kept()
+        self._local: ResultCache[Graph] = ResultCache()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States of the nodes after the last layer."""
@@ -160,11 +160,8 @@ class Exphormer(Encoder):
 
     def _fixed(self, observed: Observed) -> tuple[Graph, Graph]:
         """The expander and the edges of virtual nodes, made once."""
-        rows, segments, options = (
-            observed.rows,
-            observed.segments,
-            (self.degree, self.virtual_nodes, self.expander_seed),
-        )
+        options = self.degree, self.virtual_nodes, self.expander_seed
+        rows, segments = observed.rows, observed.segments
         if segments is None:
             return _whole(rows, *options, observed.device)
 
@@ -175,7 +172,7 @@ class Exphormer(Encoder):
         return _batched.of(segments.batch, options, work)
 
 
-_batched: Kept[tuple[Graph, Graph]] = Kept()
+_batched: ResultCache[tuple[Graph, Graph]] = ResultCache()
 
 
 @lru_cache(maxsize=8)

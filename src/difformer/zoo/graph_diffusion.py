@@ -38,8 +38,8 @@ from difformer.zoo.classic import GCN
 from difformer.zoo.encoder import (
     Features,
     Graph,
-    Kept,
     Observed,
+    ResultCache,
     Segments,
     SparseMatrix,
     check_choice,
@@ -50,7 +50,7 @@ from difformer.zoo.encoder import (
 FILTER_TOLERANCE = 1e-7
 LARGEST_DEGREE = 2000
 
-_undirected: Kept[bool] = Kept()
+_undirected: ResultCache[bool] = ResultCache()
 
 
 def is_undirected(graph: Graph) -> bool:
@@ -180,7 +180,7 @@ class Diffusion:
         return keep
 
 
-_diffused: Kept[Graph] = Kept()
+_diffused: ResultCache[Graph] = ResultCache()
 
 
 def diffused(graph: Graph, diffusion: Diffusion, segments: Segments | None = None) -> Graph:

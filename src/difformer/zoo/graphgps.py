@@ -11,8 +11,8 @@ from difformer.zoo.encoder import (
     Encoder,
     Features,
     Graph,
-    Kept,
     Observed,
+    ResultCache,
     check_choice,
     check_heads,
     dropout,
@@ -135,7 +135,7 @@ class GraphGPS(Encoder):
         )
         self.output = nn.Linear(hidden_channels, out_channels)
         self.encoding = encoding
-        self._positions: Kept[Tensor] = Kept()
+        self._positions: ResultCache[Tensor] = ResultCache()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States after the last layer."""

@@ -14,8 +14,8 @@ from difformer.zoo.encoder import (
     Encoder,
     Features,
     Graph,
-    Kept,
     Observed,
+    ResultCache,
     Segments,
     check_heads,
     dropout,
@@ -108,7 +108,7 @@ class Graphormer(Encoder):
         )
         self.norm = nn.LayerNorm(hidden_channels)
         self.output = nn.Linear(hidden_channels, out_channels)
-        self._distances: Kept[Tensor] = Kept()
+        self._distances: ResultCache[Tensor] = ResultCache()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States after the last norm."""

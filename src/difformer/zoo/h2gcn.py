@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.errors import UserError
-from difformer.zoo.encoder import Encoder, Features, Graph, Kept, Observed, dropout, linear, refuse_beyond_memory
+from difformer.zoo.encoder import Encoder, Features, Graph, Observed, ResultCache, dropout, linear, refuse_beyond_memory
 
 MOST_CHANNELS = 1 << 16
 
@@ -80,7 +80,7 @@ class H2GCN(Encoder):
         nn.init.xavier_uniform_(self.input.weight)
         nn.init.xavier_uniform_(self.output.weight)
         nn.init.zeros_(self.output.bias)
-        self._rings: Kept[tuple[Graph, Graph]] = Kept()
+        self._rings: ResultCache[tuple[Graph, Graph]] = ResultCache()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """All rounds side by side, ``[N, (2^{K+1} - 1) hidden]``."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from difformer.data.knn import Metric, knn_graph
 from difformer.data.sparse import take_rows
-from difformer.zoo.encoder import Features, Graph, Kept, Segments, SparseMatrix, check_choice, check_count
+from difformer.zoo.encoder import Features, Graph, ResultCache, Segments, SparseMatrix, check_choice, check_count
 
 METRICS = ("cosine", "euclidean")
 
@@ -30,7 +30,7 @@ class NeighbourGraph:
         check_count("k", k, 1)
         check_choice("knn_metric", metric, METRICS)
         self.k, self.metric = k, metric
-        self._kept: Kept[Graph] = Kept()
+        self._kept: ResultCache[Graph] = ResultCache()
 
     def __call__(self, x: Features, segments: Segments | None = None) -> Graph:
         """The graph of rows ``[N, F]``; with `segments` neighbours are looked for within each graph of a batch."""

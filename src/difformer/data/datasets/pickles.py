@@ -31,6 +31,7 @@ from scipy import sparse
 
 from difformer.data.archives import check_size
 from difformer.data.errors import DAMAGE, DataError
+from difformer.data.sparse import checked_csr
 from difformer.errors import UserError
 
 Array = np.ndarray[Any, Any]
@@ -98,14 +99,6 @@ class _Unfinished:
 
 
 @dataclass(frozen=True)
-class _Manager:
-    """pandas' blocks of columns and the names of all columns."""
-
-    blocks: tuple[tuple[Array, Any], ...]
-    names: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
 class Frame:
     """Columns of a table by name."""
 
@@ -135,8 +128,8 @@ def read_tensors(source: IO[bytes]) -> Any:
 
             def storage(identity: Any) -> Array:
                 kind, word, key, _, count = identity
-                if kind != "storage" or not isinstance(word, _Word) or not word.kind.startswith("storage "):
-                    _refuse("asks for an unusual storage")
+                usual = kind == "storage" and isinstance(word, _Word) and word.kind.startswith("storage ")
+                _allow(usual, "asks for an unusual storage")
                 raw = archive.read(members[f"data/{key}"])
                 return _filled(raw, np.dtype(f"<{word.kind[-2:]}"), (count,), False)
 
@@ -173,6 +166,16 @@ def _refuse(what: str) -> NoReturn:
     )
 
 
+def _allow(known: bool, what: str) -> None:
+    if not known:
+        _refuse(what)
+
+
+def _need(good: bool, what: str) -> None:
+    if not good:
+        raise UserError(what)
+
+
 def _run(content: bytes, persistent: Persistent | None) -> Any:
     """Opcode by opcode, on a stack and a memo."""
     stack: list[Any] = []
@@ -181,8 +184,8 @@ def _run(content: bytes, persistent: Persistent | None) -> Any:
     for opcode, argument, _ in pickletools.genops(content):
         name = opcode.name
         if name in _LITERALS:
-            if isinstance(argument, int) and not -(2**63) <= argument < 2**64:
-                raise UserError("a whole number of more than 64 bits")
+            small = not isinstance(argument, int) or -(2**63) <= argument < 2**64
+            _need(small, "a whole number of more than 64 bits")
             stack.append(bytes(argument) if isinstance(argument, bytearray) else argument)
         elif name in _CONSTANTS:
             stack.append(_CONSTANTS[name]())
@@ -229,8 +232,7 @@ def _run(content: bytes, persistent: Persistent | None) -> Any:
             stack.append(table[maker.kind](*arguments))
         elif name == "BUILD":
             state, made = stack.pop(), stack.pop()
-            if not isinstance(made, _Unfinished):
-                _refuse(f"changes the state of a {type(made).__name__}")
+            _allow(isinstance(made, _Unfinished), f"changes the state of a {type(made).__name__}")
             finished = _BUILD[made.kind](made, state)
             for slot in made.slots:
                 memo[slot] = finished
@@ -264,24 +266,22 @@ def _since_mark(stack: list[Any]) -> list[Any]:
     at = len(stack) - 1
     while stack[at] is not _MARK:
         at -= 1
-        if at < 0:
-            raise UserError("a mark is missing")
+        _need(at >= 0, "a mark is missing")
     items = stack[at + 1 :]
     del stack[at:]
     return items
 
 
 def _top(stack: list[Any], kind: type) -> Any:
-    if type(stack[-1]) is not kind:
-        _refuse(f"fills a {type(stack[-1]).__name__} as if it were a {kind.__name__}")
+    _allow(type(stack[-1]) is kind, f"fills a {type(stack[-1]).__name__} as if it were a {kind.__name__}")
     return stack[-1]
 
 
 def _key(value: Any) -> Any:
     """Keys and members are plain: hashing a deeply nested tuple could exhaust the stack of the process."""
-    if type(value) in _SCALARS or (type(value) is tuple and all(type(part) in _SCALARS for part in value)):
-        return value
-    raise UserError(f"a {type(value).__name__} as a key")
+    plain = type(value) in _SCALARS or (type(value) is tuple and all(type(part) in _SCALARS for part in value))
+    _need(plain, f"a {type(value).__name__} as a key")
+    return value
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
@@ -310,37 +310,32 @@ def _is(value: Any, kind: str) -> bool:
 
 def _raw(value: Any) -> bytes:
     """Bytes, which pickles of Python 2 hold as texts."""
-    if isinstance(value, str):
-        return value.encode("latin1")
-    if not isinstance(value, bytes):
-        raise UserError(f"expected bytes, got {type(value).__name__}")
-    return value
+    raw = value.encode("latin1") if isinstance(value, str) else value
+    _need(isinstance(raw, bytes), f"expected bytes, got {type(value).__name__}")
+    return raw
 
 
 def _new_array(subtype: Any, shape: Any, code: Any) -> _Unfinished:
-    if not _is(subtype, "ndarray"):
-        _refuse("makes an array of a subtype")
+    _allow(_is(subtype, "ndarray"), "makes an array of a subtype")
     return _Unfinished("array")
 
 
 def _new_dtype(code: Any, *_: Any) -> _Unfinished:
-    if not isinstance(code, str) or not (_NUMERIC.match(code) or code in ("O", "O8")):
-        _refuse(f"makes an array of dtype {str(code)[:20]!r}")
+    known = isinstance(code, str) and (bool(_NUMERIC.match(code)) or code in ("O", "O8"))
+    _allow(known, f"makes an array of dtype {str(code)[:20]!r}")
     return _Unfinished("dtype", code)
 
 
 def _new_object(kind: Any, base: Any, state: Any) -> _Unfinished:
-    if not _is(base, "base") or not isinstance(kind, _Word) or kind.kind not in _NEW or state is not None:
-        _refuse("makes an object")
+    _allow(_is(base, "base") and isinstance(kind, _Word) and kind.kind in _NEW and state is None, "makes an object")
     return _Unfinished(kind.kind)
 
 
 def _dtype(made: _Unfinished, state: Any) -> Any:
     """``(version, byte order, subtype, names, fields, …)``: None where the dtype is plain, as here it must be."""
-    if not isinstance(state, tuple) or len(state) < 5 or state[1] not in ("<", ">", "|", "="):
-        _refuse("describes a dtype in an unusual way")
-    if any(part is not None for part in state[2:5]):
-        _refuse("makes a dtype with fields")
+    usual = isinstance(state, tuple) and len(state) >= 5 and state[1] in ("<", ">", "|", "=")
+    _allow(usual, "describes a dtype in an unusual way")
+    _allow(all(part is None for part in state[2:5]), "makes a dtype with fields")
     return _TEXTS if made.code[0] == "O" else np.dtype(made.code).newbyteorder(state[1])
 
 
@@ -348,102 +343,86 @@ _TEXTS = _Word("texts")  # the dtype of arrays of objects
 
 
 def _filled(raw: bytes, dtype: Any, shape: Any, fortran: bool) -> Array:
-    if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf":
-        _refuse("makes an array whose dtype is not numeric")
-    if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 2**48 for n in shape) or len(shape) > 8:
-        raise UserError("an array of an impossible shape")
-    if math.prod(shape) * dtype.itemsize != len(raw):
-        raise UserError(f"an array of shape {shape} from {len(raw)} bytes")
+    _allow(isinstance(dtype, np.dtype) and dtype.kind in "biuf", "makes an array whose dtype is not numeric")
+    possible = isinstance(shape, tuple) and len(shape) <= 8 and all(type(n) is int and 0 <= n < 2**48 for n in shape)
+    _need(possible, "an array of an impossible shape")
+    _need(math.prod(shape) * dtype.itemsize == len(raw), f"an array of shape {shape} from {len(raw)} bytes")
     array = np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran else "C")
     return array.astype(dtype.newbyteorder("="))  # a copy that can be written to
 
 
 def _array(made: _Unfinished, state: Any) -> Any:
-    if not isinstance(state, tuple) or len(state) not in (4, 5):
-        _refuse("fills an array in an unusual way")
+    _allow(isinstance(state, tuple) and len(state) in (4, 5), "fills an array in an unusual way")
     shape, dtype, fortran, raw = state[-4:]
     if dtype is _TEXTS:
-        if not isinstance(raw, list) or not all(type(text) is str for text in raw) or shape != (len(raw),):
-            _refuse("makes an array of objects other than texts")
+        texts = isinstance(raw, list) and all(type(text) is str for text in raw) and shape == (len(raw),)
+        _allow(texts, "makes an array of objects other than texts")
         return tuple(raw)
     return _filled(_raw(raw), dtype, shape, bool(fortran))
 
 
-def _scalar(dtype: Any, raw: Any) -> Any:
-    return _filled(_raw(raw), dtype, (), False)[()]
-
-
-def _buffer(raw: Any, dtype: Any, shape: Any, order: Any) -> Array:
-    return _filled(_raw(raw), dtype, shape, order == "F")
-
-
 def _csr(made: _Unfinished, state: Any) -> Any:
-    if not isinstance(state, dict):
-        _refuse("fills a matrix in an unusual way")
+    _allow(isinstance(state, dict), "fills a matrix in an unusual way")
     shape = state.get("_shape", state.get("shape"))
-    parts = tuple(state.get(key) for key in ("data", "indices", "indptr"))
-    if not all(isinstance(part, np.ndarray) and part.ndim == 1 for part in parts):
-        raise UserError("a matrix without its three arrays")
-    if not isinstance(shape, tuple) or len(shape) != 2 or not all(type(n) is int for n in shape):
-        raise UserError("a matrix without a shape")
-    matrix = sparse.csr_matrix(parts, shape=shape)
-    matrix.check_format(full_check=True)
-    return matrix
+    parts = [state.get(key) for key in ("data", "indices", "indptr")]
+    _need(all(isinstance(part, np.ndarray) for part in parts), "a matrix without its three arrays")
+    shaped = isinstance(shape, tuple) and len(shape) == 2 and all(type(n) is int for n in shape)
+    _need(shaped, "a matrix without a shape")
+    data, indices, ptr = parts
+    return checked_csr(data, indices, ptr, shape)
 
 
 def _dict(*arguments: Any) -> dict[Any, Any]:
-    if arguments not in ((), (_Word("list"),), (_Word("dict"),)):
-        _refuse("makes a dictionary with a factory")
+    _allow(arguments in ((), (_Word("list"),), (_Word("dict"),)), "makes a dictionary with a factory")
     return {}
 
 
 def _set(items: Any = ()) -> set[Any]:
-    if type(items) not in (list, tuple):
-        raise UserError("a set that is not made from a list")
+    _need(type(items) in (list, tuple), "a set that is not made from a list")
     return {_key(item) for item in items}
 
 
 def _slice(*limits: Any) -> slice:
-    if not 1 <= len(limits) <= 3 or not all(limit is None or type(limit) is int for limit in limits):
-        raise UserError("a slice of something other than whole numbers")
+    plain = 1 <= len(limits) <= 3 and all(limit is None or type(limit) is int for limit in limits)
+    _need(plain, "a slice of something other than whole numbers")
     return slice(*limits)
 
 
 def _bytes(text: Any, encoding: Any = "latin1") -> bytes:
-    if not isinstance(text, str) or encoding != "latin1":
-        _refuse("asks for a codec")
-    return text.encode("latin1")
+    _allow(isinstance(text, str) and encoding == "latin1", "asks for a codec")
+    return _raw(text)
 
 
 def _index(kind: Any, state: Any) -> Any:
     """An index of pandas: its values, or the range that it counts."""
-    if not _is(kind, "index kind") or not isinstance(state, dict):
-        _refuse("makes an unusual index")
+    _allow(_is(kind, "index kind") and isinstance(state, dict), "makes an unusual index")
     if "data" in state:
-        if not isinstance(state["data"], (tuple, np.ndarray)):
-            raise UserError("an index without values")
+        _need(isinstance(state["data"], (tuple, np.ndarray)), "an index without values")
         return state["data"]
     limits: list[Any] = [state.get(key) for key in ("start", "stop", "step")]
-    if not all(type(limit) is int for limit in limits):
-        raise UserError("an index without limits")
+    _need(all(type(limit) is int for limit in limits), "an index without limits")
     return range(*limits)
 
 
-def _block(values: Any, place: Any, *_: Any) -> tuple[Any, Any]:
-    return values, place
+@dataclass(frozen=True)
+class _Manager:
+    """pandas' blocks of columns and the names of all columns."""
+
+    blocks: tuple[tuple[Array, Any], ...]
+    names: tuple[Any, ...]
 
 
 def _manager(blocks: Any = (), axes: Any = (), *_: Any) -> _Manager:
-    if not isinstance(blocks, (list, tuple)) or not isinstance(axes, (list, tuple)) or not axes:
-        raise UserError("a table without blocks")
+    listed = isinstance(blocks, (list, tuple)) and isinstance(axes, (list, tuple)) and bool(axes)
+    _need(listed, "a table without blocks")
     checked = []
     for block in blocks:
         values, place = block if isinstance(block, tuple) and len(block) == 2 else (None, None)
-        if not isinstance(values, np.ndarray) or not isinstance(place, (slice, np.ndarray)):
-            raise UserError("a table whose columns are not numbers")
-        checked.append((np.atleast_2d(values), place))
-    if not isinstance(axes[0], (tuple, range, np.ndarray)) or len(axes[0]) != sum(len(v) for v, _ in checked):
-        raise UserError("a table with more or fewer names than columns")
+        numeric = isinstance(values, np.ndarray) and isinstance(place, (slice, np.ndarray))
+        _need(numeric, "a table whose columns are not numbers")
+        checked.append((np.atleast_2d(values), place))  # type: ignore[arg-type]
+    named = isinstance(axes[0], (tuple, range, np.ndarray)) and len(axes[0]) == sum(len(v) for v, _ in checked)
+    _need(named, "a table with more or fewer names than columns")
     return _Manager(tuple(checked), tuple(axes[0]))
 
 
@@ -455,12 +434,11 @@ def _old_manager(made: _Unfinished, state: Any) -> _Manager:
 
 def _frame(made: _Unfinished, state: Any) -> Frame:
     manager = state.get("_mgr", state.get("_data")) if isinstance(state, dict) else None  # _data before pandas 1.1
-    if not isinstance(manager, _Manager):
-        raise UserError("a table without its columns")
+    _need(isinstance(manager, _Manager), "a table without its columns")
     columns: dict[str, Array] = {}
-    for values, place in manager.blocks:
-        for at, column in zip(np.arange(len(manager.names))[place], values, strict=True):
-            columns[str(manager.names[at])] = column
+    for values, place in manager.blocks:  # type: ignore[union-attr]
+        for at, column in zip(np.arange(len(manager.names))[place], values, strict=True):  # type: ignore[union-attr]
+            columns[str(manager.names[at])] = column  # type: ignore[union-attr]
     return Frame(columns)
 
 
@@ -469,36 +447,33 @@ MOST_DIMENSIONS = 16  # published tensors have three at most
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> Array:
     """A tensor whose entries follow each other, as all published ones do."""
-    if not isinstance(storage, np.ndarray) or type(offset) is not int or not isinstance(size, tuple):
-        raise UserError("a tensor without a storage")
-    if len(size) > MOST_DIMENSIONS or not all(type(n) is int and n >= 0 for n in size):
-        raise UserError(f"a tensor of {len(size)} dimensions, or with sizes that are not whole numbers")
+    stored = isinstance(storage, np.ndarray) and type(offset) is int and isinstance(size, tuple)
+    _need(stored, "a tensor without a storage")
+    sized = len(size) <= MOST_DIMENSIONS and all(type(n) is int and n >= 0 for n in size)
+    _need(sized, f"a tensor of {len(size)} dimensions, or with sizes that are not whole numbers")
     expected = tuple(math.prod(size[i + 1 :]) for i in range(len(size)))
-    if any(n > 1 and given != wanted for n, given, wanted in zip(size, stride, expected, strict=True)):
-        raise UserError(f"a tensor with strides {stride}")
+    dense = all(n <= 1 or given == wanted for n, given, wanted in zip(size, stride, expected, strict=True))
+    _need(dense, f"a tensor with strides {stride}")
     end = offset + math.prod(size)
-    if not 0 <= offset <= end <= len(storage):
-        raise UserError("a tensor that reaches beyond its storage")
+    _need(0 <= offset <= end <= len(storage), "a tensor that reaches beyond its storage")
     return storage[offset:end].reshape(size)
 
 
 def _data(made: _Unfinished, state: Any) -> Any:
     """PyG's ``Data``: the dictionary of its tensors, directly or within a storage."""
-    if not isinstance(state, dict):
-        raise UserError("a Data without attributes")
+    _need(isinstance(state, dict), "a Data without attributes")
     return state.get("_store", state)
 
 
 def _mapping(made: _Unfinished, state: Any) -> Any:
-    if not isinstance(state, dict) or not isinstance(state.get("_mapping"), dict):
-        raise UserError("a storage of Data without attributes")
+    attributes = isinstance(state, dict) and isinstance(state.get("_mapping"), dict)
+    _need(attributes, "a storage of Data without attributes")
     return state["_mapping"]
 
 
 def _unfinished(kind: str) -> Callable[..., _Unfinished]:
     def make(*arguments: Any) -> _Unfinished:
-        if arguments:
-            _refuse(f"makes a {kind} with arguments")
+        _allow(not arguments, f"makes a {kind} with arguments")
         return _Unfinished(kind)
 
     return make
@@ -519,14 +494,14 @@ _REDUCE: dict[str, Callable[..., Any]] = {
     "array": _new_array,
     "dtype": _new_dtype,
     "object": _new_object,
-    "scalar": _scalar,
-    "buffer": _buffer,
+    "scalar": lambda dtype, raw: _filled(_raw(raw), dtype, (), False)[()],
+    "buffer": lambda raw, dtype, shape, order: _filled(_raw(raw), dtype, shape, order == "F"),
     "bytes": _bytes,
     "dict": _dict,
     "set": _set,
     "slice": _slice,
     "index": _index,
-    "block": _block,
+    "block": lambda values, place, *_: (values, place),
     "manager": _manager,
     "tensor": _tensor,
 }
@@ -540,7 +515,6 @@ def _check_finished(value: Any) -> None:
         item = waiting.pop()
         if isinstance(item, plain) or id(item) in seen:
             continue
-        if not isinstance(item, (list, tuple, dict, set, frozenset)):
-            _refuse("holds something that is not data")
+        _allow(isinstance(item, (list, tuple, dict, set, frozenset)), "holds something that is not data")
         seen.add(id(item))
         waiting.extend([*item, *item.values()] if isinstance(item, dict) else item)

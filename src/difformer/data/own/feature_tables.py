@@ -370,6 +370,7 @@ def _check_delimiter(head: Head) -> None:
             raise DataError(
                 f"has one column, {name!r}, whose cells seem to be separated by {sign!r}; pass delimiter={sign!r}",
                 path=head.path,
+                argument="delimiter",
             )
 
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE
-from difformer.eager import once_differentiated
 from difformer.kernels.cpu.passes import Pair, gram_backward, gram_forward, packed, padded, run, shaped, space
 from difformer.kernels.step import Weights
+from difformer.shortcut import once_differentiated
 from difformer.sparse import CSR, SparseMatrix
 
 

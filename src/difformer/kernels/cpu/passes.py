@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from difformer._compat import has_global_hooks, is_forward_mode, is_traced, is_watched
-from difformer.eager import is_eager
 from difformer.errors import UserError
 from difformer.kernels.cpu.build import has_threads, library, loaded
+from difformer.shortcut import is_eager
 
 Pair = tuple[Tensor, Tensor]  # weight and bias of a map
 

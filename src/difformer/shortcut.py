@@ -12,14 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from difformer._compat import is_transformed
+from difformer._compat import is_transformed, is_transforming
 
 PLAIN = (Tensor, nn.Parameter)  # not their subclasses, such as the tensors without values that compilers trace with
 
 
 def is_eager(*tensors: Tensor) -> bool:
     """False while a model is compiled or exported, inside `torch.func`, and for tensors of other classes."""
-    return not torch.compiler.is_compiling() and all(type(x) in PLAIN and not is_transformed(x) for x in tensors)
+    if torch.compiler.is_compiling():
+        return False
+    for x in tensors:
+        if type(x) not in PLAIN:
+            return False
+    return not is_transforming() or not any(is_transformed(x) for x in tensors)
 
 
 def direct(function: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,6 +59,8 @@ def once_differentiated(operator: Callable[..., tuple[Tensor | None, ...]]) -> C
             raise RuntimeError("second derivatives of a diffusion step need backend='reference'")
 
     def call(first: Tensor, *others: Any) -> tuple[Any, ...]:
+        if not torch.is_grad_enabled() and not torch.is_autocast_enabled(first.device.type):
+            return operator(first, *others)  # the usual backward pass
         # Operators choose their precision themselves, also where a backward pass is run under autocast.
         with torch.autocast(first.device.type, enabled=False):
             # A compiled model records the operator itself.

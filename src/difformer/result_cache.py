@@ -21,7 +21,7 @@ T = TypeVar("T")
 RESULTS = 4  # kept per object, the latest: a graph may be used with several weights
 
 
-class Kept(Generic[T]):
+class ResultCache(Generic[T]):
     """Results by the object they were worked out from."""
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class Kept(Generic[T]):
     def __len__(self) -> int:
         return len(self._found)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Kept[T]:
-        return Kept()
+    def __deepcopy__(self, memo: dict[int, Any]) -> ResultCache[T]:
+        return ResultCache()
 
-    def __reduce__(self) -> tuple[type[Kept[T]], tuple[()]]:
-        return Kept, ()
+    def __reduce__(self) -> tuple[type[ResultCache[T]], tuple[()]]:
+        return ResultCache, ()
 
 
 class SameTensor:

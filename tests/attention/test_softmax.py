@@ -1,0 +1,63 @@
+"""Exponentials by torch's scaled dot product: on a GPU output and gradients, elsewhere what it is asked to compute."""
+
+import pytest
+import torch
+from attention_cases import answer_and_gradients, assert_near, expected, make_inputs
+
+from difformer.attention import propagate, softmax
+from difformer.attention.scores import slope_of
+from difformer.diffusion import gaussian
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+exponentials = pytest.mark.parametrize("diffusivity", ["softmax", gaussian(0.4), "sharp"], ids=str)
+
+
+@exponentials
+@pytest.mark.parametrize(("heads", "d", "c"), [(2, 5, 3), (1, 16, 16)])
+def test_scaled_dot_product_is_the_row_normalised_exponential(diffusivity, heads, d, c):
+    from difformer.attention.scores import score_key
+
+    inputs = make_inputs(60, heads, d, c)
+    slope = slope_of(score_key(diffusivity, d))
+    found = answer_and_gradients(lambda *x: softmax.attend(*x, slope), *inputs)
+    assert_near(found, expected(diffusivity, *inputs), 1e-9)
+
+
+@pytest.mark.parametrize("batch", [None, torch.zeros(4, dtype=torch.long)], ids=["one graph", "batch"])
+@pytest.mark.parametrize("diffusivity", ["sigmoid", "softmax"])
+def test_what_it_cannot_do_is_refused_with_advice(diffusivity, batch):
+    q, k, v = make_inputs(4, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"'softmax' needs an exponential.* got .*cpu, torch.float32.*backend='auto'"):
+        propagate(q, k, v, diffusivity, backend="softmax", batch=batch)
+
+
+@pytest.mark.parametrize(("dtype", "widest"), [(torch.float32, 128), (torch.bfloat16, 256)])
+def test_rows_that_no_kernel_holds_are_left_to_others(dtype, widest):
+    cuda = torch.device("cuda")
+    assert softmax.serves("exponential", cuda, dtype, widest, False)
+    assert not softmax.serves("exponential", cuda, dtype, widest + 1, False)
+    assert not softmax.serves("sigmoid", cuda, dtype, widest, False)
+    assert not softmax.serves("exponential", cuda, dtype, widest, True)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@exponentials
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("n", "heads", "d", "c"), [(130, 2, 16, 8), (1000, 1, 64, 64), (515, 2, 33, 20)])
+def test_output_and_gradients_on_a_gpu(diffusivity, dtype, tolerance, n, heads, d, c):
+    inputs = [x.detach().cuda().requires_grad_() for x in make_inputs(n, heads, d, c, dtype=dtype)]
+    found = answer_and_gradients(lambda *x: propagate(*x, diffusivity, backend="softmax"), *inputs)
+    assert_near(found, expected(diffusivity, *inputs), tolerance)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("diffusivity", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("width", [128, 200, 256])
+def test_wide_rows_of_a_batch(diffusivity, dtype, tolerance, width):
+    batch = torch.randint(0, 9, (300,), generator=torch.Generator().manual_seed(0)).cuda()
+    inputs = [x.detach().cuda().requires_grad_() for x in make_inputs(300, 1, width, width, dtype=dtype)]
+    found = answer_and_gradients(lambda *x: propagate(*x, diffusivity, batch=batch), *inputs)
+    assert_near(found, expected(diffusivity, *inputs, batch=batch), tolerance)
