@@ -22,3 +22,14 @@ def test_products_of_one_entry_and_of_none(entries, rows, columns, channels, bet
     wanted = beta * out + alpha * made.to_dense() @ x
     out = torch.full_like(out, torch.nan) if beta == 0 else out  # with β = 0 it does not matter what was there
     torch.testing.assert_close(add_product(made.rows, x, out, beta=beta, alpha=alpha), wanted)
+
+
+def test_the_operator_of_compilers_is_the_product():
+    made = matrix([(0, 1), (2, 0), (2, 1), (1, 1)], 3, 2)
+    rows, columns = made.rows, made.columns
+    x = torch.rand(2, 4, requires_grad=True)
+    given = (rows.crow, rows.col, rows.value, columns.crow, columns.col, columns.value)
+    out = torch.ops.difformer.sparse_matmul(*given, x)
+    torch.testing.assert_close(out, made.to_dense() @ x)
+    (grad,) = torch.autograd.grad(out.square().sum(), x)
+    torch.testing.assert_close(grad, 2 * made.to_dense().T @ out)

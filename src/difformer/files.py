@@ -15,7 +15,9 @@ import math
 import os
 import re
 import secrets
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -254,11 +256,28 @@ def sweep(folder: Path) -> None:
                 Path(base, name).unlink(missing_ok=True)
 
 
-def file_mask() -> int:
-    """Permissions that new files of this process do not get."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which appears at `path` with everything in it when the block ends, or not at all.
+
+    An empty folder at that place is replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        yield new
+        for file in new.iterdir():
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        new.chmod(0o777 & ~mask)  # mkdtemp makes folders that only their owner may read
+        if path.is_dir():
+            path.rmdir()
+        os.replace(new, path)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
 
 
 def cache_folder() -> Path:

@@ -240,3 +240,15 @@ def test_exported_programs_sum_each_head_by_itself(monkeypatch, shared):
     with torch.no_grad():
         torch.testing.assert_close(moments(k, v, powers), wanted)
         torch.testing.assert_close(evaluate(k, wanted, powers), answer)
+
+
+def test_rows_that_receive_next_to_nothing_are_clamped_as_in_the_formula():
+    """Keys opposite to the query but for one: the total is below 1e-6 per sender, not below 1e-6."""
+    k = torch.zeros(1000, 1, 2, dtype=torch.float64)
+    k[:, 0, 0] = -1
+    k[0, 0] = torch.tensor([-math.cos(0.01), math.sin(0.01)])
+    q, v = -k[1:2].expand(1000, 1, 2), torch.rand(1000, 1, 3, dtype=torch.float64)
+    total = 1000 + (k[:, 0] @ q[0, 0]).sum()
+    assert 1e-5 < total < 1e-4
+    found = polynomial.propagate(q, k, v, SIMPLE)
+    torch.testing.assert_close(found, reference.propagate(q, k, v, SIMPLE), rtol=1e-6, atol=1e-9)

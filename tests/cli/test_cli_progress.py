@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from difformer.cli.output import Output, plain
+from difformer.cli.output import Output
 from difformer.cli.progress import Progress, clock_time
 from difformer.training.callbacks import EpochEvent
 
@@ -132,10 +134,10 @@ def test_times(seconds, text):
     assert clock_time(seconds) == text
 
 
-def test_json_has_no_nan():
-    assert plain({"a": float("nan"), "b": (1, float("inf")), "c": None, "d": True}) == {
-        "a": None, "b": [1, None], "c": None, "d": True,
-    }  # fmt: skip
+def test_json_has_no_nan(capsys):
+    Output(as_json=True).json({"a": float("nan"), "b": (1, float("inf")), "c": None, "d": True, "e": Path("run")})
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"a": None, "b": [1, None], "c": None, "d": True, "e": "run"}
 
 
 def test_a_slow_terminal_is_drawn_to_seldom(clock):

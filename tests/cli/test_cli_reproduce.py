@@ -62,7 +62,7 @@ def test_a_limit_is_handed_on(call, tmp_path):
     assert answer.code == 0, answer.err
     assert "0 runs made" in answer.out
     assert "too long: 0.0 s for its first epoch on " in (tmp_path / "results-quick/unobserved/table.md").read_text()
-    assert "1 runs made" in call(*words).out  # without a limit it is tried again
+    assert "1 run made" in call(*words).out  # without a limit it is tried again
 
 
 def test_runs_only_needs_neither_pandas_nor_matplotlib(call, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from difformer.data.errors import DataError
 from difformer.data.own.arrays import read_arrays
 from difformer.data.own.table import canonical_id, looks_like_header, number, open_parquet
-from difformer.data.own.text import TextFormat, open_text, sniff_delimiter
+from difformer.data.own.text import TextFormat, open_table, sniff_delimiter
 
 
 def every_column(head):
@@ -19,7 +19,7 @@ def every_column(head):
 
 
 def read_csv(path, *, text=lambda head: (), format=TextFormat(), keep_blank=False):  # noqa: B008  frozen
-    source = open_text(path, format, keep_blank=keep_blank)
+    source = open_table(path, format, keep_blank=keep_blank)
     return source.read(text(source.head))
 
 

@@ -129,9 +129,9 @@ def train_seeds(ranks, task, config, seeds, out, stop_at=None, resume=False):
 
 def tune_together(ranks, task, question, trials, out):
     """A study whose trials are spread over ranks."""
-    from difformer.distributed.rank_runs import tune_over_ranks
+    from difformer.training.study import tune
 
-    found = tune_over_ranks(task, question, ranks=ranks, trials=trials, out=out)[question.model]
+    found = tune(task, question, ranks=ranks, trials=trials, out=out)[question.model]
     return found.best.number, found.settings, found.score, [trial.state for trial in found.trials]
 
 

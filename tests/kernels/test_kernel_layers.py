@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from difformer import DIFFormer, Graph
+from difformer import DIFFormer, DIFFormerConv, Graph
 from difformer.kernels.cpu import explain, library, passes
 from difformer.kernels.cpu import input as input_module
 from difformer.kernels.cpu import layer as layer_module
@@ -251,3 +251,41 @@ def test_a_frozen_model_keeps_nothing_and_frozen_parts_get_no_gradient(passes_ma
     model.requires_grad_(True)
     assert torch.equal(grad, torch.autograd.grad(model(x).square().sum(), model.norms[0].weight)[0])
     assert "pull_answers" in passes_made
+
+
+def test_a_total_that_was_clamped_depends_on_nothing(passes_made):
+    """Row 0 of z = (1, -3) receives with weights 1 + 1 and 1 - 3: they add up to zero, what they weigh does not."""
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        conv = DIFFormerConv(1, 1, transform=False, qk_norm="none").to(dtype)
+        with torch.no_grad():
+            for layer in (conv.query, conv.key):
+                layer.weight.fill_(1)
+                layer.bias.zero_()
+        z = torch.tensor([[1.0], [-3.0]], dtype=dtype, requires_grad=True)
+        out = conv(z)
+        names = ["out", "z", *(name for name, _ in conv.named_parameters())]
+        results.append(dict(zip(names, (out, *torch.autograd.grad(out.sum(), [z, *conv.parameters()])), strict=True)))
+    assert passes_made == ["sum_rows", "answer_rows", "pull_answers", "pull_keys"]
+    assert results[1]["out"].abs().max() > 1e4  # the clamp is reached
+    check(*results)
+
+
+@pytest.mark.parametrize("zero", ["query", "key"])
+def test_queries_or_keys_of_length_zero_stay_zero(zero, passes_made):
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        conv = DIFFormerConv(3, 3).to(dtype)
+        with torch.no_grad():
+            for parameter in getattr(conv, zero).parameters():
+                parameter.zero_()
+        z = torch.linspace(-1, 2, 12).view(4, 3).to(dtype).requires_grad_()
+        out = conv(z)
+        others = [parameter for name, parameter in conv.named_parameters() if not name.startswith(zero)]
+        names = ["out", "z", *map(str, range(len(others)))]
+        found = (out, *torch.autograd.grad(out.square().sum(), [z, *others]))
+        results.append(dict(zip(names, found, strict=True)))
+    assert "pull_keys" in passes_made
+    assert all(value.isfinite().all() for value in results[0].values())
+    check({"out": results[0]["out"]}, {"out": results[1]["out"]})

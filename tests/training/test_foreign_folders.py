@@ -321,3 +321,12 @@ def test_an_unknown_option_of_the_data_is_named(tmp_path):
         TaskSource(files={"features": tmp_path / "f.csv"}, options={"unknown": 1}).load()
     with pytest.raises(UserError, match="from_files has no option 'colour'"):
         TaskSource(files={"features": tmp_path / "f.csv", "colour": tmp_path / "f.csv"}).load()
+
+
+def test_a_result_without_a_score_is_refused(run):
+    path = run / "seed-0/result.json"
+    found = json.loads(path.read_text())
+    del found["train"]
+    path.write_text(json.dumps(found))
+    with pytest.raises(RunFolderError, match=r"result\.json is not the result of a run \(train is missing\)"):
+        RunFolder.open(run).summary()

@@ -178,9 +178,9 @@ def test_a_study_does_not_depend_on_test_labels(tmp_path, sampler, stacked, monk
     seen = []
     original = Journal.__init__
 
-    def watched(self, task, split, *rest):
+    def watched(self, metric, task, split, *rest):
         seen.append(split.test.numel())
-        original(self, task, split, *rest)
+        original(self, metric, task, split, *rest)
 
     monkeypatch.setattr(Journal, "__init__", watched)
     studies = []
@@ -238,7 +238,7 @@ def test_an_interrupted_trial_is_tried_again(iris, tmp_path):
 
 def test_another_question_in_the_same_folder_is_refused(iris, tmp_path):
     tune(iris, Question("mlp", SPACE), trials=1, out=tmp_path)
-    with pytest.raises(ValueError, match="study of mlp that differs in runs"):
+    with pytest.raises(ValueError, match=r"study of mlp with runs=1 \(now 2\)"):
         tune(iris, Question("mlp", SPACE, runs=2), trials=1, out=tmp_path)
     (tmp_path / "old").mkdir()
     (tmp_path / "old/study.db").write_text("")

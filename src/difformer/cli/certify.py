@@ -84,28 +84,24 @@ def _states(task: Task, limit: int) -> tuple[Tensor, Graph | None, str]:
     """Features of one graph as states, and its edges; of many graphs or snapshots the first."""
     import torch
 
+    from difformer.data import induced_subgraph
     from difformer.graph import Graph
+    from difformer.report.gather import draw
 
-    x, edge_index, edge_weight = task.x, task.edge_index, task.edge_weight
-    which = task.name
+    x, edges, weight, which = task.x, task.edge_index, task.edge_weight, task.name
     if task.kind == "series":
-        x, which = x[0], f"{task.name}, first snapshot"
-        edge_index = edge_index[0] if isinstance(edge_index, tuple) else edge_index
-        edge_weight = edge_weight[0] if isinstance(edge_weight, tuple) else edge_weight
+        x, which = x[0], f"{which}, first snapshot"
+        edges, weight = (part[0] if isinstance(part, tuple) else part for part in (edges, weight))
     keep = torch.arange(x.shape[0])
     if task.node_ptr is not None:
-        keep, which = torch.arange(int(task.node_ptr[0]), int(task.node_ptr[1])), f"{task.name}, first graph"
+        keep, which = torch.arange(int(task.node_ptr[0]), int(task.node_ptr[1])), f"{which}, first graph"
     if keep.numel() > limit:
-        drawn = torch.randperm(keep.numel(), generator=torch.Generator().manual_seed(0))[:limit]
-        keep, which = keep[drawn.sort().values], f"{which}, {limit} of {keep.numel():,} nodes"
-    dense = x.to_dense() if x.layout != torch.strided else x
-    states = dense[keep]
-    if edge_index is None:
-        return states, None, f"{which}: {len(states)} states of length {states.shape[1]}, no graph"
-    assert not isinstance(edge_index, tuple)
-    assert not isinstance(edge_weight, tuple)
-    place = torch.full((x.shape[0],), -1)
-    place[keep] = torch.arange(keep.numel())
-    inside = (place[edge_index] >= 0).all(0)
-    graph = Graph(place[edge_index[:, inside]], keep.numel(), None if edge_weight is None else edge_weight[inside])
-    return states, graph, f"{which}: {len(states)} states of length {states.shape[1]}, {int(inside.sum()):,} edges"
+        keep, which = keep[draw(keep.numel(), limit)], f"{which}, {limit} of {keep.numel():,} nodes"
+    states = (x.to_dense() if x.layout != torch.strided else x)[keep]
+    graph, said = None, f"{which}: {len(states)} states of length {states.shape[1]}"
+    if edges is not None:
+        assert not isinstance(edges, tuple)
+        assert not isinstance(weight, tuple)
+        edges, weight = induced_subgraph(keep, edges, weight, num_nodes=x.shape[0])
+        graph = Graph(edges, keep.numel(), weight)
+    return states, graph, f"{said}, no graph" if graph is None else f"{said}, {graph.num_edges:,} edges"

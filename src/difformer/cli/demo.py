@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from difformer.cli.command import command
 from difformer.cli.options import Device, Json, option
-from difformer.cli.output import Output
+from difformer.cli.output import Output, counted
 from difformer.cli.progress import clock_time
 
 if TYPE_CHECKING:
@@ -55,14 +55,14 @@ def demo(
     source = TaskSource(DATASET, options={"per_class": LABELS_PER_CLASS, "num_splits": splits})
     task = source.load()
     output.say(
-        f"{task.num_instances:,} handwritten digits, {LABELS_PER_CLASS} labels per class, {splits} random splits. "
-        f"All settings were chosen on validation data, from 40 trials each.\n"
+        f"{task.num_instances:,} handwritten digits, {LABELS_PER_CLASS} labels per class, "
+        f"{counted(splits, 'random splits')}. All settings were chosen on validation data, from 40 trials each.\n"
     )
     folder = _new_folder() if out is None else out
     rows: list[dict[str, Any]] = []
     for model, (label, structure) in SYSTEMS.items():
         settings = dict(find_preset("best", model=model, dataset=DATASET).settings)
-        with output.err.status(f"training {label}: {splits} runs"):
+        with output.err.status(f"training {label}: {counted(splits, 'runs')}"):
             before = time.monotonic()
             summary = _train(source, model, settings, splits, device, folder if model == KEPT else None)
         rows.append(
@@ -85,12 +85,13 @@ def demo(
         {
             "model": lambda row: row["label"],
             "structure": lambda row: row["structure"],
-            "test accuracy": lambda row: f"{100 * row['test']:.1f} ± {100 * row['std']:.1f} %",
+            "test accuracy": lambda row: f"{100 * row['test']:.1f}{_deviation(row, splits)} %",
             "seconds": lambda row: f"{row['seconds']:.1f}",
         },
         rows,
     )
-    output.say(f"Mean and standard deviation over {splits} splits; {clock_time(seconds)} in all.")
+    over = f"Mean and standard deviation over {splits} splits" if splits > 1 else "One split"
+    output.say(f"{over}; {clock_time(seconds)} in all.")
     output.say(f"Run folder of the last model: {folder}")
     if report is not None:
         output.say(f"Report: {report}")
@@ -98,6 +99,10 @@ def demo(
             import webbrowser
 
             webbrowser.open(report.resolve().as_uri())
+
+
+def _deviation(row: dict[str, Any], splits: int) -> str:
+    return f" ± {100 * row['std']:.1f}" if splits > 1 else ""
 
 
 def _train(

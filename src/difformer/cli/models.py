@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from difformer.cli.command import command
 from difformer.cli.description import meanings
 from difformer.cli.options import Json, argument, model_names, option
-from difformer.cli.output import Output, listed, make_table, shown
+from difformer.cli.output import Output, counted, listed, make_table, shown
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _one(name: str, output: Output, *, in_full: bool) -> None:
         _describe_presets(presets, output)
     else:
         output.say("presets (`--preset NAME`):")
-        rows = [[_data(p), p.name, p.protocol or "–", _score(p), _trials(p), p.source] for p in presets]
+        rows = [[_data(p), p.name, p.protocol or "–", _score(p), str(p.trials or "–"), p.source] for p in presets]
         output.table(["data set", "preset", "protocol", "validation", "trials", "source"], rows)
         output.say(f"`difformer models {name} --presets` shows their values, and the commands that found them.")
 
@@ -141,7 +141,7 @@ def _describe_presets(presets: Sequence[Preset], output: Output) -> None:
         output.say(f"{_data(preset)}, {preset.name}: {preset.source}")
         facts = {
             "protocol": preset.protocol,
-            "validation": None if preset.validation is None else f"{_score(preset)}, {_trials(preset)} trials",
+            "validation": preset.validation and f"{_score(preset)}, {counted(preset.trials or 0, 'trials')}",
             "values": listed(preset.settings),
             "found by": preset.command,
             "note": preset.note,
@@ -158,7 +158,3 @@ def _data(preset: Preset) -> str:
 
 def _score(preset: Preset) -> str:
     return "–" if preset.validation is None else f"{preset.metric or 'score'} {preset.validation:.4g}"
-
-
-def _trials(preset: Preset) -> str:
-    return "–" if preset.trials is None else str(preset.trials)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sys
@@ -11,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difformer.files import UNSAFE
+from difformer.files import UNSAFE, finite
 from difformer.files import printable as printable
 
-_NUMBER = re.compile(r"|–|input|[|+-]?[\d.]+([\d.,:/%±…e +-]|[hms]\b)*")  # also 7/60, 0.7 ± 0.1, 1e-07, 3m04s
+_NUMBER = re.compile(r"|–|input|[|+-]?[\d.]([\d.,:/%±…e +-]|[hms]\b)*")  # also 7/60, 0.7 ± 0.1, 1e-07, 3m04s
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,18 +55,18 @@ class Output:
     def json(self, document: Any) -> None:
         """The document; nothing without ``--json``."""
         if self.as_json:
-            text = json.dumps(plain(document), indent=2, ensure_ascii=False)
+            text = json.dumps(finite(document), indent=2, ensure_ascii=False, default=str)
             print(UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def _width() -> int | None:
-    """Columns of a table that goes into a pipe: as many as the terminal has, 120 without one."""
+    """Columns of a table that goes into a pipe: as many as the terminal has, 160 in a log."""
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return None
     try:
         return os.get_terminal_size(2).columns
     except OSError:
-        return 120
+        return 160
 
 
 def check_new(path: Path, force: bool) -> None:
@@ -77,7 +76,7 @@ def check_new(path: Path, force: bool) -> None:
 
 
 def make_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table with one rule under its headings; columns of numbers are aligned at the right."""
+    """A table with one rule under its headings; numbers are aligned at the right, names at the left stay whole."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -86,23 +85,11 @@ def make_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Tab
     texts = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     for place, heading in enumerate(headings):
         numbers = all(_NUMBER.fullmatch(row[place]) for row in texts)
-        table.add_column(Text(printable(heading)), justify="right" if numbers else "left", overflow="fold")
+        look: dict[str, Any] = {"justify": "right" if numbers else "left", "overflow": "fold", "no_wrap": place == 0}
+        table.add_column(Text(printable(heading)), **look)
     for row in texts:
         table.add_row(*map(Text, row))
     return table
-
-
-def plain(value: Any) -> Any:
-    """Numbers, texts, lists and mappings only, as JSON has them: no NaN, no paths, no tuples."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value)
 
 
 def count(value: int | None) -> str:

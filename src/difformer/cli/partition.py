@@ -9,7 +9,7 @@ from difformer.cli.command import command
 from difformer.cli.description import describe_task
 from difformer.cli.inputs import Data, takes_data
 from difformer.cli.options import Json, option
-from difformer.cli.output import Output
+from difformer.cli.output import Output, counted
 
 
 @command
@@ -43,6 +43,6 @@ def partition(
     made = write_partition(task, folder, parts, method=method, seed=seed, source=source.complete().to_dict())
     found = made.quality
     output.json({"folder": folder, "method": made.about["method"], "sizes": made.sizes, **vars(found)})
-    output.say(f"{parts} parts by {made.about['method']}: {found.describe()}")
+    output.say(f"{counted(parts, 'parts')} by {made.about['method']}: {found.describe()}")
     output.say(f"parts: {folder}")
     output.say(f"Try next: torchrun --nproc-per-node {parts} -m difformer fit {folder}")

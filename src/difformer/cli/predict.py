@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from difformer.cli.command import command
 from difformer.cli.inputs import new_rows
 from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed, option
-from difformer.cli.output import Output, check_new
+from difformer.cli.output import Output, check_new, counted
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def predict(
     width = len(headings) if len(headings) <= COLUMNS else COLUMNS
     output.table(headings[:width], [row[:width] for row in rows[:SHOWN]])
     more = f" (the first {SHOWN} are shown)" if len(rows) > SHOWN else ""
-    output.say(f"{len(rows):,} predictions in {out}{more}")
+    output.say(f"{counted(len(rows), 'predictions')} in {out}{more}")
 
 
 def _check_out(out: Path, as_json: bool, force: bool) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from difformer.cli.command import CHECK_FAILED, INTERRUPTED, command
 from difformer.cli.options import Device, Json, argument, option
-from difformer.cli.output import Output
+from difformer.cli.output import Output, counted
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -132,11 +132,11 @@ def _split(words: list[str] | None) -> tuple[str, ...]:
 
 
 def _said(outcome: Outcome) -> str:
-    parts = [f"{outcome.made} runs made", f"{outcome.there} existed", f"{outcome.left} left"]
+    parts = [f"{counted(outcome.made, 'runs')} made", f"{outcome.there} existed", f"{outcome.left} left"]
     if outcome.taken:
         parts.insert(1, f"{outcome.taken} shared with other tables or rows")
     if outcome.failed:
-        parts.append(f"{len(outcome.failed)} cells could not be run: the table says why")
+        parts.append(f"{counted(len(outcome.failed), 'cells')} could not be run: the table says why")
     return ", ".join(parts)
 
 

@@ -12,7 +12,7 @@ import typer
 from difformer.cli.command import INTERRUPTED, USER_ERROR, resumable
 from difformer.cli.description import describe_request, describe_task, note_missing_edges, report_results
 from difformer.cli.inputs import Request
-from difformer.cli.output import Output
+from difformer.cli.output import Output, counted
 from difformer.cli.progress import Progress, tensorboard_callbacks
 from difformer.distributed.environment import rank
 from difformer.errors import UserError
@@ -170,11 +170,11 @@ def tune_trials(
     output: Output,
 ) -> dict[str, Tuned] | None:
     """A study whose trials are spread over ranks; None on ranks other than the first."""
-    from difformer.distributed.rank_runs import tune_over_ranks
+    from difformer.training.study import tune
 
     with joined(device, output) as ranks:
         output.say(f"ranks: {ranks.size} ({ranks.device.type}), trials spread over them")
-        found = tune_over_ranks(task, questions, ranks=ranks, trials=trials, out=out, on_trial=told)
+        found = tune(task, questions, ranks=ranks, trials=trials, out=out, on_trial=told)
         return found if ranks.first else None
 
 
@@ -182,12 +182,14 @@ def _describe_seeds(task: Task, config: TrainConfig, seeds: int, ranks: Ranks) -
     """Which rank trains what."""
     from difformer.distributed.rank_trainer import shares_batches
 
+    group = f"ranks: {ranks.size} ({ranks.device.type})"
     if seeds >= ranks.size:
-        return [f"ranks: {ranks.size} ({ranks.device.type}), {seeds} seeds spread over them; rank 0's are shown"]
+        return [f"{group}, {counted(seeds, 'seeds')} spread over them; rank 0's are shown"]
     if shares_batches(task, config):
-        return [f"ranks: {ranks.size} ({ranks.device.type}), each with a share of every batch of graphs"]
+        return [f"{group}, each with a share of every batch of graphs"]
     hint = "; --shard spreads the graph, so that all ranks train each seed together" if task.kind == "nodes" else ""
-    return [f"note: {ranks.size} ranks and {seeds} seeds: {ranks.size - seeds} ranks have nothing to do{hint}"]
+    idle = counted(ranks.size - seeds, "ranks")
+    return [f"note: {ranks.size} ranks for {counted(seeds, 'seeds')}: nothing to do for {idle}{hint}"]
 
 
 def _describe_partition(partition: Partition, ranks: Ranks) -> list[str]:

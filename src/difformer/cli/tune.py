@@ -190,7 +190,7 @@ def _compare(found: list[Tuned], output: Output) -> None:
 
 def _announce(question: Question, output: Output) -> None:
     space = question.space
-    output.say(f"search space of {question.model}: {space.source}, {space.size:,} settings, and the defaults")
+    output.say(f"search space of {question.model}: {space.source}, {counted(space.size, 'settings')}, and the defaults")
     for key, values in space.axes.items():
         output.say(f"  {key}: {', '.join(map(shown, values))}")
     if space.fixed:

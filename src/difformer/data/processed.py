@@ -18,10 +18,19 @@ import numpy as np
 
 from difformer.data.archives import read_npz
 from difformer.data.errors import DAMAGE
-from difformer.data.lookup import cache_folder
+from difformer.data.lookup import Found, cache_folder
 from difformer.files import atomic_write
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
+
+
+def stored_arrays(
+    found: Found, read: Callable[[Found], Arrays], *, name: str | None = None, version: int = 1
+) -> Arrays:
+    """The arrays of a data set: the file itself in the form ``"arrays"``, otherwise what `read` makes of its files."""
+    if found.form == "arrays":
+        return read_npz(found.path)
+    return processed(name or found.name, lambda: read(found), sources=found.paths, version=version)
 
 
 def processed(
@@ -29,7 +38,7 @@ def processed(
     build: Callable[[], Arrays],
     *,
     sources: Sequence[Path],
-    version: int,
+    version: int = 1,
     options: Mapping[str, object] | None = None,
 ) -> Arrays:
     """The arrays that `build` makes, from the cache if they are there; none may hold Python objects.

@@ -21,7 +21,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "partition_folder": "Partition write_partition",
         "watch": "RankLostError",
         "process_group": "Ranks join",
-        "rank_runs": "fit_seeds fit_sharded resume_sharded tune_over_ranks",
+        "rank_runs": "fit_seeds fit_sharded resume_sharded",
         "graph_partition": "partition quality",
     },
 )

@@ -12,8 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +28,7 @@ from difformer.distributed.graph_partition import Part, Quality, cut, partition,
 from difformer.distributed.process_group import Ranks
 from difformer.distributed.shard import Shard, assemble
 from difformer.errors import UserError
+from difformer.files import whole_folder
 from difformer.schema import check
 
 FORMAT = 2
@@ -109,22 +108,12 @@ def write_partition(
         },
         "sizes": torch.bincount(assignment, minlength=parts).tolist(),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    try:
+    with whole_folder(path) as new:
         for number, part in enumerate(cut(task, assignment, parts)):
             _write(part, new / _file(number), task.instance_names, {"partition": identity, "part": str(number)})
             if on_part is not None:
                 on_part(number)
         (new / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        for file in new.iterdir():
-            with file.open("rb") as stream:
-                os.fsync(stream.fileno())
-        new.chmod(0o755)
-        os.replace(new, path)
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
     return Partition.open(path)
 
 

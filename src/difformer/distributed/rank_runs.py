@@ -1,10 +1,9 @@
-"""Runs and studies over ranks: the run folder is the one that a single process writes.
+"""Runs over ranks: the run folder is the one that a single process writes.
 
 * `fit_seeds`: every rank holds the whole task and trains its own seeds; nothing is sent while it does. If there are
   fewer seeds than ranks and the task consists of graphs, all ranks share every batch instead.
 * `fit_sharded`: the nodes of a partitioned task are spread over ranks, which train each seed together. One file more,
   ``distributed.json``, says which partition was trained on and what was sent.
-* `tune_over_ranks`: every rank makes its share of the trials of a study.
 
 Rank 0 creates, locks and summarises the folder. A run can be resumed by any number of ranks, or by one process. With
 ranks on several machines the folder must be on a file system that all of them see.
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,7 +52,6 @@ from difformer.training.record import RunRecord, Summary
 from difformer.training.run import begin_seed, check_together, closing
 from difformer.training.run_folder import RunFolder, check_same_run, warn_of_changes
 from difformer.training.source import TaskSource
-from difformer.training.study import Question, Teller, Trial, Tuned, check, conclude, plan, without_test, work
 
 ABOUT = "distributed.json"
 ONCE = ("plan", "results")
@@ -426,42 +423,3 @@ def write_outputs(folder: RunFolder, record: RunRecord, labels: Any, shard: Shar
     own.write_npz(path, nodes=shard.rows.numbers.numpy(force=True))
     ranks.wait_for_all()
     ranks.first_does(lambda: folder.write_result(record))
-
-
-def tune_over_ranks(
-    task: Task,
-    questions: Question | Sequence[Question],
-    *,
-    ranks: Ranks,
-    trials: int,
-    out: str | os.PathLike[str],
-    on_trial: Callable[[Trial], None] | None = None,
-) -> dict[str, Tuned]:
-    """`difformer.training.study.tune` with its trials spread over ranks; all ranks call it together.
-
-    Args:
-        task: The same on all ranks.
-        questions: The same on all ranks.
-        ranks: The group.
-        trials: Settings to try per model, those of earlier calls included.
-        out: Folder of the study, which all ranks see.
-        on_trial: Called on rank 0 with every trial that ends.
-    """
-    folder = Path(out)
-    asked = (questions,) if isinstance(questions, Question) else tuple(questions)
-    ranks.agree(**{"data fingerprint": task.fingerprint(), "trials": trials, "questions": asked})
-    with contextlib.ExitStack() as stack:
-
-        def begin() -> list[tuple[str, int]]:
-            check(task, asked, folder)
-            stack.enter_context(only_one(folder))
-            return [(question.model, number) for question, number in plan(folder, task, asked, trials)]
-
-        left = ranks.first_does(begin)
-        by_name = {question.model: question for question in asked}
-        share = [(by_name[model], number) for model, number in left[ranks.rank :: ranks.size]]
-        tell = Teller(folder, on_trial if ranks.first else None)
-        work(folder, without_test(task), share, str(ranks.device), worker=ranks.rank, after=tell)
-        ranks.wait_for_all()
-        tell()
-        return ranks.first_does(lambda: conclude(folder, task, asked))

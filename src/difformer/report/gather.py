@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from difformer.data import Task
+from difformer.data import Task, induced_subgraph
 from difformer.data.sparse import take_rows
 from difformer.errors import UserError
 from difformer.files import RunFolderError
@@ -184,12 +184,9 @@ def _one_graph(passes: list[Inputs], number: int) -> Inputs:
     rows = (inputs.batch.batch == number).nonzero().squeeze(1)
     graph = None
     if inputs.graph is not None:
-        place = torch.full((inputs.x.shape[0],), -1, device=rows.device)
-        place[rows] = torch.arange(rows.numel(), device=rows.device)
-        edges = place[inputs.graph.edge_index]
-        inside = edges[1] >= 0
-        weight = inputs.graph.edge_weight
-        graph = Graph(edges[:, inside], rows.numel(), None if weight is None else weight[inside])
+        given = inputs.graph.edge_index, inputs.graph.edge_weight
+        edges, weight = induced_subgraph(rows, *given, num_nodes=inputs.x.shape[0])
+        graph = Graph(edges, rows.numel(), weight)
     return Inputs(inputs.x[rows], graph)
 
 

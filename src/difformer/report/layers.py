@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from difformer.attention.linear import LINEAR
 from difformer.attention.reference import attention_matrix
+from difformer.data import induced_subgraph
 from difformer.diffusion import AllPairAttention, diffuse, penalty
 from difformer.diffusion.energy import effective_rank
 from difformer.diffusivity import CONSTANT
@@ -165,11 +166,8 @@ def observed_pairs(scene: Scene, shown: Tensor) -> tuple[Tensor, Tensor]:
     """Observed edges between shown rows as places among them, self-loops left out."""
     if scene.graph is None:
         return torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
-    place = torch.full((scene.size,), -1)
-    place[shown] = torch.arange(shown.numel())
-    source, target = place[scene.graph.edge_index.cpu()]
-    inside = (source >= 0) & (target >= 0) & (source != target)
-    return source[inside], target[inside]
+    source, target = induced_subgraph(shown, scene.graph.edge_index.cpu(), num_nodes=scene.size)[0]
+    return source[source != target], target[source != target]
 
 
 def homophily(scene: Scene, classes: Tensor) -> tuple[int, int]:

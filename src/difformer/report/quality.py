@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from difformer.data import Split, Task
+from difformer.data.sparse import to_scipy
 from difformer.report.gather import (
     DENSE_ENTRIES,
     Material,
@@ -269,12 +270,7 @@ def _table(task: Task, rows: Tensor) -> Any:
         assert task.node_ptr is not None
         nodes = [torch.arange(int(task.node_ptr[g]), int(task.node_ptr[g + 1])) for g in rows.tolist()]
         return torch.stack([dense_rows(task, one).mean(0) for one in nodes]).numpy()
-    if task.x.layout == torch.strided:
-        return task.x[rows].float().numpy()
-    from scipy.sparse import csr_matrix
-
-    parts = task.x.values(), task.x.col_indices(), task.x.crow_indices()
-    return csr_matrix(tuple(part.numpy() for part in parts), tuple(task.x.shape))[rows.numpy()]
+    return task.x[rows].float().numpy() if task.x.layout == torch.strided else to_scipy(task.x)[rows.numpy()]
 
 
 def _flat(task: Task, rows: Tensor) -> Array:
@@ -421,7 +417,8 @@ def errors(material: Material, important: Sequence[str]) -> ErrorList:
         which = place[1] if series else number
         first = [*([number] if series else []), names[which] if names else which]
         table.append([*first, *cells, *held[i]])
-    said = f"{count:,} of {total:,} {material.part} predictions of seed {material.seed} are wrong."
+    wrong = "is wrong" if count == 1 else "are wrong"
+    said = f"{count:,} of {total:,} {material.part} predictions of seed {material.seed} {wrong}."
     if task.problem == "regression":
         said = f"The {len(table)} largest of {total:,} {material.part} errors of seed {material.seed}."
     elif count > len(table):

@@ -21,10 +21,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,10 +44,10 @@ from difformer.files import (
     LOCK,
     RunFolderError,
     append_bytes,
-    file_mask,
     finite,
     read_json,
     read_text,
+    whole_folder,
     within,
     write_bytes,
     write_json,
@@ -126,20 +124,10 @@ class RunFolder:
             text = toml.dumps(about)
         except TypeError as error:
             raise UserError(f"this run cannot be kept in a folder: {error}; train it with out=None") from error
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            new = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-            try:
-                write_bytes(new / CONFIG, text.encode())
-                if task.preprocessing is not None:
-                    write_bytes(new / PREPROCESSING, json.dumps(task.preprocessing.to_dict(), indent=1).encode())
-                new.chmod(0o777 & ~file_mask())  # mkdtemp makes folders that only their owner may read
-                if path.is_dir():
-                    path.rmdir()
-                os.replace(new, path)
-            except BaseException:
-                shutil.rmtree(new, ignore_errors=True)
-                raise
+        with writing(path), whole_folder(path) as new:
+            write_bytes(new / CONFIG, text.encode())
+            if task.preprocessing is not None:
+                write_bytes(new / PREPROCESSING, json.dumps(task.preprocessing.to_dict(), indent=1).encode())
         return RunFolder.open(path)
 
     @staticmethod
@@ -292,6 +280,8 @@ class RunFolder:
         found: dict[str, Any] = read_json(path)
         try:
             check(found, _RESULT)
+            if missing := sorted(_RESULT.keys() - found.keys()):
+                raise UserError(f"{missing[0]} is missing")
         except UserError as error:
             raise RunFolderError(
                 f"{path} is not the result of a run ({error}); delete it to train seed {seed} again with resume"
@@ -366,7 +356,8 @@ _FORM = {
 }
 _RESULT = {
     **dict.fromkeys(("split", "metric", "status"), str),
-    **dict.fromkeys(("best_epoch", "epochs", "train", "valid", "test", "loss", "seconds"), (float, None)),
+    **dict.fromkeys(("best_epoch", "epochs", "seconds"), float),
+    **dict.fromkeys(("train", "valid", "test", "loss"), (float, None)),
 }
 
 

@@ -31,7 +31,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -213,6 +213,7 @@ def tune(
     stacked: bool | None = None,
     seconds: float = math.inf,
     on_trial: Callable[[Trial], None] | None = None,
+    ranks: Any = None,
 ) -> dict[str, Tuned]:
     """Try settings of each model until `trials` of them have ended, and name the best on validation.
 
@@ -226,7 +227,9 @@ def tune(
         device: As in `train_one`.
         stacked: Train settings that share shapes as one, without stopping any early; None does so on a GPU.
         seconds: No trial is started after that time.
-        on_trial: Called with every trial that ends.
+        on_trial: Called with every trial that ends; on rank 0 alone.
+        ranks: The group of `difformer.distributed.join`, over which the trials are spread; all ranks call `tune`
+            together, with the same arguments, and see the folder.
 
     Returns:
         What was found, per model.
@@ -241,17 +244,31 @@ def tune(
     for question in asked:
         if stacked and (reason := why_not_stacked(task, question)):
             raise UserError(f"stacked: {reason}", argument="stacked")
-    folder = check(task, asked, Path(out))
-    until = time.monotonic() + seconds
-    with only_one(folder):
-        left = plan(folder, task, asked, trials)
-        tell = Teller(folder, on_trial)
-        if jobs > 1 and len(left) > 1:
+    folder, until, by_name = Path(out), time.monotonic() + seconds, {question.model: question for question in asked}
+    first_does: Callable[[Callable[[], Any]], Any] = lambda work: work()
+    if ranks is not None:
+        ranks.agree(**{"data fingerprint": task.fingerprint(), "trials": trials, "questions": asked})
+        first_does = ranks.first_does
+    with ExitStack() as held:
+
+        def begin() -> list[tuple[str, int]]:
+            check(task, asked, folder)
+            held.enter_context(only_one(folder))
+            return [(question.model, number) for question, number in plan(folder, task, asked, trials)]
+
+        left = [(by_name[model], number) for model, number in first_does(begin)]
+        tell = Teller(folder, on_trial if ranks is None or ranks.first else None)
+        if ranks is not None:
+            own, place = left[ranks.rank :: ranks.size], str(ranks.device)
+            work(folder, without_test(task), own, place, worker=ranks.rank, until=until, after=tell)
+            ranks.wait_for_all()
+        elif jobs > 1 and len(left) > 1:
             _work_in_processes(folder, task, left, jobs, device, seconds, tell)
         else:
             work(folder, without_test(task), left, device, stacked=stacked, until=until, after=tell)
         tell()
-        return conclude(folder, task, asked)
+        found: dict[str, Tuned] = first_does(lambda: conclude(folder, task, asked))
+        return found
 
 
 def check(task: Task, questions: Sequence[Question], out: Path) -> Path:

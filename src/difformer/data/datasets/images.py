@@ -24,7 +24,7 @@ from difformer.data.catalogue import ENTRIES, members
 from difformer.data.datasets.common import choice, few_label_splits, table_task
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, cache_folder, check_folders, find_file, locate, reading
-from difformer.data.processed import Arrays, processed
+from difformer.data.processed import Arrays, processed, stored_arrays
 from difformer.data.task import Task
 from difformer.errors import UserError
 
@@ -35,7 +35,6 @@ STL10_CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monk
 PER_CLASS_KEPT = 1500
 SIDE = 32
 STL10_SIDE = 96
-_FORMAT = 1
 FEATURES = ("simclr", "pca", "pixels")
 CLASSES = {"cifar10": CIFAR10_CLASSES, "stl10": STL10_CLASSES}
 
@@ -149,7 +148,6 @@ def _plain(found: Found, features: str, pca_dim: int) -> tuple[Array, str]:
         f"{found.name}-pca",
         lambda: {"features": pca_features(small_images(), pca_dim)},
         sources=found.paths,
-        version=_FORMAT,
         options={"dim": pca_dim},
     )
     return arrays["features"], f"{pca_dim} principal components of pixels{shrunk}"
@@ -171,7 +169,7 @@ def read_images(found: Found) -> Arrays:
     if found.form == "folder":
         return read_stl10({path.name: path.read_bytes() for path in found.paths})
     read = _cifar_archive if found.name == "cifar10" else _stl_archive
-    return processed(found.name, lambda: read(found), sources=found.paths, version=_FORMAT)
+    return stored_arrays(found, read)
 
 
 def _cifar_archive(found: Found) -> Arrays:

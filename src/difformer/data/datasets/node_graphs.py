@@ -43,14 +43,13 @@ from difformer.data.datasets.common import (
 )
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.processed import Arrays, processed
+from difformer.data.processed import Arrays, stored_arrays
 from difformer.data.split import Split
 from difformer.data.split_rules import masks_split, per_class_split
 from difformer.data.task import Task
 
 FEATURES = ("row", "raw")
 GENDER = 1  # column of the profile
-_FORMAT = 1
 
 
 def wikipedia(
@@ -270,10 +269,7 @@ def deezer_europe(
     choice("protocol", protocol, ("50/25/25",))
     found = locate(name, root)
     with reading(found):
-        if found.form == "arrays":
-            arrays: Any = read_npz(found.path)
-        else:
-            arrays = processed(name, lambda: read_archive(found), sources=found.paths, version=_FORMAT)
+        arrays = stored_arrays(found, read_archive)
         likes, y = csr_of(arrays), torch.from_numpy(arrays["y"].astype(np.int64))
         check_graph(likes, arrays["y"], arrays["edge_index"])
     return class_task(

@@ -41,7 +41,7 @@ from difformer.data.datasets.synmol import read_synmol
 from difformer.data.errors import DataError
 from difformer.data.knn import knn_graph
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.processed import Arrays, processed
+from difformer.data.processed import Arrays, stored_arrays
 from difformer.data.sparse import segments
 from difformer.data.split import Split
 from difformer.data.split_rules import index_split
@@ -240,7 +240,6 @@ Z_MASS, TOLERANCE = 91.1876, 2.0  # GeV
 MUON, ELECTRON = 13, 11
 TRACKS = 10
 DRAW_SEED = 42
-_FORMAT = 1
 
 
 def read_actstrack(name: str, root: str | os.PathLike[str] | None, source: str) -> tuple[Arrays, str]:
@@ -250,7 +249,7 @@ def read_actstrack(name: str, root: str | os.PathLike[str] | None, source: str) 
     with reading(found):
         kind = found.form.removesuffix("-folder")
         read = read_collated if kind == "processed" else read_events
-        return processed(f"{name}-{kind}", lambda: read(found), sources=found.paths, version=_FORMAT), kind
+        return stored_arrays(found, read, name=f"{name}-{kind}"), kind
 
 
 def read_collated(found: Found) -> Arrays:

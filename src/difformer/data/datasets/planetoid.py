@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from scipy import sparse as sp
 
-from difformer.data.archives import read_npz
 from difformer.data.datasets.common import (
     check_graph,
     choice,
@@ -35,13 +34,12 @@ from difformer.data.datasets.common import (
 from difformer.data.datasets.pickles import read_pickle
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.processed import Arrays, processed
+from difformer.data.processed import Arrays, stored_arrays
 from difformer.data.split import Split
 from difformer.data.split_rules import AUTHORS_SEED, authors_split, index_split, per_class_split
 from difformer.data.task import Task
 
 PROTOCOLS = ("random", "authors", "public", "public-code")
-_FORMAT = 1
 FEATURES = ("row", "raw")
 
 
@@ -72,7 +70,7 @@ def planetoid(
     choice("features", features, FEATURES)
     found = locate(name, root)
     with reading(found):
-        arrays: Mapping[str, Any] = read_npz(found.path) if found.form == "arrays" else _processed_raw(found)
+        arrays = stored_arrays(found, read_raw)
         words, y = csr_of(arrays), torch.from_numpy(np.asarray(arrays["y"], dtype=np.int64))
         check_graph(words, arrays["y"], arrays["edge_index"])
     featureless = np.flatnonzero(np.diff(words.indptr) == 0)
@@ -117,10 +115,6 @@ def _splits(
         seed=first,
     )
     return splits, f"{protocol}: 20 labels a class, 500, 1000, {seeds_of(count, first)}"
-
-
-def _processed_raw(found: Found) -> Arrays:
-    return processed(found.name, lambda: read_raw(found), sources=found.paths, version=_FORMAT)
 
 
 def read_raw(found: Found) -> Arrays:

@@ -24,7 +24,7 @@ from difformer.data.datasets.common import check_graph, choice, class_task, one_
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.own.text import lines_of
-from difformer.data.processed import Arrays, processed
+from difformer.data.processed import Arrays, stored_arrays
 from difformer.data.task import Task
 from difformer.data.textnumbers import number_blocks
 
@@ -35,7 +35,6 @@ USER, PUBLIC, COMPLETION, GENDER, REGION, LAST_LOGIN, REGISTRATION, AGE = range(
 NUM_TEXTS = 51
 NUM_COLUMNS = 8 + NUM_TEXTS
 MAX_REGIONS = 20
-_FORMAT = 1
 
 
 def pokec(
@@ -64,7 +63,7 @@ def pokec(
     found = locate(name, root, forms=None if source == "auto" else (source,))
     with reading(found):
         read = read_linkx if found.form == "linkx" else read_snap
-        arrays = processed(f"{name}-{found.form}", lambda: read(found), sources=found.paths, version=_FORMAT)
+        arrays = stored_arrays(found, read, name=f"{name}-{found.form}")
     y = torch.from_numpy(arrays["y"].astype(np.int64))
     shares = SHARES[protocol]
     made = "the 65 features of pokec.mat" if found.form == "linkx" else "features made here from SNAP's profiles"

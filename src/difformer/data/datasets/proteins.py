@@ -28,14 +28,13 @@ from difformer.data.datasets.common import choice
 from difformer.data.edges import undirected
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.processed import Arrays, processed
+from difformer.data.processed import Arrays, stored_arrays
 from difformer.data.split_rules import index_split
 from difformer.data.task import Task
 from difformer.data.textnumbers import number_blocks
 
 PROTOCOLS = ("species",)
 NUM_SCORES, NUM_FUNCTIONS = 8, 112
-_FORMAT = 1
 
 
 def proteins(
@@ -56,7 +55,7 @@ def proteins(
     choice("protocol", protocol, PROTOCOLS)
     found = locate(name, root)
     with reading(found):
-        arrays = processed(name, lambda: read_ogb(found), sources=found.paths, version=_FORMAT)
+        arrays = stored_arrays(found, read_ogb)
     y = torch.from_numpy(arrays["y"]).float()
     loops = "self-loops added" if self_loops else "no self-loops"
     return Task(

@@ -30,7 +30,7 @@ import numpy as np
 from difformer.data.archives import read_npz, read_zip
 from difformer.data.errors import DataError, require
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.processed import Arrays, processed
+from difformer.data.processed import Arrays, stored_arrays
 from difformer.errors import UserError
 
 Array = np.ndarray[Any, Any]
@@ -41,7 +41,6 @@ BOND_NAMES = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC", "UNSPECIFIED")  # the la
 CARBONYL = "[CX3]=O"
 UNBRANCHED_ALKANE = "[R0;D2,D1][R0;D2][R0;D2,D1]"
 SEED, STEPS = 42, 1000  # of the embedding, and of the force field
-_FORMAT = 1
 
 
 class MoleculeError(UserError):
@@ -60,9 +59,7 @@ def read_synmol(name: str, root: str | os.PathLike[str] | None) -> Arrays:
     """
     found = locate(name, root)
     with reading(found):
-        if found.form == "arrays":
-            return read_npz(found.path)
-        return processed(name, lambda: _from_archive(found), sources=found.paths, version=_FORMAT)
+        return stored_arrays(found, _from_archive)
 
 
 def _from_archive(found: Found) -> Arrays:

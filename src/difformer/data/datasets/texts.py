@@ -36,7 +36,6 @@ GROUPS = (
     "sci.space",
     "talk.politics.guns",
 )
-_FORMAT = 1
 
 
 def twenty_news(
@@ -88,7 +87,7 @@ def _features(found: Found) -> Arrays:
         parts = {"x_data": "tfidf_data", "x_indices": "indices", "x_indptr": "indptr", "x_shape": "shape"}
         return {key: file[name] for key, name in parts.items()} | {key: file[key] for key in ("y", "vocabulary")}
     read = _read_lines if found.form == "text" else _read_archive
-    return processed(found.name, lambda: tfidf(*read(found)), sources=found.paths, version=_FORMAT)
+    return processed(found.name, lambda: tfidf(*read(found)), sources=found.paths)
 
 
 def tfidf(texts: list[str], labels: Any) -> Arrays:

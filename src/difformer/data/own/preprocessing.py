@@ -128,17 +128,12 @@ class Encoding:
             )
         columns = [(np.where(missing, self.fill, raw) - self.shift) / self.scale]
         if self.kind == "date":
-            moments = [
-                None if gap else datetime(1, 1, 1) + timedelta(days=float(day) - 1)
-                for day, gap in zip(raw, missing, strict=True)
-            ]
-            columns += [np.array([m is not None and m.month == month for m in moments], float) for month in self.months]
-            columns += [
-                np.array([m is not None and m.weekday() == day for m in moments], float) for day in self.weekdays
-            ]
+            month, weekday = _calendar(np.where(missing, 1, raw))
+            columns += [(month == each) & ~missing for each in self.months]
+            columns += [(weekday == each) & ~missing for each in self.weekdays]
         if self.gaps:
-            columns.append(missing.astype(float))
-        return np.stack(columns, 1), notes
+            columns.append(missing)
+        return np.stack(columns, 1).astype(np.float64), notes
 
     def _categories(self, cells: Sequence[str]) -> tuple[Floats, list[str]]:
         place = {value: i for i, value in enumerate(self.categories)}
@@ -397,6 +392,13 @@ def _days(text: str, format: str) -> float | None:
     return moment.toordinal() + (moment.hour * 3600 + moment.minute * 60 + moment.second) / 86400
 
 
+def _calendar(days: Floats) -> tuple[Any, Any]:
+    """Month, 1 to 12, and weekday, 0 for Monday, of days since the beginning of the calendar."""
+    whole = np.floor(days).astype(np.int64) - 1  # day 1 is a Monday
+    months = (np.datetime64("0001-01-01") + whole.astype("m8[D]")).astype("M8[M]").astype(np.int64)
+    return months % 12 + 1, whole % 7
+
+
 def _recognise(name: str, values: Values, forced: Kind | None) -> tuple[Encoding, list[str]]:
     """What a column is, its categories or months, and notes; `_scaled` adds fills and scales."""
     notes: list[str] = []
@@ -471,9 +473,7 @@ def _as_date(name: str, values: Sequence[str], gaps: int) -> tuple[Encoding | No
         notes.append(f"dates of column {name!r} were read as day/month/year; write them as 2024-03-31 if that is wrong")
     if len(set(days)) == 1 and not gaps:
         return Encoding(name, "left out", f"constant: {values[0]!r} in every row"), notes
-    moments = [datetime.fromordinal(int(day)) for day in days]
-    months = tuple(sorted({moment.month for moment in moments}))
-    weekdays = tuple(sorted({moment.weekday() for moment in moments}))
+    months, weekdays = (tuple(np.unique(part).tolist()) for part in _calendar(np.array(days)))
     return (
         Encoding(
             name,

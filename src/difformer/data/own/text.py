@@ -137,24 +137,13 @@ def open_table(
     counting: bool = False,
     keep_blank: bool = False,
 ) -> Source:
-    """The head of a Parquet file or, whatever else it is called, of a text file: see `open_text`."""
+    """The head of a Parquet file or of a delimited text file, ``.gz`` or not.
+
+    For `ids` and `counting` see `looks_like_header`. `keep_blank` takes a blank line in a table of one column (but not
+    those at the end) for an empty cell.
+    """
     if Path(path).suffix.lower() in PARQUET_ENDINGS:
         return open_parquet(path)
-    return open_text(path, format, ids=ids, counting=counting, keep_blank=keep_blank)
-
-
-def open_text(
-    path: str | os.PathLike[str],
-    format: TextFormat = TextFormat(),  # noqa: B008  frozen
-    *,
-    ids: Collection[str] | None = None,
-    counting: bool = False,
-    keep_blank: bool = False,
-) -> TextSource:
-    """The head of a delimited text file, ``.gz`` or not; for `ids` and `counting` see `looks_like_header`.
-
-    `keep_blank` takes a blank line in a table of one column (but not those at the end) for an empty cell.
-    """
     name = os.fspath(path)
     if Path(path).is_dir():
         raise DataError("is a folder, expected a file", path=name)
@@ -287,17 +276,18 @@ class TextSource:
         where["column"] = head.names[column] if head.named and head.names[column] else column + 1
         if not text:
             raise DataError(MISSING_NUMBER, **where)
-        hint = ""
+        hint, argument = "", None
         if self.format.decimal == "." and _THOUSANDS.match(text):
+            argument = "decimal"
             hint = "; leave out the commas between thousands, or pass decimal=',' if this is a decimal comma"
         elif self.format.decimal == "." and number(text.replace(",", ".")) is not None:
-            hint = "; pass decimal=',' if numbers are written with a comma"
+            hint, argument = "; pass decimal=',' if numbers are written with a comma", "decimal"
         elif line <= 2 and not head.named:
-            hint = "; pass header=true if this row names the columns"
+            hint, argument = "; pass header=true if this row names the columns", "header"
         elif gap:
             named = where["column"]
             hint = f"; correct the cell, or pass categories={named} if the column holds names, or drop={named}"
-        raise DataError(f"expected a number, got {text!r}{hint}", **where)
+        raise DataError(f"expected a number, got {text!r}{hint}", argument=argument, **where)
 
 
 def _sample(rows: Iterator[Row]) -> list[Row]:

@@ -95,7 +95,7 @@
       if (p) {
         const above = p.weight.filter((w) => w >= least).length;
         const seen = p.weight.filter((w, i) => w >= least && p.observed[i]).length;
-        text += ` ${above} pairs exchange at least ${least.toPrecision(3)} times the uniform attention`;
+        text += ` ${above} ${above === 1 ? "pair exchanges" : "pairs exchange"} at least ${least.toPrecision(3)} times the uniform attention`;
         if (found.observed) text += `; ${seen} of them are observed edges`;
         if (p.same) {
           const known = p.same.filter((v, i) => p.weight[i] >= least && v >= 0);
