@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from test_readme import registered_models  # noqa: F401 (a fixture: what an example registers is forgotten)
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (

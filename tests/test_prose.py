@@ -13,6 +13,9 @@ IDIOMS = {
     r"(?:epoch|seed|row|node|class|graph|run|split|layer|snapshot|file|table|head|label|line|rank)\b": 'say "per"',
     r"\b(?:labels|rows|nodes|points|edges|seconds|ms|numbers) (?:a|an) "
     r"(?:class|epoch|seed|row|node|graph|run|split|step|layer)\b(?!, (?:500|1000|half|30))": 'say "per"',
+    r"\b(?:kB|MB|GB|TB|bytes|µs|ns|neighbours|entries|trials) (?:a|an) "
+    r"(?:node|pair|row|step|layer|machine|setting|graph|rank|class)\b": 'say "per"',
+    r"\bis no (?:error|part of)\b": 'say "is not"',
     r"\bcounted around\b": 'say "modulo"',
     r"\bgone on with\b": 'say "resumed"',
     r"\bgoes? before (?:it|them|the preset)\b": 'say "overrides"',

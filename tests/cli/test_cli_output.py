@@ -79,7 +79,7 @@ def test_tables_in_a_pipe_are_as_wide_as_the_terminal(monkeypatch):
         raise OSError
 
     monkeypatch.setattr("os.get_terminal_size", refuse)
-    assert Output().out.width == 120
+    assert Output().out.width == 160
 
 
 @pytest.mark.parametrize(("number", "text"), [(1, "1 class"), (2, "2 classes"), (1000, "1,000 classes")])

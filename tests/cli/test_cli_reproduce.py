@@ -104,7 +104,7 @@ def test_absent_data_are_said_and_no_error(call, tmp_path, monkeypatch):
     ("words", "complaint"),
     [
         ((), "NAME is missing"),
-        (("citatoin",), "did you mean 'citation'"),
+        (("citatoin",), "did you mean citation?"),
         (("citation", "--models", "gatt"), "--models: citation has no 'gatt'"),
         (("citation", "--models", "difformer"), "--models: citation has no 'difformer'; it has"),
         (("citation", "--datasets", "mnist"), "--datasets: citation has no 'mnist'"),

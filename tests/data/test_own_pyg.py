@@ -99,3 +99,8 @@ def test_many_graphs_of_pyg():
 def test_pyg_objects_that_are_no_task(make, complaint):
     with pytest.raises(DataError, match=complaint):
         from_pyg(make())
+
+
+def test_an_unknown_option_is_refused_with_the_nearest():
+    with pytest.raises(TypeError, match=r"from_pyg\(\) has no option 'standardise'; did you mean standardize"):
+        from_pyg(data(), standardise=True)

@@ -366,3 +366,9 @@ def test_categories_are_grouped_as_scikit_learn_groups_them(values):
     encoder = OneHotEncoder(min_frequency=30, max_categories=50).fit(np.array(cells, dtype=object)[:, None])
     assert made.rare == tuple(encoder.infrequent_categories_[0])
     assert made.categories == tuple(v for v in encoder.categories_[0] if v not in made.rare)
+
+
+def test_a_misspelled_column_of_new_rows_gets_a_suggestion(tmp_path):
+    (tmp_path / "new.csv").write_text("income,agee\n1,2\n")
+    with pytest.raises(DataError, match=r"lacks 1 of the 2 columns wanted: 'age'; did you mean agee\?"):
+        read_features(tmp_path / "new.csv", columns=["income", "age"])

@@ -111,7 +111,7 @@ def score_key(given: str | Diffusivity, channels: int = 1) -> str:
     score = vars(diffusivity).get("_score")
     if score is None:
         score = _made(diffusivity)
-        object.__setattr__(diffusivity, "_score", score)  # it is frozen, and this is no part of its value
+        object.__setattr__(diffusivity, "_score", score)  # it is frozen, and this is not part of its value
     return score.key
 
 

@@ -60,13 +60,13 @@ class Output:
 
 
 def _width() -> int | None:
-    """Columns of a table that goes into a pipe: as many as the terminal has, 120 without one."""
+    """Columns of a table that goes into a pipe: as many as the terminal has, 160 in a log."""
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return None
     try:
         return os.get_terminal_size(2).columns
     except OSError:
-        return 120
+        return 160
 
 
 def check_new(path: Path, force: bool) -> None:
@@ -76,7 +76,7 @@ def check_new(path: Path, force: bool) -> None:
 
 
 def make_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table with one rule under its headings; columns of numbers are aligned at the right."""
+    """A table with one rule under its headings; numbers are aligned at the right, names at the left stay whole."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -85,7 +85,8 @@ def make_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Tab
     texts = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     for place, heading in enumerate(headings):
         numbers = all(_NUMBER.fullmatch(row[place]) for row in texts)
-        table.add_column(Text(printable(heading)), justify="right" if numbers else "left", overflow="fold")
+        look: dict[str, Any] = {"justify": "right" if numbers else "left", "overflow": "fold", "no_wrap": place == 0}
+        table.add_column(Text(printable(heading)), **look)
     for row in texts:
         table.add_row(*map(Text, row))
     return table

@@ -155,7 +155,7 @@ def sbm(
     Args:
         num_nodes: Of the graph.
         num_classes: As many blocks.
-        average_degree: Expected neighbours a node, itself not counted.
+        average_degree: Expected neighbours per node, itself not counted.
         homophily: Expected share of edges within a class, 0 to 1.
         num_features: Columns of x.
         signal: Length of the class means; 0 leaves only the graph to learn from.

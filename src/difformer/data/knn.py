@@ -291,7 +291,7 @@ def _nearest_sparse(points: Tensor, k: int, metric: Metric, block_size: int | No
 
     Cosines are read off the product, which always sums alike. In squared distances large norms may cancel:
 
-        |fl(‖a‖² + ‖b‖² - 2aᵀb) - ‖a - b‖²| ≤ (m + 8) · u · (‖a‖ + ‖b‖)²      (m entries a row at the most),
+        |fl(‖a‖² + ‖b‖² - 2aᵀb) - ‖a - b‖²| ≤ (m + 8) · u · (‖a‖ + ‖b‖)²      (at most m entries per row),
 
     so that points within twice that of the k-th are measured again.
     """

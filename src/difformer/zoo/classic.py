@@ -27,9 +27,8 @@ from difformer.zoo.encoder import (
     Observed,
     Segments,
     check_choice,
-    check_count,
     check_heads,
-    check_rate,
+    check_option,
     dense,
     dropout,
     linear,
@@ -346,8 +345,8 @@ class GAT(Stack):
             **options,
         )
         self.heads = check_heads(num_heads, hidden_channels)
-        check_count("output_heads", output_heads)
-        check_rate("attention_dropout", attention_dropout or 0.0)
+        check_option("output_heads", output_heads)
+        check_option("attention_dropout", attention_dropout)
         self.layers = nn.ModuleList(
             GATLayer(size, hidden_channels // self.heads, self.heads) for size in self.sizes[:-1]
         )

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from difformer.zoo.classic import GAT, SLOPE, GATLayer
-from difformer.zoo.encoder import Features, Observed, check_share
+from difformer.zoo.encoder import Features, Observed, check_option
 from difformer.zoo.node_pairs import by_graph
 
 
@@ -85,7 +85,7 @@ class DenseGAT(GAT):
         super().__init__(
             in_channels, hidden_channels, out_channels, num_layers=num_layers, num_heads=num_heads, dropout=dropout
         )
-        check_share("graph_weight", graph_weight)
+        check_option("graph_weight", graph_weight)
         self.graph_weight = graph_weight
 
     def surroundings(self, x: Features, observed: Observed) -> Observed:

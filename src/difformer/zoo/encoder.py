@@ -29,36 +29,10 @@ from difformer.shortcut import is_eager
 from difformer.sparse import CSR, SparseMatrix
 
 __all__ = [
-    "CSR",
-    "GRAPH_NORMS",
-    "Edges",
-    "Encoder",
-    "Features",
-    "Graph",
-    "Observed",
-    "Passes",
-    "ResultCache",
-    "Segments",
-    "SparseMatrix",
-    "as_segments",
-    "check_choice",
-    "check_count",
-    "check_heads",
-    "check_positive",
-    "check_rate",
-    "check_share",
-    "class_labels",
-    "dense",
-    "dropout",
-    "is_eager",
-    "keyed_uniform",
-    "linear",
-    "make_norm",
-    "mapped",
-    "refuse_beyond_memory",
-    "self_loops",
-    "unit_rows",
-    "without_loops",
+    "CSR", "GRAPH_NORMS", "Edges", "Encoder", "Features", "Graph", "Observed", "Passes", "ResultCache",
+    "Segments", "SparseMatrix", "as_segments", "check_choice", "check_count", "check_heads", "check_option",
+    "class_labels", "dense", "dropout", "is_eager", "keyed_uniform", "linear", "make_norm", "mapped",
+    "refuse_beyond_memory", "self_loops", "unit_rows", "without_loops",
 ]  # fmt: skip
 
 WORTH_A_LOOK = 2**28  # bytes: what is smaller is not worth asking the system for
@@ -216,7 +190,7 @@ class Encoder(nn.Module):
 # ---- checks of options
 
 SHARES = ("alpha", "graph_weight", "residual_weight")
-POSITIVE = ("inner_rate", "outer_rate", "step_size", "temperature", "theta", "time", "tolerance")
+POSITIVE = ("inner_rate", "outer_rate", "step_size", "temperature", "theta", "threshold", "time", "tolerance")
 COUNTS = (
     "attention_layers", "degree", "edge_layers", "encoding_steps", "feature_layers", "global_layers", "graph_channels",
     "bias_order", "inner_steps", "local_passes", "max_degree", "max_distance", "mlp_layers", "num_heads", "num_layers",
@@ -233,28 +207,12 @@ def check_option(name: str, value: Any, least: int = 1) -> None:
     if name in COUNTS:
         check_count(name, value, least)
     elif name.endswith("dropout"):
-        check_rate(name, 0.0 if value is None and name != "dropout" else value)
+        if not (value is None and name != "dropout") and not 0 <= value < 1:
+            raise UserError(f"{name} must lie in [0, 1), got {value!r}")
     elif name in SHARES:
-        check_share(name, value)
-    elif name in POSITIVE and value is not None:
-        check_positive(name, value)
-
-
-def check_rate(name: str, value: float) -> None:
-    """Raises a ValueError unless `value` lies in [0, 1)."""
-    if not 0 <= value < 1:
-        raise UserError(f"{name} must lie in [0, 1), got {value!r}")
-
-
-def check_share(name: str, value: float) -> None:
-    """Raises a ValueError unless `value` lies in [0, 1]."""
-    if not 0 <= value <= 1:
-        raise UserError(f"{name} must lie in [0, 1], got {value!r}")
-
-
-def check_positive(name: str, value: float) -> None:
-    """Raises a ValueError unless `value` is finite and above zero."""
-    if not 0 < value < math.inf:
+        if not 0 <= value <= 1:
+            raise UserError(f"{name} must lie in [0, 1], got {value!r}")
+    elif name in POSITIVE and value is not None and not 0 < value < math.inf:
         raise UserError(f"{name} must be a number above 0, got {value!r}")
 
 

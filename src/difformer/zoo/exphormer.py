@@ -16,7 +16,6 @@ from difformer.zoo.encoder import (
     Graph,
     Observed,
     ResultCache,
-    Segments,
     check_heads,
     dropout,
     linear,
@@ -151,27 +150,29 @@ class Exphormer(Encoder):
         graphs = 1 if observed.segments is None else observed.segments.num_graphs
         rows = observed.rows + graphs * self.virtual_nodes
         graph = observed.graph
-        local = None if graph is None else self._local.of(graph, (rows,), lambda: _widened(graph, rows))
-        batch = None if observed.segments is None else observed.segments
-        others = _fixed(observed.rows, batch, self.degree, self.virtual_nodes, self.expander_seed, observed.device)
+        local = None
+        if graph is not None:
+            ends, weight = graph.edge_index, graph.edge_weight
+            local = self._local.of(graph, (rows,), lambda: Graph(ends, rows, weight, keep=graph.keep))
+        others = self._fixed(observed)
         nothing = Graph(torch.empty(2, 0, dtype=torch.long, device=observed.device), rows)
         return Links(rows, observed.device, local, None, observed.given, (nothing if local is None else local, *others))
 
+    def _fixed(self, observed: Observed) -> tuple[Graph, Graph]:
+        """The expander and the edges of virtual nodes, made once."""
+        options = self.degree, self.virtual_nodes, self.expander_seed
+        rows, segments = observed.rows, observed.segments
+        if segments is None:
+            return _whole(rows, *options, observed.device)
 
-def _widened(graph: Graph, rows: int) -> Graph:
-    return Graph(graph.edge_index, rows, graph.edge_weight, keep=graph.keep)
+        def work() -> tuple[Graph, Graph]:
+            sets = segments.by_graph.cpu().split(segments.sizes.tolist())
+            return _graphs(rows, list(sets), *options, observed.device)
+
+        return _batched.of(segments.batch, options, work)
 
 
 _batched: ResultCache[tuple[Graph, Graph]] = ResultCache()
-
-
-def _fixed(
-    rows: int, segments: Segments | None, degree: int, virtual: int, seed: int, device: torch.device
-) -> tuple[Graph, Graph]:
-    """The expander and the edges of virtual nodes, made once."""
-    if segments is None:
-        return _whole(rows, degree, virtual, seed, device)
-    return _batched.of(segments.batch, (degree, virtual, seed), lambda: _of_batch(segments, degree, virtual, seed))
 
 
 @lru_cache(maxsize=8)
@@ -179,11 +180,6 @@ def _whole(rows: int, degree: int, virtual: int, seed: int, device: torch.device
     with torch.inference_mode(False):
         nodes = torch.arange(rows)
         return _graphs(rows, [nodes], degree, virtual, seed, device)
-
-
-def _of_batch(segments: Segments, degree: int, virtual: int, seed: int) -> tuple[Graph, Graph]:
-    sets = segments.by_graph.cpu().split(segments.sizes.tolist())
-    return _graphs(segments.batch.numel(), list(sets), degree, virtual, seed, segments.batch.device)
 
 
 def _graphs(

@@ -20,7 +20,7 @@ from difformer.errors import UserError
 from difformer.zoo.classic import GCN
 from difformer.zoo.edge_attention import edge_softmax, edge_sum
 from difformer.zoo.encoder import Features, Graph, Observed, Segments, check_count, linear, refuse_beyond_memory
-from difformer.zoo.node_pairs import PairMatrix, pairs
+from difformer.zoo.node_pairs import pairs
 
 PAIR_COPIES = 6  # of S: scores, weights, their gradients, and those of a layer's product
 ENTRIES = 1 << 23  # differences held at a time
@@ -98,11 +98,7 @@ class GLCN(GCN):
         refuse_beyond_memory(
             needed, p.device, f"glcn on all {count:,} pairs", "give it edges, for example with graph=knn:5"
         )
-        metric = self.metric.squeeze(1)
-        scores = PairMatrix.make(
-            lambda block: functional.relu(weighted_distance(block, metric)), segments, p, padding=-torch.inf
-        )
-        return _OnPairs(scores.softmax())
+        return _OnPairs(p, self.metric.squeeze(1), segments)
 
 
 class _OnEdges:
@@ -120,17 +116,30 @@ class _OnEdges:
 
 
 class _OnPairs:
-    """S on all pairs."""
+    """S on all pairs: one tensor ``[graphs, n, n]`` per block of `segments`, a single one for one graph."""
 
-    def __init__(self, matrix: PairMatrix) -> None:
-        self.matrix = matrix
+    def __init__(self, p: Tensor, metric: Tensor, segments: Segments | None) -> None:
+        self.segments = segments
+        self.parts = []
+        for mask, rows in (
+            [(None, p.unsqueeze(0))] if segments is None else [(b.mask, b.pad(p)) for b in segments.blocks]
+        ):
+            scores = functional.relu(weighted_distance(rows, metric))
+            if mask is not None:
+                scores = scores.masked_fill(~(mask.unsqueeze(1) & mask.unsqueeze(2)), -torch.inf)
+            self.parts.append(torch.softmax(scores, -1).nan_to_num(0.0))  # rows of padding have no largest score
 
     def propagate(self, z: Tensor) -> Tensor:
-        return self.matrix @ z
+        if self.segments is None:
+            return self.parts[0].squeeze(0) @ z
+        blocks = zip(self.parts, self.segments.blocks, strict=True)
+        return self.segments.gather([part @ block.pad(z) for part, block in blocks])
 
     def loss(self, p: Tensor, sparsity: float) -> Tensor:
-        squares = self.matrix.map(torch.square).total()
-        return _loss(p, self.matrix.column_sums(), self.propagate(p), squares, sparsity)
+        squares = torch.stack([part.square().sum() for part in self.parts]).sum()
+        given = [part.sum(1) for part in self.parts]
+        total = given[0].squeeze(0) if self.segments is None else self.segments.gather(given)
+        return _loss(p, total, self.propagate(p), squares, sparsity)
 
 
 def _loss(p: Tensor, given: Tensor, received: Tensor, squares: Tensor, sparsity: float) -> Tensor:

@@ -50,14 +50,9 @@ def integrate(
     """
     if method == "dopri5":
         return _adaptive(rate, z, steps * step_size, tolerance)
-    advance = _euler if method == "euler" else _rk4
     for _ in range(steps):
-        z = advance(rate, z, step_size)
+        z = z + step_size * rate(z) if method == "euler" else _rk4(rate, z, step_size)
     return z
-
-
-def _euler(rate: Rate, z: Tensor, step: float | Tensor) -> Tensor:
-    return z + step * rate(z)
 
 
 def _rk4(rate: Rate, z: Tensor, step: float | Tensor) -> Tensor:

@@ -43,7 +43,7 @@ from difformer.zoo.encoder import (
     Segments,
     SparseMatrix,
     check_choice,
-    check_positive,
+    check_option,
     refuse_beyond_memory,
 )
 
@@ -150,8 +150,8 @@ class Diffusion:
     def __post_init__(self) -> None:
         check_choice("kernel", self.kernel, KERNELS)
         check_choice("graph_norm", self.transition, TRANSITIONS)
-        check_positive("time", self.time)
-        check_positive("threshold", self.threshold)
+        check_option("time", self.time)
+        check_option("threshold", self.threshold)
         if not 0 < self.teleport < 1:
             raise UserError(f"teleport must lie between 0 and 1, got {self.teleport!r}")
         if self.top_k is not None and self.top_k < 1:
@@ -318,7 +318,7 @@ class GraphHeat(GCN):
         input_dropout: float | None = None,
         **options: Any,
     ) -> None:
-        check_positive("time", time)
+        check_option("time", time)
         super().__init__(
             in_channels, hidden_channels, out_channels, dropout=dropout, input_dropout=input_dropout, **options
         )

@@ -32,17 +32,14 @@ def draw_projection(features: int, channels: int, device: torch.device | None = 
     Drawn by the key of `difformer.nn.dropout.dropout_key`, the same on every device; from torch's generator without.
     """
     blocks = -(-features // channels)
-    normal = _normal((blocks * channels + features, channels), torch.device("cpu") if device is None else device)
+    shape, device = (blocks * channels + features, channels), torch.device("cpu") if device is None else device
+    u = keyed_uniform(shape, device, dtype=_wide(device), nodes=False)
+    normal = torch.randn(shape, device=device) if u is None else math.sqrt(2) * torch.erfinv(2 * u - 1)
     squares, others = normal.split([blocks * channels, features])
     # Orthogonal rows are the better conditioned the fewer they are: no more than are needed.
     rows = squares.unflatten(0, (blocks, channels)).mT[:, : min(features, channels)]
     directions = orthonormal(rows).flatten(0, 1)[:features]
     return (others.norm(dim=1, keepdim=True) * directions).to(torch.get_default_dtype())
-
-
-def _normal(shape: tuple[int, int], device: torch.device) -> Tensor:
-    u = keyed_uniform(shape, device, dtype=_wide(device), nodes=False)
-    return torch.randn(shape, device=device) if u is None else math.sqrt(2) * torch.erfinv(2 * u - 1)
 
 
 def orthonormal(rows: Tensor) -> Tensor:
@@ -69,11 +66,6 @@ def _wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def log_features(x: Tensor, projection: Tensor) -> Tensor:
-    """log φ(x) less log(1/√m), ``[…, m]``, of ``x […, d]``."""
-    return x @ projection.T - x.square().sum(-1, keepdim=True) / 2
-
-
 def query_features(q: Tensor, projection: Tensor) -> Tensor:
     """φ(q) up to a factor of each query, so that ‖q‖² does not matter."""
     return relative_features(q @ projection.T)
@@ -86,7 +78,7 @@ def relative_features(products: Tensor) -> Tensor:
 
 def key_features(k: Tensor, projection: Tensor, segments: Segments | None) -> Tensor:
     """φ(k) up to a factor of each graph and head; ``k [N, H, d]`` → ``[N, H, m]``."""
-    logs = log_features(k, projection)
+    logs = k @ projection.T - k.square().sum(-1, keepdim=True) / 2  # log φ(k) less log(1/√m)
     return (logs - graph_max(logs.amax(-1), segments).unsqueeze(-1)).exp() + FLOOR
 
 

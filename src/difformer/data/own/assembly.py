@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -27,7 +27,7 @@ from difformer.data.scaling import Scaling, uneven
 from difformer.data.split import Split, load_splits
 from difformer.data.split_rules import labelled, random_split, time_split
 from difformer.data.task import Problem, Task
-from difformer.errors import UserError
+from difformer.errors import UserError, did_you_mean
 
 Path_ = str | os.PathLike[str]
 Splits = Split | Iterable[Split] | Path_ | None
@@ -51,6 +51,13 @@ class Choices(TypedDict, total=False):
     missing: Sequence[str] | None
     class_names: Sequence[str]
     standardize: bool
+
+
+def check_names(function: str, choices: Mapping[str, object]) -> None:
+    """A TypeError for a choice that is not one of `Choices`."""
+    known = Choices.__annotations__
+    if unknown := next((option for option in choices if option not in known), None):
+        raise TypeError(f"{function}() has no option {unknown!r}; {did_you_mean(unknown, known)}see from_arrays")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from difformer.data.own.table import (
     names_ids,
 )
 from difformer.data.own.text import DELIMITERS, TextFormat, open_table
+from difformer.errors import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def column_roles(
         if absent:
             raise DataError(
                 f"lacks {len(absent)} of the {len(wanted)} columns wanted: {', '.join(map(repr, absent[:8]))}; "
-                f"it has {', '.join(map(repr, head.names[:8]))}",
+                f"{did_you_mean(absent[0], head.names)}it has {', '.join(map(repr, head.names[:8]))}",
                 path=head.path,
             )
         extra = [head.names[i] for i in features if head.names[i] not in asked]
@@ -246,20 +247,16 @@ def load_features(path: str | os.PathLike[str], *, format: TextFormat, **options
 def select_features(
     source: Source,
     *,
-    ids: Column | bool | None = None,
-    labels: Sequence[Column] | None = None,
-    labels_here: bool = False,
-    split: Column | None = None,
     drop: Sequence[Column] = (),
     wanted: tuple[str, ...] = (),
-    id_name: str | None = None,
     raw: bool = False,
     standardize: bool = True,
     categories: Sequence[Column] = (),
     dates: Sequence[Column] = (),
     preprocessing: Preprocessing | None = None,
+    **options: Any,
 ) -> Features:
-    """Features of a table, its columns of labels, ids and split apart: see `column_roles` and `Preprocessing.fit`.
+    """Features of a table, its columns of labels, ids and split apart; for `options` see `column_roles`.
 
     With `raw`, texts, dates and gaps are encoded, by a new preprocessing or by the given one; otherwise features are
     numbers.
@@ -269,16 +266,7 @@ def select_features(
     known = {} if preprocessing is None else {c.name: c for c in preprocessing.columns}
     if preprocessing is not None and head.named:
         drop = [*drop, *(c.name for c in preprocessing.columns if c.kind == "left out" and c.name in head.names)]
-    roles = column_roles(
-        head,
-        ids=ids,
-        labels=labels,
-        labels_here=labels_here,
-        split=split,
-        drop=drop,
-        wanted=used or wanted,
-        id_name=id_name,
-    )
+    roles = column_roles(head, drop=drop, wanted=used or wanted, **options)
     named = {
         option: [head.find(column, option) for column in given]
         for option, given in (("categories", categories), ("dates", dates))
@@ -299,8 +287,8 @@ def select_features(
     notes = [*table.notes, *roles.notes]
     if roles.guessed and raw and preprocessing is None and not _distinct(table.texts[0]):
         notes.append(f"column {head.names[0]!r} repeats values, so it is used as a feature and not as ids")
-        roles = Roles(None, False, roles.labels, roles.split, [0, *features], roles.notes)
         features, textual = [0, *features], {0, *textual}
+        roles = replace(roles, ids=None, features=features)
     elif roles.guessed:
         notes.append(
             f"column {head.names[0]!r} of {Path(head.path).name} holds a different text in every row and was read as "
@@ -309,10 +297,7 @@ def select_features(
     if not features:
         raise DataError("has no column of features left", path=head.path)
     table.check_finite(numeric if raw else ())
-    if preprocessing is not None and not head.named:
-        names = list(known)
-    else:
-        names = [head.names[i] for i in features]
+    names = list(known) if preprocessing is not None and not head.named else [head.names[i] for i in features]
     columns: list[tuple[str, Values]] = [(name, table.column(i)) for name, i in zip(names, features, strict=True)]
     place = dict(zip(names, features, strict=True))
     gaps = any(isinstance(values, np.ndarray) and np.isnan(values).any() for _, values in columns)

@@ -17,6 +17,7 @@ from difformer.data.own.assembly import (
     Material,
     Splits,
     assemble,
+    check_names,
     drawn_splits,
     given_splits,
     split_from_words,
@@ -173,6 +174,7 @@ def from_frame(
     Raises:
         DataError: If a column is absent, or the parts contradict each other; the message says where.
     """
+    check_names("from_frame", choices)
     if not hasattr(frame, "columns"):
         raise DataError(f"frame: expected a pandas or polars frame, got {type(frame).__name__}; see from_arrays")
     names = [str(column) for column in frame.columns]

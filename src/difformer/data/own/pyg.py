@@ -15,7 +15,7 @@ from torch import Tensor
 
 from difformer.data.errors import DataError
 from difformer.data.own.arrays import SPLIT_FORMS, features_from, label_cells, stored_splits
-from difformer.data.own.assembly import Choices, Material, assemble
+from difformer.data.own.assembly import Choices, Material, assemble, check_names
 from difformer.data.own.graphs import edges_from
 from difformer.data.own.targets import Labels
 from difformer.data.split import Split
@@ -50,6 +50,7 @@ def from_pyg(
     Raises:
         DataError: If something is absent or contradicts the rest; the message says in which graph.
     """
+    check_names("from_pyg", choices)
     many = _several(data)
     if many is not None and len(many) == 1 and not isinstance(data, (list, tuple)):
         data, many = many[0], None
