@@ -40,4 +40,8 @@ def test_runs_side_by_side_are_products_of_their_own(axis):
     made = matrix([(0, 1), (2, 0), (2, 1), (1, 1)], 3, 2)
     x = torch.rand(5, 2, 4)
     found = torch.vmap(lambda one: made @ one, in_dims=axis)(x.movedim(0, axis))
-    torch.testing.assert_close(found, torch.stack([made.to_dense() @ one for one in x]))
+    wanted = torch.stack([made.to_dense() @ one for one in x])
+    torch.testing.assert_close(found, wanted)
+    given = [part for side in (made.rows, made.columns) for part in (side.crow, side.col, side.value)]
+    operator = torch.vmap(lambda one: torch.ops.difformer.sparse_matmul(*given, one), in_dims=axis)
+    torch.testing.assert_close(operator(x.movedim(0, axis)), wanted)

@@ -237,3 +237,12 @@ def test_split_files_with_a_single_name_or_nested_too_deeply_are_refused(tmp_pat
     (tmp_path / "s.json").write_text("[" * 100_000)
     with pytest.raises(DataError, match=r"s\.json: is not a file of splits"):
         load_splits(tmp_path / "s.json")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_stratified_split_has_the_classes_in_proportion_in_every_part(seed):
+    y = torch.tensor([0] * 60 + [1] * 30 + [2] * 10)[torch.randperm(100, generator=torch.Generator().manual_seed(seed))]
+    split = random_split(y, fractions=(0.5, 0.3, 0.2), seed=seed, stratify=True)
+    for part, share in zip(split.parts().values(), (0.5, 0.3, 0.2), strict=True):
+        counts = torch.bincount(y[part], minlength=3)
+        assert (counts - share * torch.tensor([60, 30, 10])).abs().max() <= 1

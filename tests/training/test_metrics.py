@@ -3,6 +3,7 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
+from difformer.training.losses import problem_loss
 from difformer.training.metrics import METRICS, find_metric
 
 SEEDS = range(8)
@@ -230,3 +231,12 @@ def test_class_weights_are_those_of_scikit_learn():
     assert class_weights(unlabelled, 4)[3] == 1  # a class that does not occur
     columns = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, torch.nan]])
     assert class_weights(columns, 2).tolist() == [2.0, 1.0]
+
+
+def test_unknown_entries_of_many_labels_add_nothing_to_the_loss():
+    outputs = torch.tensor([[2.0, -1.0], [0.5, 3.0]])
+    targets = torch.tensor([[1.0, torch.nan], [0.0, torch.nan]])
+    loss = problem_loss("multilabel")
+    wanted = torch.nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], targets[:, 0])
+    torch.testing.assert_close(loss(outputs, targets), wanted)
+    assert float(loss.mass(targets)) == 2
