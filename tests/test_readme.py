@@ -39,3 +39,11 @@ def test_snippet_runs(snippet, tmp_path, monkeypatch):
             pytest.skip(f"{package} is not installed")
     monkeypatch.chdir(tmp_path)  # what a snippet writes goes where the test cleans up
     exec(compile(snippet, "snippet", "exec"), {"__name__": "snippet"})
+
+
+def test_paths_in_contributing_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"[a-z_]+/(?:[a-z_]+/)*(?:[a-z_]+\.(?:py|toml)\b)?", text))
+    assert len(named) > 30
+    missing = [path for path in sorted(named) if not any((ROOT / top / path).exists() for top in ("", "src/difformer"))]
+    assert not missing

@@ -33,3 +33,11 @@ def test_the_operator_of_compilers_is_the_product():
     torch.testing.assert_close(out, made.to_dense() @ x)
     (grad,) = torch.autograd.grad(out.square().sum(), x)
     torch.testing.assert_close(grad, 2 * made.to_dense().T @ out)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_runs_side_by_side_are_products_of_their_own(axis):
+    made = matrix([(0, 1), (2, 0), (2, 1), (1, 1)], 3, 2)
+    x = torch.rand(5, 2, 4)
+    found = torch.vmap(lambda one: made @ one, in_dims=axis)(x.movedim(0, axis))
+    torch.testing.assert_close(found, torch.stack([made.to_dense() @ one for one in x]))

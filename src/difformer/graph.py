@@ -38,7 +38,8 @@ class Graph:
         edge_index: ``[2, E]`` integers, sources above targets. Or a scipy sparse matrix ``[N, N]``, whose entry (i, j)
             weighs the edge i → j, as adjacency matrices do in the estimators and in `difformer.data`. Or a torch
             sparse tensor ``[N, N]``, whose row i holds the weights with which node i receives, as ``adj_t`` of PyTorch
-            Geometric does.
+            Geometric does. (The estimators and `difformer.data` read a torch sparse tensor as an adjacency matrix,
+            entry (i, j) for i → j; this matters for directed graphs only, and ``adj_t.T`` is the same graph there.)
         num_nodes: N; left out, the largest index plus one.
         edge_weight: ``[E]`` weights; left out, one each. Edges that are given twice count twice.
         keep: Whether to sort the normalised graph at first use and keep it, which pays where a graph is used again.

@@ -165,3 +165,21 @@ def test_the_identity_is_one_matrix_per_head():
     matrix = attention_matrix(q, k, "identity")
     assert torch.equal(matrix, torch.eye(5, dtype=q.dtype).expand(3, 5, 5))
     torch.testing.assert_close(propagate(q, k, v, "identity", backend="reference"), v)
+
+
+@cases
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("pairs", [30, 1 << 18], ids=["tiles", "dense"])
+def test_padding_of_a_block_sends_and_receives_nothing(backend, diffusivity, shared, pairs, monkeypatch):
+    """Graphs of 8, 9 and 10 rows lie in one block of 10: output and every gradient are those of the formula."""
+    monkeypatch.setattr("difformer.attention.tiles.tile_budget", lambda device: pairs)
+    monkeypatch.setattr("difformer.attention.blockwise.tile_budget", lambda device: pairs)
+    monkeypatch.setattr("difformer.attention.tiles.COLUMNS", 4)
+    monkeypatch.setattr("difformer.attention.linear.pairs_are_cheaper", lambda *_: False)
+    sizes = torch.tensor([8, 10, 9, 8, 10])
+    batch = torch.arange(5).repeat_interleave(sizes)[torch.randperm(45, generator=torch.Generator().manual_seed(3))]
+    segments = Segments(batch)
+    assert any(not block.full for block in segments.blocks)
+    inputs = make_inputs(45, 2, 5, 3, shared=shared)
+    found = answer_and_gradients(lambda *x: propagate(*x, diffusivity, batch=segments, backend=backend), *inputs)
+    assert_near(found, expected(diffusivity, *inputs, batch=batch), 1e-11)

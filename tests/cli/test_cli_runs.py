@@ -81,6 +81,14 @@ def test_new_rows_that_do_not_fit_are_refused(call, own_run, tmp_path, content, 
     assert not (tmp_path / "p.csv").exists()
 
 
+def test_options_that_a_command_does_not_have_are_not_advised(call, own_run, tmp_path):
+    (tmp_path / "new.csv").write_text("name,height,weight\nq1,1.0,abc\n")
+    answer = call("predict", own_run, "--features", "new.csv", "--out", "p.csv")
+    assert answer.code == 2
+    assert "'abc'" in answer.err
+    assert "--data" not in answer.err
+
+
 def test_an_id_that_is_taken_is_refused(call, people, own_run, tmp_path):
     (tmp_path / "again.csv").write_text("name,height,weight\np3,1,2\n")
     (tmp_path / "edges.csv").write_text("from,to\np3,p4\n")

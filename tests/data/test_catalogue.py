@@ -54,7 +54,7 @@ except ImportError as error:
 def test_public_names_are_found_when_asked_for():
     import difformer.data as data
 
-    assert sorted(data.__all__) == sorted(data._HOME)
+    assert sorted(data.__all__) == data.__all__
     for name in data.__all__:
         assert getattr(data, name) is not None
         assert name in dir(data)

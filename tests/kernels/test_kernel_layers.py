@@ -7,6 +7,7 @@ from difformer import DIFFormer, DIFFormerConv, Graph
 from difformer.kernels.cpu import explain, library, passes
 from difformer.kernels.cpu import input as input_module
 from difformer.kernels.cpu import layer as layer_module
+from difformer.nn.context import store
 from difformer.nn.dropout import dropout_key
 
 pytestmark = pytest.mark.skipif(library() is None, reason=explain())
@@ -289,3 +290,33 @@ def test_queries_or_keys_of_length_zero_stay_zero(zero, passes_made):
     assert "pull_keys" in passes_made
     assert all(value.isfinite().all() for value in results[0].values())
     check({"out": results[0]["out"]}, {"out": results[1]["out"]})
+
+
+def test_norms_below_the_smallest_pass_nothing_on():
+    """‖Q‖ of 1e-14 is taken for 1e-12, which depends on nothing."""
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        conv = DIFFormerConv(3, 3, transform=False, qk_norm="global").to(dtype)
+        with torch.no_grad():
+            for parameter in conv.query.parameters():
+                parameter.mul_(1e-14)
+        z = torch.linspace(-1, 2, 12).view(4, 3).to(dtype).requires_grad_()
+        out = conv(z)
+        found = (out, *torch.autograd.grad(out.square().sum(), [z, *conv.query.parameters()]))
+        results.append(dict(zip(["out", "z", "weight", "bias"], found, strict=True)))
+    assert results[1]["weight"].abs().max() > 1e6
+    check(*results)
+
+
+def test_a_context_is_not_passed_over(passes_made):
+    torch.manual_seed(0)
+    model = DIFFormer(3, 4, 2, num_layers=1, norm=False)
+    senders, z = torch.randn(9, 4), torch.randn(5, 4)
+    with torch.no_grad():
+        found = model.advance(0, z, z, context=store(model.layers[0], senders))
+        assert "answer_rows" not in passes_made
+        exact = model.double().advance(0, z.double(), z.double(), context=store(model.layers[0], senders.double()))
+        alone = model.advance(0, z.double(), z.double())
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-5)
+    assert (found.double() - alone).abs().max() > 0.01

@@ -8,6 +8,7 @@ import torch
 from difformer import DIFFormerConv, Graph
 from difformer.kernels import step as kernels
 from difformer.nn import conv as conv_module
+from difformer.nn.structure import Structure
 
 
 def graph(nodes=30, weighted=False, seed=0):
@@ -165,3 +166,57 @@ def test_a_second_derivative_is_refused_or_right(backend):
             torch.autograd.grad(first.sum(), z)
     else:
         assert torch.autograd.grad(first.sum(), z)[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["a node", "a step"])
+def test_unit_rows_whose_total_was_clamped_depend_on_nothing(monkeypatch, small):
+    """All keys but one are opposite to the query: the total is below 1e-6 per sender, and not zero."""
+    torch.manual_seed(0)
+    conv = DIFFormerConv(2, 2).double()
+    with torch.no_grad():
+        conv.query.weight.zero_()
+        conv.query.bias.copy_(torch.tensor([1.0, 0.0]))
+        conv.key.weight.copy_(torch.tensor([[0.0, 0.0], [0.0, 1.0]]))
+        conv.key.bias.copy_(torch.tensor([-1.0, 0.0]))
+    z = torch.zeros(1000, 2, dtype=torch.float64, requires_grad=True)
+    with torch.no_grad():
+        z[0, 1] = 0.01
+        conv.value.bias.fill_(1)
+    monkeypatch.setattr("difformer.kernels.fused._is_small", lambda *_: small)
+    short = torch.autograd.grad(conv(z).sum(), [z, *conv.key.parameters()])
+    monkeypatch.setattr(conv_module, "why_not_fused", lambda *_: "asked for the formula")
+    long = torch.autograd.grad(conv(z).sum(), [z, *conv.key.parameters()])
+    assert long[1].abs().max() > 0.1
+    for found, wanted in zip(short, long, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7 * float(wanted.abs().max()))
+
+
+def test_norms_below_the_smallest_pass_nothing_on(monkeypatch):
+    """‖Q‖ of 1e-14 is taken for 1e-12, which depends on nothing."""
+    torch.manual_seed(0)
+    conv = DIFFormerConv(6, 6, transform=False, qk_norm="global").double()
+    with torch.no_grad():
+        for parameter in conv.query.parameters():
+            parameter.mul_(1e-15)
+    z, source = torch.randn(2, 30, 6, dtype=torch.float64)
+    short, long = both_ways(conv, z, source, None, monkeypatch)
+    for found, wanted in zip(short, long, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9 * float(wanted.abs().max()))
+
+
+class Louder(Structure):
+    """A context of a user: everything that is received counts twice."""
+
+    def latent(self, *given):
+        return 2 * super().latent(*given)
+
+
+def test_contexts_of_a_user_and_weights_of_senders_are_not_passed_over():
+    torch.manual_seed(0)
+    conv = DIFFormerConv(3, 3, graph_weight=0.0, residual=False).double()
+    z = torch.randn(8, 3, dtype=torch.float64)
+    plain = conv(z)
+    torch.testing.assert_close(conv(z, context=Louder()), 2 * plain)
+    weighted = conv(z, context=Structure(weight=torch.tensor([2.0, *[1.0] * 7], dtype=torch.float64)))
+    torch.testing.assert_close(weighted, conv(torch.cat([z, z[:1]]))[:8])
+    assert (weighted - plain).abs().max() > 1e-3

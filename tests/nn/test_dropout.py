@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from difformer.nn import dropout as dropout_module
-from difformer.nn.dropout import _clamp, _select, dropout, dropout_key, dropout_keys, keyed_uniform
+from difformer.nn.dropout import _clamp, _select, dropout, dropout_key, dropout_keys, keyed_uniform, next_mask
 
 
 def mask(shape=(300, 64), p=0.2, seed=0, step=0, site=0, rows=None):
@@ -301,3 +301,15 @@ def test_keys_are_those_of_splitmix64():
     keys = dropout_keys([0, 3], [0, 7]).numpy().view(np.uint64)[..., 0]
     assert keys[1, 1] == mix(mix(np.array([3], dtype=np.uint64)) ^ mix(~np.array([7], dtype=np.uint64)))[0]
     assert mask((2, 8), p=0.5, seed=3, step=7).int().tolist() == [[0, 1, 0, 0, 1, 0, 1, 0], [1, 0, 1, 0, 0, 0, 0, 1]]
+
+
+@pytest.mark.parametrize("p", [2**-18, 2**-17, 2**-16, 0.5])
+def test_a_rate_that_rounds_to_none_drops_nothing(p):
+    x = torch.ones(200, 300)
+    with dropout_key(1):
+        assert (next_mask(p, True) is None) == (p <= 2**-17)
+        found = dropout(x, p, True)
+    if p <= 2**-17:
+        assert torch.equal(found, x)
+    else:
+        assert float(found.max()) == pytest.approx(1 / (1 - p))

@@ -378,3 +378,11 @@ def test_a_study_that_is_no_table_of_tables_is_refused(iris, tmp_path):
     (tmp_path / "study.json").write_text('{"mlp": "x"}')
     with pytest.raises(UserError, match=r"study\.json is damaged"):
         tune(iris, Question("mlp", SPACE), trials=1, out=tmp_path)
+
+
+def test_a_trial_says_how_long_it_took(iris, tmp_path):
+    started = time.perf_counter()
+    found = tune(iris, Question("mlp", SPACE), trials=2, out=tmp_path)["mlp"]
+    took = time.perf_counter() - started
+    assert all(trial.seconds > 0 for trial in found.trials)
+    assert sum(trial.seconds for trial in found.trials) <= took

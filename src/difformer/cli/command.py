@@ -7,6 +7,7 @@ exit code 2. Any other exception is a bug and keeps its traceback, so that it ca
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import re
 import sys
@@ -34,6 +35,7 @@ _SPELLED = {name: f"--{name}" for name in _OPTIONS}
 _SPELLED |= {"splits": "--split FILE", "batch_size": "--batch-size", "label_columns": "--label"}
 
 _debug = False
+_takes_data = True  # whether the command that runs has the option --data
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
@@ -48,9 +50,12 @@ def take_debug_flag(arguments: Sequence[str]) -> list[str]:
 
 def command(function: Function) -> Function:
     """Decorates a command: expected errors become one message and exit code 2, Ctrl-C becomes exit code 130."""
+    takes_data = "data" in inspect.signature(function).parameters
 
     @functools.wraps(function)
     def run(*args: object, **kwargs: object) -> None:
+        global _takes_data
+        _takes_data = takes_data
         warnings.showwarning = _show_warning  # type: ignore[assignment]
         warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
         try:
@@ -71,6 +76,8 @@ def command(function: Function) -> Function:
                 traceback.print_exc()
             print(f"error: {printable(explain(error))}", file=sys.stderr)
             raise typer.Exit(USER_ERROR) from None
+        finally:
+            _takes_data = True
 
     return run  # type: ignore[return-value]
 
@@ -131,13 +138,13 @@ def spelled(argument: str | None) -> str:
     from difformer.training.config import TrainConfig
 
     if argument in _file_options():
-        return f"--data {argument}=…"
+        return f"--data {argument}=…" if _takes_data else ""
     return f"--set {argument}=…" if argument in {field.name for field in fields(TrainConfig)} else ""
 
 
 def as_typed(text: str) -> str:
     """A message whose arguments of `from_files`, such as ``header=true``, are spelled ``--data header=true``."""
-    if "=" not in text or re.search(r"(^|[\s(])--[a-z]", text):
+    if not _takes_data or "=" not in text or re.search(r"(^|[\s(])--[a-z]", text):
         return text
     names = "|".join(set(_file_options()) - {"name", "seeds"})
     return re.sub(rf"(?<![\w'\"/-])({names})=(?=(\S?))", _option, text)
@@ -151,8 +158,6 @@ def _option(found: re.Match[str]) -> str:
 
 
 def _file_options() -> list[str]:
-    import inspect
-
     from difformer.data import from_files
 
     return list(inspect.signature(from_files).parameters)

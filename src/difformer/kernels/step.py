@@ -1,5 +1,7 @@
 r"""A whole step of simple diffusion as one operator, in torch's operations, on any device.
 
+For graphs that are too large for `difformer.kernels.layer_node`, which keeps all it computes.
+
 .. math::
     Z^{+}_i = a z_i + b P_i + c \sum_j s_{ij} v_j + s z^{(0)}_i .
 

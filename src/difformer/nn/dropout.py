@@ -124,7 +124,7 @@ def dropout(x: Tensor, p: float | Tensor, training: bool) -> Tensor:
     """Dropout whose rate may be a tensor, as it is when runs of different rates are trained as one."""
     if not training:
         return x
-    if not isinstance(p, Tensor) and p < 2**-17:  # a hash of 16 bits drops nothing then
+    if not isinstance(p, Tensor) and p <= 2**-17:  # a hash of 16 bits drops nothing then
         if _open:
             _keyed(_count)
         return x
@@ -151,7 +151,7 @@ def keyed_uniform(
 def next_mask(p: float, training: bool) -> MaskKey | None:
     """The key of the next mask, which is thereby used; None where nothing is dropped or there is no `dropout_key`."""
     place = _current.place
-    if place is None or not training or p < 2**-17:
+    if place is None or not training or p <= 2**-17:
         return None
     first, scale = place.threshold(p)
     key, twin = (_signed(half + _signed(place.site * _SECOND)) for half in place.key.tolist())
@@ -170,7 +170,7 @@ class LayerDropout(NamedTuple):
         return next_mask(self.rate, self.training)
 
     def mask(self, like: Tensor) -> tuple[Tensor | None, float]:
-        if not self.training or self.rate < 2**-17:
+        if not self.training or self.rate <= 2**-17:
             self.apply(like)  # counts as one
             return None, 0.0
         place = _current.place

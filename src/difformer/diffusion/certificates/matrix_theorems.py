@@ -11,7 +11,7 @@ With a source the step is Z⁺ = Z - τΔZ + τβH. The paper's claim for it (`p
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -105,23 +105,9 @@ def thm_gcn_step(
     z: Tensor, coupling: AnyCoupling, *, step_size: float | None = None, weight: float | None = None, steps: int = 8
 ) -> Certificate:
     """The stronger E(Z^(k+1), k) ≤ E(Z^(k), k), which needs τ < 2/λ₁ and λ ≥ τ / (2(2 - τλ₁))."""
-    case = Static.of(z, coupling, step_size, 1.0)
-    least = needed_weight(case.step_size, case.largest)
-    weight = (least if math.isfinite(least) else 1.0) if weight is None else weight
-    energy = Energy(smoothness(case.coupling), weight)
-    states = case.trajectory(steps)
-    return Certificate(
-        name="thm-gcn (one step)",
-        claim="E(Z^(k+1), k) ≤ E(Z^(k), k)",
-        condition="S = Sᵀ ≥ 0, 0 < τ < 2/λ₁, λ ≥ τ / (2(2 - τλ₁))",
-        condition_met=case.up_to(2) and weight * SLACK >= least,
-        violation=largest_rise(
-            [energy(now, now) for now in states[:-1]],
-            [energy(after, now) for now, after in pairwise(states)],
-            magnitude=case.magnitude(weight),
-        ),
-        details=case.details(weight=weight),
-    )
+    found = prop_convergence_step(z, coupling, source_weight=0.0, step_size=step_size, weight=weight, steps=steps)
+    details = {name: value for name, value in found.details.items() if name not in ("source_weight", "eta")}
+    return replace(found, name="thm-gcn (one step)", claim="E(Z^(k+1), k) ≤ E(Z^(k), k)", details=details)
 
 
 def prop_bound(
