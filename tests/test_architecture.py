@@ -75,4 +75,4 @@ def test_modules_are_named_by_nouns():
     assert not gerunds, f"name these modules after the thing they hold: {', '.join(gerunds)}"
 
 
-NOUNS = {"label_spreading", "preprocessing", "scaling"}
+NOUNS = {"early_stopping", "label_spreading", "preprocessing", "scaling"}

@@ -106,7 +106,7 @@ def test_absent_data_are_said_and_no_error(call, tmp_path, monkeypatch):
         ((), "NAME is missing"),
         (("citatoin",), "did you mean citation?"),
         (("citation", "--models", "gatt"), "--models: citation has no 'gatt'"),
-        (("citation", "--models", "difformer"), "--models: citation has no 'difformer'; it has"),
+        (("citation", "--models", "h2gcn"), "--models: citation has no 'h2gcn'; it has"),
         (("citation", "--datasets", "mnist"), "--datasets: citation has no 'mnist'"),
         (("citation", "--limit", "0"), "--limit: expected how many seconds one run may take, more than 0, got 0"),
         (("citation", "--quick", "--device", "gpu"), "device must be auto, cpu"),

@@ -57,6 +57,8 @@ class Watch:
         where = {"host": socket.gethostname(), "process": os.getpid(), "machine": _machine()}
         store.set(f"difformer/where/{rank}", json.dumps(where))
         watch = Watch(rank, size, store)
+        # Waits for rank 0, so that it can be named as soon as it is gone, and the store with it.
+        watch._places[0] = dict(json.loads(store.get("difformer/where/0")))
         watch._thread = threading.Thread(target=watch._run, name="difformer-watch", daemon=True)
         watch._thread.start()
         threading.Thread(target=watch._guard, name="difformer-watch-store", daemon=True).start()
