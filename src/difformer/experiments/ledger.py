@@ -59,7 +59,10 @@ class Ledger:
                     f"{self.path}, line {number}: not a run of `difformer reproduce` ({problem}); remove the line"
                 )
         try:
+            json.dumps(lines, ensure_ascii=False).encode()
             return [named(line) for line in lines]
+        except UnicodeEncodeError:
+            raise UserError(f"{self.path}: a text holds half of a character; restore the file") from None
         except RecursionError:
             raise UserError(f"{self.path}: the settings of a run are nested too deeply; restore the file") from None
 
@@ -98,7 +101,10 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("train", "valid", "test", "seconds", "epochs", "best_epoch"), (int, float, type(None))),
     "seed": int,
 }
-_REQUIRED = {DONE: {"data", "system", "seed", "split", "test", "metric", "measures"}, FAILED: {"data", "reason"}}
+_REQUIRED = {
+    DONE: {"data", "system", "preset", "seed", "split", "test", "metric", "measures"},
+    FAILED: {"data", "reason"},
+}
 
 
 def _problem(line: Any) -> str:
