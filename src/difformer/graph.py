@@ -21,7 +21,7 @@ from torch import Tensor
 from difformer.errors import UserError
 from difformer.result_cache import ResultCache, SameTensor, version_of
 from difformer.shortcut import is_eager
-from difformer.sparse import SparseMatrix
+from difformer.sparse import SparseMatrix, check_scipy
 
 GRAPH_NORMS = ("gcn", "random_walk", "none")
 
@@ -278,6 +278,7 @@ def _from_sparse(
             f"edge_index is a {matrix.shape[0]} × {matrix.shape[0]} matrix, but there are {num_nodes} nodes"
         )
     if not isinstance(matrix, Tensor):
+        check_scipy(matrix, "edge_index")
         coo = matrix.tocoo()
         ends = [torch.as_tensor(x, dtype=torch.long) for x in (coo.row, coo.col)]
         return torch.stack(ends), torch.tensor(coo.data), matrix.shape[0]
@@ -290,6 +291,7 @@ def _checksum(matrix: Any, edge_weight: Tensor | None) -> int:
     """Of the entries of a scipy matrix, which has no version counter."""
     if not _is_scipy(matrix) or edge_weight is not None:
         _from_sparse(matrix, edge_weight, None)  # says what is wrong
+    check_scipy(matrix, "edge_index")
     coo = matrix.tocoo()
     return functools.reduce(lambda found, part: zlib.crc32(part, found), (coo.row.copy(), coo.col.copy(), coo.data), 0)
 
