@@ -339,7 +339,10 @@ def test_of_several_files_the_broken_one_is_named(cache, tmp_path, monkeypatch):
         (tmp_path / "family" / name).write_bytes(content)
     found = locate("thing", tmp_path)
     with pytest.raises(DataError, match=r"family: data set 'thing' cannot be read"), reading(found):
-        raise ValueError("each is as published")
+        raise EOFError("each is as published")
+    for fault in (ValueError, KeyError, IndexError):
+        with pytest.raises(fault, match="a fault of the program"), reading(found):
+            raise fault("a fault of the program")
     (tmp_path / "family" / "b.bin").write_bytes(b"cut sh")
     with (
         pytest.raises(DataError, match=r"b\.bin: data set 'thing' cannot be read.*example\.org/a\.bin"),

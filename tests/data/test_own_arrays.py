@@ -10,6 +10,7 @@ from own_people import BOTH_WAYS, EDGES, PEOPLE, X, Y, pairs
 
 from difformer.data.errors import DataError
 from difformer.data.own import from_arrays
+from difformer.data.own.arrays import read_arrays
 from difformer.data.own.targets import encode_targets
 from difformer.data.split import save_splits
 from difformer.data.split_rules import index_split
@@ -413,3 +414,12 @@ def test_splits_may_be_mappings_of_their_parts() -> None:
     for wrong in ({"train": [0, 1], "test": [2, 3]}, {**parts, "train": np.arange(8) < 3}, [3], 7):
         with pytest.raises(DataError, match=r"^splits: .*expected a Split, a mapping of train, valid and test"):
             from_arrays(np.eye(8), [0, 1] * 4, splits=wrong)  # type: ignore[arg-type]
+
+
+def test_a_sparse_matrix_without_all_its_arrays_is_named(tmp_path) -> None:
+    np.savez(tmp_path / "x.npz", x_indptr=np.array([0, 1]), x_data=np.ones(1), y=np.arange(3))
+    with pytest.raises(DataError, match=r"x\.npz: is not an array file that can be read .*no array 'x_indices'"):
+        read_arrays(tmp_path / "x.npz")
+    (tmp_path / "x.npy").write_bytes(b"nothing of the kind")
+    with pytest.raises(DataError, match=r"x\.npy: is not an array file that can be read .*not in the NPY format"):
+        read_arrays(tmp_path / "x.npy")

@@ -5,6 +5,7 @@ import torch
 from torch_geometric.data import Data, InMemoryDataset
 
 from difformer.data import DataError, from_files, from_pyg, read_features
+from difformer.data.own.pyg import read_pyg
 
 EDGES = torch.tensor([[0, 1, 2], [1, 2, 3]])
 
@@ -105,3 +106,15 @@ def test_a_graph_whose_store_is_no_store_is_refused(tmp_path):
     torch.save(made, tmp_path / "own.pt")
     with pytest.raises(DataError, match=r"own\.pt: holds a Data; expected a PyG Data"):
         from_files(tmp_path / "own.pt")
+
+
+def test_the_reason_of_the_loader_is_given(tmp_path, monkeypatch):
+    path = tmp_path / "graph.pt"
+    path.write_bytes(b"")
+
+    def full(*_, **__):
+        raise MemoryError("8 GiB asked for")
+
+    monkeypatch.setattr(torch, "load", full)
+    with pytest.raises(DataError, match=r"\(MemoryError: 8 GiB asked for\)"):
+        read_pyg(path)

@@ -16,7 +16,7 @@ import tarfile
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import numpy as np
 from numpy.lib import format as npy
@@ -47,6 +47,13 @@ def check_size(size: int, name: str, kind: str = "MEMBER") -> None:
         )
 
 
+class Contents(dict[str, Any]):
+    """The arrays of a file by name; one that is not there is an error of the file."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise UserError(f"there is no array {name!r}, only {', '.join(self) or 'an empty file'}")
+
+
 def read_npz(path: str | os.PathLike[str] | IO[bytes], names: Collection[str] | None = None) -> dict[str, Array]:
     """The arrays of an NPZ file by name, or those of `names` that it holds.
 
@@ -54,7 +61,7 @@ def read_npz(path: str | os.PathLike[str] | IO[bytes], names: Collection[str] | 
         DataError: If an array holds Python objects or fields, is larger than the limit, or is not all there.
         zipfile.BadZipFile: If it is not an archive; `difformer.data.errors.DAMAGE` lists what else damage raises.
     """
-    arrays = {}
+    arrays = Contents()
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             key = info.filename.removesuffix(".npy")
@@ -76,7 +83,10 @@ def read_npy(path: str | os.PathLike[str]) -> Array:
 
 
 def _array(stream: IO[bytes], size: int, name: str) -> Array:
-    version = npy.read_magic(stream)
+    try:
+        version = npy.read_magic(stream)
+    except ValueError as error:
+        raise UserError(f"array {name!r} is not in the NPY format ({error})") from error
     if version not in ((1, 0), (2, 0)):
         raise DataError(f"array {name!r} is stored in version {version} of the NPY format, expected 1.0 or 2.0")
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
@@ -136,7 +146,6 @@ def read_mat(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     from scipy.io import loadmat
 
     try:
-        content: Mapping[str, Any] = loadmat(os.fspath(path))
+        return Contents(loadmat(os.fspath(path)))
     except Exception as error:  # scipy's reader has no error of its own for damaged files
         raise DataError(f"is not a MATLAB file that can be read ({type(error).__name__}: {error})") from error
-    return content

@@ -10,17 +10,19 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from json import JSONDecodeError
 from types import ModuleType
 
 from difformer.errors import UserError
 
-# What decoders raise on a damaged file. TypeError, AttributeError and the like are faults of the program, and are not
-# here: they must not be reported as a damaged file.
+# What decoders raise on a damaged file. TypeError, KeyError, a plain ValueError and the like may be faults of the
+# program, and are not here: they must not be reported as a damaged file.
 DAMAGE = (
     OSError,
     EOFError,
-    ValueError,
-    LookupError,
+    UserError,  # of the checks of this package
+    UnicodeError,
+    JSONDecodeError,
     OverflowError,
     NotImplementedError,
     RecursionError,  # JSON that is nested too deeply

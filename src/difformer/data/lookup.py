@@ -137,7 +137,8 @@ def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequ
 def reading(found: Found | Path, *, data_set: str | None = None) -> Iterator[None]:
     """Errors that a damaged file causes become a `DataError` that names the data set, the file and the remedy.
 
-    Faults of the program (TypeError, AttributeError, …) pass through with their traceback.
+    A ValueError or LookupError of other code means damage only where a file differs from the published one; otherwise
+    it is a fault of the program, and passes through with its traceback as TypeError, AttributeError and the like do.
     """
     paths = found.paths if isinstance(found, Found) else (found,)
     name = found.name if isinstance(found, Found) else data_set
@@ -152,7 +153,9 @@ def reading(found: Found | Path, *, data_set: str | None = None) -> Iterator[Non
             f"data set {name!r} needs more memory than there is ({error}), or the file is damaged: {_way_out(name)}",
             path=_suspect(paths),
         ) from error
-    except DAMAGE as error:
+    except (*DAMAGE, ValueError, LookupError) as error:
+        if not isinstance(error, DAMAGE) and _altered(paths) is None:
+            raise
         said = f"{type(error).__name__}: {error}"
         raise DataError(
             f"data set {name!r} cannot be read from here ({said}); the file is cut short, or not what its name says: "
@@ -170,14 +173,17 @@ def _way_out(name: str | None) -> str:
 
 def _suspect(paths: Sequence[Path]) -> Path:
     """The file that an error speaks of: the only one, or the first that is not what was published; else the folder."""
-    if len(paths) == 1:
-        return paths[0]
+    return paths[0] if len(paths) == 1 else _altered(paths) or paths[0].parent
+
+
+def _altered(paths: Sequence[Path]) -> Path | None:
+    """The first file that is not what was published; None if there is none, or no checksum was published."""
     known = {file.path: file.checksum for forms in FORMS.values() for form in forms for file in form.files}
     for path in paths:
         checksum = next((known[place] for place in known if path.as_posix().endswith(f"/{place}")), None)
         if checksum is not None and not has_checksum(path, checksum):
             return path
-    return paths[0].parent
+    return None
 
 
 def _forms(name: str, forms: Sequence[str] | None) -> tuple[Form, ...]:

@@ -139,7 +139,8 @@ def read_tensors(source: IO[bytes]) -> Any:
                 return storages[place]
 
             return read_pickle(archive.read(members["data.pkl"]), persistent=storage)
-    except (*DAMAGE, TypeError, RuntimeError) as error:  # zipfile raises RuntimeError for an encrypted member
+    # A reference to a storage may be anything; zipfile raises RuntimeError for an encrypted member.
+    except (*DAMAGE, ValueError, LookupError, TypeError, RuntimeError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"is not a file of tensors that can be read ({type(error).__name__}: {error})") from error

@@ -150,6 +150,8 @@ def _members(found: Found, *names: str) -> Iterator[tuple[IO[bytes], ...]]:
         else:
             archive = stack.enter_context(zipfile.ZipFile(found.path))
             inside = {item.split("/", 1)[-1]: item for item in archive.namelist()}
+            if absent := [name for name in names if name not in inside]:
+                raise DataError(f"the archive holds no {absent[0]}", path=found.path)
             packed = [stack.enter_context(archive.open(inside[name])) for name in names]
         unpacked: list[Any] = [stack.enter_context(gzip.GzipFile(fileobj=stream)) for stream in packed]
         yield tuple(unpacked)

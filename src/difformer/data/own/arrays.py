@@ -187,7 +187,9 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
         if {*SPARSE_PARTS, "format"} <= arrays.keys():
             return {"x": _saved_matrix(arrays)}
         for prefix in [key[: -len("_indptr")] for key in arrays if key.endswith("_indptr")]:
-            arrays[prefix] = checked_csr(*(arrays.pop(f"{prefix}_{part}") for part in SPARSE_PARTS))
+            arrays[prefix] = checked_csr(*(arrays[f"{prefix}_{part}"] for part in SPARSE_PARTS))
+            for part in SPARSE_PARTS:
+                del arrays[f"{prefix}_{part}"]
     except DAMAGE as error:
         said = error.problem if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
         raise DataError(f"is not an array file that can be read ({said})", path=path) from error

@@ -218,7 +218,8 @@ def read_pyg(path: str | os.PathLike[str]) -> Any:
     except Exception as error:  # whatever the loader finds wrong is the file's fault, and is named so
         raise DataError(
             "is damaged, or holds more than tensors and PyG's Data, which is not read because it could run code; save "
-            "the Data object, or a list of them, with torch.save(data, path), or its arrays as NPZ",
+            "the Data object, or a list of them, with torch.save(data, path), or its arrays as NPZ "
+            f"({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})",
             path=path,
         ) from error
     return _graphs(found, path)
