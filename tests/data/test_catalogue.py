@@ -194,7 +194,8 @@ def test_the_list_fits_a_terminal_of_80_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = said(capsys=capsys).splitlines()
     cora = next(line for line in lines if line.startswith(" cora "))
-    assert "2,708 nodes" in cora and "5,278" in cora
+    assert "2,708 nodes" in cora
+    assert "5,278" in cora
     assert "shows features, protocols, licence" in " ".join(lines)
 
 
