@@ -5,10 +5,12 @@ import threading
 import weakref
 
 import pytest
+import scipy.sparse
 import torch
 
 from difformer import DIFFormer, Graph
 from difformer import graph as graph_module
+from difformer.errors import UserError
 from difformer.graph import as_graph
 
 N = 300
@@ -159,3 +161,12 @@ def test_tensors_of_inference_mode_are_read_every_time():
         first = model(x, index)
         index[0] = index[0].roll(1)
         assert not torch.allclose(first, model(x, index))
+
+
+def test_a_scipy_matrix_with_indices_outside_is_refused() -> None:
+    matrix = scipy.sparse.random(6, 6, 0.5, random_state=0, format="csr")
+    matrix.indices[0] = 2**30
+    with pytest.raises(UserError, match="edge_index: the indices of a sparse matrix of shape"):
+        Graph(matrix)
+    with pytest.raises(UserError, match="edge_index: the indices of a sparse matrix of shape"):
+        as_graph(matrix, 6)

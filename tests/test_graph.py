@@ -145,6 +145,24 @@ def test_edges_changed_in_place_are_noticed_and_checked():
         graph.propagate(z)
 
 
+@pytest.mark.parametrize("attribute", ["edge_index", "edge_weight", "no weight"])
+def test_assigned_edges_and_weights_are_noticed(attribute):
+    torch.manual_seed(0)
+    edges, z = torch.randint(6, (2, 20)), torch.randn(6, 3)
+    graph = Graph(edges, 6, torch.rand(20))
+    before = graph.propagate(z)
+    if attribute == "edge_index":
+        graph.edge_index = torch.randint(6, (2, 20))
+    else:
+        graph.edge_weight = None if attribute == "no weight" else torch.rand(20)
+    after = graph.propagate(z)
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, Graph(graph.edge_index, 6, graph.edge_weight).propagate(z))
+    graph.edge_weight = torch.rand(3)
+    with pytest.raises(ValueError, match="one entry per edge"):
+        graph.propagate(z)
+
+
 def test_a_model_notices_weights_that_change_in_place():
     model, x = DIFFormer(4, 64, 2), torch.randn(300, 4)
     index, weight = torch.randint(0, 300, (2, 900)), torch.rand(900) + 0.1

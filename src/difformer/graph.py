@@ -21,7 +21,7 @@ from torch import Tensor
 from difformer.errors import UserError
 from difformer.result_cache import ResultCache, SameTensor, version_of
 from difformer.shortcut import is_eager
-from difformer.sparse import SparseMatrix
+from difformer.sparse import SparseMatrix, check_scipy
 
 GRAPH_NORMS = ("gcn", "random_walk", "none")
 
@@ -30,16 +30,17 @@ class Graph:
     """Edges and weights of one graph (or several side by side), with cached normalised forms.
 
     A model that is given a `Graph`, or again the same ``edge_index`` tensor (`as_graph`), normalises it at the first
-    forward pass and never again, unless edges or weights are changed in place. Changes are noticed by the version
-    counters of the tensors, which do not count writes through ``.data``, through a numpy view that shares their
-    memory, or to tensors made in inference mode: make a new `Graph` after such a write.
+    forward pass and never again, unless edges or weights are assigned or changed in place. Changes are noticed by the
+    version counters of the tensors, which do not count writes through ``.data``, through a numpy view that shares
+    their memory, or to tensors made in inference mode: make a new `Graph` after such a write.
 
     Args:
-        edge_index: ``[2, E]`` integers, sources above targets. Or a scipy sparse matrix ``[N, N]``, whose entry (i, j)
-            weighs the edge i → j, as adjacency matrices do in the estimators and in `difformer.data`. Or a torch
-            sparse tensor ``[N, N]``, whose row i holds the weights with which node i receives, as ``adj_t`` of PyTorch
-            Geometric does. (The estimators and `difformer.data` read a torch sparse tensor as an adjacency matrix,
-            entry (i, j) for i → j; this matters for directed graphs only, and ``adj_t.T`` is the same graph there.)
+        edge_index: ``[2, E]`` integers, sources above targets; other types than int64 are copied. Or a scipy sparse
+            matrix ``[N, N]``, whose entry (i, j) weighs the edge i → j, as adjacency matrices do in the estimators and
+            in `difformer.data`. Or a torch sparse tensor ``[N, N]``, whose row i holds the weights with which node i
+            receives, as ``adj_t`` of PyTorch Geometric does. (The estimators and `difformer.data` read a torch sparse
+            tensor as an adjacency matrix, entry (i, j) for i → j; this matters for directed graphs only, and
+            ``adj_t.T`` is the same graph there.)
         num_nodes: N; left out, the largest index plus one.
         edge_weight: ``[E]`` weights; left out, one each. Edges that are given twice count twice.
         keep: Whether to sort the normalised graph at first use and keep it, which pays where a graph is used again.
@@ -74,7 +75,7 @@ class Graph:
         self.keep = keep
         self._matrices: dict[tuple[str, torch.dtype], SparseMatrix] = {}
         self._looped: Graph | None = None
-        self._version = self.version()
+        self._note()
 
     def version(self) -> tuple[int, int]:
         """Changes whenever edges or weights are written to in place; tensors of inference mode have no counter."""
@@ -82,12 +83,19 @@ class Graph:
             return 0, 0
         return version_of(self.edge_index), version_of(self.edge_weight)
 
+    def _note(self) -> None:
+        """Remembers from which tensors, in which version, the normalised forms are worked out."""
+        self._seen = (self.edge_index, self.edge_weight, self.num_nodes)
+        self._version = self.version()
+
     def _refresh(self) -> None:
-        """Forgets what was worked out before edges or weights were changed in place, and checks them again."""
-        version = self.version()
-        if version != self._version:
+        """Forgets what was worked out before edges or weights were changed or assigned, and checks them again."""
+        index, weight, nodes = self._seen
+        same = index is self.edge_index and weight is self.edge_weight and nodes == self.num_nodes
+        if not same or self.version() != self._version:
             _check(self.edge_index, self.edge_weight, self.num_nodes)
-            self._matrices, self._looped, self._version = {}, None, version
+            self._matrices, self._looped = {}, None
+            self._note()
 
     @property
     def num_edges(self) -> int:
@@ -112,7 +120,7 @@ class Graph:
         self._refresh()
         moved._looped = None if self._looped is None else self._looped.to(device)
         moved._matrices = {key: matrix.to(device) for key, matrix in self._matrices.items()}
-        moved._version = moved.version()
+        moved._note()
         return moved
 
     def with_weights(self, edge_weight: Tensor) -> Graph:
@@ -121,7 +129,7 @@ class Graph:
         other = Graph.__new__(Graph)
         other.edge_index, other.edge_weight, other.num_nodes = self.edge_index, edge_weight, self.num_nodes
         other.keep, other._matrices, other._looped = self.keep, {}, None
-        other._version = other.version()
+        other._note()
         return other
 
     def with_self_loops(self) -> Graph:
@@ -278,6 +286,7 @@ def _from_sparse(
             f"edge_index is a {matrix.shape[0]} × {matrix.shape[0]} matrix, but there are {num_nodes} nodes"
         )
     if not isinstance(matrix, Tensor):
+        check_scipy(matrix, "edge_index")
         coo = matrix.tocoo()
         ends = [torch.as_tensor(x, dtype=torch.long) for x in (coo.row, coo.col)]
         return torch.stack(ends), torch.tensor(coo.data), matrix.shape[0]
@@ -290,6 +299,7 @@ def _checksum(matrix: Any, edge_weight: Tensor | None) -> int:
     """Of the entries of a scipy matrix, which has no version counter."""
     if not _is_scipy(matrix) or edge_weight is not None:
         _from_sparse(matrix, edge_weight, None)  # says what is wrong
+    check_scipy(matrix, "edge_index")
     coo = matrix.tocoo()
     return functools.reduce(lambda found, part: zlib.crc32(part, found), (coo.row.copy(), coo.col.copy(), coo.data), 0)
 

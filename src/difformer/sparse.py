@@ -28,6 +28,23 @@ from difformer.result_cache import ResultCache
 from difformer.shortcut import is_eager
 
 
+def check_scipy(matrix: Any, name: str = "") -> None:
+    """Refuse a scipy matrix whose indices point outside of it, before anything follows them; `name` is for errors."""
+    said = f"{name}: " if name else ""
+    if hasattr(matrix, "check_format"):
+        try:
+            matrix.check_format(full_check=True)
+        except ValueError as error:
+            raise UserError(
+                f"{said}the indices of a sparse matrix of shape {tuple(matrix.shape)} do not fit it ({error}); make it "
+                f"anew from its entries: scipy.sparse.csr_array((values, (rows, columns)), shape)"
+            ) from error
+    elif hasattr(matrix, "row") and matrix.nnz:
+        for axis, index, size in (("row", matrix.row, matrix.shape[0]), ("column", matrix.col, matrix.shape[1])):
+            if index.min() < 0 or index.max() >= size:
+                raise UserError(f"{said}{axis} indices must lie in 0 … {size - 1}, got {index.min()} … {index.max()}")
+
+
 @dataclass(frozen=True)
 class CSR:
     """Compressed rows: the entries of row i are ``crow[i]:crow[i + 1]`` of `col` and `value`."""

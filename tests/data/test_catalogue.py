@@ -190,7 +190,8 @@ def said(*arguments, capsys):
     return capsys.readouterr().out
 
 
-def test_the_list_says_how_edges_are_counted_and_under_which_terms(capsys):
+def test_the_list_says_how_edges_are_counted_and_under_which_terms(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     rows = {line.split()[0]: line for line in said(capsys=capsys).splitlines() if line.strip()}
     assert "5,278 " in rows["cora"]
     assert " MIT " in rows["cora"]

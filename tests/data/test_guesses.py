@@ -350,3 +350,16 @@ class TestGraphsInEveryForm:
     def test_arrays_that_have_no_role_are_named(self, tmp_path):
         np.savez(tmp_path / "all.npz", x=X, y=Y, colours=np.arange(3))
         assert said(from_files(tmp_path / "all.npz"), "arrays of all.npz not used: colours")
+
+
+def test_the_note_on_words_for_gaps_says_what_the_others_are() -> None:
+    task = from_arrays(np.eye(9), ["true", "false", "NA"] * 3)
+    assert said(task, "labels 'NA' (3 rows) were read as unlabelled, since all others are true or false")
+    task = from_arrays(np.eye(9), ["true", "0", "NA"] * 3)
+    assert said(task, "since all others are numbers, true or false")
+
+
+def test_too_few_classes_mention_the_labels_that_were_read_as_unlabelled() -> None:
+    with pytest.raises(DataError, match=r"found '0'; labels 'none' \(2 rows\) were read as unlabelled.*pass missing="):
+        from_arrays(np.eye(4), ["none", "0", "none", "0"])
+    assert from_arrays(np.eye(8), ["none", "0"] * 4, missing=()).class_names == ("0", "none")

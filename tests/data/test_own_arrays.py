@@ -403,3 +403,13 @@ class TestStandardize:
         torch.testing.assert_close(graphs.x.mean(0), torch.zeros(3), atol=1e-6, rtol=0)
         with pytest.raises(DataError, match="standardize: a series is not scaled here"):
             from_arrays(np.zeros((9, 4, 2)), np.zeros((9, 4)), standardize=True)
+
+
+def test_splits_may_be_mappings_of_their_parts() -> None:
+    parts = {"train": [0, 1, 2], "val": np.array([3, 4]), "test": torch.tensor([5, 6, 7])}
+    task = from_arrays(np.eye(8), [0, 1] * 4, splits=parts)
+    assert [index.tolist() for index in task.splits[0].parts().values()] == [[0, 1, 2], [3, 4], [5, 6, 7]]
+    assert len(from_arrays(np.eye(8), [0, 1] * 4, splits=[parts, parts]).splits) == 2
+    for wrong in ({"train": [0, 1], "test": [2, 3]}, {**parts, "train": np.arange(8) < 3}, [3], 7):
+        with pytest.raises(DataError, match=r"^splits: .*expected a Split, a mapping of train, valid and test"):
+            from_arrays(np.eye(8), [0, 1] * 4, splits=wrong)  # type: ignore[arg-type]

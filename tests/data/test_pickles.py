@@ -4,7 +4,9 @@ import contextlib
 import io
 import os
 import pickle
+import struct
 import sys
+import tracemalloc
 import types
 import zipfile
 
@@ -284,3 +286,26 @@ def test_tensors_with_impossible_sizes_are_refused(size):
 
     with pytest.raises(ValueError, match="dimensions"):
         _tensor(np.zeros(4), 0, size, (1,) * len(size))
+
+
+def test_a_pickle_that_repeats_a_long_text_is_refused_before_memory_is_full() -> None:
+    once = b"\x8c\x07_codecs\x8c\x06encode\x93\x94X" + struct.pack("<I", 1 << 20) + b"a" * (1 << 20) + b"\x94]"
+    again = b"h\x00h\x01\x8c\x06latin1\x86Ra"
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="again and again"):
+            read_pickle(b"\x80\x04" + once + 400 * again + b".")
+        assert tracemalloc.get_traced_memory()[1] < 150 << 20
+    finally:
+        tracemalloc.stop()
+    assert len(read_pickle(b"\x80\x04" + once + 4 * again + b".")) == 4
+
+
+def test_tensors_that_share_a_storage_are_read_once() -> None:
+    whole = torch.arange(1 << 10)
+    stream = io.BytesIO()
+    torch.save([whole[i : i + 2] for i in range(100)], stream)
+    stream.seek(0)
+    found = read_tensors(stream)
+    assert [part.tolist() for part in found] == [[i, i + 1] for i in range(100)]
+    assert len({part.__array_interface__["data"][0] // (1 << 14) for part in found}) <= 2

@@ -10,8 +10,9 @@ import polars as pl
 import pytest
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 
+from difformer.data import from_arrays
 from difformer.estimators import DIFFormerClassifier, DIFFormerRegressor, DIFFormerTransformer
-from difformer.estimators.labels import class_labels, values
+from difformer.estimators.labels import class_labels, known_labels, values
 
 FAR = 2**60  # whole numbers beyond what floats tell apart
 DAYS = np.array(["2020-01-01", "2021-06-01", "2022-01-01"], dtype="M8[D]")
@@ -109,3 +110,27 @@ def test_values_are_scored_where_they_are_known(wine: Any, quick: dict[str, Any]
         target, value = both[rows, column], found[rows, column]
         each.append(1 - ((target - value) ** 2).sum() / ((target - target.mean()) ** 2).sum())
     assert model.score(x, both) == pytest.approx(np.mean(each))
+
+
+@pytest.mark.parametrize(
+    "y", [["none", "1", "2", "1"], np.array(["NA", "1", "2", "1"]), ["none", 1, 2, 1], ["nan", "true", "false", "true"]]
+)
+def test_words_for_gaps_among_numbers_are_unlabelled_and_said(y: Any) -> None:
+    with pytest.warns(UserWarning, match="of y were read as unlabelled, since all others are"):
+        classes, target = class_labels(y, np.zeros((4, 1)), "DIFFormerClassifier")
+    assert len(classes) == 2
+    assert target[0] == -1
+    assert (target[1:] >= 0).all()
+    known, _ = known_labels(y, classes, "DIFFormerClassifier")
+    assert known.tolist() == [False, True, True, True]
+    # As in files and arrays
+    assert from_arrays(np.eye(8), [*y, *y]).y.tolist()[:4] == target.tolist()
+
+
+def test_words_for_gaps_among_names_are_classes() -> None:
+    classes, target = class_labels(["none", "mild", "1", "mild"], np.zeros((4, 1)), "DIFFormerClassifier")
+    assert classes.tolist() == ["1", "mild", "none"]
+    assert (target >= 0).all()
+    known, labels = known_labels(["none", "1"], classes, "DIFFormerClassifier")
+    assert known.all()
+    assert labels.tolist() == ["none", "1"]

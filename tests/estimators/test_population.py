@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from scipy import sparse
 
 from difformer.data import Split
+from difformer.errors import UserError
+from difformer.estimators import DIFFormerClassifier
 from difformer.estimators.population import Scaling, find_rows, make_population, row_digests
 from difformer.estimators.problem import NO_EDGES, PopulationFeed, Problem
+from difformer.estimators.row_graph import RowGraph
 from difformer.nn import DIFFormer
 
 
@@ -97,3 +101,23 @@ def test_sparse_features_keep_their_zeros() -> None:
     assert sparse.issparse(scaled)
     assert (scaled.indices == x.indices).all()
     np.testing.assert_allclose(scaled.multiply(scaled).sum() / 40, 5)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+def test_sparse_features_with_indices_outside_are_refused(form: str) -> None:
+    good = sparse.random(12, 10, 0.5, random_state=0, format=form)
+    bad = good.copy()
+    if form == "coo":
+        bad.col = bad.col.copy()
+        bad.col[0] = 2**30
+    else:
+        bad.indices[0] = 2**30
+    y = np.arange(12) % 2
+    fitted = DIFFormerClassifier(steps=2, n_models=1, random_state=0).fit(good, y)
+    for ask in (
+        lambda: DIFFormerClassifier().fit(bad, y),
+        lambda: fitted.predict(bad),
+        lambda: RowGraph(bad, np.eye(12)),
+    ):
+        with pytest.raises(UserError, match=r"X: .*indices"):
+            ask()

@@ -3,6 +3,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
 from difformer import DIFFormer, Graph
 from difformer.data import Split, Task
@@ -115,6 +116,60 @@ def test_a_replaced_layer_is_evaluated_in_one_pass():
     feed = BatchesFeed(task, task.splits[0], TrainConfig(batch_size=25), 0, CPU)
     with torch.no_grad():
         torch.testing.assert_close(feed.outputs(net), net(task.x, task_graph(task)))
+
+
+class Centred(nn.Module):
+    """Looks at all rows at once."""
+
+    def forward(self, z):
+        return z - z.mean(0)
+
+
+class Shifted(DIFFormer):
+    def advance(self, k, z, *rest, **options):
+        return super().advance(k, z - z.mean(0), *rest, **options)
+
+
+def change(net, what):
+    layer = net.layers[0]
+    if what == "pre-hook":
+        layer.register_forward_pre_hook(lambda module, given: (given[0] * 3, *given[1:]))
+    elif what == "hook of the model":
+        net.register_forward_hook(lambda module, given, out: out * 3)
+    elif what == "method of the instance":
+        forward = layer.forward
+        layer.forward = lambda z, *rest, **options: forward(z * 3, *rest, **options)
+    elif what in ("value", "query"):
+        setattr(layer, what, nn.Sequential(getattr(layer, what), Centred()))
+    elif what == "norms":
+        net.norms[0] = Centred()
+    else:
+        setattr(net, what, nn.Sequential(getattr(net, what), Centred()))
+
+
+@pytest.mark.parametrize(
+    "what", ["pre-hook", "hook of the model", "method of the instance", "value", "norms", "input", "output"]
+)
+@pytest.mark.parametrize("room", [True, False])
+def test_a_changed_model_is_evaluated_in_one_pass(what, room, monkeypatch):
+    net = model()
+    assert inference.can_chunk(net)
+    change(net, what)
+    assert_feed_gives_the_forward_pass(net, room, monkeypatch)
+
+
+def test_a_subclass_is_evaluated_in_one_pass(monkeypatch):
+    torch.manual_seed(1)
+    assert_feed_gives_the_forward_pass(Shifted(6, 8, 3, num_layers=3).eval(), False, monkeypatch)
+
+
+def assert_feed_gives_the_forward_pass(net, room, monkeypatch):
+    assert not inference.can_chunk(net)
+    monkeypatch.setattr(feeds, "has_room", lambda device, needed: room)
+    task = a_task()
+    feed = BatchesFeed(task, task.splits[0], TrainConfig(batch_size=25), 0, CPU)
+    with torch.no_grad():
+        torch.testing.assert_close(feed.outputs(net), net(task.x, task_graph(task)), atol=1e-5, rtol=1e-5)
 
 
 def test_sparse_features_and_edgeless_graphs():

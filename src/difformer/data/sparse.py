@@ -11,6 +11,7 @@ from scipy import sparse
 from torch import Tensor
 
 from difformer.errors import UserError
+from difformer.sparse import check_scipy
 
 # Below this share of non-zero entries features stay sparse. Index and value of an entry take three times the room of
 # the value alone, and a sparse product has to be several times smaller before it is faster.
@@ -53,8 +54,11 @@ def checked_csr(data: Any, indices: Any, ptr: Any, shape: Any) -> Any:
             raise UserError(f"{name}: expected one row of numbers, got {part.dtype} of shape {list(part.shape)}")
     if shape.shape != (2,) or shape.dtype.kind not in "iu" or shape.min() < 0:
         raise UserError(f"shape: expected two whole numbers, got {shape.tolist()}")
-    matrix = sparse.csr_matrix((data, indices, ptr), shape=tuple(shape.tolist()))
-    matrix.check_format(full_check=True)
+    try:
+        matrix = sparse.csr_matrix((data, indices, ptr), shape=tuple(shape.tolist()))
+    except ValueError as error:  # arrays of lengths that do not fit each other
+        raise UserError(f"the arrays of a sparse matrix do not fit each other ({error})") from error
+    check_scipy(matrix)
     return matrix
 
 
@@ -69,18 +73,8 @@ def from_scipy(matrix: Any) -> Tensor:
     return csr(ptr, columns, torch.from_numpy(np.array(values)), (rows.shape[0], rows.shape[1]))
 
 
-def check_scipy(matrix: Any) -> None:
-    """Refuse a scipy matrix whose indices point outside of it, before anything follows them."""
-    if hasattr(matrix, "check_format"):
-        matrix.check_format(full_check=True)
-    elif hasattr(matrix, "row") and matrix.nnz:
-        for name, index, size in (("row", matrix.row, matrix.shape[0]), ("column", matrix.col, matrix.shape[1])):
-            if index.min() < 0 or index.max() >= size:
-                raise UserError(f"{name} indices must lie in 0 … {size - 1}, got {index.min()} … {index.max()}")
-
-
 def sparse_to_scipy(x: Tensor) -> Any:
-    """A sparse tensor of any layout as a scipy matrix; indices are not checked yet, see `check_scipy`."""
+    """A sparse tensor of any layout as a scipy matrix; its indices are not checked."""
     if x.layout == torch.sparse_csr:
         return to_scipy(x.detach())
     index = x.detach().to_sparse_coo().coalesce()

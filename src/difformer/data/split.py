@@ -169,7 +169,7 @@ def load_splits(path: str | os.PathLike[str]) -> tuple[Split, ...]:
         raise FileNotFoundError(f"no split file at {path}")
     try:
         found = _read_json(path) if suffix == ".json" else _read_npz(path)
-        return tuple(_split(parts, Path(path).stem) for parts in found)
+        return tuple(split_of_parts(parts, Path(path).stem) for parts in found)
     except DataError:
         raise
     except DAMAGE as error:
@@ -203,7 +203,8 @@ def _read_npz(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _split(found: Mapping[str, Any], default_name: str) -> Split:
+def split_of_parts(found: Mapping[str, Any], default_name: str) -> Split:
+    """The split whose parts have one of the names in `ALIASES`."""
     parts = {}
     for part, aliases in ALIASES.items():
         present = [alias for alias in aliases if alias in found]

@@ -27,6 +27,7 @@ from difformer.estimators.row_graph import KINDS, RowGraph, as_matrix, receiving
 from difformer.estimators.row_search import RowSearch, SparseRowSearch
 from difformer.estimators.selection import ENOUGH, train_and_choose
 from difformer.nn import PretrainedError
+from difformer.sparse import check_scipy
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -149,6 +150,8 @@ class DIFFormerEstimator(BaseEstimator):
 
     def _features(self, x: Any, *, reset: bool) -> Any:
         """Float64, dense or CSR; names and number of columns are noted, or compared with those noted."""
+        if sparse.issparse(x):
+            check_scipy(x, "X")
         try:
             checked = validate_data(self, x, reset=reset, accept_sparse="csr", dtype=np.float64, order="C")
         except (ValueError, TypeError) as error:

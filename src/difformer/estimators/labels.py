@@ -1,14 +1,17 @@
 """Targets as users mark them: which rows are labelled, and what their labels are.
 
 Unlabelled is -1 among whole numbers, NaN among floats, NaT among dates, and -1, None, NaN or ``pandas.NA`` among
-objects such as texts. Any text is a class, also ``""``, ``"none"``, ``"NA"`` and ``"nan"``. Where -1 and 1 are the only
-labels they are two classes, as support vector machines write them, and a warning says so. Plain arrays of texts
-(numpy's ``U``) cannot hold a mark: an ``"-1"`` in one is most likely a -1 that numpy turned into text, and is refused.
+objects such as texts. Any text is a class, also ``""``, ``"none"``, ``"NA"`` and ``"nan"``; but where all other labels
+are numbers, words such as ``"none"`` mark unlabelled rows, and a warning says so: the rule of
+`difformer.data.own.targets`. Where -1 and 1 are the only labels they are two classes, as support vector machines write
+them, and a warning says so. Plain arrays of texts (numpy's ``U``) cannot hold a mark: an ``"-1"`` in one is most likely
+a -1 that numpy turned into text, and is refused.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import check_consistent_length
 
+from difformer.data.own.targets import gap_words, label_text
 from difformer.errors import UserError
 
 Array = np.ndarray[Any, Any]
@@ -29,6 +33,14 @@ def class_labels(y: Any, x: Any, name: str, weight: Array | None = None) -> tupl
     labels = _column(y, name)
     check_consistent_length(x, labels)
     known = np.ones(len(labels), dtype=bool) if are_signs(labels) else is_labelled(labels)
+    words, others = _words(labels)
+    if others:
+        warnings.warn(
+            f"labels {', '.join(map(repr, words))} of y were read as unlabelled, since all others are {others}; "
+            f"write None to mark unlabelled rows without this warning, or another name if it is a class",
+            UserWarning,
+            stacklevel=3,
+        )
     if weight is not None:
         known &= weight > 0
     if not known.any():
@@ -56,7 +68,7 @@ def class_labels(y: Any, x: Any, name: str, weight: Array | None = None) -> tupl
 def known_labels(y: Any, classes: Array, name: str) -> tuple[Array, Array]:
     """Which rows are labelled ``[N]``, and their labels; -1 marks nothing if it is one of the fitted classes."""
     labels = _column(y, name)
-    known = np.ones(len(labels), dtype=bool) if UNLABELLED in classes.tolist() else is_labelled(labels)
+    known = np.ones(len(labels), dtype=bool) if UNLABELLED in classes.tolist() else is_labelled(labels, classes)
     if not known.any():
         raise UserError(f"{name} is scored on labelled rows: all {len(labels)} rows of y are unlabelled")
     return known, settled(labels[known])
@@ -110,31 +122,44 @@ def are_signs(labels: Array) -> bool:
     return True
 
 
-def is_labelled(labels: Array) -> Array:
-    """``[N]`` bool."""
+def is_labelled(labels: Array, classes: Array | None = None) -> Array:
+    """``[N]`` bool; `classes` are those of a fitted model, which count with the labels."""
     if labels.dtype.kind in "iu":
         return labels != UNLABELLED
     if labels.dtype.kind == "f":
         return ~np.isnan(labels) & (labels != UNLABELLED)
     if labels.dtype.kind in "mM":
         return ~np.isnat(labels)
-    if labels.dtype.kind in "US":
-        if (labels == np.asarray("-1", dtype=labels.dtype)).any():
-            raise UserError(
-                "y holds the text '-1'; to mark unlabelled rows among texts pass an array of dtype object with -1, "
-                "None or NaN in it: numpy.array([...], dtype=object)"
-            )
-        return np.ones(len(labels), dtype=bool)
-    if labels.dtype.kind == "O":
-        return np.array([not _is_mark(label) for label in labels], dtype=bool)
+    if labels.dtype.kind in "US" and (labels == np.asarray("-1", dtype=labels.dtype)).any():
+        raise UserError(
+            "y holds the text '-1'; to mark unlabelled rows among texts pass an array of dtype object with -1, "
+            "None or NaN in it: numpy.array([...], dtype=object)"
+        )
+    if labels.dtype.kind in "USO":
+        words, others = _words(labels, classes)
+        return np.array([not _is_mark(label, words if others else ()) for label in labels.tolist()], dtype=bool)
     return np.ones(len(labels), dtype=bool)
 
 
-def _is_mark(label: Any) -> bool:
+def _words(labels: Array, classes: Array | None = None) -> tuple[list[str], str]:
+    """Words such as ``none`` among texts, and what all other labels are where such words mark unlabelled rows."""
+    if labels.dtype.kind not in "USO":
+        return [], ""
+    fitted = [] if classes is None else classes.tolist()
+    known = [label for label in labels.tolist() if not _is_mark(label)]
+    texts = {label for label in known if isinstance(label, str | bytes)}
+    words, _ = gap_words([label_text(label) for label in texts if label not in fitted])
+    if not words:
+        return [], ""
+    return words, gap_words([*words, *(label_text(label) for label in [*known, *fitted])])[1]
+
+
+def _is_mark(label: Any, words: Collection[str] = ()) -> bool:
+    """Whether a label says that there is none; `words` are texts that say so."""
     if label is None or type(label).__name__ in NO_VALUE:
         return True
     if isinstance(label, str | bytes):
-        return False
+        return bool(words) and label_text(label) in words
     return bool(label == UNLABELLED) or bool(label != label)
 
 

@@ -22,6 +22,7 @@ from difformer.data.own.graphs import edge_ends
 from difformer.errors import UserError
 from difformer.estimators.population import find_rows, row_digests
 from difformer.graph import Graph
+from difformer.sparse import check_scipy
 
 Array = np.ndarray[Any, Any]
 
@@ -55,6 +56,8 @@ class RowGraph:
     """
 
     def __init__(self, X: Any, graph: Any) -> None:
+        if sparse.issparse(X):
+            check_scipy(X, "X")
         x = check_array(X, accept_sparse="csr", dtype=np.float64)
         self.matrix = as_matrix(graph, x.shape[0])
         self._ids = _ids(X, x)
@@ -147,8 +150,8 @@ def as_matrix(graph: Any, rows: int, fitted: int | None = None) -> Any:
         graph = graph if sparse.issparse(graph) else _from_torch(graph)
         if graph.shape != shape:
             raise UserError(_size(f"a matrix of shape {graph.shape}", shape, fitted), argument="graph")
+        check_scipy(graph, "graph")
         matrix = sparse.csr_array(graph)
-        matrix.check_format(full_check=True)
     else:
         matrix = _from_array(graph, shape, fitted)
     matrix = matrix.astype(np.float64)

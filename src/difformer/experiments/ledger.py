@@ -98,8 +98,10 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("data", "status", "system", "preset", "split", "protocol", "metric", "model", "dataset"), str),
     **dict.fromkeys(("key", "id", "settings_id", "fingerprint", "experiment", "reason", "device"), str),
     **dict.fromkeys(("settings", "measures", "versions", "data_options"), dict),
-    **dict.fromkeys(("train", "valid", "test", "seconds", "epochs", "best_epoch"), (int, float, type(None))),
-    "seed": int,
+    **dict.fromkeys(
+        ("train", "valid", "test", "seconds", "epochs", "best_epoch", "peak_memory"), (int, float, type(None))
+    ),
+    **dict.fromkeys(("seed", "stacked"), int),
 }
 _REQUIRED = {
     DONE: {"data", "system", "preset", "seed", "split", "test", "metric", "measures"},

@@ -203,6 +203,8 @@ class BatchesFeed(Feed):
 
     def _fits(self, model: DIFFormer) -> bool:
         """Whether the whole graph goes through a model in one pass; asked once, so that all evaluations are alike."""
+        if self._in_one_pass is None and not can_chunk(model):
+            self._in_one_pass = True
         if self._in_one_pass is None:
             heads = max((layer.num_heads for layer in _layers(model)), default=1)
             # The one holds all pairs at once, the other is not exact.
@@ -210,7 +212,7 @@ class BatchesFeed(Feed):
             # Queries, keys, values and sums of every head, in float32.
             states = 4 * self.task.num_nodes * model.input.out_features * (4 + 4 * heads)
             room = has_room(self.device, states + _bytes(self.task))
-            self._in_one_pass = not can_chunk(model) or (not other and room)
+            self._in_one_pass = not other and room
         return self._in_one_pass
 
     def passes(self) -> list[Inputs]:

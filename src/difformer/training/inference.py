@@ -12,22 +12,36 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from difformer._compat import has_global_hooks
 from difformer.data.sparse import take_rows
 from difformer.errors import UserError
 from difformer.free_memory import free_bytes
 from difformer.graph import Graph
+from difformer.kernels.rows import LayerNorm
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.context import store
+from difformer.nn.edge_mask import mask_holder
 from difformer.sparse import SparseMatrix
+from difformer.training.model import is_as_written
 
 AMPLE = 0.25  # of a device's free memory: what states and graph may take to live there
 
 
+ROW_BY_ROW = (nn.Linear, nn.Identity, nn.ModuleList, LayerNorm)  # what a DIFFormer is made of beside its layers
+
+
 def can_chunk(model: DIFFormer) -> bool:
-    """Whether rows can be answered in chunks: not with a replaced or subclassed layer, which may sum in its own way."""
-    return all(type(layer) is DIFFormerConv for layer in model.layers)
+    """Whether rows can be answered in chunks: only by the model of this package, every part of it as it was written.
+
+    A part that was subclassed, replaced, hooked or wrapped may look at all rows at once, or sum in its own way.
+    """
+    if type(model) is not DIFFormer or has_global_hooks() or any(type(x) is not DIFFormerConv for x in model.layers):
+        return False
+    known = (DIFFormer, DIFFormerConv, *ROW_BY_ROW)
+    holders = {mask_holder(layer) for layer in model.layers}  # what explainers look for; it computes nothing
+    return all(type(part) in known and is_as_written(part) for part in model.modules() if part not in holders)
 
 
 def embed_in_batches(

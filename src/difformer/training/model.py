@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import nullcontext
 from typing import Any
 
@@ -106,13 +107,18 @@ def acts_alike(model: nn.Module) -> bool:
     return all(_acts_alike(module) for module in model.modules())
 
 
-def _acts_alike(module: nn.Module) -> bool:
-    home = type(module).__module__
-    if not home.startswith(("torch.nn.modules.", "difformer.nn.", "difformer.kernels.")) or isinstance(
-        module, CHANGING
-    ):
+def is_as_written(module: nn.Module) -> bool:
+    """Whether a module does what its class in torch or this package says: no hooks, no methods set on the instance."""
+    kind = type(module)
+    if not kind.__module__.startswith(("torch.nn.modules.", "difformer.nn.", "difformer.kernels.")):
         return False
     if module._forward_pre_hooks or any(hooked is not _in_units for hooked in module._forward_hooks.values()):
+        return False
+    return not any(inspect.isfunction(getattr(kind, name, None)) for name in vars(module))
+
+
+def _acts_alike(module: nn.Module) -> bool:
+    if not is_as_written(module) or isinstance(module, CHANGING):
         return False
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return module.p == 0

@@ -36,6 +36,7 @@ from difformer.errors import UserError
 
 Array = np.ndarray[Any, Any]
 
+MOST_MADE = (8, 1 << 26)  # bytes of arrays and texts that may be made: so many per byte of the pickle, and so many more
 _MARK = object()
 _SCALARS = (str, bytes, bool, int, float, type(None))
 _NUMERIC = re.compile(r"[biuf][1248]\Z")
@@ -126,12 +127,16 @@ def read_tensors(source: IO[bytes]) -> Any:
             if "byteorder" in members and archive.read(members["byteorder"]) != b"little":
                 raise DataError("holds tensors of the other byte order; save it on a little-endian machine")
 
+            storages: dict[tuple[str, str], Array] = {}  # tensors may share one
+
             def storage(identity: Any) -> Array:
                 kind, word, key, _, count = identity
                 usual = kind == "storage" and isinstance(word, _Word) and word.kind.startswith("storage ")
                 _allow(usual, "asks for an unusual storage")
-                raw = archive.read(members[f"data/{key}"])
-                return _filled(raw, np.dtype(f"<{word.kind[-2:]}"), (count,), False)
+                place = (word.kind, members[f"data/{key}"])
+                if place not in storages or len(storages[place]) != count:
+                    storages[place] = _filled(archive.read(place[1]), np.dtype(f"<{word.kind[-2:]}"), (count,), False)
+                return storages[place]
 
             return read_pickle(archive.read(members["data.pkl"]), persistent=storage)
     except (*DAMAGE, TypeError, RuntimeError) as error:  # zipfile raises RuntimeError for an encrypted member
@@ -181,6 +186,22 @@ def _run(content: bytes, persistent: Persistent | None) -> Any:
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     argument: Any
+    made_bytes, most_bytes = 0, MOST_MADE[0] * len(content) + MOST_MADE[1]
+
+    def push(value: Any) -> None:
+        """Put what was made on the stack; one long text can be made into an array again and again."""
+        nonlocal made_bytes
+        if isinstance(value, np.ndarray):
+            made_bytes += value.nbytes if value.base is None else 0  # views take no room
+        elif isinstance(value, (bytes, tuple, set)):
+            made_bytes += len(value) * (1 if isinstance(value, bytes) else 8)
+        if made_bytes > most_bytes:
+            raise DataError(
+                f"the pickle makes more than {most_bytes:,} bytes of data out of {len(content):,}, by using parts "
+                f"again and again, which no published data set does; get the file from its official source"
+            )
+        stack.append(value)
+
     for opcode, argument, _ in pickletools.genops(content):
         name = opcode.name
         if name in _LITERALS:
@@ -229,14 +250,14 @@ def _run(content: bytes, persistent: Persistent | None) -> Any:
             table = _REDUCE if name == "REDUCE" else _NEW
             if not isinstance(maker, _Word) or not isinstance(arguments, tuple) or maker.kind not in table:
                 _refuse(f"calls {getattr(maker, 'kind', type(maker).__name__)!r}")
-            stack.append(table[maker.kind](*arguments))
+            push(table[maker.kind](*arguments))
         elif name == "BUILD":
             state, made = stack.pop(), stack.pop()
             _allow(isinstance(made, _Unfinished), f"changes the state of a {type(made).__name__}")
             finished = _BUILD[made.kind](made, state)
             for slot in made.slots:
                 memo[slot] = finished
-            stack.append(finished)
+            push(finished)
         elif name == "BINPERSID" and persistent is not None:
             stack.append(persistent(stack.pop()))
         else:
@@ -415,6 +436,8 @@ class _Manager:
 def _manager(blocks: Any = (), axes: Any = (), *_: Any) -> _Manager:
     listed = isinstance(blocks, (list, tuple)) and isinstance(axes, (list, tuple)) and bool(axes)
     _need(listed, "a table without blocks")
+    if isinstance(axes[0], range):  # a short text can name more columns than fit into memory
+        check_size(len(axes[0]), "the table", "COLUMNS")
     checked = []
     for block in blocks:
         values, place = block if isinstance(block, tuple) and len(block) == 2 else (None, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -24,13 +24,13 @@ from difformer.data.own.targets import (
     odd_labels,
 )
 from difformer.data.scaling import Scaling, uneven
-from difformer.data.split import Split, load_splits
+from difformer.data.split import Split, load_splits, split_of_parts
 from difformer.data.split_rules import labelled, random_split, time_split
 from difformer.data.task import Problem, Task
 from difformer.errors import UserError, did_you_mean
 
 Path_ = str | os.PathLike[str]
-Splits = Split | Iterable[Split] | Path_ | None
+Splits = Split | Mapping[str, Any] | Iterable[Split | Mapping[str, Any]] | Path_ | None
 
 HALVES = (0.5, 0.25, 0.25)
 SERIES = (0.2, 0.2, 0.6)
@@ -191,10 +191,30 @@ def _named(splits: Sequence[Split]) -> str:
 
 
 def given_splits(splits: Splits) -> tuple[Split, ...]:
-    """Splits as handed over: one, several, or a file of them."""
+    """Splits as handed over: one, several, or a file of them; a split may be a mapping of its three parts."""
     if splits is None or isinstance(splits, Split):
         return () if splits is None else (splits,)
-    return load_splits(splits) if isinstance(splits, (str, os.PathLike)) else tuple(splits)
+    if isinstance(splits, (str, os.PathLike)):
+        return load_splits(splits)
+    return tuple(
+        map(_as_split, [splits] if isinstance(splits, Mapping) or not isinstance(splits, Iterable) else splits)
+    )
+
+
+def _as_split(given: Split | Mapping[str, Any]) -> Split:
+    if isinstance(given, Split):
+        return given
+    try:
+        if isinstance(given, Mapping):
+            return split_of_parts(given, "given")
+        problem = f"got {type(given).__name__}"
+    except ValueError as error:
+        problem = str(error)
+    raise DataError(
+        f"splits: {problem}; expected a Split, a mapping of train, valid and test to the positions of their rows, "
+        f"several of either, or a file of splits; parts as masks become a Split by difformer.data.masks_split",
+        argument="splits",
+    )
 
 
 def drawn_splits(

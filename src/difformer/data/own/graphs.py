@@ -28,8 +28,9 @@ from difformer.data.own.table import (
     number,
 )
 from difformer.data.own.text import TextFormat, open_table
-from difformer.data.sparse import check_scipy, sparse_to_scipy
+from difformer.data.sparse import sparse_to_scipy
 from difformer.errors import UserError
+from difformer.sparse import check_scipy
 
 Edges = tuple[Tensor, Tensor | None]
 Found = tuple[Tensor, Tensor | None, tuple[str, ...]]

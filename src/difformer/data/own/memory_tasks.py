@@ -69,7 +69,8 @@ def from_arrays(
         name: Of the data in reports.
         problem: ``"multiclass"``, ``"multilabel"`` or ``"regression"``; found out from `y` where it is None.
         metric: None takes accuracy, ROC-AUC or MSE, after the problem.
-        splits: Ready-made ones, or a file of them; None draws them.
+        splits: Ready-made ones (`Split`, or positions of rows by train, valid and test), or a file of them; None draws
+            them.
         fractions: Of train, valid and test where splits are drawn; None takes 50, 25 and 25 %, and for a series the
             first 20, the next 20 and the last 60 %.
         seeds: One split each.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -95,13 +95,13 @@ def encode_targets(
     error = where or (lambda text, row, column: DataError(text, row=row, column=column + 1))
     if problem is not None and problem not in get_args(Problem):
         raise UserError(f"problem: expected one of {', '.join(get_args(Problem))}, got {problem!r}")
-    cells = [[_text(value) for value in column] for column in columns]
+    cells = [[label_text(value) for value in column] for column in columns]
     unknown, notes = _no_label(cells, missing)
     spaced = [value for column in columns for value in column if isinstance(value, str) and value.strip() != value]
     if spaced := [value for value in spaced if value.strip()]:
         notes += (f"blanks around {len(spaced)} labels were left out, such as those of {spaced[0]!r}",)
     if len(cells) == 1 and problem != "multilabel":
-        found = _one_column(cells[0], problem, class_names, unknown, missing is None, error)
+        found = _one_column(cells[0], problem, class_names, unknown, missing is None, error, notes)
     else:
         found = _several_columns(cells, tuple(names), problem, unknown, missing is None, error)
     return replace(found, notes=(*found.notes, *notes))
@@ -113,18 +113,31 @@ def _no_label(cells: list[list[str]], missing: Sequence[str] | None) -> tuple[se
     if missing is not None:
         words = {word.lower() for word in missing}
         return {"", *(cell for cell in found if cell.lower() in words)}, ()
-    doubtful = sorted(cell for cell in found if cell.lower() in GAP_WORDS)
+    doubtful, others = gap_words(found)
     if not doubtful:
         return {""}, ()
     shown = ", ".join(f"{word!r} ({sum(column.count(word) for column in cells)} rows)" for word in doubtful)
-    others = {cell for cell in found if cell and cell not in doubtful}
-    if others and all(number(cell) is not None for cell in others):
-        return {"", *doubtful}, (f"labels {shown} were read as unlabelled, since all others are numbers",)
+    if others:
+        return {"", *doubtful}, (f"labels {shown} were read as unlabelled, since all others are {others}",)
     listed = ",".join(doubtful)
     return {""}, (f"labels {shown} were read as classes; pass missing={listed} if they mean that there is no label",)
 
 
-def _text(value: Any) -> str:
+def gap_words(cells: Collection[str]) -> tuple[list[str], str]:
+    """Words such as ``none`` or ``NA`` among labels, and what all others are if such words then carry no label.
+
+    All others are ``"numbers"``, ``"true or false"`` or both; an empty text says that the words are classes.
+    """
+    doubtful = sorted({cell for cell in cells if cell.lower() in GAP_WORDS})
+    others = {cell.lower() for cell in cells if cell} - GAP_WORDS
+    if not doubtful or not others or any(number(cell) is None for cell in others):
+        return doubtful, ""
+    truth = others & {"true", "false"}
+    return doubtful, "true or false" if truth == others else "numbers, true or false" if truth else "numbers"
+
+
+def label_text(value: Any) -> str:
+    """The text of a cell; empty where there is none."""
     if is_missing(value):
         return ""
     text = canonical_id(value.item() if isinstance(value, np.generic) else value)
@@ -138,6 +151,7 @@ def _one_column(
     unknown: set[str],
     by_rule: bool,
     error: Where,
+    decided: tuple[str, ...],
 ) -> Targets:
     values = {cell: number(cell) for cell in dict.fromkeys(cells) if cell not in unknown}
     texts = [cell for cell, value in values.items() if value is None]
@@ -168,8 +182,11 @@ def _one_column(
     if strange:
         raise error(f"label {strange[0]!r} is not among class_names {tuple(order)}", cells.index(strange[0]), 0)
     if len(order) < 2:
+        said = "".join(f"; {note}" for note in (*decided, *notes) if "unlabelled" in note)
+        remedy = "; pass missing= with the texts that mean no label, or with none, if these are classes" if said else ""
         raise DataError(
-            f"labels: expected at least two classes, found {', '.join(map(repr, order)) or 'no label at all'}"
+            f"labels: expected at least two classes, found {', '.join(map(repr, order)) or 'no label at all'}{said}"
+            f"{remedy}"
         )
     code = {name: i for i, name in enumerate(order)}
     y = torch.tensor([code.get(cell, -1) if cell in values else -1 for cell in cells])
