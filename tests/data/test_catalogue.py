@@ -190,7 +190,17 @@ def said(*arguments, capsys):
     return capsys.readouterr().out
 
 
-def test_the_list_says_how_edges_are_counted_and_under_which_terms(capsys):
+def test_the_list_fits_a_terminal_of_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = said(capsys=capsys).splitlines()
+    cora = next(line for line in lines if line.startswith(" cora "))
+    assert "2,708 nodes" in cora
+    assert "5,278" in cora
+    assert "shows features, protocols, licence" in " ".join(lines)
+
+
+def test_the_list_says_how_edges_are_counted_and_under_which_terms(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     rows = {line.split()[0]: line for line in said(capsys=capsys).splitlines() if line.strip()}
     assert "5,278 " in rows["cora"]
     assert " MIT " in rows["cora"]

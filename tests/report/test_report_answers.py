@@ -18,10 +18,12 @@ from report_runs import RUNS, Page, config, drawn_split, nodes_task
 from difformer.data import Task
 from difformer.report import explain_node, write_report
 from difformer.report.attribution import Attribution, sentence
+from difformer.report.explanation import explain_nodes
 from difformer.report.gather import gather, original_cells
 from difformer.report.quality import baselines, calibration, column_importance, errors
 from difformer.training import fit
 from difformer.training.predictions import Predictions
+from difformer.training.trained_run import load_run
 
 
 def test_baselines_are_those_of_scikit_learn(workshop):
@@ -232,6 +234,38 @@ def test_attributed_effects_add_up_to_the_prediction(workshop, name):
     assert total + found.gap == pytest.approx(found.value - found.base, abs=1e-5)
     assert abs(found.gap) < 0.01 * max(1.0, abs(found.value - found.base))
     assert len(found.columns) == task.num_features
+
+
+def steep(workshop, factor):
+    """The run of nodes with outputs so large that probabilities rise on a small piece of the path."""
+    path, task = workshop.run("nodes")
+    loaded = load_run(path, task=task, device="cpu")
+    with torch.no_grad():
+        for parameter in loaded.model.output.parameters():
+            parameter *= factor
+    return loaded
+
+
+@pytest.mark.parametrize("factor", [1, 10])
+def test_attributed_effects_add_up_where_probabilities_rise_steeply(workshop, factor):
+    for one in explain_nodes(steep(workshop, factor), [0, 1, 9, 10]):
+        found = one.attribution
+        total = sum(found.columns.values()) + sum(found.neighbours.values()) + found.others
+        assert total == pytest.approx(found.value - found.base, abs=0.005)
+        assert one.remainder == ""
+
+
+def test_what_cannot_be_attributed_is_said(workshop, monkeypatch, capsys):
+    from difformer.cli import main
+
+    monkeypatch.setattr("difformer.report.attribution.HALVINGS", 0)
+    one = explain_nodes(steep(workshop, 10), [9])[0]
+    assert abs(one.attribution.gap) > 0.1
+    assert f"Not attributed: {one.attribution.gap:+.3g}" in one.remainder
+    monkeypatch.setattr("difformer.report.explain_node", lambda *_, **__: one)
+    with pytest.raises(SystemExit):
+        main(["explain", "run", "--node", "9"])
+    assert one.remainder in capsys.readouterr().out.splitlines()
 
 
 def test_neighbours_are_ends_of_edges_without_the_instance_itself(workshop):

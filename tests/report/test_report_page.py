@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
-from report_runs import EVIL, RUNS, Page
+from report_runs import EVIL, RUNS, Page, config, nodes_task
 
 from difformer.report import write_report
+from difformer.training import fit
 
 LIMIT = 8_000_000
 SECTIONS = (
@@ -48,6 +51,18 @@ def test_names_from_data_are_text(workshop):
     assert page.data["figures"]["confusion"]["layout"]["xaxis"]["ticktext"][0] == html.escape(EVIL)
     assert page.data["maps"][0]["titles"][-1] == f"{EVIL} & co"
     assert page.text.count("</script>") == 3 + page.text[len(page.body) + len(page.raw) :].count("<\\/script>")
+
+
+def test_control_characters_of_labels_are_written_out(tmp_path):
+    bad = "\x1b[31mred\x9b2J\u202e"
+    task = nodes_task(splits=1)
+    task = replace(task, class_names=(bad, "b", "c"), instance_names=tuple(f"{bad}{i}" for i in range(60)))
+    fit(task, config(num_layers=1), seeds=1, out=tmp_path / "run")
+    page = Page(write_report(tmp_path / "run", task=task))
+    for char in "\x1b\x9b\u202e":
+        assert char not in page.body
+        assert char not in json.dumps(page.data, ensure_ascii=False)
+    assert r"\x1b[31mred\x9b2J\u202e" in page.body
 
 
 def test_numbers_of_the_page_are_those_of_the_run(workshop):

@@ -16,6 +16,8 @@ from small_tasks import blocks
 
 from difformer.errors import UserError
 from difformer.files import only_one
+from difformer.report.comparison import _test_to_train
+from difformer.report.gather import _read_predictions, gather
 from difformer.training import (
     RunFolder,
     RunFolderError,
@@ -59,15 +61,23 @@ def test_results_swapped_between_seeds_are_noticed(run):
         evaluate(run, task=blocks(), device="cpu")
 
 
-def without_hash(run, seed):
+def without_hash(run, seed, *names):
     path = run / f"seed-{seed}/result.json"
     found = json.loads(path.read_text())
-    assert found.pop("weights")
+    for name in names:
+        assert found.pop(name)
     path.write_text(json.dumps(found))
 
 
+def set_hashes(run, text):
+    config = run / "config.toml"
+    changed, count = re.subn(r"(?m)^hashes = .*\n", text, config.read_text())
+    assert count == 1
+    config.write_text(changed)
+
+
 def test_weights_without_their_hash_are_refused(run):
-    without_hash(run, 0)
+    without_hash(run, 0, "weights")
     shutil.copy(run / "seed-1/model.safetensors", run / "seed-0/model.safetensors")
     with pytest.raises(RunFolderError, match="has no hash of the weights"):
         load_run(run, seed=0, task=blocks(), device="cpu")
@@ -75,10 +85,51 @@ def test_weights_without_their_hash_are_refused(run):
 
 def test_folders_written_before_weights_were_hashed_are_read(run):
     for seed in (0, 1):
-        without_hash(run, seed)
-    config = run / "config.toml"
-    config.write_text(config.read_text().replace("hashes = true\n", ""))
+        without_hash(run, seed, "weights", "predictions")
+    set_hashes(run, "")
     assert len(evaluate(run, task=blocks(), device="cpu")) == 2
+    assert len(gather(run, task=blocks(), device="cpu").predictions) == 2
+
+
+def test_predictions_of_another_seed_are_noticed(run):
+    shutil.copy(run / "seed-1/predictions.npz", run / "seed-0/predictions.npz")
+    with pytest.raises(RunFolderError, match="does not hold the predictions that seed 0 was measured with"):
+        gather(run, task=blocks(), device="cpu")
+
+
+def test_predictions_without_their_hash_are_refused(run):
+    without_hash(run, 0, "predictions")
+    with pytest.raises(RunFolderError, match="has no hash of the predictions"):
+        gather(run, task=blocks(), device="cpu")
+
+
+def test_folders_written_before_predictions_were_hashed_are_read_and_their_weights_checked(run):
+    set_hashes(run, "hashes = true\n")
+    for seed in (0, 1):
+        without_hash(run, seed, "predictions")
+    assert len(gather(run, task=blocks(), device="cpu").predictions) == 2
+    without_hash(run, 0, "weights")
+    with pytest.raises(RunFolderError, match="has no hash of the weights"):
+        load_run(run, seed=0, task=blocks(), device="cpu")
+
+
+def test_a_run_killed_between_predictions_and_result_is_noticed_and_resumed(tmp_path, monkeypatch):
+    path, config = tmp_path / "run", CONFIG.replace(epochs=6, checkpoint_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        fit(blocks(), config, seeds=1, out=path, device="cpu", callbacks=[Interrupt()])
+    _read_predictions(RunFolder.open(path), blocks(), 0)
+
+    def killed(*given, **more):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "write_result", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            resume(path, task=blocks(), device="cpu")
+    with pytest.raises(RunFolderError, match="does not hold the predictions that seed 0 was measured with"):
+        _read_predictions(RunFolder.open(path), blocks(), 0)
+    assert resume(path, task=blocks(), device="cpu").complete
+    assert len(gather(path, task=blocks(), device="cpu").predictions) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs symbolic links")
@@ -104,7 +155,11 @@ def test_absurd_numbers_in_a_configuration_get_our_error(run, setting):
 
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs symbolic links")
 @pytest.mark.parametrize(
-    "name", ["config.toml", "seed-0/model.safetensors", "seed-0/result.json", "seed-0", "metrics.jsonl"]
+    "name",
+    [
+        *("config.toml", "metrics.jsonl", "summary.json", "seed-0"),
+        *(f"seed-0/{name}" for name in ("model.safetensors", "result.json", "predictions.npz", "split.npz")),
+    ],
 )
 def test_links_that_leave_the_folder_are_refused(run, name, tmp_path):
     outside = tmp_path / "outside"
@@ -268,13 +323,10 @@ def test_a_configuration_larger_than_its_weights_is_refused_at_once(run, options
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs symbolic links")
 @pytest.mark.parametrize("name", ["predictions.npz", "split.npz"])
 def test_reports_follow_no_link_to_arrays_outside_of_the_folder(run, name, tmp_path):
-    from difformer.report.comparison import _test_to_train
-    from difformer.report.gather import _read_predictions
-
+    folder = RunFolder.open(run)  # before the link is made
     outside = tmp_path / "outside.npz"
     shutil.move(run / "seed-0" / name, outside)
     (run / "seed-0" / name).symlink_to(outside)
-    folder = RunFolder.open(run)
     reader = _test_to_train if name == "split.npz" else lambda one: _read_predictions(one, blocks(), 0)
     with pytest.raises(RunFolderError, match="leads out of the run folder"):
         reader(folder)

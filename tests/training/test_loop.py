@@ -13,6 +13,7 @@ from difformer.training.loop import Trainer
 from difformer.training.model import build_model
 from difformer.training.optimizer import learning_rate
 from difformer.training.randomness import isolated_rng
+from difformer.training.record import warning_signs
 from difformer.zoo import MODELS
 
 CPU = torch.device("cpu")
@@ -215,6 +216,33 @@ def test_constant_predictions_and_collapsed_states_are_noted():
     healthy = train_one(task, 0, config(epochs=30), device="cpu")
     assert healthy.notes == ()
     assert "notes" not in healthy.result()
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1"])
+def test_an_accuracy_below_the_most_frequent_class_is_noted(metric):
+    task = blocks(n=100)
+    y = (torch.arange(100) % 5 == 0).long()
+    task = dataclasses.replace(task, y=y, num_outputs=2, x=torch.randn(100, 5, generator=torch.Generator()))
+    outputs = torch.nn.functional.one_hot(torch.arange(100) % 2, 2).float()
+    held = torch.cat([task.splits[0].valid, task.splits[0].test])
+    share, reached = (y[held] == 0).double().mean(), (y[held] == held % 2).double().mean()
+    expected = (
+        f"no better than always predicting the most frequent class ({share:.2f}): accuracy outside the training part "
+        f"is {reached:.2f}"
+    )
+    assert warning_signs(task, task.splits[0], outputs, metric) == [expected] * (metric == "accuracy")
+    right = torch.nn.functional.one_hot(y, 2).float()
+    assert warning_signs(task, task.splits[0], right, metric) == []
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_fit_below_the_most_frequent_class_says_so(stacked):
+    task = blocks(n=100)
+    y = (torch.arange(100) % 5 == 0).long()
+    noise = torch.randn(100, 5, generator=torch.Generator().manual_seed(1))
+    task = dataclasses.replace(task, y=y, num_outputs=2, x=noise, edge_index=None)
+    summary = fit(task, config(epochs=60), seeds=2, device="cpu", stacked=stacked)
+    assert any("no better than always predicting the most frequent class (0." in note for note in summary.notes)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,14 @@ from difformer.cli.options import Json, argument, dataset_names, option
 from difformer.cli.output import Output, count, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from difformer.data.catalogue import Entry
     from difformer.data.lookup import Listing
 
+
+WIDE = 130  # terminal columns from which all columns of the list fit
+NARROW = ("name", "size", "edges", "files")
 
 # Terms that are too long for a table of all.
 _SHORT = {
@@ -47,22 +52,22 @@ def datasets(
         return
     listed = list_datasets(root)
     output.json([_document(one) for one in listed])
-    output.records(
-        {
-            "name": lambda one: one.entry.name,
-            "kind": lambda one: one.entry.kind,
-            "size": lambda one: _size(one.entry),
-            "edges": lambda one: _edges(one.entry),
-            "features": lambda one: count(one.entry.features),
-            "outputs": lambda one: count(one.entry.outputs),
-            "protocols": lambda one: ", ".join(one.entry.protocols) or "–",
-            "licence": lambda one: _SHORT.get(one.entry.licence, one.entry.licence),
-            "files": _where,
-        },
-        listed,
-    )
+    columns: dict[str, Callable[[Listing], str]] = {
+        "name": lambda one: one.entry.name,
+        "kind": lambda one: one.entry.kind,
+        "size": lambda one: _size(one.entry),
+        "edges": lambda one: _edges(one.entry),
+        "features": lambda one: count(one.entry.features),
+        "outputs": lambda one: count(one.entry.outputs),
+        "protocols": lambda one: ", ".join(one.entry.protocols) or "–",
+        "licence": lambda one: _SHORT.get(one.entry.licence, one.entry.licence),
+        "files": _where,
+    }
+    narrow = output.out.width < WIDE
+    output.records({name: columns[name] for name in (NARROW if narrow else columns)}, listed)
     output.say("Edges are undirected and counted once, though a task lists both directions, unless it says directed.")
-    output.say("`difformer datasets NAME` shows metric, options and source; `difformer fit NAME` trains on it.")
+    more = "features, protocols, licence, " if narrow else ""
+    output.say(f"`difformer datasets NAME` shows {more}metric, options and source; `difformer fit NAME` trains on it.")
 
 
 def _document(listing: Listing) -> dict[str, Any]:

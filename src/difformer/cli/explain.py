@@ -25,7 +25,8 @@ def explain(
     """Explain one prediction in one sentence.
 
     It names the columns, neighbours and other instances that moved the prediction. The effects add up to the predicted
-    probability less the one that average features would give (integrated gradients); those below 1 % are summed up.
+    probability less the one that average features would give (integrated gradients); those below 1 % are summed up, and
+    a rest of 0.005 or more that could not be attributed is printed.
     With `--full`, each layer's step is taken apart into what is kept of the state (self), what latent pairs give, what
     observed edges give, and the source.
     """
@@ -37,6 +38,8 @@ def explain(
     output.json({"run": run, **asdict(found)})
     target = f" Its target is {found.target}." if found.target else ""
     output.say(f"{found.title}: {found.sentence}{target}")
+    if found.remainder:
+        output.say(found.remainder)
     if not full:
         output.remark("For every layer's step, add --full.")
         return

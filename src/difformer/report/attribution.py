@@ -6,8 +6,8 @@ The predicted probability F (or value) is a function of all features X. On the s
 .. math:: e_{jc} = (x_{jc} - \bar x_c) \int_0^1 \frac{∂F(\bar x + α (X - \bar x))}{∂x_{jc}}\, dα,
     \qquad \sum_{jc} e_{jc} = F(X) - F(\bar x),
 
-with Gauss and Legendre's quadrature. Columns are the :math:`e_{ic}` of the instance itself, a neighbour's effect is
-:math:`\sum_c e_{jc}`.
+with Gauss and Legendre's quadrature, on intervals that are halved until the effects add up to within `tolerance`.
+Columns are the :math:`e_{ic}` of the instance itself, a neighbour's effect is :math:`\sum_c e_{jc}`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from difformer.report.gather import DENSE_ENTRIES, Scene, source_columns
 from difformer.training.trained_run import Loaded
 
 QUADRATURE, COARSE, MANY = 24, 6, 20_000  # points of the path, and fewer where there are many rows
+HALVINGS = 5  # of an interval whose effects do not add up
+TOLERANCE = 0.005  # of a probability, or of the deviation of targets: the largest gap that is not mentioned
 LEAST = 0.01  # effects below this share of all are summed up
 NAMED = 5  # columns and neighbours of a sentence
 
@@ -67,15 +69,32 @@ def attribute(loaded: Loaded, scene: Scene, place: int, names: Callable[[int], s
         return out[column].sigmoid() if loaded.task.problem == "multilabel" else out[column]
 
     middle = x.mean(0, keepdim=True)
-    away, slope = x - middle, torch.zeros_like(x)
+    away = x - middle
     points, weights = np.polynomial.legendre.leggauss(QUADRATURE if scene.size < MANY else COARSE)
-    for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
-        with torch.enable_grad():
-            at = (middle + float(point) * away).requires_grad_()
-            slope += float(weight) * torch.autograd.grad(value(at), at)[0]
-    effects = slope * away
+
+    def at(place: float) -> float:
+        with torch.no_grad():
+            return float(value(middle + place * away))
+
+    def integral(low: float, high: float, rise: tuple[float, float], allowed: float, halvings: int) -> Tensor:
+        """Effects of a piece of the path, on which the value goes from the one to the other of `rise`."""
+        found = torch.zeros_like(x)
+        for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
+            with torch.enable_grad():
+                here = (middle + (low + float(point) * (high - low)) * away).requires_grad_()
+                found += float(weight) * (high - low) * torch.autograd.grad(value(here), here)[0]
+        found *= away
+        if not halvings or abs(rise[1] - rise[0] - float(found.sum())) < allowed:
+            return found
+        half = (low + high) / 2
+        between = at(half)
+        found = integral(low, half, (rise[0], between), allowed / 2, halvings - 1)
+        found += integral(half, high, (between, rise[1]), allowed / 2, halvings - 1)
+        return found
+
     with torch.no_grad():
         top, base = float(value(x)), float(value(middle.expand_as(x).contiguous()))
+    effects = integral(0.0, 1.0, (base, top), tolerance(loaded.task), HALVINGS)
     own = effects.sum(0) if whole else effects[place]
     each = torch.zeros(scene.size) if whole else effects.sum(1).cpu()
     linked: list[int] = []
@@ -92,6 +111,21 @@ def attribute(loaded: Loaded, scene: Scene, place: int, names: Callable[[int], s
     for j, v in given.items():
         neighbours[names(j) if names(j) not in neighbours else f"{names(j)} (number {j})"] = v
     return Attribution(top, base, columns, neighbours, others, gap)
+
+
+def tolerance(task: Task) -> float:
+    """The largest gap that is not mentioned, in units of the prediction."""
+    if task.problem != "regression":
+        return TOLERANCE
+    known = task.y[~task.y.isnan()].double()
+    return TOLERANCE * (float(known.std(correction=0)) if known.numel() else 1.0)
+
+
+def remainder(task: Task, found: Attribution | None) -> str:
+    """``Not attributed: +0.045 …``; empty where the effects add up."""
+    if found is None or abs(found.gap) < tolerance(task):
+        return ""
+    return f"Not attributed: {found.gap:+.3g}, by which the effects miss {found.value - found.base:+.3g}."
 
 
 def sentence(task: Task, prediction: str, found: Attribution | None) -> str:

@@ -34,7 +34,7 @@ from difformer.data import Task
 from difformer.errors import UserError, did_you_mean
 from difformer.nn import DIFFormer, DIFFormerConv, GraphLevel, readout
 from difformer.nn.difformer import ACTIVATIONS
-from difformer.report.attribution import Attribution, attribute, explained_column, sentence
+from difformer.report.attribution import Attribution, attribute, explained_column, remainder, sentence
 from difformer.report.gather import Material, Scene, column_names, is_diffusion, make_scene, usual_number
 from difformer.report.layers import attention_of
 from difformer.training.model import in_units
@@ -229,6 +229,7 @@ class Explanation:
         title: The instance with its snapshot or graph, and how these were chosen where none was named.
         attribution: The prediction by columns and neighbours; None where features are too large for it.
         sentence: The same in one sentence.
+        remainder: What of the prediction could not be attributed, in words; empty where the effects add up.
     """
 
     name: str
@@ -243,6 +244,7 @@ class Explanation:
     title: str = ""
     attribution: Attribution | None = field(default=None, repr=False)
     sentence: str = ""
+    remainder: str = ""
 
 
 def explain_node(
@@ -291,7 +293,8 @@ def explain_nodes(loaded: Loaded, nodes: Sequence[Place], *, top_k: int = 8) -> 
         title = _title(loaded, one, usual=_pair(node, loaded.task.instance_names)[0] is None)
         parts = attribute(loaded, scene, one.node, _namer(loaded.task, scene))
         text = sentence(loaded.task, one.prediction, parts)
-        found.append(replace(one, title=title, attribution=parts, sentence=text))
+        left = remainder(loaded.task, parts)
+        found.append(replace(one, title=title, attribution=parts, sentence=text, remainder=left))
     return found
 
 

@@ -6,6 +6,7 @@ series it is one snapshot, of many graphs one graph: instances of different snap
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -90,7 +91,8 @@ def gather(
 def _read_predictions(folder: RunFolder, task: Task, seed: int) -> Predictions:
     path = folder.file(seed, "predictions.npz")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        content = path.read_bytes()
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
             outputs, part = torch.from_numpy(file["outputs"]), tuple(file["part"].tolist())
     except Exception as error:  # whatever a decoder finds wrong is the file's fault, and is named so
         raise RunFolderError(f"{path} cannot be read: {error}; fit the run anew") from error
@@ -100,6 +102,7 @@ def _read_predictions(folder: RunFolder, task: Task, seed: int) -> Predictions:
             f"{path} holds outputs of shape {tuple(outputs.shape)} for {len(part)} instances, expected {expected}: it "
             "does not belong to this run; fit the run anew"
         )
+    folder.check_hash(seed, "predictions", content)
     return Predictions(task.problem, outputs, task.class_names, task.instance_names, task.y, part)
 
 

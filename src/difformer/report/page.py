@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from difformer.data import Task
-from difformer.files import csv_text, finite, write_bytes
+from difformer.files import csv_text, finite, printable, write_bytes
 from difformer.report import plots, sections
 from difformer.report.comparison import attention_off
 from difformer.report.explanation import PARTS, Explanation, Place, explain_nodes, worth_explaining
@@ -147,7 +147,7 @@ def _libraries() -> tuple[str, Any]:
         name = (error.name or "plotly").partition(".")[0]
         raise ImportError(f"a report needs {name}; install it with: pip install 'difformer[report]'") from error
     loader = jinja2.FunctionLoader(_asset)
-    options: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined}
+    options: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined, "finalize": _without_controls}
     environment = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
     environment.filters |= {
         "score": sections.score, "spread": sections.spread, "short": shortened, "quoted": repr, "shell": shlex.quote
@@ -159,9 +159,18 @@ def _asset(name: str) -> str:
     return (files("difformer.report") / "assets" / name).read_text(encoding="utf-8")
 
 
+def _without_controls(value: Any) -> Any:
+    """Control characters of names and labels written out; text that is marked as safe is the page's own."""
+    if isinstance(value, str):
+        return value if hasattr(value, "__html__") else printable(value)
+    if isinstance(value, dict):
+        return {_without_controls(key): _without_controls(item) for key, item in value.items()}
+    return [_without_controls(item) for item in value] if isinstance(value, list) else value
+
+
 def _embedded(document: Any) -> str:
     """JSON that no text inside can break out of: every ``<`` is written as ``\\u003c``."""
-    text = json.dumps(finite(document), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_without_controls(finite(document)), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 

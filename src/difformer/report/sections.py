@@ -14,6 +14,7 @@ from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.report.gather import Material, Scene, encoder_of
 from difformer.report.layers import ALIKE, LayerEnergies, smoothed_layers, why_no_attention
 from difformer.report.quality import FIT_SPLITS, Baseline, Calibration
+from difformer.training.record import NO_BETTER
 from difformer.training.run_memory import saved_bytes
 from difformer.training.trained_run import Loaded
 
@@ -89,6 +90,7 @@ def warnings_of(
     if ahead <= 2 * error:
         count = material.rows.numel()
         why = "No better than a constant" if ahead <= 0 else f"Not shown to beat a constant on {count} instances"
+        said = [one for one in said if NO_BETTER[1:] not in one]  # which is the same
         said.append(f"{why}: {constant.name} gives {constant.mean:.4f}, this model {mean:.4f}.")
     elif sign * (mean - linear.mean) <= 0:
         how = "as well" if mean == linear.mean else "better"

@@ -357,7 +357,10 @@ class StackJournal:
                     state=self.model.state_of(i, flat, buffers),
                     outputs=outputs[i].clone(),
                     status="stopped early" if 0 < ended[i] < self.config.epochs else status,
-                    notes=(*self.notes, *warning_signs(self.task, self.task.splits[run.split], outputs[i].float())),
+                    notes=(*self.notes, *self._warnings(run.split, outputs[i].float())),
                 )
             )
         return found
+
+    def _warnings(self, split: int, outputs: Tensor) -> list[str]:
+        return warning_signs(self.task, self.task.splits[split], outputs, self.metric.name)

@@ -275,7 +275,7 @@ class Trainer:
         )
 
     def _warnings(self, outputs: Tensor) -> list[str]:
-        return warning_signs(self.task, self.split, outputs)
+        return warning_signs(self.task, self.split, outputs, self.journal.metric.name)
 
     def _due(self) -> Due:
         """Says when the next checkpoint is due."""

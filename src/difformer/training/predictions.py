@@ -108,7 +108,7 @@ class Predictions:
         """A table for people and spreadsheets."""
         write_bytes(path, self.csv().encode())
 
-    def write_npz(self, path: Path, **more: Any) -> None:
+    def npz(self, **more: Any) -> bytes:
         """Arrays ``outputs``, ``prediction`` and, where known, ``target``, ``part`` and ``names``; nothing pickled."""
         arrays: dict[str, Any] = {
             **more,
@@ -125,7 +125,11 @@ class Predictions:
             arrays["classes"] = np.array(self.class_names)
         content = io.BytesIO()
         np.savez_compressed(content, **arrays)
-        write_bytes(path, content.getvalue())
+        return content.getvalue()
+
+    def write_npz(self, path: Path, **more: Any) -> None:
+        """Arrays for programs, see `npz`."""
+        write_bytes(path, self.npz(**more))
 
     def write(self, path: Path) -> None:
         """By the name's ending: ``.csv`` or ``.npz``.

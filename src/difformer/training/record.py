@@ -13,6 +13,7 @@ from torch import Tensor
 
 from difformer.data import Split, Task
 
+NO_BETTER = "no better than always predicting the most frequent class"
 COLLAPSED = 1e-3  # relative spread of outputs below which instances are not told apart
 
 # One row per epoch: "epoch", "loss" and, where the epoch was evaluated, "train", "valid", "test".
@@ -133,13 +134,14 @@ def spread(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
-def warning_signs(task: Task, split: Split, outputs: Tensor) -> list[str]:
-    """Signs that a model has learnt nothing: one prediction for all instances, or outputs that hardly differ.
+def warning_signs(task: Task, split: Split, outputs: Tensor, metric: str) -> list[str]:
+    """Signs that a model has learnt nothing: one prediction for all, worse than one, or outputs that hardly differ.
 
     Args:
         task: What was to be learnt.
         split: The split; the instances outside the training part are looked at, or all where there are no others.
         outputs: Of the best epoch, ``[instances, …, C]`` on the CPU.
+        metric: Name of the run's metric; only accuracy is compared with that of the most frequent class.
     """
     held = [index for name, index in split.parts().items() if name != "train" and index.numel()]
     index = torch.cat(held) if held else torch.arange(outputs.shape[0])
@@ -157,6 +159,14 @@ def warning_signs(task: Task, split: Split, outputs: Tensor) -> list[str]:
                 f"constant prediction: every instance outside the training part is predicted as class {name}, so the "
                 f"accuracy there ({share:.4f}) is the share of that class"
             )
+        elif metric == "accuracy" and held:
+            labels = task.y[split.train].flatten()
+            labels, valued = labels[labels >= 0], known >= 0
+            if labels.numel() and valued.any():
+                share = (known[valued] == labels.bincount().argmax()).double().mean().item()
+                reached = (known == predicted)[valued].double().mean().item()
+                if reached <= share:
+                    found.append(f"{NO_BETTER} ({share:.2f}): accuracy outside the training part is {reached:.2f}")
     elif task.problem == "multilabel" and bool(((rows > 0) == (rows > 0)[0]).all()):
         found.append("constant prediction: every instance outside the training part gets the same labels")
     centred = rows - rows.mean(0)

@@ -13,14 +13,15 @@
       checkpoint.safetensors  where to resume, while it is not
 
 Every file is written beside its place, flushed and renamed into it; the folder itself appears with its configuration
-already inside. Nothing is pickled. A folder may come from elsewhere: links that lead out of it, weights that are not
-those of their seed, and files that do not have the expected form are refused.
+already inside. Nothing is pickled. A folder may come from elsewhere: links that lead out of it, weights and predictions
+that are not those of their seed, and files that do not have the expected form are refused.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import shutil
 import warnings
@@ -71,6 +72,8 @@ CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
 PREPROCESSING = "preprocessing.json"
 STACK = "stack.safetensors"
 WEIGHTS, CHECKPOINT, RESULT = "model.safetensors", "checkpoint.safetensors", "result.json"
+PREDICTIONS, SPLIT = "predictions.npz", "split.npz"
+HASHED = {"weights": WEIGHTS, "predictions": PREDICTIONS}  # entries of result.json, each the hash of a file
 
 
 @dataclass(frozen=True)
@@ -135,13 +138,14 @@ class RunFolder:
         """A run folder that is there.
 
         Raises:
-            RunFolderError: If it is absent, damaged, or written by a newer version.
+            RunFolderError: If it is absent, damaged, or written by a newer version, or links lead out of it.
         """
         path = Path(path)
         if not (path / CONFIG).is_file():
             what = "has no config.toml, so it is not a run folder" if path.is_dir() else "is not there"
             raise RunFolderError(f"{path} {what}; `difformer fit` makes run folders")
-        text = read_text(within(path, path / CONFIG))
+        _refuse_links(path)
+        text = read_text(path / CONFIG)
         try:
             about = toml.loads(text)
             if (written := about["run"]["format"]) > FORMAT:
@@ -249,21 +253,22 @@ class RunFolder:
 
     def write_record(self, record: RunRecord, task: Task) -> None:
         """Everything of a run that has ended, ``result.json`` last."""
-        folder, split = self.of_seed(record.seed), self.split_of(task, record.seed)
+        seed, split = record.seed, self.split_of(task, record.seed)
         predictions = Predictions.of(task, record.outputs, split)
-        predictions.write_npz(folder / "predictions.npz")
+        content = predictions.npz()
+        write_bytes(self.file(seed, PREDICTIONS), content)
         if predictions.cells <= CSV_CELLS:
-            predictions.write_csv(folder / "predictions.csv")
-        with writing(folder / "split.npz"):
-            save_splits([split], folder / "split.npz")
-        self.write_result(record)
+            predictions.write_csv(self.file(seed, "predictions.csv"))
+        with writing(path := self.file(seed, SPLIT)):
+            save_splits([split], path)
+        self.write_result(record, predictions=_hash(content))
 
-    def write_result(self, record: RunRecord) -> None:
-        """Weights, then ``result.json``, which holds their hash: weights of another seed or run are noticed."""
+    def write_result(self, record: RunRecord, **hashes: str) -> None:
+        """Weights, then ``result.json``, which holds the hashes of files: those of another seed or run are noticed."""
         weights = {name: tensor.contiguous().clone() for name, tensor in record.state.items()}
         content = save_tensors(weights, metadata={"format": "difformer"})
         write_bytes(self.file(record.seed, WEIGHTS), content)
-        write_json(self.file(record.seed, RESULT), record.result() | {"weights": hashlib.sha256(content).hexdigest()})
+        write_json(self.file(record.seed, RESULT), record.result() | {"weights": _hash(content), **hashes})
         if record.status != "interrupted":
             self.file(record.seed, CHECKPOINT).unlink(missing_ok=True)
         self.write_summary()
@@ -315,7 +320,7 @@ class RunFolder:
     def write_summary(self) -> None:
         document = self.summary().to_dict()
         document["complete"] = document["complete"] and document["runs"] == len(self.seeds)
-        write_json(self.path / SUMMARY, document)
+        write_json(within(self.path, self.path / SUMMARY), document)
 
     def read_weights(self, seed: int) -> dict[str, Tensor]:
         """Parameters of a seed's best epoch.
@@ -328,27 +333,60 @@ class RunFolder:
             raise RunFolderError(
                 f"{path} is missing: seed {seed} has not been trained yet; resume the run with `difformer fit --resume`"
             )
-        content, result = path.read_bytes(), self.result(seed)
-        expected = None if result is None else result.get("weights")
-        if result is not None and expected is None and self.about["run"].get("hashes"):
-            raise RunFolderError(
-                f"{self.file(seed, RESULT)} has no hash of the weights, which this run wrote: the file was changed; "
-                f"restore it, or delete it and train seed {seed} again with resume"
-            )
-        if expected is not None and hashlib.sha256(content).hexdigest() != expected:
-            raise RunFolderError(
-                f"{path} does not hold the weights that seed {seed} was measured with (result.json has another hash): "
-                f"they were changed, or belong to another seed or run; restore them, or delete result.json and train "
-                f"seed {seed} again with resume"
-            )
+        content = path.read_bytes()
+        self.check_hash(seed, "weights", content)
         try:
             return load_tensors(content)
         except (SafetensorError, ValueError, KeyError) as error:
             raise RunFolderError(f"{path} is damaged: {error}") from error
 
+    def check_hash(self, seed: int, what: str, content: bytes) -> None:
+        """Refuses the content of a file in `HASHED` that is not what ``result.json`` was written with.
+
+        Raises:
+            RunFolderError: If the hash is another one, or is missing from a run that wrote it.
+        """
+        result = self.result(seed)
+        expected = None if result is None else result.get(what)
+        written = self.about["run"].get("hashes", False)
+        if isinstance(written, bool):
+            written = ["weights"] * written
+        if result is not None and expected is None and what in written:
+            raise RunFolderError(
+                f"{self.file(seed, RESULT)} has no hash of the {what}, which this run wrote: the file was changed; "
+                f"restore it, or delete it and train seed {seed} again with resume"
+            )
+        if expected is not None and _hash(content) != expected:
+            raise RunFolderError(
+                f"{self.file(seed, HASHED[what])} does not hold the {what} that seed {seed} was measured with "
+                f"(result.json has another hash): they were changed, or belong to another seed or run; restore them, "
+                f"or delete result.json and train seed {seed} again with resume"
+            )
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _refuse_links(path: Path) -> None:
+    """Refuses links that lead out of a run folder under any of its names, also for files that are only written."""
+    own = (CONFIG, METRICS, SUMMARY, PREPROCESSING, STACK)
+    of_seeds = (WEIGHTS, CHECKPOINT, RESULT, PREDICTIONS, "predictions.csv", SPLIT)
+    seeds = sorted(path.glob("seed-*"))
+    for one in (*(path / name for name in own), *seeds, *(seed / name for seed in seeds for name in of_seeds)):
+        if os.path.islink(one):
+            within(path, one)
+
 
 _FORM = {
-    "run": {"seeds": [int], "stacked": bool, "device": str, "threads": int, "preset": (str, None)},
+    "run": {
+        "seeds": [int],
+        "stacked": bool,
+        "device": str,
+        "threads": int,
+        "preset": (str, None),
+        "hashes": ([str], bool, None),
+    },
     "versions": {"torch": str},
     "data": {"task": str, "fingerprint": str, "metric": str, "problem": str, "protocol": str, "source": (dict, None)},
     "model": {"name": str, "options": dict},
@@ -434,7 +472,7 @@ def description(
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "seeds": list(seeds),
             "stacked": stacked,
-            "hashes": True,  # every result.json holds the hash of its weights; older folders have none
+            "hashes": list(HASHED),  # in every result.json; older folders have true, for weights alone, or nothing
             **({} if preset is None else {"preset": preset}),
             "device": str(device),
             "device_name": describe(device),
