@@ -48,6 +48,16 @@ def test_demo_prints_one_table_and_ends_with_the_report(call, brief, tmp_path, m
     assert again.out.splitlines()[-1] == "Report: runs/demo-2/report.html"
 
 
+def test_demo_refuses_a_taken_folder_before_it_trains(call, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "difformer.cli.demo._train", lambda *given: pytest.fail("trained before the folder was checked")
+    )
+    (tmp_path / "file").touch()
+    answer = call("demo", "--out", tmp_path)
+    assert answer.code != 0
+    assert "already there and not empty" in answer.err
+
+
 def test_demo_as_json(call, brief, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     document = json.loads(call("demo", "--splits", 1, "--json", "--out", tmp_path / "kept").out)

@@ -49,8 +49,11 @@ def demo(
     """
     from difformer.experiments import find_preset
     from difformer.training import TaskSource
+    from difformer.training.run_folder import check_free
 
     output = Output(as_json)
+    folder = _new_folder() if out is None else out
+    check_free(folder)
     started = time.monotonic()
     source = TaskSource(DATASET, options={"per_class": LABELS_PER_CLASS, "num_splits": splits})
     task = source.load()
@@ -58,7 +61,6 @@ def demo(
         f"{task.num_instances:,} handwritten digits, {LABELS_PER_CLASS} labels per class, "
         f"{counted(splits, 'random splits')}. All settings were chosen on validation data, from 40 trials each.\n"
     )
-    folder = _new_folder() if out is None else out
     rows: list[dict[str, Any]] = []
     for model, (label, structure) in SYSTEMS.items():
         settings = dict(find_preset("best", model=model, dataset=DATASET).settings)

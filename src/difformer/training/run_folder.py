@@ -76,6 +76,18 @@ PREDICTIONS, SPLIT = "predictions.npz", "split.npz"
 HASHED = {"weights": WEIGHTS, "predictions": PREDICTIONS}  # entries of result.json, each the hash of a file
 
 
+def check_free(path: Path) -> None:
+    """Refuses a folder that is there already and not empty."""
+    with writing(path):
+        taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    if taken:
+        what = "already holds a run" if (path / CONFIG).exists() else "is already there and not empty"
+        raise RunFolderError(
+            f"{path} {what}; nothing was changed. Choose another folder, or resume the run: difformer fit --resume "
+            f"{path}"
+        )
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """A run on disk; make one with `create` or `open`.
@@ -114,14 +126,7 @@ class RunFolder:
             RunFolderError: If the folder is there already and not empty, or cannot be made.
         """
         path = Path(path)
-        with writing(path):
-            taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
-        if taken:
-            what = "already holds a run" if (path / CONFIG).exists() else "is already there and not empty"
-            raise RunFolderError(
-                f"{path} {what}; nothing was changed. Choose another folder, or resume the run: difformer fit --resume "
-                f"{path}"
-            )
+        check_free(path)
         about = description(task, config, seeds=seeds, device=device, source=source, stacked=stacked, preset=preset)
         try:
             text = toml.dumps(about)
