@@ -10,16 +10,14 @@ def stripes(*, size: int = 40):
 
 
 def test_fit_predict_resume_and_tune_take_a_function(call, tmp_path, monkeypatch):
-    (tmp_path / "mydata.py").write_text(SOURCE)
+    (tmp_path / "stripes_package.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
     few = ("--set", "epochs=2", "--set", "hidden_channels=4")
-    answer = call("fit", "mydata:stripes", "--data", "size=32", "--seeds", 1, *few, "--out", "run")
+    answer = call("fit", "stripes_package:stripes", "--data", "size=32", "--seeds", 1, *few, "--out", "run")
     assert answer.code == 0, answer.err
     assert call("predict", "run", "--out", "p.csv").code == 0
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 33
     assert call("evaluate", "run").code == 0
-    assert (
-        "Rows that alternate" in call("datasets", "mydata:stripes").out or call("datasets", "mydata:stripes").code == 0
-    )
-    answer = call("tune", "mydata:stripes", "--trials", 1, *few, "--out", "study")
+    assert call("datasets", "stripes_package:stripes").code == 0
+    answer = call("tune", "stripes_package:stripes", "--trials", 1, *few, "--out", "study")
     assert answer.code == 0, answer.err

@@ -15,6 +15,7 @@ multiplied by m - k + 1, and none is smaller than the one before it.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from difformer.errors import UserError
 from difformer.files import RunFolderError
 from difformer.report import ATTENTION_OFF
 from difformer.training.record import spread
-from difformer.training.run_folder import RunFolder
+from difformer.training.run_folder import PREDICTIONS, SPLIT, RunFolder
 
 ALPHA = 0.05
 LEAST_FOR_RANKS = 6  # with fewer pairs no ranks can be significant
@@ -242,13 +243,25 @@ def _side(folder: RunFolder, name: str) -> Side:
 
 
 def _test_to_train(folder: RunFolder) -> float | None:
-    """n_test / n_train of the first split on disk."""
+    """n_test / n_train of the first seed, from its predictions, whose hash is known; ranks keep ``split.npz`` alone."""
     for result in folder.results():
-        path = folder.file(result["seed"], "split.npz")
+        seed = result["seed"]
+        path, splits = folder.file(seed, PREDICTIONS), folder.file(seed, SPLIT)
         if path.is_file():
-            train, _, test = load_splits(path)[0].sizes()
-            return test / train if train else None
-    raise RunFolderError(f"{folder.path} holds no split.npz; fit the run anew")
+            content = path.read_bytes()
+            folder.check_hash(seed, "predictions", content)
+            try:
+                with np.load(io.BytesIO(content), allow_pickle=False) as file:
+                    part = file["part"]
+            except Exception as error:  # whatever a decoder finds wrong is the file's fault, and is named so
+                raise RunFolderError(f"{path} cannot be read: {error}; fit the run anew") from error
+            train, test = int((part == "train").sum()), int((part == "test").sum())
+        elif splits.is_file():
+            train, _, test = load_splits(splits)[0].sizes()
+        else:
+            continue
+        return test / train if train else None
+    raise RunFolderError(f"{folder.path} holds neither {PREDICTIONS} nor {SPLIT}; fit the run anew")
 
 
 def _pair(first: Side, other: Side, ratio: float | None, higher: bool) -> Paired:
