@@ -176,6 +176,13 @@ class TestLabels:
         assert said(task, f"column {other!r} of f.csv is used as a feature, although its name is usual for labels")
 
 
+def test_whole_numbers_of_a_series_are_said_to_be_quantities():
+    x, y = np.random.default_rng(0).random((30, 5, 3)), np.arange(150).reshape(30, 5) % 3
+    assert "3 different whole numbers, read as quantities" in " ".join(from_arrays(x, y).notes)
+    for said in (from_arrays(x, y, problem="regression"), from_arrays(x, y + 0.5), from_arrays(x, y * x[..., 0])):
+        assert "quantities" not in " ".join(said.notes)
+
+
 def test_the_split_of_a_series_is_said():
     x = np.arange(60.0).reshape(10, 3, 2)
     note = "split in time order: the first 2 train, the next 2 choose the model, the last 6 test"

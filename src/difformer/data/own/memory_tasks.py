@@ -233,6 +233,9 @@ def _pointer(node_ptr: Any) -> Tensor:
     return given.long()
 
 
+FEW_NUMBERS = 10  # whole numbers of so few kinds look like classes
+
+
 def _series(
     x: Tensor,
     y: Any,
@@ -264,6 +267,12 @@ def _series(
         done = [(i, torch.ones(i.shape[1]) if w is None else w) for i, w in done]
     chosen = given_splits(splits) or drawn_splits(None, x.shape[0], fractions, (0,))
     notes = [note for _, _, guessed in raw for note in guessed]
+    found = target[target.isfinite()].unique()
+    if problem is None and found.numel() <= FEW_NUMBERS and torch.equal(found, found.round()):
+        notes.append(
+            f"the targets of the series are {found.numel()} different whole numbers, read as quantities; pass "
+            "problem=regression to confirm it (a series has no classes)"
+        )
     if splits is None:
         train, valid, test = chosen[0].sizes()
         notes.append(
