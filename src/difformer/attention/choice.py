@@ -82,7 +82,7 @@ def _polynomial_bytes(s: Situation, found: tuple[float, ...]) -> int:
 
 @constant_result
 def _polynomial_if(key: str, tol: float) -> tuple[float, ...]:
-    """The polynomial within `tol`; empty if there is none."""
+    """The polynomial within `tol`; empty if no degree reaches it."""
     if not 0 < tol < 1:
         raise UserError(f"tol must lie between 0 and 1, got {tol!r}; leave it out for exact sums")
     try:

@@ -25,7 +25,7 @@ KEY = (
     "Letters of the cost: N nodes, E edges, E₂ pairs at two hops, d channels, C classes, k neighbours, K hops or terms "
     "of a series, m random features, T iterations. Of coupling and energy: dᵢ the degree of i, qᵢ and kⱼ queries and "
     "keys, vᵢ values, Z states, Z_k those of the layer before, Z_0 the first, s_ij the coupling, δ a concave function, "
-    f"λ and η weights. {NONE} stands where there is none. An energy is the paper's for such a coupling: steps descend "
+    f"λ and η weights. {NONE} marks a missing value. An energy is the paper's for such a coupling: steps descend "
     "it under conditions on τ and weights, not whatever a network has learnt. Tasks: all, or where none is named, are "
     "nodes, series and graphs."
 )

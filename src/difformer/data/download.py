@@ -79,7 +79,7 @@ def fetch(file: RemoteFile, target: Path, *, data_set: str) -> Path:
 
 
 def check_kept(path: Path, checksum: str | None, *, data_set: str) -> None:
-    """Compare every byte of a kept file with its published checksum or, where there is none, with the recorded one.
+    """Compare every byte of a kept file with its published checksum, or with the recorded one if none was published.
 
     Files with neither pass.
 

@@ -105,7 +105,7 @@ def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequ
     """Files of a data set, downloaded if they are in no folder; `forms` names those that will do, in order.
 
     Raises:
-        DataError: If a folder is none, a kept file has changed, or there is nothing to download.
+        DataError: If a folder does not exist, a kept file has changed, or there is nothing to download.
         DownloadError: If the download fails; the message says what to fetch by hand and where to put it.
     """
     check_folders(root)

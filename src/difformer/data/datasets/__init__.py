@@ -1,1 +1,1 @@
-"""Readers of the data sets, one file a family; `difformer.data.load` is the door to all of them."""
+"""Readers of the data sets, one file per family; `difformer.data.load` calls them."""

@@ -169,7 +169,7 @@ def _number(text: str) -> float:
 
 
 def _years(text: str) -> float:
-    """Years from 2000 to a moment like ``2012-05-25 11:20:00.0``; 0 where there is none."""
+    """Years from 2000 to a moment like ``2012-05-25 11:20:00.0``; 0 if the date is missing."""
     if text in ("null", ""):
         return 0.0
     return (datetime.fromisoformat(text[:19]) - datetime(2000, 1, 1)).days / 365.25
