@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.attention.linear import LINEAR
 from difformer.attention.reference import attention_matrix
+from difformer.attention.summary import LINEAR
 from difformer.data import induced_subgraph
 from difformer.diffusion import AllPairAttention, diffuse, penalty
 from difformer.diffusion.energy import effective_rank
