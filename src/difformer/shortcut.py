@@ -83,7 +83,7 @@ def row_operator(
         results: Empty tensors of the shapes that `work` gives.
         inputs: Number of tensors that differentiate.
         layouts: Number of tensors behind them, or None in their place, that do not.
-        keep: Which results `pull` is given.
+        keep: Which results `pull` is given, where there are several.
         hold: From the further arguments to what has to live until the backward pass is done.
     """
 
@@ -114,9 +114,10 @@ def row_operator(
 
         @staticmethod
         def setup_context(ctx: Any, given: tuple[Any, ...], output: Any) -> None:
-            output = (output,) if isinstance(output, Tensor) else output
-            ctx.mark_non_differentiable(*output[1:])
-            ctx.save_for_backward(*given[:inputs], *output[keep], *given[inputs : inputs + layouts])
+            kept = () if isinstance(output, Tensor) else output[keep]
+            if not isinstance(output, Tensor):
+                ctx.mark_non_differentiable(*output[1:])
+            ctx.save_for_backward(*given[:inputs], *kept, *given[inputs : inputs + layouts])
             ctx.rest = given[inputs + layouts :]
             if hold is not None and not torch.compiler.is_compiling():
                 ctx.held = hold(*ctx.rest)

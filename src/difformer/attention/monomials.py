@@ -26,7 +26,6 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -270,9 +269,8 @@ def _evaluate_and_pull(x: Tensor, state: Tensor, u: Tensor, coefficients: Sequen
     return out, x_grad
 
 
-_OPTIONS: dict[str, Any] = {"inputs": 2, "layouts": 0, "keep": slice(1, None)}
-_sum_moments = row_operator("moments", _moments, _moments_backward, _moments_room, **_OPTIONS)
-_sum_monomials = row_operator("monomial_sum", _evaluate, _evaluate_backward, _evaluate_room, **_OPTIONS)
+_sum_moments = row_operator("moments", _moments, _moments_backward, _moments_room, inputs=2, layouts=0)
+_sum_monomials = row_operator("monomial_sum", _evaluate, _evaluate_backward, _evaluate_room, inputs=2, layouts=0)
 
 
 def moments(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> Tensor:
