@@ -104,7 +104,7 @@ def test_protocols_by_their_usual_names():
     ("make", "complaint"),
     [
         (lambda: Split("own", [0], [1], [2]), "train must be a tensor, got list; index_split takes lists"),
-        (lambda: index_split("own", [0.5], [1], [2]), "'own': train must hold whole numbers, got torch.float"),
+        (lambda: index_split("own", [0.5], [1], [2]), "'own': train must hold whole numbers, got float64"),
         (lambda: index_split("own", [0], [True, False], [2]), "valid must hold whole numbers.*masks_split"),
         (lambda: index_split("own", [0], [1], ["x"]), "test must hold whole numbers"),
         (lambda: masks_split([0, 1], [2, 3], [4, 5]), "expected True and False.*index_split"),

@@ -24,7 +24,6 @@ from difformer.data.errors import DAMAGE, DataError
 from difformer.errors import UserError
 from difformer.files import atomic_write
 
-PARTS = ("train", "valid", "test")
 # What other people's files call the three parts.
 ALIASES = {
     "train": ("train", "train_idx", "train_index"),
@@ -53,22 +52,20 @@ class Split:
     test: Tensor
 
     def __post_init__(self) -> None:
-        parts = {"train": self.train, "valid": self.valid, "test": self.test}
+        parts = self.parts()
         for part, index in parts.items():
+            problem = ""
             if not isinstance(index, Tensor):
-                raise UserError(
-                    f"split {self.name!r}: {part} must be a tensor, got {type(index).__name__}; "
-                    f"index_split takes lists and arrays"
-                )
-            if index.dtype != torch.long or index.dim() != 1:
-                raise UserError(
-                    f"split {self.name!r}: {part} must be a one-dimensional tensor of int64 indices, "
-                    f"got {index.dtype} of shape {tuple(index.shape)}"
-                )
-            if index.numel() and int(index.min()) < 0:
-                raise UserError(f"split {self.name!r}: {part} holds the negative index {int(index.min())}")
-            if index.unique().numel() != index.numel():
-                raise UserError(f"split {self.name!r}: {part} holds an index twice")
+                problem = f"must be a tensor, got {type(index).__name__}; index_split takes lists and arrays"
+            elif index.dtype != torch.long or index.dim() != 1:
+                got = f"{index.dtype} of shape {tuple(index.shape)}"
+                problem = f"must be a one-dimensional tensor of int64 indices, got {got}"
+            elif index.numel() and int(index.min()) < 0:
+                problem = f"holds the negative index {int(index.min())}"
+            elif index.unique().numel() != index.numel():
+                problem = "holds an index twice"
+            if problem:
+                raise UserError(f"split {self.name!r}: {part} {problem}")
         for first, second in (("train", "valid"), ("train", "test"), ("valid", "test")):
             both = parts[first][torch.isin(parts[first], parts[second])]
             if both.numel():
@@ -124,14 +121,14 @@ class Split:
 
 def index_tensor(index: Any, called: str) -> Tensor:
     """Indices from a list, an array or a tensor, as one row of int64; errors call them `called`."""
-    array = index if isinstance(index, Tensor) else np.asarray(index)
-    if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
-        raise UserError(f"{called} must hold whole numbers, got {array.dtype}")
-    found = torch.as_tensor(array).reshape(-1)
-    if found.dtype == torch.bool or bool((found != found.long()).any()):
-        hint = "; for masks there is masks_split" if found.dtype == torch.bool else ""
-        raise UserError(f"{called} must hold whole numbers, got {found.dtype}{hint}")
-    return found.long()
+    try:
+        array = index.numpy(force=True) if isinstance(index, Tensor) else np.asarray(index)
+    except ValueError as error:
+        raise UserError(f"{called} must hold whole numbers, got lists of different lengths") from error
+    if array.dtype.kind not in "iuf" or bool((array != np.floor(array)).any()):
+        hint = "; for masks there is masks_split" if array.dtype.kind == "b" else ""
+        raise UserError(f"{called} must hold whole numbers, got {array.dtype}{hint}")
+    return torch.from_numpy(array.astype(np.int64).reshape(-1))
 
 
 def save_splits(splits: Sequence[Split], path: str | os.PathLike[str]) -> None:
@@ -168,7 +165,18 @@ def load_splits(path: str | os.PathLike[str]) -> tuple[Split, ...]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"no split file at {path}")
     try:
-        found = _read_json(path) if suffix == ".json" else _read_npz(path)
+        found: Any = json.loads(Path(path).read_text(encoding="utf-8")) if suffix == ".json" else read_npz(path)
+        if suffix == ".npz" and "names" in found:
+            names = found["names"]
+            if names.ndim != 1:
+                raise DataError(f"names: expected a list, got an array of shape {names.shape}", path=path)
+            found = [
+                {"name": str(name), **{part: found[f"{part}_{i}"] for part in ALIASES}}
+                for i, name in enumerate(names.tolist())
+            ]
+        found = found if isinstance(found, list) else [found]
+        if not found or not all(isinstance(parts, dict) for parts in found):
+            raise DataError("expected an object with train, valid and test, or a list of such objects", path=path)
         return tuple(split_of_parts(parts, Path(path).stem) for parts in found)
     except DataError:
         raise
@@ -183,26 +191,6 @@ def _suffix(path: str | os.PathLike[str]) -> str:
     return suffix
 
 
-def _read_json(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
-    content = json.loads(Path(path).read_text(encoding="utf-8"))
-    found = content if isinstance(content, list) else [content]
-    if not found or not all(isinstance(parts, dict) for parts in found):
-        raise DataError("expected an object with train, valid and test, or a list of such objects", path=path)
-    return found
-
-
-def _read_npz(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
-    arrays = read_npz(path)
-    if "names" not in arrays:
-        return [arrays]
-    if arrays["names"].ndim != 1:
-        raise DataError(f"names: expected a list, got an array of shape {arrays['names'].shape}", path=path)
-    return [
-        {"name": str(name), **{part: arrays[f"{part}_{i}"] for part in PARTS}}
-        for i, name in enumerate(arrays["names"].tolist())
-    ]
-
-
 def split_of_parts(found: Mapping[str, Any], default_name: str) -> Split:
     """The split whose parts have one of the names in `ALIASES`."""
     parts = {}
@@ -210,11 +198,5 @@ def split_of_parts(found: Mapping[str, Any], default_name: str) -> Split:
         present = [alias for alias in aliases if alias in found]
         if len(present) != 1:
             raise UserError(f"expected one of {', '.join(aliases)}, found {', '.join(present) or 'none'}")
-        try:
-            index = np.asarray(found[present[0]])
-        except ValueError as error:
-            raise UserError(f"{present[0]} must be a list of whole numbers") from error
-        if index.size and index.dtype.kind not in "iu":
-            raise UserError(f"{present[0]} must hold whole numbers, got {index.dtype}")
-        parts[part] = torch.from_numpy(index.astype(np.int64))
+        parts[part] = index_tensor(found[present[0]], present[0])
     return Split(str(found.get("name", default_name)), **parts)

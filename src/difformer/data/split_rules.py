@@ -51,23 +51,27 @@ def random_split(
         exclude: Indices never drawn.
         name: Instead of the name made from the fractions and the seed.
     """
-    train, valid, test = _checked_fractions(fractions)
+    if len(fractions) != 3 or min(fractions) < 0 or not 0 < sum(fractions) <= 1 + 1e-9:
+        raise UserError(
+            f"fractions: expected three shares ≥ 0 (train, valid, test) that sum to at most 1, got {tuple(fractions)}"
+        )
     generator = torch.Generator().manual_seed(seed)
     candidates = _candidates(target, exclude)
-    order = torch.randperm(candidates.numel(), generator=generator)
-    if stratify:
-        order = _interleave_classes(order, _classes(target)[candidates])
     n = candidates.numel()
-    first, second = _floor(train * n), _floor(valid * n)
-    third = n - first - second if abs(train + valid + test - 1) < 1e-9 else _floor(test * n)
-    shuffled = candidates[order]
-    share = "/".join(f"{100 * f:g}" for f in (train, valid, test))
-    return Split(
-        name or f"{'stratified' if stratify else 'random'} {share}/seed={seed}",
-        shuffled[:first],
-        shuffled[first : first + second],
-        shuffled[first + second : first + second + third],
-    )
+    order = torch.randperm(n, generator=generator)
+    if stratify:
+        # Every prefix holds each class in proportion: sort by (rank in its class + ½) / size of it.
+        classes, place = _classes(target)[candidates], torch.empty(n, dtype=torch.double)
+        for label in classes.unique():
+            members = order[classes[order] == label]
+            place[members] = (torch.arange(members.numel(), dtype=torch.double) + 0.5) / members.numel()
+        order = order[place[order].argsort(stable=True)]
+    train, valid, test = (_floor(share * n) for share in fractions)
+    if abs(sum(fractions) - 1) < 1e-9:
+        test = n - train - valid
+    shares = "/".join(f"{100 * share:g}" for share in fractions)
+    called = name or f"{'stratified' if stratify else 'random'} {shares}/seed={seed}"
+    return Split(called, *candidates[order][: train + valid + test].split([train, valid, test]))
 
 
 def fraction_split(target: Any, *, protocol: str, seed: int = 0, exclude: Any = None) -> Split:
@@ -101,21 +105,30 @@ def per_class_split(
     for option, count in (("per_class", per_class), ("num_valid", num_valid), ("num_test", num_test or 0)):
         if count < 0:
             raise UserError(f"{option}: expected at least 0, got {count}")
-    train, others = _draw_by_class(y, per_class, seed, exclude)
-    wanted = num_valid + (num_test or 0)
-    if others.numel() < wanted:
+    classes, candidates = _classes(y), _candidates(y, exclude)
+    generator = torch.Generator().manual_seed(seed)
+    train, others = [], []
+    for label in classes[candidates].unique().tolist():
+        members = candidates[classes[candidates] == label]
+        if members.numel() < per_class:
+            raise UserError(
+                f"per_class: {per_class} asked for, but class {label} has only {members.numel()} labelled instances"
+            )
+        order = members[torch.randperm(members.numel(), generator=generator)]
+        train.append(order[:per_class])
+        others.append(order[per_class:])
+    if not train:
+        raise UserError("y: no labelled instance to draw from")
+    rest = torch.cat(others)
+    rest = rest[torch.randperm(rest.numel(), generator=generator)]
+    last = num_valid + num_test if num_test is not None else rest.numel()
+    if rest.numel() < max(last, num_valid):
         raise UserError(
-            f"num_valid, num_test: {num_valid} + {num_test or 0} asked for, but only {others.numel()} labelled "
+            f"num_valid, num_test: {num_valid} + {num_test or 0} asked for, but only {rest.numel()} labelled "
             f"instances are left after {per_class} a class went to training"
         )
-    last = wanted if num_test is not None else others.numel()
-    rest = "rest" if num_test is None else num_test
-    return Split(
-        name or f"{per_class} a class/{num_valid}/{rest}/seed={seed}",
-        train,
-        others[:num_valid],
-        others[num_valid:last],
-    )
+    called = name or f"{per_class} a class/{num_valid}/{'rest' if num_test is None else num_test}/seed={seed}"
+    return Split(called, torch.cat(train), rest[:num_valid], rest[num_valid:last])
 
 
 def labels_per_class_split(
@@ -145,8 +158,7 @@ def authors_split(
     )
     if exclude is None:
         return split
-    gone = torch.as_tensor(exclude, dtype=torch.long)
-    kept = {part: index[~torch.isin(index, gone)] for part, index in split.parts().items()}
+    kept = {part: index[~_excluded(index, exclude)] for part, index in split.parts().items()}
     taken = sum(split.sizes()) - sum(index.numel() for index in kept.values())
     return Split(f"authors/seed=123 less {taken} excluded" if taken else split.name, **kept)
 
@@ -175,20 +187,17 @@ def masks_split(
         name: Of the protocol.
         exclude: Indices taken out of every part.
     """
-    given = [torch.atleast_2d(torch.as_tensor(mask)) for mask in (train_masks, valid_masks, test_masks)]
-    for mask in given:
-        if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
-            raise UserError("masks: expected True and False, or 1 and 0; for lists of indices there is index_split")
-    masks = [mask.bool() for mask in given]
+    masks = [torch.atleast_2d(torch.as_tensor(mask)) for mask in (train_masks, valid_masks, test_masks)]
+    if any(mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()) for mask in masks):
+        raise UserError("masks: expected True and False, or 1 and 0; for lists of indices there is index_split")
     if len({mask.shape for mask in masks}) != 1:
         raise UserError(f"masks: expected three of one shape, got {[tuple(mask.shape) for mask in masks]}")
-    if exclude is not None:
-        gone = torch.as_tensor(exclude, dtype=torch.long)
-        masks = [mask.index_fill(1, gone, False) for mask in masks]
-    return tuple(
-        Split(f"{name}/{i}", *(mask.nonzero().squeeze(1) for mask in row))
-        for i, row in enumerate(zip(*masks, strict=True))
-    )
+    splits = []
+    for i, row in enumerate(zip(*masks, strict=True)):
+        parts = [mask.nonzero().squeeze(1) for mask in row]
+        parts = [index if exclude is None else index[~_excluded(index, exclude)] for index in parts]
+        splits.append(Split(f"{name}/{i}", *parts))
+    return tuple(splits)
 
 
 def index_split(name: str, train: Any, valid: Any, test: Any) -> Split:
@@ -197,35 +206,13 @@ def index_split(name: str, train: Any, valid: Any, test: Any) -> Split:
     return Split(name, **{part: index_tensor(index, f"split {name!r}: {part}") for part, index in parts.items()})
 
 
-def _draw_by_class(y: Any, per_class: int, seed: int, exclude: Any) -> tuple[Tensor, Tensor]:
-    """The first `per_class` of a random order of every class, and all other candidates in random order."""
-    classes = _classes(y)
-    candidates = _candidates(y, exclude)
-    generator = torch.Generator().manual_seed(seed)
-    train, others = [], []
-    for label in classes[candidates].unique().tolist():
-        members = candidates[classes[candidates] == label]
-        if members.numel() < per_class:
-            raise UserError(
-                f"per_class: {per_class} asked for, but class {label} has only {members.numel()} labelled instances"
-            )
-        order = members[torch.randperm(members.numel(), generator=generator)]
-        train.append(order[:per_class])
-        others.append(order[per_class:])
-    if not train:
-        raise UserError("y: no labelled instance to draw from")
-    rest = torch.cat(others)
-    return torch.cat(train), rest[torch.randperm(rest.numel(), generator=generator)]
-
-
 def _candidates(target: Any, exclude: Any) -> Tensor:
-    if isinstance(target, (int, np.integer)):
-        candidates = torch.arange(int(target))
-    else:
-        candidates = labelled(target)
-    if exclude is not None:
-        candidates = candidates[~torch.isin(candidates, torch.as_tensor(exclude, dtype=torch.long))]
-    return candidates
+    candidates = torch.arange(int(target)) if isinstance(target, (int, np.integer)) else labelled(target)
+    return candidates if exclude is None else candidates[~_excluded(candidates, exclude)]
+
+
+def _excluded(index: Tensor, exclude: Any) -> Tensor:
+    return torch.isin(index, torch.as_tensor(exclude, dtype=torch.long))
 
 
 def _classes(y: Any) -> Tensor:
@@ -233,23 +220,6 @@ def _classes(y: Any) -> Tensor:
     if classes is None or classes.dim() != 1 or classes.is_floating_point():
         raise UserError("y: a split by class needs a one-dimensional vector of whole-numbered classes")
     return classes
-
-
-def _interleave_classes(order: Tensor, classes: Tensor) -> Tensor:
-    """Reorder so that every prefix holds each class in proportion: sort by (rank in its class + ½) / size of it."""
-    place = torch.empty(order.numel(), dtype=torch.double)
-    for label in classes.unique():
-        members = order[classes[order] == label]
-        place[members] = (torch.arange(members.numel(), dtype=torch.double) + 0.5) / members.numel()
-    return order[place[order].argsort(stable=True)]
-
-
-def _checked_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
-    if len(fractions) != 3 or min(fractions) < 0 or not 0 < sum(fractions) <= 1 + 1e-9:
-        raise UserError(
-            f"fractions: expected three shares ≥ 0 (train, valid, test) that sum to at most 1, got {tuple(fractions)}"
-        )
-    return fractions[0], fractions[1], fractions[2]
 
 
 def _floor(value: float) -> int:
