@@ -40,7 +40,7 @@ def partition(
     for line in describe_task(task):
         output.say(line)
     folder = out or Path("parts") / f"{task.name}-{parts}"
-    made = write_partition(task, folder, parts, method=method, seed=seed, source=source.complete().to_dict())
+    made = write_partition(task, folder, parts, method=method, seed=seed, source=source.to_dict())
     found = made.quality
     output.json({"folder": folder, "method": made.about["method"], "sizes": made.sizes, **vars(found)})
     output.say(f"{counted(parts, 'parts')} by {made.about['method']}: {found.describe()}")

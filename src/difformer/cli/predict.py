@@ -14,7 +14,7 @@ from difformer.cli.output import Output, check_new, counted
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
-    from difformer.training.predictions import Predictions
+    from difformer.training.record import Predictions
 
 SHOWN, COLUMNS = 10, 12  # rows and columns on the screen; the file has all
 

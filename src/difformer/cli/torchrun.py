@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from difformer.distributed.process_group import Ranks
     from difformer.distributed.rank_runs import Sent
     from difformer.training import TrainConfig
-    from difformer.training.source import TaskSource
+    from difformer.training.run_folder import TaskSource
     from difformer.training.study import Question, Trial, Tuned
 
 
@@ -108,7 +108,7 @@ def fit_graph(
         def cut(source: TaskSource) -> tuple[Path, list[str]]:
             task = source.load()
             task.check_finite()
-            made = shared_partition(task, ranks.size, source=source.complete().to_dict())
+            made = shared_partition(task, ranks.size, source=source.to_dict())
             return made.path, [*describe_task(task, config.metric), *note_missing_edges(task, config)]
 
         path, said = (given, []) if isinstance(given, Path) else ranks.first_does(lambda: cut(given))

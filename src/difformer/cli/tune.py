@@ -22,7 +22,7 @@ from difformer.errors import UserError
 if TYPE_CHECKING:
     from difformer.data import Task
     from difformer.experiments import Preset
-    from difformer.training.source import TaskSource
+    from difformer.training.run_folder import TaskSource
     from difformer.training.study import Question, Trial, Tuned
 
 SHOWN = 5

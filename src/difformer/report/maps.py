@@ -51,7 +51,7 @@ from difformer.report.layers import (
     why_no_attention,
 )
 from difformer.training.model import in_units
-from difformer.training.source import TaskSource
+from difformer.training.run_folder import TaskSource
 from difformer.training.trained_run import Loaded
 
 POINTS, PICTURES = 3_000, 1_000

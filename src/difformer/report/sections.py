@@ -14,8 +14,8 @@ from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.report.gather import Material, Scene, encoder_of
 from difformer.report.layers import ALIKE, LayerEnergies, smoothed_layers, why_no_attention
 from difformer.report.quality import FIT_SPLITS, Baseline, Calibration
+from difformer.training.devices import saved_bytes
 from difformer.training.record import NO_BETTER
-from difformer.training.run_memory import saved_bytes
 from difformer.training.trained_run import Loaded
 
 MIB = 2**20

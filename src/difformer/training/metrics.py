@@ -22,7 +22,6 @@ With outputs o (logits or values) and targets y, unlabelled entries (-1, NaN) le
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,7 +30,6 @@ import torch
 from torch import Tensor
 
 from difformer.errors import UserError, did_you_mean
-from difformer.training.early_stopping import improves
 
 if TYPE_CHECKING:
     from difformer.data import Task
@@ -77,10 +75,6 @@ class Metric:
                 f"{'each of its columns holds one class alone' if self.name == 'rocauc' else 'targets are missing'}; "
                 f"choose another metric (--set metric=…) or another split"
             )
-
-    def better(self, value: float, than: float | None) -> bool:
-        """Whether a value beats another; anything beats None, and NaN beats nothing."""
-        return bool(improves(value, math.nan if than is None else than, self.higher_is_better))
 
 
 def ratio(counts: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +50,9 @@ class StackModel:
         device: torch.device,
         penalty: Callable[[], Tensor] | None = None,
     ) -> None:
-        self.runs, self.device = len(models), device
+        def stacked(states: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
+            return {name: torch.stack([state[name].detach().to(device) for state in states]) for name in names}
+
         states = [model.state_dict(keep_vars=True) for model in models]
         self.names = tuple(states[0])
         trained = {name for name, parameter in models[0].named_parameters() if parameter.requires_grad}
@@ -59,25 +60,23 @@ class StackModel:
         # One row per run: the optimiser, the best epoch and the norm of a gradient are then operations on one matrix.
         rows = [torch.cat([state[name].detach().reshape(-1) for name in self.shapes]) for state in states]
         self.flat = torch.stack([row.to(device) for row in rows])
-        self.buffers = {
-            name: torch.stack([state[name].detach().to(device) for state in states])
-            for name in states[0]
-            if name not in trained
-        }
+        self.buffers = stacked(states, [name for name in states[0] if name not in trained])
         # Not saved and not trained, such as which nodes are labelled: every run has its own, and none is changed.
         own = [dict(model.named_buffers()) for model in models]
-        self.fixed = {
-            name: torch.stack([found[name].to(device) for found in own]) for name in own[0] if name not in states[0]
-        }
-        self.hyper = {name: torch.tensor(values, device=device) for name, values in hyper.items()}
+        self._fixed = stacked(own, [name for name in own[0] if name not in states[0]])
+        self._hyper = {name: torch.tensor(values, device=device) for name, values in hyper.items()}
         self._module = _WithPenalty(models[0].to(device), penalty)
         self.site = 0  # dropouts of the present keys that were; the passes of an epoch share their keys
-        self._places = {name: _holders(models[0], name) for name in hyper}
+        self._holders = {}  # modules that have a plain attribute of a name that differs
+        for name in hyper:
+            found = [module for module in models[0].modules() if isinstance(vars(module).get(name), float | int)]
+            if not found:
+                raise UserError(f"{name} differs between the runs, but no module of {type(models[0]).__name__} has it")
+            self._holders[name] = found
 
     def parameters(self, flat: Tensor) -> dict[str, Tensor]:
         """Views ``[runs, …]`` into the rows of ``flat [runs, P]``."""
-        sizes = [shape.numel() for shape in self.shapes.values()]
-        parts = flat.split(sizes, dim=1)
+        parts = flat.split([shape.numel() for shape in self.shapes.values()], dim=1)
         return {n: part.view(-1, *shape) for (n, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
     def leaves(self) -> dict[str, Tensor]:
@@ -100,7 +99,7 @@ class StackModel:
             keys: ``[runs, 2]`` of `dropout_keys`: the pass is one of training; None for evaluation.
         """
         self._module.train(keys is not None)
-        whole = {**parameters, **(self.buffers if buffers is None else buffers), **self.fixed}
+        whole = {**parameters, **(self.buffers if buffers is None else buffers), **self._fixed}
         state = {f"model.{name}": value for name, value in whole.items()}
 
         def one(state: dict[str, Tensor], hyper: dict[str, Tensor], key: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -113,36 +112,22 @@ class StackModel:
                 return found
 
         dims = (0, 0, None if keys is None else 0)
-        return torch.vmap(one, in_dims=dims, randomness="different")(state, self.hyper, keys)
+        return torch.vmap(one, in_dims=dims, randomness="different")(state, self._hyper, keys)
 
     @contextmanager
     def _attributes(self, hyper: Mapping[str, Tensor]) -> Iterator[None]:
         """Hyper-parameters as attributes of the modules that have them, for one pass."""
-        before = {name: [getattr(place, name) for place in places] for name, places in self._places.items()}
+        before = [(m, name, getattr(m, name)) for name, modules in self._holders.items() for m in modules]
         try:
-            for name, places in self._places.items():
-                for place in places:
-                    setattr(place, name, hyper[name])
+            for module, name, _ in before:
+                setattr(module, name, hyper[name])
             yield
         finally:
-            for name, places in self._places.items():
-                for place, value in zip(places, before[name], strict=True):
-                    setattr(place, name, value)
+            for module, name, value in before:
+                setattr(module, name, value)
 
     def state_of(self, run: int, flat: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Parameters and buffers of one run, on the CPU, as its own model would save them."""
         row = {name: value[0] for name, value in self.parameters(flat[run : run + 1]).items()}
         row |= {name: value[run] for name, value in buffers.items()}
         return {name: row[name].detach().cpu().clone() for name in self.names}
-
-
-def _holders(model: nn.Module, name: str) -> list[Any]:
-    """Modules that have a plain attribute of this name.
-
-    Raises:
-        ValueError: If there are none.
-    """
-    found = [module for module in model.modules() if isinstance(vars(module).get(name), float | int)]
-    if not found:
-        raise UserError(f"{name} differs between the runs, but no module of {type(model).__name__} has it")
-    return found
