@@ -25,13 +25,7 @@ from torch import Tensor, nn
 
 from difformer.attention.segments import Segments
 from difformer.data import Split, Task
-from difformer.data.batches import (
-    GraphBatch,
-    GraphBatches,
-    NodePartitions,
-    SnapshotBatch,
-    SnapshotBatches,
-)
+from difformer.data.batches import GraphBatch, GraphBatches, NodePartitions, SnapshotBatch, SnapshotBatches
 from difformer.data.knn import knn_graph
 from difformer.data.task import update_digest
 from difformer.graph import Graph
@@ -39,7 +33,7 @@ from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.result_cache import ResultCache
 from difformer.sparse import SparseMatrix
 from difformer.training.config import TrainConfig, knn_of
-from difformer.training.inference import can_chunk, choose_storage, decode_in_batches, embed_in_batches, has_room
+from difformer.training.inference import can_chunk, decode_in_batches, embed_in_batches, has_room
 from difformer.training.model import hook, in_units
 
 LEAST_ROWS = 4096  # of an evaluation in chunks: below, calls cost more than rows
@@ -159,8 +153,8 @@ class BatchesFeed(Feed):
         home = device if has_room(device, _bytes(task)) else None
         self.partitions = NodePartitions(task, batch_size=config.batch_size, seed=seed, device=home)
         self.train = split.train.to(self.partitions.device)
-        self._storage: torch.device | None = None
-        self._in_one_pass: bool | None = None
+        self._in_one_pass: bool | None = None  # asked once, so that all evaluations are alike
+        self._storage: torch.device | None = None  # where chunks keep the states of all nodes, and the graph
         self._graph: Graph | None = None
         self._whole: Inputs | None = None
 
@@ -168,15 +162,10 @@ class BatchesFeed(Feed):
         count = max(1, self.train.numel())
         for batch in self.partitions.epoch(epoch):
             rows = batch.local(self.train)
-            if not rows.numel():
-                continue
-            graph = graph_of(batch.edge_index, batch.edge_weight, batch.nodes.numel(), self.device)
-            yield Step(
-                Inputs(features(batch.x, self.device), graph),
-                batch.y[rows].to(self.device),
-                rows.to(self.device),
-                part=rows.numel() / count,
-            )
+            if rows.numel():
+                graph = graph_of(batch.edge_index, batch.edge_weight, batch.nodes.numel(), self.device)
+                inputs, targets = Inputs(features(batch.x, self.device), graph), batch.y[rows].to(self.device)
+                yield Step(inputs, targets, rows.to(self.device), part=rows.numel() / count)
 
     def outputs(self, model: nn.Module) -> Tensor:
         if not isinstance(model, DIFFormer) or self._fits(model):
@@ -187,14 +176,12 @@ class BatchesFeed(Feed):
     def states(self, model: nn.Module) -> Tensor:
         if not isinstance(model, DIFFormer) or self._fits(model):
             return super().states(model)
-        task = self.task
-        if self._storage is None:
-            # ResultCache: the whole graph is moved and normalised once, whatever the number of evaluations.
-            self._storage = choose_storage(model, task.num_nodes, task.num_edges or 0, self.device)
+        if self._storage is None:  # the whole graph is moved and normalised once
+            needed = 16 * self.task.num_nodes * model.input.out_features + 64 * (self.task.num_edges or 0)
+            self._storage = self.device if has_room(self.device, needed) else torch.device("cpu")
             self._graph = self._graph_on(self._storage)
-        x = self.partitions.x
-        rows = self._rows(model)
-        return embed_in_batches(model, x, self._graph, batch_size=rows, device=self.device, storage=self._storage)
+        places: dict[str, Any] = {"device": self.device, "storage": self._storage}
+        return embed_in_batches(model, self.partitions.x, self._graph, batch_size=self._rows(model), **places)
 
     def _rows(self, model: DIFFormer) -> int:
         """Rows at a time in evaluation: where they are added up one by one, few save nothing and cost time."""
@@ -202,17 +189,16 @@ class BatchesFeed(Feed):
         return max(self.batch_size, LEAST_ROWS) if sums else self.batch_size
 
     def _fits(self, model: DIFFormer) -> bool:
-        """Whether the whole graph goes through a model in one pass; asked once, so that all evaluations are alike."""
+        """Whether the whole graph goes through a model in one pass."""
         if self._in_one_pass is None and not can_chunk(model):
             self._in_one_pass = True
         if self._in_one_pass is None:
             heads = max((layer.num_heads for layer in _layers(model)), default=1)
-            # The one holds all pairs at once, the other is not exact.
-            other = any(layer.backend in ("reference", "polynomial") for layer in _layers(model))
             # Queries, keys, values and sums of every head, in float32.
             states = 4 * self.task.num_nodes * model.input.out_features * (4 + 4 * heads)
-            room = has_room(self.device, states + _bytes(self.task))
-            self._in_one_pass = not other and room
+            # The one holds all pairs at once, the other is not exact.
+            other = any(layer.backend in ("reference", "polynomial") for layer in _layers(model))
+            self._in_one_pass = not other and has_room(self.device, states + _bytes(self.task))
         return self._in_one_pass
 
     def passes(self) -> list[Inputs]:
@@ -282,20 +268,14 @@ class SeriesFeed(Feed):
         if isinstance(task.edge_index, Tensor):
             self._shared = graph_of(task.edge_index, task.edge_weight, nodes, device)
         each = config.steps_per_epoch == "snapshot"
-        training = SnapshotBatches(task, index=split.train, length=1 if each else length)
-        count = max(1, split.train.numel())
-        batches = list(training.epoch(0))
-        self._steps = [
-            Step(
-                self._inputs(batch),
-                batch.y.to(device),
-                shape=tuple(batch.x.shape[:2]),
-                share=1.0 if each else batch.times.numel() / count,
-                part=batch.times.numel() / count,
-                update=each or number == len(batches) - 1,
-            )
-            for number, batch in enumerate(batches)
-        ]
+        self._steps: list[Step] = []
+        for batch in SnapshotBatches(task, index=split.train, length=1 if each else length).epoch(0):
+            part = batch.times.numel() / split.train.numel()
+            how: dict[str, Any] = {"share": 1.0 if each else part, "part": part, "update": each}
+            inputs, shape = self._inputs(batch), tuple(batch.x.shape[:2])
+            self._steps.append(Step(inputs, batch.y.to(device), shape=shape, **how))
+        if self._steps:
+            self._steps[-1] = dataclasses.replace(self._steps[-1], update=True)
         self._all = [self._inputs(batch) for batch in SnapshotBatches(task, length=length).epoch(0)]
 
     def _inputs(self, batch: SnapshotBatch) -> Inputs:
@@ -343,15 +323,15 @@ def structured(task: Task, split: Split, config: TrainConfig, model: nn.Module) 
     if task.kind != "series":
         x, edges, weight = prepare(task.x, task.edge_index, task.edge_weight)
         return dataclasses.replace(task, x=x, edge_index=edges, edge_weight=weight, feature_names=())
-    each = [prepare(task.x[t], *snapshot_edges(task, t)) for t in range(task.x.shape[0])]
-    some = each[0][1] is not None
-    return dataclasses.replace(
-        task,
-        x=torch.stack([x for x, _, _ in each]),
-        edge_index=tuple(edges for _, edges, _ in each) if some else None,
-        edge_weight=tuple(weight for _, _, weight in each) if some and each[0][2] is not None else None,
-        feature_names=(),
-    )
+    index, weight = task.edge_index, task.edge_weight
+    each = [
+        prepare(x, index[t] if isinstance(index, tuple) else index, weight[t] if isinstance(weight, tuple) else weight)
+        for t, x in enumerate(task.x)
+    ]
+    x, edges, weights = zip(*each, strict=True)
+    edges = None if edges[0] is None else edges
+    weights = None if edges is None or weights[0] is None else weights
+    return dataclasses.replace(task, x=torch.stack(x), edge_index=edges, edge_weight=weights, feature_names=())
 
 
 def with_neighbours(task: Task, seen: Task, split: Split, neighbours: int) -> Task:
@@ -365,12 +345,6 @@ def with_neighbours(task: Task, seen: Task, split: Split, neighbours: int) -> Ta
     else:
         edges = neighbours_of(seen.x, neighbours, seen.node_ptr)
     return dataclasses.replace(task, edge_index=edges, edge_weight=None)
-
-
-def snapshot_edges(task: Task, t: int) -> tuple[Tensor | None, Tensor | None]:
-    """Edges and weights of snapshot t; of all snapshots where they share one graph."""
-    index, weight = task.edge_index, task.edge_weight
-    return index[t] if isinstance(index, tuple) else index, weight[t] if isinstance(weight, tuple) else weight
 
 
 def features(x: Tensor, device: torch.device) -> Tensor | SparseMatrix:
@@ -393,10 +367,7 @@ _FOUND: ResultCache[Tensor] = ResultCache()
 def neighbours_of(x: Tensor, k: int, node_ptr: Tensor | None = None) -> Tensor:
     """Edges ``[2, E]`` between every instance and its k nearest by cosine, both ways, the instance itself counted.
 
-    Args:
-        x: Features, dense or sparse CSR.
-        k: How many.
-        node_ptr: Where graphs begin and end, for neighbours within each.
+    Of graphs that begin and end at `node_ptr`, within each.
     """
     # By content: an array that a task shares with its maker may have been written to behind torch's back.
     digest = hashlib.sha256()

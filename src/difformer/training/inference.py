@@ -9,7 +9,7 @@ unless the device has ample room; the result is that of one forward pass over ev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,6 @@ from difformer.sparse import SparseMatrix
 from difformer.training.model import is_as_written
 
 AMPLE = 0.25  # of a device's free memory: what states and graph may take to live there
-
-
 ROW_BY_ROW = (nn.Linear, nn.Identity, nn.ModuleList, LayerNorm)  # what a DIFFormer is made of beside its layers
 
 
@@ -49,16 +47,8 @@ def embed_in_batches(
 ) -> Tensor:
     """Final states ``[N, hidden]`` of all nodes of one graph: those of ``model.embed(x, graph)`` with exact sums.
 
-    Args:
-        model: In evaluation mode, on `device`; see `can_chunk`.
-        x: Features, dense or sparse CSR, on the CPU or on `device`.
-        graph: Observed edges on `storage`, or None.
-        batch_size: Rows at a time.
-        device: Where rows are worked on.
-        storage: Where the states of all nodes are kept, see `choose_storage`.
-
-    Returns:
-        The states, on `storage`.
+    The model is in evaluation mode on `device`, where `batch_size` rows at a time are worked on (see `can_chunk`);
+    features are there or on the CPU, dense or sparse CSR; the graph is on `storage`, where the states are kept.
     """
     if model.training:
         raise UserError("model must be in evaluation mode: call model.eval() first")
@@ -73,7 +63,7 @@ def embed_in_batches(
         matrix = None if graph is None else graph.matrix(layer.graph_norm, dtype)
         out = torch.empty_like(z)
         for rows in _blocks(count, batch_size):
-            edges = None if matrix is None else _RowsTimes(matrix, rows)
+            edges = None if matrix is None else _rows_times(matrix, rows)
             here, first = z[rows].to(device), source[rows].to(device)
             out[rows] = model.advance(k, here, first, context=senders.receiving(edges)).to(z)
         z = out
@@ -96,33 +86,25 @@ def _features(x: Tensor, rows: slice, device: torch.device) -> Tensor | SparseMa
     return SparseMatrix.from_tensor(take_rows(x, torch.arange(rows.start, rows.stop, device=x.device))).to(device)
 
 
-class _RowsTimes:
-    """Some rows of a sparse matrix times dense states."""
+def _rows_times(matrix: SparseMatrix, rows: slice) -> Callable[[Tensor], Tensor]:
+    """Some rows of a sparse matrix, to be multiplied by dense states."""
+    crow, col, value = matrix.rows.crow, matrix.rows.col, matrix.rows.value
+    first, last, shape = int(crow[rows.start]), int(crow[rows.stop]), rows.stop - rows.start
 
-    def __init__(self, matrix: SparseMatrix, rows: slice) -> None:
-        self.matrix, self.rows = matrix, rows
-
-    def __call__(self, z: Tensor) -> Tensor:
-        rows = self.rows
-        crow, col, value = self.matrix.rows.crow, self.matrix.rows.col, self.matrix.rows.value
-        first, last = int(crow[rows.start]), int(crow[rows.stop])
+    def times(z: Tensor) -> Tensor:
         if first == last:
-            return z.new_zeros(rows.stop - rows.start, z.shape[1])
+            return z.new_zeros(shape, z.shape[1])
         part = torch.sparse_csr_tensor(
             crow[rows.start : rows.stop + 1] - crow[rows.start],
             col[first:last],
             value[first:last],
-            (rows.stop - rows.start, z.shape[0]),
+            (shape, z.shape[0]),
             check_invariants=False,
         )
         with torch.autocast(z.device.type, enabled=False):  # there are no sparse products in low precision
             return part @ z.to(value.dtype)
 
-
-def choose_storage(model: DIFFormer, num_nodes: int, num_edges: int, device: torch.device) -> torch.device:
-    """Where states of all nodes and the graph live: on the device where they take little of its room, else the CPU."""
-    needed = 4 * num_nodes * model.input.out_features * 4 + num_edges * 64
-    return device if has_room(device, needed) else torch.device("cpu")
+    return times
 
 
 def has_room(device: torch.device, needed: int) -> bool:

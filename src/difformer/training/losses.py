@@ -72,15 +72,9 @@ def make_loss(task: Task, split: Split, config: TrainConfig, device: torch.devic
 
 
 def problem_loss(problem: str, smoothing: float = 0.0, weights: Tensor | None = None) -> Ratio:
-    """The loss of a problem.
-
-    Args:
-        problem: ``"multiclass"``, ``"multilabel"`` or ``"regression"``.
-        smoothing: Share of a target spread evenly over the classes.
-        weights: Of classes, or of the positives of each column; None where all count alike.
-    """
+    """The loss of a problem, with `weights` of classes, or of the positives of each column."""
     if problem == "regression":
-        return Ratio(_squared_errors, _known)
+        return scaled_loss()
     if problem == "multilabel":
 
         def multilabel(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -123,24 +117,20 @@ def target_units(
     return None if bool(near.all()) else (mean.float(), deviation.float())
 
 
-def scaled_loss(deviation: Tensor) -> Ratio:
-    """Squared error in units of the targets' deviation ``[C]``."""
+def scaled_loss(deviation: Tensor | None = None) -> Ratio:
+    """Squared error, in units of the targets' deviation ``[C]`` where that is given."""
 
     def total(outputs: Tensor, targets: Tensor) -> Tensor:
-        scale = deviation if targets.dim() == outputs.dim() else deviation[0]
-        known = ~targets.isnan()
-        return (torch.where(known, same_shape(outputs, targets) - targets, 0.0) / scale).square().sum()
+        errors = torch.where(targets.isnan(), 0.0, same_shape(outputs, targets) - targets)
+        if deviation is not None:
+            errors = errors / (deviation if targets.dim() == outputs.dim() else deviation[0])
+        return errors.square().sum()
 
     return Ratio(total, _known)
 
 
 def _known(targets: Tensor) -> Tensor:
     return (~targets.isnan()).sum()
-
-
-def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    known = ~targets.isnan()
-    return torch.where(known, same_shape(outputs, targets) - targets, 0.0).square().sum()
 
 
 def class_weights(targets: Tensor, classes: int, summed: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:

@@ -142,17 +142,19 @@ def evaluate(
     """Every metric that fits the problem, on every part, of every seed that has been trained; measured anew."""
     folder = _open(run)
     own = folder.task(task)
+    metrics = [one for one in METRICS.values() if own.problem in one.problems]
     found = []
     for result in folder.summary().results:
         loaded = _load(folder, own, result["seed"], None, device)
-        outputs = loaded.outputs()
-        values: dict[str, dict[str, float]] = {}
-        for metric in METRICS.values():
-            if own.problem in metric.problems and (metric.name != "broadcast-mse" or own.kind == "series"):
-                values[metric.name] = {
-                    part: metric(outputs[index], own.y[index]).item() if index.numel() else float("nan")
-                    for part, index in loaded.split.parts().items()
-                }
+        outputs, parts = loaded.outputs(), loaded.split.parts()
+        values = {
+            metric.name: {
+                part: metric(outputs[index], own.y[index]).item() if index.numel() else math.nan
+                for part, index in parts.items()
+            }
+            for metric in metrics
+            if metric.name != "broadcast-mse" or own.kind == "series"
+        }
         found.append(Evaluation(result["seed"], loaded.split.name, values))
     return tuple(found)
 
