@@ -271,9 +271,9 @@ _FORMAT = ("delimiter", "header", "encoding", "decimal", "comment")
 def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, together: bool) -> NewRows:
     """Rows of a file, matched with the columns of training; with `together`, edges may name the run's instances too."""
     from difformer.data.edges import tidy_edges
+    from difformer.data.own.csv_files import TextFormat
     from difformer.data.own.feature_tables import id_column_name, read_features
     from difformer.data.own.graphs import read_edges
-    from difformer.data.own.text import TextFormat
     from difformer.training.run_folder import RunFolder
 
     folder = RunFolder.open(run)
