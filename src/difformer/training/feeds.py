@@ -328,10 +328,9 @@ def structured(task: Task, split: Split, config: TrainConfig, model: nn.Module) 
         prepare(x, index[t] if isinstance(index, tuple) else index, weight[t] if isinstance(weight, tuple) else weight)
         for t, x in enumerate(task.x)
     ]
-    x, edges, weights = zip(*each, strict=True)
-    edges = None if edges[0] is None else edges
-    weights = None if edges is None or weights[0] is None else weights
-    return dataclasses.replace(task, x=torch.stack(x), edge_index=edges, edge_weight=weights, feature_names=())
+    x, *edges = zip(*each, strict=True)
+    index, weight = (None if one[0] is None else one for one in edges)
+    return dataclasses.replace(task, x=torch.stack(x), edge_index=index, edge_weight=weight, feature_names=())
 
 
 def with_neighbours(task: Task, seen: Task, split: Split, neighbours: int) -> Task:

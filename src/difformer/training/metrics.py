@@ -126,7 +126,7 @@ def column_aucs(scores: Tensor, labels: Tensor) -> Tensor:
     return torch.where(pairs > 0, (ordered * positive).sum(0) / pairs, torch.nan)
 
 
-def _class_counts(outputs: Tensor, targets: Tensor) -> Tensor:
+def class_counts(outputs: Tensor, targets: Tensor) -> Tensor:
     """``[4, C]``: true positives, predicted and actual numbers of every class, and whether it counts in any case.
 
     Every column of a multi-label target counts in the mean; of single labels, those that occur as target or prediction.
@@ -195,8 +195,8 @@ _CLASSES = ("multiclass", "multilabel")
 _METRICS = (
     Metric("accuracy", True, _CLASSES, _right_answers),
     Metric("rocauc", True, _CLASSES, rocauc, lambda counts: counts, adds=False),
-    Metric("f1", True, _CLASSES, _class_counts, _f1_macro),
-    Metric("f1-micro", True, _CLASSES, _class_counts, _f1_micro),
+    Metric("f1", True, _CLASSES, class_counts, _f1_macro),
+    Metric("f1-micro", True, _CLASSES, class_counts, _f1_micro),
     Metric("mse", False, ("regression",), _error_counts(torch.square)),
     Metric("mae", False, ("regression",), _error_counts(torch.abs)),
     Metric("broadcast-mse", False, ("regression",), _broadcast_counts),
