@@ -153,15 +153,15 @@ def test_chunks_do_not_change_results():
 def test_a_chunk_that_does_not_fit_is_halved(monkeypatch):
     task, config = blocks(), TrainConfig(epochs=3, options=OPTIONS)
     expected = train_stacked(task, DIFFERENT, config, "cpu")
-    train, sizes = stacked_module._train, []
+    train, sizes = StackTrainer.run, []
 
-    def short_of_memory(task, runs, *rest):
-        sizes.append(len(runs))
-        if len(runs) > 1:
+    def short_of_memory(self, *given):
+        sizes.append(len(self.runs))
+        if len(self.runs) > 1:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return train(task, runs, *rest)
+        return train(self, *given)
 
-    monkeypatch.setattr(stacked_module, "_train", short_of_memory)
+    monkeypatch.setattr(StackTrainer, "run", short_of_memory)
     for record, other in zip(train_stacked(task, DIFFERENT, config, "cpu"), expected, strict=True):
         assert_same_run(record, other, 1e-5)
     assert sizes == [4, 2, 1, 1, 2, 1, 1]

@@ -36,15 +36,10 @@ class CheckpointError(UserError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a run.
+    """The state of a run."""
 
-    Args:
-        tensors: By name: ``model.…``, ``best.…``, ``optimizer.0.exp_avg``, ``rng.0``, …; on the CPU.
-        facts: The rest, as JSON has it.
-    """
-
-    tensors: dict[str, Tensor]
-    facts: dict[str, Any]
+    tensors: dict[str, Tensor]  # on the CPU: ``model.…``, ``best.…``, ``optimizer.0.exp_avg``, ``rng.0``, …
+    facts: dict[str, Any]  # the rest, as JSON has it
 
     @property
     def epoch(self) -> int:
@@ -71,11 +66,7 @@ class Snapshot:
         return Snapshot.copied(tensors, **who, epoch=trainer.epoch, **found, seconds=trainer.seconds)
 
     def into(self, trainer: Trainer) -> None:
-        """Puts a new trainer of the same run into the state of the snapshot.
-
-        Raises:
-            CheckpointError: If the trainer is one of another run.
-        """
+        """Puts a new trainer of the same run into the state of the snapshot."""
         for name, here in (("seed", trainer.seed), ("split", trainer.split.name)):
             if self.facts.get(name) != here:
                 raise CheckpointError(f"the checkpoint is of {name} {self.facts.get(name)!r}, this run has {here!r}")
@@ -113,11 +104,7 @@ class Snapshot:
 
     @staticmethod
     def read(path: Path) -> Snapshot:
-        """What `write` wrote.
-
-        Raises:
-            CheckpointError: If the file is damaged, not a checkpoint, or of a newer version.
-        """
+        """What `write` wrote."""
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 about = file.metadata() or {}

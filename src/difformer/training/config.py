@@ -131,11 +131,7 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> TrainConfig:
-        """From some or all fields.
-
-        Raises:
-            ValueError: If a field is unknown, naming the nearest one, or has a value that it does not take.
-        """
+        """From some or all fields."""
         _check_names(fields)
         return cls(**fields)
 
@@ -207,11 +203,7 @@ def _parse_value(text: str) -> Any:
 
 
 def make_config(model: str, settings: Mapping[str, Any]) -> TrainConfig:
-    """A configuration from fields and model options in one mapping, as `--set` and presets have them.
-
-    Raises:
-        UserError: If a name is neither a field nor an option of the model.
-    """
+    """A configuration from fields and model options in one mapping, as `--set` and presets have them."""
     from difformer.zoo import check_options
 
     options = {key: value for key, value in settings.items() if key not in _RULES}

@@ -41,9 +41,6 @@ class RecordedEpoch:
     """Recorded passes of one model on one feed: forward and backward of an epoch, and forward of an evaluation.
 
     Parameters and buffers are afterwards what they were before; the gradients are those that replays write.
-
-    Raises:
-        NotRecordableError: If the model does something that cannot be recorded; its gradients are then cleared.
     """
 
     def __init__(
@@ -142,9 +139,6 @@ class Recorder:
 
         Nothing is executed while it is recorded. The work must have been done before, so that caches are filled: what
         is made meanwhile has no values before the first replay, and never any if recording fails.
-
-        Raises:
-            NotRecordableError: If the work does something that cannot be recorded.
         """
         if self._stream is None:
             self._stream = side_stream(self._device)

@@ -19,9 +19,6 @@ def resolve(device: str | torch.device = "auto") -> torch.device:
     """The device of a name; ``"auto"`` is the first CUDA device where there is one, the CPU otherwise.
 
     Apple's ``"mps"`` has to be asked for: torch has no sparse products there yet, so graphs fail on it.
-
-    Raises:
-        UserError: If there is no such device, saying which there are.
     """
     if isinstance(device, str) and device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -23,19 +23,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from difformer._compat import has_global_hooks
 from difformer.attention.segments import Segments
 from difformer.data import Split, Task
 from difformer.data.batches import GraphBatch, GraphBatches, NodePartitions, SnapshotBatch, SnapshotBatches
 from difformer.data.knn import knn_graph
+from difformer.data.sparse import take_rows
 from difformer.data.task import update_digest
+from difformer.errors import UserError
+from difformer.free_memory import free_bytes
 from difformer.graph import Graph
+from difformer.kernels.rows import LayerNorm
 from difformer.nn import DIFFormer, DIFFormerConv
+from difformer.nn.context import store
+from difformer.nn.edge_mask import mask_holder
 from difformer.result_cache import ResultCache
 from difformer.sparse import SparseMatrix
 from difformer.training.config import TrainConfig, knn_of
-from difformer.training.inference import can_chunk, decode_in_batches, embed_in_batches, has_room
-from difformer.training.model import hook, in_units
+from difformer.training.model import hook, in_units, is_as_written
 
+AMPLE = 0.25  # of a device's free memory: what states and graph may take to live there
+ROW_BY_ROW = (nn.Linear, nn.Identity, nn.ModuleList, LayerNorm)  # what a DIFFormer is made of beside its layers
 LEAST_ROWS = 4096  # of an evaluation in chunks: below, calls cost more than rows
 ADDED = ("simple", "constant", "identity", None)  # forms whose summary does not grow with the rows
 DEFAULT_BATCH_SIZE = 256  # graphs
@@ -62,25 +70,15 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Step:
-    """One forward and backward pass.
-
-    Args:
-        inputs: What goes in.
-        targets: What should come out.
-        rows: Which rows of the output have targets; None for all.
-        shape: Leading axes of the output, ``[T, N]`` for a series; None leaves it as it is.
-        share: Factor of the loss in the gradient.
-        part: Factor of the loss in what is recorded for the epoch.
-        update: Whether the optimiser steps after this pass.
-    """
+    """One forward and backward pass."""
 
     inputs: Inputs
     targets: Tensor
-    rows: Tensor | None = None
-    shape: tuple[int, ...] | None = None
-    share: float = 1.0
-    part: float = 1.0
-    update: bool = True
+    rows: Tensor | None = None  # of the output that have targets; None for all
+    shape: tuple[int, ...] | None = None  # leading axes of the output, [T, N] for a series; None leaves it as it is
+    share: float = 1.0  # factor of the loss in the gradient
+    part: float = 1.0  # factor of the loss in what is recorded for the epoch
+    update: bool = True  # whether the optimiser steps after this pass
 
     def select(self, outputs: Tensor) -> Tensor:
         """Those of the pass's outputs that have targets, in their shape."""
@@ -144,7 +142,9 @@ class BatchesFeed(Feed):
     """One step per part of the nodes, with the edges inside it; parts without a training label are left out.
 
     Evaluation is exact, over the whole graph: in one pass, or layer by layer in chunks of rows for a DIFFormer on a CPU
-    and on a GPU of which its states would take much.
+    and on a GPU of which its states would take much. A layer needs of all nodes only a summary: one pass over chunks of
+    rows adds up the summaries of their keys and values (`difformer.nn.context.store`), a second answers the rows of
+    each chunk. That takes O(N) time where a summary is a sum (simple, constant), and O(N²) otherwise, tile by tile.
     """
 
     def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device) -> None:
@@ -221,6 +221,88 @@ def _bytes(task: Task) -> int:
     x = task.x.values() if task.x.layout == torch.sparse_csr else task.x
     each = x.element_size() + (8 if x is not task.x else 0)  # a number, and its column where it is one of a sparse row
     return x.numel() * each + task.y.numel() * task.y.element_size() + 64 * (task.num_edges or 0)
+
+
+def can_chunk(model: DIFFormer) -> bool:
+    """Whether rows can be answered in chunks: only by the model of this package, every part of it as it was written.
+
+    A part that was subclassed, replaced, hooked or wrapped may look at all rows at once, or sum in its own way.
+    """
+    if type(model) is not DIFFormer or has_global_hooks() or any(type(x) is not DIFFormerConv for x in model.layers):
+        return False
+    known = (DIFFormer, DIFFormerConv, *ROW_BY_ROW)
+    holders = {mask_holder(layer) for layer in model.layers}  # what explainers look for; it computes nothing
+    return all(type(part) in known and is_as_written(part) for part in model.modules() if part not in holders)
+
+
+def embed_in_batches(
+    model: DIFFormer, x: Tensor, graph: Graph | None, *, batch_size: int, device: torch.device, storage: torch.device
+) -> Tensor:
+    """Final states ``[N, hidden]`` of all nodes of one graph: those of ``model.embed(x, graph)`` with exact sums.
+
+    The model is in evaluation mode on `device`, where `batch_size` rows at a time are worked on (see `can_chunk`);
+    features are there or on the CPU, dense or sparse CSR; the graph is on `storage`, where the states are kept.
+    """
+    if model.training:
+        raise UserError("model must be in evaluation mode: call model.eval() first")
+    count = x.shape[0]
+    if graph is not None and not graph.num_edges:
+        graph = None
+    z = torch.cat([model.encode(_features(x, rows, device)).to(storage) for rows in _blocks(count, batch_size)])
+    source, dtype = z, torch.float64 if model.input.weight.dtype == torch.float64 else torch.float32
+    for k, layer in enumerate(model.layers):
+        assert isinstance(layer, DIFFormerConv)
+        senders = store(layer, z, observed=graph is not None, size=batch_size, device=device)
+        matrix = None if graph is None else graph.matrix(layer.graph_norm, dtype)
+        out = torch.empty_like(z)
+        for rows in _blocks(count, batch_size):
+            edges = None if matrix is None else _rows_times(matrix, rows)
+            here, first = z[rows].to(device), source[rows].to(device)
+            out[rows] = model.advance(k, here, first, context=senders.receiving(edges)).to(z)
+        z = out
+    return z
+
+
+def decode_in_batches(model: DIFFormer, states: Tensor, *, batch_size: int, device: torch.device) -> Tensor:
+    """Outputs of all states, on the device."""
+    return torch.cat([model.decode(states[rows].to(device)) for rows in _blocks(states.shape[0], batch_size)])
+
+
+def _blocks(count: int, size: int) -> Iterator[slice]:
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
+
+
+def _features(x: Tensor, rows: slice, device: torch.device) -> Tensor | SparseMatrix:
+    if x.layout == torch.strided:
+        return x[rows].to(device)
+    return SparseMatrix.from_tensor(take_rows(x, torch.arange(rows.start, rows.stop, device=x.device))).to(device)
+
+
+def _rows_times(matrix: SparseMatrix, rows: slice) -> Callable[[Tensor], Tensor]:
+    """Some rows of a sparse matrix, to be multiplied by dense states."""
+    crow, col, value = matrix.rows.crow, matrix.rows.col, matrix.rows.value
+    first, last, shape = int(crow[rows.start]), int(crow[rows.stop]), rows.stop - rows.start
+
+    def times(z: Tensor) -> Tensor:
+        if first == last:
+            return z.new_zeros(shape, z.shape[1])
+        part = torch.sparse_csr_tensor(
+            crow[rows.start : rows.stop + 1] - crow[rows.start],
+            col[first:last],
+            value[first:last],
+            (shape, z.shape[0]),
+            check_invariants=False,
+        )
+        with torch.autocast(z.device.type, enabled=False):  # there are no sparse products in low precision
+            return part @ z.to(value.dtype)
+
+    return times
+
+
+def has_room(device: torch.device, needed: int) -> bool:
+    """Whether a GPU has ample room for so many bytes; never true of a CPU, where everything is already."""
+    return device.type == "cuda" and needed < AMPLE * free_bytes(device)
 
 
 class GraphsFeed(Feed):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,9 @@ from difformer.training.early_stopping import improves, out_of_patience
 from difformer.training.losses import Loss
 from difformer.training.metrics import Metric, chosen_metric
 from difformer.training.record import Row, RunRecord, Status, warning_signs
-from difformer.training.stack_model import StackModel
+
+if TYPE_CHECKING:
+    from difformer.training.stack import StackModel
 
 PARTS = ("train", "valid", "test")
 NOTHING = dict.fromkeys(PARTS, math.nan)
@@ -61,17 +63,7 @@ class NonFiniteLossError(UserError, ArithmeticError):
 
 
 class Journal:
-    """Losses, metrics and the best epoch of one run.
-
-    Args:
-        metric: Chooses the epoch, on validation.
-        task: Whose targets.
-        split: Whose parts.
-        config: What is trained.
-        seed: Of the run.
-        epochs: Epochs at most.
-        device: Where outputs are.
-    """
+    """Losses, metrics and the best epoch of one run; `metric` chooses that epoch on validation."""
 
     def __init__(
         self,
@@ -99,11 +91,7 @@ class Journal:
         return bool(self.split.valid.numel())
 
     def measure(self, epoch: int, outputs: Tensor) -> Measured:
-        """The metric of an epoch's outputs on every part, NaN on one that is empty.
-
-        Raises:
-            NonFiniteLossError: If an output that is measured is NaN or infinite.
-        """
+        """The metric of an epoch's outputs on every part, NaN on one that is empty."""
         outputs = outputs.float().to(self.place)
         values, finite = [], []
         for index, targets in self.parts.values():
@@ -138,11 +126,7 @@ class Journal:
         return asked and bool(out_of_patience(epoch, self.best_epoch, self.config.patience))
 
     def write(self, epoch: int, seconds: float, measured: Measured | None = None) -> list[Row]:
-        """Rows of all epochs up to `epoch` that have none, the last of them with what was measured.
-
-        Raises:
-            NonFiniteLossError: If one of their losses is not finite.
-        """
+        """Rows of all epochs up to `epoch` that have none, the last of them with what was measured."""
         if not self.pending:
             return []
         losses: list[float] = torch.stack(self.pending).tolist()
@@ -286,11 +270,8 @@ class StackJournal:
     ) -> list[RunRecord | NonFiniteLossError]:
         """One per run, in their order; an error in place of a run whose loss did not stay finite.
 
-        Args:
-            outputs: ``[runs, …]`` of every run's best epoch, on the CPU.
-            epoch: Epochs that were trained.
-            status: Of runs that did not stop early.
-            seconds: That all runs took together.
+        ``outputs [runs, …]`` are those of every run's best epoch, on the CPU; `status` is that of runs that did not
+        stop early, `seconds` what all runs took together.
         """
         losses, ended, broken = self.losses[:epoch].tolist(), self.ended.tolist(), self.broken.tolist()
         values, best, best_epoch = self.measured.tolist(), self.best.T.tolist(), self.best_epoch.tolist()

@@ -34,26 +34,17 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> scalar; a `Ra
 
 @dataclass(frozen=True)
 class Ratio:
-    """A loss that is a sum over entries divided by their mass.
+    """A sum over entries divided by their mass; no size in it depends on the data, so a GPU is never waited for."""
 
-    Args:
-        total: ``(outputs, targets) -> scalar``: Σ w ℓ(o, y).
-        mass: ``targets -> scalar``: Σ w. Neither has a size that depends on the data, so a GPU is never waited for.
-    """
-
-    total: Callable[[Tensor, Tensor], Tensor]
-    mass: Callable[[Tensor], Tensor]
+    total: Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> Σ w ℓ(o, y)
+    mass: Callable[[Tensor], Tensor]  # targets -> Σ w
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.total(outputs, targets) / self.mass(targets)
 
 
 def make_loss(task: Task, split: Split, config: TrainConfig, device: torch.device) -> Ratio:
-    """The loss of a task as the configuration wants it.
-
-    Raises:
-        UserError: If the configuration asks for something that the task's problem does not have.
-    """
+    """The loss of a task as the configuration wants it."""
     if config.loss == "broadcast-mse":
         if task.kind != "series" or task.problem != "regression":
             raise UserError(

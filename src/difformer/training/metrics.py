@@ -206,11 +206,7 @@ ALIASES = {"roc_auc": "rocauc", "roc-auc": "rocauc", "auc": "rocauc", "acc": "ac
 
 
 def chosen_metric(config: TrainConfig, task: Task) -> Metric:
-    """The metric of a configuration, where ``"auto"`` is the task's own.
-
-    Raises:
-        UserError: If it cannot measure the task's problem.
-    """
+    """The metric of a configuration, where ``"auto"`` is the task's own."""
     return find_metric(task.metric if config.metric == "auto" else config.metric, task.problem)
 
 
@@ -221,11 +217,7 @@ def protocol_text(protocol: str, metric: str) -> str:
 
 
 def find_metric(name: str, problem: str | None = None) -> Metric:
-    """The metric of a name.
-
-    Raises:
-        UserError: If it is unknown, with the nearest name, or if it cannot measure the problem.
-    """
+    """The metric of a name."""
     name = ALIASES.get(name, name)
     if name not in METRICS:
         raise UserError(

@@ -31,9 +31,6 @@ def build_model(task: Task, config: TrainConfig, seed: int | None = None) -> nn.
     """The model of a configuration, with the sizes of the task.
 
     Parameters are drawn from a private generator with the seed; from torch's global one where it is None.
-
-    Raises:
-        UserError: If the model is unknown, does not serve this kind of task, or lacks an option.
     """
     from difformer.zoo import MODELS, build, find, options_of
 

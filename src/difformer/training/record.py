@@ -233,11 +233,7 @@ class Predictions:
         return content.getvalue()
 
     def write(self, path: Path) -> None:
-        """By the name's ending: ``.csv`` is a table for people, ``.npz`` has arrays for programs.
-
-        Raises:
-            UserError: If it ends otherwise.
-        """
+        """By the name's ending: ``.csv`` is a table for people, ``.npz`` has arrays for programs."""
         if path.suffix not in (".csv", ".npz"):
             raise UserError(f"predictions are written as .csv or .npz, got {str(path)!r}")
         write_bytes(path, self.csv().encode() if path.suffix == ".csv" else self.npz())
@@ -250,11 +246,8 @@ def _rounded(values: Any) -> list[Any]:
 def warning_signs(task: Task, split: Split, outputs: Tensor, metric: str) -> list[str]:
     """Signs that a model has learnt nothing: one prediction for all, worse than one, or outputs that hardly differ.
 
-    Args:
-        task: What was to be learnt.
-        split: The split; the instances outside the training part are looked at, or all where there are no others.
-        outputs: Of the best epoch, ``[instances, …, C]`` on the CPU.
-        metric: Name of the run's metric; only accuracy is compared with that of the most frequent class.
+    Outputs ``[instances, …, C]`` of the best epoch, outside the training part or of all where there are no others; only
+    accuracy is compared with that of the most frequent class.
     """
     held = [index for name, index in split.parts().items() if name != "train" and index.numel()]
     index = torch.cat(held) if held else torch.arange(outputs.shape[0])
@@ -263,31 +256,27 @@ def warning_signs(task: Task, split: Split, outputs: Tensor, metric: str) -> lis
         return []
     found = []
     if task.problem == "multiclass":
-        known = task.y[index].flatten()
-        predicted = rows.argmax(-1)
-        if (known >= 0).any() and known[known >= 0].unique().numel() > 1 and bool((predicted == predicted[0]).all()):
-            share = (known[known >= 0] == predicted[0]).double().mean().item()
+        y, predicted = task.y[index].flatten(), rows.argmax(-1)
+        known, reached = y[y >= 0], (y == predicted)[y >= 0].double().mean().item()
+        labels = task.y[split.train].flatten()
+        counts = labels[labels >= 0].bincount()
+        if known.unique().numel() > 1 and bool((predicted == predicted[0]).all()):
             name = task.class_names[int(predicted[0])] if task.class_names else str(int(predicted[0]))
             found.append(
                 f"constant prediction: every instance outside the training part is predicted as class {name}, so the "
-                f"accuracy there ({share:.4f}) is the share of that class"
+                f"accuracy there ({reached:.4f}) is the share of that class"
             )
-        elif metric == "accuracy" and held:
-            labels = task.y[split.train].flatten()
-            labels, valued = labels[labels >= 0], known >= 0
-            if labels.numel() and valued.any():
-                share = (known[valued] == labels.bincount().argmax()).double().mean().item()
-                reached = (known == predicted)[valued].double().mean().item()
-                if reached <= share:
-                    found.append(f"{NO_BETTER} ({share:.2f}): accuracy outside the training part is {reached:.2f}")
+        elif metric == "accuracy" and held and counts.numel() and known.numel():
+            share = (known == counts.argmax()).double().mean().item()
+            if reached <= share:
+                found.append(f"{NO_BETTER} ({share:.2f}): accuracy outside the training part is {reached:.2f}")
     elif task.problem == "multilabel" and bool(((rows > 0) == (rows > 0)[0]).all()):
         found.append("constant prediction: every instance outside the training part gets the same labels")
-    centred = rows - rows.mean(0)
     whole = rows.square().mean().sqrt()
     if task.problem == "regression":  # values need not lie around zero: their spread is compared with the targets'
         known = task.y[~task.y.isnan()].double()
         whole = known.std(correction=0) if known.numel() else whole
-    spread = float(centred.square().mean().sqrt() / whole.clamp_min(1e-300))
+    spread = float((rows - rows.mean(0)).square().mean().sqrt() / whole.clamp_min(1e-300))
     if spread < COLLAPSED:
         found.append(
             f"collapsed states: the outputs of all instances agree to a relative spread of {spread:.1e}, so the model "

@@ -74,15 +74,9 @@ PREDICTIONS, CSV, SPLIT = "predictions.npz", "predictions.csv", "split.npz"
 HASHED = {"weights": WEIGHTS, "predictions": PREDICTIONS}  # entries of result.json, each the hash of a file
 CSV_CELLS = 2_000_000  # a table of predictions with more is kept as arrays alone
 
+_OPTIONAL = {"preset": (str, None), "hashes": ([str], bool, None)}
 _FORM = {
-    "run": {
-        "seeds": [int],
-        "stacked": bool,
-        "device": str,
-        "threads": int,
-        "preset": (str, None),
-        "hashes": ([str], bool, None),
-    },
+    "run": {"seeds": [int], "stacked": bool, "device": str, "threads": int, **_OPTIONAL},
     "versions": {"torch": str},
     "data": {"task": str, "fingerprint": str, "metric": str, "problem": str, "protocol": str, "source": (dict, None)},
     "model": {"name": str, "options": dict},
@@ -121,11 +115,7 @@ class TaskSource:
             object.__setattr__(self, "root", os.path.abspath(os.fspath(self.root)))
 
     def load(self) -> Task:
-        """The task.
-
-        Raises:
-            DataError: If a file is no longer there or cannot be read.
-        """
+        """The task."""
         if self.name is not None:
             return load(self.name, self.root, **self.options)
         for role, path in self.files.items():
@@ -181,6 +171,8 @@ def default_path(task_name: str, model: str, parent: str | Path = "runs") -> Pat
 class RunFolder:
     """A run on disk; make one with `create` or `open`.
 
+    What cannot be read or written, or does not belong to the run, raises `difformer.files.RunFolderError`.
+
     Args:
         path: The folder.
         config: What is trained.
@@ -212,45 +204,33 @@ class RunFolder:
         """A new run folder, which appears at once with its configuration in it, defaults included.
 
         `preset` names the preset or its file; it is only a remark, since the settings are there in full.
-
-        Raises:
-            RunFolderError: If the folder is there already and not empty, or cannot be made.
         """
         from difformer import __version__
 
         path = Path(path)
         check_free(path)
-        about = {
-            "run": {
-                "format": FORMAT,
-                "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                "seeds": list(seeds),
-                "stacked": stacked,
-                "hashes": list(HASHED),  # in every result.json; older folders have true, for weights alone, or nothing
-                **({} if preset is None else {"preset": preset}),
-                "device": str(device),
-                "device_name": describe(device),
-                "threads": torch.get_num_threads(),
-                **({"kernels": kernels()} if _profits_from_kernels(task, config, device) else {}),
-            },
-            "versions": {
-                "difformer": __version__,
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-                "python": platform.python_version(),
-            },
-            "data": {
-                "task": task.name,
-                "protocol": task.protocol,
-                "fingerprint": task.fingerprint(),
-                "kind": task.kind,
-                "problem": task.problem,
-                "metric": task.metric,
-                "splits": [split.name for split in task.splits],
-                **({} if source is None else {"source": source.to_dict()}),
-            },
-            **_settings(config),
+        run = {
+            "format": FORMAT,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "seeds": list(seeds),
+            "stacked": stacked,
+            "hashes": list(HASHED),  # in every result.json; older folders have true, for weights alone, or nothing
+            "device": str(device),
+            "device_name": describe(device),
+            "threads": torch.get_num_threads(),
         }
+        if preset is not None:
+            run["preset"] = preset
+        if _profits_from_kernels(task, config, device):
+            run["kernels"] = kernels()
+        data: dict[str, Any] = {"task": task.name, "fingerprint": task.fingerprint()}
+        data |= {name: getattr(task, name) for name in ("protocol", "kind", "problem", "metric")}
+        data["splits"] = [split.name for split in task.splits]
+        if source is not None:
+            data["source"] = source.to_dict()
+        versions = {"difformer": __version__, "torch": torch.__version__, "numpy": np.__version__}
+        versions["python"] = platform.python_version()
+        about = {"run": run, "versions": versions, "data": data, **_settings(config)}
         try:
             text = toml.dumps(about)
         except TypeError as error:
@@ -263,11 +243,7 @@ class RunFolder:
 
     @staticmethod
     def open(path: str | Path) -> RunFolder:
-        """A run folder that is there.
-
-        Raises:
-            RunFolderError: If it is absent, damaged, or written by a newer version, or links lead out of it.
-        """
+        """A run folder that is there."""
         path = Path(path)
         if not (path / CONFIG).is_file():
             what = "has no config.toml, so it is not a run folder" if path.is_dir() else "is not there"
@@ -316,11 +292,7 @@ class RunFolder:
             shutil.rmtree(self.path)
 
     def task(self, given: Task | None = None) -> Task:
-        """The task of the run: made again, or as given, and in both cases the very same.
-
-        Raises:
-            RunFolderError: If it cannot be made again, or its data have changed.
-        """
+        """The task of the run: made again, or as given, and in both cases the very same."""
         if given is None and self.source is None:
             raise RunFolderError(
                 f"{self.path} was trained on a task that was handed over as an object; pass that task again: task=…"
@@ -342,11 +314,7 @@ class RunFolder:
         return task.splits[split_number(task, seed)]
 
     def check_same(self, task: Task, config: TrainConfig, seeds: tuple[int, ...]) -> None:
-        """Refuses to resume a folder that holds another run.
-
-        Raises:
-            RunFolderError: Naming what differs.
-        """
+        """Refuses to resume a folder that holds another run."""
         self.task(task)
         differs = [
             f"{name} is {self.about[table].get(name)!r} there and {value!r} here"
@@ -414,11 +382,7 @@ class RunFolder:
             snapshot.write(path)
 
     def read_checkpoint(self, seed: int | None) -> Snapshot | None:
-        """The checkpoint of a seed, or of a stack; None where there is none yet.
-
-        Raises:
-            RunFolderError: If there is a checkpoint that cannot be used.
-        """
+        """The checkpoint of a seed, or of a stack; None where there is none yet."""
         path = self.checkpoint_file(seed)
         whose = "all seeds from the beginning" if seed is None else f"seed {seed} from its beginning"
         try:
@@ -451,11 +415,7 @@ class RunFolder:
         self.write_summary()
 
     def result(self, seed: int) -> dict[str, Any] | None:
-        """The result of a seed, an interrupted one included; None where it has none.
-
-        Raises:
-            RunFolderError: If the file is damaged, or holds the result of another seed.
-        """
+        """The result of a seed, an interrupted one included; None where it has none."""
         path = self.file(seed, RESULT)
         if not path.is_file():
             return None
@@ -500,11 +460,7 @@ class RunFolder:
         write_json(within(self.path, self.path / SUMMARY), document)
 
     def read_weights(self, seed: int) -> dict[str, Tensor]:
-        """Parameters of a seed's best epoch.
-
-        Raises:
-            RunFolderError: If they are absent or damaged.
-        """
+        """Parameters of a seed's best epoch."""
         path = self.file(seed, WEIGHTS)
         if not path.is_file():
             raise RunFolderError(
@@ -518,11 +474,7 @@ class RunFolder:
             raise RunFolderError(f"{path} is damaged: {error}") from error
 
     def check_hash(self, seed: int, what: str, content: bytes) -> None:
-        """Refuses the content of a file in `HASHED` that is not what ``result.json`` was written with.
-
-        Raises:
-            RunFolderError: If the hash is another one, or is missing from a run that wrote it.
-        """
+        """Refuses the content of a file in `HASHED` that is not what ``result.json`` was written with."""
         if (result := self.result(seed)) is None:
             return
         written = self.about["run"].get("hashes", False)

@@ -8,6 +8,10 @@ A small model leaves a GPU idle between kernels; a stack of many fills it. A CPU
 called, which takes microseconds: states of 20 nodes × 4 channels gain sevenfold from a stack of 20, those of Cora
 (2,708 × 64), which keep all cores busy and fit the cache, nothing (`faster`).
 
+`torch.vmap` runs the model's own code on all runs at once: a linear map becomes a batched product, the graph multiplies
+the columns of all runs side by side. Hyper-parameters that differ from run to run are tensors with one value per run,
+put in place of the modules' plain attributes during the pass (`StackModel`).
+
 The loop has the epochs, evaluations and best epochs of `difformer.training.loop`, but nothing is read from the device
 while it works: everything known about the runs stays there until the end (`difformer.training.journal`); callbacks look
 at every evaluation, early stopping looks now and then. So an epoch is a list of kernels that never changes, and on a
@@ -18,17 +22,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby, islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from difformer.data import Task
 from difformer.errors import UserError
 from difformer.free_memory import free_bytes
-from difformer.nn.dropout import dropout_keys
+from difformer.nn.dropout import dropout_key, dropout_keys
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import CheckpointError, Due, Snapshot
 from difformer.training.config import TrainConfig
@@ -41,7 +47,6 @@ from difformer.training.model import acts_alike, hook, prepared_model
 from difformer.training.optimizer import StackedAdam, clip_gradients, learning_rate
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord, Status
-from difformer.training.stack_model import StackModel
 
 # Options of models that a stack may hold several values of: plain attributes that enter a pass as numbers.
 HYPER = ("dropout", "step_size", "graph_weight", "source_weight")
@@ -96,6 +101,15 @@ def train_stacked(
     runs, hyper = _checked(task, runs)
     order = sorted(range(len(runs)), key=lambda i: runs[i].split)
     found: dict[int, RunRecord | NonFiniteLossError] = {}
+
+    def train(part: list[int]) -> tuple[Status, list[RunRecord | NonFiniteLossError]]:
+        """One chunk, whose tensors are freed before the next."""
+        trainer = StackTrainer(task, [runs[i] for i in part], hyper, place)
+        if state is not None:
+            trainer.restore(state)
+        status = trainer.run(listeners, stop, save if part == order else None)
+        return status, trainer.records(status)
+
     with isolated_rng(place):
         each = StackTrainer(task, [runs[i] for i in order[:2]], hyper, place).memory() if runs else 0
         sizes = chunks_that_fit(len(order), each, free_bytes(place), chunk) if state is None else [len(order)]
@@ -105,10 +119,7 @@ def train_stacked(
         while waiting and status == "finished":
             part, records = waiting.pop(0), None
             try:
-                given = [runs[i] for i in part]
-                status, records = _train(
-                    task, given, hyper, place, listeners, stop, state, save if part == order else None
-                )
+                status, records = train(part)
             except torch.cuda.OutOfMemoryError:
                 if len(part) == 1:
                     raise
@@ -122,24 +133,6 @@ def train_stacked(
             if isinstance(error := found[i], NonFiniteLossError):
                 raise error
     return [found[i] for i in range(len(runs)) if i in found]
-
-
-def _train(
-    task: Task,
-    runs: Sequence[Run],
-    hyper: Sequence[str],
-    device: torch.device,
-    callbacks: Sequence[Callback],
-    stop: Callable[[], bool] | None,
-    state: Snapshot | None,
-    save: Callable[[Snapshot], None] | None,
-) -> tuple[Status, list[RunRecord | NonFiniteLossError]]:
-    """One chunk; its tensors are freed before the next."""
-    trainer = StackTrainer(task, runs, hyper, device)
-    if state is not None:
-        trainer.restore(state)
-    status = trainer.run(callbacks, stop, save)
-    return status, trainer.records(status)
 
 
 def _checked(task: Task, runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
@@ -210,6 +203,113 @@ def apart(config: TrainConfig) -> TrainConfig:
     if "graph_weight" in complete:
         options["graph_weight"] = None if complete["graph_weight"] is None else 0.5
     return config.replace(options=options, learning_rate=1.0, weight_decay=0.0)
+
+
+class _WithPenalty(nn.Module):
+    """A model whose pass gives its penalty too, so that both see the parameters of their run."""
+
+    def __init__(self, model: nn.Module, penalty: Callable[[], Tensor] | None) -> None:
+        super().__init__()
+        self.model, self.penalty = model, penalty
+
+    def forward(self, inputs: Callable[[nn.Module], Tensor]) -> tuple[Tensor, Tensor]:
+        outputs = inputs(self.model)
+        # Nobody reads the penalty of an evaluation.
+        if self.penalty is None or not torch.is_grad_enabled():
+            return outputs, outputs.new_zeros(())
+        return outputs, self.penalty()
+
+
+class StackModel:
+    """Models of one shape, trained as one: equal in all but parameters and `hyper`, one value per run for every name.
+
+    `penalty` is the models' term of the loss, a method of the first model; None where there is none.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        hyper: Mapping[str, Sequence[float]],
+        device: torch.device,
+        penalty: Callable[[], Tensor] | None = None,
+    ) -> None:
+        def stacked(states: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
+            return {name: torch.stack([state[name].detach().to(device) for state in states]) for name in names}
+
+        states = [model.state_dict(keep_vars=True) for model in models]
+        self.names = tuple(states[0])
+        trained = {name for name, parameter in models[0].named_parameters() if parameter.requires_grad}
+        self.shapes = {name: value.shape for name, value in states[0].items() if name in trained}
+        # One row per run: the optimiser, the best epoch and the norm of a gradient are then operations on one matrix.
+        rows = [torch.cat([state[name].detach().reshape(-1) for name in self.shapes]) for state in states]
+        self.flat = torch.stack([row.to(device) for row in rows])
+        self.buffers = stacked(states, [name for name in states[0] if name not in trained])
+        # Not saved and not trained, such as which nodes are labelled: every run has its own, and none is changed.
+        own = [dict(model.named_buffers()) for model in models]
+        self._fixed = stacked(own, [name for name in own[0] if name not in states[0]])
+        self._hyper = {name: torch.tensor(values, device=device) for name, values in hyper.items()}
+        self._module = _WithPenalty(models[0].to(device), penalty)
+        self.site = 0  # dropouts of the present keys that were; the passes of an epoch share their keys
+        self._holders = {}  # modules that have a plain attribute of a name that differs
+        for name in hyper:
+            found = [module for module in models[0].modules() if isinstance(vars(module).get(name), float | int)]
+            if not found:
+                raise UserError(f"{name} differs between the runs, but no module of {type(models[0]).__name__} has it")
+            self._holders[name] = found
+
+    def parameters(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views ``[runs, …]`` into the rows of ``flat [runs, P]``."""
+        parts = flat.split([shape.numel() for shape in self.shapes.values()], dim=1)
+        return {n: part.view(-1, *shape) for (n, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def leaves(self) -> dict[str, Tensor]:
+        """The current parameters, to be differentiated; they share the memory of `flat`."""
+        return {name: value.detach().requires_grad_() for name, value in self.parameters(self.flat).items()}
+
+    def outputs(
+        self,
+        inputs: Callable[[nn.Module], Tensor],
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor] | None = None,
+        keys: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs ``[runs, N, C]`` and penalties ``[runs]`` of one pass; `inputs` asks a model, as `Inputs.outputs`.
+
+        With ``keys [runs, 2]`` of `dropout_keys` it is one of training, which may change the current `buffers`.
+        """
+        self._module.train(keys is not None)
+        whole = {**parameters, **(self.buffers if buffers is None else buffers), **self._fixed}
+        state = {f"model.{name}": value for name, value in whole.items()}
+
+        def one(state: dict[str, Tensor], hyper: dict[str, Tensor], key: Tensor | None) -> tuple[Tensor, Tensor]:
+            with self._attributes(hyper):
+                if key is None:
+                    return functional_call(self._module, state, (inputs,))
+                with dropout_key(key, site=self.site) as place:
+                    found = functional_call(self._module, state, (inputs,))
+                self.site = place.site
+                return found
+
+        dims = (0, 0, None if keys is None else 0)
+        return torch.vmap(one, in_dims=dims, randomness="different")(state, self._hyper, keys)
+
+    @contextmanager
+    def _attributes(self, hyper: Mapping[str, Tensor]) -> Iterator[None]:
+        """Hyper-parameters as attributes of the modules that have them, for one pass."""
+        before = [(m, name, getattr(m, name)) for name, modules in self._holders.items() for m in modules]
+        try:
+            for module, name, _ in before:
+                setattr(module, name, hyper[name])
+            yield
+        finally:
+            for module, name, value in before:
+                setattr(module, name, value)
+
+    def state_of(self, run: int, flat: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters and buffers of one run, on the CPU, as its own model would save them."""
+        row = {name: value[0] for name, value in self.parameters(flat[run : run + 1]).items()}
+        row |= {name: value[run] for name, value in buffers.items()}
+        return {name: row[name].detach().cpu().clone() for name in self.names}
 
 
 class StackTrainer:
@@ -292,11 +392,7 @@ class StackTrainer:
         return Snapshot.copied(tensors, runs=self._names(), epoch=epoch, **facts)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continues from a snapshot of the same stack.
-
-        Raises:
-            CheckpointError: If it is one of other runs.
-        """
+        """Continues from a snapshot of the same stack."""
         if snapshot.facts.get("runs") != self._names():
             raise CheckpointError("the checkpoint is of a stack of other runs")
         try:

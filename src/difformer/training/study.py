@@ -156,48 +156,27 @@ class Question:
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting that was tried.
+    """One setting that was tried."""
 
-    Args:
-        number: In the order of the study, from 0.
-        settings: Its point of the space.
-        state: ``"complete"`` or ``"pruned"``.
-        value: Validation score; None unless complete.
-        seconds: How long it took.
-        reason: Why it was stopped.
-        model: Whose settings.
-        curve: Validation score so far at some steps, for the comparison with other trials.
-    """
-
-    number: int
-    settings: Point
-    state: str
-    value: float | None
+    number: int  # in the order of the study, from 0
+    settings: Point  # its point of the space
+    state: str  # "complete" or "pruned"
+    value: float | None  # validation score; None unless complete
     seconds: float
-    reason: str = ""
-    model: str = ""
-    curve: tuple[tuple[int, float], ...] = field(default=(), repr=False)
+    reason: str = ""  # why it was stopped
+    model: str = ""  # whose settings
+    curve: tuple[tuple[int, float], ...] = field(default=(), repr=False)  # the score so far at some steps
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a study found for one model.
+    """What a study found for one model."""
 
-    Args:
-        best: The trial with the best validation score.
-        settings: All settings of the best trial, the fixed ones included, as a preset has them.
-        metric: What was measured on validation.
-        higher_is_better: Whether a larger score is better.
-        trials: Every trial that has ended.
-        folder: Folder of the study.
-        model: The model.
-    """
-
-    best: Trial
-    settings: Point
-    metric: str
+    best: Trial  # with the best validation score
+    settings: Point  # all of the best trial, the fixed ones included, as a preset has them
+    metric: str  # what was measured on validation
     higher_is_better: bool
-    trials: tuple[Trial, ...] = field(repr=False)
+    trials: tuple[Trial, ...] = field(repr=False)  # every one that has ended
     folder: Path
     model: str = ""
 
@@ -344,11 +323,7 @@ def _differences(was: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def _best(folder: Path, task: Task, questions: Sequence[Question]) -> dict[str, Tuned]:
-    """The best trial of each model so far, and all others.
-
-    Raises:
-        UserError: If no trial of a model came through.
-    """
+    """The best trial of each model so far, and all others."""
     found, every = {}, read_trials(folder)
     for question in questions:
         ended = tuple(trial for trial in every if trial.model == question.model)

@@ -20,20 +20,12 @@ UNSET = "unset"
 
 
 def dumps(table: Mapping[str, Any]) -> str:
-    """A table as TOML.
-
-    Raises:
-        TypeError: If a value is of a kind that TOML does not have, naming its key.
-    """
+    """A table as TOML."""
     return "\n".join(_lines((), table)).lstrip("\n") + "\n"
 
 
 def loads(text: str) -> dict[str, Any]:
-    """What `dumps` wrote, None included.
-
-    Raises:
-        ValueError: If it is not TOML; the message says where.
-    """
+    """What `dumps` wrote, None included."""
     found: dict[str, Any] = _with_none(_reader.loads(text))
     return found
 

@@ -34,17 +34,11 @@ from difformer.training.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Every metric of a run's best epoch.
-
-    Args:
-        seed: Of the run.
-        split: Its split.
-        values: By metric, then by part.
-    """
+    """Every metric of a run's best epoch."""
 
     seed: int
     split: str
-    values: dict[str, dict[str, float]]
+    values: dict[str, dict[str, float]]  # by metric, then by part
 
 
 @dataclass(frozen=True)
@@ -56,6 +50,7 @@ class Loaded:
     task: Task
     split: Split
     precision: str = "float32"
+    new: int | None = None  # where new instances begin; None where there are none
 
     def outputs(self) -> Tensor:
         """Of all instances, on the CPU."""
@@ -74,23 +69,40 @@ class Loaded:
 
 def load_run(
     run: RunFolder | str | Path,
+    features: Any = None,
     *,
+    edges: Any = None,
+    edge_weight: Any = None,
+    on: Task | None = None,
+    together: bool = True,
     seed: int | None = None,
     task: Task | None = None,
-    on: Task | None = None,
     device: str | torch.device = "auto",
 ) -> Loaded:
-    """The model of a run with the parameters of its best epoch.
+    """The model of a run with the parameters of its best epoch, over the run's own instances or over new ones.
 
     Args:
         run: The run folder.
+        features: New instances: rows ``[M, F]``, or snapshots ``[T, N, F]`` of the same nodes; prepared as the
+            features of the run's task were.
+        edges: ``[2, E]`` edges of new rows; numbers from 0 are the task's instances, followed by the new ones (of new
+            ones alone if not `together`).
+        edge_weight: Their weights.
+        on: New instances as a task, in place of `features`: used by itself.
+        together: Whether new rows are propagated together with the task's instances, or by themselves.
         seed: Which run; None takes the one that is best on validation.
-        task: The task, where the run was made from a task object.
-        on: Another task to use the model on, with the features that it was trained on.
+        task: The run's task, where it was made from a task object.
         device: Where to.
     """
+    if features is None and (edges is not None or edge_weight is not None):
+        raise UserError("edges of new instances were given without their features")
+    if features is not None and on is not None:
+        raise UserError("give new instances either as features or as a task, not both")
     folder = _open(run)
-    return _load(folder, folder.task(task), seed, on, device)
+    own, start = folder.task(task), None
+    if features is not None:
+        on, start = new_task(own, features, edges, edge_weight, together=together)
+    return replace(_load(folder, own, seed, on, device), new=start)
 
 
 def _open(run: RunFolder | str | Path) -> RunFolder:
@@ -159,94 +171,35 @@ def evaluate(
     return tuple(found)
 
 
-def predict(
-    run: RunFolder | str | Path,
-    features: Any = None,
-    *,
-    edges: Any = None,
-    edge_weight: Any = None,
-    on: Task | None = None,
-    together: bool = True,
-    seed: int | None = None,
-    task: Task | None = None,
-    device: str | torch.device = "auto",
-) -> Predictions:
-    """Predictions of a run for its own instances, or for new ones.
-
-    Args:
-        run: The run folder.
-        features: New instances: rows ``[M, F]``, or snapshots ``[T, N, F]`` of the same nodes; prepared as the
-            features of the run's task were. None predicts the task's own instances.
-        edges: ``[2, E]`` edges of new rows; numbers from 0 are the task's instances, followed by the new ones (of new
-            ones alone if not `together`).
-        edge_weight: Their weights.
-        on: New instances as a task, in place of `features`: used by itself.
-        together: Whether new rows are propagated together with the task's instances, or by themselves.
-        seed: Which run; None takes the one that is best on validation.
-        task: The run's task, where it was made from a task object.
-        device: Where to.
-    """
-    loaded, new = _ask(
-        _open(run), features, edges, edge_weight, on=on, together=together, seed=seed, task=task, device=device
-    )
+def predict(run: RunFolder | str | Path, features: Any = None, **given: Any) -> Predictions:
+    """Predictions of a run for its own instances, or for new ones; arguments as in `load_run`."""
+    loaded = load_run(run, features, **given)
     outputs = loaded.outputs()
-    if new is None:
-        return Predictions.of(loaded.task, outputs, None if on is not None else loaded.split)
-    return Predictions(loaded.task.problem, outputs[new:], loaded.task.class_names)
+    if loaded.new is None:
+        return Predictions.of(loaded.task, outputs, None if given.get("on") is not None else loaded.split)
+    return Predictions(loaded.task.problem, outputs[loaded.new :], loaded.task.class_names)
 
 
 def embed(run: RunFolder | str | Path, features: Any = None, **given: Any) -> Tensor:
-    """States before the output layer, ``[instances, …, hidden]``; arguments as in `predict`."""
-    loaded, new = _ask(_open(run), features, **given)
-    return loaded.states()[new or 0 :]
+    """States before the output layer, ``[instances, …, hidden]``; arguments as in `load_run`."""
+    loaded = load_run(run, features, **given)
+    return loaded.states()[loaded.new or 0 :]
 
 
-def energy(
-    run: RunFolder | str | Path,
-    *,
-    seed: int | None = None,
-    task: Task | None = None,
-    device: str | torch.device = "auto",
-) -> EnergyProfile:
+def energy(run: RunFolder | str | Path, **given: Any) -> EnergyProfile:
     """Measured energy and effective rank of every layer, over all instances; of series and graphs the mean over passes.
 
-    Raises:
-        ValueError: If the model has no energy to measure.
+    Arguments are those of `load_run`; a model that has no energy to measure is refused.
     """
-    folder = _open(run)
-    loaded = _load(folder, folder.task(task), seed, None, device)
-    measure = hook(loaded.model, "energy")
-    if measure is None:
-        raise UserError(f"model {folder.config.model!r} does not measure an energy; DIFFormer models do")
+    loaded = load_run(run, **given)
+    if (measure := hook(loaded.model, "energy")) is None:
+        raise UserError(f"model {type(loaded.model).__name__} does not measure an energy; DIFFormer models do")
     profiles = [measure(inputs.x, inputs.graph, None, inputs.batch) for inputs in loaded.feed.passes()]
     means: dict[str, Any] = {}
     for name in ("energy", "dirichlet", "effective_rank"):
         values = [value for profile in profiles if (value := getattr(profile, name)) is not None]
         means[name] = torch.stack(values).mean(0).cpu() if values else None
     return EnergyProfile(**means)
-
-
-def _ask(
-    folder: RunFolder,
-    features: Any,
-    edges: Any = None,
-    edge_weight: Any = None,
-    *,
-    on: Task | None = None,
-    together: bool = True,
-    seed: int | None = None,
-    task: Task | None = None,
-    device: str | torch.device = "auto",
-) -> tuple[Loaded, int | None]:
-    """A model over the instances in question, and where new ones begin among them."""
-    if features is None and (edges is not None or edge_weight is not None):
-        raise UserError("edges of new instances were given without their features")
-    if features is not None and on is not None:
-        raise UserError("give new instances either as features or as a task, not both")
-    own, start = folder.task(task), None
-    if features is not None:
-        on, start = new_task(own, features, edges, edge_weight, together=together)
-    return _load(folder, own, seed, on, device), start
 
 
 def best_seed(folder: RunFolder) -> int:
@@ -264,9 +217,6 @@ def new_task(
 
     New rows follow the task's own where they are propagated `together`; the labels of those stay, so that a model that
     spreads labels can use them. Where every node of the task has an edge to itself, new ones get one too.
-
-    Raises:
-        ValueError: If the features do not fit the task.
     """
     if task.kind == "graphs":
         raise UserError("new graphs are given as a task of their own: on=…, see difformer.data.from_arrays(node_ptr=…)")
