@@ -250,9 +250,9 @@ def new_rows(run: Path, features: Path | None, edges: Path | None, output: Outpu
             raise UserError(f"{'--alone' if edges is None else '--edges'} is about new instances: give --features too")
         return None
     from difformer.data.edges import tidy_edges
+    from difformer.data.own.csv_files import TextFormat
     from difformer.data.own.feature_tables import id_column_name, read_features
     from difformer.data.own.graphs import read_edges
-    from difformer.data.own.text import TextFormat
     from difformer.training.run_folder import RunFolder
 
     folder = RunFolder.open(run)
