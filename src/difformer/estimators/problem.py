@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.attention.linear import LINEAR
 from difformer.attention.scores import form_of, score_key
+from difformer.attention.summary import LINEAR
 from difformer.data import Split, Task
 from difformer.estimators.ridge import LinearPart
 from difformer.nn import DIFFormer

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.attention.linear import LINEAR
 from difformer.attention.reference import attention_matrix
+from difformer.attention.summary import LINEAR
 from difformer.diffusion import AllPairAttention, diffuse, penalty
 from difformer.diffusion.energy import effective_rank
 from difformer.diffusivity import CONSTANT
