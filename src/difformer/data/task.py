@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from difformer.data.scaling import Scaling
-from difformer.data.split import Split
-from difformer.data.split_rules import labelled
+from difformer.data.split import Split, labelled
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
