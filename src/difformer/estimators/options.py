@@ -16,8 +16,8 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from difformer.attention import BACKENDS
-from difformer.attention.linear import LINEAR
 from difformer.attention.scores import form_of, score_key
+from difformer.attention.summary import LINEAR
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.training import TrainConfig
