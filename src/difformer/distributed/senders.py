@@ -40,7 +40,7 @@ from difformer.distributed.halo import ShardedGraph
 from difformer.distributed.process_group import Ranks, all_reduce
 from difformer.distributed.watch import naming_the_dead
 from difformer.errors import UserError
-from difformer.nn.structure import SMALLEST_NORM
+from difformer.nn.context import SMALLEST_NORM
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from difformer.errors import UserError, WouldNotFitError
 from difformer.free_memory import free_bytes
 from difformer.graph import GRAPH_NORMS, Graph
 from difformer.kernels.rows import unit_rows
-from difformer.nn.conv import check_count
+from difformer.nn.checks import check_count
+from difformer.nn.context import as_structure
 from difformer.nn.dropout import dropout, keyed_uniform
 from difformer.nn.protocol import Edges, Features
-from difformer.nn.structure import as_structure
 from difformer.result_cache import ResultCache
 from difformer.shortcut import is_eager
 from difformer.sparse import CSR, SparseMatrix
