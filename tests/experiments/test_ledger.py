@@ -11,8 +11,8 @@ import pytest
 from small_experiment import line
 
 from difformer.experiments.analysis import read_summary
-from difformer.experiments.cells import cells, complete
-from difformer.experiments.ledger import DONE, FAILED, Ledger, code_version, current, identity, named, reasons
+from difformer.experiments.cells import cells
+from difformer.experiments.ledger import DONE, FAILED, Ledger, code_version, complete, current, identity, named, reasons
 from difformer.experiments.presets import load_presets
 from difformer.experiments.spec import NAMES, find
 from difformer.files import RunFolderError

@@ -1,4 +1,4 @@
-"""Tables from a summary: ``table.md``, ``table.tex``, and the one-page ``RESULTS.md``.
+"""Tables from a summary: ``table.md`` and the one-page ``RESULTS.md``.
 
 Every number is read from the ledger or from ``published.toml``; a page of results contains no typed figure.
 """
@@ -24,7 +24,6 @@ from difformer.experiments.analysis import (
     pandas,
     published,
     read_summary,
-    reused,
 )
 from difformer.experiments.cells import UNTUNED
 from difformer.experiments.spec import experiments
@@ -226,8 +225,6 @@ def under(section: Section) -> list[str]:
     if len(marks) > 1:
         told = ", ".join(f"{mark[:8]} ({count} run{'' if count == 1 else 's'})" for mark, count in marks.items())
         said.append(f"Not all runs used bit-identical data; the fingerprints start with {told}.")
-    if len(copied := reused(section)):
-        said.append(f"Shared with {', '.join(copied.index)}: {copied.sum()} of these runs.")
     if left := _not_run(section):
         said.append(f"Not run yet: {left}.")
     return [*said, *map(sentence, section.comparisons), *_below_paper(section)]
@@ -306,62 +303,12 @@ def _md(cells: Any) -> str:
     return "\n".join("| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in row) + " |" for row in rows)
 
 
-_TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}"}
-_TEX |= {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "–": "--", "…": r"\dots{}", "Å": r"\AA{}"}
-_TEX |= {"†": r"$\dagger$", "±": r"$\pm$", "×": r"$\times$", "→": r"$\to$", "²": "$^2$", "−": "$-$"}
-_TEX |= {"|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
-_TEX |= {"τ": r"$\tau$", "β": r"$\beta$", "δ": r"$\delta$", "Δ": r"$\Delta$", "σ": r"$\sigma$", "λ": r"$\lambda$"}
-
-
-def tex(text: str) -> str:
-    """Text with LaTeX's special characters escaped."""
-    return "".join(_TEX.get(letter, letter) for letter in text.replace("**", "").replace("`", "'"))
-
-
-def latex(summary: Summary) -> str:
-    """Every section as a table (booktabs and graphicx); a section without runs as a comment."""
-    name = summary.experiment.name
-    blocks = [f"% {summary.experiment.title}: written by `difformer reproduce {name}`"]
-    return "\n\n".join([*blocks, *(_tex_table(summary, section) for section in summary.sections)]) + "\n"
-
-
-def _tex_table(summary: Summary, section: Section) -> str:
-    title, said = f"{summary.experiment.title}: {section.data.label}.", [heading(section), section.data.note]
-    notes = [" ".join(text.split()) for text in (*said, *under(section)) if text]
-    if not section.shown:
-        return "\n".join(f"% {text}" for text in [title, *notes])
-    cells = table(section)
-    rows = [" & ".join(map(tex, row)) + r" \\" for row in [list(cells), *cells.values.tolist()]]
-    return "\n".join(
-        [
-            r"\begin{table}[t]\centering\small",
-            rf"\caption{{{tex(title)}}}",
-            r"\resizebox{\textwidth}{!}{%",
-            rf"\begin{{tabular}}{{ll{'r' * (len(cells.columns) - 2)}}}",
-            r"\toprule",
-            rows[0],
-            r"\midrule",
-            *rows[1:],
-            r"\bottomrule",
-            r"\end{tabular}}",
-            r"\par\smallskip",
-            r"\begin{minipage}{\textwidth}\footnotesize\raggedright",
-            "\n\n".join(map(tex, notes)),
-            r"\end{minipage}",
-            r"\end{table}",
-        ]
-    )
-
-
 def write_files(summary: Summary, folder: Path) -> list[Path]:
-    """Write the tables and the figure of a summary, each file atomically."""
+    """Write the table and the figure of a summary, each file atomically."""
     from difformer.experiments.figures import draw, save
 
-    written = []
-    for name, content in (("table.md", markdown(summary)), ("table.tex", latex(summary))):
-        write_whole(folder / name, content.encode())
-        written.append(folder / name)
-    return [*written, *save(draw(summary), folder)]
+    write_whole(folder / "table.md", markdown(summary).encode())
+    return [folder / "table.md", *save(draw(summary), folder)]
 
 
 # The page of results.
