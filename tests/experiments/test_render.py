@@ -85,7 +85,7 @@ def test_a_cell_without_runs_has_a_reason():
     text = markdown(summary([*runs({"gcn": (0.8, 0.9)}), failed]))
     assert score_of(text, "MLP") == "out of memory"
     assert not [row for row in text.splitlines() if row.startswith(("| DIFFormer-s", "| attention off"))]
-    assert "Not run yet: DIFFormer-s (untuned; published 85.9 ± 0.4), attention off (untuned)." in text
+    assert "Not run yet: DIFFormer-s (published 85.9 ± 0.4), attention off." in text
     assert "(2 of 3; the others are not run yet)" in score_of(text, "GCN")
     assert "2 of 12 runs" in text
     assert DAGGER in text
@@ -210,9 +210,8 @@ def test_a_system_has_all_its_rows_once_one_of_them_was_run():
     lines = of("difformer-s", preset="paper", trials=16)
     found = section(lines, PRESETS)
     assert [row.label for row in found.shown] == ["DIFFormer-s (public-code)", "DIFFormer-s (paper's grid)"]
-    assert (
-        "Not run yet: MLP (untuned; published 56.1 ± 1.6), GCN (paper's grid; published 81.5 ± 1.3), "
-        "attention off (public-code, paper's grid)." in markdown(summary(lines, PRESETS))
+    assert "Not run yet: MLP (published 56.1 ± 1.6), GCN (published 81.5 ± 1.3), attention off." in markdown(
+        summary(lines, PRESETS)
     )
     everything = [one for key in ("mlp", "gcn", "off") for one in of(key)]
     assert "Not run yet" not in markdown(summary([*lines, *everything], PRESETS))
@@ -232,7 +231,7 @@ def test_a_section_without_runs_is_text():
         found = summary(lines, experiment=small)
         text = markdown(found)
         assert said in text
-        assert "Not run yet: MLP (untuned), GCN (untuned), DIFFormer-s (untuned), attention off (untuned)." in text
+        assert "Not run yet: MLP, GCN, DIFFormer-s, attention off." in text
         assert "|" not in text
 
 

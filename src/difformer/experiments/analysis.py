@@ -72,7 +72,8 @@ def figure(experiment: str, source: str, data: Data, system: str) -> Figure | No
     # TOML reads 83.0 as 83: all figures of one table have the same number of digits.
     printed = [value for entry in table.values() if not isinstance(entry, str) for value in entry]
     digits = max(len(repr(value).partition(".")[2]) if isinstance(value, float) else 0 for value in printed)
-    return Figure(*map(float, table[system]), digits=digits)
+    mean, deviation = (*map(float, table[system]), None)[:2]
+    return Figure(mean, deviation, digits)
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,14 @@ class Row:
         values = self.values(what)
         return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
-    def scores(self, what: str = "test") -> dict[tuple[int, str], float]:
+    @property
+    def rank(self) -> float:
+        """The mean validation score, larger for better rows."""
+        return (1 if self.higher_is_better else -1) * (self.mean("valid") or 0.0)
+
+    def scores(self) -> dict[tuple[int, str], float]:
         """Scores by seed and split."""
-        return dict(self.runs.set_index(["seed", "split"])[what].dropna()) if self.n else {}
+        return dict(self.runs.set_index(["seed", "split"])["test"].dropna()) if self.n else {}
 
     @property
     def missing(self) -> str:
@@ -170,11 +176,6 @@ class Comparison:
         return self.p is not None and self.p < ALPHA
 
     @property
-    def ahead(self) -> bool:
-        assert self.test is not None
-        return (self.test.difference > 0) == self.ours.higher_is_better
-
-    @property
     def gain(self) -> float:
         """How much better ours is, in the units of the table; negative if it is worse."""
         assert self.test is not None
@@ -209,9 +210,8 @@ class Section:
 
     def best(self, role: str) -> Row | None:
         """The row of a role with the best mean validation score; None if none was run."""
-        rows = [row for row in self.rows if row.system.role == role and row.system.compared]
-        rows = [row for row in rows if row.mean("valid") is not None]
-        return max(rows, key=lambda row: (1 if row.higher_is_better else -1) * (row.mean("valid") or 0), default=None)
+        rows = (row for row in self.rows if row.system.role == role and row.system.compared)
+        return max((row for row in rows if row.mean("valid") is not None), key=lambda row: row.rank, default=None)
 
     @cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
@@ -226,9 +226,9 @@ class Section:
             found.append(("the authors' settings", code))
         scores, higher = ours.scores(), ours.higher_is_better
         train, _, test = ours.first("sizes", (0, 0, 0))
-        options = {"test_to_train": test / train if train else None, "higher": higher}
+        ratio = test / train if train else None
         tests = {
-            what: paired(row.scores(), scores, name=what, **options)
+            what: paired(row.scores(), scores, name=what, test_to_train=ratio, higher=higher)
             for what, row in found
             if scores.keys() & row.scores().keys()
         }

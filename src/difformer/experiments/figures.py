@@ -163,7 +163,7 @@ def scores(summary: Summary) -> Any:
     for spare in axes[len(shown) : start]:
         spare.set_axis_off()
     for place, section in enumerate(costs):
-        _cost_panels(*axes[start + 2 * place : start + 2 * place + 2], section)
+        _cost_panels(axes[start + 2 * place :], section)
     if every:
         roles = {row.system.role for row in every}
         marks = [mark(name, marker=shape, color=hue) for role, (hue, shape, name) in ROLES.items() if role in roles]
@@ -233,7 +233,8 @@ def _beyond(ax: Any, value: float, place: int, limits: tuple[float, float], colo
     )
 
 
-def _cost_panels(seconds: Any, memory: Any, section: Section) -> None:
+def _cost_panels(axes: Any, section: Section) -> None:
+    seconds, memory = axes[:2]
     rows, known = [row for row in section.rows if row.n][::-1], devices(section)
     names = [f"{row.system.label}{_few(row, 'epoch_seconds')} {letters(row, known)}".rstrip() for row in rows]
     colours = [ROLES[row.system.role][0] for row in rows]
@@ -395,10 +396,10 @@ def energy(summary: Summary) -> Any:
     trained = [section for section in summary.sections if len(section.runs)]
     fig, axes = panels(6 + 3 * len(trained), width=3.5, height=2.9, across=3)
     for place, name in enumerate(FORMS):
-        _form(*axes[3 * place : 3 * place + 3], name)
+        _form(axes[3 * place : 3 * place + 3], name)
     titles = {"energy": "mean δ over pairs", "rank": "effective rank", "separation": "variance between classes"}
     labels = list(dict.fromkeys(row.label for section in trained for row in section.rows if row.n))
-    places, marks = iter(axes[6:]), {}
+    places, marks = iter(axes[6:]), dict[str, Any]()
     for section in trained:
         for what, said in titles.items():
             ax, points = next(places), []
@@ -412,12 +413,12 @@ def energy(summary: Summary) -> Any:
     return fig
 
 
-def _form(curves: Any, field: Any, height: Any, name: str) -> None:
+def _form(axes: Any, name: str) -> None:
     import torch
 
     from difformer.diffusion import as_diffusivity
 
-    form = as_diffusivity(name)
+    (curves, field, height), form = axes, as_diffusivity(name)
     z = torch.linspace(-2, 2, 201, dtype=torch.float64)
     curves.plot(z, form.delta(z.square()), color=BLUE, label="δ(z²)")
     curves.plot(z, form.f(z.square()), color=ORANGE, ls="--", label="f(z²)")

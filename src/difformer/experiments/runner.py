@@ -237,20 +237,9 @@ def _untrained(job: Job, seed: int) -> RunRecord:
     split = task.splits[job.split(seed)]
     outputs = baseline(job.cell.system.baseline, task, split)
     metric = find_metric(job.cell.data.settings.get("metric", task.metric), task.problem)
-    scores = {part: float(metric(outputs[index], task.y[index])) for part, index in split.parts().items()}
-    seconds, outputs = time.perf_counter() - started, outputs.float()
-    return RunRecord(
-        seed,
-        split.name,
-        metric.name,
-        0,
-        **scores,
-        loss=math.nan,
-        history=[],
-        seconds=seconds,
-        state={},
-        outputs=outputs,
-    )
+    scores = [float(metric(outputs[index], task.y[index])) for index in (split.train, split.valid, split.test)]
+    seconds = time.perf_counter() - started
+    return RunRecord(seed, split.name, metric.name, 0, *scores, math.nan, [], seconds, {}, outputs.float())
 
 
 def run(experiment: Experiment, folder: Path, request: Request, say: Say) -> Outcome:

@@ -19,6 +19,7 @@ from difformer.zoo.encoder import (
     check_heads,
     dropout,
     linear,
+    option,
     refuse_beyond_memory,
 )
 from difformer.zoo.graphgps import GPSLayer
@@ -87,42 +88,23 @@ class Exphormer(Encoder):
 
     Args:
         hidden_channels: Length of a state, all heads together.
-        num_layers: Layers.
-        num_heads: Heads; must divide `hidden_channels`.
-        dropout: On the features and within each layer.
-        degree: Degree of the expander, an even number; 0 for none.
-        virtual_nodes: How many nodes are joined to all others.
-        expander_seed: Of the random cycles.
-        norm: ``"batch"``, ``"layer"`` or ``"none"``.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_layers: int = 3,
-        num_heads: int = 4,
-        dropout: float = 0.2,
-        degree: int = 6,
-        virtual_nodes: int = 1,
-        expander_seed: int = 0,
-        norm: str = "layer",
-    ) -> None:
-        super().__init__(
-            {"degree": 0, "virtual_nodes": 0},
-            num_layers=num_layers,
-            dropout=dropout,
-            degree=degree,
-            virtual_nodes=virtual_nodes,
-            expander_seed=expander_seed,
-        )
-        check_heads(num_heads, hidden_channels)
+    num_layers: int = option(3, "Layers.")
+    num_heads: int = option(4, "Heads; must divide `hidden_channels`.")
+    dropout: float = option(0.2, "On the features and within each layer.")
+    degree: int = option(6, "Degree of the expander, an even number; 0 for none.", least=0)
+    virtual_nodes: int = option(1, "How many nodes are joined to all others.", least=0)
+    expander_seed: int = option(0, "Of the random cycles.")
+    norm: str = option("layer", '``"batch"``, ``"layer"`` or ``"none"``.')
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        check_heads(self.num_heads, hidden_channels)
         self.input = nn.Linear(in_channels, hidden_channels)
-        self.virtual = nn.Parameter(torch.randn(virtual_nodes, hidden_channels)) if virtual_nodes else None
+        self.virtual = nn.Parameter(torch.randn(self.virtual_nodes, hidden_channels)) if self.virtual_nodes else None
         self.layers = nn.ModuleList(
-            ExphormerLayer(hidden_channels, num_heads, dropout=dropout, norm=norm) for _ in range(num_layers)
+            ExphormerLayer(hidden_channels, self.num_heads, dropout=self.dropout, norm=self.norm)
+            for _ in range(self.num_layers)
         )
         self.output = nn.Linear(hidden_channels, out_channels)
         self._local: ResultCache[Graph] = ResultCache()

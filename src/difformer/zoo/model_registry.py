@@ -170,10 +170,10 @@ def model_class(info: ModelInfo) -> type[nn.Module]:
 def parameters_of(model: type[nn.Module]) -> dict[str, inspect.Parameter]:
     """Options of a class: its keyword-only arguments and, where it passes on others, those of the classes above it."""
     found: dict[str, inspect.Parameter] = {}
-    for one in model.__mro__:
-        if "__init__" not in vars(one):
+    for one in model.__mro__[: model.__mro__.index(nn.Module)]:
+        if not {"__init__", "__signature__"} & vars(one).keys():
             continue
-        parameters = inspect.signature(one).parameters.values() if one is not nn.Module else ()
+        parameters = inspect.signature(one).parameters.values()
         for parameter in parameters:
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
                 found.setdefault(parameter.name, parameter)
@@ -238,7 +238,7 @@ class Plain(Encoder):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.model = model
         parameters = inspect.signature(model.forward).parameters
         anything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -263,6 +263,8 @@ class Plain(Encoder):
         rows = batch.batch if isinstance(batch, Segments) else batch
         given = {"edge_index": edges, "edge_weight": edge_weight, "batch": rows}
         return self.model(dense(x), **{name: given[name] for name in self.takes})
+
+    forward = embed
 
     def decode(self, states: Tensor) -> Tensor:
         """States are outputs already."""
