@@ -41,16 +41,12 @@ from difformer.zoo.node_pairs import by_graph, pairs, place_in_graph
 
 
 class AdvDIFFormer(Encoder):
-    r"""A linear input with ReLU, one advective diffusion in closed form, and a linear output.
-
-    Args:
-        diffusivity: Scores of C: ``"simple"`` (1 + qᵀk, linear in the nodes) or ``"sigmoid"``.
-    """
+    r"""A linear input with ReLU, one advective diffusion in closed form, and a linear output."""
 
     solver: str = one_of("series", "inverse", about='``"series"`` or ``"inverse"``.')
     num_layers: int = option(4, "K, terms of the series beside Z(0).", least=0)
     num_heads: int = option(1, "Heads.")
-    diffusivity: str = one_of("simple", "sigmoid")
+    diffusivity: str = one_of("simple", "sigmoid", about="Scores of C: 1 + qᵀk, linear in the nodes, or σ(qᵀk).")
     beta: float = option(0.5, "β, weight of the observed graph.")
     theta: float = option(1.0, "θ of the inverse; above β it keeps the system solvable.")
     dropout: float = option(0.2, "After the input, and after the diffusion.")

@@ -51,21 +51,16 @@ class Stack(Encoder):
     and activation or, with `linear_head`, a linear map of the states; with `jumping`, of their sum over all layers.
     A subclass gives `maps` and `combine`: all linear maps of a layer's input are one product, so that features may be
     sparse, and there is one dropout mask for all of them.
-
-    Args:
-        norm: Before each activation: ``"batch"``, ``"layer"`` or ``"none"``; true and false mean ``"layer"`` and
-            ``"none"``.
-        linear_head: Whether the outputs are a linear map of the states, after `num_layers` hidden layers.
     """
 
     num_layers: int = option(2, "Layers; without `linear_head` the last of them gives the outputs.")
     dropout: float = option(0.0, "After each activation.")
     input_dropout: float | None = option(0.0, "On the features; None is the same as `dropout`.")
     residual: bool = option(False, "Whether a linear map of its input is added to every hidden layer.")
-    norm: str = "none"
+    norm: str = option("none", 'Before each activation: ``"batch"``, ``"layer"`` (also true) or ``"none"``.')
     jumping: bool = option(False, "Whether the output layer sees the sum of all hidden states instead of the last.")
     linear_input: bool = option(False, "Whether a linear map and dropout come before the first layer.")
-    linear_head: bool = False
+    linear_head: bool = option(False, "Whether a linear map of the states follows `num_layers` hidden layers.")
     activation: str = one_of("relu", "elu")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
@@ -123,9 +118,6 @@ class MLP(Stack):
     r"""The multi-layer perceptron: layers :math:`σ(\mathrm{norm}(Z W_k + b_k))`; it does not look at structure.
 
     As diffusion it has the identity as its coupling.
-
-    Args:
-        num_layers: Linear maps, the output's included.
     """
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
@@ -153,15 +145,9 @@ class GCN(Stack):
     S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`. The last layer propagates as well: `embed` gives the states
     after that propagation, so that pooled states can be decoded too. Equal to PyTorch Geometric's ``GCNConv`` layers on
     a graph that is normalised once (a self-loop given twice counts twice here, once there).
-
-    Args:
-        num_layers: Convolutions, the output's included unless `linear_head` is set.
-        k: Replace the observed edges by those to the k nearest neighbours in feature space, the node itself counted;
-            None uses the observed edges. In a batch, and in every snapshot of a series, neighbours belong to the same
-            graph.
     """
 
-    k: int | None = None
+    k: int | None = option(None, "k nearest neighbours in feature space, itself counted, replace the observed edges.")
     knn_metric: str = one_of(*METRICS, about='``"cosine"`` or ``"euclidean"``, by which they are nearest.')
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
@@ -200,9 +186,6 @@ class GraphSAGE(Stack):
     The two maps of the last layer, side by side, are the decoder: `embed` gives each state beside the mean of its
     neighbours' states. Equal to PyTorch Geometric's ``SAGEConv`` layers. Neighbourhoods are taken whole; where they do
     not fit, ``batch_size`` trains on parts of the graph.
-
-    Args:
-        num_layers: Layers, the output's included unless `linear_head` is set.
     """
 
     dropout: float = option(0.5, "After each activation.")
@@ -271,22 +254,15 @@ class GAT(Stack):
     The last layer averages its heads: :math:`\hat Y = \frac1H \sum_h S_h V_h + b` with V = Z W. It is computed as
     (S_h Z) W_h: `embed` gives the propagated states of all its heads, `decode` the map. Equal to PyTorch Geometric's
     ``GATConv`` layers; edge weights, which those do not take, multiply the exponentials.
-
-    Args:
-        hidden_channels: Length of a state, all heads together.
-        num_layers: Attention layers, the output's included unless `linear_head` is set.
-        num_heads: Heads of the hidden layers; None takes 8, or its largest divisor that divides `hidden_channels`.
-        k: Replace the observed edges by those to the k nearest neighbours in feature space, the node itself counted;
-            None uses the observed edges.
     """
 
-    num_heads: int | None = None
+    num_heads: int | None = option(None, "Heads of hidden layers; None takes 8, or its largest divisor that fits.")
     output_heads: int = option(1, "Heads of the last layer.")
     dropout: float = option(0.6, "After each activation.")
     input_dropout: float | None = None
     attention_dropout: float | None = option(None, "On the weights of attention; None is the same as `dropout`.")
     activation: str = one_of("elu", "relu")
-    k: int | None = None
+    k: int | None = option(None, "k nearest neighbours in feature space, itself counted, replace the observed edges.")
     knn_metric: str = one_of(*METRICS, about='``"cosine"`` or ``"euclidean"``, by which they are nearest.')
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
@@ -361,19 +337,15 @@ class GIN(Stack):
 
     Neighbours are summed, not averaged, so that multisets can be told apart; edge weights weigh the sum. The layers are
     PyTorch Geometric's ``GINConv`` with an MLP of two maps, followed by a linear output.
-
-    Args:
-        num_layers: Sums over neighbours.
-        norm: ``"batch"`` (statistics over nodes, as its authors have it), ``"layer"`` or ``"none"``; also within the
-            MLP of each layer.
-        linear_head: Whether all `num_layers` layers are hidden; false makes the linear output the last of them.
     """
 
     eps: float = option(0.0, "ε, what a node's own state counts above a neighbour's.")
     learn_eps: bool = option(False, "Whether ε is trained, one per layer.")
-    norm: str = "batch"
+    norm: str = option("batch", 'After each layer and within its MLP: ``"batch"``, ``"layer"`` or ``"none"``.')
     dropout: float = option(0.5, "After each layer.")
-    linear_head: bool = True
+    linear_head: bool = option(
+        True, "Whether all `num_layers` layers are hidden; otherwise the output is the last of them."
+    )
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().make(in_channels, hidden_channels, out_channels)
@@ -504,14 +476,11 @@ class ManiReg(MLP):
 
     The graph shapes training alone: a trained model looks at each instance by itself. It is the observed one, or a
     neighbour graph of the features where the training is told so (``graph="knn:5"``); without edges there is no term.
-
-    Args:
-        graph_norm: The Laplacian: ``"gcn"`` is the normalised one, ``"none"`` the plain one.
     """
 
     dropout: float = option(0.5, "After each activation.")
     penalty_weight: float = option(0.1, "λ.")
-    graph_norm: str = one_of("gcn", "none")
+    graph_norm: str = one_of("gcn", "none", about="The Laplacian, normalised (gcn) or plain (none).")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().make(in_channels, hidden_channels, out_channels)

@@ -52,14 +52,10 @@ class DenseGAT(GAT, only=()):
     :math:`(1 - w) S_h V_h + w \tilde D^{-1/2} (A + I) \tilde D^{-1/2} V_h`. With w = 0, or without edges, it is equal
     to PyTorch Geometric's ``GATConv`` on the complete graph; its states are then close to each other, as every node
     sees the same nodes. The last layer has one head. No single entry of the attention exists, so it has no dropout.
-
-    Args:
-        hidden_channels: Length of a state, all heads together.
-        num_heads: Heads of the hidden layers; None takes 8, or its largest divisor that divides `hidden_channels`.
     """
 
     num_layers: int = option(2, "Attention layers, the output's included.")
-    num_heads: int | None = None
+    num_heads: int | None = option(None, "Heads of hidden layers; None takes 8, or its largest divisor that fits.")
     dropout: float = option(0.6, "Before every layer, on features too.")
     graph_weight: float = option(0.5, "w, share of the observed edges.")
 

@@ -78,21 +78,15 @@ class GRAND(Encoder):
     equation is a linear one. One Euler step of size τ is :math:`Z^{+} = (1 - τ) Z + τ S Z`, diffusion with edge
     attention; it is stable for every τ up to one, because rows of S sum to one. An edge's weight multiplies its
     exponential.
-
-    Args:
-        step_size: τ; the time that is integrated over is ``num_layers × step_size`` unless `time` says otherwise.
-        method: ``"euler"``, ``"rk4"``, or ``"dopri5"`` (adaptive, by torchdiffeq; `num_layers` then only gives T).
-        num_heads: Heads of the attention, averaged; None takes 4, or the largest part of it that divides
-            `hidden_channels`.
     """
 
     linear: bool = option(False, "Whether attention is taken once, at the initial states.")
     num_layers: int = option(8, "Steps of the solver.")
-    step_size: float = 1.0
+    step_size: float = option(1.0, "τ; the time is ``num_layers × step_size`` unless `time` is given.")
     time: float | None = option(None, "T; given, the steps are T / `num_layers` long.")
-    method: str = one_of(*METHODS)
+    method: str = one_of(*METHODS, about="dopri5 is adaptive, by torchdiffeq; `num_layers` then only gives T.")
     tolerance: float = option(1e-3, 'Relative and absolute tolerance of ``"dopri5"``.')
-    num_heads: int | None = None
+    num_heads: int | None = option(None, "Heads, averaged; None takes 4, or its largest divisor that fits.")
     dropout: float = option(0.5, "Before each of the two linear maps, on features too.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
@@ -194,14 +188,11 @@ class EdgeDiffusion(Encoder):
 
     between the input and output layers of `difformer.nn.DIFFormer`. A node is a neighbour of itself, so that every row
     of S sums to one. S is taken at h(Z), from the states alone: there are no queries and keys.
-
-    Args:
-        similarity: ``"cosine"`` as above, or ``"distance"`` for f(‖z_i - z_j‖²).
     """
 
     num_layers: int = option(2, "Steps.", least=0)
     diffusivity: str | Diffusivity = option("simple", "g: a name, or a `Diffusivity`.")
-    similarity: str = one_of("cosine", "distance")
+    similarity: str = one_of("cosine", "distance", about="As above, or f(‖z_i - z_j‖²).")
     step_size: float = option(0.5, "τ.")
     source_weight: float = option(0.0, "β; above 0 each step adds τβZ⁰.")
     transform: bool = option(True, "Whether h is a linear map, one per step, or the identity.")

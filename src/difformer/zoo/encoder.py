@@ -154,7 +154,7 @@ class Encoder(nn.Module):
 
     Args:
         in_channels: Features per instance.
-        hidden_channels: Length of a state.
+        hidden_channels: Length of a state, all heads together.
         out_channels: Outputs per instance.
     """
 
@@ -171,7 +171,8 @@ class Encoder(nn.Module):
                 own[name] = replace(given if isinstance(given, Option) else Option(given), annotation=str(annotation))
                 delattr(cls, name)  # it would hide a module of that name
         doc = (cls.__doc__ or "").rstrip()
-        said = [f"\n        {name}: {one.about}" for name, one in own.items() if f"\n        {name}: " not in doc]
+        known = [(f"\n        {name}: ", one.about) for name, one in own.items()]
+        said = [name + about for name, about in known if about and name not in doc]
         if said:
             cls.__doc__ = "".join([doc, "" if "\n    Args:\n" in doc else "\n\n    Args:", *said])
         above = [base for base in cls.__bases__ if issubclass(base, Encoder)]

@@ -85,9 +85,6 @@ class Exphormer(Encoder):
     Cost is O(E + N (degree + virtual nodes)): linear in the graph, while every pair of nodes is joined by a short path.
     The expander follows from the number of nodes and `expander_seed`, hence from the order of the nodes; virtual nodes
     have learned initial states.
-
-    Args:
-        hidden_channels: Length of a state, all heads together.
     """
 
     num_layers: int = option(3, "Layers.")

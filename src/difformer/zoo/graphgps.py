@@ -86,24 +86,17 @@ class GraphGPS(Encoder):
         e_i = \big[ ((D^{-1} A)^s)_{ii} \big]_{s = 1 … S} \text{ or the first S eigenvectors of the Laplacian.}
 
     Eigenvectors have no sign of their own: it is drawn anew in every pass of training.
-
-    Args:
-        hidden_channels: Length of a state, all heads together.
-        attention: ``"performer"`` (random features, linear in N) or ``"softmax"`` (exact).
-        encoding: ``"random_walk"``, ``"laplacian"`` or ``"none"``.
-        norm: ``"batch"`` (over the rows of a pass, in evaluation by what was seen in training), ``"layer"`` (over the
-            channels of a row) or ``"none"``.
     """
 
     num_layers: int = option(2, "Layers.")
     num_heads: int = option(4, "Heads of attention; must divide `hidden_channels`.")
     dropout: float = option(0.5, "Of the features and within each layer.")
     local: str = one_of("gcn", "gin", about='``"gcn"`` or ``"gin"``.')
-    attention: str = one_of("performer", "softmax")
+    attention: str = one_of("performer", "softmax", about="Random features, linear in N; or exact.")
     random_features: int = option(64, "Of the performer.")
     encoding: str = one_of("random_walk", "laplacian", "none")
     encoding_steps: int = option(16, "S.")
-    norm: str = "layer"
+    norm: str = option("layer", '``"batch"``, ``"layer"`` or ``"none"``.')
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         check_heads(self.num_heads, hidden_channels)

@@ -58,9 +58,6 @@ class Graphormer(Encoder):
     virtual node of the paper are left out: a graph's state is the readout of its nodes. Heads are computed one after
     the other and again in the backward pass: memory is that of one N × N matrix and one byte per pair, and refused
     where that does not fit.
-
-    Args:
-        hidden_channels: Length of a state, all heads together.
     """
 
     num_layers: int = option(2, "Layers.")

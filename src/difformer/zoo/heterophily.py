@@ -73,9 +73,6 @@ class H2GCN(Encoder):
     Ā_1 the graph of neighbours and Ā_2 that of nodes at exactly two hops (`rings`), both without self-loops and
     normalised by 1/√(d_i d_j) with their own degrees. A round doubles the channels: K rounds give (2^{K+1} - 1) times
     `hidden_channels`, so K is small.
-
-    Args:
-        hidden_channels: Length of R⁰.
     """
 
     num_layers: int = option(2, "K, rounds.", least=0)
@@ -117,9 +114,6 @@ class FSGNN(Encoder):
 
     with S = D^{-1/2} A D^{-1/2} without and S̃ with self-loops, α = softmax(a), and unit the division of every row by
     its length. Propagation and map commute, so it is the mapped features that are propagated.
-
-    Args:
-        hidden_channels: Length of each mapped matrix; a state has 2K + 1 of them.
     """
 
     num_layers: int = option(3, "K, hops.", least=0)
@@ -200,16 +194,15 @@ class GloGNN(Encoder):
     D̃^{-1/2} (A + I) D̃^{-1/2}. H₀ is made from the features alone: the paper can add a map of a
     node's row of A, which fixes the nodes once for all and is left out here (its α = 0). States have `hidden_channels`
     instead of as many channels as there are classes.
-
-    Args:
-        beta2: β_2; against HᵀH, a sum over all nodes: where it is small, every state rebuilds itself.
     """
 
     num_layers: int = option(2, "Layers.", least=0)
     dropout: float = option(0.5, "Of the features and before the perceptron's second map.")
     gamma: float = option(0.3, "γ, share of H₀.")
     beta1: float = option(1.0, "β_1.")
-    beta2: float = 1000.0
+    beta2: float = option(
+        1000.0, "β_2, against the sum HᵀH over all nodes; where it is small, states rebuild themselves."
+    )
     hops: Any = option(3, "K, powers of S.")  # a count, which becomes the parameter λ
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
@@ -274,11 +267,6 @@ class CPGNN(Penalised):
     on, together with the perceptron. `embed` gives the propagated beliefs; they are the logits.
 
     It needs classes of nodes: the labels come by `observe`.
-
-    Args:
-        hidden_channels: Length of the perceptron's states.
-        out_channels: C, classes.
-        graph_norm: ``"none"`` takes A as it is; ``"gcn"`` or ``"random_walk"`` divide it by degrees.
     """
 
     num_layers: int = option(2, "K, propagations.", least=0)
@@ -287,7 +275,7 @@ class CPGNN(Penalised):
     pretraining: int = option(100, "Passes of the perceptron alone.")
     prior_loss: float = option(1.0, "η, weight of the perceptron's own loss.")
     centring: float = option(1.0, "Weight of Σ_i |Σ_j H̄_ij|, which keeps H doubly stochastic.")
-    graph_norm: str = one_of("none", "gcn", "random_walk")
+    graph_norm: str = one_of("none", "gcn", "random_walk", about="How A is divided by degrees.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         sizes = [in_channels, *[hidden_channels] * (self.prior_layers - 1), out_channels]
@@ -367,9 +355,6 @@ class LINKX(Encoder):
     No messages are passed, so neighbours that differ do no harm. The first map of A has a row of weights for every node
     (A W costs one sparse product), which ties the model to the nodes of one graph: new nodes may follow them, and are
     known by their edges to the old ones. The layers are those of PyTorch Geometric's ``LINKX``.
-
-    Args:
-        hidden_channels: Length of H_A, H_X and the states.
     """
 
     num_layers: int = option(2, "Linear maps of MLP_f, the output's included.")

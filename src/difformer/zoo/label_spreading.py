@@ -23,17 +23,13 @@ class LabelPropagation(Encoder):
     diffuse by themselves, and the output is the logarithm of their ratio.
 
     Args:
-        in_channels: Features per instance; not used.
         hidden_channels: Not used.
-        out_channels: Classes, or labels.
-        graph_norm: S: ``"gcn"``, ``"random_walk"``, ``"gin"`` or ``"raw"``, see `difformer.diffusion.GraphCoupling`.
-        clamp: ``"range"`` keeps scores in [0, 1]; ``"labels"`` puts known labels back after every step; ``"none"``.
     """
 
     num_layers: int = option(50, "Steps.", least=0)
     alpha: float = option(0.9, "α, what part comes from the neighbours.")
-    graph_norm: str = one_of(*GRAPH_WEIGHTS)
-    clamp: str = one_of(*CLAMPS)
+    graph_norm: str = one_of(*GRAPH_WEIGHTS, about="S, see `difformer.diffusion.GraphCoupling`.")
+    clamp: str = one_of(*CLAMPS, about="Keep scores in [0, 1], or put known labels back after every step.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         self.out_channels = out_channels
@@ -86,9 +82,7 @@ class LabelSpreading(Encoder):
     estimator on the given rows.
 
     Args:
-        in_channels: Features per instance; not used.
         hidden_channels: Not used.
-        out_channels: Classes.
     """
 
     neighbours: int = option(7, "Size of the neighbourhood.")

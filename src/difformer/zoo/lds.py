@@ -56,10 +56,6 @@ class LDS(Encoder):
     evaluation are those of the mean graph θ, or the mean over drawn graphs.
 
     The graph belongs to the nodes it was learned for: new rows may follow them, joined by their own edges.
-
-    Args:
-        out_channels: Classes.
-        outer_labels: Where F takes its labels: ``"train"`` (one half of them, L having the other) or ``"validation"``.
     """
 
     num_layers: int = option(2, "Convolutions, the output's included.", least=2)
@@ -70,7 +66,9 @@ class LDS(Encoder):
     inner_rate: float = option(1.0, "γ.")
     restart_every: int = option(20, "Outer steps after which w begins anew.")
     samples: int = option(0, "Graphs drawn for an evaluation; 0 uses the mean graph.", least=0)
-    outer_labels: str = one_of("train", "validation")
+    outer_labels: str = one_of(
+        "train", "validation", about="Where F takes its labels; of training labels L has one half."
+    )
     k: int = option(10, "Neighbours of a node where nothing is observed, itself counted.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
@@ -213,11 +211,7 @@ Weights = list[tuple[Tensor, Tensor]]
 
 
 class Network(nn.Module):
-    """Weights of the hidden layers.
-
-    Args:
-        num_layers: Convolutions, the output's included, whose own map is not here.
-    """
+    """Weights of the hidden layers."""
 
     def __init__(self, in_channels: int, hidden_channels: int, num_layers: int) -> None:
         super().__init__()

@@ -112,22 +112,17 @@ class Polynormer(Encoder):
     Training goes from local to global: for the first `local_passes` passes the outputs are those of the local layers
     with a decoder of their own, after that the global layers follow. How many passes there were is saved with the
     model, so that the best epoch is used as it was measured.
-
-    Args:
-        hidden_channels: Length of a state, all heads together.
-        num_heads: Heads; None takes 8, or the largest part of it that divides `hidden_channels`.
-        pre_norm: Whether a LayerNorm comes before each local layer: small features get lost in a deep stack without.
     """
 
     num_layers: int = option(5, "Local layers.")
     global_layers: int = option(2, "Global layers; 0 for none.", least=0)
-    num_heads: int | None = None
+    num_heads: int | None = option(None, "Heads; None takes 8, or its largest divisor that fits.")
     dropout: float = option(0.5, "After the input's map, on a local layer's messages, and after a global layer.")
     input_dropout: float = option(0.15, "Of the features.")
     global_dropout: float | None = option(None, "After a global layer; None is the same as `dropout`.")
     beta: float = option(FIRST_BETA, "β of the local layers at first.")
     local_passes: int = option(100, "Passes of training without the global layers.", least=0)
-    pre_norm: bool = True
+    pre_norm: bool = option(True, "Whether a LayerNorm comes before each local layer; deep stacks lose small features.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         heads = check_heads(self.num_heads, hidden_channels)
