@@ -28,6 +28,7 @@ from typing import Any
 
 from difformer.errors import UserError
 from difformer.files import append_bytes, finite, writing
+from difformer.schema import check
 from difformer.training.config import TrainConfig
 from difformer.zoo import find, options_of
 
@@ -40,6 +41,19 @@ _IRRELEVANT = ("checkpoint_every", "checkpoint_seconds", "options")
 _NO_IDENTITY = ("model", "precision", "scale_targets")
 # Options whose default is not what was done before they existed.
 _BEFORE = {"initialisation": "torch"}
+# What fields are where they occur, and what a line must have.
+_FORM: dict[str, Any] = {
+    **dict.fromkeys(("key", "id", "settings_id", "fingerprint", "experiment", "protocol", "device"), str),
+    **dict.fromkeys(("model", "dataset", "system", "preset", "reason"), str),
+    **dict.fromkeys(("settings", "versions", "data_options"), dict),
+    **dict.fromkeys(("train", "valid", "seconds", "epochs", "best_epoch", "peak_memory"), (float, None)),
+    "stacked": int,
+}
+_REQUIRED: dict[str, dict[str, Any]] = {
+    DONE: {**dict.fromkeys(("data", "system", "preset", "split", "metric"), str), "seed": int, "measures": dict}
+    | {"test": (float, None)},
+    FAILED: {"data": str, "reason": str},
+}
 
 
 class Ledger:
@@ -56,10 +70,13 @@ class Ledger:
         """
         lines = read_lines(self.path)
         for number, line in enumerate(lines, 1):
-            if problem := _problem(line):
-                raise UserError(
-                    f"{self.path}, line {number}: not a run of `difformer reproduce` ({problem}); remove the line"
-                )
+            try:
+                check(line, {"status": {DONE, FAILED}})
+                present = {key: kind for key, kind in _FORM.items() if key in line}
+                check(line, present | _REQUIRED[line["status"]])
+            except UserError as error:
+                said = f"not a run of `difformer reproduce` ({error}); remove the line"
+                raise UserError(f"{self.path}, line {number}: {said}") from error
         try:
             json.dumps(lines, ensure_ascii=False).encode()
             return [named(line) for line in lines]
@@ -93,31 +110,6 @@ def read_lines(path: Path) -> list[Line]:
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: not JSON ({error}); remove the line") from error
     return lines
-
-
-# What the fields of a line must be, where they occur.
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("data", "status", "system", "preset", "split", "protocol", "metric", "model", "dataset"), str),
-    **dict.fromkeys(("key", "id", "settings_id", "fingerprint", "experiment", "reason", "device"), str),
-    **dict.fromkeys(("settings", "measures", "versions", "data_options"), dict),
-    **dict.fromkeys(
-        ("train", "valid", "test", "seconds", "epochs", "best_epoch", "peak_memory"), (int, float, type(None))
-    ),
-    **dict.fromkeys(("seed", "stacked"), int),
-}
-_REQUIRED = {
-    DONE: {"data", "system", "preset", "seed", "split", "test", "metric", "measures"},
-    FAILED: {"data", "reason"},
-}
-
-
-def _problem(line: Any) -> str:
-    """Why a line is not a run; empty if it is one."""
-    if not isinstance(line, dict) or line.get("status") not in (DONE, FAILED):
-        return "it has no status"
-    wrong = [name for name, kind in _KINDS.items() if name in line and not isinstance(line[name], kind)]
-    missing = sorted(_REQUIRED[line["status"]] - line.keys())
-    return f"{wrong[0]} is {str(line[wrong[0]])[:40]}" if wrong else f"{missing[0]} is missing" if missing else ""
 
 
 def identity(**parts: Any) -> str:

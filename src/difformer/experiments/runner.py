@@ -237,9 +237,10 @@ def _untrained(job: Job, seed: int) -> RunRecord:
     split = task.splits[job.split(seed)]
     outputs = baseline(job.cell.system.baseline, task, split)
     metric = find_metric(job.cell.data.settings.get("metric", task.metric), task.problem)
-    scores = [float(metric(outputs[index], task.y[index])) for index in (split.train, split.valid, split.test)]
-    seconds = time.perf_counter() - started
-    return RunRecord(seed, split.name, metric.name, 0, *scores, math.nan, [], seconds, {}, outputs.float())
+    parts = (split.train, split.valid, split.test)
+    train, valid, test = (float(metric(outputs[index], task.y[index])) for index in parts)
+    seconds, name = time.perf_counter() - started, metric.name
+    return RunRecord(seed, split.name, name, 0, train, valid, test, math.nan, [], seconds, {}, outputs.float())
 
 
 def run(experiment: Experiment, folder: Path, request: Request, say: Say) -> Outcome:

@@ -149,7 +149,7 @@ class _EdgeFunction(torch.autograd.Function):
                 (x.unsqueeze(1).expand(-1, runs, *x.shape[1:]) if dim is None else x.movedim(dim, 1)).flatten(1, 2)
                 for x, dim in zip(inputs[:-1], in_dims, strict=False)
             )
-            return cls.apply(*beside, inputs[-1]).unflatten(1, (runs, -1)), 1  # type: ignore[no-untyped-call]
+            return cls.apply(*beside, inputs[-1]).unflatten(1, (runs, -1)), 1
 
         cls.vmap = staticmethod(vmap)  # type: ignore[method-assign]
 

@@ -282,6 +282,7 @@ class CPGNN(Penalised):
         self.prior = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.compatibility = nn.Parameter(torch.zeros(out_channels, out_channels))
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
+        self.passes: Tensor
         self._passes = Passes()
         self._labels: tuple[Tensor, Tensor] | None = None
 

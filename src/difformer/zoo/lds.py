@@ -87,6 +87,7 @@ class LDS(Encoder):
         self.theta: Tensor
         self.register_buffer("seen", torch.zeros(in_channels))
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
+        self.passes: Tensor
         self._labels: tuple[Tensor, Tensor] | None = None
         self._held: tuple[Tensor, Tensor] | None = None
 

@@ -141,6 +141,7 @@ class Polynormer(Encoder):
         self.output = nn.Linear(hidden_channels, out_channels)
         self.heads, self.channels = heads, hidden_channels
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
+        self.passes: Tensor
         self._passes = Passes()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
