@@ -23,7 +23,7 @@ from difformer.data.archives import read_mat
 from difformer.data.datasets.common import check_graph, choice, class_task, one_hot_columns, seeds_of, share_splits
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.own.text import lines_of
+from difformer.data.own.csv_files import lines_of
 from difformer.data.processed import Arrays, stored_arrays
 from difformer.data.task import Task
 from difformer.data.textnumbers import number_blocks

@@ -19,7 +19,7 @@ from difformer.data.archives import read_npz, tar_members
 from difformer.data.datasets.common import choice, csr_arrays, csr_of, few_label_splits, table_task
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
-from difformer.data.own.text import lines_of
+from difformer.data.own.csv_files import lines_of
 from difformer.data.processed import Arrays, processed
 from difformer.data.sparse import feature_tensor
 from difformer.data.task import Task
