@@ -87,13 +87,12 @@ class AdvDIFFormer(Encoder):
     def _inverse(self, q: Tensor, k: Tensor, z: Tensor, observed: Observed) -> Tensor:
         """``[N, H d]``: one dense system per head."""
         count = pairs(observed.rows, observed.segments)
-        refuse_beyond_memory(
-            16.0 * self.num_heads * count,
-            observed.device,
-            f"advdifformer, which solves systems of {count:,} pairs,",
-            "take solver=series, which is linear in the nodes",
-        )
-        advection = self._advection(z, observed)
+        what, remedy = f"advdifformer, which solves systems of {count:,} pairs,", "take solver=series, which is linear"
+        refuse_beyond_memory(16.0 * self.num_heads * count, observed.device, what, remedy)
+        advection = []
+        if observed.given:  # V as a table whose columns count the nodes of a row's own graph, [N, largest graph]
+            place, width = place_in_graph(observed.rows, observed.segments, observed.device)
+            advection = [observed.looped.propagate(functional.one_hot(place, width).to(z.dtype))]
 
         def solved(mask: Tensor | None, q: Tensor, k: Tensor, z: Tensor, *rows: Tensor) -> Tensor:
             products = torch.einsum("gnhd,gmhd->ghnm", q, k)
@@ -108,11 +107,3 @@ class AdvDIFFormer(Encoder):
             return found.transpose(1, 2)
 
         return by_graph(solved, observed.segments, q, k, z, *advection).flatten(1)
-
-    def _advection(self, z: Tensor, observed: Observed) -> list[Tensor]:
-        """V as a table whose columns count the nodes of a row's own graph, ``[N, largest graph]``."""
-        if not observed.given:
-            return []
-        place, width = place_in_graph(observed.rows, observed.segments, observed.device)
-        unit = functional.one_hot(place, width).to(z.dtype)
-        return [observed.looped.propagate(unit)]

@@ -282,10 +282,9 @@ class GAT(Stack):
     def surroundings(self, x: Features, observed: Observed) -> Any:
         """The graph with self-loops, or the neighbour graph; refused where attention on it would not fit."""
         graph = observed.looped if self.neighbours is None else self.neighbours.looped(x, observed)
-        if torch.is_grad_enabled():
-            needed = attention_bytes(graph, self.heads, self.hidden_channels, len(self.layers) + 1)
-            what = f"attention on {graph.num_edges:,} edges"
-            refuse_beyond_memory(needed, graph.device, what, "train with batch_size=…, or fewer heads")
+        needed = attention_bytes(graph, self.heads, self.hidden_channels, len(self.layers) + 1)
+        what, remedy = "attention on {:,} edges", "train with batch_size=…, or fewer heads"
+        refuse_beyond_memory(needed, graph.device, what, remedy, count=graph.num_edges, training=True)
         return graph
 
     def attend(self, layer: GATLayer, values: Tensor, v: Tensor, graph: Any) -> Tensor:

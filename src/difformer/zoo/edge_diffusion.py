@@ -40,7 +40,7 @@ Rate = Callable[[Tensor], Tensor]
 
 
 def integrate(
-    rate: Rate, z: Tensor, steps: int, step_size: float | Tensor, *, method: str = "euler", tolerance: float = 1e-3
+    rate: Rate, z: Tensor, steps: int, step_size: float | Tensor, method: str = "euler", tolerance: float = 1e-3
 ) -> Tensor:
     """States at time ``steps × step_size``, from z at time 0; ``"dopri5"`` chooses its own steps."""
     if method == "dopri5":
@@ -122,11 +122,13 @@ class GRAND(Encoder):
     def states(self, x: Features, observed: Observed) -> Tensor:
         """ReLU of the states at the end of the integration."""
         graph = observed.looped
-        if torch.is_grad_enabled():
-            passes = self.num_layers * (4 if self.method == "rk4" else 1)
-            needed = attention_bytes(graph, self.heads, self.output.in_features, passes)
-            what = f"a diffusion of {passes} evaluations on {graph.num_edges:,} edges"
-            refuse_beyond_memory(needed, graph.device, what, "train with batch_size=…, or fewer layers")
+        passes = self.num_layers * (4 if self.method == "rk4" else 1)
+        needed = attention_bytes(graph, self.heads, self.output.in_features, passes)
+        what, remedy = (
+            f"a diffusion of {passes} evaluations on {{:,}} edges",
+            "train with batch_size=…, or fewer layers",
+        )
+        refuse_beyond_memory(needed, graph.device, what, remedy, count=graph.num_edges, training=True)
         z = linear(self.input, x, self.dropout, self.training)
         step = self.step_size if self.time is None else self.time / self.num_layers
         reached = self.towards(z, graph)
@@ -134,9 +136,7 @@ class GRAND(Encoder):
             for _ in range(self.num_layers):
                 z = reached(z) if isinstance(step, (int, float)) and step == 1 else torch.lerp(z, reached(z), step)
         else:
-            z = integrate(
-                lambda z: reached(z) - z, z, self.num_layers, step, method=self.method, tolerance=self.tolerance
-            )
+            z = integrate(lambda z: reached(z) - z, z, self.num_layers, step, self.method, self.tolerance)
         return dropout(functional.relu(z), self.dropout, self.training)
 
 
@@ -214,10 +214,10 @@ class EdgeDiffusion(Encoder):
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States after the last step."""
         graph = observed.looped
-        if torch.is_grad_enabled():
-            needed = 4.0 * 4 * graph.num_edges * self.output.in_features * len(self.maps)
-            what = f"{len(self.maps)} steps of edge attention on {graph.num_edges:,} edges"
-            refuse_beyond_memory(needed, graph.device, what, "train with batch_size=…, or fewer layers")
+        needed = 4.0 * 4 * graph.num_edges * self.output.in_features * len(self.maps)
+        what = f"{len(self.maps)} steps of edge attention on {{:,}} edges"
+        remedy = "train with batch_size=…, or fewer layers"
+        refuse_beyond_memory(needed, graph.device, what, remedy, count=graph.num_edges, training=True)
         coupling = EdgeAttention(graph, self.diffusivity, self.similarity)
         z = functional.relu(self.norms[0](linear(self.input, x)))
         z = initial = dropout(z, self.dropout, self.training)

@@ -380,9 +380,14 @@ def _product(x: SparseMatrix, values: Tensor, columns: Tensor) -> Tensor:
 # ---- memory, and counts of passes
 
 
-def refuse_beyond_memory(needed: float, device: torch.device, what: str, remedy: str) -> None:
-    """Raises a `WouldNotFitError` before `what` runs, if it needs more bytes than are free, with a remedy."""
-    if needed < WORTH_A_LOOK or torch.compiler.is_compiling():
+def refuse_beyond_memory(
+    needed: float, device: torch.device, what: str, remedy: str, *, count: int = 0, training: bool = False
+) -> None:
+    """Raises a `WouldNotFitError` before `what` runs, if it needs more bytes than are free, with a remedy.
+
+    `what` may say ``{:,}`` for a count. With `training`, only a pass with gradients is refused.
+    """
+    if torch.compiler.is_compiling() or (training and not torch.is_grad_enabled()) or needed < WORTH_A_LOOK:
         return
     # Work that is being recorded has run before; a question to the device may spoil the recording.
     if device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -394,7 +399,8 @@ def refuse_beyond_memory(needed: float, device: torch.device, what: str, remedy:
         if device.type != "cpu" and needed <= (of_machine := free_bytes(torch.device("cpu"))):
             remedy += f", or take device='cpu', where {of_machine / gib:,.1f} GiB are free"
         raise WouldNotFitError(
-            f"{what} needs about {needed / gib:,.1f} GiB, and {free / gib:,.1f} GiB are free on {device}; {remedy}"
+            f"{what.format(count)} needs about {needed / gib:,.1f} GiB, and {free / gib:,.1f} GiB are free on "
+            f"{device}; {remedy}"
         )
 
 

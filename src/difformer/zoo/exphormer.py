@@ -109,12 +109,9 @@ class Exphormer(Encoder):
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States of the nodes after the last layer."""
         links = self.links(observed)
-        if torch.is_grad_enabled():
-            first = self.layers[0]
-            assert isinstance(first, ExphormerLayer)
-            edges = sum(attention_bytes(graph, first.heads, 0, len(self.layers)) for graph in links.kinds)
-            what = f"exphormer on {sum(graph.num_edges for graph in links.kinds):,} edges"
-            refuse_beyond_memory(edges, observed.device, what, "train with batch_size=…, or a smaller degree")
+        edges, remedy = sum(graph.num_edges for graph in links.kinds), "train with batch_size=…, or a smaller degree"
+        needed = sum(attention_bytes(graph, self.num_heads, 0, self.num_layers) for graph in links.kinds)
+        refuse_beyond_memory(needed, x.device, "exphormer on {:,} edges", remedy, count=edges, training=True)
         z = dropout(linear(self.input, x, self.dropout, self.training), self.dropout, self.training)
         if self.virtual is not None:
             graphs = 1 if observed.segments is None else observed.segments.num_graphs
@@ -157,8 +154,7 @@ _batched: ResultCache[tuple[Graph, Graph]] = ResultCache()
 @lru_cache(maxsize=8)
 def _whole(rows: int, degree: int, virtual: int, seed: int, device: torch.device) -> tuple[Graph, Graph]:
     with torch.inference_mode(False):
-        nodes = torch.arange(rows)
-        return _graphs(rows, [nodes], degree, virtual, seed, device)
+        return _graphs(rows, [torch.arange(rows)], degree, virtual, seed, device)
 
 
 def _graphs(

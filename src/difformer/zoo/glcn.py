@@ -62,18 +62,18 @@ class GLCN(Penalised, GCN, only=()):
 
     def _on_edges(self, p: Tensor, graph: Graph) -> _OnEdges:
         source, target = graph.edge_index
-        if not torch.compiler.is_compiling():
-            needed = 16.0 * graph.num_edges * p.shape[1]
-            refuse_beyond_memory(needed, p.device, f"glcn on {graph.num_edges:,} edges", "take fewer graph_channels")
+        edges, remedy = graph.num_edges, "take fewer graph_channels"
+        refuse_beyond_memory(16.0 * edges * p.shape[1], p.device, "glcn on {:,} edges", remedy, count=edges)
         distance = (p.index_select(0, target) - p.index_select(0, source)).abs() @ self.metric
         return _OnEdges(edge_softmax(functional.relu(distance), graph), graph)
 
     def _on_pairs(self, p: Tensor, segments: Segments | None) -> _OnPairs:
         count = pairs(p.shape[0], segments)
-        needed = 4.0 * count * (PAIR_COPIES if torch.is_grad_enabled() else 2)
-        refuse_beyond_memory(
-            needed, p.device, f"glcn on all {count:,} pairs", "give it edges, for example with graph=knn:5"
+        needed, remedy = (
+            4.0 * count * (PAIR_COPIES if torch.is_grad_enabled() else 2),
+            "give it edges, for example with graph=knn:5",
         )
+        refuse_beyond_memory(needed, p.device, f"glcn on all {count:,} pairs", remedy)
         return _OnPairs(p, self.metric.squeeze(1), segments)
 
 

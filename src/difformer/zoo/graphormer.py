@@ -13,7 +13,6 @@ from difformer.errors import UserError
 from difformer.zoo.encoder import (
     Encoder,
     Features,
-    Graph,
     Observed,
     ResultCache,
     Segments,
@@ -91,12 +90,10 @@ class Graphormer(Encoder):
         """States after the last norm."""
         segments, count = observed.segments, pairs(observed.rows, observed.segments)
         largest = observed.rows if segments is None else segments.largest
-        refuse_beyond_memory(
-            observed.rows * largest + PAIR_BYTES * (count if segments is None else min(count, largest**2 + 2**26)),
-            x.device,
-            f"graphormer, which looks at {count:,} pairs,",
-            "take a system that is linear in the nodes, such as sgformer, or batch_size=…",
-        )
+        held = count if segments is None else min(count, largest**2 + 2**26)
+        remedy = "take a system that is linear in the nodes, such as sgformer, or batch_size=…"
+        what = f"graphormer, which looks at {count:,} pairs,"
+        refuse_beyond_memory(observed.rows * largest + PAIR_BYTES * held, x.device, what, remedy)
         drop_input = self.training and self.input_dropout > 0
         z = self.input_norm(linear(self.input, x, self.input_dropout, drop_input)) + self._centrality(observed)
         hops = self.hops(observed)
@@ -116,11 +113,10 @@ class Graphormer(Encoder):
         return observed.once(self._distances, (self.max_distance,), lambda: hop_distances(*inputs))
 
     def _centrality(self, observed: Observed) -> Tensor:
-        graph: Graph | None = observed.graph
         degrees = [torch.zeros(observed.rows, dtype=torch.long, device=observed.device)] * 2
-        if graph is not None:
-            # A self-loop says nothing about how many others there are.
-            ends = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
+        if observed.graph is not None:
+            ends = observed.graph.edge_index
+            ends = ends[:, ends[0] != ends[1]]  # a self-loop says nothing about how many others there are
             degrees = [torch.bincount(end, minlength=observed.rows).clamp(max=self.max_degree) for end in ends.flip(0)]
         return self.in_degree(degrees[0]) + self.out_degree(degrees[1])
 

@@ -136,15 +136,10 @@ class LDS(Encoder):
         return torch.stack([self._states(x, draw(theta, generator)) for _ in range(self.samples)]).mean(0)
 
     def _begin(self, x: Features, graph: Graph | None) -> None:
-        rows = x.shape[0]
-        device = self.theta.device
-        copies = 8 + 4 * self.outer.inner_steps
-        refuse_beyond_memory(
-            4.0 * copies * rows**2,
-            device,
-            f"lds, which learns {rows:,}² edge probabilities and differentiates {self.outer.inner_steps} inner steps,",
-            "take another system for as many nodes, or fewer inner_steps",
-        )
+        rows, device, copies = x.shape[0], self.theta.device, 8 + 4 * self.inner_steps
+        what = f"lds, which learns {rows:,}² edge probabilities and differentiates {self.inner_steps} inner steps,"
+        remedy = "take another system for as many nodes, or fewer inner_steps"
+        refuse_beyond_memory(4.0 * copies * rows**2, device, what, remedy)
         with torch.no_grad():
             if graph is None or not graph.num_edges:
                 graph = self.neighbours(x)

@@ -69,13 +69,9 @@ class NodeFormer(Penalised):
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States after the last layer, or of all layers side by side."""
         graph = observed.looped if observed.given else None
-        if torch.is_grad_enabled():
-            refuse_beyond_memory(
-                self._bytes(x.shape[0]),
-                x.device,
-                f"nodeformer on {x.shape[0]:,} nodes",
-                "train with batch_size=…, or fewer samples, random_features or num_heads",
-            )
+        needed, rows = self._bytes(x.shape[0]), x.shape[0]
+        remedy = "train with batch_size=…, or fewer samples, random_features or num_heads"
+        refuse_beyond_memory(needed, x.device, "nodeformer on {:,} nodes", remedy, count=rows, training=True)
         z = dropout(functional.elu(self.norms[0](linear(self.input, x))), self.dropout, self.training)
         losses, layers = [], [z]
         for layer, norm in zip(self.layers, self.norms[1:], strict=True):
@@ -91,11 +87,8 @@ class NodeFormer(Penalised):
 
     def _bytes(self, rows: int) -> float:
         """What training keeps: features of queries and keys, those of each draw, and a few states; measured."""
-        first = self.layers[0]
-        assert isinstance(first, NodeFormerLayer)
-        (heads, channels), features = first.shape, first.projection.shape[0]
-        draws = max(1, first.samples)
-        return 4.0 * rows * len(self.layers) * (heads * (features * (4.5 * draws + 5) + 2 * channels) + 8 * channels)
+        channels, features = self.input.out_features, self.random_features * (4.5 * max(1, self.samples) + 5)
+        return 4.0 * rows * self.num_layers * (self.num_heads * (features + 2 * channels) + 8 * channels)
 
 
 class NodeFormerLayer(nn.Module):

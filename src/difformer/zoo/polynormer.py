@@ -125,7 +125,7 @@ class Polynormer(Encoder):
     pre_norm: bool = option(True, "Whether a LayerNorm comes before each local layer; deep stacks lose small features.")
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
-        heads = check_heads(self.num_heads, hidden_channels)
+        heads = self.heads = check_heads(self.num_heads, hidden_channels)
         if not 0 < self.beta < 1:
             raise UserError(f"beta must lie between 0 and 1, got {self.beta!r}", argument="beta")
         self.input = nn.Linear(in_channels, hidden_channels)
@@ -139,7 +139,6 @@ class Polynormer(Encoder):
             nn.Linear(hidden_channels, out_channels) if self.local_passes and self.global_layers else None
         )
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.heads, self.channels = heads, hidden_channels
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
         self.passes: Tensor
         self._passes = Passes()
@@ -147,11 +146,9 @@ class Polynormer(Encoder):
     def states(self, x: Features, observed: Observed) -> Tensor:
         """The sum of the local layers' states, or what the global layers make of it."""
         graph = observed.looped
-        if torch.is_grad_enabled():
-            needed = attention_bytes(graph, self.heads, 5 * self.channels, len(self.local))
-            refuse_beyond_memory(
-                needed, graph.device, f"polynormer on {graph.num_edges:,} edges", "train with batch_size=…"
-            )
+        needed = attention_bytes(graph, self.heads, 5 * self.input.out_features, len(self.local))
+        what, edges = "polynormer on {:,} edges", graph.num_edges
+        refuse_beyond_memory(needed, graph.device, what, "train with batch_size=…", count=edges, training=True)
         if self.training:
             self._passes.add(self.passes)
         z = dropout(linear(self.input, x, self.input_dropout, self.training), self.dropout, self.training)
