@@ -20,8 +20,7 @@ from pathlib import Path
 
 import torch
 
-from difformer.data import Task
-from difformer.data.datasets.planetoid import planetoid
+from difformer.data import Task, load
 from difformer.training import RunRecord, TrainConfig, train_one
 from difformer.training.devices import describe, resolve
 from difformer.training.stack import StackedSetting, train_stacked
@@ -55,7 +54,7 @@ def main() -> None:
     given = arguments()
     device = resolve(given.device)
     torch.backends.cuda.matmul.allow_tf32 = given.tf32
-    task = planetoid(given.npz.stem, given.npz.resolve().parents[1], protocol="random", num_splits=given.splits)
+    task = load(given.npz.stem, given.npz.resolve().parents[1], protocol="random", num_splits=given.splits)
     points = [dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())][: given.settings]
     settings = [StackedSetting(seed=s, split=s, **point) for point in points for s in range(given.splits)]
     options = {
