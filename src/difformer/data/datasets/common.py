@@ -194,7 +194,7 @@ def check_ends(pairs: Array, num_nodes: int, *, path: object = None, line: int |
     """Refuse edges ``[E, 2]`` of nodes that are not there; `line` is that of the first in a text file."""
     if pairs.size and (pairs.min() < 0 or pairs.max() >= num_nodes):
         row = int(np.flatnonzero(((pairs < 0) | (pairs >= num_nodes)).any(axis=1))[0])
-        place = {"row": row} if line is None else {"line": line + row}
+        place: dict[str, Any] = {"row": row} if line is None else {"line": line + row}
         ends = tuple(pairs[row].tolist())
         raise DataError(f"edge {ends} names a node outside 0 … {num_nodes - 1}", path=path, **place)
 

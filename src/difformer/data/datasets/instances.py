@@ -88,7 +88,7 @@ def _posts_of_lines(found: Found) -> Iterator[tuple[str, int]]:
     """One JSON object a line, with ``text`` and ``label``."""
     for number, line in enumerate(lines_of(str(found.path), "utf-8"), start=1):
         post = json.loads(line)
-        text, label = (post.get("text"), post.get("label")) if isinstance(post, dict) else (None, None)
+        text, label = (post.get("text"), post.get("label", -1)) if isinstance(post, dict) else (None, -1)
         if not isinstance(text, str) or label not in range(len(GROUPS)):
             raise DataError(
                 f"expected an object with 'text' and 'label' 0 to {len(GROUPS) - 1}", path=found.path, line=number

@@ -195,8 +195,9 @@ def _run(content: bytes, persistent: Callable[[Any], Any] | None) -> Any:
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             module, attribute = argument.split(" ", 1) if name == "GLOBAL" else (stack.pop(-2), stack.pop())
             _allow(isinstance(module, str) and isinstance(attribute, str), "asks for a name that is no text")
-            _allow((module, attribute) in _WORDS, f"asks for {module}.{attribute}")
-            stack.append(_WORDS[module, attribute])
+            place = (_MODULES.get(module, module), attribute)
+            _allow(place in _WORDS, f"asks for {module}.{attribute}")
+            stack.append(_WORDS[place])
         elif name == "REDUCE":
             arguments, word = stack.pop(), stack.pop()
             called = isinstance(word, _Word) and word.call is not None and isinstance(arguments, tuple)
@@ -316,18 +317,15 @@ def _buffer(raw: Any, dtype: Any, shape: Any, order: Any) -> Array:
 def _csr(state: Any) -> Any:
     _allow(isinstance(state, dict), "fills a matrix in an unusual way")
     shape = state.get("_shape", state.get("shape"))
-    parts = [state.get(key) for key in ("data", "indices", "indptr")]
+    data, indices, ptr = parts = [state.get(key) for key in ("data", "indices", "indptr")]
     shaped = isinstance(shape, tuple) and len(shape) == 2 and all(type(n) is int for n in shape)
     _allow(shaped and all(isinstance(part, np.ndarray) for part in parts), "makes a matrix without arrays or shape")
-    return checked_csr(*parts, shape)
+    return checked_csr(data, indices, ptr, shape)
 
 
 def _dict(*factory: Any) -> dict[Any, Any]:
-    known = [_WORDS["builtins", name] for name in ("list", "dict")]
-    _allow(
-        not factory or (len(factory) == 1 and any(factory[0] is one for one in known)),
-        "makes a dictionary with a factory",
-    )
+    known = len(factory) == 1 and (factory[0] is _DICT or factory[0] is _WORDS["builtins", "list"])
+    _allow(known or not factory, "makes a dictionary with a factory")
     return {}
 
 
@@ -349,12 +347,12 @@ def _bytes(text: Any, encoding: Any = "latin1") -> bytes:
 
 def _index(kind: Any, state: Any) -> Any:
     """An index of pandas: its values, or the range that it counts."""
-    _allow(kind is _WORDS["pandas", "Index"] and isinstance(state, dict), "makes an unusual index")
+    _allow(kind is _INDEX and isinstance(state, dict), "makes an unusual index")
     values, limits = state.get("data"), [state.get(key) for key in ("start", "stop", "step")]
     if isinstance(values, (tuple, np.ndarray)):
         return values
     _allow(all(type(limit) is int for limit in limits), "makes an index without values or limits")
-    return range(*limits)  # type: ignore[arg-type]
+    return range(*limits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -420,46 +418,41 @@ _STORAGES = {
     **{"DoubleStorage": "f8", "FloatStorage": "f4", "HalfStorage": "f2", "LongStorage": "i8", "IntStorage": "i4"},
     **{"ShortStorage": "i2", "CharStorage": "i1", "ByteStorage": "u1", "BoolStorage": "b1"},
 }
+_MODULES = {  # that have moved
+    **{"__builtin__": "builtins", "copy_reg": "copyreg", "scipy.sparse.csr": "scipy.sparse._csr"},
+    **{f"numpy._core.{module}": f"numpy.core.{module}" for module in ("multiarray", "numeric")},
+    **{f"pandas.core.{module}": "pandas" for module in ("frame", "indexes.base", "indexes.range", "indexes.numeric")},
+}
 _INDICES = ("Index", "RangeIndex", "Int64Index", "UInt64Index", "Float64Index", "NumericIndex")
-_INDEX_MODULES = ("pandas", *(f"pandas.core.indexes.{module}" for module in ("base", "range", "numeric")))
-_PYG = "torch_geometric.data"
+_INDEX, _DICT = _Word("Index"), _Word("dict", _dict)
 # What each global name stands for.
-_WORDS: dict[tuple[str, str], _Word] = {
-    (place.rpartition(".")[0], place.rpartition(".")[2]): word
-    for word, *places in (
-        (
-            _Word("dict", _dict),
-            "builtins.dict",
-            "__builtin__.dict",
-            "collections.defaultdict",
-            "collections.OrderedDict",
-        ),
-        (_Word("set", _set), "builtins.set", "__builtin__.set"),
-        (_Word("slice", _slice), "builtins.slice", "__builtin__.slice"),
-        (_Word("list"), "builtins.list", "__builtin__.list"),
-        (_Word("class"), "builtins.object", "__builtin__.object"),
-        (_Word("object", _old_new), "copyreg._reconstructor", "copy_reg._reconstructor"),
-        (_Word("bytes", _bytes), "_codecs.encode"),
-        (_Word("ndarray"), "numpy.ndarray"),
-        (_Word("dtype", _new_dtype), "numpy.dtype"),
-        (_Word("array", _new_array), "numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"),
-        (_Word("scalar", _scalar), "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
-        (_Word("buffer", _buffer), "numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer"),
-        (_Word("csr_matrix", build=_csr), "scipy.sparse.csr.csr_matrix", "scipy.sparse._csr.csr_matrix"),
-        (_Word("DataFrame", build=_frame), "pandas.DataFrame", "pandas.core.frame.DataFrame"),
-        (_Word("manager", _manager, _old_manager), "pandas.core.internals.managers.BlockManager"),
-        (_Word("block", lambda values, place, *_: (values, place)), "pandas._libs.internals._unpickle_block"),
-        (_Word("index", _index), "pandas.core.indexes.base._new_Index"),
-        (_Word("Index"), *(f"{module}.{name}" for module in _INDEX_MODULES for name in _INDICES)),
-        (_Word("tensor", _tensor), "torch._utils._rebuild_tensor_v2"),
-        *((_Word(name), f"torch.{name}") for name in _STORAGES),
-        (_Word("Data", build=_attributes), f"{_PYG}.data.Data", f"{_PYG}.storage.GlobalStorage"),
-        (
-            _Word("attributes", build=lambda state: None),
-            *(f"{_PYG}.data.Data{kind}Attr" for kind in ("Tensor", "Edge")),
-        ),
-    )
-    for place in places
+_WORDS: dict[tuple[Any, Any], _Word] = {
+    ("builtins", "dict"): _DICT,
+    ("builtins", "list"): _Word("list"),
+    ("builtins", "object"): _Word("object"),
+    ("builtins", "set"): _Word("set", _set),
+    ("builtins", "slice"): _Word("slice", _slice),
+    ("collections", "defaultdict"): _DICT,
+    ("collections", "OrderedDict"): _DICT,
+    ("copyreg", "_reconstructor"): _Word("new object", _old_new),
+    ("_codecs", "encode"): _Word("bytes", _bytes),
+    ("numpy", "ndarray"): _Word("ndarray"),
+    ("numpy", "dtype"): _Word("dtype", _new_dtype),
+    ("numpy.core.multiarray", "_reconstruct"): _Word("array", _new_array),
+    ("numpy.core.multiarray", "scalar"): _Word("scalar", _scalar),
+    ("numpy.core.numeric", "_frombuffer"): _Word("buffer", _buffer),
+    ("scipy.sparse._csr", "csr_matrix"): _Word("csr_matrix", build=_csr),
+    ("pandas", "DataFrame"): _Word("DataFrame", build=_frame),
+    ("pandas.core.internals.managers", "BlockManager"): _Word("manager", _manager, _old_manager),
+    ("pandas._libs.internals", "_unpickle_block"): _Word("block", lambda values, place, *_: (values, place)),
+    ("pandas", "_new_Index"): _Word("index", _index),
+    **{("pandas", name): _INDEX for name in _INDICES},
+    ("torch._utils", "_rebuild_tensor_v2"): _Word("tensor", _tensor),
+    **{("torch", name): _Word(name) for name in _STORAGES},
+    ("torch_geometric.data.data", "Data"): _Word("Data", build=_attributes),
+    ("torch_geometric.data.storage", "GlobalStorage"): _Word("GlobalStorage", build=_attributes),
+    ("torch_geometric.data.data", "DataTensorAttr"): _Word("attributes", build=lambda state: None),
+    ("torch_geometric.data.data", "DataEdgeAttr"): _Word("attributes", build=lambda state: None),
 }
 
 

@@ -80,7 +80,7 @@ class Pokec(SeededReader, GraphReader):
         y = np.asarray(content["label"]).ravel().astype(np.int8)  # 0, 1, or -1
         if x.shape[0] != n:
             raise DataError(f"{n} nodes, but features of shape {list(x.shape)}", path=found.path)
-        arrays = {"x": x, "y": y, "edge_index": np.asarray(content["edge_index"], dtype=np.int32)}
+        arrays: Arrays = {"x": x, "y": y, "edge_index": np.asarray(content["edge_index"], dtype=np.int32)}
         node_graph(arrays)  # before it is kept
         return arrays
 
