@@ -195,7 +195,7 @@ def run(folder: Path) -> None:
 
 def read_run(folder: Path) -> None:
     opened = RunFolder.open(folder / "run")
-    opened.metrics.read()
+    opened.rows()
     opened.summary().to_dict()
     evaluate(opened, task=task(), device="cpu")
     predict(opened, task=task(), device="cpu")

@@ -1,4 +1,4 @@
-"""Shortcuts of eager mode: when they are right, and operators that differentiate once.
+"""Shortcuts of eager mode: when they are right, and operators with hand-written gradients.
 
 A shortcut calls a kernel or a hand-written gradient. It is right on plain tensors alone, not while a model is compiled
 or exported, nor inside `torch.func`.
@@ -6,6 +6,7 @@ or exported, nor inside `torch.func`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,15 +26,6 @@ def is_eager(*tensors: Tensor) -> bool:
         if type(x) not in PLAIN:
             return False
     return not is_transforming() or not any(is_transformed(x) for x in tensors)
-
-
-def direct(function: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:
-    """`operator`, or on plain tensors the `function` it was made of: an operator's overhead is ten small ones."""
-
-    def call(first: Tensor, *rest: Any) -> Any:
-        return (function if is_eager(first) else operator)(first, *rest)
-
-    return call
 
 
 def once_differentiated(operator: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Any, ...]]:
@@ -67,3 +59,93 @@ def once_differentiated(operator: Callable[..., tuple[Tensor | None, ...]]) -> C
             return operator(first, *others) if torch.compiler.is_compiling() else Once.apply(first, *others)
 
     return call
+
+
+def row_operator(
+    name: str,
+    work: Callable[..., Any],
+    pull: Callable[..., Any],
+    results: Callable[..., Any],
+    *,
+    inputs: int,
+    layouts: int = 1,
+    keep: slice = slice(None),
+    hold: Callable[..., Any] | None = None,
+) -> Callable[..., Tensor]:
+    """A differentiable operator on tensors with a leading axis of runs, known to `torch.compile` and `torch.vmap`.
+
+    Args:
+        name: Of the operator, ``difformer::name``.
+        work: From `inputs` tensors and further arguments, the same for all runs, to the result, or to a tuple of the
+            result and what `pull` needs.
+        pull: From the gradient of the result, the tensors, the results in `keep` and the further arguments to the
+            gradients of the tensors, in their types.
+        results: Empty tensors of the shapes that `work` gives.
+        inputs: Number of tensors that differentiate.
+        layouts: Number of tensors behind them, or None in their place, that do not.
+        keep: Which results `pull` is given, where there are several.
+        hold: From the further arguments to what has to live until the backward pass is done.
+    """
+
+    def made(label: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+        operator = torch.library.custom_op(f"difformer::{label}", function, mutates_args=())
+        operator.register_fake(fake)
+        _serve_runs(operator)
+        return getattr(torch.ops.difformer, label).default  # which a compiler finds in a closure, too
+
+    forward_operator = made(name, work, results)
+    backward_operator = made(
+        f"{name}_backward", pull, lambda grad, *given: tuple(x.new_empty(x.shape) for x in given[:inputs])
+    )
+
+    # On plain tensors the functions themselves: an operator's overhead is that of ten small ones.
+    def run_backward(grad: Tensor, *rest: Any) -> Any:
+        return (pull if is_eager(grad) else backward_operator)(grad, *rest)
+
+    differentiate = once_differentiated(run_backward)
+
+    class Rows(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        @functools.wraps(work)  # compilers count the parameters
+        def forward(*given: Any) -> Any:
+            return (work if is_eager(given[0]) else forward_operator)(*given)
+
+        @staticmethod
+        def setup_context(ctx: Any, given: tuple[Any, ...], output: Any) -> None:
+            kept = () if isinstance(output, Tensor) else output[keep]
+            if not isinstance(output, Tensor):
+                ctx.mark_non_differentiable(*output[1:])
+            ctx.save_for_backward(*given[:inputs], *kept, *given[inputs : inputs + layouts])
+            ctx.rest = given[inputs + layouts :]
+            if hold is not None and not torch.compiler.is_compiling():
+                ctx.held = hold(*ctx.rest)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+            return (*differentiate(grad, *ctx.saved_tensors, *ctx.rest), *(None,) * (layouts + len(ctx.rest)))
+
+    def call(*given: Any) -> Tensor:
+        found = Rows.apply(*given)
+        return found if isinstance(found, Tensor) else found[0]
+
+    return call
+
+
+def _serve_runs(operator: Any) -> None:
+    """Teaches an operator `torch.vmap`: stacked runs join the first axis of its tensors, which are all floating."""
+
+    def stacked(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        joined = []
+        for x, dim in zip(args, in_dims, strict=True):
+            if isinstance(x, Tensor) and x.is_floating_point():
+                x = x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+                x = x.flatten(0, 1)
+            joined.append(x)
+        found = operator(*joined)
+        results = (found,) if isinstance(found, Tensor) else found
+        apart = tuple(x.unflatten(0, (info.batch_size, x.shape[0] // info.batch_size)) for x in results)
+        return (apart[0], 0) if isinstance(found, Tensor) else (apart, (0,) * len(apart))
+
+    operator.register_vmap(stacked)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from attention_cases import answer_and_gradients, assert_near, expected, make_inputs, peak_bytes
 
-from difformer.attention import blockwise, propagate, reference, tiles
+from difformer.attention import propagate, reference, tiles
 from difformer.attention.scores import find_score, score_key
 from difformer.diffusion import Diffusivity, as_diffusivity, gaussian
 
@@ -69,5 +69,5 @@ def test_memory_of_many_small_graphs():
 
 def test_a_name_means_the_diffusivity_of_the_channels():
     q, k, v = make_inputs(12, 2, 9, 4)
-    found = blockwise.propagate(q, k, v, "softmax")
+    found = propagate(q, k, v, "softmax", backend="blockwise")
     torch.testing.assert_close(found, reference.propagate(q, k, v, as_diffusivity("softmax", channels=9)))

@@ -8,8 +8,9 @@ import torch
 from attention_cases import make_inputs
 
 from difformer import free_memory as memory
-from difformer.attention import BACKENDS, bounds, choice, dispatch, explain, propagate
+from difformer.attention import BACKENDS, bounds, dispatch, explain, propagate
 from difformer.attention import pair_operator as fused
+from difformer.attention.scores import score_key
 from difformer.diffusion import Diffusivity, gaussian
 from difformer.diffusivity import SIGMOID
 
@@ -45,7 +46,7 @@ def test_bounds_come_with_the_choice():
 
 def test_monomials_that_do_not_fit_are_not_chosen(monkeypatch):
     assert explain(10**6, 64, tol=1e-3).backend == "polynomial"
-    monkeypatch.setattr(choice, "free_bytes", lambda device: 2**26)
+    monkeypatch.setattr(dispatch, "free_bytes", lambda device: 2**26)
     found = explain(10**6, 64, tol=1e-3)
     assert found.backend == "blockwise"
     assert "0.1 GiB are free" in found.reason
@@ -87,16 +88,16 @@ def test_memory_that_is_free(monkeypatch):
 )
 def test_on_a_gpu(monkeypatch, form, dtype, width, transformed, backend):
     monkeypatch.setattr(fused, "kernels", object())
-    situation = choice.Situation(10_000, width, width, 1, torch.device("cuda"), dtype, transformed=transformed)
-    assert choice.choose(situation, choice.score_key(form, width), None).backend == backend
+    situation = dispatch.Situation(10_000, width, width, 1, torch.device("cuda"), dtype, transformed=transformed)
+    assert dispatch.choose(situation, score_key(form, width), None).backend == backend
 
 
 def test_a_batch_of_float32_takes_the_fused_kernels_on_a_gpu(monkeypatch):
     monkeypatch.setattr(fused, "kernels", object())
-    situation = choice.Situation(20, 64, 64, 1, torch.device("cuda"), torch.float32, batched_rows=10_000)
-    assert choice.choose(situation, choice.score_key("sigmoid", 64), None).backend == "fused"
+    situation = dispatch.Situation(20, 64, 64, 1, torch.device("cuda"), torch.float32, batched=True)
+    assert dispatch.choose(situation, score_key("sigmoid", 64), None).backend == "fused"
     wide = dataclasses.replace(situation, d=200, c=200)  # beyond what the kernels hold, and in float32 torch's too
-    assert choice.choose(wide, choice.score_key("sigmoid", 200), None).backend == "blockwise"
+    assert dispatch.choose(wide, score_key("sigmoid", 200), None).backend == "blockwise"
 
 
 def test_auto_takes_what_is_explained(monkeypatch):

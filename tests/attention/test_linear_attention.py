@@ -4,7 +4,7 @@ import pytest
 import torch
 from attention_cases import make_inputs, peak_bytes
 
-from difformer.attention import Segments, linear, propagate
+from difformer.attention import Segments, dispatch, linear, propagate
 
 
 @pytest.mark.parametrize("elements", [1, 100, 4096])
@@ -37,8 +37,8 @@ def test_values_that_heads_share_are_not_repeated():
 
 def test_small_graphs_go_pair_by_pair_and_large_ones_by_sums():
     q, _, v = make_inputs(1, 1, 64, 64)
-    assert linear.pairs_are_cheaper(q, v, Segments(torch.arange(210) // 21))
-    assert not linear.pairs_are_cheaper(q, v, Segments(torch.arange(4000) // 400))
+    assert dispatch.pairs_are_cheaper(q, v, Segments(torch.arange(210) // 21))
+    assert not dispatch.pairs_are_cheaper(q, v, Segments(torch.arange(4000) // 400))
 
 
 def test_totals_of_many_rows_are_exact_in_low_precision():

@@ -8,15 +8,19 @@ import pytest
 import torch
 from attention_cases import answer_and_gradients, assert_near, expected, make_inputs, peak_bytes
 
-from difformer.attention import Segments, monomials, polynomial, reference
-from difformer.attention.chebyshev import bounds, coefficients, degree_for
-from difformer.attention.moments import evaluate, moments
+from difformer.attention import Segments, dispatch, monomials, polynomial, propagate, reference, summarise
+from difformer.attention.monomials import evaluate, moments
+from difformer.attention.polynomial import bounds, coefficients, degree_for
 from difformer.diffusion import DIFFUSIVITIES, Diffusivity, as_diffusivity, gaussian, softmax
 from difformer.diffusivity import CONSTANT, SIGMOID, SIMPLE
 
 CAUCHY = Diffusivity("cauchy", f=lambda u: 1 / (1 + u))
 ALL = [SIMPLE, CONSTANT, SIGMOID, softmax(2.0), gaussian(1.0), CAUCHY]
 diffusivities = pytest.mark.parametrize("diffusivity", ALL, ids=lambda d: d.name)
+
+
+def by_monomials(q, k, v, diffusivity, batch=None, *, tol=None):
+    return propagate(q, k, v, diffusivity, batch=batch, backend="polynomial", tol=tol)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +98,7 @@ def test_equals_its_polynomial(monkeypatch, diffusivity, heads, shared, elements
         weights = sum(a * torch.einsum("nhd,mhd->hnm", q, k) ** p for p, a in enumerate(powers))
         return torch.einsum("hnm,mhc->nhc", weights / weights.sum(-1, keepdim=True), v.expand(-1, heads, -1))
 
-    found = answer_and_gradients(lambda *x: polynomial.propagate(*x, diffusivity, tol=1e-3), q, k, v)
+    found = answer_and_gradients(lambda *x: by_monomials(*x, diffusivity, tol=1e-3), q, k, v)
     assert_near(found, answer_and_gradients(literal, q, k, v), 1e-11)
 
 
@@ -104,7 +108,7 @@ def test_output_within_the_bound_and_gradients_within_theirs(diffusivity, tol):
     if diffusivity is CAUCHY and tol == 1e-4:
         tol = 1e-3
     inputs = make_inputs(200, 1, 4, 3)
-    found = answer_and_gradients(lambda *x: polynomial.propagate(*x, diffusivity, tol=tol), *inputs)
+    found = answer_and_gradients(lambda *x: by_monomials(*x, diffusivity, tol=tol), *inputs)
     wanted = expected(diffusivity, *inputs)
     error = bounds(diffusivity, degree_for(diffusivity, tol))
     # Weights are off by (1 + ε)/(1 - ε) at most, so outputs by that much of the largest value.
@@ -123,23 +127,21 @@ def test_precisions_and_batches(dtype, tolerance, batched):
     )  # 300 rows and 3 small
     inputs = make_inputs(n, 2, 3, 5, dtype=dtype)
     segments = None if batch is None else Segments(batch)
-    found = answer_and_gradients(lambda *x: polynomial.propagate(*x, SIGMOID, segments, tol=1e-4), *inputs)
+    found = answer_and_gradients(lambda *x: by_monomials(*x, SIGMOID, segments, tol=1e-4), *inputs)
     assert_near(found, expected("sigmoid", *inputs, batch=batch), tolerance)
 
 
 def test_small_graphs_are_summed_exactly():
     batch = torch.arange(60) % 3
     q, k, v = make_inputs(60, 1, 8, 5)
-    found = polynomial.propagate(q, k, v, SIGMOID, Segments(batch), tol=1e-3)
+    found = by_monomials(q, k, v, SIGMOID, Segments(batch), tol=1e-3)
     torch.testing.assert_close(found, reference.propagate(q, k, v, SIGMOID, batch))
 
 
 def test_sums_of_parts_answer_for_the_whole():
     q, k, v = make_inputs(90, 2, 4, 3, shared=True)
-    parts = [polynomial.summarise(k[rows], v[rows], SIGMOID) for rows in (slice(0, 50), slice(50, 90))]
-    torch.testing.assert_close(
-        polynomial.answer(q, parts[0] + parts[1], SIGMOID), polynomial.propagate(q, k, v, SIGMOID)
-    )
+    parts = [summarise(k[rows], v[rows], SIGMOID, tol=1e-3) for rows in (slice(0, 50), slice(50, 90))]
+    torch.testing.assert_close((parts[0] + parts[1]).answer(q), by_monomials(q, k, v, SIGMOID))
 
 
 def test_the_halves_differentiate():
@@ -152,7 +154,7 @@ def test_the_halves_differentiate():
 
 def test_vmap_compile_and_gradients():
     inputs = [torch.stack(x).detach() for x in zip(*(make_inputs(40, 2, 3, 4, seed=s) for s in range(3)), strict=True)]
-    one = lambda q, k, v: polynomial.propagate(q, k, v, "sigmoid")
+    one = lambda q, k, v: by_monomials(q, k, v, "sigmoid")
     torch.testing.assert_close(torch.vmap(one)(*inputs), torch.stack([one(*run) for run in zip(*inputs, strict=True)]))
     gradient = torch.func.grad(lambda *x: one(*x).square().sum(), (0, 1, 2))
     together = torch.vmap(gradient)(*inputs)
@@ -167,11 +169,11 @@ def test_vmap_compile_and_gradients():
 @pytest.mark.parametrize("fitted", [False, True], ids=["all rows", "new rows against fitted sums"])
 def test_exports_for_any_number_of_rows(fitted):
     _, k, v = (x.detach() for x in make_inputs(50, 2, 4, 4))
-    state = polynomial.summarise(k, v, SIGMOID)
+    fitted_sums = summarise(k, v, SIGMOID, tol=1e-3)
 
     class Layer(torch.nn.Module):
         def forward(self, q):
-            return polynomial.answer(q, state, SIGMOID) if fitted else polynomial.propagate(q, q, q, SIGMOID)
+            return fitted_sums.answer(q) if fitted else by_monomials(q, q, q, SIGMOID)
 
     q = make_inputs(30, 2, 4)[0].detach()
     program = torch.export.export(Layer(), (q,), dynamic_shapes=({0: torch.export.Dim("n", min=2)},))
@@ -185,8 +187,7 @@ def test_rows_beyond_the_ball_are_refused(name):
     inputs = dict(zip("qkv", make_inputs(20), strict=True))
     inputs[name] = inputs[name] * 1.5
     with pytest.raises(ValueError, match=rf"rows of {name} with norm at most 1, got 1\.5.*blockwise"):
-        polynomial.propagate(*inputs.values(), SIGMOID)
-    assert polynomial.propagate(*inputs.values(), SIGMOID, check=False).shape == (20, 1, 6)
+        by_monomials(*inputs.values(), SIGMOID)
 
 
 def test_where_it_pays():
@@ -200,7 +201,7 @@ def test_where_it_pays():
 def test_memory_and_time_are_linear():
     def run(n):
         inputs = make_inputs(n, 1, 8, 8, dtype=torch.float32)
-        return lambda: torch.autograd.grad(polynomial.propagate(*inputs, SIGMOID).sum(), inputs)
+        return lambda: torch.autograd.grad(by_monomials(*inputs, SIGMOID).sum(), inputs)
 
     def seconds(work):
         work()
@@ -224,10 +225,15 @@ def test_every_built_in_diffusivity_is_a_polynomial_somewhere():
 
 def test_what_costs_much_more_than_pairs_says_so(recwarn):
     q = torch.zeros(2000, 1, 16)
-    polynomial._warn_of_cost(q, q, polynomial.expand("sigmoid", 1e-3))
+
+    def warn(diffusivity):
+        powers = polynomial.expand(diffusivity, 1e-3)
+        dispatch._warn_of_cost(q, q, powers, polynomial.pairs_that_pay(16, 16, powers))
+
+    warn("sigmoid")
     assert not recwarn.list
     with pytest.warns(UserWarning, match="times as much as backend='blockwise' here: of degree"):
-        polynomial._warn_of_cost(q, q, polynomial.expand("gaussian:0.5", 1e-3))
+        warn("gaussian:0.5")
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -250,5 +256,5 @@ def test_rows_that_receive_next_to_nothing_are_clamped_as_in_the_formula():
     q, v = -k[1:2].expand(1000, 1, 2), torch.rand(1000, 1, 3, dtype=torch.float64)
     total = 1000 + (k[:, 0] @ q[0, 0]).sum()
     assert 1e-5 < total < 1e-4
-    found = polynomial.propagate(q, k, v, SIMPLE)
+    found = by_monomials(q, k, v, SIMPLE)
     torch.testing.assert_close(found, reference.propagate(q, k, v, SIMPLE), rtol=1e-6, atol=1e-9)

@@ -175,7 +175,7 @@ def test_padding_of_a_block_sends_and_receives_nothing(backend, diffusivity, sha
     monkeypatch.setattr("difformer.attention.tiles.tile_budget", lambda device: pairs)
     monkeypatch.setattr("difformer.attention.blockwise.tile_budget", lambda device: pairs)
     monkeypatch.setattr("difformer.attention.tiles.COLUMNS", 4)
-    monkeypatch.setattr("difformer.attention.linear.pairs_are_cheaper", lambda *_: False)
+    monkeypatch.setattr("difformer.attention.dispatch.pairs_are_cheaper", lambda *_: False)
     sizes = torch.tensor([8, 10, 9, 8, 10])
     batch = torch.arange(5).repeat_interleave(sizes)[torch.randperm(45, generator=torch.Generator().manual_seed(3))]
     segments = Segments(batch)

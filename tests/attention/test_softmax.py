@@ -1,10 +1,12 @@
 """Exponentials by torch's scaled dot product: on a GPU output and gradients, elsewhere what it is asked to compute."""
 
+import dataclasses
+
 import pytest
 import torch
 from attention_cases import answer_and_gradients, assert_near, expected, make_inputs
 
-from difformer.attention import propagate, softmax
+from difformer.attention import dispatch, propagate
 from difformer.attention.scores import slope_of
 from difformer.diffusion import gaussian
 
@@ -19,7 +21,7 @@ def test_scaled_dot_product_is_the_row_normalised_exponential(diffusivity, heads
 
     inputs = make_inputs(60, heads, d, c)
     slope = slope_of(score_key(diffusivity, d))
-    found = answer_and_gradients(lambda *x: softmax.attend(*x, slope), *inputs)
+    found = answer_and_gradients(lambda *x: dispatch.softmax_attention(*x, slope), *inputs)
     assert_near(found, expected(diffusivity, *inputs), 1e-9)
 
 
@@ -33,11 +35,11 @@ def test_what_it_cannot_do_is_refused_with_advice(diffusivity, batch):
 
 @pytest.mark.parametrize(("dtype", "widest"), [(torch.float32, 128), (torch.bfloat16, 256)])
 def test_rows_that_no_kernel_holds_are_left_to_others(dtype, widest):
-    cuda = torch.device("cuda")
-    assert softmax.serves("exponential", cuda, dtype, widest, False)
-    assert not softmax.serves("exponential", cuda, dtype, widest + 1, False)
-    assert not softmax.serves("sigmoid", cuda, dtype, widest, False)
-    assert not softmax.serves("exponential", cuda, dtype, widest, True)
+    situation = dispatch.Situation(1000, widest, widest, 1, torch.device("cuda"), dtype)
+    assert dispatch.softmax_serves(situation, "exponential")
+    assert not dispatch.softmax_serves(dataclasses.replace(situation, c=widest + 1), "exponential")
+    assert not dispatch.softmax_serves(situation, "sigmoid")
+    assert not dispatch.softmax_serves(dataclasses.replace(situation, batched=True), "exponential")
 
 
 @pytest.mark.gpu

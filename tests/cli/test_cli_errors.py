@@ -132,7 +132,7 @@ def own(tmp_path):
         ("wine --model difformer-s --set diffusivity=softmax", "model 'difformer' lets you choose it"),
         ("wine --data per_class=x", "--data per_class: expected a whole number, got 'x'"),
         ("wine --data knn=x", "--data knn: expected a whole number or none, got 'x'"),
-        ("wine --preset best", "Presets for difformer-s on wine: none"),
+        ("wine --preset best", "there is no preset 'best' for difformer-s on wine"),
         ("digits --preset paper", "for that pair there is best"),
         ("wine --seeds 1,1", "--seeds: '1,1' names seed 1 more than once"),
     ],

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from difformer.cli.output import Output
-from difformer.cli.progress import Progress, clock_time
+from difformer.cli.output import Output, Progress, clock_time
 from difformer.training.callbacks import EpochEvent
 
 
@@ -55,7 +54,7 @@ def test_lines_of_a_log(clock):
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_whoever_waits_for_the_first_evaluation_is_told(clock, monkeypatch, terminal):
-    monkeypatch.setattr("difformer.cli.progress.WAITS", (0.01, 0.05))
+    monkeypatch.setattr("difformer.cli.output.WAITS", (0.01, 0.05))
     shown, text = progress(clock, terminal=terminal)
     with shown:
         for _ in range(500):
@@ -64,7 +63,7 @@ def test_whoever_waits_for_the_first_evaluation_is_told(clock, monkeypatch, term
             time.sleep(0.01)
         else:
             pytest.fail(f"nothing was said: {text.getvalue()!r}")
-    monkeypatch.setattr("difformer.cli.progress.WAITS", (0.2,))
+    monkeypatch.setattr("difformer.cli.output.WAITS", (0.2,))
     quick, text = progress(clock, terminal=terminal)
     with quick:
         quick.on_epoch(event(0, 1))

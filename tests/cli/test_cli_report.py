@@ -60,22 +60,17 @@ def test_report_without_plotly_names_the_extra(call, runs, monkeypatch):
     assert "pip install 'difformer[report]'" in answer.err
 
 
-def test_explain_is_one_sentence_and_tables_on_request(call, runs):
+def test_explain_is_one_sentence(call, runs):
     short = call("explain", runs / "difformer-s", "--node", "p7")
     assert short.code == 0, short.err
     assert short.out.startswith("p7: Predicted ")
     assert "with average features" in short.out
     assert len(short.out.splitlines()) == 1
-    answer = call("explain", runs / "difformer-s", "--node", "p7", "--top", "3", "--full")
-    assert answer.out.startswith(short.out)
-    assert "observed effect" in answer.out
-    document = json.loads(call("explain", runs / "difformer-s", "--node", "7", "--top", "3", "--json").out)
+    document = json.loads(call("explain", runs / "gcn", "--node", "7", "--json").out)
     assert document["name"] == "p7"
-    step = document["steps"][-1]
-    assert step["residue"] < 1e-5
-    assert len(step["influences"]) == 3
-    total = sum(one["effect"] for one in step["influences"]) + step["others"]
-    assert total == pytest.approx(step["effects"]["latent"] + step["effects"]["observed"], abs=1e-5)
+    found = document["attribution"]
+    effects = [*found["columns"].values(), *found["neighbours"].values(), found["others"], found["gap"]]
+    assert sum(effects) == pytest.approx(found["value"] - found["base"], abs=1e-5)
 
 
 def test_explain_says_what_is_wrong(call, runs):
@@ -83,7 +78,6 @@ def test_explain_says_what_is_wrong(call, runs):
     assert unknown.code == 2
     assert "no instance 'nobody'; expected names such as 'p0'" in unknown.err
     assert "no instance 'P7'; did you mean p7?" in call("explain", runs / "difformer-s", "--node", "P7").err
-    assert "DIFFormer models do" in call("explain", runs / "gcn", "--node", "1").err
     assert call("explain", runs / "gcn").code == 2
 
 

@@ -10,7 +10,7 @@ import torch
 from group_of_ranks import free_port
 
 from difformer.cli import main
-from difformer.cli.torchrun import describe_sent
+from difformer.cli.description import describe_sent
 from difformer.distributed.rank_runs import Sent
 from difformer.training.run_folder import RunFolder
 

@@ -17,12 +17,11 @@ from report_runs import RUNS, Page, config, drawn_split, nodes_task
 
 from difformer.data import Task
 from difformer.report import explain_node, write_report
-from difformer.report.attribution import Attribution, sentence
-from difformer.report.explanation import explain_nodes
+from difformer.report.explanation import Attribution, explain_nodes, sentence
 from difformer.report.gather import gather, original_cells
 from difformer.report.quality import baselines, calibration, column_importance, errors
 from difformer.training import fit
-from difformer.training.predictions import Predictions
+from difformer.training.record import Predictions
 from difformer.training.trained_run import load_run
 
 
@@ -226,7 +225,7 @@ def test_a_good_run_has_no_warning_about_constants(informed):
     assert not any("constant" in one for one in write_report(path, task=task).warnings)
 
 
-@pytest.mark.parametrize("name", ["nodes", "no edges", "regression", "multilabel", "series", "graphs"])
+@pytest.mark.parametrize("name", ["nodes", "no edges", "regression", "multilabel", "series", "graphs", "gcn"])
 def test_attributed_effects_add_up_to_the_prediction(workshop, name):
     path, task = workshop.run(name)
     found = explain_node(path, 4 if task.kind != "series" else "15:4", task=task).attribution
@@ -258,7 +257,7 @@ def test_attributed_effects_add_up_where_probabilities_rise_steeply(workshop, fa
 def test_what_cannot_be_attributed_is_said(workshop, monkeypatch, capsys):
     from difformer.cli import main
 
-    monkeypatch.setattr("difformer.report.attribution.HALVINGS", 0)
+    monkeypatch.setattr("difformer.report.explanation.HALVINGS", 0)
     one = explain_nodes(steep(workshop, 10), [9])[0]
     assert abs(one.attribution.gap) > 0.1
     assert f"Not attributed: {one.attribution.gap:+.3g}" in one.remainder

@@ -185,7 +185,7 @@ def test_legends_cover_nothing_on_a_phone(browser, workshop):
     page.goto(workshop.page("nodes").report.path.resolve().as_uri())
     page.wait_for_selector("html[data-ready=yes]", timeout=30_000)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
-    for plot in ("metric-curves", "within-plot", "energy-plot", "explanation-0", "reliability"):
+    for plot in ("metric-curves", "within-plot", "energy-plot", "reliability"):
         legend, *areas = page.evaluate(
             """(id) => [`#${id} .legend .bg`, `#${id} .plotbg rect, #${id} .bglayer rect, #${id} .plot`].flatMap((at) =>
             [...document.querySelectorAll(at)].map((one) => { const b = one.getBoundingClientRect();

@@ -12,7 +12,7 @@ from report_runs import Page, columns_task, config, drawn_split, nodes_task
 from difformer import DIFFormer
 from difformer.data import Task
 from difformer.diffusion import Certificate
-from difformer.report import explain_node, write_report
+from difformer.report import write_report
 from difformer.training import TrainConfig, fit, load_run
 
 
@@ -69,7 +69,7 @@ def test_latent_pairs_with_an_unknown_label_do_not_count_in_the_share(workshop):
 
 def test_precision_says_in_how_many_seeds_a_class_was_predicted(workshop):
     from difformer.report.quality import quality
-    from difformer.training.predictions import Predictions
+    from difformer.training.record import Predictions
 
     task = nodes_task(9, splits=1)
     task = replace(task, y=torch.arange(9) % 3)
@@ -86,36 +86,6 @@ def test_precision_says_in_how_many_seeds_a_class_was_predicted(workshop):
     said = text_of(workshop.page("nodes").section("predictions"))
     assert "predicted in" in said
     assert "of 3 seeds" in said
-
-
-EXACT = {
-    "defaults": {},
-    "relu": {"activation": "relu"},
-    "gelu": {"activation": "gelu"},
-    "no norm": {"norm": False},
-    "no layers": {"num_layers": 0},
-}
-
-
-@pytest.mark.parametrize("name", list(EXACT))
-def test_terms_of_an_explanation_add_up_to_the_score(tmp_path, name):
-    task = nodes_task(30, splits=1)
-    fit(task, config(epochs=8, **EXACT[name]).replace(learning_rate=0.1), seeds=1, out=tmp_path / "run")
-    for node in (1, 7):
-        found = explain_node(tmp_path / "run", node, task=task)
-        assert sum(found.terms.values()) == pytest.approx(found.score, rel=1e-4, abs=1e-5)
-        assert abs(found.terms["biases"]) > 1e-3
-        if found.steps:
-            for part, effect in found.steps[-1].effects.items():
-                assert found.terms[part] == pytest.approx(effect)
-
-
-@pytest.mark.parametrize("kind", ["series", "graphs"])
-def test_terms_add_up_for_series_and_graphs_too(workshop, kind):
-    path, task = workshop.run(kind)
-    found = explain_node(path, "4:1", task=task)
-    assert sum(found.terms.values()) == pytest.approx(found.score, rel=1e-4, abs=1e-5)
-    assert ("other nodes" in found.terms) == (kind == "graphs")
 
 
 def test_certificates_count_proofs_and_measurements_apart():

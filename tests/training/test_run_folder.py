@@ -282,7 +282,9 @@ def test_own_files_are_kept_as_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = TaskSource(files={"features": "x.csv"})
     assert source.files["features"] == str(tmp_path / "x.csv")
-    assert TaskSource.from_dict(source.to_dict()) == source
+    again = TaskSource.from_dict(source.to_dict())
+    assert (again.name, again.files) == (None, source.files)
+    assert again == TaskSource.from_dict(again.to_dict())  # with every option at its default
     with pytest.raises(ValueError, match=r"file with the features is no longer there.*|.*x\.csv.*no longer there"):
         source.load()
     with pytest.raises(ValueError, match="give one of name and files"):

@@ -1,8 +1,7 @@
 """All-pair propagation: one call (`propagate`), or a summary of the senders and an answer (`summarise`)."""
 
-from difformer.attention.chebyshev import Bounds, bounds
-from difformer.attention.choice import BACKENDS, Choice, explain
-from difformer.attention.dispatch import propagate
+from difformer.attention.dispatch import BACKENDS, Choice, explain, propagate
+from difformer.attention.polynomial import Bounds, bounds
 from difformer.attention.segments import Segments, as_segments
 from difformer.attention.summary import Summary, restore, summarise
 

@@ -1,19 +1,175 @@
-"""One call for all-pair propagation."""
+"""One call for all-pair propagation: which operator answers, and why.
+
+Exact unless a tolerance allows otherwise. Diffusivities that are sums take their sums. For all others N² pairs are
+worked out, in O(N) memory, by the quickest operator that serves the device; with a tolerance and enough rows, N times F
+monomials cost less, and are chosen if they fit into the memory that is free. No choice needs memory quadratic in N.
+"""
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from difformer._compat import is_transformed
-from difformer.attention import blockwise, linear, pair_operator, polynomial, reference, softmax
-from difformer.attention.choice import BACKENDS, Situation, choose
+from difformer._compat import constant_result, is_transformed
+from difformer.attention import blockwise, linear, monomials, pair_operator, polynomial, reference
+from difformer.attention.polynomial import Bounds, bounds, degree_for
 from difformer.attention.reference import safe_total
-from difformer.attention.scores import form_of, score_key
+from difformer.attention.scores import diffusivity_of, form_of, score_key, slope_of
 from difformer.attention.segments import Segments, as_segments
-from difformer.attention.summary import summarise
+from difformer.attention.summary import LINEAR, summarise
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
+from difformer.free_memory import free_bytes
+
+BACKENDS = ("auto", "reference", "linear", "blockwise", "softmax", "fused", "polynomial")
+
+# How much quicker than the sums of monomials, which are float32, a GPU works out pairs in low precision.
+LOW_PRECISION_GAIN = 8
+# Times the cost of pairs, and additions: beyond both a user is told. Tens of seconds for what takes less than one.
+MUCH_DEARER, MANY_SUMS = 100, 2e10
+LONGEST_SOFTMAX_ROW = 512  # bytes: longer rows have no kernel of torch that leaves the pairs out of memory
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a choice depends on: rows of the largest graph, channels of q and of v, heads, device and type.
+
+    `batched` says whether there are several graphs, `pairwise` whether they are so small that pairs cost less than
+    sums, `transformed` whether the call is inside `torch.vmap` or `torch.func.grad`.
+    """
+
+    n: int
+    d: int
+    c: int
+    heads: int
+    device: torch.device
+    dtype: torch.dtype
+    batched: bool = False
+    pairwise: bool = False
+    transformed: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An operator and the reason for it.
+
+    Args:
+        backend: Its name.
+        reason: Why it, in words.
+        bounds: Largest relative errors of g and g', where it is not exact.
+    """
+
+    backend: str
+    reason: str
+    bounds: Bounds | None = None
+
+    def __str__(self) -> str:
+        return f"{self.backend}: {self.reason}"
+
+
+def _polynomial_bytes(s: Situation, found: tuple[float, ...]) -> int:
+    """The sums of a graph, their weights and gradients, and the monomials held at a time."""
+    degrees = monomials.degrees_of(found)
+    part = monomials.CPU_PART if s.device.type == "cpu" else monomials.GPU_PART
+    held = max(part, 64 * monomials.count(s.d, max(max(degrees) - 1, 1)))
+    return 4 * (4 * s.heads * monomials.total_count(s.d, degrees) * (s.c + 1) + 4 * held) + 16 * s.n * s.heads * s.c
+
+
+@constant_result
+def _polynomial_if(key: str, tol: float) -> tuple[float, ...]:
+    """The polynomial within `tol`; empty if no degree reaches it."""
+    if not 0 < tol < 1:
+        raise UserError(f"tol must lie between 0 and 1, got {tol!r}; leave it out for exact sums")
+    try:
+        return polynomial.expand(key, tol)
+    except ValueError:
+        return ()
+
+
+@constant_result
+def _bounds(key: str, tol: float) -> Bounds:
+    return bounds(diffusivity_of(key), degree_for(diffusivity_of(key), tol))
+
+
+def softmax_serves(s: Situation, form: str) -> bool:
+    """Whether torch's own attention answers without all pairs in memory: exponentials of one graph on a CUDA device.
+
+    Row-normalised e^(a x + b) is the softmax of a x. On an H200, 19,717 rows of 64 in float32 take 15 ms against 17 by
+    tiles.
+    """
+    known = s.device.type == "cuda" and s.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    fits = max(s.d, s.c) * s.dtype.itemsize <= LONGEST_SOFTMAX_ROW
+    return known and fits and form == "exponential" and not s.batched
+
+
+def _exact(s: Situation, form: str, why: str) -> Choice:
+    if pair_operator.serves(form, s.device, s.dtype, max(s.d, s.c)) and pair_operator.pays(s.dtype, s.batched):
+        return Choice("fused", f"{why}; all pairs in one kernel of this package on {s.device.type}")
+    if not s.transformed and softmax_serves(s, form):
+        return Choice("softmax", f"{why}; all pairs in torch's own kernels on {s.device.type}")
+    return Choice("blockwise", f"{why}; all pairs tile by tile on {s.device.type}")
+
+
+def choose(s: Situation, key: str, tol: float | None) -> Choice:
+    """The operator for a situation and the score behind `key`."""
+    form = form_of(key)
+    if form == "identity":
+        return Choice("identity", "each row receives its own values")
+    if form in LINEAR:
+        if s.pairwise and pair_operator.serves(form, s.device, s.dtype, max(s.d, s.c)):
+            return Choice("fused", "graphs with fewer rows than channels: their pairs cost less than their sums")
+        return Choice("linear", f"{form} is a sum: exact in O(N d c) operations and O(d c) memory")
+    if tol is None:
+        return _exact(s, form, "exact sums were asked for (no tol)")
+    found = _polynomial_if(key, tol)
+    if not found:
+        return _exact(s, form, f"no polynomial of degree up to 12 is within tol = {tol:g}")
+    pays = polynomial.pairs_that_pay(s.d, s.c, found)
+    if s.device.type == "cuda" and s.dtype in (torch.bfloat16, torch.float16):
+        pays *= LOW_PRECISION_GAIN
+    if s.n <= pays:
+        return _exact(s, form, f"below {pays:,} rows pairs cost less than monomials")
+    if not torch.compiler.is_compiling():
+        needed, free = _polynomial_bytes(s, found), free_bytes(s.device)
+        if needed > 0.8 * free:
+            gib = 2**30
+            return _exact(s, form, f"the monomials need {needed / gib:.1f} GiB, {free / gib:.1f} GiB are free")
+    return Choice("polynomial", f"above {pays:,} rows monomials cost less than pairs", _bounds(key, tol))
+
+
+def explain(
+    n: int,
+    d: int,
+    *,
+    diffusivity: str | Diffusivity = "sigmoid",
+    channels: int | None = None,
+    heads: int = 1,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    tol: float | None = None,
+) -> Choice:
+    """Which operator ``backend="auto"`` takes for one graph, and why.
+
+    Args:
+        n: Rows.
+        d: Channels of q and k.
+        diffusivity: A name or a `Diffusivity`.
+        channels: Channels of v; left out, d.
+        heads: Heads.
+        device: Where the rows are.
+        dtype: In which precision.
+        tol: Relative error allowed in g; None asks for the exact sums.
+
+    Example:
+        >>> print(explain(1_000_000, 64, diffusivity="simple"))
+        linear: simple is a sum: exact in O(N d c) operations and O(d c) memory
+    """
+    situation = Situation(n, d, d if channels is None else channels, heads, torch.device(device), dtype)
+    return choose(situation, score_key(diffusivity, d), tol)
 
 
 def propagate(
@@ -49,15 +205,20 @@ def propagate(
     Raises:
         ValueError: If shapes do not fit, or the backend does not serve what it is given.
     """
-    _check(q, k, v, backend)
+    _check(q, k, v, backend, weight)
     if q.dim() == 2:
         q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
         return propagate(q, k, v, diffusivity, batch=batch, backend=backend, tol=tol, weight=weight).squeeze(1)
-    if weight is not None:
-        return _weighted(q, k, v, diffusivity, batch, backend, tol, weight)
     key = score_key(diffusivity, q.shape[-1])
-    if form_of(key) == "identity":
+    form = form_of(key)
+    if form == "identity":
         return v.expand(-1, q.shape[1], -1)
+    if weight is not None and not (form in LINEAR and batch is None and backend in ("auto", "linear")):
+        # For values [w v, w] any operator gives Σ_j g_ij [w_j v_j, w_j] / Σ_l g_il; the division of the first part by
+        # the second drops what it was normalised by.
+        mass = weight.to(v.dtype).view(-1, 1, 1).expand(-1, v.shape[1], 1)
+        both = propagate(q, k, torch.cat([mass * v, mass], -1), diffusivity, batch=batch, backend=backend, tol=tol)
+        return both[..., :-1] / safe_total(both[..., -1:], 1, torch.finfo(both.dtype).tiny)
     q, k, v = _same_dtype(q, k, v)
     if torch.compiler.is_exporting() and batch is not None:
         # An exported program knows neither this package nor how the next batch is laid out.
@@ -67,79 +228,127 @@ def propagate(
         raise UserError(f"batch names {segments.batch.numel()} rows, but q has {q.shape[0]}")
     if q.shape[0] == 0:
         return v.new_zeros(0, q.shape[1], v.shape[-1])
-    if backend == "auto":
-        backend = _auto(q, k, v, key, segments, tol)
     with torch.autocast(q.device.type, enabled=False):
-        return _run(backend, q, k, v, key, segments, tol)
+        if weight is not None:
+            return summarise(k, v, key, weight).answer(q)
+        situation = _situation(q, v, segments)
+        if backend == "auto":
+            backend = choose(situation, key, tol).backend
+            if backend == "polynomial" and not (polynomial.within_ball(q) and polynomial.within_ball(k)):
+                backend = choose(situation, key, None).backend
+        return _run(backend, q, k, v, key, segments, tol, situation)
 
 
-def _weighted(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    diffusivity: str | Diffusivity,
-    batch: Tensor | Segments | None,
-    backend: str,
-    tol: float | None,
-    weight: Tensor,
-) -> Tensor:
-    """Senders with weights: by their sums where these are exact, otherwise by any operator.
-
-    For values [w v, w] an operator gives Σ_j g_ij [w_j v_j, w_j] / Σ_l g_il; the division of the first part by the
-    second drops what it was normalised by.
-    """
-    if weight.shape != q.shape[:1]:
-        raise UserError(f"weight must have one entry per row, shape ({q.shape[0]},), got {tuple(weight.shape)}")
-    form = form_of(score_key(diffusivity, q.shape[-1]))
-    if form == "identity":
-        return propagate(q, k, v, diffusivity, batch=batch, backend=backend, tol=tol)
-    if form in linear.LINEAR and batch is None and backend in ("auto", "linear"):
-        q, k, v = _same_dtype(q, k, v)
-        with torch.autocast(q.device.type, enabled=False):
-            return summarise(k, v, diffusivity, weight).answer(q)
-    mass = weight.to(v.dtype).view(-1, 1, 1).expand(-1, v.shape[1], 1)
-    both = propagate(q, k, torch.cat([mass * v, mass], -1), diffusivity, batch=batch, backend=backend, tol=tol)
-    return both[..., :-1] / safe_total(both[..., -1:], 1, torch.finfo(both.dtype).tiny)
+def pairs_are_cheaper(q: Tensor, v: Tensor, segments: Segments) -> bool:
+    """2 n² (d + c) operations for the pairs of each graph against 4 n d c for its sums: small graphs have few pairs."""
+    d, c = q.shape[-1], v.shape[-1]
+    pairs = sum(graphs * nodes * nodes for graphs, nodes, _ in segments.shapes)
+    rows = sum(graphs * nodes for graphs, nodes, _ in segments.shapes)
+    return pairs * (d + c) < 2 * rows * d * c
 
 
-def _auto(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None, tol: float | None) -> str:
-    largest = q.shape[0] if segments is None else segments.largest
-    situation = Situation(
-        n=largest,
+def _situation(q: Tensor, v: Tensor, segments: Segments | None) -> Situation:
+    return Situation(
+        n=q.shape[0] if segments is None else segments.largest,
         d=q.shape[-1],
         c=v.shape[-1],
         heads=q.shape[1],
         device=q.device,
         dtype=q.dtype,
-        batched_rows=0 if segments is None else q.shape[0],
-        pairwise=segments is not None and linear.pairs_are_cheaper(q, v, segments),
+        batched=segments is not None,
+        pairwise=segments is not None and pairs_are_cheaper(q, v, segments),
         transformed=not torch.compiler.is_compiling() and is_transformed(q),
     )
-    backend = choose(situation, key, tol).backend
-    if backend == "polynomial" and not (polynomial.within_ball(q) and polynomial.within_ball(k)):
-        return choose(situation, key, None).backend
-    return backend
 
 
 def _run(
-    backend: str, q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None, tol: float | None
+    backend: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key: str,
+    segments: Segments | None,
+    tol: float | None,
+    situation: Situation,
 ) -> Tensor:
+    form = form_of(key)
     if torch.compiler.is_compiling():  # the compiler wants the inputs of one operator to be different tensors
         k = k.view_as(k) if k is q else k
         v = v.view_as(v) if v is q or v is k else v
     if backend == "reference":
         return reference.propagate(q, k, v, key, None if segments is None else segments.batch)
-    if backend == "linear":
-        return linear.propagate(q, k, v, key, segments)
-    if backend in ("fused", "softmax") and torch.compiler.is_exporting():
-        backend = "blockwise"  # plain operations, which run where this package is not installed
-    if backend == "fused":
-        return pair_operator.propagate(q, k, v, key, segments)
-    if backend == "softmax":
-        return softmax.propagate(q, k, v, key, segments)
     if backend == "polynomial":
-        return polynomial.propagate(q, k, v, key, segments, tol=polynomial.DEFAULT_TOL if tol is None else tol)
+        return _polynomial(q, k, v, key, segments, polynomial.DEFAULT_TOL if tol is None else tol)
+    if backend == "linear" and form not in LINEAR:
+        name = diffusivity_of(key).name
+        raise UserError(f"backend 'linear' serves {' and '.join(sorted(LINEAR))}, not {name!r}; try backend='auto'")
+    if backend == "linear" and form == "simple" and torch.compiler.is_exporting():
+        return summarise(k, v, key).answer(q)  # in plain operations: the program runs where this package is missing
+    if backend == "linear" and not (form == "simple" and situation.pairwise):
+        return linear.propagate(q, k, v, key, segments)
+    if backend == "fused" and not torch.compiler.is_exporting():
+        return pair_operator.propagate(q, k, v, key, segments)
+    if backend == "softmax" and not torch.compiler.is_exporting():
+        if not softmax_serves(situation, form):
+            raise UserError(
+                f"backend 'softmax' needs an exponential diffusivity (softmax, gaussian, sharp), one graph, a CUDA "
+                f"device and at most {LONGEST_SOFTMAX_ROW // 4} channels in float32 or {LONGEST_SOFTMAX_ROW // 2} in "
+                f"float16 or bfloat16; got a diffusivity of form {form!r}, {q.device.type}, {q.dtype}, {q.shape[-1]} "
+                f"and {v.shape[-1]} channels{'' if segments is None else ' and a batch'}: try backend='auto'"
+            )
+        return softmax_attention(q, k, v, slope_of(key))
     return blockwise.propagate(q, k, v, key, segments)
+
+
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, slope: float) -> Tensor:
+    """softmax(a Q Kᵀ) V by torch; channels are padded to a multiple of 16, which its kernels want."""
+
+    def laid(x: Tensor) -> Tensor:
+        missing = -x.shape[-1] % 16
+        return (functional.pad(x, (0, missing)) if missing else x).transpose(0, 1).unsqueeze(0)
+
+    values = v.expand(-1, q.shape[1], -1)
+    out = functional.scaled_dot_product_attention(laid(q), laid(k), laid(values), scale=slope)
+    return out.squeeze(0).transpose(0, 1)[..., : v.shape[-1]]
+
+
+def _polynomial(q: Tensor, k: Tensor, v: Tensor, key: str, segments: Segments | None, tol: float) -> Tensor:
+    """By sums of monomials; of a batch large graphs one after the other, and all small ones together by their pairs."""
+    powers = polynomial.expand(key, tol)
+    pay = polynomial.pairs_that_pay(q.shape[-1], v.shape[-1], powers)
+    if segments is None:
+        _warn_of_cost(q, v, powers, pay)
+        return summarise(k, v, key, tol=tol).answer(q)
+    polynomial.check_norms(q=q, k=k)
+    large = (segments.sizes > pay).nonzero().squeeze(1).tolist()
+    if not large:
+        return blockwise.propagate(q, k, v, key, segments)
+    order, outs = [], []
+    for graph in large:
+        rows = (segments.batch == graph).nonzero().squeeze(1)
+        outs.append(summarise(k[rows], v[rows], key, tol=tol).answer(q[rows]))
+        order.append(rows)
+    rows = (segments.sizes[segments.batch] <= pay).nonzero().squeeze(1)
+    if rows.numel():
+        few = Segments(segments.batch[rows], segments.num_graphs)
+        outs.append(blockwise.propagate(q[rows], k[rows], v[rows], key, few))
+        order.append(rows)
+    return torch.cat(outs)[torch.argsort(torch.cat(order))]
+
+
+def _warn_of_cost(q: Tensor, v: Tensor, powers: tuple[float, ...], pay: int) -> None:
+    """Monomials grow quickly with degree and channels: minutes where pairs take a second are not silent."""
+    if torch.compiler.is_compiling():
+        return
+    sums = q.shape[0] * q.shape[1] * monomials.total_count(q.shape[-1], monomials.degrees_of(powers)) * v.shape[-1]
+    if pay > MUCH_DEARER * q.shape[0] and sums > MANY_SUMS:
+        warnings.warn(
+            f"backend='polynomial' costs about {pay / q.shape[0]:,.0f} times as much as backend='blockwise' here: of "
+            f"degree {len(powers) - 1} in {q.shape[-1]} channels it pays from {pay:,} rows on, and there are "
+            f"{q.shape[0]:,}; raise tol, or leave the choice to backend='auto'",
+            UserWarning,
+            stacklevel=5,
+        )
 
 
 def _same_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,7 +359,7 @@ def _same_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, backend: str) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, backend: str, weight: Tensor | None) -> None:
     if backend not in BACKENDS:
         raise UserError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -163,3 +372,5 @@ def _check(q: Tensor, k: Tensor, v: Tensor, backend: str) -> None:
     if v.dim() != q.dim() or v.shape[0] != q.shape[0] or (v.dim() == 3 and v.shape[1] not in (1, q.shape[1])):
         expected = f"[{q.shape[0]}, c]" if q.dim() == 2 else f"[{q.shape[0]}, {q.shape[1]} or 1, c]"
         raise UserError(f"v must be {expected} to go with q {tuple(q.shape)}, got {tuple(v.shape)}")
+    if weight is not None and weight.shape != q.shape[:1]:
+        raise UserError(f"weight must have one entry per row, shape ({q.shape[0]},), got {tuple(weight.shape)}")

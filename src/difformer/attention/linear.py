@@ -22,16 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from difformer.attention import blockwise
-from difformer.attention.layout import Piece, by_head, pack, pieces, serve_runs, working_dtype
 from difformer.attention.reference import safe_total, smallest_total
-from difformer.attention.scores import diffusivity_of, form_of
-from difformer.attention.segments import Segments
-from difformer.diffusivity import Diffusivity
-from difformer.errors import UserError
-from difformer.shortcut import direct, once_differentiated
+from difformer.attention.scores import form_of, working_dtype
+from difformer.attention.segments import Segments, blocks, by_head
+from difformer.shortcut import row_operator
 
-LINEAR = frozenset({"simple", "constant"})  # forms that are sums
 CPU_PART = 1 << 20  # elements of q that are worked on at a time
 GPU_PART = 1 << 26
 GPU_SLICES = 512  # products side by side that fill a GPU
@@ -86,7 +81,7 @@ def sum_keys(k: Tensor, v: Tensor, outer: Tensor, keys: Tensor, values: Tensor) 
 
 
 def answer_queries(
-    q: Tensor, outer: Tensor, keys: Tensor, values: Tensor, count: Tensor | int, out: Tensor, total: Tensor
+    q: Tensor, count: Tensor | int, out: Tensor, total: Tensor, outer: Tensor, keys: Tensor, values: Tensor
 ) -> None:
     """Writes P_i to `out` ``[P, n, c]`` and r_i to `total` ``[P, n, 1]``."""
     for p, i in parts(q):
@@ -101,10 +96,10 @@ def query_gradients(
     q: Tensor,
     total: Tensor,
     count: Tensor | int,
+    to: Tensor,
     outer: Tensor,
     keys: Tensor,
     values: Tensor,
-    to: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Writes ∂q to `to` ``[P, n, d]``; returns ∂M, ∂κ and ∂ν.
 
@@ -141,42 +136,37 @@ def key_gradients(
             torch.baddbmm(values_grad[p], part_k, outer_grad[p], out=v_grad[p, i])
 
 
-def reference_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """P of `simple` by its sums, in plain tensor operations."""
-    wide = working_dtype(q.dtype)
-    queries, keys, values = (x.to(wide).expand(-1, q.shape[1], -1).transpose(0, 1) for x in (q, k, v))
-    total = safe_total(q.shape[0] + queries @ keys.sum(1).unsqueeze(-1), q.shape[0])
-    answer = values.sum(1, keepdim=True) + queries @ (keys.mT @ values)
-    return (answer / total).transpose(0, 1).to(q.dtype)
+def _state(q: Tensor, v: Tensor, problems: int) -> list[Tensor]:
+    """Room for M ``[problems, d, H, c]``, κ ``[problems, 1, H, d]`` and ν ``[problems, 1, H, c]``."""
+    heads, d, c, dtype = q.shape[2], q.shape[3], v.shape[-1], working_dtype(q.dtype)
+    shapes = ((problems, d, heads, c), (problems, 1, heads, d), (problems, 1, heads, c))
+    return [q.new_empty(shape, dtype=dtype) for shape in shapes]
 
 
-def _rows_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rows: Tensor | None,
-    order: Tensor | None,
-    place: Tensor | None,
-    lengths: Tensor | None,
-    shapes: Sequence[int],
+def _results(q: Tensor, k: Tensor, v: Tensor, layout: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    out, total = (q.new_empty((*q.shape[:3], c), dtype=working_dtype(q.dtype)) for c in (v.shape[-1], 1))
+    return out, total, *_state(q, v, q.shape[0] if layout is None else 0)
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, layout: Tensor | None, shapes: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``q, k [runs, N, H, d]``, ``v [runs, N, H or 1, c]`` → P, r; and, of a whole graph, M, κ and ν."""
-    out, total, *state = _results(q, v, rows is None)
-    for piece in pieces(rows, order, place, lengths, shapes, runs=q.shape[0]):
-        block_out, block_total = piece.room(out), piece.room(total)
-        if rows is not None:
-            state = _state(q, v, q.shape[0] * piece.graphs)
-        inputs = (piece.take(q), _alone(piece, k), _alone(piece, v), block_out, block_total, *state)
-        for q_h, k_h, v_h, out_h, total_h, outer_h, keys_h, values_h in by_head(*inputs):
-            sum_keys(k_h, v_h, outer_h, keys_h, values_h)
-            answer_queries(q_h, outer_h, keys_h, values_h, _count(piece, q_h), out_h, total_h)
-        piece.put(out, block_out)
-        piece.put(total, block_total)
-    outer, keys, values = state if rows is None else _state(q, v, 0)
+    out, total, *kept = _results(q, k, v, layout)
+    for block in blocks(layout, shapes, q.shape[0]):
+        inputs = (block.take(q), block.take(k, zero=True), block.take(v, zero=True))
+        state = kept if layout is None else _state(q, v, inputs[0].shape[0])
+        room = block.room(out), block.room(total)
+        for q_h, k_h, v_h, out_h, total_h, *sums in by_head(*inputs, *room, *state):
+            sum_keys(k_h, v_h, *sums)
+            answer_queries(q_h, block.count(q_h), out_h, total_h, *sums)
+        block.put(out, room[0])
+        block.put(total, room[1])
+    outer, keys, values = kept
     return out, total, outer, keys, values
 
 
-def _rows_backward(
+def _backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
@@ -185,106 +175,27 @@ def _rows_backward(
     outer: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: Tensor | None,
-    order: Tensor | None,
-    place: Tensor | None,
-    lengths: Tensor | None,
+    layout: Tensor | None,
     shapes: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q_grad, k_grad, v_grad = grads = tuple(torch.empty(x.shape, dtype=total.dtype, device=x.device) for x in (q, k, v))
-    state = [outer, keys, values]
-    for piece in pieces(rows, order, place, lengths, shapes, runs=q.shape[0]):
-        room = piece.room(q_grad), piece.room(k_grad), piece.room(v_grad)
-        if rows is not None:
-            state = _state(q, v, q.shape[0] * piece.graphs)
-        inputs = (_alone(piece, grad), piece.take(q), piece.take(total), _alone(piece, k), _alone(piece, v))
-        heads = by_head(*inputs, *state, *room)
-        for head, (g_h, q_h, total_h, k_h, v_h, outer_h, keys_h, values_h, *to) in enumerate(heads):
-            if rows is not None:
-                sum_keys(k_h, v_h, outer_h, keys_h, values_h)
-            sums = query_gradients(g_h, q_h, total_h, _count(piece, q_h), outer_h, keys_h, values_h, to[0])
-            key_gradients(k_h, v_h, sums, to[1], to[2], add=head > 0 and v.shape[2] == 1)
-        for g, result in zip(grads, room, strict=True):
-            piece.put(g, result)
-    return q_grad, k_grad, v_grad
+    grads = [torch.empty(x.shape, dtype=total.dtype, device=x.device) for x in (q, k, v)]
+    for block in blocks(layout, shapes, q.shape[0]):
+        alone = (block.take(x, zero=True) for x in (grad, k, v))  # zero at padding, so that they may be summed
+        rows = [*alone, block.take(q), block.take(total)]
+        state = [outer, keys, values] if layout is None else _state(q, v, rows[0].shape[0])
+        room = [block.room(x) for x in grads]
+        for head, (g_h, k_h, v_h, q_h, total_h, *found) in enumerate(by_head(*rows, *state, *room)):
+            sums, (q_grad, k_grad, v_grad) = found[:3], found[3:]
+            if layout is not None:
+                sum_keys(k_h, v_h, *sums)
+            pulled = query_gradients(g_h, q_h, total_h, block.count(q_h), q_grad, *sums)
+            key_gradients(k_h, v_h, pulled, k_grad, v_grad, add=head > 0 and v.shape[2] == 1)
+        for x, result in zip(grads, room, strict=True):
+            block.put(x, result)
+    return grads[0].to(q.dtype), grads[1].to(k.dtype), grads[2].to(v.dtype)
 
 
-_forward = torch.library.custom_op("difformer::linear", mutates_args=())(_rows_forward)
-_backward = torch.library.custom_op("difformer::linear_backward", mutates_args=())(_rows_backward)
-
-
-def _state(q: Tensor, v: Tensor, problems: int) -> list[Tensor]:
-    """Room for M ``[problems, d, H, c]``, κ ``[problems, 1, H, d]`` and ν ``[problems, 1, H, c]``."""
-    heads, d, c, dtype = q.shape[2], q.shape[3], v.shape[-1], working_dtype(q.dtype)
-    shapes = ((problems, d, heads, c), (problems, 1, heads, d), (problems, 1, heads, c))
-    return [q.new_empty(shape, dtype=dtype) for shape in shapes]
-
-
-def _results(q: Tensor, v: Tensor, whole: bool) -> tuple[Tensor, ...]:
-    dtype = working_dtype(q.dtype)
-    out = q.new_empty((*q.shape[:3], v.shape[-1]), dtype=dtype)
-    return out, q.new_empty((*q.shape[:3], 1), dtype=dtype), *_state(q, v, q.shape[0] if whole else 0)
-
-
-def _alone(piece: Piece, x: Tensor) -> Tensor:
-    """The rows of a piece, zero at padding, so that they may be summed."""
-    taken, padding = piece.take(x), piece.padding()
-    return taken if padding is None else taken.masked_fill_(padding.view(*padding.shape, 1, 1), 0)
-
-
-def _count(piece: Piece, x: Tensor) -> Tensor | int:
-    # A traced program has sizes that are tensors.
-    return int(x.shape[1]) if piece.lengths is None else piece.lengths.view(-1, 1, 1)
-
-
-@_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, rows: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    return _results(q, v, rows is None)
-
-
-@_backward.register_fake
-def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, total: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape, dtype=total.dtype) for x in (q, k, v))
-
-
-serve_runs(_forward, 3)
-serve_runs(_backward, 8)
-
-
-_run_forward = direct(_rows_forward, _forward)
-_differentiate = once_differentiated(direct(_rows_backward, _backward))
-
-
-class _Simple(torch.autograd.Function):
-    """``q, k [N, H, d]``, ``v [N, H or 1, c]`` and a packed layout."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rows: Tensor | None,
-        order: Tensor | None,
-        place: Tensor | None,
-        lengths: Tensor | None,
-        shapes: list[int],
-    ) -> tuple[Tensor, ...]:
-        inputs = (q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0))
-        return tuple(x.squeeze(0) for x in _run_forward(*inputs, rows, order, place, lengths, shapes))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        q, k, v, rows, order, place, lengths, ctx.shapes = inputs
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(q, k, v, *output[1:], rows, order, place, lengths)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors
-        grads = _differentiate(*(x.unsqueeze(0) for x in (grad, *tensors[:7])), *tensors[7:], ctx.shapes)
-        return (*(g.squeeze(0).to(x.dtype) for g, x in zip(grads, tensors[:3], strict=True)), *(None,) * 5)
+_propagate = row_operator("linear", _forward, _backward, _results, inputs=3, keep=slice(1, None))
 
 
 def _constant(v: Tensor, segments: Segments | None) -> Tensor:
@@ -296,27 +207,9 @@ def _constant(v: Tensor, segments: Segments | None) -> Tensor:
     return (total / segments.sizes.to(wide.dtype).clamp_min(1).view(-1, 1, 1)).to(v.dtype)[segments.batch]
 
 
-def pairs_are_cheaper(q: Tensor, v: Tensor, segments: Segments) -> bool:
-    """2 n² (d + c) operations for the pairs of each graph against 4 n d c for its sums: small graphs have few pairs."""
-    d, c = q.shape[-1], v.shape[-1]
-    pairs = sum(graphs * nodes * nodes for graphs, nodes, _ in segments.shapes)
-    rows = sum(graphs * nodes for graphs, nodes, _ in segments.shapes)
-    return pairs * (d + c) < 2 * rows * d * c
-
-
-def propagate(
-    q: Tensor, k: Tensor, v: Tensor, diffusivity: str | Diffusivity, segments: Segments | None = None
-) -> Tensor:
+def propagate(q: Tensor, k: Tensor, v: Tensor, diffusivity: str, segments: Segments | None = None) -> Tensor:
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]`` in time linear in N."""
-    form = form_of(diffusivity)
-    if form not in LINEAR:
-        name = diffusivity_of(diffusivity).name
-        raise UserError(f"backend 'linear' serves {' and '.join(sorted(LINEAR))}, not {name!r}; try backend='auto'")
-    if form == "constant":
+    if form_of(diffusivity) == "constant":
         return _constant(v, segments).expand(-1, q.shape[1], -1)
-    if torch.compiler.is_exporting():  # an exported program must run where this package is not installed
-        return reference_sums(q, k, v)
-    if segments is not None and pairs_are_cheaper(q, v, segments):
-        return blockwise.propagate(q, k, v, diffusivity, segments)
-    out, *_ = _Simple.apply(q, k, v, *pack(segments))
-    return out.to(q.dtype)
+    layout = (None, []) if segments is None else segments.packed
+    return _propagate(*(x.unsqueeze(0) for x in (q, k, v)), *layout).squeeze(0).to(q.dtype)

@@ -9,20 +9,31 @@ needs the list of degree p - 1 alone, and one matrix product for each leading va
 There are C(d + p - 1, p) monomials of degree p. A power of an inner product is (q·k)^p = Σ_α w_α q^α k^α with the
 multinomial weights w_α = p! / α!.
 
-Rows run along the last axis here: a list of monomials is ``[monomials, n]``, so that each operation on it runs along
-the rows, of which there are many, and not along channels, of which there are few.
+Polynomial attention is two sums, `moments` and `evaluate`,
+
+    T_α = Σ_i x_i^α y_iᵀ,        z_i = Σ_α ω_α x_i^α T_α,
+
+with weights ω_α = a_p w_α from the coefficients a_p of a polynomial. Each is the other's adjoint: the gradient of y is
+an `evaluate`, that of T is a `moments`; the gradient of x comes with either.
+
+In `add_moments` and `evaluate_rows` rows run along the last axis: a list of monomials is ``[monomials, n]``, so that
+each operation on it runs along the rows, of which there are many, and not along channels, of which there are few.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from difformer._compat import constant_result
+from difformer.attention.scores import apart, working_dtype
 from difformer.free_memory import elements_at_a_time
+from difformer.shortcut import row_operator
 
 CPU_PART = 1 << 20  # elements of the longest list of monomials that are held at a time
 GPU_PART = 1 << 27
@@ -149,41 +160,127 @@ def add_moments(x: Tensor, y: Tensor, degrees: Sequence[int], to: Tensor) -> Non
                     _add_product(moments[place], lists[degree - 2][start:], part[a] * values)
 
 
-def evaluate(x: Tensor, state: Tensor, degrees: Sequence[int], to: Tensor) -> None:
-    """Writes Σ_α x_i^α T_α of ``x [n, d]`` and T ``[monomials, w]`` to `to` ``[n, w]``."""
+def evaluate_rows(
+    x: Tensor, state: Tensor, degrees: Sequence[int], to: Tensor, u: Tensor | None = None, x_grad: Tensor | None = None
+) -> None:
+    """Writes z_i = Σ_α x_i^α T_α of ``x [n, d]`` and T ``[monomials, w]`` to `to` ``[n, w]``.
+
+    Given `u`, also the gradient of Σ_i u_iᵀz_i with respect to x to `x_grad` ``[n, d]``.
+    """
     for rows in parts(x, degrees):
         part = x[rows].T.to(state.dtype).contiguous()
         lists = powers(part, _held(degrees))
         total = state.new_zeros(state.shape[1], part.shape[1])
+        given = part.new_empty(0) if u is None else u[rows].T.to(state.dtype).contiguous()
+        grads = [] if u is None else [torch.zeros_like(m) for m in lists]
+        slope = torch.zeros_like(part)
         for degree, moments in _each(state, x.shape[1], degrees):
             if degree == 0:
                 total.add_(moments.T)
             elif degree == 1:
                 total.addmm_(moments.T, part)
-            else:
-                for a, start, place in _leading(x.shape[1], degree):
-                    total.addcmul_(part[a], moments[place].T @ lists[degree - 2][start:])
-        to[rows] = total.T
-
-
-def evaluate_and_pull(x: Tensor, state: Tensor, u: Tensor, degrees: Sequence[int], to: Tensor, x_grad: Tensor) -> None:
-    """As `evaluate`, and writes the gradient of Σ_i u_iᵀz_i with respect to x to `x_grad` ``[n, d]``."""
-    for rows in parts(x, degrees):
-        part, given = (t[rows].T.to(state.dtype).contiguous() for t in (x, u))
-        lists = powers(part, _held(degrees))
-        grads = [torch.zeros_like(m) for m in lists]
-        slope, total = torch.zeros_like(part), state.new_zeros(state.shape[1], part.shape[1])
-        for degree, moments in _each(state, x.shape[1], degrees):
-            if degree == 0:
-                total.add_(moments.T)
-            elif degree == 1:
-                total.addmm_(moments.T, part)
-                slope.addmm_(moments, given)
+                if u is not None:
+                    slope.addmm_(moments, given)
             else:
                 for a, start, place in _leading(x.shape[1], degree):
                     inner = moments[place].T @ lists[degree - 2][start:]
-                    grads[degree - 2][start:].addmm_(moments[place], part[a] * given)
                     total.addcmul_(part[a], inner)
-                    slope[a].add_(inner.mul_(given).sum(0))
+                    if u is not None:
+                        grads[degree - 2][start:].addmm_(moments[place], part[a] * given)
+                        slope[a].add_(inner.mul_(given).sum(0))
         to[rows] = total.T
-        x_grad[rows] = pull_powers(part, lists, grads).add_(slope).T
+        if x_grad is not None:
+            x_grad[rows] = pull_powers(part, lists, grads).add_(slope).T
+
+
+def degrees_of(coefficients: Sequence[float]) -> list[int]:
+    """The degrees that a polynomial has."""
+    return [degree for degree, a in enumerate(coefficients) if a != 0]
+
+
+@constant_result
+def _weights(d: int, coefficients: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """ω_α of all degrees that have a coefficient, ``[monomials, 1]``."""
+    # A function of its own: compilers look through a cache, at the thread behind it.
+    return _kept_weights(d, coefficients, device, dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_weights(d: int, coefficients: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    def work() -> Tensor:
+        each = [coefficients[degree] * weights(d, degree) for degree in degrees_of(coefficients)]
+        return torch.cat(each).unsqueeze(1).to(device=device, dtype=dtype)
+
+    return apart(work)
+
+
+def _weighted(state: Tensor, d: int, coefficients: Sequence[float]) -> Tensor:
+    return state * _weights(d, tuple(coefficients), state.device, state.dtype)
+
+
+def _each_problem(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor, tuple[int, int]]]:
+    """The rows ``[N, d]`` and ``[N, w]`` of every run and head, and their place; heads may share `y`."""
+    for run, head in itertools.product(range(x.shape[0]), range(x.shape[2])):
+        yield x[run, :, head], y[run, :, head if y.shape[2] > 1 else 0], (run, head)
+
+
+def _moments_room(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> Tensor:
+    shape = (x.shape[0], x.shape[2], total_count(x.shape[3], degrees_of(coefficients)), y.shape[-1])
+    return y.new_empty(shape, dtype=working_dtype(x.dtype))
+
+
+def _moments(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """``x [runs, N, H, d]``, ``y [runs, N, H or 1, w]`` → T ``[runs, H, monomials, w]``."""
+    state = torch.zeros_like(_moments_room(x, y, coefficients))
+    for rows, values, place in _each_problem(x, y):
+        add_moments(rows, values, degrees_of(coefficients), state[place])
+    return state
+
+
+def _moments_backward(grad: Tensor, x: Tensor, y: Tensor, coefficients: Sequence[float]) -> tuple[Tensor, Tensor]:
+    y_grad, x_grad = _evaluate_and_pull(x, grad.contiguous(), y, coefficients)
+    y_grad = y_grad if y.shape[2] == x.shape[2] else y_grad.sum(2, keepdim=True)
+    return x_grad.to(x.dtype), y_grad.to(y.dtype)
+
+
+def _evaluate_room(x: Tensor, state: Tensor, coefficients: Sequence[float]) -> Tensor:
+    return state.new_empty((*x.shape[:3], state.shape[-1]))
+
+
+def _evaluate(x: Tensor, state: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """``x [runs, N, H, d]`` and T ``[runs, H, monomials, w]`` → z ``[runs, N, H, w]``."""
+    out, state = _evaluate_room(x, state, coefficients), _weighted(state, x.shape[3], coefficients)
+    for rows, to, place in _each_problem(x, out):
+        evaluate_rows(rows, state[place], degrees_of(coefficients), to)
+    return out
+
+
+def _evaluate_backward(grad: Tensor, x: Tensor, state: Tensor, coefficients: Sequence[float]) -> tuple[Tensor, Tensor]:
+    _, x_grad = _evaluate_and_pull(x, _weighted(state, x.shape[3], coefficients), grad, coefficients)
+    return x_grad.to(x.dtype), _weighted(_moments(x, grad, coefficients), x.shape[3], coefficients)
+
+
+def _evaluate_and_pull(x: Tensor, state: Tensor, u: Tensor, coefficients: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Σ_α x_i^α T_α, and the gradient of x for the gradient ``u [runs, N, H or 1, w]`` of it."""
+    out, x_grad = _evaluate_room(x, state, coefficients), state.new_empty(x.shape)
+    for rows, own, (run, head) in _each_problem(x, u):
+        to = out[run, :, head], own, x_grad[run, :, head]
+        evaluate_rows(rows, state[run, head], degrees_of(coefficients), *to)
+    return out, x_grad
+
+
+_sum_moments = row_operator("moments", _moments, _moments_backward, _moments_room, inputs=2, layouts=0)
+_sum_monomials = row_operator("monomial_sum", _evaluate, _evaluate_backward, _evaluate_room, inputs=2, layouts=0)
+
+
+def moments(x: Tensor, y: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """T for ``x [N, H, d]`` and ``y [N, H or 1, w]``: ``[H, monomials, w]``, in the working precision."""
+    # An exported program must run where this package is not installed: it gets the operations.
+    work = _moments if torch.compiler.is_exporting() else _sum_moments
+    return work(x.unsqueeze(0), y.unsqueeze(0), list(coefficients)).squeeze(0)
+
+
+def evaluate(x: Tensor, state: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """z for ``x [N, H, d]`` and the T of `moments`: ``[N, H, w]``."""
+    work = _evaluate if torch.compiler.is_exporting() else _sum_monomials
+    return work(x.unsqueeze(0), state.unsqueeze(0), list(coefficients)).squeeze(0)

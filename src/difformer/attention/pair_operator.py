@@ -19,12 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.attention.layout import serve_runs
 from difformer.attention.scores import diffusivity_of, form_of, least_of
 from difformer.attention.segments import Segments
-from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
-from difformer.shortcut import once_differentiated
+from difformer.shortcut import row_operator
 
 try:
     from difformer.attention import pair_kernels as kernels
@@ -51,7 +49,6 @@ def _width(channels: int) -> int:
     return max(16, 1 << (channels - 1).bit_length())
 
 
-@torch.library.custom_op("difformer::fused", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor | None, form: int, least: float) -> tuple[Tensor, Tensor]:
     """``q, k [P, N, d]``, ``v [P, N, c]``, rows sorted by graph → P_i ``[P, N, c]`` and r_i ``[P, N]``.
 
@@ -69,7 +66,6 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor | None, form: int, 
     return out, total
 
 
-@torch.library.custom_op("difformer::fused_backward", mutates_args=())
 def _backward(
     grad: Tensor,
     q: Tensor,
@@ -103,43 +99,11 @@ def _backward(
     return dq, dk, dv
 
 
-@_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _results(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return v.new_empty(v.shape), v.new_empty(v.shape[:2], dtype=torch.float32)
 
 
-@_backward.register_fake
-def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in (q, k, v))
-
-
-serve_runs(_forward, 3)
-serve_runs(_backward, 6)
-
-
-_differentiate = once_differentiated(_backward)
-
-
-class _Fused(torch.autograd.Function):
-    """The kernels as one differentiable operator."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, ranges: Tensor | None, form: int, least: float
-    ) -> tuple[Tensor, Tensor]:
-        return _forward(q, k, v, ranges, form, least)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        q, k, v, ranges, ctx.form, ctx.least = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(q, k, v, *output, ranges)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return (*_differentiate(grad, *ctx.saved_tensors, ctx.form, ctx.least), None, None, None)
+_propagate = row_operator("fused", _forward, _backward, _results, inputs=3)
 
 
 def _precision(dtype: torch.dtype) -> dict[str, Any]:
@@ -169,9 +133,7 @@ def pays(dtype: torch.dtype, batched: bool) -> bool:
     return dtype != torch.float32 or batched
 
 
-def propagate(
-    q: Tensor, k: Tensor, v: Tensor, diffusivity: str | Diffusivity, segments: Segments | None = None
-) -> Tensor:
+def propagate(q: Tensor, k: Tensor, v: Tensor, diffusivity: str, segments: Segments | None = None) -> Tensor:
     """``q, k [N, H, d]``, ``v [N, H or 1, c]`` → ``[N, H, c]``, exact, on a CUDA device."""
     form, heads, channels = form_of(diffusivity), q.shape[1], v.shape[-1]
     if not serves(form, q.device, q.dtype, max(q.shape[-1], channels)):
@@ -186,6 +148,5 @@ def propagate(
         rows = tuple(x.index_select(0, segments.by_graph) for x in rows)  # type: ignore[assignment]
     ranges = None if segments is None else segments.ranges
     laid = [_aligned(x.transpose(0, 1)) for x in rows]
-    out, _ = _Fused.apply(*laid, ranges, FORMS[form], least_of(diffusivity))
-    out = out.transpose(0, 1)[..., :channels]
+    out = _propagate(*laid, ranges, FORMS[form], least_of(diffusivity)).transpose(0, 1)[..., :channels]
     return out if segments is None else out.index_select(0, segments.place_by_graph)

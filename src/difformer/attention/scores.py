@@ -39,6 +39,11 @@ Pullback = Callable[[Tensor], Tensor]
 Result = TypeVar("Result")
 
 
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums are kept in: float64 for float64, float32 for all else."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 @dataclass(frozen=True)
 class Score:
     """A diffusivity as operators see it.

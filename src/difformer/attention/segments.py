@@ -9,6 +9,7 @@ out once and serves every layer.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,18 +22,26 @@ from difformer.shortcut import is_eager
 
 @dataclass(frozen=True)
 class Block:
-    """Graphs of like size as one padded block.
+    """Graphs of like size side by side; or, without `rows`, all rows as they lie.
 
     Args:
         rows: ``[graphs, nodes]`` int64: which row of the input stands at each place; where there is padding, the first
             row of the same graph.
         sizes: ``[graphs]`` int64: rows of each graph.
-        full: Whether no place is padding.
+        order: Rows that are no padding.
+        place: Their places in the block; None where no place is padding.
+        runs: Of the tensors ``[runs, N, …]`` that `take`, `room` and `put` are given.
     """
 
-    rows: Tensor
-    sizes: Tensor
-    full: bool
+    rows: Tensor = None  # type: ignore[assignment]  # all rows as they lie
+    sizes: Tensor = None  # type: ignore[assignment]
+    order: Tensor = None  # type: ignore[assignment]
+    place: Tensor | None = None
+    runs: int = 1
+
+    @property
+    def full(self) -> bool:
+        return self.place is None
 
     @property
     def mask(self) -> Tensor:
@@ -41,8 +50,74 @@ class Block:
 
     def pad(self, x: Tensor) -> Tensor:
         """``[N, …]`` to ``[graphs, nodes, …]``, zero where there is no row."""
-        blocks = x[self.rows]
-        return blocks if self.full else blocks.masked_fill(~self.mask.view(*self.rows.shape, *[1] * (x.dim() - 1)), 0)
+        taken = x[self.rows]
+        return taken if self.full else taken.masked_fill(~self.mask.view(*self.rows.shape, *[1] * (x.dim() - 1)), 0)
+
+    @property
+    def padding(self) -> Tensor | None:
+        """``[runs × graphs, nodes]`` bool: True where there is no row; None where there is one everywhere."""
+        return None if self.full else ~self.mask.repeat(self.runs, 1)
+
+    def count(self, keys: Tensor) -> Tensor | int:
+        """Keys that each row sums over, to go with ``[runs × graphs, nodes, 1]``."""
+        # A traced program has sizes that are tensors.
+        return int(keys.shape[1]) if self.full else self.sizes.repeat(self.runs).view(-1, 1, 1)
+
+    def take(self, x: Tensor, *, zero: bool = False) -> Tensor:
+        """``[runs, N, …]`` to ``[runs × graphs, nodes, …]``, with `zero` in place of padding."""
+        if self.rows is None:
+            return x
+        taken = x.index_select(1, self.rows.flatten()).view(-1, self.rows.shape[1], *x.shape[2:])
+        padding = self.padding if zero else None
+        return taken if padding is None else taken.masked_fill_(padding.view(*padding.shape, *[1] * (x.dim() - 2)), 0)
+
+    def room(self, x: Tensor) -> Tensor:
+        """Where the result that belongs into `x` is written: `x` itself, or a block of its own."""
+        if self.rows is None:
+            return x
+        return x.new_empty((x.shape[0] * self.rows.shape[0], self.rows.shape[1], *x.shape[2:]))
+
+    def put(self, x: Tensor, result: Tensor) -> None:
+        """The block's result back into rows ``[runs, N, …]``."""
+        if self.rows is None:
+            return
+        flat = result.view(x.shape[0], self.rows.numel(), *x.shape[2:])
+        x.index_copy_(1, self.order, flat if self.place is None else flat.index_select(1, self.place))
+
+
+def blocks(layout: Tensor | None, shapes: Sequence[int], runs: int = 1) -> Iterator[Block]:
+    """The blocks of `Segments.layout` and its flat `shapes`, as compiled operators take them, or the whole graph."""
+    if layout is None:
+        yield Block()
+        return
+    counts = list(zip(shapes[0::3], shapes[1::3], shapes[2::3], strict=True))
+    total = sum(real for _, _, real in counts)
+    sizes = (sum(graphs * nodes for graphs, nodes, _ in counts), total, total, sum(graphs for graphs, _, _ in counts))
+    rows, order, place, lengths = layout.split(sizes)
+    at, start, graph = 0, 0, 0
+    for graphs, nodes, real in counts:
+        places = None if real == graphs * nodes else place[start : start + real] - at
+        yield Block(
+            rows[at : at + graphs * nodes].view(graphs, nodes),
+            lengths[graph : graph + graphs],
+            order[start : start + real],
+            places,
+            runs,
+        )
+        at, start, graph = at + graphs * nodes, start + real, graph + graphs
+
+
+def by_head(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Views ``[problems, n, …]`` of tensors ``[B, n, H or 1, …]``, nothing copied: one head after the other.
+
+    The heads of one problem whose tensors all have them are taken together.
+    """
+    heads = max(x.shape[2] for x in tensors)
+    if heads > 1 and all(x.shape[0] == 1 and x.shape[2] == heads for x in tensors):
+        yield tuple(x[0].transpose(0, 1) for x in tensors)
+        return
+    for h in range(heads):
+        yield tuple(x[:, :, h if x.shape[2] > 1 else 0] for x in tensors)
 
 
 @dataclass(frozen=True)
@@ -80,6 +155,7 @@ class Segments:
         order: ``[N]``: the same without padding.
         place: ``[N]``: where each entry of `order` stands among `rows`.
         lengths: Rows of each graph, in the order of the blocks.
+        layout: The last four one behind the other: compiled operators take tensors, not objects.
         shapes: For each block its graphs, its nodes and its places that are no padding.
         largest: Rows of the largest graph.
 
@@ -107,9 +183,9 @@ class Segments:
         sizes = self.sizes.cpu()  # blocks are cut by a loop: one copy to the host, once per batch
         graphs = torch.argsort(sizes, stable=True)[int((sizes == 0).sum()) :]
         lengths = sizes[graphs]
-        blocks = _cut(lengths, policy)
+        shapes = _cut(lengths, policy)
         device = self.batch.device
-        counts, widths = (torch.tensor([block[at] for block in blocks], dtype=torch.long) for at in (0, 1))
+        counts, widths = (torch.tensor([shape[at] for shape in shapes], dtype=torch.long) for at in (0, 1))
         nodes = torch.repeat_interleave(widths, counts)
         # Places of graph g: its nodes from `start` in `by_graph`, then its first one again and again.
         owner = torch.repeat_interleave(torch.arange(len(graphs)), nodes)
@@ -121,8 +197,9 @@ class Segments:
         self.place = real.nonzero().squeeze(1).to(device)
         self.order = self.rows[self.place]
         self.lengths = lengths.to(device)
-        self.shapes = tuple(blocks)
-        self.largest = blocks[-1][1] if blocks else 0
+        self.layout = torch.cat([self.rows, self.order, self.place, self.lengths])
+        self.shapes = tuple(shapes)
+        self.largest = shapes[-1][1] if shapes else 0
 
     @functools.cached_property
     def place_by_graph(self) -> Tensor:
@@ -137,14 +214,14 @@ class Segments:
         return torch.stack([(end - self.sizes)[graph], end[graph], graph]).int()
 
     @property
+    def packed(self) -> tuple[Tensor, list[int]]:
+        """For `blocks`."""
+        return self.layout, [number for shape in self.shapes for number in shape]
+
+    @property
     def blocks(self) -> tuple[Block, ...]:
         """The blocks, smallest graphs first."""
-        found, at, graph = [], 0, 0
-        for graphs, nodes, real in self.shapes:
-            rows = self.rows[at : at + graphs * nodes].view(graphs, nodes)
-            found.append(Block(rows, self.lengths[graph : graph + graphs], real == graphs * nodes))
-            at, graph = at + graphs * nodes, graph + graphs
-        return tuple(found)
+        return tuple(blocks(*self.packed))
 
     def gather(self, parts: list[Tensor]) -> Tensor:
         """Padded results ``[graphs, nodes, …]``, one a block, back to rows ``[N, …]``."""

@@ -30,15 +30,16 @@ import torch
 from torch import Tensor
 
 from difformer.attention import blockwise, polynomial
-from difformer.attention.layout import working_dtype
-from difformer.attention.reference import attention_matrix, safe_total
-from difformer.attention.scores import diffusivity_of, find_score, form_of, score_key
+from difformer.attention.monomials import evaluate, moments
+from difformer.attention.reference import safe_total
+from difformer.attention.scores import diffusivity_of, find_score, form_of, score_key, working_dtype
 from difformer.attention.tiles import Sums as RunningSums
 from difformer.attention.tiles import add_keys
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 
 S = TypeVar("S", bound="Summary")
+LINEAR = frozenset({"simple", "constant"})  # forms that are sums
 
 
 class Summary(Protocol):
@@ -102,19 +103,19 @@ class Moments:
 
     Args:
         moments: ``[H, monomials, c + 1]``, see `difformer.attention.polynomial`; all-reduce it to sum over ranks.
-        diffusivity: g.
-        tol: Relative error allowed in g.
+        powers: Coefficients of the polynomial.
     """
 
     moments: Tensor
-    diffusivity: Diffusivity
-    tol: float = polynomial.DEFAULT_TOL
+    powers: tuple[float, ...]
 
     def answer(self, q: Tensor) -> Tensor:
         polynomial.check_norms(q=q)
-        wide = q.to(working_dtype(q.dtype))
-        key = score_key(self.diffusivity, q.shape[-1])
-        return polynomial.answer(wide, self.moments.to(wide.dtype), key, tol=self.tol).to(q.dtype)
+        state = self.moments.to(working_dtype(q.dtype))
+        sums = evaluate(q.to(state.dtype), state, self.powers)
+        # The first monomial is 1, where there is a constant: its last column counts the rows.
+        count = state[:, 0, -1:].detach() if self.powers[0] != 0 else torch.ones_like(state[:, 0, -1:])
+        return (sums[..., :-1] / safe_total(sums[..., -1:], count)).to(q.dtype)
 
     def __add__(self, other: Moments) -> Moments:
         return replace(self, moments=self.moments + other.moments)
@@ -146,9 +147,8 @@ class Pairs:
         inputs = [x for block in self.blocks for x in block if x is not None]
         tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (q, *inputs))
         wide = q.to(working_dtype(q.dtype))
-        if torch.compiler.is_exporting():
-            return self._dense(wide).to(q.dtype)
-        return (self._whole(wide) if tracked else self._streamed(wide)).to(q.dtype)
+        whole = tracked or torch.compiler.is_exporting()
+        return (self._whole(wide) if whole else self._streamed(wide)).to(q.dtype)
 
     def _moved(self, block: tuple[Tensor, Tensor, Tensor | None], q: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values in the queries' place and precision; with weights, values are [w v, w]."""
@@ -165,7 +165,8 @@ class Pairs:
 
     def _whole(self, q: Tensor) -> Tensor:
         keys, values = zip(*(self._moved(block, q) for block in self.blocks), strict=True)
-        out = blockwise.propagate(q, torch.cat(keys), torch.cat(values), self.diffusivity)
+        key = score_key(self.diffusivity, q.shape[-1])
+        out = blockwise.propagate(q, torch.cat(keys), torch.cat(values), key)
         return out[..., :-1] / out[..., -1:].clamp_min(torch.finfo(out.dtype).tiny) if self.weighted else out
 
     def _streamed(self, q: Tensor) -> Tensor:
@@ -182,12 +183,6 @@ class Pairs:
         else:
             out = sums.finish(count, score.least)[0]
         return out.transpose(0, 1)
-
-    def _dense(self, q: Tensor) -> Tensor:
-        keys, values = zip(*(self._moved(block, q) for block in self.blocks), strict=True)
-        matrix = attention_matrix(q, torch.cat(keys), score_key(self.diffusivity, q.shape[-1]))
-        out = torch.einsum("hnm,mhc->nhc", matrix, torch.cat(values))
-        return out[..., :-1] / out[..., -1:] if self.weighted else out
 
     def __add__(self, other: Pairs) -> Pairs:
         if self.weighted != other.weighted:
@@ -206,7 +201,7 @@ class Pairs:
 
 def adds_up(diffusivity: str | Diffusivity, tol: float | None = None) -> bool:
     """Whether the summary has a fixed size, so that it can be all-reduced; otherwise it is the senders themselves."""
-    return tol is not None or form_of(diffusivity) in ("simple", "constant")
+    return tol is not None or form_of(diffusivity) in LINEAR
 
 
 def summarise(
@@ -242,21 +237,20 @@ def summarise(
     if form == "identity":
         raise UserError("the identity diffusivity propagates each row to itself, so there is nothing to summarise")
     heads = max(k.shape[1], v.shape[1])
+    if tol is not None and form not in LINEAR:
+        polynomial.check_norms(k=k)  # before it is widened: rounding depends on the type
     k, v = k.to(wide), v.to(wide).expand(-1, heads, -1)
-    if form in ("simple", "constant"):
+    if form in LINEAR:
         return Sums.of(None if form == "constant" else k, v, weight)
-    chosen = diffusivity_of(key)
     if tol is not None:
-        polynomial.check_norms(k=k)
-        mass = v.new_ones(*v.shape[:2], 1)
-        if weight is not None:
-            mass = mass * weight.to(wide).view(-1, 1, 1)
-            v = v * mass
-        return Moments(polynomial.summarise(k, v, key, tol=tol, mass=mass), chosen, tol)
+        both = torch.cat([v, v.new_ones(*v.shape[:2], 1)], -1)
+        both = both if weight is None else both * weight.to(wide).view(-1, 1, 1)
+        powers = polynomial.expand(key, tol)
+        return Moments(moments(k, both, powers), powers)
     if weight is not None and not weight.requires_grad and bool((weight == 0).any()):
         there = weight > 0  # a sender without weight must not be the largest score of a row
         k, v, weight = k[there], v[there], weight[there]
-    return Pairs(((k, v, weight),), chosen)
+    return Pairs(((k, v, weight),), diffusivity_of(key))
 
 
 def restore(state: dict[str, Tensor], diffusivity: str | Diffusivity, *, tol: float | None = None) -> Summary:
@@ -266,11 +260,10 @@ def restore(state: dict[str, Tensor], diffusivity: str | Diffusivity, *, tol: fl
         ValueError: If the tensors are not those of a summary.
     """
     names: Sequence[str] = sorted(state)
-    chosen = diffusivity_of(diffusivity)
     if names == ["sums"]:
         return Sums(state["sums"])
     if names == ["moments"]:
-        return Moments(state["moments"], chosen, polynomial.DEFAULT_TOL if tol is None else tol)
+        return Moments(state["moments"], polynomial.expand(diffusivity, polynomial.DEFAULT_TOL if tol is None else tol))
     if names in (["keys", "values"], ["keys", "values", "weight"]):
-        return Pairs(((state["keys"], state["values"], state.get("weight")),), chosen)
+        return Pairs(((state["keys"], state["values"], state.get("weight")),), diffusivity_of(diffusivity))
     raise UserError(f"a summary is 'sums', 'moments', or 'keys' and 'values', got {', '.join(names) or 'nothing'}")

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from difformer.attention.reference import safe_total
+from difformer.attention.reference import safe_total, smallest_total
 from difformer.attention.scores import SMALLEST_MEAN_EXCHANGE, Score
 from difformer.free_memory import elements_at_a_time
 
@@ -181,6 +181,20 @@ def add_gradients(
         k_rows[p, :, j].baddbmm_(q[p, i].mT, w)
     k_grad.add_(k_rows.mT)
     v_grad.add_(v_rows.mT)
+
+
+def row_terms(
+    score: Score, grad: Tensor, out: Tensor, total: Tensor, padding: Tensor | None, count: Tensor | int
+) -> tuple[Tensor, Tensor]:
+    """a_i and D_i of the equations above."""
+    a = grad if score.exponential else grad / total
+    if padding is not None:
+        a = a.masked_fill(padding.unsqueeze(-1), 0)
+    inner = (a * out).sum(-1, keepdim=True)
+    if not score.exponential:
+        # A total that was clamped does not depend on q and k.
+        inner.masked_fill_(total == smallest_total(count, total, score.least), 0)
+    return a, inner
 
 
 def _with_constant(x: Tensor, constant: Tensor | None) -> Tensor:

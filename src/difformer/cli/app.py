@@ -14,8 +14,7 @@ from difformer.cli.compare import compare
 from difformer.cli.datasets import datasets
 from difformer.cli.demo import demo
 from difformer.cli.embed import embed
-from difformer.cli.energy import energy
-from difformer.cli.evaluate import evaluate
+from difformer.cli.evaluate import energy, evaluate
 from difformer.cli.explain import explain
 from difformer.cli.fit import fit
 from difformer.cli.models import models
@@ -61,7 +60,6 @@ COMMANDS: dict[str, dict[Callable[..., None], str]] = {
     },
 }
 
-
 # What a value is called in help, by the name of its type.
 KINDS = {"path": "PATH", "int": "N", "float": "NUMBER", "str": "NAME"}
 
@@ -82,13 +80,14 @@ class _Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            heading = getattr(parameter, "rich_help_panel", None)
-            heading = heading or ("Arguments" if parameter.param_type_name == "argument" else "Options")
-            if (record := parameter.get_help_record(ctx)) is not None:
-                word, _, kind = record[0].partition(" <")  # typer writes the type as <list[str]>
-                kind = next((name for known, name in KINDS.items() if known in kind), "")
-                word = f"{word} {kind}" if heading != "Arguments" else word
-                sections.setdefault(heading, []).append((word.rstrip(), record[1]))
+            if (record := parameter.get_help_record(ctx)) is None:
+                continue
+            word, _, kind = record[0].partition(" <")  # typer writes the type as <list[str]>
+            if parameter.param_type_name == "argument":
+                sections.setdefault("Arguments", []).append((word, record[1]))
+            else:
+                word = f"{word} {next((name for known, name in KINDS.items() if known in kind), '')}".rstrip()
+                sections.setdefault(parameter.rich_help_panel or "Options", []).append((word, record[1]))
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
@@ -99,13 +98,9 @@ class _Group(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for heading, group in COMMANDS.items():
-            rows = []
-            for function in group:
-                found = self.get_command(ctx, function.__name__)
-                assert found is not None
-                rows.append((function.__name__, found.get_short_help_str(formatter.width - 16)))
+            named = [(one.__name__, self.get_command(ctx, one.__name__)) for one in group]
             with formatter.section(heading):
-                formatter.write_dl(rows)
+                formatter.write_dl([(name, one.get_short_help_str(formatter.width - 16)) for name, one in named if one])
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with _helpful():
@@ -122,7 +117,7 @@ def _helpful() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        message = getattr(error, "message", None)
+        message: Any = getattr(error, "message", None)
         if message == "" and (missing := getattr(error, "param", None)) is not None:
             example = error.ctx.command.epilog.replace("\b\n", "")  # type: ignore[attr-defined]
             error.message = f"{getattr(missing, 'help', '')} {example}"  # type: ignore[attr-defined]
@@ -134,9 +129,8 @@ def _helpful() -> Iterator[None]:
 def _setting(error: Any) -> str:
     """``did you mean --set epochs=…?`` for an unknown option that is a setting or an option of files."""
     name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
-    if not name or not hasattr(error, "possibilities") or error.ctx is None:
-        return ""
-    if "--set" not in {word for one in error.ctx.command.params for word in one.opts}:
+    options = {word for one in error.ctx.command.params for word in one.opts} if getattr(error, "ctx", None) else ()
+    if not name or "--set" not in options or not hasattr(error, "possibilities"):
         return ""
     from difformer.cli.command import spelled
     from difformer.cli.inputs import DEFAULT_MODEL

@@ -16,17 +16,18 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from difformer.cli.output import printable
+from difformer.cli.output import Output, printable
+from difformer.distributed.environment import rank
 from difformer.errors import UserError, WouldNotFitError
 
-CHECK_FAILED = 1
-USER_ERROR = 2
-INTERRUPTED = 130
+if TYPE_CHECKING:
+    from difformer.distributed.process_group import Ranks
 
+CHECK_FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130  # exit codes
 EXPECTED = (UserError, OSError, ImportError)
 
 # Arguments of Python that have an option of their own.
@@ -83,6 +84,31 @@ def command(function: Function) -> Function:
 
 
 @contextmanager
+def joined(device: str, output: Output) -> Iterator[Ranks]:
+    """The group of processes that torchrun started; ranks other than the first print nothing that rank 0 prints."""
+    from difformer.distributed.process_group import join
+
+    silence(output)
+    try:
+        with join(device) as ranks:
+            yield ranks
+    except KeyboardInterrupt:
+        if rank() == 0:
+            raise
+        raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:
+        if rank() > 0 and getattr(error, "of_rank_0", False):
+            raise typer.Exit(USER_ERROR) from None
+        raise
+
+
+def silence(output: Output) -> None:
+    """Prints nothing on any rank but the first."""
+    if rank() > 0:
+        output.as_json, output.out.quiet, output.err.quiet = False, True, True
+
+
+@contextmanager
 def resumable(folder: Path) -> Iterator[None]:
     """A second Ctrl-C within this block is told which run can be resumed."""
     try:
@@ -95,16 +121,14 @@ def resumable(folder: Path) -> Iterator[None]:
 
 def _saved(error: KeyboardInterrupt) -> str:
     """What an interrupted run leaves, and how to resume it; a second Ctrl-C leaves no time to save."""
-    if (folder := getattr(error, "folder", "")) and "no checkpoints" in getattr(error, "kept", ""):
-        return (
-            f"; the results so far were saved, but stacked seeds have no checkpoints. Train them again from the first "
-            f"epoch with: difformer fit --resume {folder}"
+    saved, begun = getattr(error, "folder", ""), getattr(error, "begun", "")
+    said = "; the state was saved. Resume with" if saved else " at once. Resume from the last checkpoint with"
+    if saved and "no checkpoints" in getattr(error, "kept", ""):
+        said = (
+            "; the results so far were saved, but stacked seeds have no checkpoints. Train them again from the first "
         )
-    if folder:
-        return f"; the state was saved. Resume with: difformer fit --resume {folder}"
-    if folder := getattr(error, "begun", ""):
-        return f" at once. Resume from the last checkpoint with: difformer fit --resume {folder}"
-    return ""
+        said += "epoch with"
+    return f"{said}: difformer fit --resume {saved or begun}" if saved or begun else ""
 
 
 def _out_of_memory(error: Exception) -> bool:
@@ -119,10 +143,9 @@ def explain(error: Exception) -> str:
     if isinstance(error, WouldNotFitError):
         return f"refused for lack of memory: {text}"
     if _out_of_memory(error):
-        elsewhere = " or --device cpu" if type(error).__name__ == "OutOfMemoryError" else ""
-        smaller = "--batch-size, fewer hidden_channels"
-        smaller += ", --set precision=bf16" if elsewhere else " or --set precision=bf16"
-        return f"out of memory ({text.split('. ')[0]}); try {smaller}{elsewhere}"
+        on_gpu = type(error).__name__ == "OutOfMemoryError"
+        smaller = ", --set precision=bf16 or --device cpu" if on_gpu else " or --set precision=bf16"
+        return f"out of memory ({text.split('. ')[0]}); try --batch-size, fewer hidden_channels{smaller}"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     text, option = as_typed(text), spelled(getattr(error, "argument", None))
@@ -133,13 +156,11 @@ def spelled(argument: str | None) -> str:
     """An argument of Python as it is typed on the command line: ``--data duplicates=…``."""
     if argument is None or argument in _SPELLED:
         return _SPELLED.get(argument or "", "")
-    from dataclasses import fields
-
     from difformer.training.config import TrainConfig
 
     if argument in _file_options():
         return f"--data {argument}=…" if _takes_data else ""
-    return f"--set {argument}=…" if argument in {field.name for field in fields(TrainConfig)} else ""
+    return f"--set {argument}=…" if argument in vars(TrainConfig()) else ""
 
 
 def as_typed(text: str) -> str:

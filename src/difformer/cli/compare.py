@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from difformer.cli.command import command
-from difformer.cli.description import mean_and_deviation
 from difformer.cli.options import Json, argument
-from difformer.cli.output import Output, shown
-from difformer.cli.progress import clock_time
-
-if TYPE_CHECKING:
-    from difformer.report.comparison import Side
+from difformer.cli.output import Output, clock_time, mean_and_deviation, shown
 
 PARTS = ("train", "valid", "test")
 
@@ -38,16 +32,11 @@ def compare(
     output.json({**asdict(found), "sides": sides})
     spread = "; mean ± standard deviation" if any(len(side.values) > 1 for side in found.sides) else ""
     output.say(f"{found.metric}, {'higher' if found.higher_is_better else 'lower'} is better{spread}")
-    output.records(
-        {
-            "run": lambda side: side.name,
-            "model": lambda side: side.model,
-            "seeds": lambda side: len(side.values),
-            **{part: _mean(part) for part in PARTS},
-            "time per seed": lambda side: clock_time(side.seconds),
-        },
-        found.sides,
-    )
+    rows = []
+    for side in found.sides:
+        means = [mean_and_deviation(*side.means[part], len(side.values)) for part in PARTS]
+        rows.append([side.name, side.model, len(side.values), *means, clock_time(side.seconds)])
+    output.table(["run", "model", "seeds", *PARTS, "time per seed"], rows)
     output.records(
         {
             "against the first": lambda one: one.name,
@@ -68,10 +57,6 @@ def compare(
         output.table(["setting", *(side.name for side in found.sides)], differing)
     for note in found.notes:
         output.say(f"note: {note}")
-
-
-def _mean(part: str) -> Callable[[Side], str]:
-    return lambda side: mean_and_deviation(*side.means[part], len(side.values))
 
 
 def _p(value: float | None) -> str:

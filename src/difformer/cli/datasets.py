@@ -48,7 +48,7 @@ def datasets(
 
     output = Output(as_json)
     if name is not None:
-        _one(entry(name).name, root, output)
+        _one(entry(name), root, output)
         return
     listed = list_datasets(root)
     output.json([_document(one) for one in listed])
@@ -81,22 +81,14 @@ def _size(entry: Entry) -> str:
         return "any"
     if entry.kind == "nodes":
         return f"{entry.nodes:,} nodes"
-    if entry.kind == "series":
-        return f"{count(entry.length)} snapshots × {entry.nodes:,}"
-    return f"{count(entry.length)} graphs × ~{entry.nodes:,}"
+    each = f"snapshots × {entry.nodes:,}" if entry.kind == "series" else f"graphs × ~{entry.nodes:,}"
+    return f"{count(entry.length)} {each}"
 
 
-def _edges(entry: Entry) -> str:
-    """How many edges; where directions are kept, it says so."""
-    if entry.directed:
-        return "directed" if entry.edges is None else f"{entry.edges:,} directed"
-    return count(entry.edges)
-
-
-def _counted(entry: Entry) -> str:
-    """The same at length: what is counted, and what papers print where that is another number."""
-    if entry.edges is None:
-        return _edges(entry)
+def _edges(entry: Entry, *, at_length: bool = False) -> str:
+    """How many edges, and whether they are directed; at length also what papers print where that is another number."""
+    if entry.edges is None or not at_length:
+        return f"{count(entry.edges)} directed".removeprefix("– ") if entry.directed else count(entry.edges)
     counted = "directed, over all snapshots" if entry.directed else "undirected, each counted once, without self-loops"
     papers = "" if entry.links is None else f" (papers print {entry.links:,}, the raw links)"
     return f"{entry.edges:,} {counted}{papers}"
@@ -110,34 +102,30 @@ def _where(listing: Listing) -> str:
     return listing.place if listing.place == "built in" else "on disk"
 
 
-def _one(name: str, root: Path | None, output: Output) -> None:
-    from difformer.data.catalogue import entry as entry_of
+def _one(entry: Entry, root: Path | None, output: Output) -> None:
     from difformer.data.lookup import listing as listing_of
     from difformer.data.registry import dataset_options, loader_of
 
-    listing = listing_of(entry_of(name), root)
-    options: dict[str, Any] = dataset_options(name)
-    explained = meanings(loader_of(name))
-    output.json(
-        {**_document(listing), "options": options, "meanings": {key: explained.get(key, "") for key in options}}
+    listing = listing_of(entry, root)
+    options: dict[str, Any] = dataset_options(entry.name)
+    explained = {key: meanings(loader_of(entry.name)).get(key, "") for key in options}
+    output.json({**_document(listing), "options": options, "meanings": explained})
+    output.facts(
+        {
+            "name": entry.name,
+            "about": entry.about,
+            "kind": entry.kind,
+            "size": _size(entry),
+            "edges": _edges(entry, at_length=True),
+            "features": count(entry.features),
+            "outputs": count(entry.outputs),
+            "metric": entry.metric,
+            "protocols": ", ".join(entry.protocols) or "–",
+            "licence": entry.licence,
+            "source": entry.source,
+            "files": listing.place or "to download",
+            "lacks": f"{listing.lacks}: train it (docs/data.md), or --data features=pca" if listing.lacks else "",
+        }
     )
-    entry = listing.entry
-    facts = {
-        "name": entry.name,
-        "about": entry.about,
-        "kind": entry.kind,
-        "size": _size(entry),
-        "edges": _counted(entry),
-        "features": count(entry.features),
-        "outputs": count(entry.outputs),
-        "metric": entry.metric,
-        "protocols": ", ".join(entry.protocols) or "–",
-        "licence": entry.licence,
-        "source": entry.source,
-        "files": listing.place or "to download",
-        "lacks": f"{listing.lacks}: train it (docs/data.md), or --data features=pca" if listing.lacks else "",
-    }
-    output.table(["", ""], [fact for fact in facts.items() if fact[1]])
     output.say("options (`--data KEY=VALUE`), with their defaults:")
-    rows = [[key, shown(value), explained.get(key, "")] for key, value in options.items()]
-    output.table(["option", "default", "meaning"], rows)
+    output.table(["option", "default", "meaning"], [[k, shown(v), explained[k]] for k, v in options.items()])

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from difformer.cli.command import command
 from difformer.cli.options import Device, Json, option
-from difformer.cli.output import Output, counted
-from difformer.cli.progress import clock_time
+from difformer.cli.output import Output, clock_time, counted
 
 if TYPE_CHECKING:
     from difformer.training import Summary, TaskSource

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from difformer.cli.command import as_typed
 from difformer.cli.inputs import DEFAULT_MODEL, PAPER_MODEL
-from difformer.cli.output import Output, counted, listed, shown
-from difformer.cli.progress import clock_time
+from difformer.cli.output import Output, clock_time, counted, listed, mean_and_deviation, score, shown
 
 if TYPE_CHECKING:
     from difformer.cli.inputs import Request
     from difformer.data import Task
-    from difformer.experiments.presets import Preset
+    from difformer.distributed.partition_folder import Partition
+    from difformer.distributed.process_group import Ranks
+    from difformer.distributed.rank_runs import Sent
     from difformer.training import Summary, TrainConfig
-    from difformer.training.source import TaskSource
+    from difformer.training.run_folder import TaskSource
 
 # Settings of the training that also a model without parameters uses; all others concern an optimiser.
 WITHOUT_TRAINING = ("batch_size", "metric", "graph", "precision")
@@ -26,11 +26,11 @@ WITHOUT_TRAINING = ("batch_size", "metric", "graph", "precision")
 LENGTH = frozenset({"epochs", "patience", "eval_every"})
 
 
-def describe_task(task: Task, metric: str = "auto") -> list[str]:
-    """Size, protocol and notes in a few lines; `metric` is the configuration's."""
+def describe_task(task: Task, config: TrainConfig | None = None) -> list[str]:
+    """Size, protocol and notes in a few lines; with what a configuration says about metric and graph."""
     from difformer.training.metrics import protocol_text
 
-    facts = task.facts()
+    facts, metric = task.facts(), "auto" if config is None else config.metric
     parts = ("graphs", "snapshots", "nodes", "edges", "features", "classes", "targets")
     sizes = [counted(int(facts[key]), key) for key in parts if key in facts]
     split = "/".join(str(size) for size in task.splits[0].sizes())
@@ -39,10 +39,11 @@ def describe_task(task: Task, metric: str = "auto") -> list[str]:
     lines.append(f"train/valid/test: {split}" + (f", {len(task.splits)} splits" if len(task.splits) > 1 else ""))
     if task.preprocessing is not None:
         lines += ["columns:", *(f"  {line}" for line in task.preprocessing.describe().splitlines())]
-    return lines + [f"note: {as_typed(note)}" for note in task.notes]
+    notes = [*task.notes, *([] if config is None else _missing_edges(task, config))]
+    return lines + [f"note: {as_typed(note)}" for note in notes]
 
 
-def note_missing_edges(task: Task, config: TrainConfig) -> list[str]:
+def _missing_edges(task: Task, config: TrainConfig) -> list[str]:
     """A note if there are no edges: for a model that works over them, and for one that has a sharper form."""
     from difformer.training.config import knn_of
     from difformer.training.spaces import MOST_ROWS
@@ -52,13 +53,13 @@ def note_missing_edges(task: Task, config: TrainConfig) -> list[str]:
         return []
     if config.model == "difformer" and "diffusivity" not in config.options and task.num_nodes <= MOST_ROWS:
         return [
-            "note: no graph: --model difformer-sharp lets attention select near instances, where the default spreads "
+            "no graph: --model difformer-sharp lets attention select near instances, where the default spreads "
             "it almost evenly; train both and see with `difformer compare`"
         ]
     if not find(config.model).needs_graph:
         return []
     return [
-        f"note: {config.model} passes messages along edges, but there are no edges here, so every instance is on its "
+        f"{config.model} passes messages along edges, but there are no edges here, so every instance is on its "
         f"own; --set graph=knn:5 connects each to its nearest neighbours"
         + ("" if task.edge_index is not None else ", --edges FILE gives a graph for your own files")
     ]
@@ -66,51 +67,44 @@ def note_missing_edges(task: Task, config: TrainConfig) -> list[str]:
 
 def describe_request(request: Request, source: TaskSource | None) -> list[str]:
     """Model, settings, where they come from, and notes; a partitioned task has no source."""
-    lines = [f"model: {request.config.model} ({listed(request.settings) or 'defaults'})"]
+    from difformer.training.config import TrainConfig
+    from difformer.zoo import find
+
+    model, chosen = request.config.model, {} if request.preset is None else request.preset.settings
+    lines = [f"model: {model} ({listed(request.settings) or 'defaults'})"]
     if request.preset is not None:
-        lines += _origin(request, request.preset, source)
+        lines += _origin(request, source)
     elif not set(request.settings) - LENGTH:
-        lines.append(_untuned(request, source))
-    return lines + _without_training(request)
+        lines.append(f"untuned: defaults of {model}{_other_presets(request, source)}")
+    if not find(model).trained:
+        of_training = vars(TrainConfig()).keys() - {"model", "options", *WITHOUT_TRAINING}
+        typed = listed({k: v for k, v in request.settings.items() if k in of_training and chosen.get(k) != v})
+        lines += [f"note: {model} trains nothing, so {typed} changes nothing"] if typed else []
+    return lines
 
 
-def _untuned(request: Request, source: TaskSource | None) -> str:
-    """That settings are defaults, and which presets exist instead."""
+def _other_presets(request: Request, source: TaskSource | None) -> str:
+    """Which presets could be used in place of the defaults."""
     from difformer.experiments.presets import PREFERRED, load_presets
 
     model, dataset = request.config.model, request.dataset
-    if dataset is None:
-        data = "a partitioned task" if source is None else "your own data"
-        return f"untuned: defaults of {model}, no preset for {data}"
     every = [p for p in load_presets() if (p.dataset, p.variant) == (dataset, None)]
     known, whose = [p for p in every if p.model == model], ""
     if not known and model == DEFAULT_MODEL:
         known, whose = [p for p in every if p.model == PAPER_MODEL], f" (of {PAPER_MODEL})"
     if not known:
-        return f"untuned: defaults of {model}, no preset for {dataset}"
+        return f", no preset for {dataset or ('a partitioned task' if source is None else 'your own data')}"
     known.sort(key=lambda preset: PREFERRED.index(preset.name) if preset.name in PREFERRED else len(PREFERRED))
-    here = _protocol(source)
-    names = [p.name if p.protocol in (None, here) else f"{p.name} under protocol {p.protocol}" for p in known]
-    first = known[0]
-    words = f"--preset {first.name}" + ("" if first.protocol in (None, here) else f" --protocol {first.protocol}")
-    return f"untuned: defaults of {model}; presets for {dataset}{whose}: {', '.join(names)} (add {words})"
+    other = [p.protocol if p.protocol not in (None, _protocol(source)) else None for p in known]
+    names = [f"{p.name} under protocol {o}" if o else p.name for p, o in zip(known, other, strict=True)]
+    words = f"--preset {known[0].name}" + (f" --protocol {other[0]}" if other[0] else "")
+    return f"; presets for {dataset}{whose}: {', '.join(names)} (add {words})"
 
 
-def _without_training(request: Request) -> list[str]:
-    """A note if settings of a training are given to a model that has nothing to train."""
-    from difformer.training.config import TrainConfig
-    from difformer.zoo import find
-
-    if find(request.config.model).trained:
-        return []
-    fields = {field.name for field in dataclasses.fields(TrainConfig)} - {"model", "options", *WITHOUT_TRAINING}
-    chosen = {} if request.preset is None else request.preset.settings
-    typed = listed({k: v for k, v in request.settings.items() if k in fields and chosen.get(k) != v})
-    return [f"note: {request.config.model} trains nothing, so {typed} changes nothing"] if typed else []
-
-
-def _origin(request: Request, preset: Preset, source: TaskSource | None) -> list[str]:
+def _origin(request: Request, source: TaskSource | None) -> list[str]:
     """What a preset is, how it was found, and whether it was chosen for this request."""
+    preset = request.preset
+    assert preset is not None
     lines = [f"preset: {preset.describe()}"]
     lines += [f"found by: {preset.command}"] if preset.command else []
     lines += [f"note: {preset.note}"] if preset.note else []
@@ -194,11 +188,6 @@ def headline(summary: Summary) -> str:
     return f"test {summary.metric}: {mean_and_deviation(summary.mean('test'), summary.std('test'), runs)} ({over})"
 
 
-def mean_and_deviation(mean: float, deviation: float, count: int, sign: str = "") -> str:
-    """Mean ± deviation; a single value has no deviation, and ± 0 would claim one."""
-    return f"{score(mean, sign)} ± {score(deviation)}" if count > 1 else score(mean, sign)
-
-
 def variety(results: Sequence[Mapping[str, Any]]) -> str:
     """What differs between seeds besides the initialisation, so that a ± can be read."""
     splits = len({result["split"] for result in results})
@@ -207,6 +196,47 @@ def variety(results: Sequence[Mapping[str, Any]]) -> str:
     return ", each on its own split" if splits == len(results) else f" on {splits} splits"
 
 
-def score(value: float | None, sign: str = "") -> str:
-    """A metric with four digits; a dash if it is missing."""
-    return "–" if value is None or value != value else f"{value:{sign}.4f}"
+def describe_seeds(task: Task, config: TrainConfig, seeds: int, ranks: Ranks) -> str:
+    """Which rank trains what."""
+    from difformer.distributed.rank_trainer import shares_batches
+
+    group = f"ranks: {ranks.size} ({ranks.device.type})"
+    if seeds >= ranks.size:
+        return f"{group}, {counted(seeds, 'seeds')} spread over them; rank 0's are shown"
+    if shares_batches(task, config):
+        return f"{group}, each with a share of every batch of graphs"
+    hint = "; --shard spreads the graph, so that all ranks train each seed together" if task.kind == "nodes" else ""
+    idle = counted(ranks.size - seeds, "ranks")
+    return f"note: {ranks.size} ranks for {counted(seeds, 'seeds')}: nothing to do for {idle}{hint}"
+
+
+def describe_partition(partition: Partition, ranks: Ranks) -> list[str]:
+    about, sizes = partition.about, partition.sizes
+    backend = "NCCL" if ranks.device.type == "cuda" else "gloo"
+    lines = [
+        f"{about['name']}: {about['num_nodes']:,} nodes, {about['num_edges'] or 0:,} edges, {about['num_features']:,} "
+        f"features, in {len(sizes)} parts of {min(sizes):,} to {max(sizes):,} nodes ({about['method']})",
+        f"protocol: {about['protocol']}",
+        partition.quality.describe(),
+        f"ranks: {ranks.size} ({ranks.device.type}, {backend})",
+    ]
+    if ranks.size > len(sizes):
+        lines.append(
+            f"note: {ranks.size - len(sizes)} of {ranks.size} ranks have no part; `difformer partition` with --parts "
+            f"{ranks.size} would give each one"
+        )
+    return lines
+
+
+def describe_sent(sent: Sent) -> str:
+    """Bytes by kind, in one line."""
+    from difformer.distributed.process_group import readable
+
+    kinds, once = (
+        ", ".join(f"{kind} {readable(count)}" for kind, count in counts.items() if count >= 1)
+        for counts in (sent.by_kind, sent.once)
+    )
+    if not kinds:
+        return "sent: nothing, there was one rank"
+    note = " (ring: keys and values of all nodes, O(N d))" if sent.by_kind.get("ring") else ""
+    return f"sent per epoch by the busiest of {sent.ranks} ranks: {kinds}{note}; once: {once or 'nothing'}"

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from difformer.cli.command import command
 from difformer.cli.inputs import new_rows
 from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed, option
 from difformer.cli.output import Output, check_new
 from difformer.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @command
@@ -40,29 +37,25 @@ def embed(
         raise UserError(f"--out: embeddings are written as .npz or .csv, got {str(path)!r}")
     check_new(path, force)
     folder = RunFolder.open(run)
-    if (new := new_rows(run, features, edges, output, together=True)) is None:
-        states = ask(folder, seed=seed, device=device)
-        names = folder.task().instance_names
-    else:
-        states = ask(folder, new.x, edges=new.edge_index, edge_weight=new.edge_weight, seed=seed, device=device)
-        names = new.names
-    _write(path, states, names)
+    new = new_rows(run, features, edges, output, together=True)
+    given: dict[str, Any] = {"seed": seed, "device": device}
+    if new is not None:
+        given |= {"features": new.x, "edges": new.edges, "edge_weight": new.edge_weight}
+    states = ask(folder, **given)
+    _write(path, states.numpy(force=True), folder.task().instance_names if new is None else new.names)
     output.json({"run": run, "out": path, "shape": list(states.shape)})
     output.say(f"embeddings of shape {tuple(states.shape)} in {path}")
 
 
-def _write(path: Path, states: Tensor, names: tuple[str, ...]) -> None:
+def _write(path: Path, array: Any, names: tuple[str, ...]) -> None:
     import numpy as np
 
     from difformer.files import csv_text, write_bytes
 
-    array = states.numpy(force=True)
     named = names if len(names) == array.shape[0] else ()
     if path.suffix == ".npz":
         content = io.BytesIO()
-        arrays: dict[str, Any] = {"embeddings": array}
-        if named:
-            arrays["names"] = np.array(named)
+        arrays: dict[str, Any] = {"embeddings": array} | ({"names": np.array(named)} if named else {})
         np.savez_compressed(content, **arrays)
         write_bytes(path, content.getvalue())
         return

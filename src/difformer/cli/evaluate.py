@@ -1,13 +1,13 @@
-"""``difformer evaluate``: measure a run again, from its folder alone."""
+"""``difformer evaluate`` and ``difformer energy``: measure a run again, from its folder alone."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from difformer.cli.command import command
-from difformer.cli.description import mean_and_deviation, score, variety
-from difformer.cli.options import Device, Json, Run
-from difformer.cli.output import Output
+from difformer.cli.description import variety
+from difformer.cli.options import Device, Json, Run, Seed
+from difformer.cli.output import Output, mean_and_deviation, score
 
 PARTS = ("train", "valid", "test")
 
@@ -39,19 +39,35 @@ def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
         means[metric] = {p: {"mean": float(np.mean(v)), "std": spread(v)} for p, v in columns.items()}
     seeds = [{"seed": one.seed, "split": one.split, "values": one.values} for one in found]
     output.json({"run": run, "task": about["task"], "model": folder.config.model, "seeds": seeds, "metrics": means})
-    output.records(
-        {
-            "seed": lambda row: row[0].seed,
-            "split": lambda row: row[0].split,
-            "metric": lambda row: row[1],
-            "train": lambda row: score(row[0].values[row[1]]["train"]),
-            "valid": lambda row: score(row[0].values[row[1]]["valid"]),
-            "test": lambda row: score(row[0].values[row[1]]["test"]),
-        },
-        [(one, metric) for one in found for metric in names],
-    )
+    rows = [[o.seed, o.split, name, *(score(o.values[name][p]) for p in PARTS)] for o in found for name in names]
+    output.table(["seed", "split", "metric", *PARTS], rows)
     if len(seeds) > 1:
         output.say(f"mean ± standard deviation over {len(seeds)} seeds{variety(seeds)}:")
     for metric in names:
         values = [f"{p} {mean_and_deviation(m['mean'], m['std'], len(seeds))}" for p, m in means[metric].items()]
         output.say(f"{metric}: {', '.join(values)}")
+
+
+@command
+def energy(run: Run, seed: Seed = None, device: Device = "auto", as_json: Json = False) -> None:
+    """Show energy and effective rank of every layer.
+
+    Energy that falls to 0 and rank that falls to 1 mean that all states have become alike (over-smoothing); a source
+    term (`--set source_weight=0.5`) or fewer layers hold against it.
+    """
+    from difformer.training.trained_run import energy as measure
+
+    output = Output(as_json)
+    profile = measure(run, seed=seed, device=device)
+    energies, ranks = profile.energy.tolist(), profile.effective_rank.tolist()
+    edges = None if profile.dirichlet is None else profile.dirichlet.tolist()
+    output.json({"run": run, "energy": energies, "dirichlet": edges, "effective_rank": ranks})
+    columns = {"energy, all pairs": energies, "energy, edges": edges or []}
+    rows = [
+        [k or "input", *(f"{values[k]:.6f}" for values in columns.values() if values), f"{ranks[k]:.2f}"]
+        for k in range(len(energies))
+    ]
+    output.table(["layer", *(name for name, values in columns.items() if values), "effective rank"], rows)
+    output.say(
+        "energies are means over pairs, on states of unit length: measured, not proved, since queries and keys differ."
+    )

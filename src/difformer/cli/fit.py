@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from difformer.cli.command import command, resumable
-from difformer.cli.description import describe_request, describe_task, headline, note_missing_edges, report_results
+from difformer.cli.command import command, joined, resumable
+from difformer.cli.description import (
+    describe_partition,
+    describe_request,
+    describe_seeds,
+    describe_sent,
+    describe_task,
+    headline,
+    report_results,
+)
 from difformer.cli.inputs import Data, Request, add_preset_data, read_request, takes_data
 from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, option, read_seeds
-from difformer.cli.output import Output, counted
-from difformer.cli.progress import Progress, tensorboard_callbacks
+from difformer.cli.output import Output, Progress, counted
 from difformer.distributed.environment import under_torchrun
 from difformer.errors import UserError
 from difformer.report import ATTENTION_OFF
 
 if TYPE_CHECKING:
-    from difformer.data import Task
     from difformer.training import Summary, TrainConfig
+    from difformer.training.run_folder import TaskSource
 
 DEFAULT_SEEDS = 5
 
@@ -80,75 +89,61 @@ def fit(
     Link prediction and edge features are outside of this package for now.
     """
     output = Output(as_json)
+    parts = Path(data.dataset) if data.dataset and (Path(data.dataset) / "partition.json").is_file() else None
+    where: dict[str, Any] = {"device": device, "tensorboard": tensorboard, "output": output}
     if resume is not None:
-        asked: dict[str, object] = {
-            "--model": model,
-            "--preset": preset,
-            "--set": settings,
-            "--metric": metric,
-            "--seeds": seeds,
-        }
-        asked |= {"--batch-size": batch_size, "--out": out, "--with": alongside, "--shard": shard or None}
-        _resume(resume, data, [name for name, value in asked.items() if value is not None], device, tensorboard, output)
+        asked = {
+            "the data set": data.dataset if parts is None else None, "--model": model, "--preset": preset,
+            "--set": settings, "--metric": metric, "--seeds": seeds, "--batch-size": batch_size, "--out": out,
+            "--with": alongside, "--shard": shard or None,
+        }  # fmt: skip
+        if extra := [name for name, value in asked.items() if value is not None] + data.given():
+            raise UserError(f"--resume continues a run as it is; leave out {', '.join(extra)}")
+        _resume(resume, parts, **where)
         return
     if unknown := [word for word in alongside or () if word != ATTENTION_OFF]:
         raise UserError(f"--with: expected {ATTENTION_OFF}, the only run that can be added; got {unknown[0]!r}")
-    given: dict[str, Any] = {"model": model, "preset": preset, "settings": settings, "metric": metric}
-    sharded = shard or _is_partition(data.dataset)
+    sharded = shard or parts is not None
     alone = {"--stacked": stacked, "--with": alongside, "--tensorboard": tensorboard and not sharded}
     if (sharded or under_torchrun()) and (extra := [name for name, value in alone.items() if value]):
         raise UserError(f"{' and '.join(extra)}: only for one process that trains on the whole graph; leave it out")
-    where: dict[str, Any] = {"out": out, "device": device, "tensorboard": tensorboard, "output": output}
-    if data.dataset is not None and _is_partition(data.dataset):
-        if extra := data.given():
-            raise UserError(f"{data.dataset} is a partitioned task, trained as it is; leave out {', '.join(extra)}")
-        from difformer.cli.torchrun import fit_graph
-
-        request = read_request(None, batch_size=batch_size, **given)
-        fit_graph(Path(data.dataset), request, _seeds(seeds, request), **where)
+    if parts is not None and (extra := data.given()):
+        raise UserError(f"{data.dataset} is a partitioned task, trained as it is; leave out {', '.join(extra)}")
+    source = data.source() if parts is None else None
+    given: dict[str, Any] = {"model": model, "preset": preset, "settings": settings, "metric": metric}
+    request = read_request(None if source is None else source.name, batch_size=batch_size, **given)
+    source = None if source is None else add_preset_data(source, request.preset)
+    default = (request.preset.seeds if request.preset is not None else None) or DEFAULT_SEEDS
+    chosen, off = read_seeds(seeds, default), _attention_off(request) if alongside else None
+    if sharded or under_torchrun():
+        _fit_ranks(source, parts, request, chosen, out, sharded=sharded, **where)
         return
-    source = data.source()
-    request = read_request(source.name, batch_size=batch_size, **given)
-    source = add_preset_data(source, request.preset)
-    off = _attention_off(request) if alongside else None
-    chosen = _seeds(seeds, request)
-    if shard:
-        from difformer.cli.torchrun import fit_graph
-
-        fit_graph(source, request, chosen, **where)
-        return
-    task = source.load()
-    task.check_finite()
-    said = [
-        *describe_task(task, request.config.metric),
-        *describe_request(request, source),
-        *note_missing_edges(task, request.config),
-    ]
-    if under_torchrun():
-        from difformer.cli.torchrun import fit_seeds
-
-        fit_seeds(task, request, chosen, source=source, out=out, device=device, said=said, output=output)
-        return
+    from difformer.training.run import fit as train
     from difformer.training.run_folder import default_path
 
-    folder = out or default_path(task.name, request.config.model)
-    for line in said:
-        output.say(line)
-    options: dict[str, Any] = {
+    assert source is not None
+    task, config = source.load(), request.config
+    task.check_finite()
+    output.say("\n".join([*describe_task(task, config), *describe_request(request, source)]))
+    folder = out or default_path(task.name, config.model)
+    about: dict[str, Any] = {"task": task.facts(), "config": config.to_dict(), "preset": request.origin}
+    same: dict[str, Any] = {
         "seeds": chosen,
         "device": device,
         "source": source,
         "stacked": stacked,
         "preset": request.origin,
     }
-    summary = _train(task, request.config, folder, tensorboard, output, **options)
-    about: dict[str, Any] = {"task": task.facts(), "config": request.config.to_dict(), "preset": request.origin}
+    where = {"metric": task.metric, "runs": len(chosen), "output": output}
+    summary = _train(partial(train, task, config, out=folder, **same), folder, config, tensorboard, **where)
     if off is None:
         report_results(summary, output, about)
         return
     beside = folder.with_name(f"{folder.name}-{ATTENTION_OFF}")
-    without = _train(task, off, beside, False, output, **options)
-    compared = _compare(without, summary)
+    without = _train(partial(train, task, off, out=beside, **same), beside, off, False, **where)
+    from difformer.report import compare_runs
+
+    compared = asdict(compare_runs([beside, folder]).against_first[0])
     about["attention_off"] = {**without.to_dict(), "run": without.folder, "comparison": compared}
     report_results(summary, output, about)
     output.say(f"with attention off: {headline(without)}")
@@ -160,20 +155,22 @@ def fit(
 
 
 def _train(
-    task: Task,
-    config: TrainConfig,
+    train: Callable[..., Any],
     folder: Path,
+    config: TrainConfig,
     tensorboard: bool,
+    metric: str,
+    runs: int,
     output: Output,
-    *,
-    seeds: list[int],
-    **options: Any,
-) -> Summary:
-    from difformer.training.run import fit as train
+) -> Any:
+    """Calls a function that trains, with its progress shown."""
+    with resumable(folder), Progress.of(output, config, metric, runs) as shown:
+        callbacks: list[Any] = [shown]
+        if tensorboard:
+            from difformer.training.callbacks import TensorBoard
 
-    with resumable(folder), Progress.of(output, config, task.metric, len(seeds)) as shown:
-        callbacks = [shown, *tensorboard_callbacks(folder, tensorboard)]
-        return train(task, config, seeds=seeds, out=folder, callbacks=callbacks, **options)
+            callbacks.append(TensorBoard(folder / "tensorboard"))
+        return train(callbacks=callbacks)
 
 
 def _attention_off(request: Request) -> TrainConfig:
@@ -187,44 +184,96 @@ def _attention_off(request: Request) -> TrainConfig:
     return make_config("difformer", {**info.defaults, **info.fixed, **request.settings, "diffusivity": None})
 
 
-def _compare(without: Summary, summary: Summary) -> dict[str, Any]:
-    """The paired comparison of a run with the one without attention."""
-    from difformer.report import compare_runs
+def _fit_ranks(
+    source: TaskSource | None,
+    parts: Path | None,
+    request: Request,
+    seeds: list[int],
+    out: Path | None,
+    *,
+    sharded: bool,
+    device: str,
+    tensorboard: bool,
+    output: Output,
+) -> None:
+    """Spread seeds over ranks (batches of graphs where there are fewer), or the graph where `sharded`.
 
-    assert without.folder is not None
-    assert summary.folder is not None
-    return asdict(compare_runs([without.folder, summary.folder]).against_first[0])
+    The graph is that of a partition folder, or of a task that is first cut into parts: only rank 0 ever holds the whole
+    of it, and only while it writes the parts.
+    """
+    from difformer.distributed.partition_folder import Partition, shared_partition
+    from difformer.distributed.rank_runs import fit_seeds, fit_sharded
+    from difformer.training.run_folder import default_path
+
+    config, about = request.config, {"config": request.config.to_dict(), "preset": request.origin}
+    with joined(device, output) as ranks:
+
+        def cut() -> tuple[Path, list[str]]:
+            assert source is not None
+            task = source.load()
+            task.check_finite()
+            made = shared_partition(task, ranks.size, source=source.to_dict())
+            return made.path, describe_task(task, config)
+
+        if sharded:
+            path, said = ranks.first_does(cut) if parts is None else (parts, [])
+            partition = Partition.open(path)
+            said = [*describe_partition(partition, ranks), *said, *describe_request(request, source)]
+            name, metric = partition.about["name"], partition.about["metric"]
+            train: Callable[..., Any] = partial(fit_sharded, partition, config)
+        else:
+            assert source is not None
+            task = source.load()
+            task.check_finite()
+            said = [*describe_task(task, config), *describe_request(request, source)]
+            said.append(describe_seeds(task, config, len(seeds), ranks))
+            name, metric, about["task"] = task.name, task.metric, task.facts()
+            train = partial(fit_seeds, task, config, source=source)
+        folder = ranks.shared(out or default_path(name, config.model))
+        output.say("\n".join(said))
+        train = partial(train, ranks=ranks, seeds=seeds, out=folder, preset=request.origin)
+        found = _train(train, folder, config, tensorboard and ranks.first, metric, len(seeds), output)
+        _report(found, output, about)
 
 
-def _resume(path: Path, data: Data, extra: list[str], device: str, tensorboard: bool, output: Output) -> None:
-    """Resume a run, in one process or by ranks."""
-    parts = Path(data.dataset) if data.dataset is not None and _is_partition(data.dataset) else None
-    extra = [*(["the data set"] if data.dataset is not None and parts is None else []), *extra, *data.given()]
-    if extra:
-        raise UserError(f"--resume continues a run as it is; leave out {', '.join(extra)}")
-    if parts is not None or under_torchrun():
-        from difformer.cli.torchrun import resume_ranks
+def _report(found: Summary | tuple[Summary, Any], output: Output, about: dict[str, Any]) -> None:
+    """Results, and what was sent between ranks where they trained each seed together."""
+    summary, sent = found if isinstance(found, tuple) else (found, None)
+    report_results(summary, output, about if sent is None else {**about, "sent": vars(sent)})
+    if sent is not None:
+        output.say(describe_sent(sent))
 
-        resume_ranks(path, parts, device=device, tensorboard=tensorboard, output=output)
-        return
+
+def _resume(run: Path, parts: Path | None, *, device: str, tensorboard: bool, output: Output) -> None:
+    """Resume a run, in one process or by ranks: on the partition it was trained on, on another of the same task, or
+    its seeds.
+    """
     from difformer.training.run import resume
     from difformer.training.run_folder import RunFolder
 
-    folder = RunFolder.open(path)
-    waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]
-    name, metric = folder.about["data"]["task"], folder.about["data"]["metric"]
-    output.say(f"{path}: {folder.config.model} on {name}, {len(waiting)} of {len(folder.seeds)} runs to go")
-    with resumable(path), Progress.of(output, folder.config, metric, max(1, len(waiting))) as shown:
-        callbacks = [shown, *tensorboard_callbacks(path, tensorboard)]
-        summary = resume(path, device=None if device == "auto" else device, callbacks=callbacks)
-    report_results(summary, output, {"config": folder.config.to_dict(), "preset": folder.preset})
+    folder = RunFolder.open(run)
+    config, data = folder.config, folder.about["data"]
+    waiting = sum(not folder.is_done(seed) for seed in folder.seeds)
+    about: dict[str, Any] = {"config": config.to_dict(), "preset": folder.preset}
+    shown: tuple[Any, ...] = (data["metric"], max(1, waiting), output)
+    if parts is None and not under_torchrun():
+        output.say(f"{run}: {config.model} on {data['task']}, {waiting} of {len(folder.seeds)} runs to go")
+        train: Callable[..., Any] = partial(resume, run, device=None if device == "auto" else device)
+        _report(_train(train, run, config, tensorboard, *shown), output, about)
+        return
+    from difformer.distributed.partition_folder import Partition
+    from difformer.distributed.rank_runs import partition_of, resume_seeds, resume_sharded
 
-
-def _is_partition(dataset: str | None) -> bool:
-    """Whether what was given as a data set is a folder made by `difformer partition`."""
-    return dataset is not None and (Path(dataset) / "partition.json").is_file()
-
-
-def _seeds(text: str | None, request: Request) -> list[int]:
-    """The seeds that were asked for, or as many as the preset says."""
-    return read_seeds(text, (request.preset.seeds if request.preset is not None else None) or DEFAULT_SEEDS)
+    if folder.stacked:
+        raise UserError(f"{run} was trained with all seeds stacked; resume it in one process, without torchrun")
+    path = parts or partition_of(run)
+    with joined(device, output) as ranks:
+        if path is not None:
+            partition = Partition.open(path)
+            said, train = describe_partition(partition, ranks), partial(resume_sharded, run, partition)
+        else:
+            task = folder.task()
+            said, train = [describe_seeds(task, config, waiting, ranks)], partial(resume_seeds, folder, task)
+        output.say("\n".join(said))
+        tensorboard = tensorboard and ranks.first
+        _report(_train(partial(train, ranks=ranks), run, config, tensorboard, *shown), output, about)

@@ -11,16 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from difformer.cli.command import as_typed
-from difformer.cli.options import (
-    DATA,
-    OWN_DATA,
-    argument,
-    dataset_names,
-    metric_setting,
-    option,
-    outside_scope,
-    read_data_options,
-)
+from difformer.cli.options import DATA, OWN_DATA, argument, dataset_names, metric_setting, option, read_data_options
 from difformer.cli.output import Output
 from difformer.errors import UserError
 
@@ -30,63 +21,55 @@ if TYPE_CHECKING:
     from difformer.data import Task
     from difformer.experiments import Preset
     from difformer.training import TrainConfig
-    from difformer.training.source import TaskSource
+    from difformer.training.run_folder import TaskSource
 
 DEFAULT_MODEL = "difformer"
 PAPER_MODEL = "difformer-s"  # has presets for data sets where the default model has none
 OWN_SPLITS = 10  # seeded splits of a user's files, unless --data seeds or a file says otherwise
 TABLES = (".csv", ".tsv", ".txt", ".parquet", ".npz", ".npy", ".pt", ".gz")
 
-Dataset = Annotated[
-    str | None,
-    argument(
-        "Name of a data set (`difformer datasets` lists them), or a table such as customers.csv.",
-        metavar="DATASET",
-        complete=dataset_names,
-    ),
-]
-DataOptions = Annotated[
-    list[str] | None,
-    option(
-        "An option of the data, such as num_splits=5 or knn=5; repeatable. `difformer datasets NAME` lists them.",
-        "--data",
-        metavar="KEY=VALUE",
-        panel=DATA,
-    ),
-]
-Protocol = Annotated[
-    str | None, option("Splits and preprocessing of the data set; short for --data protocol=….", panel=DATA)
-]
-Root = Annotated[Path | None, option("Folder to search for data files first.", panel=DATA)]
-Features = Annotated[
-    Path | None,
-    option("Table of features, one row per instance (CSV, Parquet, NPZ), or a PyG .pt file.", panel=OWN_DATA),
-]
-Label = Annotated[
-    str | None,
-    option("Column to predict, in the table of features or of labels; several separated by commas.", panel=OWN_DATA),
-]
-Labels = Annotated[Path | None, option("Labels of some or all instances; the others are predicted.", panel=OWN_DATA)]
-Edges = Annotated[Path | None, option("Edges between instances, if there is a graph.", panel=OWN_DATA)]
-SplitFile = Annotated[
-    Path | None,
-    option("Your own splits (.npz or .json: train, valid, test); random ones by default.", "--split", panel=OWN_DATA),
-]
-
 
 @dataclass(frozen=True)
 class Data:
     """The options that say what to train on; `takes_data` adds them to a command."""
 
-    dataset: Dataset = None
-    protocol: Protocol = None
-    data: DataOptions = None
-    root: Root = None
-    features: Features = None
-    label: Label = None
-    labels: Labels = None
-    edges: Edges = None
-    split: SplitFile = None
+    dataset: Annotated[
+        str | None,
+        argument(
+            "Name of a data set (`difformer datasets` lists them), or a table such as customers.csv.",
+            metavar="DATASET",
+            complete=dataset_names,
+        ),
+    ] = None
+    protocol: Annotated[
+        str | None, option("Splits and preprocessing of the data set; short for --data protocol=….", panel=DATA)
+    ] = None
+    data: Annotated[
+        list[str] | None,
+        option(
+            "An option of the data, such as num_splits=5 or knn=5; repeatable. `difformer datasets NAME` lists them.",
+            metavar="KEY=VALUE",
+            panel=DATA,
+        ),
+    ] = None
+    root: Annotated[Path | None, option("Folder to search for data files first.", panel=DATA)] = None
+    features: Annotated[
+        Path | None,
+        option("Table of features, one row per instance (CSV, Parquet, NPZ), or a PyG .pt file.", panel=OWN_DATA),
+    ] = None
+    label: Annotated[
+        str | None,
+        option(
+            "Column to predict, in the table of features or of labels; several separated by commas.", panel=OWN_DATA
+        ),
+    ] = None
+    labels: Annotated[
+        Path | None, option("Labels of some or all instances; the others are predicted.", panel=OWN_DATA)
+    ] = None
+    edges: Annotated[Path | None, option("Edges between instances, if there is a graph.", panel=OWN_DATA)] = None
+    split: Annotated[
+        Path | None, option("Splits (.npz or .json: train, valid, test); random ones by default.", panel=OWN_DATA)
+    ] = None
 
     def given(self) -> list[str]:
         """Options that were given, as they are typed; the data set is not among them."""
@@ -99,10 +82,10 @@ class Data:
             features, dataset = Path(dataset), None
         named = {"features": features, "labels": self.labels, "edges": self.edges}
         files = {role: path for role, path in named.items() if path is not None}
-        if dataset is not None and (files or self.label is not None):
-            first = next(iter(files), "label")
-            raise UserError(f"give either a data set ({dataset!r}) or your own files (--{first}), not both")
         if dataset is not None:
+            if files or self.label is not None:
+                first = next(iter(files), "label")
+                raise UserError(f"give either a data set ({dataset!r}) or your own files (--{first}), not both")
             if (Path(dataset) / "config.toml").is_file():
                 raise UserError(
                     f"{dataset} is a run folder, not a data set; to resume it: difformer fit --resume {dataset}"
@@ -117,20 +100,18 @@ class Data:
 
     def _named(self, dataset: str) -> TaskSource:
         from difformer.data.catalogue import entry
-        from difformer.training.source import TaskSource
+        from difformer.training.run_folder import TaskSource
 
         if self.split is not None:
             raise UserError("--split is for your own files; a data set has its splits, chosen by --protocol")
-        name, known = entry(dataset).name, entry(dataset).protocols
-        if self.protocol is not None and self.protocol not in known and (beyond := outside_scope(self.protocol)):
-            raise UserError(f"--protocol: {name} has no protocol {self.protocol!r}; it has {', '.join(known)}{beyond}")
+        name = entry(dataset).name
         options = read_data_options(self.data, name)
         if self.protocol is not None and options.setdefault("protocol", self.protocol) != self.protocol:
             raise UserError(f"--protocol says {self.protocol!r}, but --data says protocol={options['protocol']}")
         return TaskSource(name, None if self.root is None else str(self.root), options)
 
     def _own(self, files: Mapping[str, Path]) -> TaskSource:
-        from difformer.training.source import TaskSource
+        from difformer.training.run_folder import TaskSource
 
         if "features" not in files:
             raise UserError("--features is missing: own data need a table of features")
@@ -143,9 +124,7 @@ class Data:
             chosen: Any = columns if len(columns) > 1 else columns[0]
             if options.setdefault("label_columns", chosen) != chosen:
                 raise UserError(f"--label says {self.label}, but --data says label_columns={options['label_columns']}")
-        for role, path in [*files.items(), *([] if self.split is None else [("split", self.split)])]:
-            if not path.exists():
-                raise FileNotFoundError(f"--{role}: there is no file {path}")
+        _check_files(**files, split=self.split)
         if self.split is not None:
             options["splits"] = str(self.split.resolve())
         elif not options.keys() & {"splits", "seeds"}:
@@ -153,6 +132,12 @@ class Data:
             # a file brings along, in a column or as masks, overrides this.
             options["seeds"] = list(range(OWN_SPLITS))
         return TaskSource(options=options, files={role: str(path) for role, path in files.items()})
+
+
+def _check_files(**files: Path | None) -> None:
+    for role, path in files.items():
+        if path is not None and not path.exists():
+            raise FileNotFoundError(f"--{role}: there is no file {path}")
 
 
 def _is_table(word: str) -> bool:
@@ -169,8 +154,8 @@ def takes_data(function: Callable[..., None]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         function(Data(**{name: given.pop(name) for name in fields}), **given)
 
-    dataset, *others = (p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in fields.values())
-    parameters = [dataset, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *others]
+    dataset, *others = fields.values()
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (dataset, *own, *others)]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     del run.__wrapped__
@@ -200,7 +185,7 @@ def read_request(
     """The configuration: defaults, overridden by the preset, overridden by the command line."""
     from difformer.training.config import make_config
 
-    found = None if preset is None else read_named_preset(preset, model=model, dataset=dataset)
+    found = None if preset is None else _read_named_preset(preset, model, dataset)
     chosen = model or (found.model if found is not None else DEFAULT_MODEL)
     words = [*(settings or ()), *metric_setting(metric)]
     words += [] if batch_size is None else [f"batch_size={batch_size}"]
@@ -219,14 +204,11 @@ def read_settings(words: list[str], model: str) -> dict[str, Any]:
     """``["hidden_channels=64", "patience=none"]`` as one mapping of settings."""
     from difformer.training.config import parse_settings
 
-    try:
-        fields, options = parse_settings(words, model)
-    except ValueError as error:
-        raise UserError(f"{error}{outside_scope(*words)}", argument=getattr(error, "argument", None)) from error
+    fields, options = parse_settings(words, model)
     return {**fields, **options}
 
 
-def read_named_preset(name: str, *, model: str | None, dataset: str | None) -> Preset:
+def _read_named_preset(name: str, model: str | None, dataset: str | None) -> Preset:
     """A preset of the package by its name, or of a file by its path."""
     from difformer.experiments import find_preset, read_preset
     from difformer.experiments.presets import load_presets
@@ -238,19 +220,10 @@ def read_named_preset(name: str, *, model: str | None, dataset: str | None) -> P
         return found
     if dataset is None:
         raise UserError(f"--preset: {name!r} belongs to a data set; with your own files give a .toml file")
-    from difformer.data.catalogue import entry
-
-    dataset = entry(dataset).name
     if model is None:
         ours = any((p.name, p.model, p.dataset) == (name, DEFAULT_MODEL, dataset) for p in load_presets())
         model = DEFAULT_MODEL if ours else PAPER_MODEL
-    try:
-        return find_preset(name, model=model, dataset=dataset)
-    except ValueError as error:
-        if "for that pair there is" in str(error):
-            raise
-        here = [preset.name for preset in load_presets() if (preset.model, preset.dataset) == (model, dataset)]
-        raise UserError(f"{error}. Presets for {model} on {dataset}: {', '.join(here) or 'none'}") from error
+    return find_preset(name, model=model, dataset=dataset)
 
 
 @dataclass(frozen=True)
@@ -259,97 +232,81 @@ class NewRows:
 
     x: Tensor  # features, columns in the order of training
     names: tuple[str, ...] = ()  # ids of the rows, if they have ids
-    edge_index: Tensor | None = None  # their edges; the run's instances are numbered first, then the new ones
+    edges: Tensor | None = None  # the run's instances are numbered first, then the new ones
     edge_weight: Tensor | None = None  # weights of the edges
-    notes: tuple[str, ...] = ()  # remarks about the rows, one sentence each
 
 
 # Options that describe how files are written; what was said of the files of the training also holds for new ones.
 _FORMAT = ("delimiter", "header", "encoding", "decimal", "comment")
 
 
-def read_new_rows(run: str | Path, features: Path, edges: Path | None, *, together: bool) -> NewRows:
-    """Rows of a file, matched with the columns of training; with `together`, edges may name the run's instances too."""
+def new_rows(run: Path, features: Path | None, edges: Path | None, output: Output, *, together: bool) -> NewRows | None:
+    """Rows of ``--features``, matched with the columns of training; None where the run's own instances are asked for.
+
+    Notes about them are printed. With `together`, edges may name the run's instances too.
+    """
+    if features is None:
+        if edges is not None or not together:
+            raise UserError(f"{'--alone' if edges is None else '--edges'} is about new instances: give --features too")
+        return None
     from difformer.data.edges import tidy_edges
+    from difformer.data.own.csv_files import TextFormat
     from difformer.data.own.feature_tables import id_column_name, read_features
     from difformer.data.own.graphs import read_edges
-    from difformer.data.own.text import TextFormat
     from difformer.training.run_folder import RunFolder
 
     folder = RunFolder.open(run)
-    task = folder.task()
+    task, source = folder.task(), folder.source
     if task.kind != "nodes":
         raise UserError(
             f"--features: {run} was trained on {task.kind}, and new rows need a run on nodes; from Python, "
             f"difformer.training.predict takes new {'graphs' if task.kind == 'graphs' else 'snapshots'}"
         )
-    for role, path in (("features", features), ("edges", edges)):
-        if path is not None and not path.exists():
-            raise FileNotFoundError(f"--{role}: there is no file {path}")
-    own_files = folder.source is not None and folder.source.files
-    options = dict(folder.source.options) if folder.source is not None and own_files else {}
+    _check_files(features=features, edges=edges)
+    own_files = {} if source is None else source.files or {}
+    options = dict(source.options) if source is not None and own_files else {}
 
     def form(role: str) -> dict[str, Any]:
         given = {key: options[key] for key in _FORMAT if key in options}
         return {key: value.get(role) if isinstance(value, Mapping) else value for key, value in given.items()}
 
-    ids = options.get("ids")
-    name = None
-    if task.instance_names and folder.source is not None and own_files:
-        name = id_column_name(folder.source.files["features"], ids=ids, format=TextFormat(**form("features")))
+    ids, name = options.get("ids"), None
+    if task.instance_names and own_files:
+        name = id_column_name(own_files["features"], ids=ids, format=TextFormat(**form("features")))
     columns: dict[str, Any] = {"columns": task.feature_names, "num_columns": task.num_features}
-    columns["preprocessing"] = task.preprocessing
-    found = read_features(features, **columns, ids=ids, id_name=name, **form("features"))
-    said = found.notes if task.preprocessing is not None else ()  # unseen categories, new columns
+    found = read_features(
+        features, **columns, preprocessing=task.preprocessing, ids=ids, id_name=name, **form("features")
+    )
+    notes = list(found.notes) if task.preprocessing is not None else []  # unseen categories, new columns
+    index = weight = None
     if edges is None:
-        return NewRows(found.x, found.ids, notes=(*said, *_familiar(task, found)))
-    count = (task.num_instances if together else 0) + found.x.shape[0]
-    index, weight, _ = read_edges(
-        edges,
-        num_nodes=count,
-        ids=_index(task, found, together),
-        columns=options.get("edge_columns"),
-        format=TextFormat(**form("edges")),
-    )
-    # Where the nodes of the task have self-loops, new nodes get theirs later, so none are added here.
-    index, weight = tidy_edges(
-        index,
-        weight,
-        num_nodes=count,
-        directed=bool(options.get("directed", False)),
-        self_loops="remove",
-        duplicates=options.get("duplicates", "error"),
-    )
-    return NewRows(found.x, found.ids, index, weight, said)
+        notes += _familiar(task, found)
+    else:
+        count = (task.num_instances if together else 0) + found.x.shape[0]
+        named: dict[str, Any] = {"ids": _index(task, found, together), "columns": options.get("edge_columns")}
+        index, weight, _ = read_edges(edges, num_nodes=count, **named, format=TextFormat(**form("edges")))
+        # Where the nodes of the task have self-loops, new nodes get theirs later, so none are added here.
+        kept: dict[str, Any] = {"self_loops": "remove", "duplicates": options.get("duplicates", "error")}
+        index, weight = tidy_edges(
+            index, weight, num_nodes=count, directed=bool(options.get("directed", False)), **kept
+        )
+    for note in notes:
+        output.remark(f"note: {as_typed(note)}")
+    return NewRows(found.x, found.ids, index, weight)
 
 
-def new_rows(run: Path, features: Path | None, edges: Path | None, output: Output, *, together: bool) -> NewRows | None:
-    """The rows of ``--features``, with their notes printed; None where the run's own instances are asked for."""
-    if features is not None:
-        found = read_new_rows(run, features, edges, together=together)
-        for note in found.notes:
-            output.remark(f"note: {as_typed(note)}")
-        return found
-    if edges is not None or not together:
-        raise UserError(f"{'--alone' if edges is None else '--edges'} is about new instances: give --features too")
-    return None
-
-
-def _familiar(task: Task, found: Any) -> tuple[str, ...]:
+def _familiar(task: Task, found: Any) -> list[str]:
     """Remarks about new rows whose id is known or repeated: without edges nothing is looked up by id."""
-    known = set(task.instance_names)
-    old = [name for name in found.ids if name in known]
-    twice = [name for name, number in Counter(found.ids).items() if number > 1]
-    notes = []
-    if old:
+    known, notes = set(task.instance_names), []
+    if old := [name for name in found.ids if name in known]:
         notes.append(
             f"{len(old)} of {len(found.ids)} rows of {found.path} have the id of an instance of the run "
             f"({', '.join(map(repr, old[:3]))}{', …' if len(old) > 3 else ''}); they are treated as new instances "
             f"(without --features the run's own instances are predicted)"
         )
-    if twice:
+    if twice := [name for name, number in Counter(found.ids).items() if number > 1]:
         notes.append(f"{found.path} has {len(twice)} id{'s' * (len(twice) > 1)} in several rows, {twice[0]!r} first")
-    return tuple(notes)
+    return notes
 
 
 def _index(task: Task, found: Any, together: bool) -> dict[str, int] | None:

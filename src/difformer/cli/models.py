@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from difformer.cli.command import command
 from difformer.cli.description import meanings
@@ -68,38 +68,45 @@ def _one(name: str, output: Output, *, in_full: bool) -> None:
     from difformer.training.config import TrainConfig
     from difformer.zoo.model_registry import find, model_class, options_of
 
-    info, options = find(name), options_of(name)
+    info, model = find(name), model_class(find(name))
     training = {key: value for key, value in TrainConfig().to_dict().items() if key not in ("model", "options")}
+    settings: dict[str, Any] = {"options": options_of(name), "training": training}
+    explained = {"options": meanings(model), "training": meanings(TrainConfig)}
+    means = {part: {key: explained[part].get(key, "") for key in values} for part, values in settings.items()}
     presets = [preset for preset in load_presets() if preset.model == name]
-    means: dict[str, dict[str, str]] = {}
-    for part, values, documented in (("options", options, model_class(info)), ("training", training, TrainConfig)):
-        explained = meanings(documented)
-        means[part] = {key: explained.get(key, "") for key in values}
-    document = {**asdict(info), "fixed": dict(info.fixed), "options": options, "training": training}
-    output.json({**document, "meanings": means, "presets": [preset.to_dict() for preset in presets]})
+    document = {**asdict(info), "fixed": dict(info.fixed), **settings, "meanings": means}
+    output.json({**document, "presets": [preset.to_dict() for preset in presets]})
     if not in_full:
-        facts = {
-            "name": info.name,
-            "about": info.about,
-            "tasks": ", ".join(info.kinds),
-            "needs a graph": "yes" if info.needs_graph else "no",
-            "coupling": info.coupling,
-            "energy": info.energy,
-            "cost per layer": info.cost,
-            "is": listed(info.fixed),
-        }
-        output.table(["", ""], [fact for fact in facts.items() if fact[1]])
-        for heading, values, part in (
-            ("settings of the model (`--set KEY=VALUE`), with their defaults:", options, "options"),
-            ("settings of the training:", training, "training"),
-        ):
-            output.say(heading)
+        output.facts(
+            {
+                "name": info.name,
+                "about": info.about,
+                "tasks": ", ".join(info.kinds),
+                "needs a graph": "yes" if info.needs_graph else "no",
+                "coupling": info.coupling,
+                "energy": info.energy,
+                "cost per layer": info.cost,
+                "is": listed(info.fixed),
+            }
+        )
+        for part, values in settings.items():
+            said = "the model (`--set KEY=VALUE`), with their defaults" if part == "options" else "the training"
+            output.say(f"settings of {said}:")
             rows = [[key, shown(value), means[part][key]] for key, value in values.items()]
             output.table(["setting", "default", "meaning"], rows)
     if not presets:
         output.say(f"There is no preset for {name}; `difformer tune` finds settings and writes one.")
     elif in_full:
-        _describe_presets(presets, output)
+        for preset in presets:
+            facts = {
+                "protocol": preset.protocol,
+                "validation": preset.validation and f"{_score(preset)}, {counted(preset.trials or 0, 'trials')}",
+                "values": listed(preset.settings),
+                "found by": preset.command,
+                "note": preset.note,
+            }
+            lines = [f"  {key}: {value}" for key, value in facts.items() if value]
+            output.say("\n".join([f"{_data(preset)}, {preset.name}: {preset.source}", *lines]))
     else:
         output.say("presets (`--preset NAME`):")
         rows = [[_data(p), p.name, p.protocol or "–", _score(p), str(p.trials or "–"), p.source] for p in presets]
@@ -109,46 +116,25 @@ def _one(name: str, output: Output, *, in_full: bool) -> None:
 
 def listing(models: Iterable[ModelInfo], width: int) -> Table:
     """Models by group: one row each where `width` columns allow it, with a sentence where they are many."""
+    from difformer.zoo.model_catalogue import ALL_KINDS
+
+    headings = ["model", "", "of a layer"]
+    if wide := width >= ROW:
+        headings = ["model", "tasks", "coupling", "energy", "cost per layer", *(["about"] if width >= ABOUT else [])]
     rows: list[list[str]] = []
-    about, group = width >= ABOUT, ""
+    group = ""
     for info in models:
-        name, formulas = info.name, [formula or NONE for formula in (info.coupling, info.energy, info.cost)]
         if info.group != group:
             group = info.group
             rows += [[""], [group.upper()]] if rows else [[group.upper()]]
-        if width >= ROW:
-            rows.append([name, tasks(info), *formulas, *([info.about] if about else [])])
+        tasks = "all" if info.kinds == ALL_KINDS else ", ".join(info.kinds)
+        formulas = [formula or NONE for formula in (info.coupling, info.energy, info.cost)]
+        if wide:
+            rows.append([info.name, tasks, *formulas, info.about])
         else:
-            beside = ["" if tasks(info) == "all" else f"  {tasks(info)}", ""]
-            ways = ("coupling", "energy", "cost")
-            rows += [list(row) for row in zip([name, *beside], ways, formulas, strict=True)]
-    headings = ["model", "", "of a layer"]
-    if width >= ROW:
-        headings = ["model", "tasks", "coupling", "energy", "cost per layer", *(["about"] if about else [])]
-    return make_table(headings, [row + [""] * (len(headings) - len(row)) for row in rows])
-
-
-def tasks(info: ModelInfo) -> str:
-    """Kinds of task that a model serves, in as few words as possible."""
-    from difformer.zoo.model_catalogue import ALL_KINDS
-
-    return "all" if info.kinds == ALL_KINDS else ", ".join(info.kinds)
-
-
-def _describe_presets(presets: Sequence[Preset], output: Output) -> None:
-    """Every preset in full: origin, values, and the command that found it."""
-    for preset in presets:
-        output.say(f"{_data(preset)}, {preset.name}: {preset.source}")
-        facts = {
-            "protocol": preset.protocol,
-            "validation": preset.validation and f"{_score(preset)}, {counted(preset.trials or 0, 'trials')}",
-            "values": listed(preset.settings),
-            "found by": preset.command,
-            "note": preset.note,
-        }
-        for key, value in facts.items():
-            if value:
-                output.say(f"  {key}: {value}")
+            beside = [info.name, "" if tasks == "all" else f"  {tasks}", ""]
+            rows += [list(row) for row in zip(beside, ("coupling", "energy", "cost"), formulas, strict=True)]
+    return make_table(headings, [(row + [""] * len(headings))[: len(headings)] for row in rows])
 
 
 def _data(preset: Preset) -> str:

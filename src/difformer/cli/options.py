@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,29 +14,19 @@ DATA = "Data"
 MODEL = "Model and training"
 
 
-def option(
-    help: str,
-    *names: str,
-    panel: str | None = None,
-    metavar: str | None = None,
-    complete: Any = None,
-    low: int | None = None,
-    default: bool = False,
-) -> Any:
-    """An option whose default is shown only where `default` says so."""
-    return typer.Option(
-        *names,
-        help=help,
-        rich_help_panel=panel,
-        metavar=metavar,
-        show_default=default,
-        min=low,
-        autocompletion=complete,
-    )
+def option(help: str, *names: str, default: bool = False, low: int | None = None, **given: Any) -> Any:
+    """An option whose default is shown only where `default` says so; `low` is the least value."""
+    return typer.Option(*names, help=help, show_default=default, min=low, **_renamed(given))
 
 
-def argument(help: str, *, metavar: str | None = None, complete: Any = None) -> Any:
-    return typer.Argument(help=help, metavar=metavar, show_default=False, autocompletion=complete)
+def argument(help: str, **given: Any) -> Any:
+    return typer.Argument(help=help, show_default=False, **_renamed(given))
+
+
+def _renamed(given: dict[str, Any]) -> dict[str, Any]:
+    """``panel=`` and ``complete=`` as typer calls them."""
+    names = {"panel": "rich_help_panel", "complete": "autocompletion"}
+    return {names.get(name, name): value for name, value in given.items()}
 
 
 def dataset_names(incomplete: str) -> list[str]:
@@ -145,35 +134,22 @@ def read_data_options(words: list[str] | None, dataset: str | None) -> dict[str,
     given = key_values(words, "--data")
     if not given:
         return {}
-    kinds, defaults = _data_options(dataset)
-    for key in given:
-        if key not in kinds:
-            raise UserError(_unknown(key, dataset, defaults) + outside_scope(key))
-    return {key: _value(key, text, kinds[key]) for key, text in given.items()}
-
-
-def _data_options(dataset: str | None) -> tuple[dict[str, str], dict[str, Any]]:
-    """Kind and default of every option."""
     import inspect
 
+    from difformer.cli.output import listed
     from difformer.data import from_files
     from difformer.data.registry import annotations_of, dataset_options, option_kinds
 
-    if dataset is not None:
-        return option_kinds(dataset), dataset_options(dataset)
-    parameters = inspect.signature(from_files).parameters
-    return annotations_of(from_files), {key: parameter.default for key, parameter in parameters.items()}
-
-
-def _unknown(key: str, dataset: str | None, defaults: Mapping[str, Any]) -> str:
-    from difformer.cli.output import listed
-
-    hint = did_you_mean(key, defaults)
     if dataset is None:
-        return f"--data: own files have no option {key!r}; {hint}they take {', '.join(list(defaults)[3:])}"
-    return (
-        f"--data: data set {dataset!r} has no option {key!r}; {hint}it takes, with these defaults, {listed(defaults)}"
-    )
+        kinds, whose = annotations_of(from_files), "own files have"
+        takes = f"they take {', '.join(list(inspect.signature(from_files).parameters)[3:])}"
+    else:
+        kinds, whose = option_kinds(dataset), f"data set {dataset!r} has"
+        takes = f"it takes, with these defaults, {listed(dataset_options(dataset))}"
+    for key in given:
+        if key not in kinds:
+            raise UserError(f"--data: {whose} no option {key!r}; {did_you_mean(key, kinds)}{takes}")
+    return {key: _value(key, text, kinds[key]) for key, text in given.items()}
 
 
 def _value(key: str, text: str, annotation: str) -> Any:
@@ -203,18 +179,3 @@ def _one(key: str, text: str, kinds: list[str], whole: str) -> Any:
         came = repr(text) if text == whole else f"{text!r} in {whole!r}"
         raise UserError(f"--data {key}: expected {expected}, got {came}")
     return text.replace("\\t", "\t") if key == "delimiter" else text
-
-
-OUTSIDE = "link prediction and edge features are outside of this package for now"
-
-
-def outside_scope(*words: str) -> str:
-    """A clause to end an error with where one of the words asks for links or edge features; otherwise nothing."""
-    import re
-
-    asked = r"links?(_?(pred\w*|level|task))?|edge_?(dim|attr\w*|feat\w*|channels|encoder|level|pred\w*|classification)"
-    for word in words:
-        name = word.partition("=")[0].strip().lower().replace("-", "_").replace(" ", "_")
-        if re.fullmatch(asked, name):
-            return f"; {OUTSIDE}"
-    return ""

@@ -1,4 +1,8 @@
-"""Results go to standard output, progress and remarks to standard error; with ``--json`` one document replaces both."""
+"""Results go to standard output, progress and remarks to standard error; with ``--json`` one document replaces both.
+
+The progress of a training is one row per run with loss, metrics, speed and time left: a table that is redrawn in place
+on a terminal, and elsewhere (a log, a pipe) about ten plain lines per run.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,30 @@ import json
 import os
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from difformer.files import UNSAFE, finite
 from difformer.files import printable as printable
 
-_NUMBER = re.compile(r"|–|input|[|+-]?[\d.]([\d.,:/%±…e +-]|[hms]\b)*")  # also 7/60, 0.7 ± 0.1, 1e-07, 3m04s
-
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
+
+    from difformer.training import TrainConfig
+    from difformer.training.callbacks import EpochEvent
+
+_NUMBER = re.compile(r"|–|input|[|+-]?[\d.]([\d.,:/%±…e +-]|[hms]\b)*")  # also 7/60, 0.7 ± 0.1, 1e-07, 3m04s
+HEADINGS = ("run", "epoch", "loss", "train", "valid", "test", "best epoch", "its valid", "its test")
+REDRAWS_PER_SECOND = 8
+DRAWING_SHARE = 0.05  # of the time, at most: a slow terminal must not slow down the training
+LINES_PER_RUN = 10
+ROWS_SHOWN = 12
+WAITS = (30.0, 120.0, 600.0)  # seconds without an evaluation after which a message is printed
 
 
 class Output:
@@ -42,6 +58,10 @@ class Output:
     def table(self, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """A table for people; nothing with ``--json``."""
         self.show(make_table(headings, rows))
+
+    def facts(self, facts: Mapping[str, object]) -> None:
+        """A table of two columns, without what is empty; nothing with ``--json``."""
+        self.table(["", ""], [fact for fact in facts.items() if fact[1]])
 
     def records(self, columns: Mapping[str, Callable[[Any], object]], records: Iterable[Any]) -> None:
         """A table with a row per record, and a function of it per heading; nothing with ``--json``."""
@@ -112,3 +132,157 @@ def shown(value: object) -> str:
     if isinstance(value, tuple | list):
         return ",".join(map(shown, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def score(value: float | None, sign: str = "") -> str:
+    """A metric with four digits; a dash if it is missing."""
+    return "–" if value is None or value != value else f"{value:{sign}.4f}"
+
+
+def mean_and_deviation(mean: float, deviation: float, count: int, sign: str = "") -> str:
+    """Mean ± deviation; a single value has no deviation, and ± 0 would claim one."""
+    return f"{score(mean, sign)} ± {score(deviation)}" if count > 1 else score(mean, sign)
+
+
+def clock_time(seconds: float | None) -> str:
+    """Seconds as 12s, 3m04s or 2h05m."""
+    if seconds is None:
+        return "?"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+@dataclass
+class _Row:
+    event: EpochEvent  # the last one
+    first_epoch: int  # from which its speed is counted
+    begun: int  # number of its first event among those of all runs
+    seen: int  # number of its last one
+
+
+class Progress:
+    """Callback of a training that shows its progress.
+
+    Args:
+        output: Where to print.
+        metric: Name of the metric, for the heading.
+        runs: Number of runs (seeds and splits).
+        epochs: Largest number of epochs per run.
+        clock: A monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self, output: Output, *, metric: str, runs: int, epochs: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.output, self.metric, self.runs, self.epochs, self.clock = output, metric, max(runs, 1), epochs, clock
+        self.rows: dict[tuple[Any, Any], _Row] = {}
+        self.seen = 0
+        self.started = self.first_event = self._next_drawing = clock()
+        self._live: Any = None
+        self._begun = threading.Event()
+
+    @staticmethod
+    def of(output: Output, config: TrainConfig, metric: str, runs: int) -> Progress:
+        """Of a configuration; `metric` is the task's, which the configuration may override."""
+        chosen = metric if config.metric == "auto" else config.metric
+        return Progress(output, metric=chosen, runs=runs, epochs=max(config.epochs, 1))
+
+    def __enter__(self) -> Progress:
+        threading.Thread(target=self._while_nothing_is_seen, daemon=True).start()
+        if self.output.err.is_terminal:
+            from rich.live import Live
+
+            self._live = Live(console=self.output.err, auto_refresh=False, transient=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._begun.set()
+        if self._live is not None:
+            self._draw()
+            self._live.stop()
+
+    def _while_nothing_is_seen(self) -> None:
+        """The first epoch on a large graph can take minutes: says that work is going on."""
+        before = 0.0
+        for seconds in WAITS:
+            if self._begun.wait(seconds - before):
+                return
+            before = seconds
+            self.output.remark(
+                f"running for {clock_time(seconds)}, no evaluation yet; speed and time left follow after the first one"
+            )
+
+    def on_epoch(self, event: EpochEvent) -> None:
+        """Records an evaluated epoch, and redraws if due."""
+        self._begun.set()
+        self.seen += 1
+        self.epochs = event.epochs  # fewer than requested if a model has nothing to train
+        if not self.rows:
+            self.first_event = self.clock()
+        # The first epoch of a run counts for the speed only if the run began after all others had ended.
+        ended = bool(self.rows) and all(row.event.epoch >= row.event.epochs for row in self.rows.values())
+        first = _Row(event, 0 if ended else event.epoch, self.seen, self.seen)
+        row = self.rows.setdefault((event.seed, event.split), first)
+        row.event, row.seen = event, self.seen
+        if self._live is not None:
+            if self.clock() >= self._next_drawing:
+                self._draw()
+        elif event.epoch in (1, event.epochs) or event.epoch % max(1, event.epochs // LINES_PER_RUN) == 0:
+            said = f"seed {event.seed} epoch {event.epoch}/{event.epochs} loss {event.loss:.4f}"
+            said += f" valid {score(event.valid_metric)} test {score(event.test_metric)}"
+            self.output.remark(" | ".join(filter(None, (said, self._speed_and_time_left()))))
+
+    def on_stop_request(self) -> None:
+        """Confirms Ctrl-C: the current epoch may take a while."""
+        self.output.remark("stopping after this epoch and saving the state; Ctrl-C again stops at once")
+
+    def _draw(self) -> None:
+        began = self.clock()
+        self._live.update(self.table(), refresh=True)
+        now = self.clock()
+        self._next_drawing = now + max(1 / REDRAWS_PER_SECOND, (now - began) / DRAWING_SHARE)
+
+    def table(self) -> RenderableType:
+        """The latest runs, one row each, and the overall progress."""
+        from rich.console import Group
+        from rich.text import Text
+
+        rows = []
+        for event in [row.event for row in self.rows.values()][-ROWS_SHOWN:]:
+            metrics = map(score, (event.train_metric, event.valid_metric, event.test_metric))
+            best = [event.best_epoch, score(event.best_valid), score(event.best_test)]
+            epoch = f"{event.epoch}/{event.epochs}"
+            rows.append([f"seed {event.seed}", epoch, f"{event.loss:.4f}", *metrics, *best])
+        state = f"{len(self.rows)}/{self.runs} runs, {self.metric}; {clock_time(self.clock() - self.started)} elapsed"
+        said = ", ".join(filter(None, (state, self._speed_and_time_left())))
+        return Group(make_table(HEADINGS, rows), Text(said))
+
+    def done(self) -> float:
+        """Fraction of all epochs that is done; a run that stopped early is complete once a later one has begun."""
+        newest = max((row.begun for row in self.rows.values()), default=0)
+        shares = [
+            1.0 if row.seen < newest else row.event.epoch / max(row.event.epochs, 1) for row in self.rows.values()
+        ]
+        return min(sum(shares) / self.runs, 1.0)
+
+    def speed(self) -> float | None:
+        """Epochs per second over all runs, since the first event; None before the second one.
+
+        The first event is left out because it includes the start-up, and because a resumed run does not begin with
+        epoch 1.
+        """
+        taken = self.clock() - self.first_event
+        made = sum(row.event.epoch - row.first_epoch for row in self.rows.values())
+        return made / taken if made > 0 and taken > 0 else None
+
+    def time_left(self) -> float | None:
+        """Seconds that the remaining epochs take at the current speed, once it is known."""
+        speed = self.speed()
+        return None if speed is None else self.runs * self.epochs * (1 - self.done()) / speed
+
+    def _speed_and_time_left(self) -> str:
+        speed = self.speed()
+        return "" if speed is None else f"{speed:.1f} epochs/s, {clock_time(self.time_left())} left"

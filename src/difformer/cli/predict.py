@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from difformer.cli.command import command
 from difformer.cli.inputs import new_rows
 from difformer.cli.options import Device, Force, Json, NewEdges, NewFeatures, Run, Seed, option
 from difformer.cli.output import Output, check_new, counted
 from difformer.errors import UserError
-
-if TYPE_CHECKING:
-    from difformer.training.predictions import Predictions
 
 SHOWN, COLUMNS = 10, 12  # rows and columns on the screen; the file has all
 
@@ -42,41 +39,31 @@ def predict(
     from difformer.training.trained_run import predict as ask
 
     output = Output(as_json)
-    printed = str(out) == "-"
-    _check_out(out, as_json, force)
-    new = new_rows(run, features, edges, output, together=not alone)
-    if new is None:
-        found = ask(run, seed=seed, device=device)
+    if str(out) == "-":
+        if as_json:
+            raise UserError("--out - and --json both need standard output; give a file, or leave out --json")
+    elif out.suffix not in (".csv", ".npz"):
+        raise UserError(f"--out: predictions are written as .csv or .npz, or as CSV to -, got {str(out)!r}")
     else:
-        linked: dict[str, Any] = {"edges": new.edge_index, "edge_weight": new.edge_weight, "together": not alone}
-        found = replace(ask(run, new.x, **linked, seed=seed, device=device), instance_names=new.names)
-    if printed:
+        check_new(out, force)
+    new = new_rows(run, features, edges, output, together=not alone)
+    given: dict[str, Any] = {"seed": seed, "device": device}
+    if new is None:
+        found = ask(run, **given)
+    else:
+        given |= {"edges": new.edges, "edge_weight": new.edge_weight, "together": not alone}
+        found = replace(ask(run, new.x, **given), instance_names=new.names)
+    if str(out) == "-":
         sys.stdout.write(found.csv())
         return
     found.write(out)
     headings, rows = found.table()
-    output.json({"run": run, "out": out, "instances": len(rows), "columns": headings, **_shares(found)})
-    width = len(headings) if len(headings) <= COLUMNS else COLUMNS
-    output.table(headings[:width], [row[:width] for row in rows[:SHOWN]])
+    document: dict[str, Any] = {"run": run, "out": out, "instances": len(rows), "columns": headings}
+    if found.problem == "multiclass":
+        labels = found.labels().flatten()
+        names = found.class_names or tuple(str(c) for c in range(found.outputs.shape[-1]))
+        document["predicted"] = {name: int((labels == c).sum()) for c, name in enumerate(names)}
+    output.json(document)
+    output.table(headings[:COLUMNS], [row[:COLUMNS] for row in rows[:SHOWN]])
     more = f" (the first {SHOWN} are shown)" if len(rows) > SHOWN else ""
     output.say(f"{counted(len(rows), 'predictions')} in {out}{more}")
-
-
-def _check_out(out: Path, as_json: bool, force: bool) -> None:
-    """Before anything is computed."""
-    if str(out) == "-":
-        if as_json:
-            raise UserError("--out - and --json both need standard output; give a file, or leave out --json")
-        return
-    if out.suffix not in (".csv", ".npz"):
-        raise UserError(f"--out: predictions are written as .csv or .npz, or as CSV to -, got {str(out)!r}")
-    check_new(out, force)
-
-
-def _shares(found: Predictions) -> dict[str, Any]:
-    """How many instances fall to each class, where there are classes."""
-    if found.problem != "multiclass":
-        return {}
-    labels = found.labels().flatten()
-    names = found.class_names or tuple(str(c) for c in range(found.outputs.shape[-1]))
-    return {"predicted": {name: int((labels == c).sum()) for c, name in enumerate(names)}}

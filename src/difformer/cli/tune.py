@@ -9,20 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from difformer.cli.command import command
-from difformer.cli.description import describe_task, note_missing_edges
+from difformer.cli.command import command, joined, silence
+from difformer.cli.description import describe_task
 from difformer.cli.inputs import DEFAULT_MODEL, Data, read_settings, takes_data
 from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, key_values, metric_setting, option
-from difformer.cli.output import Output, counted, listed, shown
-from difformer.cli.progress import clock_time
-from difformer.cli.torchrun import silence, tune_trials
+from difformer.cli.output import Output, clock_time, counted, listed, shown
 from difformer.distributed.environment import under_torchrun
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
     from difformer.data import Task
-    from difformer.experiments import Preset
-    from difformer.training.source import TaskSource
+    from difformer.training.run_folder import TaskSource
     from difformer.training.study import Question, Trial, Tuned
 
 SHOWN = 5
@@ -81,49 +78,77 @@ def tune(
     task.check_finite()
     held = [*(settings or ()), *metric_setting(metric)]
     names = models or [model]
-    questions = [
-        _question(task, source, name, space, held, runs=seeds, sampler=sampler, seed=seed, prune=prune)
-        for name in names
-    ]
+    about: dict[str, Any] = {"runs": seeds, "sampler": sampler, "seed": seed, "prune": prune}
+    questions = [_question(task, source, name, space, held, **about) for name in names]
     folder = out or Path("tune") / (f"{task.name}-{names[0]}" if len(names) == 1 else task.name)
-    for line in [
-        *describe_task(task, questions[0].metric(task).name),
-        *note_missing_edges(task, questions[0].config(questions[0].defaults())),
-    ]:
-        output.say(line)
+    output.say("\n".join(describe_task(task, questions[0].config(questions[0].defaults()))))
     for question in questions:
         _announce(question, output)
     told = partial(_tell, output=output, several=len(names) > 1)
-    found: dict[str, Tuned] | None
+    given: dict[str, Any] = {"trials": trials, "out": folder, "on_trial": told}
     try:
         if under_torchrun():
-            found = tune_trials(task, questions, trials, folder, device=device, told=told, output=output)
+            with joined(device, output) as ranks:
+                output.say(f"ranks: {ranks.size} ({ranks.device.type}), trials spread over them")
+                found = search(task, questions, ranks=ranks, **given)
+                if not ranks.first:  # rank 0 reports
+                    return
         else:
-            found = search(
-                task,
-                questions,
-                trials=trials,
-                out=folder,
-                jobs=jobs,
-                device=device,
-                stacked=stacked,
-                seconds=math.inf if seconds is None else seconds,
-                on_trial=told,
-            )
+            until = math.inf if seconds is None else seconds
+            found = search(task, questions, jobs=jobs, device=device, stacked=stacked, seconds=until, **given)
     except KeyboardInterrupt:
         output.remark(f"interrupted: the trials so far are kept in {folder}; the same command continues")
         raise
-    if found is None:  # rank 0 reports
-        return
     reports = []
     for question in questions:
-        tuned = found[question.model]
         path = folder / ("best.toml" if len(names) == 1 else f"best-{question.model}.toml")
-        reports.append(_finish(tuned, question, task, source, path, output))
+        reports.append(_finish(found[question.model], question, task, source, path, output))
     output.json(reports[0] if len(names) == 1 else {"models": reports})
-    if len(names) > 1:
-        _compare(list(found.values()), output)
+    if len(names) > 1:  # best first, by the validation score of their best settings
+        ranked = sorted(found.values(), key=lambda one: one.score, reverse=found[names[0]].higher_is_better)
+        rows = [[place, one.model, f"{one.score:.4f}", len(one.trials)] for place, one in enumerate(ranked, 1)]
+        output.table(["rank", "model", f"valid {found[names[0]].metric}", "trials"], rows)
     output.say("The test part was not given to the trainer.")
+
+
+def _question(
+    task: Task, source: TaskSource, model: str, axes: list[str] | None, held: list[str], **about: Any
+) -> Question:
+    """The default space of task and model, narrowed or widened by what the command line says."""
+    from difformer.training.config import TrainConfig
+    from difformer.training.spaces import default_space
+    from difformer.training.study import Question
+    from difformer.zoo import find, options_of
+
+    known, published = [*TrainConfig().to_dict(), *options_of(model)], find(model).published.get(task.name)
+    of_task: dict[str, Any] = {"own": source.name is None, "observed": task.edge_index is not None}
+    found = default_space(task.kind, model=model, rows=task.num_nodes, **of_task).only(known)
+    named = {
+        key: [read_settings([f"{key}={value}"], model)[key] for value in text.split(",")]
+        for key, text in key_values(axes, "--space").items()
+    }
+    fixed = read_settings(held, model)
+    if both := sorted(named.keys() & fixed.keys()):
+        raise UserError(f"--space tries values of {both[0]}, but --set holds it fixed; choose one")
+    first = ({key: value for key, value in published.items() if key not in fixed},) if published else ()
+    return Question(model, found.with_axes(named).with_fixed(fixed), first=first, **about)
+
+
+def _announce(question: Question, output: Output) -> None:
+    space = question.space
+    output.say(f"search space of {question.model}: {space.source}, {counted(space.size, 'settings')}, and the defaults")
+    for key, values in space.axes.items():
+        output.say(f"  {key}: {', '.join(map(shown, values))}")
+    if space.fixed:
+        output.say(f"  fixed: {listed(space.fixed)}")
+
+
+def _tell(trial: Trial, output: Output, several: bool) -> None:
+    """One line per trial, on standard error."""
+    score = f"valid {trial.value:.4f}" if trial.value is not None else f"{trial.state}: {trial.reason}"
+    whose, about = f"{trial.model} " * several, " (defaults)" * (trial.number == 0)
+    took = clock_time(trial.seconds)
+    output.remark(f"{whose}trial {trial.number + 1}{about}: {score} ({took}) {listed(trial.settings)}")
 
 
 def _finish(tuned: Tuned, question: Question, task: Task, source: TaskSource, path: Path, output: Output) -> Any:
@@ -145,90 +170,29 @@ def _finish(tuned: Tuned, question: Question, task: Task, source: TaskSource, pa
         note=f"mean over {counted(question.runs, 'splits')}; {protocol_text(task.protocol, tuned.metric)}",
     )
     write_preset(preset, path)
-    document = _report(tuned, preset, path, output)
+    values = {trial.number: trial.value for trial in tuned.trials if trial.value is not None}
+    by_number = {trial.number: trial for trial in tuned.trials}
+    best = [by_number[number] for number in sorted(values, key=values.__getitem__, reverse=tuned.higher_is_better)]
+    if len(best) > SHOWN:
+        output.say(f"the best {SHOWN} of {len(best)} completed trials (--json gives them all):")
+    keys = list(dict.fromkeys(key for trial in best[:SHOWN] for key in trial.settings))
+    rows = [
+        [place, f"{trial.value:.4f}", *(shown(trial.settings.get(key, "")) for key in keys)]
+        for place, trial in enumerate(best[:SHOWN], 1)
+    ]
+    output.table(["rank", f"valid {tuned.metric}", *keys], rows)
+    pruned = len(tuned.trials) - len(best)
+    output.say(f"{counted(len(tuned.trials), 'trials')} of {tuned.model}, {pruned} of them stopped early")
+    if 0 in values:
+        output.say(f"best {tuned.score:.4f}, defaults {values[0]:.4f} on validation")
+    output.say(f"best settings: {path}")
+    output.say(f"Try next: `difformer fit` on the same data with --preset {path} --seeds 5")
     every = len(question.planned(question.space.size + 1 + len(question.first)))
     if question.sampler == "grid" and every > len(tuned.trials):
         output.say(
             f"{len(tuned.trials)} of the {every:,} points (the defaults and the grid) were tried; --trials {every} "
             f"tries them all"
         )
-    return document
-
-
-def _question(
-    task: Task, source: TaskSource, model: str, axes: list[str] | None, held: list[str] | None, **about: Any
-) -> Question:
-    """The default space of task and model, narrowed or widened by what the command line says."""
-    from difformer.training.config import TrainConfig
-    from difformer.training.spaces import default_space
-    from difformer.training.study import Question
-    from difformer.zoo import find, options_of
-
-    info = find(model)
-    known = [*TrainConfig().to_dict(), *options_of(model)]
-    own = source.name is None
-    about_task: dict[str, Any] = {"observed": task.edge_index is not None, "rows": task.num_nodes}
-    found = default_space(task.kind, model=model, own=own, **about_task).only(known)
-    named = {
-        key: [read_settings([f"{key}={value}"], model)[key] for value in text.split(",")]
-        for key, text in key_values(axes, "--space").items()
-    }
-    fixed = read_settings(held or [], model)
-    if both := sorted(named.keys() & fixed.keys()):
-        raise UserError(f"--space tries values of {both[0]}, but --set holds it fixed; choose one")
-    published = info.published.get(task.name)
-    first = ({key: value for key, value in published.items() if key not in fixed},) if published else ()
-    return Question(model, found.with_axes(named).with_fixed(fixed), first=first, **about)
-
-
-def _compare(found: list[Tuned], output: Output) -> None:
-    """The models, best first, by the validation score of their best settings."""
-    ranked = sorted(found, key=lambda tuned: tuned.score, reverse=found[0].higher_is_better)
-    rows = [[place, tuned.model, f"{tuned.score:.4f}", len(tuned.trials)] for place, tuned in enumerate(ranked, 1)]
-    output.table(["rank", "model", f"valid {found[0].metric}", "trials"], rows)
-
-
-def _announce(question: Question, output: Output) -> None:
-    space = question.space
-    output.say(f"search space of {question.model}: {space.source}, {counted(space.size, 'settings')}, and the defaults")
-    for key, values in space.axes.items():
-        output.say(f"  {key}: {', '.join(map(shown, values))}")
-    if space.fixed:
-        output.say(f"  fixed: {listed(space.fixed)}")
-
-
-def _tell(trial: Trial, output: Output, several: bool) -> None:
-    """One line per trial, on standard error."""
-    score = f"valid {trial.value:.4f}" if trial.value is not None else f"{trial.state}: {trial.reason}"
-    whose, about = f"{trial.model} " * several, " (defaults)" * (trial.number == 0)
-    took = clock_time(trial.seconds)
-    output.remark(f"{whose}trial {trial.number + 1}{about}: {score} ({took}) {listed(trial.settings)}")
-
-
-def _report(found: Tuned, preset: Preset, path: Path, output: Output) -> dict[str, Any]:
-    complete = [trial for trial in found.trials if trial.value is not None]
-    ranked = sorted(complete, key=lambda trial: trial.value or 0.0, reverse=found.higher_is_better)
-    document = {
-        "model": preset.model,
-        "dataset": preset.dataset,
-        "metric": found.metric,
-        "valid": found.score,
-        "settings": found.settings,
-        "preset": path,
-        "trials": [{key: value for key, value in vars(trial).items() if key != "curve"} for trial in found.trials],
-    }
-    keys = list(dict.fromkeys(key for trial in ranked[:SHOWN] for key in trial.settings))
-    if len(complete) > SHOWN:
-        output.say(f"the best {SHOWN} of {len(complete)} completed trials (--json gives them all):")
-    rows = []
-    for place, trial in enumerate(ranked[:SHOWN], 1):
-        rows.append([place, f"{trial.value:.4f}", *(shown(trial.settings.get(key, "")) for key in keys)])
-    output.table(["rank", f"valid {found.metric}", *keys], rows)
-    pruned = len(found.trials) - len(complete)
-    output.say(f"{counted(len(found.trials), 'trials')} of {found.model}, {pruned} of them stopped early")
-    default = next((trial for trial in complete if trial.number == 0), None)
-    if default is not None and default.value is not None:
-        output.say(f"best {found.score:.4f}, defaults {default.value:.4f} on validation")
-    output.say(f"best settings: {path}")
-    output.say(f"Try next: `difformer fit` on the same data with --preset {path} --seeds 5")
-    return document
+    trials = [{key: value for key, value in vars(trial).items() if key != "curve"} for trial in tuned.trials]
+    about = {"model": preset.model, "dataset": preset.dataset, "metric": tuned.metric, "valid": tuned.score}
+    return {**about, "settings": tuned.settings, "preset": path, "trials": trials}

@@ -7,7 +7,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from json import JSONDecodeError
@@ -84,7 +84,12 @@ def in_file(path: object) -> Iterator[None]:
     except DataError as error:
         if path is None or error.path is not None:
             raise
-        raise DataError(str(error), path=path, argument=error.argument) from error
+        raise error.reworded(error.problem, path=path) from error
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """The first names in quotes, for messages."""
+    return ", ".join(map(repr, names[:most])) + (", …" if len(names) > most else "")
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:

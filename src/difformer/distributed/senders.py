@@ -30,13 +30,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from difformer.attention.blockwise import row_terms
-from difformer.attention.layout import working_dtype
 from difformer.attention.polynomial import DEFAULT_TOL
-from difformer.attention.scores import find_score, score_key
+from difformer.attention.scores import find_score, score_key, working_dtype
 from difformer.attention.summary import Moments, Sums, adds_up, summarise
 from difformer.attention.tiles import Sums as RunningSums
-from difformer.attention.tiles import add_gradients, add_keys
+from difformer.attention.tiles import add_gradients, add_keys, row_terms
 from difformer.diffusivity import Diffusivity
 from difformer.distributed.halo import ShardedGraph
 from difformer.distributed.process_group import Ranks, all_reduce

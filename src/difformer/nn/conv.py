@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from difformer.attention import BACKENDS
-from difformer.attention.layout import working_dtype
-from difformer.attention.scores import form_of, score_key
+from difformer.attention.scores import form_of, score_key, working_dtype
 from difformer.attention.segments import Segments
 from difformer.diffusivity import Diffusivity, as_diffusivity
 from difformer.errors import UserError

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from difformer.attention import propagate
-from difformer.attention.layout import working_dtype
+from difformer.attention.scores import working_dtype
 from difformer.attention.segments import Segments, as_segments
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError

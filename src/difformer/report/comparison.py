@@ -15,7 +15,6 @@ multiplied by m - k + 1, and none is smaller than the one before it.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +27,8 @@ from difformer.data import load_splits
 from difformer.errors import UserError
 from difformer.files import RunFolderError
 from difformer.report import ATTENTION_OFF
-from difformer.training.record import spread
+from difformer.report.gather import read_arrays
+from difformer.training.record import Summary, spread
 from difformer.training.run_folder import PREDICTIONS, SPLIT, RunFolder
 
 ALPHA = 0.05
@@ -95,17 +95,21 @@ def paired(
         return Paired(name, 0, math.nan, math.nan, None, None, None, None, None, 0, "")
     d = np.array([other[key] - first[key] for key in shared])
     n, mean, s = len(d), float(d.mean()), spread(d.tolist())
-    wins = int(((d > 0) if higher else (d < 0)).sum())
-    several = len({split for _, split in shared}) > 1
+    ratio = test_to_train if len({split for _, split in shared}) > 1 else None
+    deviations = [s * math.sqrt(1 / n), s * math.sqrt(1 / n + (ratio or 0.0))]  # plain, corrected
+
+    def p_value(deviation: float) -> float:
+        """Two-sided, under Student's t with n - 1 degrees of freedom."""
+        return float(2 * stats.t.sf(abs(mean) / deviation, n - 1)) if deviation else float(mean == 0)
+
     plain = corrected = ranks = interval = None
     if n > 1:
-        factor = 1 / n + (test_to_train if several and test_to_train is not None else 0.0)
-        plain = _t(mean, s * math.sqrt(1 / n), n)
-        corrected = _t(mean, s * math.sqrt(factor), n) if several and test_to_train is not None else None
-        reach = float(stats.t.ppf(0.975, n - 1)) * s * math.sqrt(factor)
+        plain, corrected = p_value(deviations[0]), None if ratio is None else p_value(deviations[1])
+        reach = float(stats.t.ppf(0.975, n - 1)) * deviations[1]
         interval = (mean - reach, mean + reach)
-    if n >= LEAST_FOR_RANKS and bool(d.any()):
+    if n >= LEAST_FOR_RANKS and d.any():
         ranks = float(stats.wilcoxon(d).pvalue)
+    wins = int(((d > 0) if higher else (d < 0)).sum())
     return Paired(name, n, mean, s, interval, plain, corrected, ranks, None, wins, "")
 
 
@@ -117,17 +121,19 @@ def judge(found: Sequence[Paired], higher: bool, *, against: str) -> tuple[Paire
         higher: Whether a larger score is better.
         against: What the first side is called in verdicts.
     """
+    judged = []
     adjusted = holm([one.t_test if one.corrected is None else one.corrected for one in found])
-    return tuple(_judged(one, p, higher, against) for one, p in zip(found, adjusted, strict=True))
-
-
-def _t(mean: float, deviation: float, n: int) -> float:
-    """Two-sided p of mean / deviation under Student's t with n - 1 degrees of freedom."""
-    from scipy import stats
-
-    if deviation == 0:
-        return 1.0 if mean == 0 else 0.0
-    return float(2 * stats.t.sf(abs(mean) / deviation, n - 1))
+    for one, p in zip(found, adjusted, strict=True):
+        if not one.pairs:
+            said = "no pair has a score on both sides, so nothing is compared"
+        elif p is None:
+            said = "one pair: no test is possible, train more seeds"
+        elif p < ALPHA:
+            said = f"{'better' if (one.difference > 0) == higher else 'worse'} than {against} (p = {p:.2g})"
+        else:
+            said = f"not shown to differ from {against} (p = {p:.2g})"
+        judged.append(replace(one, adjusted=p, verdict=said))
+    return tuple(judged)
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
@@ -136,22 +142,8 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     adjusted: list[float | None] = [None] * len(values)
     largest = 0.0
     for rank, (p, place) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - rank) * p))
-        adjusted[place] = largest
+        adjusted[place] = largest = max(largest, min(1.0, (len(known) - rank) * p))
     return adjusted
-
-
-def _judged(one: Paired, p: float | None, higher: bool, against: str) -> Paired:
-    better = (one.difference > 0) == higher
-    if not one.pairs:
-        said = "no pair has a score on both sides, so nothing is compared"
-    elif p is None:
-        said = "one pair: no test is possible, train more seeds"
-    elif p < ALPHA:
-        said = f"{'better' if better else 'worse'} than {against} (p = {p:.2g})"
-    else:
-        said = f"not shown to differ from {against} (p = {p:.2g})"
-    return replace(one, adjusted=p, verdict=said)
 
 
 @dataclass(frozen=True)
@@ -196,24 +188,22 @@ def compare_runs(runs: Sequence[RunFolder | str | Path]) -> Comparison:
     if len(runs) < 2:
         raise UserError(f"a comparison needs at least two runs, got {len(runs)}")
     folders = [run if isinstance(run, RunFolder) else RunFolder.open(run) for run in runs]
-    first = folders[0]
     summaries = [folder.summary() for folder in folders]
-    for folder, summary in zip(folders[1:], summaries[1:], strict=True):
-        for what, mine, theirs in (
-            ("task", first.about["data"]["task"], folder.about["data"]["task"]),
-            ("metric", summaries[0].metric, summary.metric),
-        ):
-            if mine != theirs:
-                raise UserError(
-                    f"{folder.path} is of {what} {theirs!r}, {first.path} of {mine!r}: such runs cannot be paired"
-                )
-    names = _names(folders)
-    sides = [_side(folder, name) for folder, name in zip(folders, names, strict=True)]
-    ratio = _test_to_train(first)
-    better = summaries[0].higher_is_better
-    raw = [_pair(sides[0], side, ratio, better) for side in sides[1:]]
-    against = judge(raw, better, against="the first run")
-    return Comparison(summaries[0].metric, better, tuple(sides), against, _differing(folders), _notes(folders, against))
+    metric, higher = summaries[0].metric, summaries[0].higher_is_better
+    about = [{"task": f.about["data"]["task"], "metric": s.metric} for f, s in zip(folders, summaries, strict=True)]
+    for folder, own in zip(folders[1:], about[1:], strict=True):
+        if differs := [what for what in own if own[what] != about[0][what]]:
+            what, theirs, mine = differs[0], own[differs[0]], about[0][differs[0]]
+            raise UserError(
+                f"{folder.path} is of {what} {theirs!r}, {folders[0].path} of {mine!r}: such runs cannot be paired"
+            )
+    names = [folder.path.name for folder in folders]
+    names = names if len(set(names)) == len(names) else [str(folder.path) for folder in folders]
+    sides = [_side(*three) for three in zip(folders, summaries, names, strict=True)]
+    ratio = _test_to_train(folders[0])
+    raw = [paired(sides[0].values, one.values, name=one.name, test_to_train=ratio, higher=higher) for one in sides[1:]]
+    against = judge(raw, higher, against="the first run")
+    return Comparison(metric, higher, tuple(sides), against, _differing(folders), _notes(folders, against))
 
 
 def attention_off(folder: RunFolder) -> str:
@@ -228,33 +218,20 @@ def attention_off(folder: RunFolder) -> str:
     return f"With attention off, test {found.metric} is {off:.4f}, with attention {on:.4f}: {verdict}."
 
 
-def _names(folders: Sequence[RunFolder]) -> list[str]:
-    """Names of folders where they differ, paths where they do not."""
-    short = [folder.path.name for folder in folders]
-    return short if len(set(short)) == len(short) else [str(folder.path) for folder in folders]
-
-
-def _side(folder: RunFolder, name: str) -> Side:
-    results = folder.results()
-    values = {(int(r["seed"]), str(r["split"])): math.nan if r["test"] is None else float(r["test"]) for r in results}
-    summary = folder.summary()
+def _side(folder: RunFolder, summary: Summary, name: str) -> Side:
+    places = [(int(result["seed"]), str(result["split"])) for result in summary.results]
+    values = dict(zip(places, summary.values(), strict=True))
     means = {part: (summary.mean(part), summary.std(part)) for part in PARTS}
-    return Side(folder.path, name, folder.config.model, values, means, float(np.mean([r["seconds"] for r in results])))
+    seconds = float(np.mean([result["seconds"] for result in summary.results]))
+    return Side(folder.path, name, folder.config.model, values, means, seconds)
 
 
 def _test_to_train(folder: RunFolder) -> float | None:
     """n_test / n_train of the first seed, from its predictions, whose hash is known; ranks keep ``split.npz`` alone."""
     for result in folder.results():
-        seed = result["seed"]
-        path, splits = folder.file(seed, PREDICTIONS), folder.file(seed, SPLIT)
-        if path.is_file():
-            content = path.read_bytes()
-            folder.check_hash(seed, "predictions", content)
-            try:
-                with np.load(io.BytesIO(content), allow_pickle=False) as file:
-                    part = file["part"]
-            except Exception as error:  # whatever a decoder finds wrong is the file's fault, and is named so
-                raise RunFolderError(f"{path} cannot be read: {error}; fit the run anew") from error
+        splits = folder.file(result["seed"], SPLIT)
+        if folder.file(result["seed"], PREDICTIONS).is_file():
+            (part,) = read_arrays(folder, result["seed"], "part")
             train, test = int((part == "train").sum()), int((part == "test").sum())
         elif splits.is_file():
             train, _, test = load_splits(splits)[0].sizes()
@@ -262,12 +239,6 @@ def _test_to_train(folder: RunFolder) -> float | None:
             continue
         return test / train if train else None
     raise RunFolderError(f"{folder.path} holds neither {PREDICTIONS} nor {SPLIT}; fit the run anew")
-
-
-def _pair(first: Side, other: Side, ratio: float | None, higher: bool) -> Paired:
-    if not first.values.keys() & other.values.keys():
-        raise UserError(f"{other.path} and {first.path} share no seed on the same split, so nothing can be paired")
-    return paired(first.values, other.values, name=other.name, test_to_train=ratio, higher=higher)
 
 
 def _differing(folders: Sequence[RunFolder]) -> dict[str, tuple[Any, ...]]:
@@ -279,20 +250,17 @@ def _differing(folders: Sequence[RunFolder]) -> dict[str, tuple[Any, ...]]:
 
 
 def _notes(folders: Sequence[RunFolder], against: Sequence[Paired]) -> tuple[str, ...]:
-    prints = {folder.about["data"]["fingerprint"] for folder in folders}
-    notes = []
-    if len(prints) > 1:
-        notes.append(
-            "the data of these runs are not the same (other preprocessing, graph or splits); pairs are those with the "
-            "same seed and the same name of split"
-        )
-    if len({folder.about["data"]["protocol"] for folder in folders}) > 1:
-        notes.append("the protocols differ: " + " | ".join(f.about["data"]["protocol"] for f in folders))
+    data = [folder.about["data"] for folder in folders]
     splits = {str(r["split"]) for folder in folders for r in folder.results()}
-    if len(splits) == 1 and any(len(folder.results()) > 1 for folder in folders):
-        notes.append("all seeds share one split, so differences are over initialisations alone")
-    if any(one.pairs < len(folders[0].results()) for one in against):
-        notes.append("some seeds are in one run only and were left out of the tests")
-    if len(against) > 1:
-        notes.append("p-values are corrected for several comparisons (Holm)")
-    return tuple(notes)
+    notes = {
+        "the data of these runs are not the same (other preprocessing, graph or splits); pairs are those with the same "
+        "seed and the same name of split": len({one["fingerprint"] for one in data}) > 1,
+        "the protocols differ: " + " | ".join(one["protocol"] for one in data): len({d["protocol"] for d in data}) > 1,
+        "all seeds share one split, so differences are over initialisations alone": len(splits) == 1
+        and any(len(folder.results()) > 1 for folder in folders),
+        "some seeds are in one run only and were left out of the tests": any(
+            one.pairs < len(folders[0].results()) for one in against
+        ),
+        "p-values are corrected for several comparisons (Holm)": len(against) > 1,
+    }
+    return tuple(note for note, holds in notes.items() if holds)

@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from difformer.data import Task, induced_subgraph
+from difformer.data import Split, Task, induced_subgraph
 from difformer.data.sparse import take_rows
-from difformer.errors import UserError
 from difformer.files import RunFolderError
 from difformer.graph import Graph
 from difformer.nn import DIFFormer, GraphLevel
 from difformer.training.feeds import Inputs
-from difformer.training.predictions import Predictions
-from difformer.training.run_folder import RunFolder
+from difformer.training.record import Predictions
+from difformer.training.run_folder import PREDICTIONS, RunFolder
 from difformer.training.trained_run import Loaded, best_seed, load_run
 
 SEED = 0  # of every sample that is drawn
+WHAT = {"nodes": "instance", "series": "node", "graphs": "graph"}  # what a point of the map is, by kind of task
 DENSE_ENTRIES = 50_000_000  # of features; larger ones stay as they are and are not looked at column by column
 
 
@@ -83,27 +83,39 @@ def gather(
     loaded = load_run(folder, seed=chosen, task=task, device=device)
     done = [chosen, *(r["seed"] for r in folder.results() if r["seed"] != chosen)]
     predictions = tuple(_read_predictions(folder, loaded.task, one) for one in done)
-    sizes = {name: index.numel() for name, index in loaded.split.parts().items()}
-    part = next((name for name in ("test", "valid", "train") if sizes[name]), "test")
-    return Material(folder, loaded, chosen, predictions, part)
+    return Material(folder, loaded, chosen, predictions, usual_part(loaded.split)[0])
 
 
-def _read_predictions(folder: RunFolder, task: Task, seed: int) -> Predictions:
-    path = folder.file(seed, "predictions.npz")
+def usual_part(split: Split) -> tuple[str, Tensor]:
+    """The part that is reported: test; validation or training where those before it are empty."""
+    parts = split.parts()
+    name = next((name for name in ("test", "valid", "train") if parts[name].numel()), "test")
+    return name, parts[name]
+
+
+def read_arrays(folder: RunFolder, seed: int, *names: str) -> list[Any]:
+    """Arrays of a seed's ``predictions.npz``, after a check of its hash where it can be decoded."""
+    path = folder.file(seed, PREDICTIONS)
     try:
         content = path.read_bytes()
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            outputs, part = torch.from_numpy(file["outputs"]), tuple(file["part"].tolist())
+            found = [file[name] for name in names]
     except Exception as error:  # whatever a decoder finds wrong is the file's fault, and is named so
         raise RunFolderError(f"{path} cannot be read: {error}; fit the run anew") from error
-    expected = (*(task.y.shape[:2] if task.kind == "series" else task.y.shape[:1]), task.num_outputs)
-    if tuple(outputs.shape) != expected or len(part) != task.num_instances:
-        raise RunFolderError(
-            f"{path} holds outputs of shape {tuple(outputs.shape)} for {len(part)} instances, expected {expected}: it "
-            "does not belong to this run; fit the run anew"
-        )
     folder.check_hash(seed, "predictions", content)
-    return Predictions(task.problem, outputs, task.class_names, task.instance_names, task.y, part)
+    return found
+
+
+def _read_predictions(folder: RunFolder, task: Task, seed: int) -> Predictions:
+    outputs, part = read_arrays(folder, seed, "outputs", "part")
+    expected = (*task.y.shape[: 2 if task.kind == "series" else 1], task.num_outputs)
+    if outputs.shape != expected or len(part) != task.num_instances:
+        raise RunFolderError(
+            f"{folder.file(seed, PREDICTIONS)} holds outputs of shape {outputs.shape} for {len(part)} instances, "
+            f"expected {expected}: it does not belong to this run; fit the run anew"
+        )
+    names = (task.class_names, task.instance_names)
+    return Predictions(task.problem, torch.from_numpy(outputs), *names, task.y, tuple(part.tolist()))
 
 
 @dataclass(frozen=True)
@@ -139,32 +151,14 @@ def encoder_of(model: nn.Module) -> nn.Module:
     return model.encoder if isinstance(model, GraphLevel) else model  # type: ignore[return-value]
 
 
-def is_diffusion(model: nn.Module) -> bool:
-    """Whether layers are diffusion steps that can be looked into."""
-    return isinstance(encoder_of(model), DIFFormer)
-
-
-def usual_number(loaded: Loaded) -> int | None:
-    """The snapshot or graph that is shown: the last test snapshot, the first test graph."""
-    if loaded.task.kind == "nodes":
-        return None
-    part = next((part for part in (loaded.split.test, loaded.split.valid, loaded.split.train) if part.numel()), None)
-    if part is None:
-        return loaded.task.num_instances - 1 if loaded.task.kind == "series" else 0
-    return int(part.max()) if loaded.task.kind == "series" else int(part[0])
-
-
 def make_scene(loaded: Loaded, number: int | None = None, *, with_states: bool = True) -> Scene:
-    """The scene of a task, or of one of its snapshots or graphs."""
-    kind, count = loaded.task.kind, loaded.task.num_instances
-    if kind == "nodes":
-        inputs, number = loaded.feed.passes()[0], None
+    """The scene of a task, or of a snapshot or graph: by default the last test snapshot, the first test graph."""
+    if loaded.task.kind == "nodes":
+        inputs = loaded.feed.passes()[0]
     else:
-        number = usual_number(loaded) if number is None else number
-        assert number is not None
-        if not 0 <= number < count:
-            what = "snapshot" if kind == "series" else "graph"
-            raise UserError(f"{what} {number} is not in {loaded.task.name!r}, which has {what}s 0 to {count - 1}")
+        if number is None:
+            rows, series = usual_part(loaded.split)[1], loaded.task.kind == "series"
+            number = int(rows.max() if series else rows[0]) if rows.numel() else loaded.task.num_instances - 1
         inputs = _one_graph(loaded.feed.passes(), number)
     encoder = encoder_of(loaded.model)
     states = None
@@ -184,8 +178,7 @@ def _one_graph(passes: list[Inputs], number: int) -> Inputs:
     if inputs.batch is None:
         return inputs
     assert isinstance(inputs.x, Tensor)
-    rows = (inputs.batch.batch == number).nonzero().squeeze(1)
-    graph = None
+    rows, graph = (inputs.batch.batch == number).nonzero().squeeze(1), None
     if inputs.graph is not None:
         given = inputs.graph.edge_index, inputs.graph.edge_weight
         edges, weight = induced_subgraph(rows, *given, num_nodes=inputs.x.shape[0])
@@ -240,6 +233,13 @@ def original_cells(task: Task, rows: Tensor, columns: Sequence[Sequence[str]]) -
         x = torch.where(x.abs() < 1e-6 * scaling.scale, 0.0, x)  # what rounding leaves of a zero
     place = {name: c for name, (c,) in source_columns(task).items()}
     return [[rounded(float(row[place[n]]), 4) for n in names] for row, names in zip(x, columns, strict=True)]
+
+
+def name_of(task: Task, place: int) -> str:
+    """What an instance, a node of a series, or a graph is called."""
+    if len(task.instance_names) == (task.num_nodes if task.kind == "series" else task.num_instances):
+        return task.instance_names[place]
+    return f"{WHAT[task.kind]} {place}"
 
 
 def layer_names(count: int) -> list[str]:

@@ -16,22 +16,19 @@ theorem only if it *is* that diffusion; where it is not, the reasons are named.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.attention.linear import LINEAR
 from difformer.attention.reference import attention_matrix
-from difformer.data import induced_subgraph
+from difformer.attention.summary import LINEAR
 from difformer.diffusion import AllPairAttention, diffuse, penalty
 from difformer.diffusion.energy import effective_rank
 from difformer.diffusivity import CONSTANT
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.inspection import PAIRS_OF_A_BLOCK
-from difformer.report import ATTENTION_OFF
 from difformer.report.gather import Scene, draw
 
 PAIRS = 400  # kept per layer
@@ -45,6 +42,9 @@ ONE_DIRECTION = 1.2
 MUCH_CLOSER = 0.5  # of the distance before diffusion; less than that is not "apart" any more
 LOSS_OF_SEPARATION = 0.05
 LITTLE = 0.02
+NO_DIFFUSION = (
+    "This model takes no diffusion steps over latent pairs, so there is {} to show; DIFFormer models have it."
+)
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,17 @@ def why_no_attention(layer: DIFFormerConv) -> str | None:
         return "the identity diffusivity exchanges nothing, so there are no latent pairs"
     if layer.query is None:
         return "the constant diffusivity gives every pair the same weight, so no pair is stronger than another"
-    if layer.graph_weight == 1:
-        return "graph_weight=1 leaves latent pairs out"
-    return None
+    return "graph_weight=1 leaves latent pairs out" if layer.graph_weight == 1 else None
 
 
-def attention_of(layer: DIFFormerConv, z: Tensor) -> Callable[[Tensor], Tensor]:
-    """A function from some rows to their attention ``[H, r, n]`` to all; queries and keys are computed once."""
-    assert layer.diffusivity is not None
-    if layer.query is None:
-        return lambda targets: z.new_full((layer.num_heads, targets.numel(), z.shape[0]), 1 / z.shape[0])
-    diffusivity = layer.diffusivity
-    q, k = layer.queries_and_keys(z)
-    return lambda targets: attention_matrix(q[targets], k, diffusivity)
+def why_no_pairs(scene: Scene | None) -> str:
+    """Why a scene has no latent pairs, with a place for what is missing; empty where there are some."""
+    if scene is None or scene.states is None:
+        return NO_DIFFUSION
+    if not len(scene.difformer.layers):
+        return "There are no diffusion layers, hence no latent pairs."
+    why = why_no_attention(scene.difformer.layers[0])  # type: ignore[arg-type]
+    return f"{why[0].upper()}{why[1:]}." if why else ""
 
 
 @torch.no_grad()
@@ -86,24 +84,18 @@ def latent_layers(scene: Scene, shown: Tensor, classes: Tensor | None) -> list[L
     """Every layer of a scene's DIFFormer; pairs are looked for among the `shown` rows. Classes are -1 where unknown."""
     assert scene.states is not None
     device = scene.inputs.x.device
-    return [
-        _layer(layer, scene.states[k].to(device), shown.to(device), classes)  # type: ignore[arg-type]
-        for k, layer in enumerate(scene.difformer.layers)
-    ]
+    known = None if classes is None else classes.to(device)
+    steps = zip(scene.difformer.layers, scene.states[:-1], strict=True)
+    return [_latent_layer(layer, z.to(device), shown.to(device), known) for layer, z in steps]  # type: ignore[arg-type]
 
 
-def asking(shown: Tensor, size: int) -> Tensor:
-    """Places among the shown whose attention to all is computed: all, or as many as `ENTRIES` of attention allow."""
-    return draw(shown.numel(), max(1, ENTRIES // max(size, 1)))
-
-
-def _layer(layer: DIFFormerConv, z: Tensor, shown: Tensor, classes: Tensor | None) -> LatentLayer:
-    n = z.shape[0]
-    asked = asking(shown, n).to(z.device)
-    known = None if classes is None else classes.to(z.device)
-    shares, entropies, among, attention = [z.new_empty(0)], [], [], attention_of(layer, z)
+def _latent_layer(layer: DIFFormerConv, z: Tensor, shown: Tensor, known: Tensor | None) -> LatentLayer:
+    n, (q, k) = z.shape[0], layer.queries_and_keys(z)
+    asked = asking(shown, n).to(z.device)  # places among the shown
+    assert layer.diffusivity is not None
+    shares, entropies, among = [z.new_empty(0)], [], []
     for targets in shown[asked].split(max(1, PAIRS_OF_A_BLOCK // max(n, 1))):
-        rows = attention(targets).mean(0)
+        rows = attention_matrix(q[targets], k, layer.diffusivity).mean(0)
         entropies.append(torch.special.entr(rows).sum(1))
         among.append(rows[:, shown].masked_fill(targets.unsqueeze(1) == shown, -torch.inf))
         if known is not None:
@@ -121,37 +113,21 @@ def _layer(layer: DIFFormerConv, z: Tensor, shown: Tensor, classes: Tensor | Non
     )
 
 
+def asking(shown: Tensor, size: int) -> Tensor:
+    """Places among the shown whose attention to all is computed: all, or as many as `ENTRIES` of attention allow."""
+    return draw(shown.numel(), max(1, ENTRIES // max(size, 1)))
+
+
 def near_uniform(layer: LatentLayer, chance: float | None, count: int) -> bool:
     """Whether a layer's attention cannot be told from uniform attention.
 
     That is so where its entropy is within 1 % of the uniform one, or where the share within classes lies within two
     standard errors √(p (1 - p) / count) of `chance`, what uniform attention gives, for `count` instances.
     """
-    if layer.entropy >= 1 - ENTROPY_MARGIN:
-        return True
     if layer.within is None or chance is None or not count:
-        return False
-    return abs(layer.within - chance) <= 2 * math.sqrt(chance * (1 - chance) / count)
-
-
-def uniform_note(uniform: Sequence[bool], latent: Sequence[LatentLayer], chance: float | None, off: str = "") -> str:
-    """The sentence about layers whose attention is close to uniform; empty where there are none.
-
-    `off` says how the same settings do with attention off, where that is known.
-    """
-    if not any(uniform):
-        return ""
-    numbers = [str(k + 1) for k, even in enumerate(uniform) if even]
-    where = "at every layer" if all(uniform) else f"at layer{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
-    figures = [f"entropy {min(100 * one.entropy for one, even in zip(latent, uniform, strict=True) if even):.1f} %"]
-    last = next(one for one, even in reversed(list(zip(latent, uniform, strict=True))) if even)
-    if last.within is not None and chance is not None:
-        figures.append(f"{100 * last.within:.1f} % within classes where uniform attention gives {100 * chance:.1f} %")
-    return (
-        f"Attention is close to uniform {where} ({', '.join(figures)}): all pairs get nearly the same weight, so that "
-        "the strongest ones explain little. "
-        + (off or f"Attention off may do as well: `difformer fit … --with {ATTENTION_OFF}` compares the two.")
-    )
+        return layer.entropy >= 1 - ENTROPY_MARGIN
+    margin = 2 * math.sqrt(chance * (1 - chance) / count)
+    return layer.entropy >= 1 - ENTROPY_MARGIN or abs(layer.within - chance) <= margin
 
 
 def chance(classes: Tensor, shown: Tensor) -> float:
@@ -162,61 +138,39 @@ def chance(classes: Tensor, shown: Tensor) -> float:
     return float(counts[own[own >= 0]].float().mean()) / max(labelled.numel(), 1)
 
 
-def observed_pairs(scene: Scene, shown: Tensor) -> tuple[Tensor, Tensor]:
-    """Observed edges between shown rows as places among them, self-loops left out."""
-    if scene.graph is None:
-        return torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
-    source, target = induced_subgraph(shown, scene.graph.edge_index.cpu(), num_nodes=scene.size)[0]
-    return source[source != target], target[source != target]
-
-
-def homophily(scene: Scene, classes: Tensor) -> tuple[int, int]:
-    """Observed edges that join one class, and all edges whose two ends have a known label.
-
-    Both directions of an edge count once, self-loops not at all.
-    """
-    if scene.graph is None:
-        return 0, 0
-    low, high = scene.graph.edge_index.cpu().sort(0).values
-    apart = low != high
-    pairs = (low[apart] * scene.size + high[apart]).unique()
-    first, second = classes[pairs // scene.size], classes[pairs % scene.size]
-    known = (first >= 0) & (second >= 0)
-    return int((first == second)[known].sum()), int(known.sum())
-
-
 @dataclass(frozen=True)
-class Within:
-    """How much attention falls within classes."""
+class Attention:
+    """Attention in a scene, layer by layer, and within classes."""
 
-    share: list[float]  # of every layer
-    chance: float  # what uniform attention would give
-    edges: int  # observed edges with two known labels
-    joined: int  # those that join one class
+    layers: list[LatentLayer]
+    asked: int  # shown instances whose attention to all was computed
+    chance: float | None  # share within classes that uniform attention would give; None without classes
+    uniform: list[bool]  # of every layer: whether its attention cannot be told from uniform attention
+    edges: int = 0  # observed edges with two known labels; both directions count once, self-loops not at all
+    joined: int = 0  # those that join one class
 
     @property
-    def sentence(self) -> str:
-        first, last = 100 * self.share[0], 100 * self.share[-1]
-        text = (
-            f"At the last layer {last:.1f} % of an instance's attention goes to its own class (first layer "
-            f"{first:.1f} %); uniform attention would give {100 * self.chance:.1f} %."
-        )
-        if not self.edges:
-            return text
-        return (
-            f"{text} Of the {self.edges:,} observed edges whose two ends have a known label, "
-            f"{100 * self.joined / self.edges:.1f} % join one class."
-        )
+    def even(self) -> dict[int, LatentLayer]:
+        """Layers with close to uniform attention, by their number from 1."""
+        return {k: one for k, one in enumerate(self.layers, 1) if self.uniform[k - 1]}
 
 
-def within_classes(
-    scene: Scene | None, latent: Sequence[LatentLayer], shown: Tensor, classes: Tensor | None
-) -> Within | None:
-    """None where there are no classes, or no attention."""
-    if scene is None or classes is None or not latent or any(layer.within is None for layer in latent):
+def attention_of(scene: Scene, shown: Tensor, classes: Tensor | None) -> Attention | None:
+    """None where there are no latent pairs; classes are -1 where unknown."""
+    if why_no_pairs(scene):
         return None
-    joined, edges = homophily(scene, classes)
-    return Within([float(layer.within or 0) for layer in latent], chance(classes, shown), edges, joined)
+    found, asked = latent_layers(scene, shown, classes), shown[asking(shown, scene.size)]
+    if classes is None or any(one.within is None for one in found):
+        return Attention(found, asked.numel(), None, [near_uniform(one, None, 0) for one in found])
+    share, count = chance(classes, asked), int((classes[asked] >= 0).sum())
+    uniform, known, same = [near_uniform(one, share, count) for one in found], torch.zeros(0), torch.zeros(0)
+    if scene.graph is not None:
+        low, high = scene.graph.edge_index.cpu().sort(0).values
+        pairs = (low * scene.size + high)[low != high].unique()
+        first, second = classes[pairs // scene.size], classes[pairs % scene.size]
+        known = (first >= 0) & (second >= 0)
+        same = (first == second) & known
+    return Attention(found, asked.numel(), share, uniform, int(known.sum()), int(same.sum()))
 
 
 @dataclass(frozen=True)
@@ -337,58 +291,42 @@ def smoothed_layers(measured: LayerEnergies) -> list[int]:
 
 def verdict(measured: LayerEnergies, source_weight: float) -> str:
     """One or two sentences about depth."""
-    last = len(measured.spread) - 1
+    spread, rank, last = measured.spread, measured.rank, len(measured.spread) - 1
     if last == 0:
         return "There are no diffusion layers, so nothing can be smoothed."
-    if measured.spread[0] < ALIKE:
+    if spread[0] < ALIKE:
         return (
-            f"States are alike before anything is diffused (mean squared distance {measured.spread[0]:.3f} of at most "
-            "2): see whether the features differ from instance to instance, and whether they are scaled."
+            f"States are alike before anything is diffused (mean squared distance {spread[0]:.3f} of at most 2): see "
+            "whether the features differ from instance to instance, and whether they are scaled."
         )
-    smoothed = smoothed_layers(measured)
-    if smoothed:
+    if smoothed := smoothed_layers(measured):
         advice = "try source_weight=1" if source_weight < 1 else f"source_weight is {source_weight:g} already"
-        tail = ", or fewer layers" if smoothed[0] > 1 else ""
+        begin, end, tail = smoothed[0], smoothed[-1], ", or fewer layers" if smoothed[0] > 1 else ""
+        joined = f"{begin}–{end}" if end - begin == len(smoothed) - 1 else ", ".join(map(str, smoothed))
+        which = f"Layer {end} is" if begin == end else f"Layers {joined} are"
         return (
-            f"{_span(smoothed).capitalize()} over-smoothed: their states point almost the same way (mean squared "
-            f"distance {measured.spread[smoothed[-1]]:.3f} of at most 2, effective rank "
-            f"{measured.rank[smoothed[-1]]:.1f}): {advice}{tail}."
+            f"{which} over-smoothed: their states point almost the same way (mean squared distance {spread[end]:.3f} "
+            f"of at most 2, effective rank {rank[end]:.1f}): {advice}{tail}."
         )
     if measured.separation is None:
-        apart, together = measured.spread[0], measured.spread[last]
         begins = "States stay apart"
-        if together < MUCH_CLOSER * apart:
+        if spread[last] < MUCH_CLOSER * spread[0]:
             begins = f"States move closer together, but are not over-smoothed yet (that is below {ALIKE:g})"
         return (
-            f"{begins}: the mean squared distance of unit states goes from {apart:.2f} to {together:.2f} of at most 2, "
-            f"the effective rank from {measured.rank[0]:.1f} to {measured.rank[last]:.1f}."
+            f"{begins}: the mean squared distance of unit states goes from {spread[0]:.2f} to {spread[last]:.2f} of at "
+            f"most 2, the effective rank from {rank[0]:.1f} to {rank[last]:.1f}."
         )
-    best = max(range(last + 1), key=lambda k: measured.separation[k])  # type: ignore[index]
-    first, top, end = (100 * measured.separation[k] for k in (0, best, last))
-    if top - end <= 100 * LITTLE and abs(end - first) <= 100 * LITTLE:
-        return (
-            f"Depth changes little: {first:.0f} % of the variance of the states lies between classes after the input "
-            f"layer, {end:.0f} % after the last one. Train longer, or compare with fewer layers."
-        )
-    if top - end <= 100 * LOSS_OF_SEPARATION and end > first:
-        return (
-            f"Deeper layers still separate classes: {first:.0f} % of the variance of the states lies between classes "
-            f"after the input layer, {end:.0f} % after the last one."
-        )
+    best = max(range(last + 1), key=measured.separation.__getitem__)
+    first, top, at_end = (100 * measured.separation[k] for k in (0, best, last))
+    figures = f"{first:.0f} % of the variance of the states lies between classes after the input layer, "
+    figures += f"{at_end:.0f} % after the last one."
+    if top - at_end <= 100 * LITTLE and abs(at_end - first) <= 100 * LITTLE:
+        return f"Depth changes little: {figures} Train longer, or compare with fewer layers."
+    if top - at_end <= 100 * LOSS_OF_SEPARATION and at_end > first:
+        return f"Deeper layers still separate classes: {figures}"
     if best == 0:
-        return (
-            f"Diffusion does not separate classes further: {first:.0f} % of the variance lies between classes after "
-            f"the input layer, {end:.0f} % after the last one. Compare with fewer layers, or with an MLP."
-        )
+        return f"Diffusion does not separate classes further: {figures} Compare with fewer layers, or with an MLP."
     return (
         f"Classes are farthest apart after layer {best} ({top:.0f} % of the variance lies between them); at the end it "
-        f"is {end:.0f} %: try num_layers={best}, or a larger source_weight."
+        f"is {at_end:.0f} %: try num_layers={best}, or a larger source_weight."
     )
-
-
-def _span(layers: list[int]) -> str:
-    if len(layers) == 1:
-        return f"layer {layers[0]} is"
-    if layers == list(range(layers[0], layers[-1] + 1)):
-        return f"layers {layers[0]}–{layers[-1]} are"
-    return f"layers {', '.join(map(str, layers))} are"

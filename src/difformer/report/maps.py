@@ -24,35 +24,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data import Split, Task
-from difformer.nn import GraphLevel, readout
+from difformer.data import Task, induced_subgraph
+from difformer.nn import DIFFormer, GraphLevel, readout
 from difformer.report.gather import (
     DENSE_ENTRIES,
+    Material,
     Scene,
     column_names,
     dense_rows,
     draw,
     encoder_of,
-    is_diffusion,
     layer_names,
+    name_of,
     original_cells,
     rounded,
     said,
     shortened,
     source_columns,
 )
-from difformer.report.layers import (
-    LatentLayer,
-    asking,
-    chance,
-    latent_layers,
-    near_uniform,
-    observed_pairs,
-    why_no_attention,
-)
+from difformer.report.layers import Attention, LatentLayer, attention_of
 from difformer.training.model import in_units
-from difformer.training.source import TaskSource
-from difformer.training.trained_run import Loaded
+from difformer.training.run_folder import TaskSource
 
 POINTS, PICTURES = 3_000, 1_000
 NUMBERS = 60_000  # points times layers: deep models show fewer points
@@ -73,140 +65,115 @@ class Map:
     """One map and what was found on the way."""
 
     data: dict[str, Any]  # for the page's script
-    notes: tuple[str, ...]  # sentences about it
-    shown: Tensor  # [r] rows of the scene that are shown
-    latent: tuple[LatentLayer, ...] = ()  # one per layer; empty without latent pairs
+    notes: list[str]  # sentences about it
+    attention: Attention | None  # None without latent pairs
 
 
-def scene_map(
-    loaded: Loaded,
-    scene: Scene,
-    outputs: Tensor,
-    classes: Tensor | None,
-    source: TaskSource | None,
-    always: Sequence[int] = (),
-) -> Map:
-    """The instances of a scene that is a whole task on nodes, or a snapshot of a series."""
-    task = loaded.task
+def make_maps(material: Material, scene: Scene | None, always: Sequence[int]) -> list[Map]:
+    """The instances of a task on nodes, a snapshot of a series; of many graphs the graphs, and the nodes of one."""
+    if material.task.kind == "graphs":
+        return [_graphs_map(material), *([] if scene is None else [_nodes_of_graph_map(material, scene)])]
+    assert scene is not None
+    return [_scene_map(material, scene, always)]
+
+
+def _scene_map(material: Material, scene: Scene, always: Sequence[int]) -> Map:
+    task, source, number = material.task, material.folder.source, scene.number
     layers = 2 if scene.states is None else len(scene.states)
-    pictures = source is not None and source.name in IMAGES
-    limit = min(PICTURES if pictures else POINTS, max(NUMBERS // layers, 200))
-    shown = draw(scene.size, limit, classes, always)
-    number = scene.number
-    targets = task.y[shown] if number is None else task.y[number][shown]
-    given = outputs[shown] if number is None else outputs[number][shown]
-    colourings = of_predictions(task, targets, given)
+    limit = PICTURES if source is not None and source.name in IMAGES else POINTS
+    shown = draw(scene.size, min(limit, max(NUMBERS // layers, 200)), material.classes, always)
+    at = shown if number is None else (number, shown)
+    colourings = of_predictions(task, task.y[at], material.outputs[at])
     if number is None:
-        colourings.append(by_part(loaded.split, shown, task.num_instances))
+        colourings.append(_by_part(material, shown))
         cards = node_cards(task, source, shown)
     else:
-        names = task.instance_names if len(task.instance_names) == scene.size else ()
-        titles = [shortened(names[i], TITLE_LENGTH) if names else f"node {i}" for i in shown.tolist()]
-        cards = Cards(titles, [f"snapshot {number}"] * len(titles))
+        cards = Cards(_titles(task, shown), [f"snapshot {number}"] * shown.numel())
     if scene.states is None:
-        states = loaded.states()
-        named = ["features", "states"]
-        points = [dense_rows(task, shown, number), (states if number is None else states[number])[shown]]
+        points = {"features": dense_rows(task, shown, number), "states": material.loaded.states()[at]}
     else:
-        named, points = layer_names(layers), [z[shown] for z in scene.states]
+        points = dict(zip(layer_names(layers), scene.states[:, shown], strict=True))
     what = "instances" if number is None else f"nodes of snapshot {number}"
-    return _joined(scene, shown, named, points, colourings, cards, classes, (said(shown.numel(), scene.size, what),))
+    return _map(scene, shown, points, colourings, cards, said(shown.numel(), scene.size, what), material.classes)
 
 
-def graphs_map(loaded: Loaded, outputs: Tensor) -> Map:
+def _graphs_map(material: Material) -> Map:
     """Graphs as points: the pooled states of every layer."""
-    task, model = loaded.task, loaded.model
+    task, model = material.task, material.loaded.model
     assert isinstance(model, GraphLevel)
-    if is_diffusion(model):
-        encoder: Any = encoder_of(model)
+    layers, names = material.loaded.states().unsqueeze(0), ["states"]
+    if isinstance(encoder := encoder_of(model), DIFFormer):
         pooled = []
         with torch.no_grad():
-            for inputs in loaded.feed.passes():
+            for inputs in material.loaded.feed.passes():
                 states = encoder.trajectory(inputs.x, inputs.graph, None, inputs.batch)
                 pooled.append(torch.stack([readout(z, inputs.batch, model.how) for z in states]).float().cpu())
         layers = torch.cat(pooled, 1)
-        named = layer_names(len(layers))
-    else:
-        layers, named = loaded.states().unsqueeze(0), ["states"]
+        names = layer_names(len(layers))
     classes = task.y if task.problem == "multiclass" else None
     shown = draw(task.num_instances, min(POINTS, max(NUMBERS // len(layers), 200)), classes)
-    colourings = of_predictions(task, task.y[shown], outputs[shown])
-    colourings.append(by_part(loaded.split, shown, task.num_instances))
-    cards = Cards(instance_titles(task, shown, "graph"), [""] * shown.numel())
-    notes = (said(shown.numel(), task.num_instances, "graphs"),)
-    return _joined(None, shown, named, [z[shown] for z in layers], colourings, cards, None, notes)
+    colourings = [*of_predictions(task, task.y[shown], material.outputs[shown]), _by_part(material, shown)]
+    points, note = dict(zip(names, layers[:, shown], strict=True)), said(shown.numel(), task.num_instances, "graphs")
+    return _map(None, shown, points, colourings, Cards(_titles(task, shown)), note)
 
 
-def nodes_of_graph_map(loaded: Loaded, scene: Scene) -> Map:
+def _nodes_of_graph_map(material: Material, scene: Scene) -> Map:
     """The nodes of one graph, coloured by what each does to the graph's output."""
-    model = loaded.model
+    model = material.loaded.model
     assert isinstance(model, GraphLevel)
     assert scene.states is not None
     final = scene.states[-1].to(scene.inputs.x.device).requires_grad_()
     with torch.enable_grad():
         outputs = in_units(model, model.decode(readout(final, None, model.how))[0])
-        column = int(outputs.detach().abs().argmax())
-        (slope,) = torch.autograd.grad(outputs[column], final)
-    effect = (slope * final.detach()).sum(1).cpu()
-    shown = draw(scene.size, POINTS)
-    colourings = [by_value("effect on the output", effect[shown])]
+        (slope,) = torch.autograd.grad(outputs[int(outputs.detach().abs().argmax())], final)
+    effect, shown = (slope * final.detach()).sum(1).cpu(), draw(scene.size, POINTS)
     cards = Cards([f"node {i}" for i in shown.tolist()], [f"graph {scene.number}"] * shown.numel())
-    notes = (said(shown.numel(), scene.size, "nodes"),)
-    points = [z[shown] for z in scene.states]
-    return _joined(scene, shown, layer_names(len(points)), points, colourings, cards, None, notes)
+    points = dict(zip(layer_names(len(scene.states)), scene.states[:, shown], strict=True))
+    note = said(shown.numel(), scene.size, "nodes")
+    return _map(scene, shown, points, [_by_value("effect on the output", effect[shown])], cards, note)
 
 
-def _joined(
+def _map(
     scene: Scene | None,
     shown: Tensor,
-    names: list[str],
-    points: list[Tensor],
+    points: dict[str, Tensor],
     colourings: list[Colouring],
     cards: Cards,
-    classes: Tensor | None,
-    notes: tuple[str, ...],
+    note: str,
+    classes: Tensor | None = None,
 ) -> Map:
-    flat = project(points)
+    """Points by name of the layer, and what is drawn over them: latent pairs and observed edges."""
+    flat = project(list(points.values()))
     data: dict[str, Any] = {
-        "layers": names,
-        "x": [one.x for one in flat],
-        "y": [one.y for one in flat],
-        "explained": [round(one.explained, 3) for one in flat],
-        "colourings": colourings,
-        "titles": cards.titles,
-        "texts": cards.texts if any(cards.texts) else [],
-        "pairs": [],
-        "uniform": [],
-        "observed": None,
-    }
+        "layers": list(points), "x": [one.x for one in flat], "y": [one.y for one in flat],
+        "explained": [round(one.explained, 3) for one in flat], "colourings": colourings, "titles": cards.titles,
+        "texts": cards.texts if any(cards.texts) else [], "pairs": [], "uniform": [], "observed": None,
+    }  # fmt: skip
     if cards.sprite is not None:
         data["sprite"] = {"png": b64encode(cards.sprite).decode(), "side": cards.side, "columns": SPRITE_COLUMNS}
-    latent: tuple[LatentLayer, ...] = ()
-    if scene is not None and scene.states is not None and len(scene.difformer.layers):
-        if why_no_attention(scene.difformer.layers[0]) is None:  # type: ignore[arg-type]
-            latent = tuple(latent_layers(scene, shown, classes))
-            asked = shown[asking(shown, scene.size)]
-            if (count := asked.numel()) < shown.numel():
-                notes = (*notes, f"Attention was computed from {count:,} of the shown {shown.numel():,} to all others.")
-            base = None if classes is None else chance(classes, asked)
-            count = 0 if classes is None else int((classes[asked] >= 0).sum())
-            data["uniform"] = [near_uniform(one, base, count) for one in latent]
-        source, target = observed_pairs(scene, shown)
-        edges = set(zip(source.tolist(), target.tolist(), strict=True))
+    source = target = torch.empty(0, dtype=torch.long)
+    if scene is not None and scene.states is not None and scene.graph is not None:
+        source, target = induced_subgraph(shown, scene.graph.edge_index.cpu(), num_nodes=scene.size)[0]
+        source, target = source[source != target], target[source != target]
+        kept = draw(source.numel(), EDGES)
+        data["observed"] = {"source": source[kept].tolist(), "target": target[kept].tolist(), "all": source.numel()}
+    attention, notes = None if scene is None else attention_of(scene, shown, classes), [note, cards.note]
+    if attention is not None:
+        edges = set(zip([*source.tolist(), *target.tolist()], [*target.tolist(), *source.tolist()], strict=True))
         own = None if classes is None else classes[shown].tolist()
-        data["pairs"] = [_pairs(one, edges, own) for one in latent]
-        if scene.graph is not None:
-            kept = draw(source.numel(), EDGES)
-            data["observed"] = {"source": source[kept].tolist(), "target": target[kept].tolist(), "all": source.numel()}
-    return Map(data, tuple(note for note in (*notes, cards.note) if note), shown, latent)
+        data |= {"pairs": [_pairs(one, edges, own) for one in attention.layers], "uniform": attention.uniform}
+        if (count := attention.asked) < shown.numel():
+            notes.append(f"Attention was computed from {count:,} of the shown {shown.numel():,} to all others.")
+    return Map(data, [note for note in notes if note], attention)
 
 
 def _pairs(layer: LatentLayer, edges: set[tuple[int, int]], classes: list[int] | None) -> dict[str, Any]:
     """Pairs of a layer; ``same`` is 1 where both ends are of one class, 0 where they are not, -1 where unknown."""
-    joined = [int((s, t) in edges or (t, s) in edges) for s, t in zip(layer.source, layer.target, strict=True)]
-    found = {"source": layer.source, "target": layer.target, "weight": layer.weight, "observed": joined}
+    pairs = list(zip(layer.source, layer.target, strict=True))
+    observed = [int(pair in edges) for pair in pairs]
+    found = {"source": layer.source, "target": layer.target, "weight": layer.weight, "observed": observed}
     if classes is not None:
-        ends = [(classes[s], classes[t]) for s, t in zip(layer.source, layer.target, strict=True)]
+        ends = [(classes[s], classes[t]) for s, t in pairs]
         found["same"] = [-1 if min(pair) < 0 else int(pair[0] == pair[1]) for pair in ends]
     return found
 
@@ -253,26 +220,24 @@ def _to_grid(points: Tensor) -> Tensor:
     return ((points - (low + high) / 2) / reach * GRID + GRID / 2).round().long().clamp(0, GRID)
 
 
-def by_class(name: str, numbers: Tensor, names: list[str]) -> Colouring:
+def _by_class(name: str, numbers: Tensor, names: Sequence[str], kind: str = "class") -> Colouring:
     """Classes by number; -1 is unknown."""
-    return {"name": name, "kind": "class", "values": numbers.tolist(), "names": names}
+    return {"name": name, "kind": kind, "values": numbers.tolist(), "names": list(names)}
 
 
-def by_value(name: str, values: Tensor) -> Colouring:
+def _by_value(name: str, values: Tensor) -> Colouring:
     return {"name": name, "kind": "value", "values": [rounded(v, 4) for v in values.double().tolist()]}
 
 
-def by_correctness(right: Tensor, known: Tensor) -> Colouring:
-    numbers = torch.where(known, torch.where(right, 0, 1), torch.tensor(-1))
-    return {"name": "correctness", "kind": "right", "values": numbers.tolist(), "names": ["right", "wrong"]}
+def _by_correctness(right: Tensor, known: Tensor) -> Colouring:
+    return _by_class("correctness", torch.where(known, (~right).long(), -1), ("right", "wrong"), "right")
 
 
-def by_part(split: Split, rows: Tensor, count: int) -> Colouring:
-    number = torch.full((count,), -1)
-    names = list(split.parts())
-    for place, index in enumerate(split.parts().values()):
+def _by_part(material: Material, rows: Tensor) -> Colouring:
+    number, parts = torch.full((material.task.num_instances,), -1), material.loaded.split.parts()
+    for place, index in enumerate(parts.values()):
         number[index] = place
-    return by_class("part", number[rows], names)
+    return _by_class("part", number[rows], list(parts))
 
 
 def of_predictions(task: Task, targets: Tensor, outputs: Tensor) -> list[Colouring]:
@@ -280,33 +245,21 @@ def of_predictions(task: Task, targets: Tensor, outputs: Tensor) -> list[Colouri
     names = column_names(task)
     if task.problem == "multiclass":
         predicted = outputs.argmax(-1)
-        return [
-            by_class("class", targets, names),
-            by_class("prediction", predicted, names),
-            by_correctness(predicted == targets, targets >= 0),
-        ]
+        found = [_by_class("class", targets, names), _by_class("prediction", predicted, names)]
+        return [*found, _by_correctness(predicted == targets, targets >= 0)]
     targets = targets.reshape(outputs.shape)
-    if task.problem == "multilabel":
-        known, right = ~targets.isnan(), (outputs > 0) == (targets > 0.5)
-        found = []
-        for c in range(min(COLUMNS, outputs.shape[1])):
-            end = f" {names[c]}" if outputs.shape[1] > 1 else ""
-            truth = torch.where(known[:, c], (targets[:, c] > 0.5).long(), torch.tensor(-1))
-            found += [
-                by_class(f"class{end}", truth, ["no", "yes"]),
-                by_class(f"prediction{end}", (outputs[:, c] > 0).long(), ["no", "yes"]),
-            ]
-        if outputs.shape[1] == 1:
-            return [*found, by_correctness(right[:, 0], known[:, 0])]
-        share = (right & known).sum(1) / known.sum(1).clamp_min(1)
-        return [*found, by_value("share of columns right", share)]
-    first = f" {names[0]}" if outputs.shape[1] > 1 else ""
-    error = outputs[:, 0] - targets[:, 0]
-    return [
-        by_value(f"target{first}", targets[:, 0]),
-        by_value(f"prediction{first}", outputs[:, 0]),
-        by_value(f"error{first}", error.abs()),
-    ]
+    ends = [f" {name}" if len(names) > 1 else "" for name in names]
+    if task.problem == "regression":
+        shown = {"target": targets[:, 0], "prediction": outputs[:, 0], "error": (outputs - targets)[:, 0].abs()}
+        return [_by_value(f"{name}{ends[0]}", values) for name, values in shown.items()]
+    known, right, found = ~targets.isnan(), (outputs > 0) == (targets > 0.5), []
+    for c, end in enumerate(ends[:COLUMNS]):
+        truth = torch.where(known[:, c], (targets[:, c] > 0.5).long(), -1)
+        for name, numbers in (("class", truth), ("prediction", (outputs[:, c] > 0).long())):
+            found.append(_by_class(f"{name}{end}", numbers, ("no", "yes")))
+    if outputs.shape[1] == 1:
+        return [*found, _by_correctness(right[:, 0], known[:, 0])]
+    return [*found, _by_value("share of columns right", (right & known).sum(1) / known.sum(1).clamp_min(1))]
 
 
 @dataclass(frozen=True)
@@ -314,68 +267,61 @@ class Cards:
     """Of the shown instances, in their order."""
 
     titles: list[str]  # one short line each: a name, or kind and number
-    texts: list[str]  # more of each, or empty
+    texts: Sequence[str] = ()  # more of each
     sprite: bytes | None = None  # PNG of all pictures, or None
     side: int = 0  # width and height of one picture
     note: str = ""  # what could not be shown, and why; empty where nothing is missing
 
 
-def instance_titles(task: Task, rows: Tensor, what: str) -> list[str]:
-    """Names where there are some, numbers otherwise; long names are cut, thousands of them would fill a page."""
-    names = task.instance_names
-    return [shortened(names[i], TITLE_LENGTH) if i < len(names) else f"{what} {i}" for i in rows.tolist()]
+def _titles(task: Task, rows: Tensor) -> list[str]:
+    """Long names are cut: thousands of them would fill a page."""
+    return [shortened(name_of(task, i), TITLE_LENGTH) for i in rows.tolist()]
 
 
 def node_cards(task: Task, source: TaskSource | None, rows: Tensor) -> Cards:
     """Of some nodes of a task on nodes."""
-    titles = instance_titles(task, rows, "instance")
-    name = None if source is None else source.name
-    root = None if source is None else source.root
-    if name in IMAGES:
-        pictures = _pictures(name, root, task.num_instances)
-        if pictures is not None:
-            sprite, side = make_sprite(pictures[rows.numpy()])
-            return Cards(titles, [""] * len(titles), sprite, side)
-        return Cards(titles, [""] * len(titles), note=f"The images of {name} are not on disk, so none are shown.")
-    if name == "20news":
-        texts = _posts(root, task.num_instances)
-        if texts is not None:
-            return Cards(titles, [shortened(texts[i], TEXT_LENGTH) for i in rows.tolist()])
+    titles = _titles(task, rows)
+    if source is not None and source.name in IMAGES:
+        pictures = _pictures(source.name, source.root, task.num_instances)
+        if pictures is None:
+            return Cards(titles, note=f"The images of {source.name} are not on disk, so none are shown.")
+        return Cards(titles, (), *make_sprite(pictures[rows.numpy()]))
+    if source is not None and source.name == "20news" and (texts := _posts(source.root, task.num_instances)):
+        return Cards(titles, [shortened(texts[i], TEXT_LENGTH) for i in rows.tolist()])
     return Cards(titles, _strong_columns(task, rows))
 
 
-def _pictures(name: str | None, root: str | None, count: int) -> Array | None:
+def _pictures(name: str, root: str | None, count: int) -> Array | None:
     """Images ``[N, H, W, C]`` uint8 in the order of the task; None where they are not on disk."""
     if name == "digits":
         from sklearn.datasets import load_digits
 
-        grey = np.asarray(load_digits().images) * (255 / 16)
-        found = grey.astype(np.uint8)[..., None]
+        found = (np.asarray(load_digits().images) * (255 / 16)).astype(np.uint8)[..., None]
     else:
         from difformer.data.datasets.images import load_images
         from difformer.data.lookup import find
 
-        if find(str(name), root) is None:
+        if find(name, root) is None:
             return None
-        found = load_images(str(name), root)[0]
+        found = load_images(name, root)[0]
     return found if len(found) == count else None
 
 
-def _posts(root: str | None, count: int) -> list[str] | None:
+def _posts(root: str | None, count: int) -> list[str]:
+    """Texts in the order of the task; none where they are not on disk."""
     from difformer.data.lookup import find
 
-    found = find("20news", root, forms=("text",))
-    if found is None:
-        return None
+    if (found := find("20news", root, forms=("text",))) is None:
+        return []
     with gzip.open(Path(found.path), "rt", encoding="utf-8") as stream:
         texts = [str(json.loads(line)["text"]) for line in stream]
-    return texts if len(texts) == count else None
+    return texts if len(texts) == count else []
 
 
 def _strong_columns(task: Task, rows: Tensor) -> list[str]:
     """The columns in which an instance is most unusual, in original units, where columns have names."""
-    if not task.feature_names or task.kind != "nodes":
-        return [""] * rows.numel()
+    if not task.feature_names:
+        return []
     score = dense_rows(task, rows)
     if task.x.layout == torch.strided and task.x.numel() <= DENSE_ENTRIES:
         spread = task.x.float().std(0)

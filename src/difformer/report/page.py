@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -17,17 +19,39 @@ from typing import Any
 
 import torch
 
+from difformer.attention import explain
 from difformer.data import Task
 from difformer.files import csv_text, finite, printable, write_bytes
-from difformer.report import plots, sections
+from difformer.nn import DIFFormer, DIFFormerConv
+from difformer.report import ATTENTION_OFF, plots
 from difformer.report.comparison import attention_off
-from difformer.report.explanation import PARTS, Explanation, Place, explain_nodes, worth_explaining
-from difformer.report.gather import Material, Scene, gather, is_diffusion, make_scene, shortened
-from difformer.report.layers import layer_energies, uniform_note, verdict, within_classes
-from difformer.report.maps import Map, graphs_map, nodes_of_graph_map, scene_map
-from difformer.report.quality import ErrorList, baselines, calibration, column_importance, errors, quality
+from difformer.report.explanation import Place, explain_nodes, worth_explaining
+from difformer.report.gather import Material, encoder_of, gather, make_scene, shortened
+from difformer.report.layers import (
+    ALIKE,
+    NO_DIFFUSION,
+    LayerEnergies,
+    layer_energies,
+    smoothed_layers,
+    verdict,
+    why_no_pairs,
+)
+from difformer.report.maps import make_maps
+from difformer.report.quality import (
+    FIT_SPLITS,
+    Baseline,
+    ErrorList,
+    baselines,
+    calibration,
+    column_importance,
+    errors,
+    quality,
+)
+from difformer.training.devices import saved_bytes
 from difformer.training.metrics import protocol_text
+from difformer.training.record import NO_BETTER
 from difformer.training.run_folder import RunFolder
+from difformer.training.trained_run import Loaded
 
 NAME = "report.html"
 NAVIGATION = {
@@ -35,6 +59,7 @@ NAVIGATION = {
     "within": "Attention", "energy": "Energy", "explanations": "Explanations", "cost": "Cost", "run": "Run",
     "use": "Use",
 }  # fmt: skip
+OVERFIT = 0.2  # by which a metric in [0, 1] may be better on the training part before the page speaks of it
 
 
 @dataclass(frozen=True)
@@ -83,59 +108,145 @@ def write_report(
     """
     plotly, environment = _libraries()  # before anything is computed
     material = gather(run, seed=seed, task=task, device=device)
-    folder, loaded, metric = material.folder, material.loaded, material.folder.summary().metric
-    diffuses = is_diffusion(loaded.model)
-    scene = None if material.task.kind == "graphs" and not diffuses else make_scene(loaded)
-    chosen = [*nodes, *worth_explaining(material)] if diffuses else []
-    explanations = explain_nodes(loaded, list(dict.fromkeys(chosen))) if chosen else []
-    maps = _maps(material, scene, explanations)
-    energies = layer_energies(scene, material.classes) if scene is not None and diffuses else None
-    latent, shown = maps[-1].latent, maps[-1].shown
-    attention = within_classes(scene, latent, shown, material.classes)
-    even = uniform_note(
-        maps[-1].data["uniform"], latent, None if attention is None else attention.chance, attention_off(folder)
-    )
-    options = folder.about["model"].get("options", {})
-    said = ""
-    if energies is not None and scene is not None:
-        said = verdict(energies, float(scene.difformer.config["source_weight"]))
-    found, base = quality(material.task, material.predictions, material.part), baselines(material)
-    sure, columns = calibration(material.task, material.predictions, material.part), column_importance(material)
+    folder, loaded, task = material.folder, material.loaded, material.task
+    summary, options = folder.summary(), folder.about["model"].get("options", {})
+    diffuses = isinstance(encoder_of(loaded.model), DIFFormer)
+    scene = None if task.kind == "graphs" and not diffuses else make_scene(loaded)
+    explanations = explain_nodes(loaded, list(dict.fromkeys([*nodes, *worth_explaining(material)])))
+    always = [] if scene is None else [one.node for one in explanations if one.number == scene.number]
+    maps = make_maps(material, scene, [node for node in always if node is not None])
+    attention, energies, depth = maps[-1].attention, None, ""
+    if scene is not None and diffuses:
+        energies = layer_energies(scene, material.classes)
+        depth = verdict(energies, float(scene.difformer.config["source_weight"]))
+    found, base = quality(task, material.predictions, material.part), baselines(material)
+    sure, columns = calibration(task, material.predictions, material.part), column_importance(material)
     wrong = errors(material, columns.names)
-    drawn, thinned = plots.learning_curves(folder, metric)
-    if found["kind"] == "classes":
-        drawn["confusion"] = plots.confusion(found)
-    elif found["scatter"] is not None:
-        drawn |= plots.residuals(found)
-    if sure is not None:
-        drawn["reliability"] = plots.reliability(sure)
-    if columns.names:
-        drawn["importance"] = plots.importance(columns, metric)
-    if attention is not None:
-        drawn["within-plot"] = plots.within(attention)
-    if energies is not None:
-        drawn |= plots.energies(energies)
-    drawn |= {f"explanation-{i}": plots.explanation(one) for i, one in enumerate(explanations) if one.steps}
-    warnings = sections.warnings_of(material, base, found, energies, said)
-    answer = sections.answer(material, base)
+    curves, thinned = plots.learning_curves(folder, summary.metric)
+    drawn = curves | plots.predictions(found) | plots.reliability(sure) | plots.importance(columns, summary.metric)
+    drawn |= plots.within(attention) | plots.energies(energies)
+    answer, warnings = _answer(material, base), _warnings(material, base, found, energies, depth)
     context = {
         "title": f"{folder.config.model} on {folder.about['data']['task']}", "navigation": NAVIGATION,
-        "answer": answer, "cards": sections.cards(material, base, sure), "warnings": warnings, "material": material,
-        "folder": folder, "about": folder.about, "task": material.task, "kind": material.task.kind, "metric": metric,
-        "protocol": protocol_text(material.task.protocol, metric), "settings": {**options, **folder.about["training"]},
-        "thinned": thinned, "found": found, "calibration": sure,
-        "errors": wrong, "errors_csv": _csv_link(wrong), "importance": columns, "figures": drawn, "scene": scene,
-        "maps": maps, "missing": sections.why_no_pairs(scene), "within": attention, "even": even, "verdict": said,
-        "energies": energies, "explanations": explanations, "parts": PARTS, "diffuses": diffuses,
-        "no_diffusion": sections.NO_DIFFUSION, "costs": sections.costs(material), "own": folder.source is not None,
-        "css": _asset("page.css"), "js": _asset("page.js"), "plotly": plotly,
+        "answer": answer, "warnings": warnings, "material": material, "folder": folder, "about": folder.about,
+        "task": task, "kind": task.kind, "summary": summary, "value": _value(material), "baselines": base,
+        "splits": len({result["split"] for result in summary.results}), "metric": summary.metric,
+        "protocol": protocol_text(task.protocol, summary.metric), "settings": {**options, **folder.about["training"]},
+        "thinned": thinned, "found": found, "calibration": sure, "errors": wrong, "errors_csv": _csv_link(wrong),
+        "importance": columns, "figures": drawn, "scene": scene, "maps": maps, "attention": attention,
+        "missing": why_no_pairs(scene), "off": attention_off(folder), "attention_off": ATTENTION_OFF, "verdict": depth,
+        "energies": energies, "explanations": explanations, "no_diffusion": NO_DIFFUSION, "cost": _cost(loaded),
+        "own": folder.source is not None, "css": _asset("page.css"), "js": _asset("page.js"), "plotly": plotly,
         "data": _embedded({"figures": drawn, "maps": [one.data for one in maps], "colours": plots.COLOURS}),
     }  # fmt: skip
     content = environment.get_template("page.html").render(context).encode()
     path = folder.path / NAME if out is None else Path(out)
     write_bytes(path, content)
-    notes = tuple(dict.fromkeys(note for one in maps for note in one.notes if note not in warnings))
-    return Report(path, len(content), notes, said, answer, tuple(warnings))
+    notes = tuple(dict.fromkeys(note for one in maps for note in one.notes))
+    return Report(path, len(content), notes, depth, answer, tuple(warnings))
+
+
+def _answer(material: Material, base: Sequence[Baseline]) -> str:
+    """The result in one sentence, against the simple models."""
+    summary, part, task = material.folder.summary(), material.part, material.task
+    what = {"nodes": "instances", "series": "snapshots", "graphs": "graphs"}[task.kind]
+    others = " and ".join(f"{one.name} gives {one.mean:.4f}" for one in base if one.mean == one.mean)
+    splits = len({result["split"] for result in summary.results})
+    where = "split" if splits == 1 else "splits" if splits <= FIT_SPLITS else f"first {FIT_SPLITS} splits"
+    direction = "" if summary.higher_is_better else " (lower is better)"
+    return (
+        f"On {material.rows.numel():,} {part} {what} {material.folder.config.model} reaches {summary.metric} "
+        f"{_value(material)}{direction}{f'; {others} on the same {where}' if others else ''}."
+    )
+
+
+def _value(material: Material) -> str:
+    """Mean ± deviation of the metric."""
+    summary, part = material.folder.summary(), material.part
+    return _spread((summary.mean(part), summary.std(part) if len(summary.results) > 1 else None), 4)
+
+
+def _spread(value: tuple[float, float | None] | None, digits: int = 3) -> str:
+    """Mean ± deviation, without the latter where one value is all there is."""
+    if value is None:
+        return "–"
+    return f"{value[0]:.{digits}f}" + ("" if value[1] is None else f" ± {value[1]:.{digits}f}")
+
+
+def _warnings(
+    material: Material, base: Sequence[Baseline], found: dict[str, Any], energies: LayerEnergies | None, depth: str
+) -> list[str]:
+    """What a reader should know before believing the page, in plain words."""
+    summary, part, count = material.folder.summary(), material.part, material.rows.numel()
+    sign = 1 if summary.higher_is_better else -1
+    mean, train, (constant, linear) = summary.mean(part), summary.mean("train"), base
+    said = [f"{note[0].upper()}{note[1:]}." for note in summary.notes]
+    error = math.sqrt(max(mean * (1 - mean), 0) / max(count, 1)) if summary.metric == "accuracy" else 0
+    ahead = sign * (mean - constant.mean)
+    if ahead <= 2 * error:
+        why = "No better than a constant" if ahead <= 0 else f"Not shown to beat a constant on {count} instances"
+        said = [one for one in said if NO_BETTER[1:] not in one]  # which is the same
+        said.append(f"{why}: {constant.name} gives {constant.mean:.4f}, this model {mean:.4f}.")
+    elif sign * (mean - linear.mean) <= 0:
+        how, name = "as well" if mean == linear.mean else "better", f"{linear.name[0].upper()}{linear.name[1:]}"
+        said.append(f"{name} on the features alone does {how} ({linear.mean:.4f} against {mean:.4f}).")
+    if part != "train" and (train - mean > OVERFIT if summary.higher_is_better else mean > 2 * train):
+        said.append(
+            f"Overfitting: {summary.metric} is {train:.4f} on the training part and {mean:.4f} on the {part} part. "
+            "More dropout or weight decay, fewer channels or more labels may help."
+        )
+    collapsed = energies is not None and (smoothed_layers(energies) or energies.spread[0] < ALIKE)
+    if collapsed and not any("ollapsed states" in one for one in said):
+        said.append(f"Collapsed states: {depth}")
+    rare = [row for row in found["table"] if row.get("number") and row["predicted_in"] < found["seeds"]]
+    for row in rare[:3]:
+        often = f"in {row['predicted_in']} of {found['seeds']} seeds" if row["predicted_in"] else "in no seed"
+        rests = ": its precision rests on those alone" if row["predicted_in"] else ""
+        said.append(f"Class {row['name']} is predicted {often}{rests}.")
+    if len(rare) > 3:
+        said.append(f"The same holds for {len(rare) - 3} more classes, see the table of classes.")
+    return said
+
+
+def _cost(loaded: Loaded) -> dict[str, Any]:
+    """Of a pass over some or all instances: its time, and what it keeps for its backward pass; and the operator."""
+    model, passes = loaded.model, loaded.feed.passes()
+    held, inputs = list(model.parameters()), passes[0]
+    device = held[0].device if held else torch.device("cpu")
+
+    def timed() -> float:
+        begun = time.perf_counter()
+        with torch.no_grad():
+            inputs.outputs(model)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - begun
+
+    timed()  # graphs are sorted at their first use
+    with torch.enable_grad():
+        saved = saved_bytes(lambda: inputs.outputs(model), besides=held)
+    return {
+        "parameters": sum(p.numel() for p in held), "bytes": sum(p.numel() * p.element_size() for p in held),
+        "milliseconds": 1000 * timed(), "saved": saved, "device": device, "operator": _operator(loaded),
+        "what": "all instances" if len(passes) == 1 else f"a batch of {inputs.x.shape[0]:,} rows",
+    }  # fmt: skip
+
+
+def _operator(loaded: Loaded) -> str:
+    """The operator for all pairs and why it was chosen; empty where there are no diffusion layers."""
+    encoder = encoder_of(loaded.model)
+    if not isinstance(encoder, DIFFormer) or not len(encoder.layers):
+        return ""
+    layer: DIFFormerConv = encoder.layers[0]  # type: ignore[assignment]
+    if layer.diffusivity is None:
+        return "no latent pairs: observed edges alone"
+    if layer.backend != "auto":
+        return f"{layer.backend}: requested by the setting backend={layer.backend}"
+    inputs = loaded.feed.passes()[0]
+    if layer.form == "simple" and layer.qk_norm != "row" and inputs.batch is None:
+        return "linear: simple is a sum; with this norm of queries and keys the states' Gram matrix is all it needs"
+    rows, device = inputs.x.shape[0] if inputs.batch is None else inputs.batch.largest, inputs.x.device
+    return str(explain(rows, layer.out_channels, diffusivity=layer.diffusivity, heads=layer.num_heads, device=device))
 
 
 def _libraries() -> tuple[str, Any]:
@@ -150,7 +261,9 @@ def _libraries() -> tuple[str, Any]:
     options: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined, "finalize": _without_controls}
     environment = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
     environment.filters |= {
-        "score": sections.score, "spread": sections.spread, "short": shortened, "quoted": repr, "shell": shlex.quote
+        "spread": _spread, "short": shortened, "quoted": repr, "shell": shlex.quote,
+        "percent": lambda share: f"{100 * share:.1f} %",
+        "score": lambda value: "–" if value is None or value != value else f"{value:.4f}",
     }  # fmt: skip
     return str(get_plotlyjs()), environment
 
@@ -181,13 +294,3 @@ def _csv_link(found: ErrorList) -> str:
         for row in (found.headings, *found.rows)
     )
     return "data:text/csv;base64," + base64.b64encode(text.encode()).decode()
-
-
-def _maps(material: Material, scene: Scene | None, explanations: Sequence[Explanation]) -> list[Map]:
-    loaded = material.loaded
-    if material.task.kind == "graphs":
-        graphs = graphs_map(loaded, material.outputs)
-        return [graphs] if scene is None else [graphs, nodes_of_graph_map(loaded, scene)]
-    assert scene is not None
-    always = [one.node for one in explanations if one.number == scene.number]
-    return [scene_map(loaded, scene, material.outputs, material.classes, material.folder.source, always)]

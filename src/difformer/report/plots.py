@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from difformer.report.explanation import PARTS, Explanation
 from difformer.report.gather import layer_names, rounded, shortened
-from difformer.report.layers import LayerEnergies, Within
+from difformer.report.layers import Attention, LayerEnergies
 from difformer.report.quality import Calibration, Importance
 from difformer.training.run_folder import RunFolder
 
@@ -65,7 +64,7 @@ def learning_curves(folder: RunFolder, metric: str) -> tuple[dict[str, Figure], 
     """Training loss and metric of every seed by epoch, and whether epochs were left out."""
     best = {result["seed"]: result["best_epoch"] for result in folder.results()}
     by_seed: dict[int, list[dict[str, Any]]] = {}
-    for row in folder.metrics.read():
+    for row in folder.rows():
         by_seed.setdefault(int(row["seed"]), []).append(row)
     losses, scores, thinned = [], [], False
 
@@ -107,7 +106,10 @@ def _thin(rows: list[dict[str, Any]], best: int | None) -> list[dict[str, Any]]:
     return [row for i, row in enumerate(rows) if i % step == 0 or i == len(rows) - 1 or row["epoch"] == best]
 
 
-def confusion(found: dict[str, Any]) -> Figure:
+def predictions(found: dict[str, Any]) -> dict[str, Figure]:
+    """Confusion matrix of classes, or the residuals of values."""
+    if found["kind"] == "residuals":
+        return {} if found["scatter"] is None else _residuals(found)
     names, counts = [safe(name) for name in found["names"]], np.array(found["confusion"])
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     places = list(range(len(names)))
@@ -119,36 +121,20 @@ def confusion(found: dict[str, Any]) -> Figure:
     ticks = {"tickvals": places, "ticktext": names, "automargin": True}
     across = {**ticks, "title": {"text": "predicted"}}
     down = {**ticks, "title": {"text": "true"}, "autorange": "reversed"}
-    return make([heat], height=max(340, 130 + 26 * len(names)), xaxis=across, yaxis=down)
+    return {"confusion": make([heat], height=max(340, 130 + 26 * len(names)), xaxis=across, yaxis=down)}
 
 
-def reliability(found: Calibration) -> Figure:
-    hover = "predicted %{x:.1%}, right %{y:.1%} of %{customdata:,}<extra></extra>"
-    sizes = [max(6.0, 26.0 * (n / max(found.count)) ** 0.5) for n in found.count]
-    ends = [min(0.5, *found.confidence, *found.accuracy), 1]
-    ideal = line("perfectly calibrated", ends, ends, COLOURS[7], dash="dash", mode="lines", hoverinfo="skip")
-    marks: dict[str, Any] = {
-        "marker": {"size": sizes, "color": COLOURS[0]},
-        "customdata": found.count,
-        "hovertemplate": hover,
-    }
-    own = line("this run", found.confidence, found.accuracy, COLOURS[0], **marks)
-    percent: dict[str, Any] = {"xaxis_tickformat": ".0%", "yaxis_tickformat": ".0%"}
-    return make([ideal, own], x="predicted probability", y="share that is right", **percent)
-
-
-def residuals(found: dict[str, Any]) -> dict[str, Figure]:
+def _residuals(found: dict[str, Any]) -> dict[str, Figure]:
     target, prediction, bars = found["scatter"]["target"], found["scatter"]["prediction"], found["histogram"]
     marks: dict[str, Any] = {"mode": "markers", "marker": {"color": COLOURS[0], "size": 5, "opacity": 0.6}}
     hover = "target %{x:.4g}, prediction %{y:.4g}<extra></extra>"
     points = line("predictions", target, prediction, COLOURS[0], hovertemplate=hover, **marks)
-    ends = [min(target), max(target)]
-    ideal = line("ideal", ends, ends, COLOURS[7], dash="dash", mode="lines", hoverinfo="skip")
     middles = [left + bars["width"] / 2 for left in bars["left"]]
     hover = "error %{x:.4g}: %{y}<extra></extra>"
     heights = bar("errors", middles, bars["height"], COLOURS[1], width=bars["width"], hovertemplate=hover)
+    ends = [min(target), max(target)]
     figures = {
-        "residuals": make([points, ideal], x="target", y="prediction", showlegend=False),
+        "residuals": make([points, _ideal("ideal", ends)], x="target", y="prediction", showlegend=False),
         "error-histogram": make([heights], x="prediction - target", y="count"),
     }
     if over := found["over_time"]:
@@ -157,16 +143,39 @@ def residuals(found: dict[str, Any]) -> dict[str, Figure]:
     return figures
 
 
-def importance(found: Importance, metric: str) -> Figure:
+def _ideal(name: str, ends: Sequence[float]) -> Figure:
+    return line(name, ends, ends, COLOURS[7], dash="dash", mode="lines", hoverinfo="skip")
+
+
+def reliability(found: Calibration | None) -> dict[str, Figure]:
+    if found is None:
+        return {}
+    marks: dict[str, Any] = {
+        "marker": {"size": [max(6.0, 26.0 * (n / max(found.count)) ** 0.5) for n in found.count], "color": COLOURS[0]},
+        "customdata": found.count,
+        "hovertemplate": "predicted %{x:.1%}, right %{y:.1%} of %{customdata:,}<extra></extra>",
+    }
+    own = line("this run", found.confidence, found.accuracy, COLOURS[0], **marks)
+    ideal = _ideal("perfectly calibrated", [min(0.5, *found.confidence, *found.accuracy), 1])
+    percent: dict[str, Any] = {"xaxis_tickformat": ".0%", "yaxis_tickformat": ".0%"}
+    return {"reliability": make([ideal, own], x="predicted probability", y="share that is right", **percent)}
+
+
+def importance(found: Importance, metric: str) -> dict[str, Figure]:
+    if not found.names:
+        return {}
     names = [safe(name) for name in found.names[:SHOWN_COLUMNS]]
     places, losses = list(range(len(names))), [rounded(v) for v in found.losses[:SHOWN_COLUMNS]]
     hover = "%{customdata}: %{x:.4f}<extra></extra>"
     bars = bar("loss", losses, places, COLOURS[0], orientation="h", customdata=names, hovertemplate=hover)
     ticks = {"tickvals": places, "ticktext": names, "autorange": "reversed", "automargin": True}
-    return make([bars], x=f"{safe(metric)} lost", height=max(220, 100 + 24 * len(names)), yaxis=ticks)
+    figure = make([bars], x=f"{safe(metric)} lost", height=max(220, 100 + 24 * len(names)), yaxis=ticks)
+    return {"importance": figure}
 
 
-def energies(found: LayerEnergies) -> dict[str, Figure]:
+def energies(found: LayerEnergies | None) -> dict[str, Figure]:
+    if found is None:
+        return {}
     layers = layer_names(len(found.energy))
     lines = [line("all pairs (measured)", layers, found.energy, COLOURS[0])]
     if found.edges:
@@ -178,31 +187,21 @@ def energies(found: LayerEnergies) -> dict[str, Figure]:
     if found.separation:
         share = line("between classes", layers, found.separation, COLOURS[1])
         scale: dict[str, Any] = {"yaxis_tickformat": ".0%", "yaxis_rangemode": "tozero"}
-        figures["separation-plot"] = make([share], y="variance between classes", **scale)
-    else:
-        rank = line("effective rank", layers, found.rank, COLOURS[4])
-        figures["rank-plot"] = make([rank], y="effective rank", yaxis_rangemode="tozero")
-    return figures
+        return figures | {"separation-plot": make([share], y="variance between classes", **scale)}
+    rank = line("effective rank", layers, found.rank, COLOURS[4])
+    return figures | {"rank-plot": make([rank], y="effective rank", yaxis_rangemode="tozero")}
 
 
-def within(found: Within) -> Figure:
-    layers, hover = layer_names(len(found.share) + 1)[1:], {"hovertemplate": "%{y:.1%}<extra></extra>"}
+def within(found: Attention | None) -> dict[str, Figure]:
+    if found is None or found.chance is None:
+        return {}
+    layers, hover = layer_names(len(found.layers) + 1)[1:], {"hovertemplate": "%{y:.1%}<extra></extra>"}
     drawn = [
-        bar("attention", layers, found.share, COLOURS[0], **hover),
+        bar("attention", layers, [one.within for one in found.layers], COLOURS[0], **hover),
         line("uniform attention", layers, [found.chance] * len(layers), COLOURS[3], dash="dash", **hover),
     ]
     if found.edges:
         level = [found.joined / found.edges] * len(layers)
         drawn.append(line("observed edges", layers, level, COLOURS[2], dash="dot", **hover))
-    return make(drawn, y="share within one class", yaxis_tickformat=".0%", yaxis_rangemode="tozero")
-
-
-def explanation(found: Explanation) -> Figure:
-    layers = [f"layer {step.layer}" for step in found.steps]
-    bars = []
-    for part, colour, pattern in zip(PARTS, (7, 0, 2, 1), ("", "/", "x", "."), strict=True):
-        effects = [rounded(step.effects[part]) for step in found.steps]
-        mark = {"color": COLOURS[colour], "pattern": {"shape": pattern}}
-        hover = f"{part}: %{{y:.4g}}<extra></extra>"
-        bars.append(bar(part, layers, effects, COLOURS[colour], hovertemplate=hover) | {"marker": mark})
-    return make(bars, y="effect on the score", height=300, barmode="relative")
+    percent: dict[str, Any] = {"yaxis_tickformat": ".0%", "yaxis_rangemode": "tozero"}
+    return {"within-plot": make(drawn, y="share within one class", **percent)}

@@ -18,21 +18,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data import Split, Task
+from difformer.data import Task
 from difformer.data.sparse import to_scipy
 from difformer.report.gather import (
     DENSE_ENTRIES,
+    WHAT,
     Material,
     column_names,
     dense_rows,
     draw,
+    name_of,
     original_cells,
     rounded,
     source_columns,
 )
-from difformer.training.metrics import find_metric, rocauc
-from difformer.training.predictions import Predictions
-from difformer.training.record import spread
+from difformer.training.metrics import class_counts, column_aucs, find_metric
+from difformer.training.record import Predictions, spread
 
 SHOWN_CLASSES = 30
 SCATTER_POINTS = 2_000
@@ -48,140 +49,89 @@ Spread = tuple[float, float | None]
 
 def quality(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, Any]:
     """What is shown of the predictions of all seeds on one part."""
-    if task.problem == "multiclass":
-        return _classes(task, seeds, part)
-    return _columns(task, seeds, part) if task.problem == "multilabel" else _residuals(task, seeds, part)
+    return (_residuals if task.problem == "regression" else _classes)(task, [_on(one, part) for one in seeds])
 
 
-def _rows(predictions: Predictions, part: str) -> Array:
-    return np.flatnonzero(np.array(predictions.part) == part)
+def _on(predictions: Predictions, part: str) -> tuple[Array, Tensor, Tensor]:
+    """Instances of a part, their outputs and their targets."""
+    assert predictions.targets is not None
+    rows = np.flatnonzero(np.array(predictions.part) == part)
+    return rows, predictions.outputs[rows], predictions.targets[rows]
 
 
-def _classes(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, Any]:
-    count, matrices = task.num_outputs, []
-    for predictions in seeds:
-        assert predictions.targets is not None
-        rows = _rows(predictions, part)
-        y = predictions.targets.numpy(force=True)[rows].reshape(-1)
-        p = predictions.labels().numpy(force=True)[rows].reshape(-1)
-        known = y >= 0
-        matrices.append(np.bincount(y[known] * count + p[known], minlength=count**2).reshape(count, count))
-    names = column_names(task)
-    total = np.sum(matrices, axis=0)
-    order = np.sort(np.argsort(-total.sum(1), kind="stable")[:SHOWN_CLASSES])
-    return {
-        "kind": "classes",
-        "table": _scores(names, [(m.diagonal(), m.sum(0), m.sum(1)) for m in matrices]),
-        "confusion": total[np.ix_(order, order)].tolist(),
-        "names": [names[c] for c in order],
-        "hidden": max(0, count - SHOWN_CLASSES),
-        "seeds": len(matrices),
-    }
-
-
-def _columns(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, Any]:
-    counts, areas, cells = [], [], np.zeros((2, 2), dtype=int)
-    for predictions in seeds:
-        assert predictions.targets is not None
-        rows = _rows(predictions, part)
-        outputs = predictions.outputs[rows].reshape(-1, task.num_outputs)
-        targets = predictions.targets[rows].reshape(-1, task.num_outputs)
-        known, truth, claim = ~targets.isnan(), targets > 0.5, outputs > 0
-        counts.append(tuple((known & which).sum(0).numpy(force=True) for which in (truth & claim, claim, truth)))
-        for i, wanted in enumerate((~truth, truth)):
-            for j, given in enumerate((~claim, claim)):
-                cells[i, j] += int((known & wanted & given).sum())
-        areas.append([float(rocauc(outputs[:, [c]], targets[:, [c]])) for c in range(task.num_outputs)])
-    table = _scores(column_names(task), counts)  # type: ignore[arg-type]
-    for c, row in enumerate(table):
-        row["auc"] = _mean([seed[c] for seed in areas])
-    names = ["no", "yes"]
-    return {
-        "kind": "classes", "table": table, "confusion": cells.tolist(), "names": names, "hidden": 0, "seeds": len(seeds)
-    }  # fmt: skip
-
-
-def _scores(names: list[str], counts: Sequence[tuple[Array, Array, Array]]) -> list[dict[str, Any]]:
-    """One row per class from hits, predicted and actual numbers of every seed."""
-    hits, predicted, actual = np.array(counts, dtype=float).swapaxes(0, 1)
+def _classes(task: Task, seeds: Sequence[tuple[Array, Tensor, Tensor]]) -> dict[str, Any]:
+    columns, size = task.problem == "multilabel", 2 if task.problem == "multilabel" else task.num_outputs
+    counts, areas, cells = [], [], np.zeros((size, size), dtype=int)
+    for _, outputs, targets in seeds:
+        o = outputs.reshape(-1, task.num_outputs)
+        y = targets.reshape(o.shape if columns else -1)
+        known, truth, claim = (~y.isnan(), y > 0.5, o > 0) if columns else (y >= 0, y, o.argmax(-1))
+        places = size * truth[known].long() + claim[known].long()
+        cells += torch.bincount(places, minlength=size**2).reshape(size, size).numpy(force=True)
+        counts.append(class_counts(o, y)[:3].numpy(force=True))
+        areas += [column_aucs(o, y).numpy(force=True)] if columns else []
+    hits, predicted, actual = np.array(counts).swapaxes(0, 1)  # [seeds, C] each
     with np.errstate(invalid="ignore"):
-        found = {"precision": hits / predicted, "recall": hits / actual, "f1": 2 * hits / (predicted + actual)}
-    return [
+        scores = {"precision": hits / predicted, "recall": hits / actual, "f1": 2 * hits / (predicted + actual)}
+    scores |= {"auc": np.array(areas)} if columns else {}
+    table = [
         {
             "name": name,
             "number": actual[:, c].mean(),
             "predicted_in": int((predicted[:, c] > 0).sum()),
-            **{key: _mean(values[:, c]) for key, values in found.items()},
+            **{key: _mean(values[:, c]) for key, values in scores.items()},
         }
-        for c, name in enumerate(names)
+        for c, name in enumerate(column_names(task))
     ]
+    names = ["no", "yes"] if columns else column_names(task)
+    shown = np.sort(np.argsort(-cells.sum(1), kind="stable")[:SHOWN_CLASSES])
+    return {
+        "kind": "classes", "table": table, "confusion": cells[np.ix_(shown, shown)].tolist(),
+        "names": [names[c] for c in shown], "hidden": size - len(shown), "seeds": len(seeds),
+    }  # fmt: skip
 
 
 def _mean(values: Sequence[float] | Array) -> Spread | None:
     """Mean and sample deviation of those that are known; one value has no deviation."""
     known = [float(value) for value in values if value == value]
-    if not known:
-        return None
-    return float(np.mean(known)), spread(known) if len(known) > 1 else None
+    return (float(np.mean(known)), spread(known) if len(known) > 1 else None) if known else None
 
 
-def _residuals(task: Task, seeds: Sequence[Predictions], part: str) -> dict[str, Any]:
+def _residuals(task: Task, seeds: Sequence[tuple[Array, Tensor, Tensor]]) -> dict[str, Any]:
     """Target against prediction of the first seed, and the errors of all."""
-    targets, values = [], []
-    for predictions in seeds:
-        assert predictions.targets is not None
-        rows = _rows(predictions, part)
-        targets.append(predictions.targets[rows].double())
-        values.append(predictions.outputs[rows].double().reshape(targets[-1].shape))
-    flat = torch.cat([(p - y)[~y.isnan()] for p, y in zip(values, targets, strict=True)])
+    pairs = [(y.double(), o.double().reshape(y.shape)) for _, o, y in seeds]
+    flat = torch.cat([(o - y)[~y.isnan()] for y, o in pairs])
     if not flat.numel():
         return {"kind": "residuals", "seeds": len(seeds), "scatter": None, "table": []}
-    known = ~targets[0].isnan()
-    y, p = targets[0][known], values[0][known]
-    some = draw(y.numel(), SCATTER_POINTS)
+    y, o = pairs[0]
+    known = (~y.isnan()).flatten().nonzero().squeeze(1)
+    some = known[draw(known.numel(), SCATTER_POINTS)]
     heights, edges = np.histogram(flat.numpy(), bins=BINS)
+    series, columns = task.kind == "series", range(y.shape[1] if y.dim() > 1 else 1)
+    groups: list[tuple[str, Any]] = [("all", ...)]
+    if len(columns) > 1:
+        names = [name_of(task, c) for c in columns] if series else column_names(task)
+        groups += [(name, (slice(None), c)) for c, name in enumerate(names)]
     table = []
-    for name, column in _groups(task, targets[0]):
-        pairs = zip(targets, values, strict=True)
-        scores = [_value_scores(*(part if column is None else part[:, column] for part in pair)) for pair in pairs]
-        table.append({"name": name, **{key: _mean([one[key] for one in scores]) for key in ("mse", "mae", "r2")}})
-    over_time = None
-    if task.kind == "series":
-        gaps = (values[0] - targets[0]).square().flatten(1).nanmean(1).tolist()
-        over_time = {"time": _rows(seeds[0], part).tolist(), "mse": [rounded(v) for v in gaps]}
+    for name, where in groups:
+        scores = np.array([_value_scores(y[where], o[where]) for y, o in pairs])
+        table.append({"name": name} | {key: _mean(scores[:, i]) for i, key in enumerate(("mse", "mae", "r2"))})
+    gaps = (o - y).square().flatten(1).nanmean(1).tolist() if series else []
     return {
-        "kind": "residuals",
-        "seeds": len(seeds),
-        "scatter": {"target": [rounded(v) for v in y[some].tolist()],
-                    "prediction": [rounded(v) for v in p[some].tolist()]},
+        "kind": "residuals", "seeds": len(seeds), "mean": float(flat.mean()), "table": table,
+        "scatter": {name: [rounded(v) for v in one.flatten()[some].tolist()]
+                    for name, one in (("target", y), ("prediction", o))},
         "histogram": {"left": edges[:-1].tolist(), "width": float(edges[1] - edges[0]), "height": heights.tolist()},
-        "mean": float(flat.mean()),
-        "over_time": over_time,
-        "table": table,
+        "over_time": {"time": seeds[0][0].tolist(), "mse": [rounded(v) for v in gaps]} if series else None,
     }  # fmt: skip
 
 
-def _value_scores(target: Tensor, value: Tensor) -> dict[str, float]:
-    """Of known targets; NaN where there are none, or where R² has no variance to explain."""
-    known = ~target.isnan()
-    if not known.any():
-        return dict.fromkeys(("mse", "mae", "r2"), math.nan)
-    error, variance = (value - target)[known], target[known].var(unbiased=False)
+def _value_scores(target: Tensor, value: Tensor) -> tuple[float, float, float]:
+    """MSE, MAE and R² of known targets; NaN where there are none, or where R² has no variance to explain."""
+    target, value = target[~target.isnan()], value[~target.isnan()]
+    error, variance = value - target, target.var(unbiased=False) if target.numel() else torch.tensor(math.nan)
     mse = error.square().mean()
-    r2 = 1 - mse / variance if variance > 0 else torch.tensor(math.nan)
-    return {"mse": float(mse), "mae": float(error.abs().mean()), "r2": float(r2)}
-
-
-def _groups(task: Task, y: Tensor) -> list[tuple[str, int | None]]:
-    """All together, then by target column, or by node of a series: a name and the number of the column."""
-    groups: list[tuple[str, int | None]] = [("all", None)]
-    axis = y.shape[1] if y.dim() > 1 else 1
-    if axis == 1:
-        return groups
-    names = column_names(task)
-    if task.kind == "series":
-        names = list(task.instance_names) if len(task.instance_names) == axis else [f"node {i}" for i in range(axis)]
-    return groups + [(names[c] if c < len(names) else str(c), c) for c in range(axis)]
+    return float(mse), float(error.abs().mean()), float(1 - mse / variance) if variance > 0 else math.nan
 
 
 @dataclass(frozen=True)
@@ -198,25 +148,25 @@ def calibration(task: Task, seeds: Sequence[Predictions], part: str) -> Calibrat
     """Of the predicted class, or of the more probable answer of every column; None for a regression."""
     sure, right = [], []
     for predictions in seeds if task.problem != "regression" else ():
-        assert predictions.targets is not None
-        rows = _rows(predictions, part)
-        p, y = predictions.probabilities()[rows], predictions.targets[rows]
+        rows, _, y = _on(predictions, part)
+        p = predictions.probabilities()[rows]
         if task.problem == "multiclass":
-            best, known = p.max(-1), y >= 0
-            sure.append(best.values[known])
-            right.append(best.indices[known] == y[known])
+            (chance, claim), known = p.max(-1), y >= 0
+            hits = claim == y
         else:
-            y, known = y.reshape(p.shape), ~y.reshape(p.shape).isnan()
-            sure.append(torch.maximum(p, 1 - p)[known])
-            right.append(((p > 0.5) == (y > 0.5))[known])
-    if not sure or not (total := sum(one.numel() for one in sure)):
+            y, chance = y.reshape(p.shape), torch.maximum(p, 1 - p)
+            known, hits = ~y.isnan(), (p > 0.5) == (y > 0.5)
+        sure.append(chance[known])
+        right.append(hits[known])
+    if not sure or not sum(one.numel() for one in sure):
         return None
     c, hit = torch.cat(sure).double().numpy(), torch.cat(right).double().numpy()
     which = np.minimum((c * CONFIDENCE_BINS).astype(int), CONFIDENCE_BINS - 1)
-    bins = [which == b for b in range(CONFIDENCE_BINS) if (which == b).any()]
-    means = [(float(c[b].mean()), float(hit[b].mean()), int(b.sum())) for b in bins]
-    error = sum(n * abs(a - p) for p, a, n in means) / total
-    return Calibration([m[0] for m in means], [m[1] for m in means], [m[2] for m in means], error)
+    bins = [which == b for b in np.unique(which)]
+    confidence, accuracy = ([float(values[b].mean()) for b in bins] for values in (c, hit))
+    count = [int(b.sum()) for b in bins]
+    gaps = np.abs(np.array(accuracy) - confidence)
+    return Calibration(confidence, accuracy, count, float(np.average(gaps, weights=count)))
 
 
 @dataclass(frozen=True)
@@ -239,9 +189,7 @@ def baselines(material: Material) -> tuple[Baseline, Baseline]:
     are used; a large training part is sampled, and the name says so.
     """
     task, metric = material.task, find_metric(material.folder.summary().metric)
-    splits: dict[str, Split] = {}
-    for result in material.folder.results():
-        splits.setdefault(result["split"], material.folder.split_of(task, result["seed"]))
+    splits = {r["split"]: material.folder.split_of(task, r["seed"]) for r in material.folder.results()}
     each = task.num_features * task.num_outputs * (task.num_nodes if task.kind == "series" else 1)
     limit, sampled = max(LEAST_ROWS, FIT_WORK // each), False
     found: tuple[list[float], list[float]] = ([], [])
@@ -250,9 +198,9 @@ def baselines(material: Material) -> tuple[Baseline, Baseline]:
         sampled |= train.numel() < split.train.numel()
         y = task.y[part]
         shape = (*y.shape[: 2 if task.kind == "series" else 1], task.num_outputs)
-        for model, values in zip((_constant, _linear), found, strict=True):
-            outputs = torch.from_numpy(model(task, train, part)).float().reshape(shape)
-            values.append(float(metric(outputs, y)))
+        constant = _constant(task, train, part)
+        for outputs, values in zip((constant, _linear(task, train, part, constant)), found, strict=True):
+            values.append(float(metric(torch.from_numpy(outputs).float().reshape(shape), y)))
     names = {
         "multiclass": ("always predicting the most frequent class", "a logistic regression"),
         "multilabel": ("always predicting the base rate", "a linear model"),
@@ -268,22 +216,20 @@ def _table(task: Task, rows: Tensor) -> Any:
         return task.x[rows].flatten(0, 1).numpy()
     if task.kind == "graphs":
         assert task.node_ptr is not None
-        nodes = [torch.arange(int(task.node_ptr[g]), int(task.node_ptr[g + 1])) for g in rows.tolist()]
-        return torch.stack([dense_rows(task, one).mean(0) for one in nodes]).numpy()
+        ends = zip(task.node_ptr[rows].tolist(), task.node_ptr[rows + 1].tolist(), strict=True)
+        return torch.stack([dense_rows(task, torch.arange(*two)).mean(0) for two in ends]).numpy()
     return task.x[rows].float().numpy() if task.x.layout == torch.strided else to_scipy(task.x)[rows.numpy()]
 
 
 def _flat(task: Task, rows: Tensor) -> Array:
     """Targets as columns of floats, NaN where unknown; of classes one column of numbers."""
-    y = task.y[rows]
-    if task.problem == "multiclass":
-        return np.where(y.reshape(-1, 1).numpy() < 0, np.nan, y.reshape(-1, 1).numpy())
-    return y.reshape(-1, task.num_outputs).double().numpy()
+    y = task.y[rows].reshape(-1, 1 if task.problem == "multiclass" else task.num_outputs).double().numpy()
+    return np.where(y < 0, np.nan, y) if task.problem == "multiclass" else y
 
 
 def _constant(task: Task, train: Tensor, part: Tensor) -> Array:
-    y = _flat(task, train)
-    size = len(_flat(task, part))
+    """The most frequent class, or the mean of every column; outputs are logits, hence a rate less one half."""
+    y, size = _flat(task, train), len(_flat(task, part))
     if task.problem == "multiclass":
         counts = np.bincount(y[~np.isnan(y)].astype(int), minlength=task.num_outputs)
         return np.tile(np.eye(task.num_outputs)[counts.argmax()], (size, 1))
@@ -293,27 +239,24 @@ def _constant(task: Task, train: Tensor, part: Tensor) -> Array:
     return np.tile(mean if task.problem == "regression" else mean - 0.5, (size, 1))
 
 
-def _linear(task: Task, train: Tensor, part: Tensor) -> Array:
+def _linear(task: Task, train: Tensor, part: Tensor, constant: Array) -> Array:
+    """A linear model per column; the constant where there is nothing to fit."""
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import Normalizer, StandardScaler
 
-    x, y, asked = _table(task, train), _flat(task, train), _table(task, part)
-    outputs = _constant(task, train, part)
-    counts = hasattr(x, "tocsr") or (x == 0).mean() > MOSTLY_ZERO
+    x, y, asked, outputs = _table(task, train), _flat(task, train), _table(task, part), constant.copy()
+    scale = Normalizer if hasattr(x, "tocsr") or (x == 0).mean() > MOSTLY_ZERO else StandardScaler
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # not converged is close enough for a yardstick
         for c in range(y.shape[1]):
             known = ~np.isnan(y[:, c])
-            if not known.any():
-                continue
-            scale = Normalizer() if counts else StandardScaler()
             values = y[known, c]
-            if task.problem == "regression" or y.shape[1] > FIT_COLUMNS:
-                fitted = make_pipeline(scale, Ridge()).fit(x[known], values)
+            if values.size and (task.problem == "regression" or y.shape[1] > FIT_COLUMNS):
+                fitted = make_pipeline(scale(), Ridge()).fit(x[known], values)
                 outputs[:, c] = fitted.predict(asked) - (0.5 if task.problem == "multilabel" else 0)
             elif len(np.unique(values)) > 1:
-                fitted = make_pipeline(scale, LogisticRegression(max_iter=200)).fit(x[known], values.astype(int))
+                fitted = make_pipeline(scale(), LogisticRegression(max_iter=200)).fit(x[known], values.astype(int))
                 chances = np.log(fitted.predict_proba(asked).clip(1e-12))
                 if task.problem == "multilabel":
                     outputs[:, c] = chances[:, 1] - chances[:, 0]
@@ -366,17 +309,15 @@ def column_importance(material: Material) -> Importance:
         steep = _steepness(material, dense)
         groups = dict(sorted(groups.items(), key=lambda one: -float(steep[one[1]].sum()))[:limit])
     generator = torch.Generator().manual_seed(0)
-    found = []
+    losses = dict.fromkeys(groups, 0.0)
     for name, together in groups.items():
-        drops = []
         for _ in range(REPEATS):
             shuffled = [x.clone() for x in dense]
             for x in shuffled:
                 x[:, together] = x[torch.randperm(x.shape[0], generator=generator).to(x.device)][:, together]
-            drops.append(base - score(shuffled))
-        found.append((float(np.mean(drops)), name))
-    found.sort(key=lambda one: -one[0])
-    return Importance([name for _, name in found], [loss for loss, _ in found], note)
+            losses[name] += (base - score(shuffled)) / REPEATS
+    order = sorted(losses, key=lambda name: -losses[name])
+    return Importance(order, [losses[name] for name in order], note)
 
 
 def _steepness(material: Material, dense: Sequence[Tensor]) -> Tensor:
@@ -404,26 +345,23 @@ def errors(material: Material, important: Sequence[str]) -> ErrorList:
     """Errors of the seed that is looked into, with the columns of their instances in original units."""
     task, part = material.task, material.rows
     y, o = task.y[part], material.outputs[part]
-    heads, found, count, total = _wrong_classes(task, y, o) if task.problem == "multiclass" else _far_values(task, y, o)
+    heads, places, cells, count, total = (_wrong_classes if task.problem == "multiclass" else _far_values)(task, y, o)
     series = task.kind == "series"
-    lead = ["snapshot", "node"] if series else ["graph" if task.kind == "graphs" else "instance"]
-    names = task.instance_names if not series or len(task.instance_names) == task.num_nodes else ()
     columns = list(important)[:ERROR_COLUMNS] if task.kind == "nodes" and task.feature_names else []
-    places = part[[place[0] for place, _ in found]]
-    held = original_cells(task, places, [columns] * len(found)) if columns and found else [[]] * len(found)
+    numbers = part[[place[0] for place in places]]
+    held = original_cells(task, numbers, [columns] * len(places)) if columns and places else [[]] * len(places)
+    names = task.instance_names if not series or len(task.instance_names) == task.num_nodes else ()
     table = []
-    for i, (place, cells) in enumerate(found):
-        number = int(part[place[0]])
+    for place, number, own, more in zip(places, numbers.tolist(), cells, held, strict=True):
         which = place[1] if series else number
-        first = [*([number] if series else []), names[which] if names else which]
-        table.append([*first, *cells, *held[i]])
-    wrong = "is wrong" if count == 1 else "are wrong"
-    said = f"{count:,} of {total:,} {material.part} predictions of seed {material.seed} {wrong}."
+        table.append([*([number] if series else []), names[which] if names else which, *own, *more])
+    said = (
+        f"{count:,} of {total:,} {material.part} predictions of seed {material.seed} {'is' if count == 1 else 'are'} "
+    )
+    said += "wrong." if count <= len(table) else f"wrong. The {len(table)} most confident ones are listed."
     if task.problem == "regression":
         said = f"The {len(table)} largest of {total:,} {material.part} errors of seed {material.seed}."
-    elif count > len(table):
-        said += f" The {len(table)} most confident ones are listed."
-    headings = [*lead, *heads, *columns]
+    headings = [*(["snapshot"] if series else []), WHAT[task.kind], *heads, *columns]
     right = [c for c in range(len(headings)) if table and all(_is_number(row[c]) for row in table)]
     return ErrorList(headings, table, right, said)
 
@@ -435,16 +373,17 @@ def _is_number(cell: Any) -> bool:
         return False
 
 
-# Headings, then place within the part and cells of every listed error, the number of errors and of predictions.
-_Errors = tuple[list[str], list[tuple[tuple[int, ...], list[Any]]], int, int]
+# Headings; place within the part and cells of every listed error; the numbers of errors and of predictions.
+_Errors = tuple[list[str], list[tuple[int, ...]], list[list[Any]], int, int]
 
 
 def _wrong_classes(task: Task, y: Tensor, o: Tensor) -> _Errors:
     names, (chance, claim) = column_names(task), o.softmax(-1).max(-1)
     wrong = ((claim != y) & (y >= 0)).nonzero().squeeze(1)
     order = wrong[chance[wrong].argsort(descending=True)][:ERRORS].tolist()
-    found = [((i,), [names[int(y[i])], names[int(claim[i])], round(float(chance[i]), 4)]) for i in order]
-    return ["target", "prediction", "probability"], found, wrong.numel(), int((y >= 0).sum())  # type: ignore[return-value]
+    cells = [[names[int(y[i])], names[int(claim[i])], round(float(chance[i]), 4)] for i in order]
+    heads = ["target", "prediction", "probability"]
+    return heads, [(i,) for i in order], cells, wrong.numel(), int((y >= 0).sum())
 
 
 def _far_values(task: Task, y: Tensor, o: Tensor) -> _Errors:
@@ -453,11 +392,10 @@ def _far_values(task: Task, y: Tensor, o: Tensor) -> _Errors:
     value, known = (o.sigmoid() if labels else o).reshape(y.shape), ~y.isnan()
     gap = (value - y).abs().masked_fill(~known, -1)
     count = int((gap > 0.5).sum() if labels else known.sum())
-    several = task.kind != "series" and y.dim() > 1 and y.shape[1] > 1
-    found = []
-    for flat in gap.flatten().argsort(descending=True)[: min(ERRORS, count)].tolist():
-        at = tuple(int(i) for i in np.unravel_index(flat, tuple(y.shape)))
-        cells = [rounded(float(v)) for v in (y[at], value[at], value[at] - y[at])]
-        found.append((at, [*([names[at[1]]] if several else []), *cells]))
-    heads = [*(["column"] if several else []), "target", "probability" if labels else "prediction", "error"]
-    return heads, found, count, int(known.sum())
+    order = gap.flatten().argsort(descending=True)[: min(ERRORS, count)]
+    places = [tuple(int(i) for i in np.unravel_index(flat, tuple(y.shape))) for flat in order.tolist()]
+    cells: list[list[Any]] = [[rounded(float(v)) for v in (y[at], value[at], value[at] - y[at])] for at in places]
+    heads = ["target", "probability" if labels else "prediction", "error"]
+    if task.kind != "series" and y.dim() > 1 and y.shape[1] > 1:
+        heads, cells = ["column", *heads], [[names[at[1]], *own] for at, own in zip(places, cells, strict=True)]
+    return heads, places, cells, count, int(known.sum())

@@ -20,10 +20,10 @@ from difformer.data.archives import read_npz, tar_members
 from difformer.data.datasets.common import Arrays, InstanceReader, csr_arrays, csr_of, processed
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found
-from difformer.data.own.text import lines_of
+from difformer.data.own.csv_files import lines_of
 from difformer.data.scaling import Scaling
 from difformer.data.sparse import feature_tensor
-from difformer.data.split_rules import per_class_split
+from difformer.data.split import per_class_split
 from difformer.data.task import Task
 
 GROUPS = (

@@ -41,8 +41,7 @@ from difformer.data.datasets.common import (
 )
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found
-from difformer.data.split import Split
-from difformer.data.split_rules import index_split, masks_split, per_class_split, random_split
+from difformer.data.split import Split, index_split, masks_split, per_class_split, random_split
 from difformer.data.task import Task
 
 GENDER = 1  # column of the profile

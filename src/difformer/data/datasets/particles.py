@@ -42,8 +42,7 @@ from difformer.data.errors import DataError
 from difformer.data.knn import knn_graph
 from difformer.data.lookup import Found, locate
 from difformer.data.sparse import segments
-from difformer.data.split import Split
-from difformer.data.split_rules import fraction_split, index_split
+from difformer.data.split import Split, fraction_split, index_split
 from difformer.data.task import Task
 
 LRI_VALID, LRI_SEED = 1000, 42

@@ -24,7 +24,7 @@ from difformer.data.datasets.common import Arrays, GraphReader, Splits, csr_arra
 from difformer.data.datasets.pickles import read_pickle
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found
-from difformer.data.split_rules import AUTHORS_SEED, authors_split, index_split, per_class_split
+from difformer.data.split import AUTHORS_SEED, authors_split, index_split, per_class_split
 from difformer.data.task import Task
 
 

@@ -31,7 +31,7 @@ from difformer.data.datasets.common import (
 from difformer.data.datasets.node_graphs import unknown_gender
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate
-from difformer.data.own.text import lines_of
+from difformer.data.own.csv_files import lines_of
 from difformer.data.task import Task
 from difformer.data.textnumbers import number_blocks
 

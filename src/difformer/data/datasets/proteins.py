@@ -28,7 +28,7 @@ from difformer.data.datasets.common import Array, Arrays, Reader, check_ends
 from difformer.data.edges import undirected
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found
-from difformer.data.split_rules import index_split
+from difformer.data.split import index_split
 from difformer.data.task import Task
 from difformer.data.textnumbers import number_blocks
 

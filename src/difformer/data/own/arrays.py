@@ -14,10 +14,26 @@ from torch import Tensor
 
 from difformer.data.archives import read_npy, read_npz
 from difformer.data.errors import DAMAGE, DataError
-from difformer.data.own.table import ColumnSource, canonical_id, number
+from difformer.data.own.table import MemoryTable, canonical_id, frame_column, is_pandas, number
 from difformer.data.sparse import checked_csr, from_scipy, sparse_to_scipy
 from difformer.data.split import Split
 from difformer.data.split_rules import index_split, masks_split
+
+ARRAY_ENDINGS = (".npz", ".npy")
+# What the arrays of an NPZ file are called; the first name found counts.
+ARRAY_NAMES = {
+    "x": ("x", "X", "features", "node_features", "feat"),
+    "y": ("y", "Y", "labels", "label", "node_labels", "targets", "target"),
+    "edges": ("edge_index", "edges", "adj", "adjacency", "adj_matrix"),
+    "weights": ("edge_weight", "edge_weights", "weights"),
+    "ids": ("ids", "node_ids", "instance_names", "node_names"),
+    "feature_names": ("feature_names", "columns"),
+    "class_names": ("class_names",),
+}
+SPARSE_PARTS = ("data", "indices", "indptr", "shape")
+SPLIT_FORMS = ("masks", "mask", "idx", "index", "indices")
+SPLIT_ARRAYS = frozenset(f"{part}_{form}" for part in ("train", "val", "valid", "test") for form in SPLIT_FORMS)
+SET_ASIDE = "pass splits= to set them aside"
 
 
 def features_from(
@@ -36,80 +52,26 @@ def features_from(
     elif isinstance(x, Tensor):
         tensor = x.detach().cpu().float()
     elif hasattr(x, "columns"):
-        table = ColumnSource(name, frame_columns(x)).read(())
+        table = MemoryTable.of_frame(x, name).read(())
         if finite:
             table.check_finite()
         names = table.names
-        tensor = torch.from_numpy(table.numbers.astype(np.float32))
+        tensor = torch.from_numpy(np.stack([np.asarray(v, dtype=np.float32) for v in table.cells.values()], 1))
     else:
         tensor = torch.from_numpy(_numbers(x, name, shape))
     if tensor.dim() not in (2, 3) or 0 in tensor.shape:
         hint = "; a single column is x.reshape(-1, 1)" if tensor.dim() == 1 and name == "x" else ""
         raise DataError(f"{name}: expected rows and columns, {shape}, got shape {list(tensor.shape)}{hint}")
-    values = tensor.values() if tensor.layout == torch.sparse_csr else tensor
+    sparse = tensor.layout == torch.sparse_csr
+    values = tensor.values() if sparse else tensor
     if finite and not bool(values.isfinite().all()):
         where = (~values.isfinite()).nonzero()[0].tolist()
-        row = (
-            int(torch.searchsorted(tensor.crow_indices(), where[0], right=True)) - 1
-            if values is not tensor
-            else where[0]
-        )
-        raise DataError(
-            f"{name}: holds {values[tuple(where)].item()}; features must be finite numbers of single precision",
-            row=row,
-            column=where[-1] + 1 if values is tensor else int(tensor.col_indices()[where[0]]) + 1,
-        )
+        row, column = where[0], where[-1]
+        if sparse:
+            row, column = int((tensor.crow_indices() <= row).sum()) - 1, int(tensor.col_indices()[row])
+        problem = f"{name}: holds {values[tuple(where)].item()}; features must be finite numbers of single precision"
+        raise DataError(problem, row=row, column=column + 1)
     return tensor, names
-
-
-def row_ids(x: Any) -> tuple[str, ...]:
-    """Ids of the rows: the index of a pandas frame, unless it only counts them."""
-    if not _is_pandas(x) or list(x.index) == list(range(len(x))):
-        return ()
-    return tuple(canonical_id(label) for label in x.index)
-
-
-def frame_columns(frame: Any) -> list[tuple[str, Any]]:
-    """The columns of a pandas or polars frame by name, as arrays; dates as texts."""
-    return [(str(label), _column(frame, i)) for i, label in enumerate(frame.columns)]
-
-
-def label_cells(y: Any, x: Any, size: int) -> tuple[list[Sequence[Any]], tuple[str, ...]]:
-    """Labels as columns of `size` cells each, and the columns' names if there are several."""
-    names: tuple[str, ...] = ()
-    if y is None or isinstance(y, (Mapping, Set, str, bytes)) or not hasattr(y, "__iter__"):
-        raise DataError(f"y: expected one label per row of x, in the order of the rows, got {type(y).__name__}")
-    if hasattr(y, "columns"):
-        names = tuple(str(label) for label in y.columns)
-        columns: list[Sequence[Any]] = [_cells(_column(y, i)) for i in range(len(names))]
-    else:
-        array = y.detach().cpu().numpy() if isinstance(y, Tensor) else y
-        array = array.toarray() if hasattr(array, "toarray") else array
-        if isinstance(array, np.ndarray) or (isinstance(array, (list, tuple)) and array and _is_row(array[0])):
-            array = np.asarray(array)
-            if array.ndim not in (1, 2):
-                raise DataError(
-                    f"y: expected one label per row, [N], or several, [N, C]; got shape {list(array.shape)}"
-                )
-            columns = [array.tolist()] if array.ndim == 1 else [column.tolist() for column in array.T]
-        else:
-            columns = [_cells(array)]
-    if _is_pandas(y) and _is_pandas(x) and list(y.index) != list(x.index):
-        columns = _matched(columns, [canonical_id(i) for i in y.index], [canonical_id(i) for i in x.index])
-    if not columns or len(columns[0]) != size:
-        raise DataError(f"y: expected {size} labels, one per row of x, got {len(columns[0]) if columns else 0}")
-    return columns, names
-
-
-def _matched(columns: list[Sequence[Any]], labels: list[str], rows: list[str]) -> list[Sequence[Any]]:
-    place = {label: i for i, label in enumerate(labels)}
-    if len(place) != len(labels):
-        twice = next(label for label in labels if labels.count(label) > 1)
-        raise DataError(f"y: its index holds {twice!r} twice, so its labels cannot be matched with x")
-    absent = place.keys() - set(rows)
-    if absent:
-        raise DataError(f"y: its index holds {min(absent)!r}, which that of x does not")
-    return [[column[place[row]] if row in place else None for row in rows] for column in columns]
 
 
 def _numbers(x: Any, name: str, shape: str) -> Any:
@@ -127,49 +89,58 @@ def _numbers(x: Any, name: str, shape: str) -> Any:
         if odd is not None:
             raise DataError(f"{name}: has {lengths[odd]} columns, expected {lengths[0]} as in row 0", row=odd)
         raise DataError(f"{name}: expected rows of numbers, {shape}, got {array.dtype} of shape {list(array.shape)}")
-    result = np.empty(array.shape, dtype=np.float32)
-    for row, cells in enumerate(array.tolist()):
-        for column, cell in enumerate(cells):
-            value = None if cell is None else number(str(cell))
-            if value is None:
-                raise DataError(f"{name}: expected a number, got {cell!r}", row=row, column=column + 1)
-            result[row, column] = value
-    return result
+    cells = [None if cell is None else number(str(cell)) for cell in array.ravel().tolist()]
+    if None in cells:
+        row, column = divmod(cells.index(None), array.shape[1])
+        raise DataError(f"{name}: expected a number, got {array.tolist()[row][column]!r}", row=row, column=column + 1)
+    return np.array(cells, dtype=np.float32).reshape(array.shape)
 
 
 def _is_row(value: Any) -> bool:
     return isinstance(value, (list, tuple, np.ndarray, Tensor))
 
 
-def _is_pandas(value: Any) -> bool:
-    return hasattr(value, "iloc") and hasattr(value, "index")
+def row_ids(x: Any) -> tuple[str, ...]:
+    """Ids of the rows: the index of a pandas frame, unless it only counts them."""
+    if not is_pandas(x) or list(x.index) == list(range(len(x))):
+        return ()
+    return tuple(canonical_id(label) for label in x.index)
 
 
-def _column(frame: Any, position: int) -> Any:
-    array = np.asarray(frame.iloc[:, position] if _is_pandas(frame) else frame[:, position])
-    if array.dtype.kind == "M":
-        return ["" if np.isnat(moment) else str(moment.astype("M8[s]")) for moment in array]
-    return array
+def label_cells(y: Any, x: Any, size: int) -> tuple[list[Sequence[Any]], tuple[str, ...]]:
+    """Labels as columns of `size` cells each, and the columns' names if there are several.
 
-
-def _cells(column: Any) -> list[Any]:
-    return column.tolist() if hasattr(column, "tolist") else list(column)
-
-
-ARRAY_ENDINGS = (".npz", ".npy")
-# What the arrays of an NPZ file are called; the first name found counts.
-ARRAY_NAMES = {
-    "x": ("x", "X", "features", "node_features", "feat"),
-    "y": ("y", "Y", "labels", "label", "node_labels", "targets", "target"),
-    "edges": ("edge_index", "edges", "adj", "adjacency", "adj_matrix"),
-    "weights": ("edge_weight", "edge_weights", "weights"),
-    "ids": ("ids", "node_ids", "instance_names", "node_names"),
-    "feature_names": ("feature_names", "columns"),
-    "class_names": ("class_names",),
-}
-SPARSE_PARTS = ("data", "indices", "indptr", "shape")
-SPLIT_FORMS = ("masks", "mask", "idx", "index", "indices")
-SET_ASIDE = "pass splits= to set them aside"
+    Labels and rows that come from pandas are matched by index.
+    """
+    if y is None or isinstance(y, (Mapping, Set, str, bytes)) or not hasattr(y, "__iter__"):
+        raise DataError(f"y: expected one label per row of x, in the order of the rows, got {type(y).__name__}")
+    names: tuple[str, ...] = ()
+    if hasattr(y, "columns"):
+        names = tuple(str(label) for label in y.columns)
+        given: Any = [frame_column(y, i) for i in range(len(names))]
+    else:
+        array = y.detach().cpu().numpy() if isinstance(y, Tensor) else y.toarray() if hasattr(y, "toarray") else y
+        if isinstance(array, (list, tuple)) and array and _is_row(array[0]):
+            array = np.asarray(array)
+        given = [array]
+        if isinstance(array, np.ndarray):
+            if array.ndim not in (1, 2):
+                shape = list(array.shape)
+                raise DataError(f"y: expected one label per row, [N], or several, [N, C]; got shape {shape}")
+            given = [array] if array.ndim == 1 else list(array.T)
+    columns = [column.tolist() if hasattr(column, "tolist") else list(column) for column in given]
+    if is_pandas(y) and is_pandas(x) and list(y.index) != list(x.index):
+        labels, rows = ([canonical_id(i) for i in each.index] for each in (y, x))
+        place = {label: i for i, label in enumerate(labels)}
+        if len(place) != len(labels):
+            twice = next(label for label in labels if labels.count(label) > 1)
+            raise DataError(f"y: its index holds {twice!r} twice, so its labels cannot be matched with x")
+        if absent := place.keys() - set(rows):
+            raise DataError(f"y: its index holds {min(absent)!r}, which that of x does not")
+        columns = [[column[place[row]] if row in place else None for row in rows] for column in columns]
+    if not columns or len(columns[0]) != size:
+        raise DataError(f"y: expected {size} labels, one per row of x, got {len(columns[0]) if columns else 0}")
+    return columns, names
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -185,7 +156,12 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
             return {"x": read_npy(path)}
         arrays: dict[str, Any] = read_npz(path)
         if {*SPARSE_PARTS, "format"} <= arrays.keys():
-            return {"x": _saved_matrix(arrays)}
+            form = str(arrays["format"].astype(str))
+            if form not in ("csr", "csc"):
+                raise DataError(f"holds a sparse matrix in the format {form!r}; save it as CSR: matrix.tocsr()")
+            data, indices, ptr, shape = (arrays[part] for part in SPARSE_PARTS)
+            matrix = checked_csr(data, indices, ptr, shape if form == "csr" else np.asarray(shape)[::-1])
+            return {"x": matrix if form == "csr" else matrix.T.tocsr()}
         for prefix in [key[: -len("_indptr")] for key in arrays if key.endswith("_indptr")]:
             arrays[prefix] = checked_csr(*(arrays[f"{prefix}_{part}"] for part in SPARSE_PARTS))
             for part in SPARSE_PARTS:
@@ -196,53 +172,38 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
     return {"x": next(iter(arrays.values()))} if len(arrays) == 1 else arrays
 
 
-def _saved_matrix(arrays: Mapping[str, Any]) -> Any:
-    """What ``scipy.sparse.save_npz`` wrote, as CSR."""
-    form = bytes(arrays["format"].reshape(-1)[:1].astype("S")[0]).decode() if arrays["format"].size else ""
-    data, indices, ptr, shape = (arrays[part] for part in SPARSE_PARTS)
-    if form == "csr":
-        return checked_csr(data, indices, ptr, shape)
-    if form == "csc":
-        return checked_csr(data, indices, ptr, np.asarray(shape)[::-1]).T.tocsr()
-    raise DataError(f"holds a sparse matrix in the format {form!r}; save it as CSR: matrix.tocsr()")
+def named_array(arrays: Mapping[str, Any], *roles: str) -> Any:
+    """The array that plays a role (a key of `ARRAY_NAMES`), the first of several; or None."""
+    return next((arrays[name] for role in roles for name in ARRAY_NAMES[role] if name in arrays), None)
 
 
-def named_array(arrays: Mapping[str, Any], role: str) -> Any:
-    """The array that plays a role (a key of `ARRAY_NAMES`), or None."""
-    return next((arrays[name] for name in ARRAY_NAMES[role] if name in arrays), None)
-
-
-def unused_arrays(arrays: Mapping[str, Any], path: str) -> tuple[str, ...]:
+def unused_arrays(arrays: Mapping[str, Any], path: str) -> list[str]:
     """A note on arrays that play no role."""
-    splits = {f"{part}_{form}" for part in ("train", "val", "valid", "test") for form in SPLIT_FORMS}
     roles = {next((n for n in names if n in arrays), "") for names in ARRAY_NAMES.values()}
-    unused = [name for name in arrays if name not in roles | splits]
-    return (f"arrays of {Path(path).name} not used: {', '.join(unused)}",) if unused else ()
+    unused = [name for name in arrays if name not in roles | SPLIT_ARRAYS]
+    return [f"arrays of {Path(path).name} not used: {', '.join(unused)}"] if unused else []
 
 
-def class_names_of(arrays: Mapping[str, Any]) -> list[str]:
-    """The classes in the order of the file, where it names them and its labels are names, or numbers of names."""
+def labels_by_name(arrays: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """The labels of a file, and its classes in order, where it names them; labels are then names, -1 unlabelled."""
     names, y = named_array(arrays, "class_names"), named_array(arrays, "y")
     if not isinstance(names, np.ndarray) or not isinstance(y, np.ndarray) or names.ndim != 1:
-        return []
+        return y, []
     found = [canonical_id(name) for name in names.tolist()]
-    if len(set(found)) != len(found) or "" in found:
-        return []
-    numbers = y.dtype.kind in "iu" and y.ndim == 1 and y.size > 0 and y.min() >= -1 and y.max() < len(found)
-    return found if numbers or y.dtype.kind not in "biuf" else []
-
-
-def labels_by_name(y: Any, arrays: Mapping[str, Any]) -> Any:
-    """Labels by the names of their classes, where there are names; -1 stays unlabelled."""
-    names = class_names_of(arrays)
-    return [names[i] if i >= 0 else "" for i in y.tolist()] if names and y.dtype.kind in "iu" else y
+    if len(set(found)) != len(found) or "" in found or y.dtype.kind in "bf":
+        return y, []
+    if y.dtype.kind not in "iu":
+        return y, found
+    if y.ndim != 1 or not y.size or y.min() < -1 or y.max() >= len(found):
+        return y, []
+    return [found[i] if i >= 0 else "" for i in y.tolist()], found
 
 
 def stored_splits(arrays: Mapping[str, Any], rows: int, *, by_row: bool = True) -> tuple[Split, ...]:
     """Splits stored with the data: ``train_mask``, ``val_mask`` and ``test_mask``, one or several, or ``train_idx`` ….
 
-    A validation part may be missing: `assemble` then takes it from the training part. Several masks are rows,
-    ``[S, N]``, as in NPZ files, or columns, ``[N, S]``, as in PyG (`by_row` False).
+    A validation part may be missing: it is then taken from the training part. Several masks are rows, ``[S, N]``, as in
+    NPZ files, or columns, ``[N, S]``, as in PyG (`by_row` False).
     """
     found = {form: splits for form in SPLIT_FORMS if (splits := _stored(arrays, form, rows, by_row))}
     for form, splits in found.items():
@@ -253,8 +214,10 @@ def stored_splits(arrays: Mapping[str, Any], rows: int, *, by_row: bool = True) 
 
 
 def _stored(arrays: Mapping[str, Any], form: str, rows: int, by_row: bool) -> tuple[Split, ...]:
-    names = [[f"{part}_{form}" for part in parts] for parts in (("train",), ("val", "valid"), ("test",))]
-    train, valid, test = (next((arrays[n] for n in group if arrays.get(n) is not None), None) for group in names)
+    train, valid, test = (
+        next((arrays[f"{part}_{form}"] for part in parts if f"{part}_{form}" in arrays), None)
+        for parts in (("train",), ("val", "valid"), ("test",))
+    )
     called = "masks" if form.startswith("mask") else "indices"
     if train is None and test is None:
         if valid is not None:

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from difformer.data.edges import Duplicates, SelfLoops, check_choices, tidy_edges
-from difformer.data.errors import DataError, in_file
-from difformer.data.own.preprocessing import Preprocessing, Values
-from difformer.data.own.table import PART_WORDS
-from difformer.data.own.targets import (
-    METRICS,
-    Labels,
-    Targets,
-    constant_columns,
-    copies_of_labels,
-    encode_targets,
-    odd_labels,
-)
+from difformer.data.errors import DataError, in_file, listed
+from difformer.data.own.feature_tables import PART_WORDS, Features
+from difformer.data.own.targets import METRICS, Labels, Targets, constant_columns, encode_targets, suspicions
 from difformer.data.scaling import Scaling, uneven
 from difformer.data.split import Split, load_splits, split_of_parts
 from difformer.data.split_rules import labelled, random_split, time_split
@@ -60,40 +50,15 @@ def check_names(function: str, choices: Mapping[str, object]) -> None:
         raise TypeError(f"{function}() has no option {unknown!r}; {did_you_mean(unknown, known)}see from_arrays")
 
 
-@dataclass(frozen=True)
-class Material:
-    """What a reader found.
-
-    Args:
-        x: Features, as in `Task`.
-        labels: Cells in the order of the instances.
-        edges: Ends and weights as given, in positions of nodes.
-        edge_path: The file that they are from.
-        node_ptr: As in `Task`.
-        ids: Names of the instances.
-        feature_names: Of the columns of `x`.
-        splits: Found with the data (a column, masks); those that were asked for come first.
-        raw: The columns of a table as they were read, to look for mistakes in.
-        preprocessing: How they became `x`, if that took more than reading numbers.
-        notes: Remarks so far.
-    """
-
-    x: Tensor
-    labels: Labels
-    edges: tuple[Tensor, Tensor | None] | None = None
-    edge_path: Path_ | None = None
-    node_ptr: Tensor | None = None
-    ids: tuple[str, ...] = ()
-    feature_names: tuple[str, ...] = ()
-    splits: Sequence[Split] = ()
-    raw: Sequence[tuple[str, Values]] = ()
-    preprocessing: Preprocessing | None = None
-    notes: tuple[str, ...] = ()
-
-
 def assemble(
-    found: Material,
+    found: Features,
+    labels: Labels,
+    edges: tuple[Tensor, Tensor | None] | None = None,
     *,
+    edge_path: Path_ | None = None,
+    node_ptr: Tensor | None = None,
+    stored: Sequence[Split] = (),
+    notes: Sequence[str] = (),
     name: str = "own data",
     problem: Problem | None = None,
     metric: str | None = None,
@@ -107,53 +72,45 @@ def assemble(
     class_names: Sequence[str] = (),
     standardize: bool = False,
 ) -> Task:
-    """A task of nodes, or of graphs if there is a `node_ptr`; for the choices see `from_arrays`."""
+    """A task of nodes, or of graphs if there is a `node_ptr`; for the choices see `from_arrays`.
+
+    `edges` are ends and weights as given, in positions of nodes, from the file `edge_path`. `stored` are splits that
+    came with the data; those that were asked for come first.
+    """
     check_choices(self_loops, duplicates)
-    x, labels, preprocessing = found.x, found.labels, found.preprocessing
-    targets = encode_targets(
-        labels.columns,
-        names=labels.names,
-        problem=problem,
-        class_names=class_names,
-        missing=missing,
-        where=labels.where,
-    )
-    graph, edges = "no graph", found.edges
+    x, scaling, encoded = found.x, None, "; columns encoded"
+    with labels.locate():
+        targets = encode_targets(
+            labels.columns, names=labels.names, problem=problem, class_names=class_names, missing=missing
+        )
+    graph = "no graph"
     if edges is not None:
         done = {"add": "added", "remove": "removed", "keep": "as given"}[self_loops]
         graph = f"given graph, {'directed' if directed else 'both directions listed'}, self-loops {done}"
-        with in_file(found.edge_path):
-            edges = tidy_edges(
-                *edges,
-                num_nodes=x.shape[0],
-                names=found.ids if found.node_ptr is None else (),
-                directed=directed,
-                self_loops=self_loops,
-                duplicates=duplicates,
-            )
-    notes = [*targets.notes, *found.notes, *odd_labels(targets), *copies_of_labels(found.raw, targets)]
-    encoded = "; columns encoded"
-    scaling = None
-    if preprocessing is None:
+        rules: dict[str, Any] = {"directed": directed, "self_loops": self_loops, "duplicates": duplicates}
+        with in_file(edge_path):
+            names = found.ids if node_ptr is None else ()
+            edges = tidy_edges(*edges, num_nodes=x.shape[0], names=names, **rules)
+    remarks = [*targets.notes, *found.notes, *notes, *suspicions(found.raw, targets)]
+    if found.preprocessing is None:
+        remarks += constant_columns(found.raw)
         encoded = ""
-        notes += constant_columns(found.raw)
         if standardize:
             scaling = Scaling.of(x)
             x = scaling(x)
-            notes.append(scaling.describe(found.feature_names))
+            remarks.append(scaling.describe(found.names))
             encoded = "; columns scaled" if scaling.shift is None else "; columns standardised"
         else:
-            notes += uneven(x, found.feature_names)
-    chosen = given_splits(splits)
-    if not chosen and found.splits:
-        chosen = tuple(_usable(split, targets, notes) for split in found.splits)
-    notes += _unheard(edges)
+            remarks += uneven(x, found.names)
+    chosen = given_splits(splits) or tuple(_usable(split, targets, remarks) for split in stored)
+    if edges is not None:
+        remarks += _unheard(edges[0])
     chosen = chosen or drawn_splits(targets, targets.y.shape[0], fractions, seeds)
-    notes += _never_seen(chosen, targets)
+    remarks += _never_seen(chosen, targets)
     try:
         return Task(
             name=name,
-            kind="nodes" if found.node_ptr is None else "graphs",
+            kind="nodes" if node_ptr is None else "graphs",
             problem=targets.problem,
             metric=metric or METRICS[targets.problem],
             protocol=f"own data, {graph}{encoded}; {_named(chosen)}",
@@ -163,18 +120,16 @@ def assemble(
             num_outputs=targets.num_outputs,
             edge_index=None if edges is None else edges[0],
             edge_weight=None if edges is None else edges[1],
-            node_ptr=found.node_ptr,
+            node_ptr=node_ptr,
             class_names=targets.class_names,
             instance_names=found.ids,
-            feature_names=found.feature_names,
-            notes=tuple(notes),
+            feature_names=found.names,
+            notes=tuple(remarks),
             scaling=scaling,
-            preprocessing=preprocessing,
+            preprocessing=found.preprocessing,
         )
-    except DataError:
-        raise
-    except ValueError as error:
-        raise DataError(str(error)) from error
+    except UserError as error:
+        raise error if isinstance(error, DataError) else DataError(str(error)) from error
 
 
 def _named(splits: Sequence[Split]) -> str:
@@ -192,29 +147,25 @@ def _named(splits: Sequence[Split]) -> str:
 
 def given_splits(splits: Splits) -> tuple[Split, ...]:
     """Splits as handed over: one, several, or a file of them; a split may be a mapping of its three parts."""
-    if splits is None or isinstance(splits, Split):
-        return () if splits is None else (splits,)
+    if splits is None:
+        return ()
     if isinstance(splits, (str, os.PathLike)):
         return load_splits(splits)
-    return tuple(
-        map(_as_split, [splits] if isinstance(splits, Mapping) or not isinstance(splits, Iterable) else splits)
-    )
-
-
-def _as_split(given: Split | Mapping[str, Any]) -> Split:
-    if isinstance(given, Split):
-        return given
-    try:
-        if isinstance(given, Mapping):
-            return split_of_parts(given, "given")
-        problem = f"got {type(given).__name__}"
-    except ValueError as error:
-        problem = str(error)
-    raise DataError(
-        f"splits: {problem}; expected a Split, a mapping of train, valid and test to the positions of their rows, "
-        f"several of either, or a file of splits; parts as masks become a Split by difformer.data.masks_split",
-        argument="splits",
-    )
+    several = [splits] if isinstance(splits, (Split, Mapping)) or not isinstance(splits, Iterable) else splits
+    chosen = []
+    for given in several:
+        try:
+            if not isinstance(given, (Split, Mapping)):
+                raise UserError(f"got {type(given).__name__}")
+            chosen.append(given if isinstance(given, Split) else split_of_parts(given, "given"))
+        except UserError as error:
+            raise DataError(
+                f"splits: {error}; expected a Split, a mapping of train, valid and test to the positions of their "
+                f"rows, several of either, or a file of splits; parts as masks become a Split by "
+                f"difformer.data.masks_split",
+                argument="splits",
+            ) from error
+    return tuple(chosen)
 
 
 def drawn_splits(
@@ -258,46 +209,39 @@ def _usable(split: Split, targets: Targets, notes: list[str]) -> Split:
     return Split(split.name, **parts)
 
 
-def _unheard(edges: tuple[Tensor, Tensor | None] | None) -> tuple[str, ...]:
+def _unheard(edge_index: Tensor) -> list[str]:
     """A note on edges to which in-degree normalisation gives weight zero: those whose sender receives nothing."""
-    if edges is None or not edges[0].numel():
-        return ()
-    source, target = edges[0]
+    source, target = edge_index
     lost = int((~torch.isin(source, target)).sum())
-    if not lost:
-        return ()
-    return (
-        f"{lost} of {source.numel()} directed edges leave nodes that receive nothing, and the normalisation gcn gives "
-        f"such edges weight 0: pass self_loops=add, or train with graph_norm=random_walk",
-    )
+    how = "pass self_loops=add, or train with graph_norm=random_walk"
+    why = f"directed edges leave nodes that receive nothing, and the normalisation gcn gives such edges weight 0: {how}"
+    return [f"{lost} of {source.numel()} {why}"] if lost else []
 
 
-def _never_seen(splits: Sequence[Split], targets: Targets) -> tuple[str, ...]:
+def _never_seen(splits: Sequence[Split], targets: Targets) -> list[str]:
     """A note on classes that a training part does not show, so that no model can predict them."""
-    if targets.problem != "multiclass":
-        return ()
-    for split in splits:
-        if not split.train.numel() or int(split.train.max()) >= targets.y.numel() or int(split.train.min()) < 0:
+    for split in splits if targets.problem == "multiclass" else ():
+        if not split.train.numel() or int(split.train.max()) >= targets.y.numel():
             continue  # refused by the task, with better words
         seen = set(targets.y[split.train].tolist())
         absent = [name for code, name in enumerate(targets.class_names) if code not in seen]
         if absent:
-            shown = f"{', '.join(map(repr, absent[:6]))}{', …' if len(absent) > 6 else ''}"
-            classes = f"class {shown} has" if len(absent) == 1 else f"classes {shown} have"
+            classes = f"class{'es' * (len(absent) > 1)} {listed(absent, 6)} {'has' if len(absent) == 1 else 'have'}"
             which = f" of split {split.name}" if len(splits) > 1 else ""
-            return (f"{classes} no instance in the training part{which}: no model can learn to predict that",)
-    return ()
+            return [f"{classes} no instance in the training part{which}: no model can learn to predict that"]
+    return []
 
 
-def split_from_words(words: Sequence[str] | None, error: Callable[[str, int], DataError]) -> tuple[Split, ...]:
+def split_in_column(found: Features) -> tuple[Split, ...]:
     """The split that a column of train, valid and test describes; an empty cell leaves its row out of every part."""
-    if words is None:
+    if found.table is None or found.roles is None or found.roles.split is None:
         return ()
     parts: dict[str, list[int]] = {"train": [], "valid": [], "test": []}
-    for row, word in enumerate(words):
-        if word:
-            part = PART_WORDS.get(word.strip().lower())
-            if part is None:
-                raise error(f"expected train, valid, test or nothing, got {word!r}", row)
+    for row, word in enumerate(found.table.texts(found.roles.split)):
+        part = PART_WORDS.get(word.strip().lower())
+        if word and part is None:
+            problem = f"expected train, valid, test or nothing, got {word!r}"
+            raise found.table.error(problem, row, found.roles.split)
+        if part is not None:
             parts[part].append(row)
     return (Split("given", **{part: torch.tensor(rows, dtype=torch.long) for part, rows in parts.items()}),)

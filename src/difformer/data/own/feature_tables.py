@@ -15,22 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.errors import DataError, in_file
+from difformer.data.errors import DataError, in_file, listed
 from difformer.data.own.arrays import ARRAY_ENDINGS, features_from, named_array, read_arrays
-from difformer.data.own.preprocessing import LARGE, Preprocessing, Values
-from difformer.data.own.table import (
-    LABEL_NAMES,
-    PART_WORDS,
-    SPLIT_NAMES,
-    Column,
-    Head,
-    Source,
-    Table,
-    canonical_id,
-    names_ids,
-)
-from difformer.data.own.text import DELIMITERS, TextFormat, open_table
+from difformer.data.own.csv_files import DELIMITERS, TextFormat, open_table
+from difformer.data.own.preprocessing import LARGE, Preprocessing, large_numbers
+from difformer.data.own.table import LABEL_NAMES, SPLIT_NAMES, Column, Table, Values, canonical_id, names_ids
 from difformer.errors import did_you_mean
+
+PART_WORDS = {
+    **dict.fromkeys(("train", "training", "tr"), "train"),
+    **dict.fromkeys(("valid", "val", "validation", "dev"), "valid"),
+    **dict.fromkeys(("test", "testing", "te", "holdout"), "test"),
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,35 @@ class Roles:
     labels: list[int]
     split: int | None
     features: list[int]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Features:
+    """Rows of features.
+
+    Args:
+        x: ``[N, F]``, dense or CSR.
+        names: Of the columns, if they have names.
+        ids: Of the rows, if they have ids.
+        path: The file they are from.
+        raw: The columns of a table as they were read.
+        preprocessing: How they became `x`, if that took more than reading numbers.
+        notes: What had to be decided, one sentence each.
+        table: The table they are from, with its `roles`.
+        arrays: Everything in a file of arrays.
+    """
+
+    x: Tensor
+    names: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    path: str = ""
+    raw: Sequence[tuple[str, Values]] = ()
+    preprocessing: Preprocessing | None = None
     notes: tuple[str, ...] = ()
+    table: Table | None = None
+    roles: Roles | None = None
+    arrays: Mapping[str, Any] = field(default_factory=dict)
 
 
 def several(given: Column | Sequence[Column]) -> tuple[Column, ...]:
@@ -51,7 +75,7 @@ def several(given: Column | Sequence[Column]) -> tuple[Column, ...]:
 
 
 def column_roles(
-    head: Head,
+    table: Table,
     *,
     ids: Column | bool | None = None,
     labels: Sequence[Column] | None = None,
@@ -67,121 +91,82 @@ def column_roles(
     `wanted` are the features by name; others are left out. A column called `id_name` holds the ids wherever it is,
     unless `ids` is False.
     """
-    asked = set(wanted) if head.named else set()
-    unused = {head.find(column, "drop") for column in drop}
-    label_at = [head.find(column, "label_columns") for column in labels or ()]
-    if id_name and ids is not False and head.named and id_name in head.names:
+    label_at = [table.find(column, "label_columns") for column in labels or ()]
+    taken = {*(table.find(column, "drop") for column in drop), *label_at}
+    if id_name and ids is not False and table.named and id_name in table.names:
         ids = id_name
-    taken = {*unused, *label_at}
-    id_at, guessed = _id_column(head, ids, taken | {i for i, name in enumerate(head.names) if name in asked})
+    chosen = set(wanted) if table.named else set()
+    asked = {i for i, name in enumerate(table.names) if name in chosen}
+    id_at, guessed = _id_column(table, ids, taken | asked)
     taken |= set() if id_at is None else {id_at}
-    split_at = head.find(split, "split_column") if split is not None else None
-    if split is None and not wanted:
-        likely = [i for i in head.named_like(SPLIT_NAMES) if i not in taken and head.first[i].lower() in PART_WORDS]
-        split_at = likely[0] if likely else None
+    split_at = None if split is None else table.find(split, "split_column")
+    likely = [] if wanted else [i for i in table.named_like(SPLIT_NAMES) if i not in taken]
+    if split is None:
+        split_at = next((i for i in likely if table.first[i].lower() in PART_WORDS), None)
     taken |= set() if split_at is None else {split_at}
+    reasons = dict.fromkeys(likely, "; it does not say train and test: pass drop={} if it is no property of its row")
     notes = []
-    file = Path(head.path).name
-    if not wanted:
-        for i in head.named_like(SPLIT_NAMES):
-            if i not in taken:
-                notes.append(
-                    f"column {head.names[i]!r} of {file} is used as a feature; it does not say train and test: pass "
-                    f"drop={head.names[i]} if it is no property of its row"
-                )
     if labels_here and labels is None:
-        label_at = _find_labels(head, taken)
-        notes += [f"labels are in column {head.names[i]!r} of {file}" for i in label_at]
+        label_at = _find_labels(table, taken)
+        notes += [f"labels are in column {table.names[i]!r} of {table.file}" for i in label_at]
     elif not wanted:
-        for i in head.named_like(LABEL_NAMES if labels_here else LABEL_NAMES - {"y"}):
-            if i in taken:
-                continue
-            if not labels_here:
+        for i in table.named_like(LABEL_NAMES if labels_here else LABEL_NAMES - {"y"}):
+            reasons[i] = ", although its name is usual for labels; pass drop={} if it tells the answer"
+            if not labels_here and i not in taken:
                 raise DataError(
-                    f"column {head.names[i]!r} looks like labels and would be used as a feature, while labels come "
-                    f"from elsewhere; pass drop={head.names[i]} or rename it",
-                    path=head.path,
+                    f"column {table.names[i]!r} looks like labels and would be used as a feature, while labels come "
+                    f"from elsewhere; pass drop={table.names[i]} or rename it",
+                    path=table.path,
                     argument="drop",
                 )
-            notes.append(
-                f"column {head.names[i]!r} of {file} is used as a feature, although its name is usual for labels; "
-                f"pass drop={head.names[i]} if it tells the answer"
-            )
     taken |= set(label_at)
-    features = [i for i in range(len(head.names)) if i not in taken]
-    if asked:
-        there = {head.names[i]: i for i in range(len(head.names))}
-        absent = [name for name in wanted if name not in there]
-        if absent:
+    for i, reason in reasons.items():
+        if i not in taken:
+            name = table.names[i]
+            notes.append(f"column {name!r} of {table.file} is used as a feature{reason.format(name)}")
+    features = [i for i in range(len(table.names)) if i not in taken]
+    if chosen:
+        known = set(table.names)
+        if absent := [name for name in wanted if name not in known]:
             raise DataError(
-                f"lacks {len(absent)} of the {len(wanted)} columns wanted: {', '.join(map(repr, absent[:8]))}; "
-                f"{did_you_mean(absent[0], head.names)}it has {', '.join(map(repr, head.names[:8]))}",
-                path=head.path,
+                f"lacks {len(absent)} of the {len(wanted)} columns wanted: {listed(absent)}; "
+                f"{did_you_mean(absent[0], table.names)}it has {listed(table.names)}",
+                path=table.path,
             )
-        extra = [head.names[i] for i in features if head.names[i] not in asked]
-        if extra:
-            shown = ", ".join(map(repr, extra[:6])) + (", …" if len(extra) > 6 else "")
-            notes.append(f"columns of {file} that training did not have are left out: {shown}")
-        features = [there[name] for name in wanted]
-    return Roles(id_at, guessed, label_at, split_at, features, tuple(notes))
+        if extra := [table.names[i] for i in features if i not in asked]:
+            notes.append(f"columns of {table.file} that training did not have are left out: {listed(extra, 6)}")
+        features = [table.find(name, "columns") for name in wanted]
+    return Roles(id_at, guessed, label_at, split_at, features, notes)
 
 
-def _id_column(head: Head, ids: Column | bool | None, taken: set[int]) -> tuple[int | None, bool]:
+def _id_column(table: Table, ids: Column | bool | None, taken: set[int]) -> tuple[int | None, bool]:
     if ids is False:
         return None, False
     if ids is not None:
-        return (0 if ids is True else head.find(ids, "ids")), False
-    if head.named and "__index_level_0__" in head.names:
-        return head.names.index("__index_level_0__"), False
+        return (0 if ids is True else table.find(ids, "ids")), False
+    if table.named and "__index_level_0__" in table.names:
+        return table.names.index("__index_level_0__"), False
     # A table of one column holds features, whatever they look like.
-    if 0 in taken or len(head.names) < 2:
+    if 0 in taken or len(table.names) < 2:
         return None, False
-    if head.named and names_ids(head.names[0]):
+    if table.named and names_ids(table.names[0]):
         return 0, False
-    return (0, True) if head.textual[0] else (None, False)
+    return (0, True) if table.textual[0] else (None, False)
 
 
-def _find_labels(head: Head, taken: set[int]) -> list[int]:
-    likely = [i for i in head.named_like(LABEL_NAMES) if i not in taken]
+def _find_labels(table: Table, taken: set[int]) -> list[int]:
+    likely = [i for i in table.named_like(LABEL_NAMES) if i not in taken]
     if len(likely) == 1:
         return likely
-    last = len(head.names) - 1
-    if not head.named and last > 0 and last not in taken and head.textual[last]:
+    last = len(table.names) - 1
+    if not table.named and last > 0 and last not in taken and table.textual[last]:
         return [last]  # as data sets for learning have been kept for decades
-    have = ", ".join(map(repr, head.names[:20])) if head.named else f"{len(head.names)} unnamed columns"
     which = "which of its columns are the labels is not clear" if likely else "no column of it is called label or class"
     raise DataError(
-        f"{which}; pass labels=FILE, or label_columns= with some of {have}", path=head.path, argument="label_columns"
+        f"{which}; pass labels=FILE, or label_columns= with some of {table.listed()}",
+        path=table.path,
+        argument="label_columns",
     )
-
-
-@dataclass(frozen=True)
-class Features:
-    """What a table of features holds; `arrays` is everything in an NPZ, `raw` the columns of features as read."""
-
-    path: str
-    x: Tensor
-    names: tuple[str, ...] = ()
-    ids: tuple[str, ...] = ()
-    labels: dict[str, list[str]] = field(default_factory=dict)
-    split: list[str] | None = None
-    arrays: Mapping[str, Any] = field(default_factory=dict)
-    table: Table | None = None
-    roles: Roles | None = None
-    raw: Sequence[tuple[str, Values]] = ()
-    preprocessing: Preprocessing | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def id_column(self) -> int | None:
-        """Position of the column of ids in the table, for `error`."""
-        return None if self.roles is None else self.roles.ids
-
-    def error(self, problem: str, row: int, column: int | None = None) -> DataError:
-        """An error that names the line, where there are lines."""
-        if self.table is not None:
-            return self.table.error(problem, row, column)
-        return DataError(problem, path=self.path, row=row)
 
 
 def read_features(
@@ -239,16 +224,24 @@ def load_features(path: str | os.PathLike[str], *, format: TextFormat, **options
         return _from_arrays(path)
     if suffix in (".pt", ".pth"):
         raise DataError("new rows are read from CSV, Parquet, NPZ or NPY, not from a file of PyG", path=path)
-    source = open_table(path, format, counting=True)
-    _check_delimiter(source.head)
-    return select_features(source, **options)
+    table = open_table(path, format, counting=True)
+    if len(table.names) == 1:  # a wrong delimiter leaves another one in every cell
+        name, cell = table.names[0] if table.named else table.first[0], table.first[0]
+        for sign in DELIMITERS:
+            if name.count(sign) == cell.count(sign) > 0 and (sign != "," or name.count(sign) > 1 or table.named):
+                raise DataError(
+                    f"has one column, {name!r}, whose cells seem to be separated by {sign!r}; pass delimiter={sign!r}",
+                    path=path,
+                    argument="delimiter",
+                )
+    return select_features(table, **options)
 
 
 def select_features(
-    source: Source,
+    table: Table,
     *,
     drop: Sequence[Column] = (),
-    wanted: tuple[str, ...] = (),
+    wanted: Sequence[str] = (),
     raw: bool = False,
     standardize: bool = True,
     categories: Sequence[Column] = (),
@@ -261,111 +254,78 @@ def select_features(
     With `raw`, texts, dates and gaps are encoded, by a new preprocessing or by the given one; otherwise features are
     numbers.
     """
-    head = source.head
-    used = () if preprocessing is None else tuple(c.name for c in preprocessing.columns if c.kind != "left out")
-    known = {} if preprocessing is None else {c.name: c for c in preprocessing.columns}
-    if preprocessing is not None and head.named:
-        drop = [*drop, *(c.name for c in preprocessing.columns if c.kind == "left out" and c.name in head.names)]
-    roles = column_roles(head, drop=drop, wanted=used or wanted, **options)
-    named = {
-        option: [head.find(column, option) for column in given]
+    encodings = {} if preprocessing is None else {column.name: column for column in preprocessing.columns}
+    wanted = [name for name, column in encodings.items() if column.kind != "left out"] or wanted
+    unused = [name for name, column in encodings.items() if column.kind == "left out"]
+    if table.named:
+        drop = [*drop, *(name for name in unused if name in table.names)]
+    roles = column_roles(table, drop=drop, wanted=wanted, **options)
+    features, notes = roles.features, roles.notes
+    names = [table.names[i] for i in features]
+    forced = {
+        option: [table.find(column, option) for column in given]
         for option, given in (("categories", categories), ("dates", dates))
     }
-    forced = {i for places in named.values() for i in places}
-    features = list(roles.features)
-    if preprocessing is not None and not head.named:
-        if len(features) != len(known):
-            raise DataError(f"has {len(features)} columns of features, expected {len(known)}", path=head.path)
-        textual = {i for i, c in zip(features, known.values(), strict=True) if c.kind not in ("number", "left out")}
-    elif preprocessing is not None:
-        textual = {i for i in features if known[head.names[i]].kind != "number"}
+    if preprocessing is not None:
+        if not table.named and len(features) != len(encodings):
+            raise DataError(f"has {len(features)} columns of features, expected {len(encodings)}", path=table.path)
+        names = names if table.named else list(encodings)
+        textual = {i for i, name in zip(features, names, strict=True) if encodings[name].kind != "number"}
     else:
-        textual = {i for i in features if raw and (head.textual[i] or i in forced)}
+        textual = {i for i in features if raw and (table.textual[i] or i in (*forced["categories"], *forced["dates"]))}
     numeric = [i for i in features if i not in textual]
-    apart = set(range(len(head.names))) - set(numeric)
-    table = source.read(apart, numeric if raw else ())
-    notes = [*table.notes, *roles.notes]
-    if roles.guessed and raw and preprocessing is None and not _distinct(table.texts[0]):
-        notes.append(f"column {head.names[0]!r} repeats values, so it is used as a feature and not as ids")
-        features, textual = [0, *features], {0, *textual}
-        roles = replace(roles, ids=None, features=features)
-    elif roles.guessed:
-        notes.append(
-            f"column {head.names[0]!r} of {Path(head.path).name} holds a different text in every row and was read as "
-            f"ids; pass ids=false if it is a feature"
-        )
+    table.read(set(range(len(table.names))) - set(numeric), numeric if raw else ())
+    if roles.guessed:
+        cells, name = table.texts(0), table.names[0]
+        if raw and preprocessing is None and (len(set(cells)) != len(cells) or not all(cells)):
+            notes.append(f"column {name!r} repeats values, so it is used as a feature and not as ids")
+            features, names, roles = [0, *features], [name, *names], replace(roles, ids=None)
+        else:
+            notes.append(
+                f"column {name!r} of {table.file} holds a different text in every row and was read as ids; pass "
+                f"ids=false if it is a feature"
+            )
     if not features:
-        raise DataError("has no column of features left", path=head.path)
-    table.check_finite(numeric if raw else ())
-    names = list(known) if preprocessing is not None and not head.named else [head.names[i] for i in features]
-    columns: list[tuple[str, Values]] = [(name, table.column(i)) for name, i in zip(names, features, strict=True)]
-    place = dict(zip(names, features, strict=True))
-    gaps = any(isinstance(values, np.ndarray) and np.isnan(values).any() for _, values in columns)
+        raise DataError("has no column of features left", path=table.path)
+    table.check_finite(set(numeric) if raw else ())
+    columns = [(name, table.cells[i]) for name, i in zip(names, features, strict=True)]
+    numbers = [values for _, values in columns if isinstance(values, np.ndarray)]
     try:
         if preprocessing is not None:
-            x, said = preprocessing.transform({name: v for name, v in columns if known[name].kind != "left out"})
+            x, said = preprocessing.transform({name: values for name, values in columns if name not in unused})
             notes += said
-        elif textual or gaps:
-            kinds = {option: [head.names[i] for i in places] for option, places in named.items()}
+        elif len(numbers) < len(columns) or any(np.isnan(values).any() for values in numbers):
+            kinds = {option: [table.names[i] for i in places] for option, places in forced.items()}
             preprocessing = Preprocessing.fit(columns, standardize=standardize, **kinds)
             x, _ = preprocessing.transform(dict(columns))
             notes += preprocessing.notes
         else:
-            x = np.stack([values for _, values in columns], 1).astype(np.float32)
-            notes += [
-                _large(name) for name, values in columns if raw and float(np.abs(values).max(initial=0.0)) > LARGE
-            ]
+            x = np.stack(numbers, 1).astype(np.float32)
+            notes += [large_numbers(n) for n, v in columns if raw and float(np.abs(np.asarray(v)).max()) > LARGE]
     except DataError as error:
-        if error.row is not None and isinstance(error.column, str) and error.column in place:
-            raise table.error(error.problem, error.row, place[error.column]) from error
-        raise error.reworded(error.problem, path=head.path) from error
+        if error.row is None or error.column not in names:
+            raise error.reworded(error.problem, path=table.path) from error
+        raise table.error(error.problem, error.row, features[names.index(error.column)]) from error
     return Features(
-        path=head.path,
         x=torch.from_numpy(x),
-        names=preprocessing.feature_names if preprocessing is not None else tuple(names) if head.named else (),
-        ids=() if roles.ids is None else tuple(canonical_id(cell) for cell in table.texts[roles.ids]),
-        labels={head.names[i]: table.texts[i] for i in roles.labels},
-        split=None if roles.split is None else table.texts[roles.split],
-        table=table,
-        roles=roles,
+        names=preprocessing.feature_names if preprocessing is not None else tuple(names) if table.named else (),
+        ids=() if roles.ids is None else tuple(canonical_id(cell) for cell in table.texts(roles.ids)),
+        path=table.path,
         raw=columns,
         preprocessing=preprocessing,
-        notes=tuple(notes),
+        notes=(*table.notes, *notes),
+        table=table,
+        roles=roles,
     )
-
-
-def _distinct(cells: Sequence[str]) -> bool:
-    return len(set(cells)) == len(cells) and all(cells)
-
-
-def _large(name: str) -> str:
-    return (
-        f"column {name!r} holds numbers beyond {LARGE:.0e}: if it is a code or an id, pass drop={name}, or "
-        f"categories={name} if it names a group"
-    )
-
-
-def _check_delimiter(head: Head) -> None:
-    """Refuse a table of one column whose cells hold another delimiter."""
-    if len(head.names) > 1:
-        return
-    name, cell = head.names[0] if head.named else head.first[0], head.first[0]
-    for sign in DELIMITERS:
-        if name.count(sign) == cell.count(sign) > 0 and (sign != "," or name.count(sign) > 1 or head.named):
-            raise DataError(
-                f"has one column, {name!r}, whose cells seem to be separated by {sign!r}; pass delimiter={sign!r}",
-                path=head.path,
-                argument="delimiter",
-            )
 
 
 def id_column_name(path: str | os.PathLike[str], *, ids: Column | bool | None = None, format: TextFormat) -> str | None:
     """The name of the column of ids in a file of features, whose head alone is read; None if it has no such name."""
     if Path(path).suffix.lower() in (*ARRAY_ENDINGS, ".pt", ".pth"):
         return None
-    head = open_table(path, format, counting=True).head
-    at = column_roles(head, ids=ids, labels=(), labels_here=True).ids
-    return head.names[at] or None if head.named and at is not None else None
+    table = open_table(path, format, counting=True)
+    at = column_roles(table, ids=ids, labels=(), labels_here=True).ids
+    return table.names[at] or None if table.named and at is not None else None
 
 
 def _from_arrays(path: str | os.PathLike[str]) -> Features:
@@ -375,14 +335,10 @@ def _from_arrays(path: str | os.PathLike[str]) -> Features:
         raise DataError(f"holds no array called x or features; it has {', '.join(arrays)}", path=path)
     with in_file(path):
         x, _ = features_from(found)
-    ids, names = named_array(arrays, "ids"), named_array(arrays, "feature_names")
-    for role, given, expected in (("ids", ids, x.shape[0]), ("feature_names", names, x.shape[1])):
+    named: dict[str, tuple[str, ...]] = {}
+    for role, expected in (("ids", x.shape[0]), ("feature_names", x.shape[1])):
+        given = named_array(arrays, role)
         if given is not None and given.shape != (expected,):
             raise DataError(f"{role}: expected {expected}, got shape {list(given.shape)}", path=path)
-    return Features(
-        path=os.fspath(path),
-        x=x,
-        names=() if names is None else tuple(str(name) for name in names.tolist()),
-        ids=() if ids is None else tuple(canonical_id(value) for value in ids.tolist()),
-        arrays=arrays,
-    )
+        named[role] = () if given is None else tuple(canonical_id(name) for name in given.tolist())
+    return Features(x, named["feature_names"], named["ids"], os.fspath(path), arrays=arrays)

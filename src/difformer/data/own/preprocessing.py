@@ -17,7 +17,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,13 +25,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from difformer.data.errors import DAMAGE, DataError
-from difformer.data.own.table import is_gap, is_numeric, number
+from difformer.data.errors import DAMAGE, DataError, listed
+from difformer.data.own.table import Floats, MemoryTable, Values, is_gap, number
 from difformer.errors import UserError
 
 Kind = Literal["number", "boolean", "category", "date", "left out"]
-Floats = NDArray[np.float64]
-Values = Sequence[str] | Floats
 
 RARE = 0.01  # share of the rows below which a category is grouped with others
 MOST_CATEGORIES = 50
@@ -84,13 +82,10 @@ class Encoding:
         if self.kind == "left out":
             return ()
         if self.kind == "category":
-            return (
-                *(f"{self.name}={value}" for value in self.categories),
-                *([f"{self.name}={OTHER}"] * bool(self.rare)),
-            )
+            return tuple(f"{self.name}={value}" for value in (*self.categories, *[OTHER] * bool(self.rare)))
         parts = [f"{self.name} month={month}" for month in self.months]
         parts += [f"{self.name} {_DAYS[day]}" for day in self.weekdays]
-        return (self.name, *parts, *([f"{self.name} missing"] * bool(self.gaps)))
+        return (self.name, *parts, *[f"{self.name} missing"] * bool(self.gaps))
 
     def becomes(self) -> str:
         """The encoded columns in words."""
@@ -99,13 +94,11 @@ class Encoding:
         if self.kind == "category":
             other = f", {len(self.rare)} rare ones in one column" if self.rare else ""
             return f"{len(self.categories)} column{'s' * (len(self.categories) != 1)} of 0 and 1{other}"
-        words = ["0 or 1" if self.kind == "boolean" else "days" if self.kind == "date" else "1 column"]
-        if self.scale != 1.0 or self.shift != 0.0:
-            words[0] += ", standardised"
+        words = [{"boolean": "0 or 1", "date": "days"}.get(self.kind, "1 column")]
+        words += ["standardised"] if (self.shift, self.scale) != (0.0, 1.0) else []
         words += [f"{len(self.months)} months"] if self.months else []
         words += [f"{len(self.weekdays)} weekdays"] if self.weekdays else []
-        if self.gaps:
-            words.append(f"gaps filled with {self._shown(self.fill)} and marked")
+        words += [f"gaps filled with {self._shown(self.fill)} and marked"] if self.gaps else []
         return ", ".join(words)
 
     def _shown(self, value: float) -> str:
@@ -117,8 +110,8 @@ class Encoding:
     def encode(self, values: Values) -> tuple[Floats, list[str]]:
         """Encoded columns ``[N, len(outputs)]`` of new cells, and notes on what training did not have."""
         if self.kind == "category":
-            return self._categories(_texts(values))
-        raw, notes = _numbers_of(values, self), []
+            return self._encode_category([cell or GAP for cell in _texts(values)])
+        raw, notes = self.measure(values), []
         missing = np.isnan(raw)
         if missing.any() and not self.gaps:
             count = int(missing.sum())
@@ -131,40 +124,49 @@ class Encoding:
             month, weekday = _calendar(np.where(missing, 1, raw))
             columns += [(month == each) & ~missing for each in self.months]
             columns += [(weekday == each) & ~missing for each in self.weekdays]
-        if self.gaps:
-            columns.append(missing)
-        return np.stack(columns, 1).astype(np.float64), notes
+        return np.stack([*columns, *[missing] * bool(self.gaps)], 1).astype(np.float64), notes
 
-    def _categories(self, cells: Sequence[str]) -> tuple[Floats, list[str]]:
+    def _encode_category(self, cells: Sequence[str]) -> tuple[Floats, list[str]]:
         place = {value: i for i, value in enumerate(self.categories)}
-        other = len(place) if self.rare else None
-        place |= dict.fromkeys(self.rare, other) if other is not None else {}
-        result = np.zeros((len(cells), len(self.outputs)))
-        unseen: Counter[str] = Counter()
-        for row, cell in enumerate(cells):
-            at = place.get(cell or GAP, other)
-            if (cell or GAP) not in place:
-                unseen[cell or GAP] += 1
-            if at is not None:
-                result[row, at] = 1.0
+        result = np.zeros((len(cells), len(self.outputs) + 1))  # the last column takes what has no category
+        other = len(self.categories)
+        result[np.arange(len(cells)), [place.get(cell, other) for cell in cells]] = 1.0
+        unseen = Counter(cell for cell in cells if cell not in place and cell not in self.rare)
         if not unseen:
-            return result, []
+            return result[:, :-1], []
         shown = ", ".join(f"{value!r} ({count} row{'s' * (count > 1)})" for value, count in unseen.most_common(4))
-        how = "counted as other" if other is not None else "left without a category"
-        return result, [f"column {self.name!r}: {shown} did not occur in training; {how}"]
+        how = "counted as other" if self.rare else "left without a category"
+        return result[:, :-1], [f"column {self.name!r}: {shown} did not occur in training; {how}"]
+
+    def measure(self, values: Values) -> Floats:
+        """Numbers, truth values or days, NaN if missing; an error names the row of a cell that is something else."""
+        if isinstance(values, np.ndarray):
+            found = np.asarray(values, dtype=np.float64)
+        else:
+            found = np.empty(len(values))
+            for row, text in enumerate(_texts(values)):
+                value = _days(text, self.format) if self.kind == "date" else number(text)
+                if value is None and self.kind == "boolean":
+                    value = _TRUTH.get(text.lower())
+                if value is None and not is_gap(text):
+                    expected = {"date": "a date", "boolean": "yes or no"}.get(self.kind, "a number")
+                    raise DataError(f"expected {expected} as in training, got {text!r}", row=row, column=self.name)
+                found[row] = np.nan if value is None else value
+        if np.isinf(found).any():
+            row = int(np.isinf(found).argmax())
+            raise DataError("expected a finite number, got infinity", row=row, column=self.name)
+        return found
 
     def decode(self, encoded: Floats) -> list[str]:
         """The cells of encoded rows, as far as the encoding keeps them."""
         if self.kind == "category":
-            values = [*self.categories, *([OTHER] * bool(self.rare))]
-            best = encoded.argmax(1) if encoded.shape[1] else np.zeros(len(encoded), int)
-            found = [values[i] if encoded[row, i] > 0.5 else "" for row, i in enumerate(best)]
-            return ["" if value == GAP else value for value in found]
+            values = ["" if value == GAP else value for value in (*self.categories, *[OTHER] * bool(self.rare))]
+            best = encoded.argmax(1) if values else np.zeros(len(encoded), int)
+            return [values[i] if encoded[row, i] > 0.5 else "" for row, i in enumerate(best)]
         raw = encoded[:, 0] * self.scale + self.shift
         missing = encoded[:, -1] > 0.5 if self.gaps else np.zeros(len(raw), bool)
-        if self.kind == "boolean":
-            return ["" if gap else "yes" if value > 0.5 else "no" for value, gap in zip(raw, missing, strict=True)]
-        return ["" if gap else self._shown(float(value)) for value, gap in zip(raw, missing, strict=True)]
+        shown = [("yes" if v > 0.5 else "no") if self.kind == "boolean" else self._shown(float(v)) for v in raw]
+        return ["" if gap else cell for cell, gap in zip(shown, missing, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -201,20 +203,28 @@ class Preprocessing:
         Raises:
             DataError: If a number is infinite, or a column of dates holds something else.
         """
-        for name in (*categories, *dates):
-            if name not in {known for known, _ in columns}:
-                raise DataError(f"there is no column {name!r}; the features are {_listed([n for n, _ in columns])}")
-        found, notes = [], []
+        from sklearn.impute import SimpleImputer
+        from sklearn.preprocessing import StandardScaler
+
+        found: list[Encoding] = []
+        notes: list[str] = []
         for name, values in columns:
             forced: Kind | None = "category" if name in categories else "date" if name in dates else None
-            encoding, said = _recognise(name, values, forced)
-            found.append(encoding)
-            notes += said
-        rows = len(columns[0][1]) if columns else 0
+            found.append(_recognise(name, values, forced, notes))
         left = [f"{e.name!r} ({e.reason})" for e in found if e.kind == "left out"]
         if left:
             notes.append(f"columns left out: {', '.join(left[:8])}{', …' if len(left) > 8 else ''}")
-        return Preprocessing(tuple(_scaled(found, columns, standardize)), rows, tuple(notes))
+        measured = [i for i, encoding in enumerate(found) if encoding.kind in ("number", "boolean", "date")]
+        if measured:
+            matrix = np.stack([found[i].measure(columns[i][1]) for i in measured], 1)
+            imputer = SimpleImputer(strategy="median").fit(matrix)
+            scaler = StandardScaler().fit(imputer.transform(matrix))
+            scales = zip(measured, imputer.statistics_, scaler.mean_, scaler.scale_, strict=True)
+            for i, fill, mean, deviation in scales:
+                found[i] = replace(found[i], fill=float(fill))
+                if found[i].kind != "boolean" and (standardize or found[i].kind == "date"):
+                    found[i] = replace(found[i], shift=float(mean), scale=float(deviation))
+        return Preprocessing(tuple(found), len(columns[0][1]) if columns else 0, tuple(notes))
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -234,25 +244,26 @@ class Preprocessing:
         Raises:
             DataError: If a column is missing, or holds something other than in training.
         """
-        cells = _columns_of(table)
+        names = [str(name) for name in (table.columns if hasattr(table, "columns") else table)]
         used = [column for column in self.columns if column.kind != "left out"]
-        absent = [column.name for column in used if column.name not in cells]
+        absent = [column.name for column in used if column.name not in names]
         if absent:
             raise DataError(
-                f"lacks {len(absent)} of the {len(used)} columns wanted: {_listed(absent)}; it has "
-                f"{_listed(list(cells))}"
+                f"lacks {len(absent)} of the {len(used)} columns wanted: {listed(absent)}; it has {listed(names)}"
             )
+        if hasattr(table, "columns"):
+            frame = MemoryTable.of_frame(table)
+            place = [frame.find(column.name, "columns") for column in used]
+            frame.read([i for i in range(len(names)) if i not in place or frame.textual[i]], place)
+            table = {column.name: frame.cells[i] for i, column in zip(place, used, strict=True)}
         known = {column.name for column in self.columns}
-        new = [name for name in cells if name not in known]
-        notes = [f"columns that training did not have are left out: {_listed(new)}"] if new else []
-        parts = []
-        for column in used:
-            encoded, said = column.encode(cells[column.name])
-            parts.append(encoded)
-            notes += said
-        if not parts:
+        new = [name for name in names if name not in known]
+        notes = [f"columns that training did not have are left out: {listed(new)}"] if new else []
+        if not used:
             raise DataError("has no column of features left")
-        return np.concatenate(parts, axis=1).astype(np.float32), tuple(notes)
+        encoded = [column.encode(table[column.name]) for column in used]
+        notes += [note for _, said in encoded for note in said]
+        return np.concatenate([part for part, _ in encoded], axis=1).astype(np.float32), tuple(notes)
 
     def original(self, x: Any) -> list[dict[str, str]]:
         """The cells of encoded rows by column, in the units of the table; rare categories as ``(other)``."""
@@ -265,15 +276,12 @@ class Preprocessing:
             if end > start:
                 found[column.name] = column.decode(encoded[:, start:end])
             start = end
-        return [{name: cells[row] for name, cells in found.items()} for row in range(len(encoded))]
-
-    def table(self) -> list[tuple[str, str, str, str]]:
-        """One row per column: its name, what it was read as, how many cells are missing, and what became of it."""
-        return [(c.name, c.kind, f"{c.gaps:,}" if c.gaps else "", c.becomes()) for c in self.columns]
+        return [dict(zip(found, cells, strict=True)) for cells in zip(*found.values(), strict=True)]
 
     def describe(self) -> str:
-        """The table as text, with a line of headings."""
-        rows = [("column", "read as", "missing", "becomes"), *self.table()]
+        """One line per column: its name, what it was read as, how many cells are missing, and what became of it."""
+        rows: list[tuple[str, ...]] = [("column", "read as", "missing", "becomes")]
+        rows += [(c.name, c.kind, f"{c.gaps:,}" if c.gaps else "", c.becomes()) for c in self.columns]
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         return "\n".join(
             "  ".join([*(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)), row[3]])
@@ -310,72 +318,21 @@ class Preprocessing:
 
 
 def _encoding(plain: Mapping[str, Any]) -> Encoding:
-    kinds: dict[str, Any] = {
-        **dict.fromkeys(("name", "kind", "reason", "format"), str),
-        **dict.fromkeys(("fill", "shift", "scale"), float),
-        **dict.fromkeys(("categories", "rare"), lambda values: tuple(map(str, values))),
-        **dict.fromkeys(("months", "weekdays"), lambda values: tuple(map(int, values))),
-        "gaps": int,
-    }
+    """One column of `to_dict`, every value brought to the type of its field."""
     if {*plain} != {field.name for field in fields(Encoding)} or plain["kind"] not in get_args(Kind):
         raise UserError(f"a column with {', '.join(map(repr, plain))}")
-    found = Encoding(**{name: kinds[name](value) for name, value in plain.items()})
+    types: dict[str, Any] = {"str": str, "Kind": str, "int": int, "float": float}
+    types |= {"tuple[str, ...]": lambda v: tuple(map(str, v)), "tuple[int, ...]": lambda v: tuple(map(int, v))}
+    found = Encoding(**{field.name: types[str(field.type)](plain[field.name]) for field in fields(Encoding)})
     if not np.isfinite([found.fill, found.shift, found.scale]).all() or found.scale <= 0:
         raise UserError(f"column {found.name!r} is scaled by {found.scale}")
     return found
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:8])) + (", …" if len(names) > 8 else "")
-
-
-def _columns_of(table: Any) -> dict[str, Values]:
-    if hasattr(table, "columns"):
-        from difformer.data.own.arrays import frame_columns
-
-        return {name: as_cells(values) for name, values in frame_columns(table)}
-    return dict(table)
-
-
-def as_cells(values: Any) -> Values:
-    """A column of a frame: an array of numbers where all of it is numbers or missing, texts otherwise."""
-    if is_numeric(values):
-        return np.asarray(values, dtype=np.float64)
-    from difformer.data.own.table import cell_text
-
-    texts = [cell_text(value) for value in values]
-    if any(isinstance(value, str) for value in values) or not any(texts):
-        return texts
-    found = [number(text) if text else float("nan") for text in texts]
-    return texts if None in found else np.array(found, dtype=np.float64)
 
 
 def _texts(values: Values) -> list[str]:
     if isinstance(values, np.ndarray):
         return ["" if np.isnan(v) else f"{v:.15g}" for v in values.tolist()]
     return [str(value).strip() for value in values]
-
-
-def _numbers_of(values: Values, encoding: Encoding) -> Floats:
-    """Numbers, truth values or days, NaN if missing; an error names the row of a cell that is something else."""
-    if isinstance(values, np.ndarray):
-        found = np.asarray(values, dtype=np.float64)
-    else:
-        found = np.empty(len(values))
-        for row, text in enumerate(_texts(values)):
-            value = _days(text, encoding.format) if encoding.kind == "date" else number(text)
-            if value is None and encoding.kind == "boolean":
-                value = _TRUTH.get(text.lower())
-            if value is None and is_gap(text):
-                value = float("nan")
-            if value is None:
-                expected = {"date": "a date", "boolean": "yes or no"}.get(encoding.kind, "a number")
-                raise DataError(f"expected {expected} as in training, got {text!r}", row=row, column=encoding.name)
-            found[row] = value
-    if np.isinf(found).any():
-        row = int(np.isinf(found).argmax())
-        raise DataError("expected a finite number, got infinity", row=row, column=encoding.name)
-    return found
 
 
 def _days(text: str, format: str) -> float | None:
@@ -399,111 +356,74 @@ def _calendar(days: Floats) -> tuple[Any, Any]:
     return months % 12 + 1, whole % 7
 
 
-def _recognise(name: str, values: Values, forced: Kind | None) -> tuple[Encoding, list[str]]:
-    """What a column is, its categories or months, and notes; `_scaled` adds fills and scales."""
-    notes: list[str] = []
+def large_numbers(name: str) -> str:
+    """A note on a column of numbers beyond `LARGE`."""
+    return (
+        f"column {name!r} holds numbers beyond {LARGE:.0e}: if it is a code or an id, pass drop={name}, or "
+        f"categories={name} if it names a group"
+    )
+
+
+def _recognise(name: str, values: Values, forced: Kind | None, notes: list[str]) -> Encoding:
+    """What a column is, its categories or months; notes are added to `notes`."""
     if isinstance(values, np.ndarray) and forced is None:
-        filled = values[~np.isnan(values)]
-        gaps = len(values) - len(filled)
-        if not len(filled):
-            return Encoding(name, "left out", "empty", gaps), notes
-        if not gaps and bool((filled == filled[0]).all()):
-            return Encoding(name, "left out", f"constant: {filled[0]:.6g} in every row", gaps), notes
-        if np.isinf(filled).any():
+        numbers = values[~np.isnan(values)]
+        gaps = len(values) - len(numbers)
+        if not len(numbers) or (not gaps and bool((numbers == numbers[0]).all())):
+            reason = f"constant: {numbers[0]:.6g} in every row" if len(numbers) else "empty"
+            return Encoding(name, "left out", reason, gaps)
+        if np.isinf(numbers).any():
             raise DataError("expected finite numbers, got infinity", column=name)
-        if float(np.abs(filled).max()) > LARGE:
-            notes.append(
-                f"column {name!r} holds numbers beyond {LARGE:.0e}, such as {filled[np.abs(filled).argmax()]:.6g}: if "
-                f"it is a code or an id, pass drop={name}, or categories={name} if it names a group"
-            )
-        return Encoding(name, "boolean" if bool(np.isin(filled, (0, 1)).all()) else "number", gaps=gaps), notes
+        notes += [large_numbers(name)] if float(np.abs(numbers).max()) > LARGE else []
+        return Encoding(name, "boolean" if bool(np.isin(numbers, (0, 1)).all()) else "number", gaps=gaps)
     cells = _texts(values)
     known = [cell for cell in cells if cell]
     gaps, counts = len(cells) - len(known), Counter(known)
     if not known:
-        return Encoding(name, "left out", "empty", gaps), notes
+        return Encoding(name, "left out", "empty", gaps)
+    if len(counts) == 1 and not gaps and forced != "date":
+        return Encoding(name, "left out", f"constant: {known[0]!r} in every row")
     if forced is None and len(counts) <= 2 and all(value.lower() in _TRUTH for value in counts):
-        if len(counts) == 1 and not gaps:
-            return Encoding(name, "left out", f"constant: {known[0]!r} in every row"), notes
-        return Encoding(name, "boolean", gaps=gaps), notes
+        return Encoding(name, "boolean", gaps=gaps)
     if forced != "category":
-        date, said = _as_date(name, list(counts), gaps)
+        date = _as_date(name, list(counts), gaps, notes)
         if date is not None:
-            return date, said
+            return date
         if forced == "date":
-            odd = next(c for c in counts if all(_days(c, format) is None for format in _DATE_FORMATS[:1]))
+            odd = next((cell for cell in counts if _days(cell, _ISO) is None), known[0])
             raise DataError(f"expected dates such as 2024-03-31, got {odd!r}", column=name)
-    if len(counts) == 1 and not gaps:
-        return Encoding(name, "left out", f"constant: {known[0]!r} in every row"), notes
     if forced is None and len(counts) > max(MANY_TEXTS, len(known) / 2):
         reason = f"{len(counts):,} different texts in {len(known):,} rows: names or free text"
-        return Encoding(name, "left out", reason, gaps), notes
-    return _as_category(name, cells), notes
-
-
-def _as_category(name: str, cells: Sequence[str]) -> Encoding:
-    """One column per value; those below the share `RARE`, and the rarest beyond `MOST_CATEGORIES`, share one."""
+        return Encoding(name, "left out", reason, gaps)
+    # One column per value; those below the share RARE, and the rarest beyond MOST_CATEGORIES, share one.
     counts = Counter(cell or GAP for cell in cells)
-    values = sorted(counts)
-    rare = {value for value in values if counts[value] < int(RARE * len(cells))}
-    if len(values) - len(rare) + bool(rare) > MOST_CATEGORIES:
-        rare.update(sorted(values, key=counts.__getitem__)[: 1 - MOST_CATEGORIES])
-    kept = tuple(value for value in values if value not in rare)
-    others = tuple(value for value in values if value in rare)
-    return Encoding(name, "category", gaps=sum(not cell for cell in cells), categories=kept, rare=others)
+    ordered = sorted(counts)
+    rare = {value for value in ordered if counts[value] < int(RARE * len(cells))}
+    if len(ordered) - len(rare) + bool(rare) > MOST_CATEGORIES:
+        rare.update(sorted(ordered, key=counts.__getitem__)[: 1 - MOST_CATEGORIES])
+    kept, others = (tuple(value for value in ordered if (value in rare) == apart) for apart in (False, True))
+    return Encoding(name, "category", gaps=gaps, categories=kept, rare=others)
 
 
-def _as_date(name: str, values: Sequence[str], gaps: int) -> tuple[Encoding | None, list[str]]:
+def _as_date(name: str, values: Sequence[str], gaps: int, notes: list[str]) -> Encoding | None:
     """The column as dates, if one format reads all of its values."""
-    fitting = []
+    fitting: dict[str, list[float]] = {}
     for format in _DATE_FORMATS if any(map(str.isdigit, values[0])) else ():
-        days = []
+        days: list[float] = []
         for value in values:
             day = _days(value, format)
             if day is None:
                 break
             days.append(day)
-        if len(days) == len(values):
-            fitting.append((format, days))
+        else:
+            fitting[format] = days
     if not fitting:
-        return None, []
-    format, days = fitting[0]
-    notes = []
-    if {"%d/%m/%Y", "%m/%d/%Y"} <= {each for each, _ in fitting}:
+        return None
+    format, days = next(iter(fitting.items()))
+    if {"%d/%m/%Y", "%m/%d/%Y"} <= fitting.keys():
         notes.append(f"dates of column {name!r} were read as day/month/year; write them as 2024-03-31 if that is wrong")
     if len(set(days)) == 1 and not gaps:
-        return Encoding(name, "left out", f"constant: {values[0]!r} in every row"), notes
-    months, weekdays = (tuple(np.unique(part).tolist()) for part in _calendar(np.array(days)))
-    return (
-        Encoding(
-            name,
-            "date",
-            gaps=gaps,
-            format=format,
-            months=months if len(months) > 1 else (),
-            weekdays=weekdays if len(weekdays) > 1 else (),
-        ),
-        notes,
-    )
-
-
-def _scaled(found: Sequence[Encoding], columns: Sequence[tuple[str, Values]], standardize: bool) -> list[Encoding]:
-    """The encodings with what fills their gaps, and their scale."""
-    from dataclasses import replace
-
-    from sklearn.impute import SimpleImputer
-    from sklearn.preprocessing import StandardScaler
-
-    measured = [i for i, encoding in enumerate(found) if encoding.kind in ("number", "boolean", "date")]
-    if not measured:
-        return list(found)
-    matrix = np.stack([_numbers_of(columns[i][1], found[i]) for i in measured], 1)
-    imputer = SimpleImputer(strategy="median").fit(matrix)
-    scaler = StandardScaler().fit(imputer.transform(matrix))
-    result = list(found)
-    for place, i in enumerate(measured):
-        encoding = replace(found[i], fill=float(imputer.statistics_[place]))
-        if encoding.kind != "boolean" and (standardize or encoding.kind == "date"):
-            encoding = replace(encoding, shift=float(scaler.mean_[place]), scale=float(scaler.scale_[place]))
-        result[i] = encoding
-    return result
+        return Encoding(name, "left out", f"constant: {values[0]!r} in every row")
+    parts = [np.unique(part).tolist() for part in _calendar(np.array(days))]
+    months, weekdays = (tuple(part) if len(part) > 1 else () for part in parts)
+    return Encoding(name, "date", gaps=gaps, format=format, months=months, weekdays=weekdays)

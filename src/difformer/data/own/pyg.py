@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from difformer.data.errors import DataError
-from difformer.data.own.arrays import SPLIT_FORMS, features_from, label_cells, stored_splits
-from difformer.data.own.assembly import Choices, Material, assemble, check_names
+from difformer.data.own.arrays import SPLIT_ARRAYS, features_from, label_cells, stored_splits
+from difformer.data.own.assembly import Choices, assemble, check_names
+from difformer.data.own.feature_tables import Features
 from difformer.data.own.graphs import edges_from
 from difformer.data.own.targets import Labels
 from difformer.data.split import Split
@@ -51,17 +52,16 @@ def from_pyg(
         DataError: If something is absent or contradicts the rest; the message says in which graph.
     """
     check_names("from_pyg", choices)
-    many = _several(data)
-    if many is not None and len(many) == 1 and not isinstance(data, (list, tuple)):
-        data, many = many[0], None
-    items = many if many is not None else [data]
+    choices.setdefault("self_loops", "keep")
+    items = _graphs_of(data)
     if not items:
         raise DataError("data: an empty list, expected at least one Data")
-    parts = [_part(item, use_positions, "data" if many is None else f"graph {i}") for i, item in enumerate(items)]
-    widths = {x.shape[1] for x, _, _ in parts}
-    if len(widths) > 1:
-        odd = next(i for i, (x, _, _) in enumerate(parts) if x.shape[1] != parts[0][0].shape[1])
-        raise DataError(f"graph {odd}: has {parts[odd][0].shape[1]} features, graph 0 has {parts[0][0].shape[1]}")
+    alone = len(items) == 1 and not isinstance(data, (list, tuple))
+    parts = [_part(item, use_positions, "data" if alone else f"graph {i}") for i, item in enumerate(items)]
+    widths = [x.shape[1] for x, _, _ in parts]
+    odd = next((i for i, width in enumerate(widths) if width != widths[0]), None)
+    if odd is not None:
+        raise DataError(f"graph {odd}: has {widths[odd]} features, graph 0 has {widths[0]}")
     sizes = torch.tensor([x.shape[0] for x, _, _ in parts])
     ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     edges = _joined_edges(parts, ptr)
@@ -69,65 +69,58 @@ def from_pyg(
     if edges is not None and not choices.get("directed"):
         size = int(ptr[-1])
         code = (edges[0][0] * size + edges[0][1]).unique()
-        alone = int((~torch.isin(code % size * size + code // size, code)).sum())
-        if alone:
-            count = f"{alone} of {code.numel()} edges"
+        single = int((~torch.isin(code % size * size + code // size, code)).sum())
+        if single:
+            count = f"{single} of {code.numel()} edges"
             notes.append(f"{count} came in one direction only; both are used: directed=true keeps them")
-    if many is None:
-        x, y = parts[0][0], _attribute(data, "y", "data")
-        labels = label_cells(y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y, None, x.shape[0])
-        stored = _stored_splits(data, x.shape[0]) if choices.get("splits") is None else ()
-    else:
-        x, stored = torch.cat([features for features, _, _ in parts]), ()
-        labels = label_cells(_graph_targets(items), None, len(items))
-    node_ptr = None if many is None else ptr
-    found = Material(x, Labels(*labels), edges, node_ptr=node_ptr, splits=stored, notes=tuple(notes))
-    choices.setdefault("self_loops", "keep")
-    return assemble(found, **choices)
+    x = parts[0][0] if alone else torch.cat([features for features, _, _ in parts])
+    y = _attribute(items[0], "y", "data") if alone else _graph_targets(items)
+    cells = label_cells(
+        y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y, None, x.shape[0] if alone else len(items)
+    )
+    stored = _stored_splits(items[0], x.shape[0]) if alone and choices.get("splits") is None else ()
+    node_ptr = None if alone else ptr
+    return assemble(Features(x), Labels(*cells), edges, node_ptr=node_ptr, stored=stored, notes=notes, **choices)
 
 
 Part = tuple[Tensor, Tensor | None, Tensor | None]
 
 
-def _several(data: Any) -> list[Any] | None:
-    """The graphs of a list, a data set or a batch; None for a single graph. A data set of one graph is that graph."""
+def _graphs_of(data: Any) -> list[Any]:
+    """The graphs of a ``Data``, a list, a data set or a batch."""
     from torch_geometric.data import Batch, Data, Dataset, HeteroData
 
-    if isinstance(data, Batch):
-        return list(data.to_data_list())
     if isinstance(data, Data):
-        return None
-    if isinstance(data, (list, tuple, Dataset)):
-        items = [data[i] for i in range(len(data))]
-        strange = next((type(item).__name__ for item in items if not isinstance(item, Data)), None)
-        if strange is None:
-            return items
-        raise DataError(f"data: expected a list of PyG Data, got a list with {strange}")
+        return list(data.to_data_list()) if isinstance(data, Batch) else [data]
     if isinstance(data, HeteroData):
         raise DataError("data: graphs with several types of nodes or edges are no task of this package")
-    raise DataError(f"data: expected a PyG Data or a list of them, got {type(data).__name__}")
+    if not isinstance(data, (list, tuple, Dataset)):
+        raise DataError(f"data: expected a PyG Data or a list of them, got {type(data).__name__}")
+    items = [data[i] for i in range(len(data))]
+    strange = next((type(item).__name__ for item in items if not isinstance(item, Data)), None)
+    if strange is not None:
+        raise DataError(f"data: expected a list of PyG Data, got a list with {strange}")
+    return items
 
 
 def _part(data: Any, use_positions: bool, place: str) -> Part:
     """Features, edges as given, and weights of one graph."""
     x, pos = getattr(data, "x", None), getattr(data, "pos", None)
-    if x is None and pos is None:
-        raise DataError(f"{place}: has neither x nor pos, so there are no features")
     found = [part for part in ((x, pos) if use_positions else (pos,) if x is None else (x,)) if part is not None]
-    for part in found:
-        if not isinstance(part, Tensor):
-            raise DataError(f"{place}: x and pos must be tensors, got {type(part).__name__}")
+    if not found:
+        raise DataError(f"{place}: has neither x nor pos, so there are no features")
+    if strange := [type(part).__name__ for part in found if not isinstance(part, Tensor)]:
+        raise DataError(f"{place}: x and pos must be tensors, got {strange[0]}")
     try:
         features = [features_from(part.unsqueeze(1) if part.dim() == 1 else part)[0] for part in found]
         joined = features[0] if len(features) == 1 else torch.cat([part.to_dense() for part in features], 1)
         index, weight = getattr(data, "edge_index", None), _weight_of(data)
         if index is None:
-            matrix = _adjacency(data)
-            given = (None, None) if matrix is None else edges_from(matrix, num_nodes=joined.shape[0])[:2]
-        else:
-            # PyG's edge_index is [2, E], also where E = 2.
-            given = edges_from(index.cpu(), weight, num_nodes=joined.shape[0])[:2]
-        return joined, *given
+            index, weight = _adjacency(data), None
+        if index is None:
+            return joined, None, None
+        # PyG's edge_index is [2, E], also where E = 2.
+        return joined, *edges_from(index.cpu(), weight, num_nodes=joined.shape[0])[:2]
     except DataError as error:
         raise DataError(f"{place}: {error}") from error
 
@@ -135,20 +128,17 @@ def _part(data: Any, use_positions: bool, place: str) -> Part:
 def _adjacency(data: Any) -> Any:
     """``adj_t``, where PyG's ToSparseTensor has put the edges: entry i, j is the edge j → i."""
     matrix = getattr(data, "adj_t", None)
-    if matrix is None:
-        return None
-    if not isinstance(matrix, Tensor):  # torch_sparse's class, known by what it can do
+    if matrix is not None and not isinstance(matrix, Tensor):  # torch_sparse's class, known by what it can do
         if not hasattr(matrix, "to_torch_sparse_coo_tensor"):
             raise DataError(f"adj_t must be a sparse matrix, got {type(matrix).__name__}")
         matrix = matrix.to_torch_sparse_coo_tensor()
-    return matrix.to_sparse_coo().t().coalesce()
+    return None if matrix is None else matrix.to_sparse_coo().t().coalesce()
 
 
 def _weight_of(data: Any) -> Tensor | None:
-    weight = getattr(data, "edge_weight", None)
-    attribute = getattr(data, "edge_attr", None)
+    weight, attribute = getattr(data, "edge_weight", None), getattr(data, "edge_attr", None)
     if weight is None and attribute is not None and (attribute.dim() == 1 or attribute.shape[1] == 1):
-        weight = attribute.reshape(-1)
+        weight = attribute
     return None if weight is None else weight.cpu().reshape(-1)
 
 
@@ -161,15 +151,15 @@ def _notes(data: Any) -> list[str]:
 
 def _joined_edges(parts: list[Part], ptr: Tensor) -> tuple[Tensor, Tensor | None] | None:
     """The edges of all graphs as given, moved to where their nodes are."""
-    if all(index is None for _, index, _ in parts):
+    given = [
+        (index + start, weight) for (_, index, weight), start in zip(parts, ptr, strict=False) if index is not None
+    ]
+    if not given:
         return None
-    weighted = any(weight is not None for _, _, weight in parts)
-    indices, weights = [], []
-    for (_, index, weight), start in zip(parts, ptr.tolist(), strict=False):
-        if index is not None:
-            indices.append(index + start)
-            weights.append(torch.ones(index.shape[1]) if weight is None else weight)
-    return torch.cat(indices, 1), torch.cat(weights) if weighted else None
+    indices = torch.cat([index for index, _ in given], 1)
+    if all(weight is None for _, weight in given):
+        return indices, None
+    return indices, torch.cat([torch.ones(index.shape[1]) if weight is None else weight for index, weight in given])
 
 
 def _attribute(data: Any, name: str, place: str) -> Tensor:
@@ -188,18 +178,14 @@ def _graph_targets(items: list[Any]) -> Tensor:
                 f"graph {i}: y holds {row.numel()} numbers, that of graph 0 {rows[0].numel()}; a graph has one target, "
                 f"or as many as the others"
             )
-    stacked = torch.stack(rows)
-    return stacked.squeeze(1) if stacked.shape[1] == 1 else stacked
+    return torch.stack(rows)
 
 
 def _stored_splits(data: Any, num_nodes: int) -> tuple[Split, ...]:
-    parts = [f"{part}_{form}" for part in ("train", "val", "valid", "test") for form in SPLIT_FORMS]
-    found = {name: value for name in parts if (value := getattr(data, name, None)) is not None}
-    for name, value in found.items():
-        if not isinstance(value, Tensor):
-            raise DataError(f"data: {name} must be a tensor, got {type(value).__name__}")
+    found = {name: value for name in SPLIT_ARRAYS if (value := getattr(data, name, None)) is not None}
     try:
-        return stored_splits({name: value.numpy(force=True) for name, value in found.items()}, num_nodes, by_row=False)
+        arrays = {name: _attribute(data, name, "split").numpy(force=True) for name in found}
+        return stored_splits(arrays, num_nodes, by_row=False)
     except DataError as error:
         raise DataError(f"data: {error}") from error
 

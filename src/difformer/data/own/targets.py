@@ -16,7 +16,8 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -25,29 +26,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.errors import DataError, in_file
+from difformer.data.errors import DataError, in_file, listed
 from difformer.data.own.arrays import ARRAY_ENDINGS, label_cells, named_array, read_arrays
-from difformer.data.own.preprocessing import Values
-from difformer.data.own.table import (
-    GAP_WORDS,
-    Column,
-    Head,
-    Table,
-    canonical_id,
-    is_missing,
-    names_ids,
-    near_misses,
-    number,
-)
-from difformer.data.own.text import TextFormat, open_table
+from difformer.data.own.csv_files import TextFormat, open_table
+from difformer.data.own.table import GAP_WORDS, Column, Table, Values, canonical_id, is_missing, names_ids, near_misses
+from difformer.data.own.table import number as number_of
 from difformer.data.split_rules import labelled
 from difformer.data.task import Problem
 from difformer.errors import UserError
 
 METRICS = {"multiclass": "accuracy", "multilabel": "rocauc", "regression": "mse"}
 MANY_CLASSES = 20
-
-Where = Callable[[str, int, int], DataError]  # makes an error for a row and a position in the columns of labels
+FEW_ROWS = 10  # labelled rows below which a perfect association may well be chance
+MOST_VALUES = 50  # different values of a column that may be a copy of the label
 
 
 @dataclass(frozen=True)
@@ -57,14 +48,30 @@ class Labels:
     Args:
         columns: Each with one cell per instance; empty if there is no label.
         names: Of the columns.
-        where: Makes an error that names the place of a cell, for a row and a position in `columns`.
-        notes: What had to be decided.
+        path: The file they are from, if there is one.
+        table: That file, if it is a table.
+        rows: The row of the table for every instance, if they differ.
+        places: The positions of `columns` in the table.
     """
 
     columns: Sequence[Sequence[Any]]
     names: tuple[str, ...] = ()
-    where: Where | None = None
-    notes: tuple[str, ...] = ()
+    path: str | None = None
+    table: Table | None = None
+    rows: Sequence[int | None] | None = None
+    places: Sequence[int] = ()
+
+    @contextmanager
+    def locate(self) -> Iterator[None]:
+        """Errors that name an instance and a column of labels name their place in the file instead."""
+        try:
+            with in_file(None if self.table else self.path):
+                yield
+        except DataError as error:
+            if self.table is None or error.row is None or not isinstance(error.column, int):
+                raise
+            row = error.row if self.rows is None else self.rows[error.row]
+            raise self.table.error(error.problem, row or 0, self.places[error.column - 1], error.argument) from error
 
 
 @dataclass(frozen=True)
@@ -85,42 +92,66 @@ def encode_targets(
     problem: Problem | None = None,
     class_names: Sequence[str] = (),
     missing: Sequence[str] | None = None,
-    where: Where | None = None,
 ) -> Targets:
     """Targets from columns of cells: texts, numbers, None.
 
     `class_names` are all the classes in the order wanted, instead of numerical or alphabetical order. `missing` lists
-    texts that mean no label, case aside, instead of the rule above. `where` makes an error for a row and a column.
+    texts that mean no label, case aside, instead of the rule above. Errors name the row, and the column of labels.
     """
-    error = where or (lambda text, row, column: DataError(text, row=row, column=column + 1))
     if problem is not None and problem not in get_args(Problem):
         raise UserError(f"problem: expected one of {', '.join(get_args(Problem))}, got {problem!r}")
     cells = [[label_text(value) for value in column] for column in columns]
     unknown, notes = _no_label(cells, missing)
-    spaced = [value for column in columns for value in column if isinstance(value, str) and value.strip() != value]
-    if spaced := [value for value in spaced if value.strip()]:
-        notes += (f"blanks around {len(spaced)} labels were left out, such as those of {spaced[0]!r}",)
+    texts = (value for column in columns for value in column if isinstance(value, str))
+    if spaced := [text for text in texts if text.strip() != text and text.strip()]:
+        notes.append(f"blanks around {len(spaced)} labels were left out, such as those of {spaced[0]!r}")
     if len(cells) == 1 and problem != "multilabel":
-        found = _one_column(cells[0], problem, class_names, unknown, missing is None, error, notes)
+        values = {cell: number_of(cell) for cell in dict.fromkeys(cells[0]) if cell not in unknown}
+        fractions = [c for c, v in values.items() if v is not None and v == v and not v.is_integer()]
+        text = next((cell for cell, value in values.items() if value is None), None)
+        if problem is None and fractions and text is not None:
+            raise DataError(
+                f"{text!r} is not a number, while other labels have fractions ({fractions[0]}); correct it, or pass "
+                f"missing={text} if it means no label, or problem=multiclass if all of them are names",
+                row=cells[0].index(text),
+                column=1,
+            )
+        if problem == "regression" or (problem is None and fractions):
+            found = _numbers(cells, (), "regression", unknown)
+        else:
+            found = _classes(cells[0], values, problem, class_names, missing is None, notes)
     else:
-        found = _several_columns(cells, tuple(names), problem, unknown, missing is None, error)
+        if problem == "multiclass":
+            only = "name the one, or pass problem=multilabel"
+            raise DataError(f"labels: a class is one column, got {len(cells)}; {only}")
+        unsaid = {*unknown, "-1"} if missing is None else unknown
+        other = [(c, v) for c, column in enumerate(cells) for v in dict.fromkeys(column) if v not in unsaid]
+        other = [(c, v) for c, v in other if v.lower() not in ("0", "1", "true", "false")]
+        if problem == "multilabel" and other:
+            column, value = other[0]
+            said = f"several labels at a time must be 0 or 1, got {value!r}"
+            raise DataError(said, row=cells[column].index(value), column=column + 1)
+        if problem == "regression" or other:
+            found = _numbers(cells, tuple(names), "regression", unknown)
+        else:
+            found = _numbers(cells, tuple(names), "multilabel", unsaid)
     return replace(found, notes=(*found.notes, *notes))
 
 
-def _no_label(cells: list[list[str]], missing: Sequence[str] | None) -> tuple[set[str], tuple[str, ...]]:
+def _no_label(cells: list[list[str]], missing: Sequence[str] | None) -> tuple[set[str], list[str]]:
     """The cells that carry no label, and notes on words that may or may not mean that."""
     found = {cell for column in cells for cell in column}
     if missing is not None:
         words = {word.lower() for word in missing}
-        return {"", *(cell for cell in found if cell.lower() in words)}, ()
+        return {"", *(cell for cell in found if cell.lower() in words)}, []
     doubtful, others = gap_words(found)
     if not doubtful:
-        return {""}, ()
+        return {""}, []
     shown = ", ".join(f"{word!r} ({sum(column.count(word) for column in cells)} rows)" for word in doubtful)
     if others:
-        return {"", *doubtful}, (f"labels {shown} were read as unlabelled, since all others are {others}",)
-    listed = ",".join(doubtful)
-    return {""}, (f"labels {shown} were read as classes; pass missing={listed} if they mean that there is no label",)
+        return {"", *doubtful}, [f"labels {shown} were read as unlabelled, since all others are {others}"]
+    words_ = ",".join(doubtful)
+    return {""}, [f"labels {shown} were read as classes; pass missing={words_} if they mean that there is no label"]
 
 
 def gap_words(cells: Collection[str]) -> tuple[list[str], str]:
@@ -130,7 +161,7 @@ def gap_words(cells: Collection[str]) -> tuple[list[str], str]:
     """
     doubtful = sorted({cell for cell in cells if cell.lower() in GAP_WORDS})
     others = {cell.lower() for cell in cells if cell} - GAP_WORDS
-    if not doubtful or not others or any(number(cell) is None for cell in others):
+    if not doubtful or not others or any(number_of(cell) is None for cell in others):
         return doubtful, ""
     truth = others & {"true", "false"}
     return doubtful, "true or false" if truth == others else "numbers, true or false" if truth else "numbers"
@@ -144,101 +175,52 @@ def label_text(value: Any) -> str:
     return text[1:] if text[:1] == "+" and text[1:].isdigit() else text
 
 
-def _one_column(
+def _classes(
     cells: list[str],
+    values: dict[str, float | None],
     problem: Problem | None,
     class_names: Sequence[str],
-    unknown: set[str],
     by_rule: bool,
-    error: Where,
-    decided: tuple[str, ...],
+    notes: list[str],
 ) -> Targets:
-    values = {cell: number(cell) for cell in dict.fromkeys(cells) if cell not in unknown}
-    texts = [cell for cell, value in values.items() if value is None]
-    fractions = [c for c, v in values.items() if v is not None and v == v and not v.is_integer()]
-    if problem is None and fractions and texts:
-        raise error(
-            f"{texts[0]!r} is not a number, while other labels have fractions ({fractions[0]}); correct it, or pass "
-            f"missing={texts[0]} if it means no label, or problem=multiclass if all of them are names",
-            cells.index(texts[0]),
-            0,
-        )
-    if problem == "regression" or (problem is None and fractions):
-        return _numbers([cells], (), "regression", unknown, error)
-    notes: tuple[str, ...] = ()
+    """Classes: numbers by size where all are numbers, texts by alphabet otherwise."""
     if by_rule and "-1" in values and not {*values} <= {"-1", "1"}:
         del values["-1"]
-        notes = (f"label -1 was read as unlabelled ({cells.count('-1')} instances)",)
-    found = _ordered(values)
-    labelled = sum(cell in values for cell in cells)
-    if problem is None and not class_names and len(found) > max(MANY_CLASSES, labelled / 2):
+        notes.append(f"label -1 was read as unlabelled ({cells.count('-1')} instances)")
+    texts = None in values.values()
+    found = sorted(values) if texts else sorted(values, key=lambda cell: (values[cell], cell))
+    known = sum(cell in values for cell in cells)
+    guess = problem is None and not class_names
+    if guess and len(found) > max(MANY_CLASSES, known / 2):
         raise DataError(
-            f"labels: {len(found)} different ones in {labelled} labelled rows; pass problem=regression if they are "
+            f"labels: {len(found)} different ones in {known} labelled rows; pass problem=regression if they are "
             f"quantities, problem=multiclass if they are classes, or name another column",
             argument="problem",
         )
     order = [str(name) for name in class_names] or found
-    strange = [cell for cell in found if cell not in order]
-    if strange:
-        raise error(f"label {strange[0]!r} is not among class_names {tuple(order)}", cells.index(strange[0]), 0)
+    if strange := [cell for cell in found if cell not in order]:
+        problem_ = f"label {strange[0]!r} is not among class_names {tuple(order)}"
+        raise DataError(problem_, row=cells.index(strange[0]), column=1)
     if len(order) < 2:
-        said = "".join(f"; {note}" for note in (*decided, *notes) if "unlabelled" in note)
-        remedy = "; pass missing= with the texts that mean no label, or with none, if these are classes" if said else ""
+        said = "".join(f"; {note}" for note in notes)
+        said += "; pass missing= with the texts that mean no label, or with none, if these are classes" if said else ""
         raise DataError(
             f"labels: expected at least two classes, found {', '.join(map(repr, order)) or 'no label at all'}{said}"
-            f"{remedy}"
         )
-    code = {name: i for i, name in enumerate(order)}
-    y = torch.tensor([code.get(cell, -1) if cell in values else -1 for cell in cells])
-    if problem is None and not class_names and len(found) > MANY_CLASSES and not texts:
-        notes += (
-            f"{len(found)} different whole numbers were read as classes; pass problem=regression if they are "
-            f"quantities",
-        )
-    return Targets(y, "multiclass", len(order), tuple(order), notes)
+    if guess and len(found) > MANY_CLASSES and not texts:
+        count = f"{len(found)} different whole numbers"
+        notes.append(f"{count} were read as classes; pass problem=regression if they are quantities")
+    code = {name: i for i, name in enumerate(order) if name in values}
+    return Targets(torch.tensor([code.get(cell, -1) for cell in cells]), "multiclass", len(order), tuple(order))
 
 
-def _ordered(values: dict[str, float | None]) -> list[str]:
-    """Numbers by size where all are numbers, texts by alphabet otherwise."""
-    if any(value is None for value in values.values()):
-        return sorted(values)
-    return sorted(values, key=lambda cell: (values[cell], cell))
-
-
-def _several_columns(
-    cells: list[list[str]],
-    names: tuple[str, ...],
-    problem: Problem | None,
-    unknown: set[str],
-    by_rule: bool,
-    error: Where,
-) -> Targets:
-    if problem == "multiclass":
-        raise DataError(f"labels: a class is one column, got {len(cells)}; name the one, or pass problem=multilabel")
-    unsaid = {*unknown, "-1"} if by_rule else unknown
-    truth = {"0", "1", "true", "false"}
-
-    def is_binary(cell: str) -> bool:
-        return cell.lower() in truth or cell in unsaid
-
-    two_valued = all(is_binary(cell) for column in cells for cell in set(column))
-    if problem is None:
-        problem = "multilabel" if two_valued else "regression"
-    if problem == "multilabel" and not two_valued:
-        column, row = next((c, r) for c, col in enumerate(cells) for r, v in enumerate(col) if not is_binary(v))
-        raise error(f"several labels at a time must be 0 or 1, got {cells[column][row]!r}", row, column)
-    return _numbers(cells, names, problem, unsaid if problem == "multilabel" else unknown, error)
-
-
-def _numbers(
-    cells: list[list[str]], names: tuple[str, ...], problem: Problem, unknown: set[str], error: Where
-) -> Targets:
+def _numbers(cells: list[list[str]], names: tuple[str, ...], problem: Problem, unknown: set[str]) -> Targets:
     y = np.full((len(cells[0]), len(cells)), np.nan)
     for column, texts in enumerate(cells):
-        known = {text: number(text) for text in dict.fromkeys(texts) if text not in unknown}
+        known = {text: number_of(text) for text in dict.fromkeys(texts) if text not in unknown}
         for text, value in known.items():
             if value is None or np.isinf(value):
-                raise error(f"expected a number, got {text!r}", texts.index(text), column)
+                raise DataError(f"expected a number, got {text!r}", row=texts.index(text), column=column + 1)
         y[:, column] = [known.get(text, np.nan) for text in texts]
     if np.isnan(y).all():
         raise DataError("labels: found no label at all")
@@ -264,115 +246,69 @@ def read_labels(
     Raises:
         DataError: If a label is for a row that is not there, a row has two, or there are too few or too many.
     """
+    name = os.fspath(path)
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
-        return _from_arrays(path, size)
-    source = open_table(path, format, keep_blank=True)
-    table = _with_unusual_header(source.read(range(len(source.head.names))), ids, format)
-    head = Head(table.path, table.names, table.named, (), ())
-    given = None if columns is None else [head.find(column, "label_columns") for column in columns]
-    at = _ids_at(table, head, size, ids, id_column, given)
+        arrays = read_arrays(path)
+        found = named_array(arrays, "y", "x")
+        if found is None:
+            raise DataError(f"holds no array called y or labels; it has {', '.join(arrays)}", path=path)
+        with in_file(path):
+            cells, _ = label_cells(found, None, size)
+        return Labels(cells, tuple(str(i + 1) for i in range(len(cells))), name)
+    table = open_table(path, format, ids=ids, num_ids=1, keep_blank=True)
+    table.read(range(len(table.names)))
+    given = None if columns is None else [table.find(column, "label_columns") for column in columns]
+    at = _ids_at(table, size, ids, id_column, given)
     chosen = [i for i in range(len(table.names)) if i != at] if given is None else given
     if not chosen:
         raise DataError("has no column of labels", path=path)
-    names = tuple(table.names[i] for i in chosen)
-    if at is None:
-        rows = _rows_in_order(table, size)
-        columns_in_order = [[table.texts[i][row] for row in rows] for i in chosen]
-        return Labels(
-            columns_in_order, names, lambda text, row, c: table.error(text, rows[row], chosen[c]), table.notes
-        )
-    row_of = _rows_by_id(table, at, size, ids)
-    cells = [["" if row is None else table.texts[i][row] for row in row_of] for i in chosen]
-    return Labels(cells, names, lambda text, row, c: table.error(text, row_of[row], chosen[c]), table.notes)
-
-
-def _from_arrays(path: str | os.PathLike[str], size: int) -> Labels:
-    arrays = read_arrays(path)
-    found = named_array(arrays, "y")
-    found = arrays.get("x") if found is None else found
-    if found is None:
-        raise DataError(f"holds no array called y or labels; it has {', '.join(arrays)}", path=path)
-    with in_file(path):
-        columns, _ = label_cells(found, None, size)
-    return Labels(
-        columns,
-        tuple(str(i + 1) for i in range(len(columns))),
-        lambda text, row, column: DataError(text, path=path, row=row, column=column + 1),
-    )
-
-
-def _with_unusual_header(table: Table, ids: Mapping[str, int] | None, format: TextFormat) -> Table:
-    """Take the first row for names if it alone has an unknown id, and labels that no other row has."""
-    if table.named or format.header is not None or ids is None or len(table.names) < 2 or len(table) < 2:
-        return table
-    first = [table.texts[i][0] for i in range(len(table.names))]
-    known = [canonical_id(cell) in ids for cell in table.texts[0]]
-    if known[0] or not all(known[1:]) or any(first[i] in table.texts[i][1:] for i in range(1, len(first))):
-        return table
-    if not all(first) or len(set(first)) != len(first) or table.lines is None:
-        return table
-    return replace(
-        table,
-        names=tuple(first),
-        named=True,
-        numbers=table.numbers[1:],
-        texts={i: cells[1:] for i, cells in table.texts.items()},
-        lines=table.lines[1:],
-        notes=(*table.notes, f"line {int(table.lines[0])} of {Path(table.path).name} was read as a header"),
-    )
+    rows = _rows_in_order(table, size) if at is None else _rows_by_id(table, at, size, ids)
+    ordered = [["" if row is None else table.texts(i)[row] for row in rows] for i in chosen]
+    return Labels(ordered, tuple(table.names[i] for i in chosen), name, table, rows, chosen)
 
 
 def _ids_at(
-    table: Table,
-    head: Head,
-    size: int,
-    ids: Mapping[str, int] | None,
-    id_column: Column | bool | None,
-    labels: list[int] | None,
+    table: Table, size: int, ids: Mapping[str, int] | None, id_column: Column | bool | None, labels: list[int] | None
 ) -> int | None:
     """Position of the column of ids; None where labels are in the order of the features."""
-    if id_column is False or (id_column is None and len(table.names) == 1):
-        return None
-    if id_column is True:
-        return 0
+    if isinstance(id_column, bool):
+        return 0 if id_column else None
     if id_column is not None:
-        return head.find(id_column, "label_ids")
-    usual = [i for i, name in enumerate(head.names) if head.named and names_ids(name)]
-    usual = [i for i in usual if labels is None or i not in labels]
+        return table.find(id_column, "label_ids")
+    free = [i for i in range(len(table.names)) if i not in (labels or ())]
+    usual = [i for i in free if table.named and names_ids(table.names[i])]
+    if len(table.names) == 1 or (not usual and 0 not in free):
+        return None
     if usual:
         return usual[0]
-    first = 0 if labels is None or 0 not in labels else None
-    if first is None:
-        return None
-    cells = [canonical_id(cell) for cell in table.texts[first]]
     if ids is not None:
-        known = sum(cell in ids for cell in cells)
-        return first if 2 * known >= len(cells) or len(table) != size else None
+        known = sum(canonical_id(cell) in ids for cell in table.texts(0))
+        return 0 if 2 * known >= table.rows or table.rows != size else None
     # Several columns of 0 and 1, one row each: labels, not numbers of rows.
-    plain = len(table) == size and all(set(column) <= {"0", "1", ""} for column in table.texts.values())
-    return None if plain and size > 2 else first
+    plain = all(set(table.texts(i)) <= {"0", "1", ""} for i in range(len(table.names)))
+    return None if plain and table.rows == size > 2 else 0
 
 
-def _rows_in_order(table: Table, size: int) -> list[int]:
+def _rows_in_order(table: Table, size: int) -> list[int | None]:
     """Rows of the table, one per row of the features: blank lines count as labels left out only if they must."""
-    rows = list(range(len(table)))
+    rows = list(range(table.rows))
     if len(rows) != size and len(table.names) == 1:
-        rows = [row for row in rows if table.texts[0][row]]
-    if len(rows) != size:
-        blank = len(table) - len(rows)
-        beside = f" beside {blank} blank line{'s' * (blank > 1)} (which may mean no label)" if blank else ""
-        hint = ""
-        if len(table) == size + 1 and not table.named:
-            hint = "; pass header=true if the first row is a name"
-        elif len(rows) == size - 1 and table.named:
-            hint = "; pass header=false if the first row is a label"
-        elif len(table) < size and len(table.names) == 1:
-            hint = "; blank lines at the end do not count: give every label the id of its row, or pass missing= a word"
-        raise DataError(
-            f"has {len(rows)} rows{beside}, the features have {size}; give one label per row, or a column of ids{hint}",
-            path=table.path,
-        )
-    return rows
+        rows = [row for row in rows if table.texts(0)[row]]
+    if len(rows) == size:
+        return list(rows)
+    blank = table.rows - len(rows)
+    beside = f" beside {blank} blank line{'s' * (blank > 1)} (which may mean no label)" if blank else ""
+    hint = ""
+    if table.rows == size + 1 and not table.named:
+        hint = "; pass header=true if the first row is a name"
+    elif len(rows) == size - 1 and table.named:
+        hint = "; pass header=false if the first row is a label"
+    elif table.rows < size and len(table.names) == 1:
+        hint = "; blank lines at the end do not count: give every label the id of its row, or pass missing= a word"
+    raise DataError(
+        f"has {len(rows)} rows{beside}, the features have {size}; give one label per row, or a column of ids{hint}",
+        path=table.path,
+    )
 
 
 def _rows_by_id(table: Table, at: int, size: int, ids: Mapping[str, int] | None) -> list[int | None]:
@@ -386,15 +322,16 @@ def _rows_by_id(table: Table, at: int, size: int, ids: Mapping[str, int] | None)
         # A number of thousands of digits is one that Python will not even read.
         return int(name) if name.isdecimal() and len(name) < 19 and int(name) < size else -1
 
-    for row, cell in enumerate(table.texts[at]):
+    cells = table.texts(at)
+    for row, cell in enumerate(cells):
         position = position_of(cell)
         if position < 0:
-            there = "no row of the features has this id" if ids is not None else f"rows go from 0 to {size - 1}"
+            there = f"rows go from 0 to {size - 1}"
             if ids is not None:
-                there += near_misses([c for c in map(canonical_id, table.texts[at]) if c not in ids], ids)
-            if row == 0 and not table.named and len(table) > 1 and position_of(table.texts[at][1]) >= 0:
+                there = f"no row of the features has this id{near_misses(cells, ids)}"
+            if row == 0 and not table.named and len(cells) > 1 and position_of(cells[1]) >= 0:
                 there += "; pass header=true if this row names the columns"
-            elif ids is None and number(cell) is None:
+            elif ids is None and number_of(cell) is None:
                 there = (
                     f"the features have no column of ids, their {there}; add one to them (ids= names it) or, if labels "
                     f"are in the order of the rows, pass label_ids=false and label_columns= with that of the labels"
@@ -402,93 +339,66 @@ def _rows_by_id(table: Table, at: int, size: int, ids: Mapping[str, int] | None)
             raise table.error(f"a label for {cell!r}, but {there}", row, at)
         earlier = row_of[position]
         if earlier is not None:
-            line = f"line {int(table.lines[earlier])}" if table.lines is not None else f"row {earlier}"
-            raise table.error(f"a second label for {cell!r}, the first is on {line}", row, at)
+            raise table.error(f"a second label for {cell!r}, the first is on {table.place(earlier)}", row, at)
         row_of[position] = row
     return row_of
 
 
-FEW_ROWS = 10  # labelled rows below which a perfect association may well be chance
-MOST_VALUES = 50
-
-
-def copies_of_labels(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[str]:
-    """Columns that determine the label in every labelled row."""
+def suspicions(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[str]:
+    """Notes on labels that look misspelled, and on columns that determine the label in every labelled row."""
+    notes = _odd_labels(targets) if targets.problem == "multiclass" else []
     known = labelled(targets.y).numpy()
     if len(known) < FEW_ROWS or targets.y.dim() != 1:
-        return []
+        return notes
     y = targets.y.numpy()[known]
-    return [
-        f"column {name!r} determines the label in all {len(known)} labelled rows; if it is a copy of the label, or is "
-        f"known only afterwards, pass drop={name}"
-        for name, values in columns
-        if (_same_numbers(values, y, known) if targets.problem == "regression" else _determines(values, y, known))
-    ]
+    for name, values in columns:
+        if (_same_numbers if targets.problem == "regression" else _determines)(values, y, known):
+            notes.append(
+                f"column {name!r} determines the label in all {len(known)} labelled rows; if it is a copy of the "
+                f"label, or is known only afterwards, pass drop={name}"
+            )
+    return notes
 
 
 def _same_numbers(values: Values, y: np.ndarray, known: np.ndarray) -> bool:
-    if not isinstance(values, np.ndarray):
-        return False
-    x = values[known]
+    x = values[known] if isinstance(values, np.ndarray) else np.zeros(1)
     if np.isnan(x).any() or not np.ptp(x) or not np.ptp(y):
         return False
     return bool(abs(np.corrcoef(x, y)[0, 1]) > 1 - 1e-9)
 
 
 def _determines(values: Values, y: np.ndarray, known: np.ndarray) -> bool:
-    cells = values[known].tolist() if isinstance(values, np.ndarray) else [values[i] for i in known.tolist()]
     label_of: dict[object, int] = {}
-    for cell, label in zip(cells, y.tolist(), strict=True):
-        if label_of.setdefault(cell, label) != label:
-            return False
-        if len(label_of) > min(MOST_VALUES, len(cells) // 2):
+    for row, label in zip(known.tolist(), y.tolist(), strict=True):
+        if label_of.setdefault(values[row], label) != label or len(label_of) > min(MOST_VALUES, len(known) // 2):
             return False
     return len(set(label_of.values())) > 1
 
 
-def odd_labels(targets: Targets) -> list[str]:
+def _odd_labels(targets: Targets) -> list[str]:
     """Labels that differ in case or blanks only; labels that occur once, with one they may be a misspelling of."""
-    if targets.problem != "multiclass":
-        return []
-    counts = Counter(targets.y[targets.y >= 0].tolist())
-    return _alike(targets.class_names, counts) + _single(targets, counts)
-
-
-def _alike(names: Sequence[str], counts: Counter[int]) -> list[str]:
-    groups: dict[str, list[int]] = {}
-    for code in sorted(counts):
-        groups.setdefault("".join(names[code].split()).casefold(), []).append(code)
-    alike = [group for group in groups.values() if len(group) > 1 and all(counts[code] > 1 for code in group)]
-    return [
+    codes = Counter(targets.y[targets.y >= 0].tolist())
+    counts = {targets.class_names[code]: codes[code] for code in sorted(codes)}
+    often = [name for name, count in counts.items() if count > 1]
+    alike: dict[str, list[str]] = {}
+    for name in often:
+        alike.setdefault("".join(name.split()).casefold(), []).append(name)
+    notes = [
         "labels "
-        + " and ".join(f"{names[code]!r} ({counts[code]:,} rows)" for code in group)
+        + " and ".join(f"{name!r} ({counts[name]:,} rows)" for name in group)
         + " differ only in case or blanks and are classes apart; write them alike if they mean the same"
-        for group in alike[:5]
+        for group in [group for group in alike.values() if len(group) > 1][:5]
     ]
-
-
-def _single(targets: Targets, counts: Counter[int]) -> list[str]:
-    single = [targets.class_names[code] for code, count in sorted(counts.items()) if count == 1]
-    if not single or len(single) == len(counts):
-        return []
-    often = [targets.class_names[code] for code, count in counts.items() if count > 1]
-    notes = []
-    for name in single[:5]:
-        near = difflib.get_close_matches(name, often, n=1, cutoff=0.7)
-        plain = {"".join(other.split()).casefold(): other for other in often}
-        same = plain.get("".join(name.split()).casefold())
-        guess = same or (near[0] if near and not name.replace(".", "").isdigit() else None)
-        hint = f"did you mean {guess!r}?" if guess else "it cannot be both trained on and tested"
+    for name in [name for name, count in counts.items() if count == 1 and often][:5]:
+        near = difflib.get_close_matches(name, often, n=1, cutoff=0.7) if not name.replace(".", "").isdigit() else []
+        near = alike.get("".join(name.split()).casefold(), near)
+        hint = f"did you mean {near[0]!r}?" if near else "it cannot be both trained on and tested"
         notes.append(f"label {name!r} occurs once: {hint}")
     return notes
 
 
 def constant_columns(columns: Sequence[tuple[str, Values]]) -> list[str]:
-    """Columns of numbers that are the same in every row."""
+    """A note on columns of numbers that are the same in every row."""
     still = [n for n, v in columns if isinstance(v, np.ndarray) and len(v) > 1 and bool((v == v[0]).all())]
-    if not still:
-        return []
-    shown = ", ".join(map(repr, still[:6])) + (", …" if len(still) > 6 else "")
-    return [
-        f"constant column{'s' * (len(still) > 1)}: {shown}; nothing can be learned from a column that never changes"
-    ]
+    end = "nothing can be learned from a column that never changes"
+    return [f"constant column{'s' * (len(still) > 1)}: {listed(still, 6)}; {end}"] if still else []

@@ -1,0 +1,399 @@
+"""Delimited text files: CSV and its relatives.
+
+What people's files hold is allowed for: a byte-order mark, Windows line ends, quotes, blank lines, comments above the
+table, semicolons or tabs for commas, runs of spaces, decimal commas on request, a header or none, gzip. What cannot be
+right (ragged rows, cells that are not numbers, bytes that are not text) is a `DataError` with file, line and column.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import os
+import re
+import zlib
+from array import array
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from difformer.data.archives import check_size, limit
+from difformer.data.errors import DataError
+from difformer.data.own.table import (
+    HEADER_WORDS,
+    PARQUET_ENDINGS,
+    Table,
+    canonical_id,
+    is_gap,
+    names_ids,
+    number,
+    open_parquet,
+)
+from difformer.errors import UserError
+
+DELIMITERS = (";", "\t", ",", "|")  # a comma may be part of a number; the ones before it never are
+SAMPLE_LINES = 50  # by which the delimiter is found
+SAMPLE_ROWS, SAMPLE_CELLS = 1000, 200_000  # by which columns are told to hold numbers or texts
+NOT_TEXT = (".xlsx", ".xls", ".ods", ".pkl", ".pickle", ".pt", ".pth", ".mat", ".feather", ".h5", ".hdf5", ".zip")
+
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?\Z")
+_SPACED = re.compile(r'"([^"]*)"|(\S+)')  # cells between spaces, some of them in quotes
+
+Row = tuple[int, list[str]]
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """How a text file is written; None means: find out.
+
+    Args:
+        delimiter: Between cells; ``" "`` is any run of spaces and tabs.
+        header: Whether the first row names the columns.
+        encoding: For example ``"latin-1"``; found out among UTF-8 and UTF-16.
+        decimal: ``","`` where numbers are written 1,5.
+        comment: Lines above the table that begin so are skipped; None keeps them.
+    """
+
+    delimiter: str | None = None
+    header: bool | None = None
+    encoding: str | None = None
+    decimal: str = "."
+    comment: str | None = "#"
+
+    def __post_init__(self) -> None:
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
+            raise UserError(f"delimiter: expected one character, such as ',' or '\\t', got {self.delimiter!r}")
+        if self.decimal not in (".", ","):
+            raise UserError(f"decimal: expected '.' or ',', got {self.decimal!r}")
+        if self.comment == "":
+            raise UserError("comment: expected the sign that comments begin with, or None; got an empty text")
+        try:
+            codecs.lookup(self.encoding or "utf-8")
+        except LookupError as error:
+            raise UserError(f"encoding: {error}; usual ones are 'utf-8', 'latin-1' and 'utf-16'") from error
+
+    def pointed(self, cell: str) -> str:
+        """A number with its decimal sign as a point; any other cell as it is; spaces around it are left out."""
+        cell = cell.strip()
+        if self.decimal == "." or "," not in cell:
+            return cell
+        plain = cell.replace(",", ".")
+        return cell if number(plain) is None else plain
+
+
+DECIMAL_COMMA = TextFormat(decimal=",")
+
+
+def lines_of(
+    path: str, encoding: str | None, *, errors: Literal["strict", "replace"] = "strict", newline: str = ""
+) -> Iterator[str]:
+    """The lines of a text file, unpacked if it ends in ``.gz``; each file is read once, so that a pipe will do.
+
+    Without an `encoding` it is UTF-8, or UTF-16 if the file begins with its byte-order mark. A line longer than the
+    limit is refused.
+    """
+    packed = Path(path).suffix.lower() == ".gz"
+    binary: Any = gzip.open(path, "rb") if packed else open(path, "rb")  # noqa: SIM115  closed with the wrapper
+    most, count = limit("LINE"), 0
+    try:
+        with binary:
+            if encoding is None:
+                encoding = "utf-16" if binary.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+            stream = io.TextIOWrapper(binary, encoding=encoding, errors=errors, newline=newline)
+            while line := stream.readline(most + 1):
+                count += 1
+                if len(line) > most:
+                    raise DataError(
+                        f"has more than {most:,} characters; if you trust the file, set DIFFORMER_MAX_LINE to read it",
+                        path=path,
+                        line=count,
+                    )
+                yield line
+    except UnicodeError as error:
+        raise DataError(
+            f"is not text in the encoding expected ({error}); pass encoding=latin-1 or the one it was saved in, or "
+            f"save it as UTF-8",
+            path=path,
+            argument="encoding",
+        ) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"cannot be unpacked ({error})", path=path) from error
+
+
+def open_table(
+    path: str | os.PathLike[str],
+    format: TextFormat = TextFormat(),  # noqa: B008  frozen
+    *,
+    ids: Collection[str] | None = None,
+    num_ids: int = 2,
+    counting: bool = False,
+    keep_blank: bool = False,
+) -> Table:
+    """The head of a Parquet file or of a delimited text file, ``.gz`` or not.
+
+    For `ids`, `num_ids` and `counting` see `looks_like_header`. `keep_blank` takes a blank line in a table of one
+    column (but not those at the end) for an empty cell.
+    """
+    name, suffix = os.fspath(path), Path(path).suffix.lower()
+    if suffix in PARQUET_ENDINGS:
+        return open_parquet(path)
+    if Path(path).is_dir():
+        raise DataError("is a folder, expected a file", path=name)
+    if suffix in NOT_TEXT:
+        hint = "; what PyG has saved, load with torch and pass to from_pyg" if suffix in (".pt", ".pth") else ""
+        raise DataError(f"is not a kind of file that can be read; save it as CSV, Parquet or NPZ{hint}", path=name)
+    if not Path(path).exists():
+        raise FileNotFoundError(f"no file at {name}")
+    lines = lines_of(name, format.encoding)
+    above: list[str] = []
+    first = ""
+    for line in lines:
+        if not above and line.strip().lower() in ("sep=;", "sep=,", "sep=|"):  # a spreadsheet says how it writes
+            format = replace(format, delimiter=format.delimiter or line.strip()[-1])
+            above.append("")
+        elif line.strip() and not (format.comment and line.lstrip().startswith(format.comment)):
+            first = line
+            break
+        else:
+            above.append(line.strip())
+    sample = [first, *islice(lines, SAMPLE_LINES)]
+    zeros = next((i for i, line in enumerate(sample, len(above) + 1) if "\0" in line), None)
+    if zeros is not None:  # text has none; with the wrong encoding it seems to
+        raise DataError(
+            "holds zero bytes: it is not text, or text in UTF-16 without a mark; pass encoding=utf-16-le or "
+            "encoding=utf-16-be, or save it as UTF-8",
+            path=name,
+            line=zeros,
+        )
+    spaces = not {".csv", ".tsv"} & {ending.lower() for ending in Path(path).suffixes}
+    delimiter = format.delimiter or sniff_delimiter(sample, spaces=spaces)
+    rows = _rows_of(name, chain(sample, lines), delimiter, len(above))
+    start = list(islice(rows, max(5, min(SAMPLE_ROWS, SAMPLE_CELLS // (1 + len(_cells(first, delimiter)))))))
+    filled = [row for row in start if row[1]]
+    if not filled:
+        raise DataError("holds no rows", path=name)
+
+    def is_header(cells: Sequence[str], below: Sequence[str] | None) -> bool:
+        # 1,5 below a name shows that it is one, even without decimal=",": the error comes with the number.
+        plain = [[DECIMAL_COMMA.pointed(cell) for cell in row or ()] for row in (cells, below)]
+        return looks_like_header(plain[0], plain[1] or None, counting=counting, ids=ids, num_ids=num_ids)
+
+    line_of_names, cells = filled[0]
+    names: list[str] = []
+    notes = []
+    hidden = _hidden_header(above, delimiter, format)
+    if len(hidden) == len(cells) > 1 and is_header(hidden, cells):
+        names, line_of_names = hidden, len(above)
+    elif len(hidden) == len(cells) > 1 and [number(c) is None for c in hidden] == [number(c) is None for c in cells]:
+        raise DataError(
+            f"begins with {format.comment!r}, as a comment does, but looks like a row of the table; "
+            f"pass comment=none if it is one, or delete it",
+            path=name,
+            line=len(above),
+        )
+    elif format.header or (format.header is None and is_header(cells, filled[1][1] if filled[1:] else None)):
+        names = [format.pointed(cell) for cell in cells]
+        if filled[1:] and len(filled[1][1]) == len(names) + 1:
+            names.insert(0, "")  # R does not name the column of the rows' names
+        notes += [f"line {line_of_names} of {Path(path).name} was read as a header"] if format.header is None else []
+        start, filled = [row for row in start if row[0] > line_of_names], filled[1:]
+    check_size(max(len(names), len(filled[0][1]) if filled else 0), "the table", "COLUMNS")
+    if not filled:
+        raise DataError("holds a header and no rows", path=name)
+    line_of_first, begin = filled[0]
+    # A delimiter at the end of every line, the header's too, ends a column that is not there.
+    trailing = int(len(names) > 1 and not names[-1] and begin[-1].strip() == "")
+    width = len(names) - trailing if names else len(begin)
+    if len(begin) != width + trailing:
+        problem = f"has {len(begin)} cell(s), but the header names {width} columns"
+        raise DataError(problem, path=name, line=line_of_first)
+    seen: dict[str, int] = {}
+    for i, column in enumerate(names[:width]):
+        problem = "the header leaves this column without a name" if not column and i else ""
+        if seen.setdefault(column, i) != i:
+            problem = problem or f"the name {column!r} is already that of column {seen[column] + 1}; names must differ"
+        if problem:
+            raise DataError(problem, path=name, line=line_of_names, column=i + 1)
+    if delimiter == " " and format.delimiter is None and width > 1:
+        notes.append(f"cells of {Path(path).name} were separated at blanks; pass delimiter= if that is wrong")
+    table = TextTable(
+        name,
+        names[:width] or [str(i + 1) for i in range(width)],
+        bool(names),
+        [format.pointed(cell) for cell in begin[:width]],
+        _textual([row for _, row in filled], width),
+        notes,
+    )
+    table.source = (chain(start, rows), trailing, format, keep_blank)
+    return table
+
+
+class TextTable(Table):
+    """A text file whose head is known; see `Table`."""
+
+    source: tuple[Iterator[Row], int, TextFormat, bool]
+
+    def read(self, text: Collection[int], gaps: Collection[int] = ()) -> TextTable:
+        """All rows, once: a file is not read twice."""
+        rows, trailing, format, keep_blank = self.source
+        width = len(self.names) + trailing
+        kept, gaps = sorted(text), frozenset(gaps)
+        apart = set(kept)
+        columns = [i for i in range(len(self.names)) if i not in apart]
+        pick = itemgetter(*columns) if 1 < len(columns) < width else None
+        values, self.lines = array("d"), array("q")
+        texts: dict[int, list[str]] = {i: [] for i in kept}
+        same: dict[str, str] = {}  # one copy of every text: names come again and again
+        for line, row in _filled(rows, width, keep_blank):
+            self.lines.append(line)
+            if len(row) != width or (trailing and row[-1].strip()):
+                raise DataError(
+                    f"has {len(row)} cell(s), expected {width} as in {'the header' if self.named else 'the first row'}",
+                    path=self.path,
+                    line=line,
+                    column=self.names[len(row)] if self.named and len(row) < width else min(len(row), width) + 1,
+                )
+            cells: Sequence[str] = pick(row) if pick else [row[i] for i in columns] if len(columns) < width else row
+            try:
+                if format.decimal != "." or "_" in "".join(cells):
+                    raise ValueError
+                values.extend(map(float, cells))
+            except ValueError:
+                del values[self.rows * len(columns) :]
+                for cell, i in zip(cells, columns, strict=True):
+                    values.append(self.number(format.pointed(cell), self.rows, i, i in gaps))
+            for i in kept:
+                cell = format.pointed(row[i])
+                texts[i].append(same.setdefault(cell, cell))
+            self.rows += 1
+        if not self.rows:
+            raise DataError("holds no rows", path=self.path)
+        numbers = np.array(values).reshape(self.rows, len(columns))
+        self.cells = {**dict(zip(columns, numbers.T, strict=True)), **texts}
+        return self
+
+    def _advice(self, cell: str, row: int, column: int, gap: bool) -> tuple[str, str | None]:
+        decimal_point = self.source[2].decimal == "."
+        if decimal_point and _THOUSANDS.match(cell):
+            return "; leave out the commas between thousands, or pass decimal=',' if this is a decimal comma", "decimal"
+        if decimal_point and number(cell.replace(",", ".")) is not None:
+            return "; pass decimal=',' if numbers are written with a comma", "decimal"
+        if self.lines and self.lines[row] <= 2 and not self.named:
+            return "; pass header=true if this row names the columns", "header"
+        name = self.names[column]
+        names = f"; correct the cell, or pass categories={name} if the column holds names, or drop={name}"
+        return names if gap else "", None
+
+
+def _filled(rows: Iterator[Row], width: int, keep_blank: bool) -> Iterator[Row]:
+    """Rows that count: a blank one only if something comes after it."""
+    waiting: list[Row] = []
+    for line, row in rows:
+        if not row:
+            waiting += [(line, [""])] if keep_blank and width == 1 else []
+        elif width > 1 and not "".join(row).strip():
+            waiting.append((line, row))
+        else:
+            yield from waiting
+            waiting.clear()
+            yield line, row
+
+
+def _textual(rows: Sequence[Sequence[str]], width: int) -> list[bool]:
+    """Whether most filled cells of each column are something other than numbers; 1,5 is meant for a number."""
+    result = []
+    for i in range(width):
+        filled = [row[i] for row in rows if len(row) > i and not is_gap(row[i].strip())]
+        result.append(2 * sum(number(DECIMAL_COMMA.pointed(cell)) is None for cell in filled) > len(filled))
+    return result
+
+
+def sniff_delimiter(lines: Sequence[str], *, spaces: bool) -> str:
+    """The delimiter by which most lines have as many cells as the first, and more than one.
+
+    With `spaces`, blanks are one if some column then holds numbers alone: names have blanks in them.
+    """
+    full = [line for line in lines if line.strip()]
+    spaced = zip(*(line.split() for line in full[1:] or full), strict=False)
+    spaces = spaces and any(all(number(cell) is not None for cell in column) for column in spaced)
+    best, most = ",", 0
+    for candidate in (*DELIMITERS, " ") if spaces else DELIMITERS:
+        counts = [len(_cells(line, candidate)) for line in full]
+        agreeing = counts.count(counts[0]) if counts and counts[0] > 1 else 0
+        if agreeing > most:
+            best, most = candidate, agreeing
+    return best
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    """The cells of a line by itself; none if it cannot be one."""
+    try:
+        return next((cells for _, cells in _rows_of("", iter([line]), delimiter, 0, strict=False)), [])
+    except DataError:
+        return []
+
+
+def _rows_of(path: str, lines: Iterator[str], delimiter: str, offset: int, strict: bool = True) -> Iterator[Row]:
+    """Rows with the number of their last line; a blank line is an empty row."""
+    if delimiter == " ":
+        for count, line in enumerate(lines, 1):
+            cells = line.split() if '"' not in line else [a or b for a, b in _SPACED.findall(line)]
+            yield offset + count, cells
+        return
+    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=strict)
+    try:
+        for row in reader:
+            yield offset + reader.line_num, row if len(row) != 1 or row[0].strip() or row[0] == "" else []
+    except csv.Error as error:
+        raise DataError(f"cannot be read as a table: {error}", path=path, line=offset + reader.line_num) from error
+
+
+def _hidden_header(above: list[str], delimiter: str, format: TextFormat) -> list[str]:
+    """The cells of a comment right above the table, unless the header was given."""
+    if format.header is not None or not format.comment or not above or not above[-1].startswith(format.comment):
+        return []
+    return [cell.strip() for cell in _cells(above[-1].lstrip(format.comment).strip(), delimiter)]
+
+
+def looks_like_header(
+    first: Sequence[str],
+    second: Sequence[str] | None,
+    *,
+    counting: bool = False,
+    ids: Collection[str] | None = None,
+    num_ids: int = 2,
+) -> bool:
+    """Whether the first row of a table names its columns.
+
+    It does if a cell of it is not a number and the one below is; if its first cell alone is empty (an index that a
+    program wrote without a name); if no cell is a number and one is a usual name such as ``id``, ``label``, ``source``;
+    and, with `counting`, if it reads 0, 1, 2, … over at least three columns, as data frames without names are written.
+    With `ids`, those of the nodes that the first `num_ids` columns name, it does not if it names nodes, and does if the
+    next row does and it does not.
+    """
+    if ids:
+        if any(canonical_id(cell) in ids for cell in first[:num_ids]):
+            return False
+        if second is not None and all(canonical_id(cell) in ids for cell in second[:num_ids]):
+            return True
+    is_number = [number(cell) is not None for cell in first]
+    if first[0] == "" and len(first) > 1 and all(first[1:]):
+        return True
+    if counting and len(first) > 2 and list(first) == [str(i) for i in range(len(first))]:
+        return True
+    if second is not None and len(second) == len(first):
+        for cell, numeric, below in zip(first, is_number, second, strict=True):
+            if cell and not numeric and number(below) is not None:
+                return True
+    if any(is_number):
+        return False
+    if second is not None and len(second) != len(first) and any(number(cell) is not None for cell in second):
+        return all(first)  # of all columns but that of the rows' names; or of a table whose rows do not fit it
+    return any(cell.strip().lower() in HEADER_WORDS or (cell and names_ids(cell)) for cell in first)
