@@ -121,17 +121,10 @@ class Question:
 
     def written(self, task: Task) -> dict[str, Any]:
         """As it is kept with the study."""
-        document = {
-            "model": self.model,
-            "axes": {key: list(values) for key, values in self.space.axes.items()},
-            "fixed": dict(self.space.fixed),
-            "runs": self.runs,
-            "sampler": self.sampler,
-            "seed": self.seed,
-            "prune": self.prune,
-            "data": task.fingerprint(),
-            **({"first": [dict(point) for point in self.first]} if self.first else {}),
-        }
+        document = {name: getattr(self, name) for name in ("model", "runs", "sampler", "seed", "prune")}
+        document |= {"axes": self.space.axes, "fixed": self.space.fixed, "data": task.fingerprint()}
+        if self.first:
+            document["first"] = self.first
         return dict(json.loads(json.dumps(document)))  # as it is read back
 
     def why_not_stacked(self, task: Task) -> str:
