@@ -88,7 +88,8 @@ class Data:
                 raise UserError(f"give either a data set ({dataset!r}) or your own files (--{first}), not both")
             if (Path(dataset) / "config.toml").is_file():
                 raise UserError(
-                    f"{dataset} is a run folder, not a data set; to resume it: difformer fit --resume {dataset}"
+                    f"{dataset} is a run folder, not a data set; to resume it: difformer fit --resume {dataset}; "
+                    f"for its energy: difformer energy {dataset}"
                 )
             return self._named(dataset)
         if not files:
