@@ -24,7 +24,8 @@ import torch
 import difformer
 from difformer.data import Task, load
 from difformer.training import RunRecord, TrainConfig
-from difformer.training.stack import StackedSetting, train_stacked
+from difformer.training.journal import Run
+from difformer.training.stack import train_stacked
 
 DATA: dict[str, dict[str, Any]] = {
     "cora": {"protocol": "authors"},
@@ -69,9 +70,8 @@ def cell(task: Task, model: str, layers: int, dropout: float, given: argparse.Na
         weight_decay=given.weight_decay,
     )
     started = time.perf_counter()
-    records = train_stacked(
-        task, [StackedSetting(seed=seed) for seed in range(given.seeds)], config, given.device, keep_errors=True
-    )
+    runs = [Run(seed, 0, config) for seed in range(given.seeds)]
+    records = train_stacked(task, runs, given.device, keep_errors=True)
     scores = sorted(record.test if isinstance(record, RunRecord) else 0.0 for record in records)
     median = statistics.median(scores)
     return {

@@ -41,8 +41,9 @@ from difformer.experiments.presets import Preset, load_presets, write_preset
 from difformer.training import NonFiniteLossError, toml, train_one
 from difformer.training.config import TrainConfig, make_config
 from difformer.training.devices import describe, resolve
+from difformer.training.journal import Run
 from difformer.training.metrics import find_metric
-from difformer.training.stack import HYPER, RATES, StackedSetting, apart, train_stacked, unstackable
+from difformer.training.stack import HYPER, RATES, apart, train_stacked, unstackable
 from difformer.training.study import without_test
 from difformer.zoo import MODELS, find, options_of
 
@@ -359,8 +360,8 @@ class Search:
         seeds = [(place % self.protocol["runs"], split) for place, (_, split) in enumerate(runs)]
         asked = [(config, seed, split) for config in configs for seed, split in seeds]
         if not unstackable(task, configs[0], [split for _, split in runs]):
-            stack = [_stacked(*one) for one in asked]
-            results = train_stacked(task, stack, configs[0], self.device, stop=self.over, keep_errors=True)
+            stack = [Run(seed, split, config) for config, seed, split in asked]
+            results = train_stacked(task, stack, self.device, stop=self.over, keep_errors=True)
         else:
             results = []
             for config, seed, split in asked:
@@ -416,12 +417,6 @@ class Search:
         self.made += rung == 1
         count = f"{len(self.trials[pair.name])}{'' if rung == 1 else ', full length'}"
         print(f"{pair.name} [{count}] {', '.join(said)}, {seconds:.1f} s", flush=True)
-
-
-def _stacked(config: TrainConfig, seed: int, split: int) -> StackedSetting:
-    rates = {name: getattr(config, name) for name in RATES}
-    options = {name: config.options[name] for name in HYPER if name in config.options}
-    return StackedSetting(seed=seed, split=split, **rates, **options)
 
 
 def _features(line: Line) -> Settings:

@@ -16,15 +16,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from difformer.data import Task
 from difformer.data.datasets.planetoid import planetoid
-from difformer.training import RunRecord, TrainConfig, train_one
+from difformer.training import RunRecord, train_one
+from difformer.training.config import make_config
 from difformer.training.devices import describe, resolve
-from difformer.training.stack import StackedSetting, train_stacked
+from difformer.training.journal import Run
+from difformer.training.stack import train_stacked
 
 AXES = {
     "learning_rate": (0.001, 0.005, 0.01),
@@ -57,33 +60,35 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = given.tf32
     task = planetoid(given.npz.stem, given.npz.resolve().parents[1], protocol="random", num_splits=given.splits)
     points = [dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())][: given.settings]
-    settings = [StackedSetting(seed=s, split=s, **point) for point in points for s in range(given.splits)]
-    options = {
+    shared = {
         "num_layers": given.layers,
         "hidden_channels": given.hidden,
         "transform": False,
         "norm": not given.no_norm,
+        "epochs": 6 if given.profile else given.epochs,
+        "eval_every": 2,
     }
-    config = TrainConfig(epochs=given.epochs, eval_every=2, options=options)
+    configs = [make_config("difformer", {**shared, **point}) for point in points]
+    runs = [Run(s, s, config) for config in configs for s in range(given.splits)]
     print(f"{task.name}: {task.protocol}\n{describe(device)}, torch {torch.__version__}")
-    print(f"{len(points)} settings × {given.splits} splits = {len(settings)} runs, {given.epochs} epochs")
+    print(f"{len(points)} settings × {given.splits} splits = {len(runs)} runs, {given.epochs} epochs")
     if given.profile:
-        profile(task, settings, config.replace(epochs=6), device, given.chunk)
+        profile(task, runs, device, given.chunk)
         return
     # Libraries and kernels are loaded at first use, which is nobody's training time.
-    train_stacked(task, settings[:2], config.replace(epochs=2), device)
+    train_stacked(task, [replace(run, config=run.config.replace(epochs=2)) for run in runs[:2]], device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
     started = time.perf_counter()
-    results = train_stacked(task, settings, config, device, keep_errors=True, chunk=given.chunk)
+    results = train_stacked(task, runs, device, keep_errors=True, chunk=given.chunk)
     seconds = time.perf_counter() - started
-    print(f"{seconds:.1f} s, {1000 * seconds / given.epochs:.1f} ms an epoch, {seconds / len(settings):.3f} s a run")
+    print(f"{seconds:.1f} s, {1000 * seconds / given.epochs:.1f} ms per epoch, {seconds / len(runs):.3f} s per run")
     if device.type == "cuda":
         print(f"peak of memory {torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB")
     show(points, results, given.splits)
     if given.check:
-        check(task, settings, config, device, results, given.check)
+        check(task, runs, device, results, given.check)
 
 
 def show(points: list[dict[str, float]], results: list[RunRecord | Exception], splits: int) -> None:
@@ -101,17 +106,16 @@ def show(points: list[dict[str, float]], results: list[RunRecord | Exception], s
 
 def check(
     task: Task,
-    settings: list[StackedSetting],
-    config: TrainConfig,
+    runs: list[Run],
     device: torch.device,
     results: list[RunRecord | Exception],
     count: int,
 ) -> None:
     """Runs trained alone against the same ones of the stack."""
-    for i in range(0, len(settings), max(1, len(settings) // count))[:count]:
-        setting, record = settings[i], results[i]
+    for i in range(0, len(runs), max(1, len(runs) // count))[:count]:
+        run, record = runs[i], results[i]
         started = time.perf_counter()
-        alone = train_one(task, setting.split, setting.config(config), setting.seed, device)
+        alone = train_one(task, run.split, run.config, run.seed, device)
         seconds = time.perf_counter() - started
         assert isinstance(record, RunRecord)
         first = abs(record.history[0]["loss"] - alone.history[0]["loss"])
@@ -123,17 +127,15 @@ def check(
         )
 
 
-def profile(
-    task: Task, settings: list[StackedSetting], config: TrainConfig, device: torch.device, chunk: int | None
-) -> None:
+def profile(task: Task, runs: list[Run], device: torch.device, chunk: int | None) -> None:
     """Where the time goes, in kernels and in calls."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
-    train_stacked(task, settings[:2], config, device)
+    train_stacked(task, runs[:2], device)
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     with record(activities=activities) as found:
-        train_stacked(task, settings, config, device, chunk=chunk)
+        train_stacked(task, runs, device, chunk=chunk)
     order = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
     print(found.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=70))
 

@@ -52,7 +52,7 @@ def test_seeds_are_those_of_one_process(groups, tmp_path, size):
     assert sent["gradients"] == sent["sums"] == 0
     names = [sorted(p.relative_to(f.path) for p in f.path.rglob("*")) for f in (alone, ranks)]
     assert names[0] == names[1]
-    lines = [sorted((row["seed"], row["epoch"]) for row in folder.metrics.read()) for folder in (alone, ranks)]
+    lines = [sorted((row["seed"], row["epoch"]) for row in folder.rows()) for folder in (alone, ranks)]
     assert lines[0] == lines[1]
 
 

@@ -104,7 +104,7 @@ def test_a_killed_rank_is_named_by_all_others_and_the_run_goes_on(tmp_path):
     result = resume(tmp_path / "run", task=task, device="cpu").results[0]
     assert (result["best_epoch"], result["epochs"]) == (expected.best_epoch, 20)
     assert result["loss"] == pytest.approx(expected.loss, abs=2e-5)
-    assert [row["epoch"] for row in RunFolder.open(tmp_path / "run").metrics.read()] == list(range(1, 21))
+    assert [row["epoch"] for row in RunFolder.open(tmp_path / "run").rows()] == list(range(1, 21))
 
 
 def test_rank_0_leaves_last_so_that_all_can_read_who_failed(monkeypatch):

@@ -113,7 +113,7 @@ def test_an_interrupted_run_goes_on_with_another_number_of_ranks(groups, parted,
         assert result["status"] == "finished"
         assert result["loss"] == pytest.approx(record.loss, abs=2e-5)
         assert result["best_epoch"] == record.best_epoch
-    rows = RunFolder.open(out).metrics.read()
+    rows = RunFolder.open(out).rows()
     same_history([row for row in rows if row.pop("seed") == 0], expected.records[0].history)
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from difformer.estimators import DIFFormerClassifier, selection
-from difformer.estimators.problem import BATCH, WHOLE, PartsFeed, Recipe
+from difformer.estimators.options import BATCH, WHOLE, Recipe
+from difformer.estimators.problem import PartsFeed
 
 
 @pytest.mark.parametrize(
@@ -20,7 +21,7 @@ from difformer.estimators.problem import BATCH, WHOLE, PartsFeed, Recipe
     [("simple", "auto", None), ("constant", "auto", None), ("sigmoid", "auto", BATCH), ("sigmoid", "polynomial", None)],
 )
 def test_pairs_of_many_rows_are_looked_at_in_batches(diffusivity: str, backend: str, batch: int | None) -> None:
-    recipe: Recipe = DIFFormerClassifier(diffusivity=diffusivity, backend=backend)._recipe(labels=10)
+    recipe = Recipe(DIFFormerClassifier(diffusivity=diffusivity, backend=backend), labels=10)
     assert recipe.batch(WHOLE) is None
     assert recipe.batch(100_000) == batch
 

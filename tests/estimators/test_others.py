@@ -15,7 +15,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from difformer.estimators import DIFFormerRegressor, DIFFormerTransformer
-from difformer.estimators.ridge import LinearPart, best_share
+from difformer.estimators.problem import LinearPart
+from difformer.estimators.selection import best_share
 
 
 @pytest.fixture(scope="module")

@@ -194,10 +194,10 @@ def test_the_transductive_answer_is_that_of_the_trained_models(
     seen: dict[str, Any] = {}
 
     def captured(problem: Any, recipe: Any, sides: Any) -> Any:
-        found = train_and_choose(problem, recipe, sides)
-        seen.update(models=[run.model for run in found.runs], problem=problem, edges=sides[found.graph])
-        seen.update(temperature=found.temperature)
-        return found
+        runs, side, judged = train_and_choose(problem, recipe, sides)
+        seen.update(models=[run.model for run in runs], problem=problem, edges=sides[side])
+        seen.update(temperature=judged.temperature)
+        return runs, side, judged
 
     train_and_choose = base.train_and_choose
     monkeypatch.setattr(base, "train_and_choose", captured)
@@ -212,7 +212,7 @@ def test_the_transductive_answer_is_that_of_the_trained_models(
     weight = np.arange(1.0, 179) if form == "weighted" else None
     model = DIFFormerClassifier(**options).fit(x, partly, weight, graph=graph)
     problem = seen["problem"]
-    context = as_structure(problem.rows, *seen["edges"], weight=problem.mass)
+    context = as_structure(problem.x.shape[0], *seen["edges"], weight=problem.mass)
     with torch.no_grad():
         logits = [trained.eval()(problem.x, context=context) for trained in seen["models"]]
         outputs = [o.div(seen["temperature"]).softmax(1) for o in logits]

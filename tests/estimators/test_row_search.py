@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy import sparse
 
-from difformer.estimators import row_search
-from difformer.estimators.row_search import RowSearch, SparseRowSearch
+from difformer.estimators import row_graph
+from difformer.estimators.row_graph import RowSearch, SparseRowSearch
 
 
 def brute(points: torch.Tensor, x: torch.Tensor, k: int) -> torch.Tensor:
@@ -34,7 +34,7 @@ def test_ties_go_to_the_smaller_index_however_many_are_asked_about(
     together = search(grid)
     assert torch.equal(together, brute(grid, grid, 5))
     assert torch.equal(torch.cat([search(row.unsqueeze(0)) for row in grid]), together)
-    monkeypatch.setattr(row_search, "PAIRS_AT_ONCE", 1000)
+    monkeypatch.setattr(row_graph, "AT_ONCE", 1000)
     assert torch.equal(search(grid), together)
 
 

@@ -12,7 +12,7 @@ import torch
 from difformer.data import load
 from difformer.report.gather import shortened
 from difformer.report.maps import SPRITE_COLUMNS, make_sprite, node_cards, png
-from difformer.training.source import TaskSource
+from difformer.training.run_folder import TaskSource
 
 
 def read(content):

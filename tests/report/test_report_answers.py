@@ -21,7 +21,7 @@ from difformer.report.explanation import Attribution, explain_nodes, sentence
 from difformer.report.gather import gather, original_cells
 from difformer.report.quality import baselines, calibration, column_importance, errors
 from difformer.training import fit
-from difformer.training.predictions import Predictions
+from difformer.training.record import Predictions
 from difformer.training.trained_run import load_run
 
 

@@ -165,7 +165,7 @@ def test_folders_with_any_name_can_be_copied_into_a_shell(tmp_path):
     import shlex
 
     from difformer.training import TrainConfig, fit
-    from difformer.training.source import TaskSource
+    from difformer.training.run_folder import TaskSource
 
     path = tmp_path / 'it\'s a "run" & more'
     source = TaskSource("iris")

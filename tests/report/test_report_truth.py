@@ -69,7 +69,7 @@ def test_latent_pairs_with_an_unknown_label_do_not_count_in_the_share(workshop):
 
 def test_precision_says_in_how_many_seeds_a_class_was_predicted(workshop):
     from difformer.report.quality import quality
-    from difformer.training.predictions import Predictions
+    from difformer.training.record import Predictions
 
     task = nodes_task(9, splits=1)
     task = replace(task, y=torch.arange(9) % 3)

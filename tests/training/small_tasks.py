@@ -5,6 +5,28 @@ from itertools import pairwise
 import torch
 
 from difformer.data import Split, Task
+from difformer.training import stack
+from difformer.training.journal import Run
+
+
+class StackedSetting:
+    """What sets a run apart from the others of its stack."""
+
+    def __init__(self, seed=0, split=0, **changes):
+        self.seed, self.split, self.changes = seed, split, changes
+
+    def config(self, base):
+        rates = {name: value for name, value in self.changes.items() if name in stack.RATES}
+        options = {name: value for name, value in self.changes.items() if name in stack.HYPER}
+        return base.replace(options={**base.options, **options}, **rates)
+
+
+def runs_of(settings, config):
+    return [Run(setting.seed, setting.split, setting.config(config)) for setting in settings]
+
+
+def train_stacked(task, settings, config, device, **given):
+    return stack.train_stacked(task, runs_of(settings, config), device, **given)
 
 
 def split_of(n, name="s", seed=0, fractions=(0.4, 0.3)):

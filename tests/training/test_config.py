@@ -34,7 +34,7 @@ def test_values_out_of_range_are_named(field, value, complaint):
 
 
 def test_unknown_fields_are_refused_with_the_nearest_name():
-    with pytest.raises(ValueError, match="no field 'learning_rat'; did you mean 'learning_rate'"):
+    with pytest.raises(ValueError, match="no field 'learning_rat'; did you mean learning_rate"):
         TrainConfig.from_dict({"learning_rat": 0.1})
     with pytest.raises(ValueError, match="no field 'lr'"):
         TrainConfig().replace(lr=0.1)

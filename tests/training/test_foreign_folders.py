@@ -297,7 +297,7 @@ def test_truncated_and_mutated_files_get_our_error_or_are_read(run, whole):
         path.write_bytes(changed)
         try:
             folder = RunFolder.open(run)
-            folder.metrics.read()
+            folder.rows()
             folder.summary().to_dict()
             assert folder.unfinished is not None
         except (RunFolderError, UserError):

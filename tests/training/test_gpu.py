@@ -5,14 +5,13 @@ import gc
 
 import pytest
 import torch
-from small_tasks import blocks, many_labels, point_sets, series
+from small_tasks import StackedSetting, blocks, many_labels, point_sets, series, train_stacked
 
 from difformer import DIFFormer
 from difformer.data import load
 from difformer.training import TrainConfig, evaluate, fit, loop, predict, resume, train_one
 from difformer.training.feeds import BatchesFeed
-from difformer.training.stack import StackedSetting, train_stacked
-from difformer.training.stack_trainer import StackTrainer
+from difformer.training.stack import StackTrainer
 from difformer.zoo import MODELS, options_of
 
 pytestmark = [

@@ -7,10 +7,9 @@ from torch import nn
 
 from difformer import DIFFormer, Graph
 from difformer.data import Split, Task
-from difformer.training import feeds, inference
+from difformer.training import feeds
 from difformer.training.config import TrainConfig
-from difformer.training.feeds import BatchesFeed
-from difformer.training.inference import decode_in_batches, embed_in_batches
+from difformer.training.feeds import BatchesFeed, decode_in_batches, embed_in_batches
 
 CPU = torch.device("cpu")
 
@@ -153,7 +152,7 @@ def change(net, what):
 @pytest.mark.parametrize("room", [True, False])
 def test_a_changed_model_is_evaluated_in_one_pass(what, room, monkeypatch):
     net = model()
-    assert inference.can_chunk(net)
+    assert feeds.can_chunk(net)
     change(net, what)
     assert_feed_gives_the_forward_pass(net, room, monkeypatch)
 
@@ -164,7 +163,7 @@ def test_a_subclass_is_evaluated_in_one_pass(monkeypatch):
 
 
 def assert_feed_gives_the_forward_pass(net, room, monkeypatch):
-    assert not inference.can_chunk(net)
+    assert not feeds.can_chunk(net)
     monkeypatch.setattr(feeds, "has_room", lambda device, needed: room)
     task = a_task()
     feed = BatchesFeed(task, task.splits[0], TrainConfig(batch_size=25), 0, CPU)
@@ -284,10 +283,10 @@ def test_tiles_of_pairs_are_no_larger_than_a_batch(diffusivity, rows):
 
 
 def test_memory_that_torch_holds_free_counts_as_free(monkeypatch):
-    monkeypatch.setattr(inference, "free_bytes", lambda device: 1000)
-    assert inference.has_room(torch.device("cuda"), 249)
-    assert not inference.has_room(torch.device("cuda"), 250)
-    assert not inference.has_room(CPU, 1)
+    monkeypatch.setattr(feeds, "free_bytes", lambda device: 1000)
+    assert feeds.has_room(torch.device("cuda"), 249)
+    assert not feeds.has_room(torch.device("cuda"), 250)
+    assert not feeds.has_room(CPU, 1)
 
 
 def test_mixed_precision_is_that_of_the_forward_pass():

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from small_tasks import blocks, many_labels, point_sets, series
+from small_tasks import StackedSetting, blocks, many_labels, point_sets, series, train_stacked
 from torch.nn import functional
 
 from difformer import DIFFormer
@@ -163,7 +163,6 @@ def test_outputs_that_are_not_finite_in_an_evaluation_end_the_run(monkeypatch):
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_training_in_threads_gives_the_results_of_training_alone(stacked):
-    from difformer.training.stack import StackedSetting, train_stacked
 
     task = blocks(n=40)
     settings = config(options={"dropout": 0.3}, epochs=4)

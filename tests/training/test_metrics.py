@@ -3,6 +3,7 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
+from difformer.training.early_stopping import improves
 from difformer.training.losses import problem_loss
 from difformer.training.metrics import METRICS, find_metric
 
@@ -137,10 +138,11 @@ def test_unknown_and_unfitting_metrics_are_named():
 
 
 def test_which_of_two_values_is_better():
-    assert METRICS["accuracy"].better(0.5, None)
-    assert not METRICS["accuracy"].better(0.5, 0.5)  # the first best wins
-    assert METRICS["mse"].better(0.4, 0.5)
-    assert not METRICS["mse"].better(float("nan"), None)
+    nan = float("nan")
+    assert improves(0.5, nan, higher_is_better=True)
+    assert not improves(0.5, 0.5, higher_is_better=True)  # the first best wins
+    assert improves(0.4, 0.5, higher_is_better=False)
+    assert not improves(nan, nan, higher_is_better=False)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "rocauc", "f1", "f1-micro"])
@@ -184,8 +186,6 @@ def test_counts_of_parts_add_up_to_those_of_all(name):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_loss_is_a_sum_over_a_mass_and_both_add_up(problem, weighted):
     from torch.nn import functional
-
-    from difformer.training.losses import problem_loss
 
     generator = torch.Generator().manual_seed(0)
     outputs = torch.randn(20, 3, generator=generator)

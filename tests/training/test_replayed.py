@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from small_tasks import blocks
+from small_tasks import StackedSetting, blocks, train_stacked
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from difformer.training import TrainConfig
-from difformer.training.stack import StackedSetting, train_stacked
-from difformer.training.stack_trainer import StackTrainer
+from difformer.training.stack import StackTrainer
 from difformer.zoo import MODELS, options_of
 
 STACKABLE = [name for name, info in MODELS.items() if info.stackable and "nodes" in info.kinds]

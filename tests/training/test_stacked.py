@@ -7,16 +7,15 @@ import weakref
 
 import pytest
 import torch
-from small_tasks import blocks, many_labels, point_sets, series
+from small_tasks import StackedSetting, blocks, many_labels, point_sets, runs_of, series, train_stacked
 
 from difformer.training import NonFiniteLossError, RunFolderError, TrainConfig, fit, resume, train_one
 from difformer.training import stack as stacked_module
 from difformer.training.checkpoint import Snapshot
+from difformer.training.devices import SHARE, chunks_that_fit, saved_bytes
 from difformer.training.journal import StackJournal
 from difformer.training.optimizer import StackedAdam, clip_gradients
-from difformer.training.run_memory import SHARE, chunks_that_fit, saved_bytes
-from difformer.training.stack import StackedSetting, apart, faster, train_stacked, unstackable
-from difformer.training.stack_trainer import StackTrainer
+from difformer.training.stack import StackTrainer, apart, faster, unstackable
 
 OPTIONS = {"hidden_channels": 8, "num_layers": 3}
 DIFFERENT = [
@@ -154,15 +153,15 @@ def test_chunks_do_not_change_results():
 def test_a_chunk_that_does_not_fit_is_halved(monkeypatch):
     task, config = blocks(), TrainConfig(epochs=3, options=OPTIONS)
     expected = train_stacked(task, DIFFERENT, config, "cpu")
-    train, sizes = stacked_module._train, []
+    train, sizes = StackTrainer.run, []
 
-    def short_of_memory(runs, *rest):
-        sizes.append(len(runs))
-        if len(runs) > 1:
+    def short_of_memory(self, *given):
+        sizes.append(len(self.runs))
+        if len(self.runs) > 1:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return train(runs, *rest)
+        return train(self, *given)
 
-    monkeypatch.setattr(stacked_module, "_train", short_of_memory)
+    monkeypatch.setattr(StackTrainer, "run", short_of_memory)
     for record, other in zip(train_stacked(task, DIFFERENT, config, "cpu"), expected, strict=True):
         assert_same_run(record, other, 1e-5)
     assert sizes == [4, 2, 1, 1, 2, 1, 1]
@@ -175,7 +174,7 @@ def test_the_generator_and_the_modules_are_left_as_they_were():
     train_stacked(blocks(), DIFFERENT, TrainConfig(epochs=2, options=OPTIONS), "cpu")
     assert torch.equal(torch.rand(3), expected)
     config = TrainConfig(epochs=2, options=OPTIONS)
-    runs, hyper = stacked_module._runs(blocks(), DIFFERENT, config)
+    runs, hyper = stacked_module._checked(blocks(), runs_of(DIFFERENT, config))
     trainer = StackTrainer(blocks(), runs, hyper, torch.device("cpu"))
     trainer.run()
     model = trainer.model._module.model
@@ -246,7 +245,7 @@ def test_memory_is_measured():
     x = torch.randn(1000, requires_grad=True)
     # exp keeps its result, and sin its input, which is the same memory.
     assert saved_bytes(lambda: x.exp().sin()) == 4000
-    runs, hyper = stacked_module._runs(blocks(), DIFFERENT, TrainConfig(options=OPTIONS))
+    runs, hyper = stacked_module._checked(blocks(), runs_of(DIFFERENT, TrainConfig(options=OPTIONS)))
     two, four = (StackTrainer(blocks(), runs[:n], hyper, torch.device("cpu")).memory() for n in (2, 4))
     assert four == pytest.approx(two, rel=0.3)
 
@@ -292,9 +291,9 @@ def test_what_cannot_be_stacked_says_why():
     assert not unstackable(blocks(), TrainConfig(model="grand", options={"method": "rk4"}))
     with pytest.raises(ValueError, match="cannot be trained as one: mini-batches"):
         train_stacked(blocks(), DIFFERENT, config.replace(batch_size=20), "cpu")
-    with pytest.raises(ValueError, match="graph_weight is a number in some settings and none in others"):
+    with pytest.raises(ValueError, match=r"graph_weight is None in one of them and 0\.5 in another"):
         train_stacked(blocks(), [StackedSetting(), StackedSetting(graph_weight=0.5)], added, "cpu")
-    with pytest.raises(ValueError, match="split 7 of a setting: task 'blocks' has 2 splits"):
+    with pytest.raises(ValueError, match="split 7 of a run: task 'blocks' has 2 splits"):
         train_stacked(blocks(), [StackedSetting(split=7)], config, "cpu")
     with pytest.raises(ValueError, match="has no option 'step_size'"):
         train_stacked(blocks(), [StackedSetting(step_size=0.5)], TrainConfig(model="mlp"), "cpu")

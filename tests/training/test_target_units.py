@@ -6,12 +6,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from small_tasks import blocks, series, split_of
+from small_tasks import StackedSetting, blocks, series, split_of, train_stacked
 
 from difformer.data import Task, from_arrays
 from difformer.training import RunFolder, TrainConfig, evaluate, fit, load_run, predict, resume, train_one
 from difformer.training.losses import target_units
-from difformer.training.stack import StackedSetting, train_stacked
 
 CONFIG = TrainConfig(options={"hidden_channels": 8}, epochs=60, learning_rate=0.01)
 

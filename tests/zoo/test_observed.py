@@ -252,7 +252,7 @@ def sparse_rows(matrix):
 
 
 def test_attention_keeps_little_for_the_backward_pass():
-    from difformer.training.run_memory import saved_bytes
+    from difformer.training.devices import saved_bytes
 
     g = torch.Generator().manual_seed(0)
     edge_index = torch.randint(0, 100, (2, 5000), generator=g)
@@ -268,7 +268,7 @@ def test_attention_keeps_little_for_the_backward_pass():
     ids=["gat", "grand", "polynormer"],
 )
 def test_estimated_memory_of_attention_is_within_a_factor_of_two(name, options, more):
-    from difformer.training.run_memory import saved_bytes
+    from difformer.training.devices import saved_bytes
 
     x, edge_index, _ = problem(nodes=1000, edges=10_000)
     graph, model = Graph(edge_index, 1000), zoo.build(name, 6, 3, **options).train()

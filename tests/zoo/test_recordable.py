@@ -13,7 +13,7 @@ from difformer import zoo
 from difformer.training import TrainConfig
 from difformer.training.journal import RECORDABLE, Run
 from difformer.training.metrics import METRICS
-from difformer.training.stack_trainer import StackTrainer
+from difformer.training.stack import StackTrainer
 from difformer.zoo.encoder import Passes, self_loops
 
 # Operators that bring a number to the host, or whose result is as large as values say.

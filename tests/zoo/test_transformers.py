@@ -256,7 +256,7 @@ def test_linear_attention_is_its_dense_form(heads):
     "options", [{}, {"samples": 0}, {"num_heads": 2, "num_layers": 1}, {"random_features": 64, "samples": 10}], ids=str
 )
 def test_nodeformers_memory_is_known_beforehand(options, monkeypatch):
-    from difformer.training.run_memory import saved_bytes
+    from difformer.training.devices import saved_bytes
     from difformer.zoo import encoder as inputs
 
     torch.manual_seed(0)

@@ -14,8 +14,9 @@ from difformer.nn import Model
 from difformer.nn.dropout import dropout_key
 from difformer.sparse import SparseMatrix
 from difformer.training import TrainConfig, embed, fit, predict, train_one
+from difformer.training.journal import Run
 from difformer.training.model import build_model, hook
-from difformer.training.stack import StackedSetting, train_stacked
+from difformer.training.stack import train_stacked
 from difformer.zoo.encoder import linear
 from difformer.zoo.model_catalogue import ALL_KINDS
 from difformer.zoo.model_registry import model_class, parameters_of
@@ -180,9 +181,10 @@ def test_stacked_runs_are_the_single_ones(name, task):
         pytest.skip(f"{name} does not serve {task.kind}")
     config = TrainConfig(model=name, epochs=3, learning_rate=0.01, weight_decay=0.01)
     own = {key: (0.2, 0.5) for key in ("dropout", "step_size") if key in zoo.options_of(name)}
-    settings = [StackedSetting(seed=k, **{key: values[k] for key, values in own.items()}) for k in range(2)]
-    for setting, record in zip(settings, train_stacked(task, settings, config, "cpu"), strict=True):
-        alone = train_one(task, 0, setting.config(config), setting.seed, "cpu")
+    configs = [config.replace(options={key: values[k] for key, values in own.items()}) for k in range(2)]
+    runs = [Run(seed, 0, own) for seed, own in enumerate(configs)]
+    for run, record in zip(runs, train_stacked(task, runs, "cpu"), strict=True):
+        alone = train_one(task, 0, run.config, run.seed, "cpu")
         torch.testing.assert_close(record.outputs, alone.outputs, rtol=1e-3, atol=1e-4)
         assert record.best_epoch == alone.best_epoch
 
@@ -253,7 +255,7 @@ def test_every_system_trains_in_reduced_precision(name):
         alone = train_one(task, 0, config, 0, "cpu")
         assert math.isfinite(alone.loss)
         if zoo.MODELS[name].stackable:
-            stacked = train_stacked(task, [StackedSetting()], config, "cpu")[0]
+            stacked = train_stacked(task, [Run(0, 0, config)], "cpu")[0]
             assert stacked.loss == pytest.approx(alone.loss, rel=0.05)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from difformer.distributed.process_group import Ranks
     from difformer.distributed.rank_runs import Sent
     from difformer.training import Summary, TrainConfig
-    from difformer.training.source import TaskSource
+    from difformer.training.run_folder import TaskSource
 
 # Settings of the training that also a model without parameters uses; all others concern an optimiser.
 WITHOUT_TRAINING = ("batch_size", "metric", "graph", "precision")

@@ -27,7 +27,7 @@ from difformer.report import ATTENTION_OFF
 
 if TYPE_CHECKING:
     from difformer.training import Summary, TrainConfig
-    from difformer.training.source import TaskSource
+    from difformer.training.run_folder import TaskSource
 
 DEFAULT_SEEDS = 5
 
@@ -212,7 +212,7 @@ def _fit_ranks(
             assert source is not None
             task = source.load()
             task.check_finite()
-            made = shared_partition(task, ranks.size, source=source.complete().to_dict())
+            made = shared_partition(task, ranks.size, source=source.to_dict())
             return made.path, describe_task(task, config)
 
         if sharded:

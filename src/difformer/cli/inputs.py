@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from difformer.data import Task
     from difformer.experiments import Preset
     from difformer.training import TrainConfig
-    from difformer.training.source import TaskSource
+    from difformer.training.run_folder import TaskSource
 
 DEFAULT_MODEL = "difformer"
 PAPER_MODEL = "difformer-s"  # has presets for data sets where the default model has none
@@ -101,7 +101,7 @@ class Data:
 
     def _named(self, dataset: str) -> TaskSource:
         from difformer.data.catalogue import entry
-        from difformer.training.source import TaskSource
+        from difformer.training.run_folder import TaskSource
 
         if self.split is not None:
             raise UserError("--split is for your own files; a data set has its splits, chosen by --protocol")
@@ -112,7 +112,7 @@ class Data:
         return TaskSource(name, None if self.root is None else str(self.root), options)
 
     def _own(self, files: Mapping[str, Path]) -> TaskSource:
-        from difformer.training.source import TaskSource
+        from difformer.training.run_folder import TaskSource
 
         if "features" not in files:
             raise UserError("--features is missing: own data need a table of features")

@@ -39,7 +39,7 @@ def partition(
     task.check_finite()
     output.say("\n".join(describe_task(task)))
     folder = out or Path("parts") / f"{task.name}-{parts}"
-    made = write_partition(task, folder, parts, method=method, seed=seed, source=source.complete().to_dict())
+    made = write_partition(task, folder, parts, method=method, seed=seed, source=source.to_dict())
     found = made.quality
     output.json({"folder": folder, "method": made.about["method"], "sizes": made.sizes, **vars(found)})
     output.say(f"{counted(parts, 'parts')} by {made.about['method']}: {found.describe()}")

@@ -19,7 +19,7 @@ from difformer.errors import UserError
 
 if TYPE_CHECKING:
     from difformer.data import Task
-    from difformer.training.source import TaskSource
+    from difformer.training.run_folder import TaskSource
     from difformer.training.study import Question, Trial, Tuned
 
 SHOWN = 5

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from difformer.distributed.process_group import Ranks
 from difformer.errors import UserError
-from difformer.training.journal import Journal, Measured, NonFiniteOutputError
+from difformer.training.journal import Journal, Measured, NonFiniteLossError
 from difformer.training.metrics import Metric, auc_columns, column_aucs
 from difformer.training.record import Row
 
@@ -131,7 +131,7 @@ class ShardedJournal(SharedJournal):
     def measure(self, epoch: int, outputs: Tensor) -> Measured:
         outputs = outputs.float()
         if self.ranks.any(not all(bool(outputs[index].isfinite().all()) for index, _ in self.parts.values())):
-            raise NonFiniteOutputError(epoch, self.config)
+            raise NonFiniteLossError(epoch, None, self.config)
         return {
             name: measure(self.metric, outputs[index], targets, self.ranks)
             for name, (index, targets) in self.parts.items()

@@ -39,19 +39,16 @@ from difformer.distributed.rank_trainer import (
 )
 from difformer.distributed.shard import Shard, parts_of
 from difformer.errors import UserError
-from difformer.files import RunFolderError, only_one, read_json, sweep, write_json
-from difformer.training.callbacks import Callback
+from difformer.files import RunFolderError, only_one, read_json, sweep, write_bytes, write_json
+from difformer.training.callbacks import Callback, TrainingInterrupted, stop_requests
 from difformer.training.config import TrainConfig
-from difformer.training.interrupt import TrainingInterrupted, stop_requests
 from difformer.training.journal import NonFiniteLossError
 from difformer.training.loop import train_one
 from difformer.training.metrics import find_metric
-from difformer.training.predictions import Predictions
 from difformer.training.randomness import isolated_rng
-from difformer.training.record import RunRecord, Summary
-from difformer.training.run import begin_seed, check_together, closing
-from difformer.training.run_folder import RunFolder, check_same_run, warn_of_changes
-from difformer.training.source import TaskSource
+from difformer.training.record import Predictions, RunRecord, Summary
+from difformer.training.run import check_together
+from difformer.training.run_folder import RunFolder, TaskSource
 
 ABOUT = "distributed.json"
 ONCE = ("plan", "results")
@@ -104,7 +101,7 @@ def resume_seeds(folder: RunFolder, task: Task, *, ranks: Ranks, callbacks: Iter
 
 def _same_run(out: str | Path, task: Any, config: TrainConfig, seeds: Sequence[int]) -> RunFolder:
     folder = RunFolder.open(out)
-    check_same_run(folder, task, config, tuple(seeds))
+    folder.check_same(task, config, tuple(seeds))
     return folder
 
 
@@ -152,15 +149,15 @@ def _train(
     told = tuple(callbacks) if ranks.first else ()
     diverged: dict[int, str] = {}
     records: list[RunRecord] = []
-    with closing(told), contextlib.ExitStack() as stack, stop_requests(told) as stop:
+    with stop_requests(told) as stop, contextlib.ExitStack() as stack:
 
         def take() -> list[int]:
             stack.enter_context(only_one(folder.path))
             sweep(folder.path)
-            warn_of_changes(folder)
+            folder.warn_of_changes()
             for seed in folder.unfinished:  # before any rank writes; later each rank only appends lines
                 state = folder.read_checkpoint(seed)
-                begin_seed(folder, seed, [] if state is None else state.facts["history"])
+                folder.begin_seed(seed, [] if state is None else state.facts["history"])
             return list(folder.unfinished)
 
         own, one = share(ranks.first_does(take))
@@ -418,8 +415,8 @@ def write_outputs(folder: RunFolder, record: RunRecord, labels: Any, shard: Shar
         complete = record if whole is None else replace(record, outputs=whole)
         ranks.first_does(lambda: folder.write_record(complete, labels))
         return
-    path = folder.of_seed(record.seed) / f"predictions-{ranks.rank:05d}.npz"
     own = Predictions(problem, record.outputs, targets=shard.y)
-    own.write_npz(path, nodes=shard.rows.numbers.numpy(force=True))
+    path = folder.file(record.seed, f"predictions-{ranks.rank:05d}.npz")
+    write_bytes(path, own.npz(nodes=shard.rows.numbers.numpy(force=True)))
     ranks.wait_for_all()
     ranks.first_does(lambda: folder.write_result(record))

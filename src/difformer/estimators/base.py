@@ -1,31 +1,40 @@
-"""What all estimators share: options, fitting, and predictions in the context of the fitted population."""
+"""The estimators: options, fitting, and predictions in the context of the fitted population."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from scipy import sparse
-from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.base import (
+    BaseEstimator,
+    ClassifierMixin,
+    ClassNamePrefixFeaturesOutMixin,
+    RegressorMixin,
+    TransformerMixin,
+)
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
 from difformer.data.sparse import feature_tensor
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
-from difformer.estimators.estimator_files import TEXTS, load_estimator, plain_list, save_estimator
-from difformer.estimators.options import OPTIONS
+from difformer.estimators.estimator_files import TEXTS, export_program, load_estimator, plain_list, save_estimator
+from difformer.estimators.labels import class_labels, has_classes, known_labels, values
+from difformer.estimators.options import Recipe
 from difformer.estimators.population import Scaling, has_target, make_population, row_digests
-from difformer.estimators.predictor import GivenGraph, Predictor, Search, remember
-from difformer.estimators.problem import NO_EDGES, Edges, Problem, Recipe, say, threads_for
-from difformer.estimators.program import export_program
-from difformer.estimators.row_graph import KINDS, RowGraph, as_matrix, receiving
-from difformer.estimators.row_search import RowSearch, SparseRowSearch
-from difformer.estimators.selection import ENOUGH, train_and_choose
+from difformer.estimators.predictor import GivenGraph, Predictor, Search, nearest_rows, remember
+from difformer.estimators.problem import NO_EDGES, Edges, Problem, threads_for
+from difformer.estimators.row_graph import RowGraph, RowSearch, SparseRowSearch, as_matrix, receiving
+from difformer.estimators.selection import train_and_choose
 from difformer.nn import PretrainedError
 from difformer.sparse import check_scipy
 
@@ -37,7 +46,6 @@ Array = np.ndarray[Any, Any]
 FEWEST_ROWS, MOST_ROWS = 32, 10_000  # between which graph="auto" considers the neighbour graph
 FULL_POPULATION = 10_000  # rows up to which all keys are remembered, where keys are
 LANDMARKS = 4096
-DROPOUT = 0.2  # with few labels
 
 
 class DIFFormerEstimator(BaseEstimator):
@@ -76,9 +84,19 @@ class DIFFormerEstimator(BaseEstimator):
         device: ``"auto"``, ``"cpu"``, ``"cuda"``; predictions are made on the CPU.
         random_state: Seed, generator, or None for a new one each time.
         verbose: Whether lines about the progress of `fit` are printed.
+
+    Attributes:
+        transduction_: Predictions for the rows that were fitted.
+        graph_: ``"knn"``, ``"given"`` or None: what was used.
+        n_features_in_, feature_names_in_: Columns that were fitted.
+        n_iter_: Epochs of the longest run.
+        loss_: Last training loss, mean over models.
+        validation_loss_: Log loss, or squared error of scaled targets, on held-out labelled rows; None if there were
+            too few labels to hold any out.
     """
 
     fitted_: Predictor
+    _known_rows: tuple[RowGraph, Array] | None = None
 
     def __init__(
         self,
@@ -108,30 +126,11 @@ class DIFFormerEstimator(BaseEstimator):
         random_state: Any = None,
         verbose: bool | int = False,
     ) -> None:
-        self.hidden_channels = hidden_channels
-        self.num_layers = num_layers
-        self.num_heads = num_heads
-        self.diffusivity = diffusivity
-        self.graph = graph
-        self.directed = directed
-        self.neighbours = neighbours
-        self.graph_weight = graph_weight
-        self.step_size = step_size
-        self.source_weight = source_weight
-        self.transform_values = transform_values
-        self.dropout = dropout
-        self.steps = steps
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.n_models = n_models
-        self.validation_fraction = validation_fraction
-        self.batch_size = batch_size
-        self.landmarks = landmarks
-        self.standardize = standardize
-        self.backend = backend
-        self.device = device
-        self.random_state = random_state
-        self.verbose = verbose
+        self.__dict__.update({name: value for name, value in locals().items() if name != "self"})
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # the options above
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -184,22 +183,21 @@ class DIFFormerEstimator(BaseEstimator):
         `X` is the table as it was given, whose index may identify rows, and `x` its features, float64, dense or CSR;
         `target` holds class numbers ``[N]`` (-1 unknown) or values ``[N, T]`` (NaN unknown).
         """
-        for name, rule in OPTIONS.items():
-            rule.check(name, getattr(self, name))
         graph = self.graph if graph is None else graph
         given = self._given(graph, X, x)
-        recipe = self._recipe(int(has_target(target).sum()), directed=given is not None and self.directed)
+        recipe = Recipe(self, int(has_target(target).sum()), directed=given is not None and self.directed)
         population = make_population(x, target, weight, join=given is None)
-        labelled, mass = population.labelled, torch.from_numpy(population.mass) if population.weighted else None
+        labelled = np.flatnonzero(has_target(population.target))
         if not population.mass[labelled].any():
             raise UserError("all labelled rows have sample_weight zero; give at least one of them a positive weight")
         scaling = Scaling.of(population.x, population.mass, standardize=self.standardize)
         output_scale, targets = population.scaled_targets()
-        loss_weight = mass
+        weighted = bool((population.mass != population.mass[0]).any())
+        mass = loss_weight = torch.from_numpy(population.mass) if weighted else None
         if class_weight is not None:  # the last is of -1
             loss_weight = torch.from_numpy(population.mass * np.r_[class_weight, 1.0][population.target])
-        rows = f"{population.size} distinct rows" if population.size < x.shape[0] else f"{x.shape[0]} rows"
-        say(recipe.speaker, f"{rows} of {x.shape[1]} features, {len(labelled)} of them labelled")
+        distinct = f"{population.size} distinct" if population.size < x.shape[0] else x.shape[0]
+        recipe.say(f"{distinct} rows of {x.shape[1]} features, {len(labelled)} of them labelled")
         columns = x.nnz / x.shape[0] if sparse.issparse(x) else x.shape[1]
         with threads_for(recipe.numbers(x.shape[0], columns)):
             scaled = scaling(population.x)
@@ -207,43 +205,42 @@ class DIFFormerEstimator(BaseEstimator):
             table = scaled if target.ndim == 2 and not embed else None
             problem = Problem(feature_tensor(scaled), targets, num_outputs, labelled, mass, loss_weight, table)
             del scaled, table  # the problem has it in single precision; a third copy of a large table would count
-            trained = train_and_choose(problem, recipe, sides)
-            neighbours = trained.graph == "knn"
+            runs, side, judged = train_and_choose(problem, recipe, sides)
+            linear = runs[0].linear  # all models have the same
             fitted = self.fitted_ = Predictor(
                 scaling,
-                search=search if neighbours else None,
+                search=search if side == "knn" else None,
                 given=None if given is None else GivenGraph(given, row_digests(x), directed=self.directed),
                 softmax=target.ndim == 1,
-                temperature=trained.temperature,
+                temperature=judged.temperature,
                 output_scale=output_scale,
-                linear=trained.linear,
+                linear=linear if linear is None or judged.share is None else replace(linear, share=judged.share),
             )
-            parts = list(fitted.parts(population.x, given, nearest if neighbours else None))
-            if trained.runs[0].in_batches:
-                mass = None  # rows count as they did in training
-            states = []
-            for run in trained.runs:
-                polynomial = recipe.options["backend"] == "polynomial"
-                landmarks = self._landmarks(population.size, recipe.seed)
-                member, z = remember(run.model, parts, mass, polynomial=polynomial, landmarks=landmarks)
+            parts, states = list(fitted.parts(population.x, given, nearest if side == "knn" else None)), []
+            landmarks = self._landmarks(population.size, recipe.seed)
+            for run in runs:
+                counted = None if run.in_batches else mass  # rows count as they did in training
+                polynomial = recipe.model["backend"] == "polynomial"
+                member, z = remember(run.model, parts, counted, polynomial=polynomial, landmarks=landmarks)
                 fitted.members.append(member)
-                states.append(z)
-            found = torch.cat(states, 1).numpy() if embed else fitted.of_states(parts, states)
-            answers: Array = found[np.maximum(population.place, 0)]
+                states.append(z.split([rows.shape[0] for rows, _ in parts]))
+            answer = (lambda z, _: torch.cat(z, 1)) if embed else fitted.combine
+            pieces = [answer([z[i] for z in states], rows) for i, (rows, _) in enumerate(parts)]
+            answers: Array = torch.cat(pieces).numpy()[np.maximum(population.place, 0)]
             if (absent := population.place < 0).any():  # of weight zero: predicted like new rows
                 answers[absent] = fitted.states(x[absent]) if embed else fitted.outputs(x[absent])
-        self.graph_ = trained.graph
-        self.n_iter_ = max(run.record.epochs for run in trained.runs)
-        self.loss_ = float(np.mean([run.record.loss for run in trained.runs]))
-        self.validation_loss_ = trained.held_out
-        if trained.warning is not None:
-            warnings.warn(trained.warning, UserWarning, stacklevel=3)
+        self.graph_ = side
+        self.n_iter_ = max(run.record.epochs for run in runs)
+        self.loss_ = float(np.mean([run.record.loss for run in runs]))
+        self.validation_loss_ = judged.loss
+        if judged.warning is not None:
+            warnings.warn(judged.warning, UserWarning, stacklevel=3)
         return answers
 
     def _given(self, graph: Any, X: Any, x: Any) -> Any:
         """The user's graph as the CSR matrix of what each row receives; None if there is none."""
-        self._known_rows: tuple[RowGraph, Array] | None = None
-        if isinstance(graph, str) and graph not in KINDS:
+        self._known_rows = None
+        if isinstance(graph, str) and graph not in ("knn", "auto"):
             raise UserError(
                 f"graph must be None, 'knn', 'auto', a RowGraph, an adjacency matrix or an edge_index, got {graph!r}",
                 argument="graph",
@@ -269,9 +266,10 @@ class DIFFormerEstimator(BaseEstimator):
             return None, None, {None: NO_EDGES}
         k = min(int(self.neighbours), rows)
         search = SparseRowSearch(scaled, k) if sparse.issparse(scaled) else RowSearch(torch.from_numpy(scaled), k)
-        nearest = search(scaled if sparse.issparse(scaled) else torch.from_numpy(scaled))
-        receivers = torch.arange(rows).repeat_interleave(k)
-        sides: dict[str | None, Edges] = {"knn": (torch.stack([nearest.reshape(-1), receivers]), None)}
+        nearest = nearest_rows(search, scaled)
+        sides: dict[str | None, Edges] = {
+            "knn": (torch.stack([nearest.reshape(-1), torch.arange(rows).repeat_interleave(k)]), None)
+        }
         return search, nearest, {**sides, None: NO_EDGES} if graph == "auto" else sides
 
     def _landmarks(self, rows: int, seed: int) -> Tensor | None:
@@ -281,51 +279,21 @@ class DIFFormerEstimator(BaseEstimator):
             return None
         return torch.from_numpy(np.sort(np.random.RandomState(seed % 2**32).choice(rows, count, replace=False)))
 
-    def _recipe(self, labels: int, *, directed: bool = False) -> Recipe:
-        names = ("diffusivity", "step_size", "source_weight", "graph_weight", "dropout", "backend")
-        options: dict[str, Any] = {name: getattr(self, name) for name in names}
-        options |= {name: int(getattr(self, name)) for name in ("hidden_channels", "num_layers", "num_heads")}
-        options["transform"] = self.transform_values
-        if self.dropout is None:
-            options["dropout"] = DROPOUT if labels < ENOUGH else 0.0
-        if self.diffusivity in ("constant", "identity"):
-            options["backend"] = "auto"  # neither has scores for a backend to work out
-        if directed:
-            options["graph_norm"] = "random_walk"
-        return Recipe(
-            options=options,
-            steps=int(self.steps),
-            learning_rate=float(self.learning_rate),
-            weight_decay=None if self.weight_decay is None else float(self.weight_decay),
-            n_models=int(self.n_models),
-            validation_fraction=self.validation_fraction,
-            batch_size=self.batch_size,
-            device=self.device,
-            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
-            speaker=type(self).__name__ if self.verbose else None,
-        )
-
-    def _asked(self, X: Any, graph: Any) -> tuple[Any, Any]:
-        """Rows to predict, checked, and their edges from fitted rows."""
+    def _predicted(self, X: Any, graph: Any, *, embed: bool = False) -> Array:
+        """Outputs of rows, or their states if `embed`, with their edges from fitted rows."""
         check_is_fitted(self, "fitted_")
-        x = self._features(X, reset=False)
-        given = self.fitted_.given
-        if graph is None:
-            if getattr(self, "_known_rows", None) is None:
-                return x, None
-            assert self._known_rows is not None
-            row_graph, rows = self._known_rows
-            return x, row_graph.edges(X, x, rows, directed=self.directed)
-        if given is None:
+        x, edges, given = self._features(X, reset=False), None, self.fitted_.given
+        if graph is not None and given is None:
             raise UserError(
                 "graph was given for rows to predict, but fit was given none; pass one to fit as well, or leave it out",
                 argument="graph",
             )
-        return x, as_matrix(graph, x.shape[0], given.degree.numel())
-
-    def _outputs(self, x: Any, graph: Any) -> Array:
-        x, edges = self._asked(x, graph)
-        return self.fitted_.outputs(x, edges)
+        if graph is not None and given is not None:
+            edges = as_matrix(graph, x.shape[0], given.degree.numel())
+        elif self._known_rows is not None:
+            row_graph, rows = self._known_rows
+            edges = row_graph.edges(X, x, rows, directed=self.directed)
+        return self.fitted_.states(x, edges) if embed else self.fitted_.outputs(x, edges)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes ``estimator.json`` and ``context.safetensors``; see `difformer.estimators.estimator_files`."""
@@ -346,18 +314,16 @@ class DIFFormerEstimator(BaseEstimator):
         return found
 
     def export(self, path: str | Path) -> None:
-        """Writes a program that predicts without this package; see `difformer.estimators.program`."""
+        """Writes a program that predicts without this package; see `difformer.estimators.estimator_files`."""
         check_is_fitted(self, "fitted_")
         facts = {name: plain_list(getattr(self, name)) for name in TEXTS if hasattr(self, name)}
         export_program(self.fitted_, path, states=hasattr(self, "transform"), facts=facts)
 
 
-def raw_columns(table: Any, name: str) -> str | None:
-    """What to do about the columns of a frame that are texts, dates or categories, or have gaps; None without any."""
-    if not hasattr(table, "columns"):
-        return None
+def raw_columns(table: Any, name: str) -> str:
+    """What to do about the columns of a frame that are texts, dates or categories, or have gaps; empty without any."""
     others, gaps = [], []
-    for column in table.columns:
+    for column in getattr(table, "columns", ()):
         try:
             if np.isnan(np.asarray(table[column], dtype=np.float64)).any():
                 gaps.append(str(column))
@@ -365,12 +331,213 @@ def raw_columns(table: Any, name: str) -> str | None:
                 others.append(str(column))
         except (TypeError, ValueError):
             others.append(str(column))
-    if not others and not gaps:
-        return None
     kinds = {"columns that are not numbers": others, "columns with gaps": gaps}
     said = "; ".join(f"{words}: {', '.join(names)}" for words, names in kinds.items() if names)
     steps = f"(OneHotEncoder(handle_unknown='ignore'), {others}), remainder=SimpleImputer()"
-    return (
+    return said and (
         f"X: {said}. Encode them first: `make_pipeline(make_column_transformer({steps}), {name}())` with scikit-learn, "
         f"or take the features x of difformer.data.from_frame(table, label=...), which reads such tables"
     )
+
+
+class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
+    """Semi-supervised classification: labels travel over latent structure and, if there is one, over a graph.
+
+    Args:
+        class_weight: ``"balanced"`` weights classes by the inverse of their frequency among the labels, a dictionary
+            gives the weight of each label, None weights all equally; as in scikit-learn. It acts in the loss.
+        **options: See `DIFFormerEstimator`, also for more attributes.
+
+    Attributes:
+        classes_: Labels in order.
+        label_distributions_: ``[N, C]`` probabilities of the rows that were fitted.
+        transduction_: ``[N]`` their most probable labels.
+        temperature_: What logits are divided by before they become probabilities.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> X, y = load_iris(return_X_y=True)
+        >>> partly = y.copy()
+        >>> partly[np.arange(150) % 10 > 0] = -1
+        >>> model = DIFFormerClassifier(random_state=0).fit(X, partly)
+        >>> model.transduction_.shape
+        (150,)
+    """
+
+    classes_: Array
+
+    def __init__(self, *, class_weight: Mapping[Any, float] | str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.class_weight = class_weight
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = False
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> DIFFormerClassifier:
+        """Train on the labelled rows, in the context of all.
+
+        Args:
+            X: ``[N, F]`` features: array, frame, or scipy sparse matrix.
+            y: ``[N]`` labels, -1, NaN or None where a row is unlabelled.
+            sample_weight: ``[N]``: a row of weight 2 counts as two equal rows, one of weight 0 as none.
+            graph: Overrides the option of this name: None, ``"knn"``, ``"auto"``, or edges among the rows, see
+                `difformer.estimators.row_graph`.
+
+        Raises:
+            ValueError: As scikit-learn's classifiers do; and if `graph` has the wrong size.
+        """
+        x, weight = self._table(X, y, sample_weight)
+        self.classes_, target = class_labels(y, x, type(self).__name__, weight)
+        per_class = None
+        if self.class_weight is not None:
+            known = self.classes_[target[target >= 0]]
+            per_class = compute_class_weight(self.class_weight, classes=self.classes_, y=known)
+        self.label_distributions_ = self._fit(X, x, target, len(self.classes_), weight, graph, class_weight=per_class)
+        self.temperature_ = float(self.fitted_.temperature)
+        self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
+        return self
+
+    def predict_proba(self, X: Any, *, graph: Any = None) -> Array:
+        """``[M, C]`` probabilities of rows, each in the context of the fitted population only.
+
+        Args:
+            X: ``[M, F]`` features.
+            graph: Where a graph was given to `fit`: edges from fitted rows to these, a sparse matrix ``[M, N]`` or an
+                ``edge_index [2, E]`` with fitted rows above. Left out, fitted rows are recognised and keep their edges;
+                others have none.
+        """
+        return self._predicted(X, graph)
+
+    def predict(self, X: Any, *, graph: Any = None) -> Array:
+        """``[M]`` most probable labels; see `predict_proba`."""
+        probable = np.argmax(self.predict_proba(X, graph=graph), axis=1)
+        return self.classes_[probable]
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> float:
+        """Accuracy on the labelled rows; those marked as unlabelled are neither right nor wrong.
+
+        Args:
+            X: ``[M, F]`` features.
+            y: ``[M]`` labels, -1, NaN or None where a row is unlabelled.
+            sample_weight: ``[M]``.
+            graph: See `predict_proba`.
+
+        Raises:
+            ValueError: If no row is labelled.
+        """
+        predicted = self.predict(X, graph=graph)
+        known, labels = known_labels(y, self.classes_, type(self).__name__)
+        check_consistent_length(predicted, known, sample_weight)
+        weight = None if sample_weight is None else np.asarray(sample_weight)[known]
+        return float(accuracy_score(labels, predicted[known], sample_weight=weight))
+
+
+# scikit-learn, and `help`, read the options off the signature.
+_shared = inspect.signature(DIFFormerEstimator.__init__)
+_own = inspect.Parameter("class_weight", inspect.Parameter.KEYWORD_ONLY, default=None)
+setattr(  # noqa: B010
+    DIFFormerClassifier.__init__, "__signature__", _shared.replace(parameters=[*_shared.parameters.values(), _own])
+)
+
+
+class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
+    """Semi-supervised regression, of one target or several; NaN marks what is unknown.
+
+    A prediction is the sum of a ridge regression and of what the models add to it, see `difformer.estimators.problem`.
+
+    Args:
+        See `DIFFormerEstimator`, also for more attributes.
+
+    Attributes:
+        transduction_: ``[N]`` or ``[N, T]`` values of the rows that were fitted.
+
+    Example:
+        >>> from sklearn.datasets import load_diabetes
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> y[::2] = float("nan")
+        >>> DIFFormerRegressor(random_state=0).fit(X, y).transduction_.shape
+        (442,)
+    """
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> DIFFormerRegressor:
+        """Train on the labelled rows, in the context of all.
+
+        `y` holds ``[N]`` or ``[N, T]`` values, NaN where unknown; for the rest see `DIFFormerClassifier.fit`.
+        """
+        x, weight = self._table(X, y, sample_weight)
+        target = values(y, x, type(self).__name__)
+        self.one_column_ = target.ndim == 1
+        target = target.reshape(len(target), -1)
+        self.transduction_ = self._shaped(self._fit(X, x, target, target.shape[1], weight, graph))
+        return self
+
+    def predict(self, X: Any, *, graph: Any = None) -> Array:
+        """``[M]`` or ``[M, T]`` values of rows ``X [M, F]``; `graph` as in `DIFFormerClassifier.predict_proba`."""
+        return self._shaped(self._predicted(X, graph))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> float:
+        """R² on what is known of `y`; of several targets the mean, each on the rows that know it.
+
+        Arguments as in `DIFFormerClassifier.score`; `y` holds ``[M]`` or ``[M, T]`` values, NaN where unknown.
+        """
+        predicted = self.predict(X, graph=graph)
+        wanted = values(y, predicted, type(self).__name__).reshape(len(predicted), -1)
+        weight = np.ones(len(predicted)) if sample_weight is None else np.asarray(sample_weight)
+        each = []
+        for value, target in zip(predicted.reshape(wanted.shape).T, wanted.T, strict=True):
+            known = ~np.isnan(target)
+            each.append(r2_score(target[known], value[known], sample_weight=weight[known]))
+        return float(np.mean(each))
+
+    def _shaped(self, outputs: Array) -> Array:
+        return outputs[:, 0] if self.one_column_ else outputs
+
+
+class DIFFormerTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DIFFormerEstimator):
+    """Features diffused over the population: supervised embeddings for the next step of a pipeline.
+
+    An embedding is the state behind the output layer. Targets are classes or values; which of the two is inferred from
+    `y`, as scikit-learn does (``sklearn.utils.multiclass.type_of_target``).
+
+    Args:
+        See `DIFFormerEstimator`; the embeddings of `n_models` models are concatenated.
+
+    Example:
+        >>> from sklearn.datasets import load_wine
+        >>> X, y = load_wine(return_X_y=True)
+        >>> DIFFormerTransformer(hidden_channels=16, random_state=0).fit_transform(X, y).shape
+        (178, 48)
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, graph: Any = None) -> DIFFormerTransformer:
+        """Train on the labelled rows, in the context of all.
+
+        `y` holds labels, or values, NaN where unknown; for the rest see `DIFFormerClassifier.fit`.
+        """
+        self.fit_transform(X, y, sample_weight, graph=graph)
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None, *, graph: Any = None) -> Array:
+        """`fit`, and the embeddings of the rows it was given."""
+        x, weight = self._table(X, y, sample_weight)
+        if has_classes(y):
+            classes, target = class_labels(y, x, type(self).__name__, weight)
+            return self._fit(X, x, target, len(classes), weight, graph, embed=True)
+        target = values(y, x, type(self).__name__).reshape(x.shape[0], -1)
+        return self._fit(X, x, target, target.shape[1], weight, graph, embed=True)
+
+    def transform(self, X: Any, *, graph: Any = None) -> Array:
+        """``[M, n_models · hidden_channels]`` states of rows; arguments as in `DIFFormerClassifier.predict_proba`."""
+        return self._predicted(X, graph, embed=True)
+
+    @property
+    def _n_features_out(self) -> int:
+        # Of the models that were fitted: options may have been set to something else since.
+        return sum(self.fitted_.widths())

@@ -11,18 +11,19 @@ There are two ways to judge a model that sees a graph:
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone, is_classifier
+from sklearn.base import clone, is_classifier
 from sklearn.metrics import get_scorer
 from sklearn.model_selection import check_cv
 from sklearn.utils import _safe_indexing
 
 from difformer.errors import UserError
-from difformer.estimators.labels import as_array, is_labelled, settled, signs_only
+from difformer.estimators.labels import as_array, is_labelled, settled
 
 Array = np.ndarray[Any, Any]
 
@@ -62,26 +63,21 @@ def cross_validate(
         >>> found["test_score"].shape
         (3,)
     """
-    classes = is_classifier(estimator)
-    target = as_array(y)
-    known = _known(target, classes)
-    rows = np.flatnonzero(known)
-    labels = settled(target[rows]) if classes else target[rows].astype(np.float64)
-    default = "accuracy" if classes else "r2"
-    names = [scoring or default] if scoring is None or isinstance(scoring, str) else list(scoring)
-    found: dict[str, list[float]] = {}
+    classes, target = is_classifier(estimator), as_array(y)
+    rows, labels = _known(target, classes)
+    names = {"test_score": scoring or ("accuracy" if classes else "r2")}
+    if not (scoring is None or isinstance(scoring, str)):
+        names = {f"test_{name}": name for name in scoring}
+    found: list[dict[str, float]] = []
     for kept, hidden in check_cv(cv, labels, classifier=classes).split(np.zeros((len(rows), 1)), labels):
-        model = clone(estimator)
-        started = time.perf_counter()
-        model.fit(X, _hide(target, rows[hidden], classes), sample_weight=sample_weight, graph=graph)
-        answers = (_Classes if classes else _Values)(model, rows[hidden])
-        found.setdefault("fit_time", []).append(time.perf_counter() - started)
-        found.setdefault("labelled", []).append(len(kept))
-        for name in names:
-            key = "test_score" if scoring is None or isinstance(scoring, str) else f"test_{name}"
-            position = np.arange(len(hidden)).reshape(-1, 1)
-            found.setdefault(key, []).append(get_scorer(name)(answers, position, labels[hidden]))
-    return {name: np.array(values) for name, values in found.items()}
+        model, started = clone(estimator), time.perf_counter()
+        partly = target.astype(object if classes else np.float64)
+        partly[rows[hidden]] = None if classes else np.nan
+        model.fit(X, partly, sample_weight=sample_weight, graph=graph)
+        found.append({"fit_time": time.perf_counter() - started, "labelled": len(kept)})
+        answers = _by_number(model)
+        found[-1] |= {key: get_scorer(name)(answers, rows[hidden], labels[hidden]) for key, name in names.items()}
+    return {key: np.array([fold[key] for fold in found]) for key in found[0]}
 
 
 def labelled_scorer(scoring: str | Callable[..., float]) -> Callable[..., float]:
@@ -107,55 +103,35 @@ def labelled_scorer(scoring: str | Callable[..., float]) -> Callable[..., float]
     scorer = get_scorer(scoring)
 
     def score(estimator: Any, X: Any, y: Any, **options: Any) -> float:
-        target = as_array(y)
-        rows = np.flatnonzero(_known(target, is_classifier(estimator)))
+        rows, labels = _known(as_array(y), is_classifier(estimator))
         if not len(rows):
-            raise UserError(f"all {len(target)} rows to score are unlabelled; use larger folds, or stratified ones")
-        chosen = settled(target[rows]) if is_classifier(estimator) else target[rows].astype(np.float64)
-        return float(scorer(estimator, _safe_indexing(X, rows), chosen, **options))
+            raise UserError(
+                f"all {len(as_array(y))} rows to score are unlabelled; use larger folds, or stratified ones"
+            )
+        return float(scorer(estimator, _safe_indexing(X, rows), labels, **options))
 
     return score
 
 
-def _known(target: Array, classes: bool) -> Array:
-    """Which rows are labelled; of several values all must be known."""
+def _by_number(model: Any) -> Any:
+    """A fitted model that answers numbers of fitted rows with what it knows of them."""
+
+    def predict(rows: Array) -> Any:
+        return model.transduction_[rows]
+
+    def predict_proba(rows: Array) -> Any:
+        return model.label_distributions_[rows]
+
+    answers = copy.copy(model)
+    answers.predict, answers.predict_proba = predict, predict_proba
+    return answers
+
+
+def _known(target: Array, classes: bool) -> tuple[Array, Array]:
+    """Numbers of the labelled rows and their labels; of several values all must be known."""
     if classes:
-        return np.ones(len(target), dtype=bool) if signs_only(target) else is_labelled(target)
-    known: Array = ~np.isnan(target.astype(np.float64)).reshape(len(target), -1)
-    return np.asarray(known.all(1))
-
-
-def _hide(target: Array, rows: Array, classes: bool) -> Array:
-    """A copy of the targets in which some rows are unlabelled."""
-    if not classes:
-        hidden = target.astype(np.float64)
-        hidden[rows] = np.nan
-        return hidden
-    hidden = target.astype(object)
-    hidden[rows] = None
-    return hidden
-
-
-class _Values(RegressorMixin, BaseEstimator):
-    """A fitted model whose features are positions among hidden rows: it answers with what it knows of them."""
-
-    def __init__(self, model: Any, rows: Array) -> None:
-        self.model, self.rows = model, rows
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return True
-
-    def predict(self, X: Any) -> Array:
-        answers: Array = self.model.transduction_[self.rows[np.asarray(X)[:, 0]]]
-        return answers
-
-
-class _Classes(ClassifierMixin, _Values):
-    @property
-    def classes_(self) -> Array:
-        labels: Array = self.model.classes_
-        return labels
-
-    def predict_proba(self, X: Any) -> Array:
-        chances: Array = self.model.label_distributions_[self.rows[np.asarray(X)[:, 0]]]
-        return chances
+        rows = np.flatnonzero(is_labelled(target))
+        return rows, settled(target[rows])
+    values = target.astype(np.float64)
+    rows = np.flatnonzero(~np.isnan(values).reshape(len(values), -1).any(1))
+    return rows, values[rows]

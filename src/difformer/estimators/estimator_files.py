@@ -1,15 +1,27 @@
-"""A fitted estimator on disk: ``estimator.json`` describes it, ``context.safetensors`` holds its numbers.
+"""A fitted estimator on disk: as two files that carry no code, or as a program that runs without this package.
 
-Neither file can carry code, and neither holds the training table: they contain what predictions need, see
-`difformer.estimators.predictor`. Each file is written next to its destination and then renamed. Two files cannot be
-replaced at once, so the description holds one SHA-256 over both: a save that was interrupted over an older one, or a
-file that was changed, is refused. The hash does not protect against someone who writes both files on purpose. So every
-entry has a rule (`options.Rule`), every tensor a dtype, a shape and a range (`TENSOR_RULES`), tensors that follow from
-others are compared with what follows, and a row is predicted on trial.
+**Files.** ``estimator.json`` describes it, ``context.safetensors`` holds its numbers. Neither holds the training table:
+they contain what predictions need, see `difformer.estimators.predictor`. Each file is written next to its destination
+and then renamed. Two files cannot be replaced at once, so the description holds one SHA-256 over both: a save that was
+interrupted over an older one, or a file that was changed, is refused. The hash does not protect against someone who
+writes both files on purpose. So every entry has a rule (`options.Rule`), every tensor a dtype, a shape and a range
+(`TENSOR_RULES`), tensors that follow from others are compared with what follows, and a row is predicted on trial.
+
+**Program.** One ``.pt2`` file that runs where torch is and this package is not:
+
+    >>> model.export("flowers.pt2")                                  # here
+    >>> program = torch.export.load("flowers.pt2").module()          # anywhere
+    >>> probabilities = program(torch.randn(5, 4))
+
+It takes features ``[M, F]`` in single precision, as the table had them (scaling is inside), and gives probabilities,
+values or embeddings in double precision. A model fitted with a neighbour graph searches for neighbours itself; one
+fitted with a given graph takes two more arguments, ``edge_index [2, E]`` with fitted rows above, and ``edge_weight
+[E]``. The file also holds ``difformer.json``: classes, and names of columns.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -25,28 +37,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from scipy import sparse
-from torch import Tensor
+from torch import Tensor, nn
 
 from difformer.attention.polynomial import DEFAULT_TOL
 from difformer.diffusivity import Diffusivity, as_diffusivity
 from difformer.errors import UserError
-from difformer.estimators.options import (
-    COUNT,
-    FINITE,
-    FLAG,
-    NOT_NEGATIVE,
-    OPTIONS,
-    SHARE,
-    TEXT,
-    Rule,
-    check_all,
-    one_of,
-)
+from difformer.estimators.options import COUNT, FINITE, FLAG, NOT_NEGATIVE, OPTIONS, SHARE, Rule, check_all, one_of
 from difformer.estimators.population import Scaling
-from difformer.estimators.predictor import GivenGraph, Member, Memory, Predictor, Search
-from difformer.estimators.ridge import LinearPart
-from difformer.estimators.row_search import RowSearch, SparseRowSearch
-from difformer.files import RunFolderError, read_json, write_whole
+from difformer.estimators.predictor import Edges, GivenGraph, Member, Memory, Predictor, Search
+from difformer.estimators.problem import LinearPart
+from difformer.estimators.row_graph import RowSearch, SparseRowSearch
+from difformer.files import RunFolderError, atomic_write, read_json, write_whole
 from difformer.nn import DIFFormer, DIFFormerConv, PretrainedError
 
 if TYPE_CHECKING:
@@ -55,13 +56,9 @@ if TYPE_CHECKING:
 FORMAT, FORMAT_VERSION = "difformer-estimator", 2
 DESCRIPTION, TENSORS, HASH = "estimator.json", "context.safetensors", "sha256"
 TEXTS = ("classes_", "feature_names_in_")
-ARRAYS = ("label_distributions_", "transduction_")
 LABEL_DTYPE = re.compile(r"[<>|=]?([biuf]\d{1,2}|[UO]\d{0,9}|M8\[\w{1,5}\])")
-
-TABLE = Rule(lambda value: isinstance(value, dict), "a table")
-SHAPE = Rule(lambda v: isinstance(v, list) and len(v) == 2 and all(map(COUNT.holds, v)), "two whole numbers")
-SEED = Rule(lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**32, "a seed").or_none()
-WORDY = Rule(lambda v: isinstance(v, int), "True, False or a whole number")
+LARGEST_DENSE = 1 << 28  # entries of fitted sparse rows that a program may hold densely
+EXTRA, SUFFIX = "difformer.json", ".pt2"
 
 
 def _are_labels(v: Any) -> bool:
@@ -72,40 +69,37 @@ def _is_table(v: Any, *names: str) -> bool:
     return isinstance(v, dict) and v.keys() == set(names)
 
 
+def _are_class_weights(v: Any) -> bool:
+    if not (_is_table(v, "labels", "weights") and _are_labels(v["labels"]) and _are_labels(v["weights"])):
+        return False
+    return len(v["labels"]) == len(v["weights"]) and all(map(NOT_NEGATIVE.holds, v["weights"]))
+
+
 LABELS = Rule(
-    lambda v: (
-        _is_table(v, "dtype", "values") and bool(LABEL_DTYPE.fullmatch(str(v["dtype"]))) and _are_labels(v["values"])
-    ),
+    lambda v: _is_table(v, "dtype", "values") and LABEL_DTYPE.fullmatch(str(v["dtype"])) and _are_labels(v["values"]),
     "a dtype of labels and a list of values",
 )
-CLASS_WEIGHT = Rule(
-    lambda v: (
-        v in (None, "balanced")
-        or (
-            _is_table(v, "labels", "weights")
-            and _are_labels(v["labels"])
-            and _are_labels(v["weights"])
-            and len(v["labels"]) == len(v["weights"])
-            and all(map(NOT_NEGATIVE.holds, v["weights"]))
-        )
-    ),
-    "None, balanced, or as many labels as weights",
-)
+TABLE = Rule(lambda value: isinstance(value, dict), "a table")
+SHAPE = Rule(lambda v: isinstance(v, list) and len(v) == 2 and all(map(COUNT.holds, v)), "two whole numbers")
 
 # What only some estimators have; their class says the rest.
-ESTIMATORS: dict[str, dict[str, Rule]] = {
+ENTRIES_OF: dict[str, dict[str, Rule]] = {
     "DIFFormerClassifier": {"classes_": LABELS, "softmax": one_of(True)},
     "DIFFormerRegressor": {"softmax": one_of(False)},
     "DIFFormerTransformer": {},
 }
+PARAMS_OF = {"DIFFormerClassifier": {"class_weight": Rule(lambda v: v in (None, "balanced") or _are_class_weights(v),
+                                                          "None, balanced, or as many labels as weights")}}  # fmt: skip
+FACTS_OF = {"DIFFormerRegressor": {"one_column_": FLAG}}
 ENTRIES: dict[str, Rule] = {
-    "estimator": one_of(*ESTIMATORS), "format": one_of(FORMAT), "format_version": one_of(FORMAT_VERSION),
+    "estimator": one_of(*ENTRIES_OF), "format": one_of(FORMAT), "format_version": one_of(FORMAT_VERSION),
     "params": TABLE, "facts": TABLE, "model": TABLE, "members": COUNT, "softmax": FLAG, "directed": FLAG,
     "neighbours": COUNT.or_none(), "sparse_shape": SHAPE.or_none(),
 }  # fmt: skip
 PARAMS: dict[str, Rule] = {
-    **OPTIONS, "graph": one_of(None, "knn", "auto"), "device": TEXT,
-    "random_state": SEED, "verbose": WORDY,
+    **OPTIONS, "graph": one_of(None, "knn", "auto"), "device": Rule(lambda v: isinstance(v, str), "a text"),
+    "random_state": Rule(lambda v: type(v) is int and 0 <= v < 2**32, "a seed").or_none(),
+    "verbose": Rule(lambda v: isinstance(v, int), "True, False or a whole number"),
 }  # fmt: skip
 FACTS: dict[str, Rule] = {
     "n_features_in_": COUNT, "graph_": one_of("knn", "given", None), "n_iter_": COUNT, "loss_": FINITE,
@@ -148,36 +142,35 @@ TENSOR_RULES: dict[str, tuple[str, str, str]] = {
     "members.memories.values": ("float32", "pHC", ""),
     "members.memories.weight": ("float32", "p", "of at least 0"),
 }
-RANGES: dict[str, tuple[float, float]] = {
+RANGES = {
     "": (-math.inf, math.inf),
     "above 0": (math.nextafter(0, 1), math.inf),
     "of at least 0": (0, math.inf),
     "from 0 to 1": (0, 1),
 }
-# Which tensors there are, by what they belong to.
-NEEDED = {
-    "always": ("temperature", "scale"),
-    "values": ("output_scale",),
-    "DIFFormerClassifier": ("of.label_distributions_",),
-    "DIFFormerRegressor": ("of.transduction_", "coefficients", "intercepts", "share"),
-    "dense": ("search.points",),
-    "sparse": ("search.data", "search.indices", "search.indptr"),
-    "given": ("given.data", "given.indices", "given.indptr", "given.digests", "given.degree"),
-}
+
+
+class _Tensors(dict[str, Tensor]):
+    """Tensors of a file, by name."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise UserError(f"tensor {name} is missing")
+
+    def below(self, start: str) -> _Tensors:
+        return _Tensors((name.removeprefix(start), value) for name, value in self.items() if name.startswith(start))
 
 
 def save_estimator(estimator: DIFFormerEstimator, folder: str | Path) -> None:
     """Writes a fitted estimator into `folder`, which is made where it does not exist."""
-    folder = Path(folder)
     fitted = estimator.fitted_
     model: Any = fitted.members[0].model
-    facts = [*FACTS, "one_column_"]
+    facts = [name for name in (*FACTS, "one_column_") if hasattr(estimator, name)]
     description: dict[str, Any] = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "estimator": type(estimator).__name__,
         "params": {name: _plain(value) for name, value in estimator.get_params(deep=False).items()},
-        "facts": {name: getattr(estimator, name) for name in facts if hasattr(estimator, name)},
+        "facts": {name: getattr(estimator, name) for name in facts},
         "model": {name: _plain(value) for name, value in model.config.items()},
         "members": len(fitted.members),
         "softmax": fitted.softmax,
@@ -190,7 +183,7 @@ def save_estimator(estimator: DIFFormerEstimator, folder: str | Path) -> None:
             array = getattr(estimator, name)
             description[name] = {"dtype": array.dtype.str, "values": plain_list(array)}
     tensors = {name: value.contiguous() for name, value in fitted.state_dict().items()}
-    for name in ARRAYS:
+    for name in ("label_distributions_", "transduction_"):
         array = getattr(estimator, name, None)
         if array is not None and array.dtype == np.float64:
             tensors[f"of.{name}"] = torch.from_numpy(array.copy())
@@ -198,14 +191,30 @@ def save_estimator(estimator: DIFFormerEstimator, folder: str | Path) -> None:
     content = save_tensors(tensors, metadata={"format": FORMAT})
     # Both files are complete in memory before the first is written.
     text = (json.dumps({**description, HASH: _digest(description, content)}, indent=2) + "\n").encode()
-    write_whole(folder / TENSORS, content)
-    write_whole(folder / DESCRIPTION, text)
+    write_whole(Path(folder) / TENSORS, content)
+    write_whole(Path(folder) / DESCRIPTION, text)
 
 
 def _digest(description: dict[str, Any], content: bytes) -> str:
     """SHA-256 of both files: the description without its hash, in a canonical form, followed by the tensors."""
     told = {name: value for name, value in description.items() if name != HASH}
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode() + b"\0" + content).hexdigest()
+
+
+def plain_list(array: np.ndarray[Any, Any]) -> list[Any]:
+    """Labels or names as JSON has them; a date is a text there."""
+    values: list[Any] = (array.astype(str) if array.dtype.kind == "M" else array).tolist()
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """An option as JSON has it; what it has no word for is left out."""
+    if isinstance(value, Diffusivity):
+        return value.name if value.is_named() else {"own": value.name}
+    if isinstance(value, Mapping):  # class_weight; JSON would turn its labels into texts
+        return {"labels": [_plain(label) for label in value], "weights": [float(weight) for weight in value.values()]}
+    value = value.item() if isinstance(value, np.generic) else str(value) if isinstance(value, torch.device) else value
+    return value if isinstance(value, str | int | float | bool) else None
 
 
 def load_estimator(folder: str | Path, *, diffusivity: Diffusivity | None = None) -> DIFFormerEstimator:
@@ -215,8 +224,7 @@ def load_estimator(folder: str | Path, *, diffusivity: Diffusivity | None = None
         FileNotFoundError: If a file is missing.
         PretrainedError: If a file is damaged, of another program, or of another version of the format.
     """
-    folder = Path(folder)
-    description, tensors = _read(folder)
+    description, tensors = _read(Path(folder))
     try:
         return _estimator(description, tensors, diffusivity)
     except PretrainedError as error:
@@ -228,13 +236,13 @@ def load_estimator(folder: str | Path, *, diffusivity: Diffusivity | None = None
         ) from error
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(folder: Path) -> tuple[dict[str, Any], _Tensors]:
     for name in (DESCRIPTION, TENSORS):
         if not (folder / name).is_file():
             raise FileNotFoundError(
                 f"{folder / name} is missing; a saved estimator is {DESCRIPTION} and {TENSORS} in one folder"
             )
-    path = folder / DESCRIPTION
+    path, content = folder / DESCRIPTION, (folder / TENSORS).read_bytes()
     try:
         description = read_json(path)
     except RunFolderError as error:
@@ -248,26 +256,24 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"{path}: written in format version {reprlib.repr(version)}; this difformer reads version "
             f"{FORMAT_VERSION}: {'upgrade difformer' if newer else 'fit and save the estimator again'}"
         )
-    content = (folder / TENSORS).read_bytes()
     if description.pop(HASH, None) != _digest(description, content):
         raise PretrainedError(
             f"{folder}: damaged: {DESCRIPTION} and {TENSORS} do not belong together; saving was interrupted, or a file "
             f"was changed. Save the estimator again"
         )
     try:
-        return description, load_tensors(content)
+        return description, _Tensors(load_tensors(content))
     except SafetensorError as error:
         raise PretrainedError(f"{folder / TENSORS}: damaged: {error}; save the estimator again") from error
 
 
-def _estimator(description: dict[str, Any], tensors: dict[str, Tensor], own: Diffusivity | None) -> DIFFormerEstimator:
+def _estimator(description: dict[str, Any], tensors: _Tensors, own: Diffusivity | None) -> DIFFormerEstimator:
     from difformer import estimators
 
     name: Any = description.get("estimator")
-    one_of(*ESTIMATORS).check("estimator", name)
-    optional = {"feature_names_in_": LABELS, "rows": COUNT}
-    rules = {**ENTRIES, **{key: rule for key, rule in optional.items() if key in description}, **ESTIMATORS[name]}
-    check_all(rules, description)
+    ENTRIES["estimator"].check("estimator", name)
+    optional = {key: rule for key, rule in (("feature_names_in_", LABELS), ("rows", COUNT)) if key in description}
+    check_all({**ENTRIES, **optional, **ENTRIES_OF[name]}, description)
     params, config, facts = description["params"], description["model"], description["facts"]
     if own is not None:
         params["diffusivity"] = config["diffusivity"] = own
@@ -276,30 +282,26 @@ def _estimator(description: dict[str, Any], tensors: dict[str, Tensor], own: Dif
             f"the estimator was fitted with a custom diffusivity, {named.get('own')!r}, which a file cannot hold; pass "
             f"it again: from_pretrained(folder, diffusivity=…)"
         )
-    regressor, classifier = name == "DIFFormerRegressor", name == "DIFFormerClassifier"
-    check_all({**PARAMS, **({"class_weight": CLASS_WEIGHT} if classifier else {})}, params, "params.")
-    check_all({**FACTS, **({"one_column_": FLAG} if regressor else {})}, facts, "facts.")
+    check_all({**PARAMS, **PARAMS_OF.get(name, {})}, params, "params.")
+    check_all({**FACTS, **FACTS_OF.get(name, {})}, facts, "facts.")
     check_all(MODEL, config, "model.")
-    for said in (params, config):
-        as_diffusivity(said["diffusivity"])
+    as_diffusivity(params["diffusivity"])
     _check_tensors(description, tensors)
     if isinstance(weights := params.get("class_weight"), dict):
         params["class_weight"] = dict(zip(weights["labels"], weights["weights"], strict=True))
     estimator: Any = getattr(estimators, name)(**params)
-    for text in TEXTS:
-        if text in description:
-            facts[text] = _labels(text, **description[text])
+    facts |= {text: _labels(text, **description[text]) for text in TEXTS if text in description}
     for fact, value in facts.items():
         setattr(estimator, fact, value)
-    for array in ARRAYS:
-        if f"of.{array}" in tensors:
-            setattr(estimator, array, tensors.pop(f"of.{array}").numpy())
     fitted = estimator.fitted_ = _predictor(description, tensors)
-    if classifier:
+    if name == "DIFFormerClassifier":
         if len(estimator.classes_) != config["out_channels"]:
             raise UserError(f"there are {len(estimator.classes_)} classes_ and {config['out_channels']} outputs")
+        estimator.label_distributions_ = tensors["of.label_distributions_"].numpy()
         estimator.transduction_ = estimator.classes_[estimator.label_distributions_.argmax(1)]
         estimator.temperature_ = float(fitted.temperature)
+    elif name == "DIFFormerRegressor":
+        estimator.transduction_ = tensors["of.transduction_"].numpy()
     rows = np.zeros((2, config["in_channels"]))
     rows[1] = 0.0 if fitted.scaling.shift is None else fitted.scaling.shift
     trial = fitted.outputs(rows, None if fitted.given is None else sparse.csr_array((2, fitted.given.degree.numel())))
@@ -308,32 +310,25 @@ def _estimator(description: dict[str, Any], tensors: dict[str, Tensor], own: Dif
     return estimator
 
 
-def _check_tensors(description: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Every tensor is known, all that are needed are there, and each has its dtype, shape and range."""
-    config, facts, estimator = description["model"], description["facts"], description["estimator"]
-    graph, k, wide = facts["graph_"], description["neighbours"], description["sparse_shape"]
-    if (graph == "knn") != (k is not None) or (wide is not None and graph != "knn"):
-        raise UserError(f"graph_ is {graph!r}, but there are {k} neighbours")
-    kinds = ["always", estimator, *(() if description["softmax"] else ("values",))]
-    if graph is not None:
-        kinds.append("given" if graph == "given" else "dense" if wide is None else "sparse")
-    needed = {name for kind in kinds for name in NEEDED.get(kind, ())}
-    channels = config["hidden_channels"]
-    sizes = {"2": 2, "F": facts["n_features_in_"], "T": config["out_channels"], "H": config["num_heads"]}
-    sizes |= {"C": channels, "V": 1 + channels, "K": 1 if config["diffusivity"] == "constant" else 1 + channels}
+def _check_tensors(description: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Every tensor is known and has its dtype, shape and range."""
+    config, facts, wide = description["model"], description["facts"], description["sparse_shape"]
+    graph, channels, columns = facts["graph_"], config["hidden_channels"], facts["n_features_in_"]
+    if (graph == "knn") != (description["neighbours"] is not None) or (wide is not None and graph != "knn"):
+        raise UserError(f"graph_ is {graph!r}, but there are {description['neighbours']} neighbours")
+    if config["in_channels"] != columns or (wide is not None and wide[1] != columns):
+        raise UserError(f"{columns} columns were fitted, but the model has {config['in_channels']}")
+    sizes = {"2": 2, "F": columns, "T": config["out_channels"], "H": config["num_heads"], "C": channels}
+    sizes |= {"V": 1 + channels, "K": 1 if config["diffusivity"] == "constant" else 1 + channels}
     sizes |= {"N": description["rows"]} if "rows" in description else {}
     sizes |= {"n": wide[0], "r": wide[0] + 1} if wide is not None else {}
-    if config["in_channels"] != sizes["F"] or (wide is not None and wide[1] != sizes["F"]):
-        raise UserError(f"{sizes['F']} columns were fitted, but the model has {config['in_channels']}")
-    for name in sorted(needed | set(tensors)):
-        if name not in tensors:
-            raise UserError(f"tensor {name} is missing")
+    for name, value in sorted(tensors.items()):
         short = re.sub(r"\.\d+(?=\.)", "", name)
-        if name not in needed | {"shift"} and not short.startswith("members."):
+        weights = short.startswith("members.model.")
+        if not weights and short not in TENSOR_RULES:
             raise UserError(f"tensor {reprlib.repr(name)[1:-1]} is unknown")
-        value, weights = tensors[name], short.startswith("members.model.")
         dtype, axes, words = ("float64", "", "") if weights else TENSOR_RULES[short]
-        axes = "N" if name == "of.transduction_" and facts["one_column_"] else axes
+        axes = "N" if name == "of.transduction_" and facts.get("one_column_") else axes
         if not str(value.dtype).removeprefix("torch.").startswith(dtype):
             raise UserError(f"{name} must hold {dtype}, got {value.dtype}")
         expected = [sizes.setdefault(axis, size) for axis, size in zip(axes, value.shape, strict=False)]
@@ -346,14 +341,13 @@ def _check_tensors(description: dict[str, Any], tensors: dict[str, Tensor]) -> N
             raise UserError(f"{name} must be finite numbers {words}, got {found}")
         if short == "members.memories.sums" and not (value[:, 0, 0] > 0).all():
             raise UserError(f"{name} must count a positive number of rows")
+        if name == "output_scale" and not (value[1] > 0).all():
+            raise UserError("output_scale must hold deviations above 0")
+        if name == "of.label_distributions_" and not ((value.sum(1) - 1).abs() < 1e-6).all():
+            raise UserError("label_distributions_ of a row must add up to 1")
     rows, fitted = sizes.get("N", math.inf), sizes.get("n", 0)
     if rows < fitted or (graph == "given" and "N" in sizes and rows != fitted):
         raise UserError(f"there are {fitted} rows with a graph and {rows} fitted rows")
-    if "output_scale" in tensors and not (tensors["output_scale"][1] > 0).all():
-        raise UserError("output_scale must hold deviations above 0")
-    chances = tensors.get("of.label_distributions_", torch.ones(1, 1))
-    if not ((chances.sum(1) - 1).abs() < 1e-6).all():
-        raise UserError("label_distributions_ of a row must add up to 1")
 
 
 def _labels(name: str, dtype: str, values: list[Any]) -> np.ndarray[Any, Any]:
@@ -369,81 +363,58 @@ def _labels(name: str, dtype: str, values: list[Any]) -> np.ndarray[Any, Any]:
     return array
 
 
-def plain_list(array: np.ndarray[Any, Any]) -> list[Any]:
-    """Labels or names as JSON has them; a date is a text there."""
-    values: list[Any] = (array.astype(str) if array.dtype.kind == "M" else array).tolist()
-    return values
-
-
-def _plain(value: Any) -> Any:
-    """An option as JSON has it; what it has no word for is left out."""
-    if isinstance(value, Diffusivity):
-        return value.name if value.is_named() else {"own": value.name}
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, torch.device):
-        return str(value)
-    if isinstance(value, Mapping):  # class_weight; JSON would turn its labels into texts
-        return {"labels": [_plain(label) for label in value], "weights": [float(weight) for weight in value.values()]}
-    return value if value is None or isinstance(value, str | int | float | bool) else None
-
-
-def _predictor(description: dict[str, Any], tensors: dict[str, Tensor]) -> Predictor:
-    config, k, shape = description["model"], description["neighbours"], description["sparse_shape"]
-    shift = tensors.get("shift")
+def _predictor(description: dict[str, Any], tensors: _Tensors) -> Predictor:
+    k, shape, directed = description["neighbours"], description["sparse_shape"], description["directed"]
     search: Search | None = None
-    given = None
+    given, linear = None, None
     if k is not None:
-        search = (
-            RowSearch(tensors["search.points"], k) if shape is None
-            else SparseRowSearch(_csr(tensors, "search", tuple(shape)), k)
-        )  # fmt: skip
-        rows = tensors["search.points"].shape[0] if shape is None else shape[0]
+        rows = shape[0] if shape else len(tensors["search.points"])
         if k > rows:
             raise UserError(f"{k} neighbours are asked of {rows} rows")
-    elif "given.degree" in tensors:
+        dense = shape is None
+        search = RowSearch(tensors["search.points"], k) if dense else SparseRowSearch(_csr(tensors, "search", shape), k)
+    elif description["facts"]["graph_"] == "given":
         matrix = _csr(tensors, "given", (tensors["given.degree"].numel(),) * 2)
-        if not description["directed"] and (matrix != matrix.T).nnz:
+        if not directed and (matrix != matrix.T).nnz:
             raise UserError("given.data must weigh both directions of an edge equally, unless directed is true")
-        given = GivenGraph(matrix, tensors["given.digests"].numpy().view(np.uint64), directed=description["directed"])
+        given = GivenGraph(matrix, tensors["given.digests"].numpy().view(np.uint64), directed=directed)
+    if description["estimator"] == "DIFFormerRegressor":
+        linear = LinearPart(*(tensors[name] for name in ("coefficients", "intercepts", "share")))
     fitted = Predictor(
-        Scaling(None if shift is None else shift.numpy(), tensors["scale"].numpy()),
+        Scaling(tensors["shift"].numpy() if "shift" in tensors else None, tensors["scale"].numpy()),
         search=search,
         given=given,
         softmax=description["softmax"],
         temperature=float(tensors["temperature"]),
-        output_scale=tensors.get("output_scale"),
-        linear=LinearPart(*(tensors[name] for name in ("coefficients", "intercepts", "share")))
-        if "coefficients" in tensors
-        else None,
+        output_scale=None if description["softmax"] else tensors["output_scale"],
+        linear=linear,
     )
     numbers = {name.split(".")[1] for name in tensors if name.startswith("members.")}
     if numbers != {str(number) for number in range(len(numbers))} or description["members"] != len(numbers):
         raise UserError(f"{description['members']} members are described, {len(numbers)} are there")
-    polynomial = description["params"]["backend"] == "polynomial"
+    tol = DEFAULT_TOL if description["params"]["backend"] == "polynomial" else None
     for number in range(len(numbers)):
-        own = _below(tensors, f"members.{number}.")
-        fitted.members.append(_member(config, own, DEFAULT_TOL if polynomial else None, search or given))
-    for name, value in fitted.state_dict().items():
-        if name not in tensors or not torch.equal(value, tensors[name]):
-            raise UserError(f"tensor {name} {'does not fit the others' if name in tensors else 'is missing'}")
+        own = tensors.below(f"members.{number}.")
+        fitted.members.append(_member(description["model"], own, tol, description["facts"]["graph_"]))
+    state = fitted.state_dict()
+    if unknown := [name for name in tensors if name not in state and not name.startswith("of.")]:
+        raise UserError(f"tensor {unknown[0]} is unknown")
+    for name, value in state.items():
+        if not torch.equal(value, tensors[name]):
+            raise UserError(f"tensor {name} does not fit the others")
     return fitted
 
 
-def _below(tensors: Mapping[str, Tensor], start: str) -> dict[str, Tensor]:
-    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
-
-
-def _csr(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Any:
+def _csr(tensors: _Tensors, name: str, shape: Any) -> Any:
     """A sparse matrix, its row pointers and column indices checked: scipy reads out of bounds where they lie."""
     parts = tuple(tensors[f"{name}.{part}"].numpy() for part in ("data", "indices", "indptr"))
-    matrix = sparse.csr_array(parts, shape=shape)
+    matrix = sparse.csr_array(parts, shape=tuple(shape))
     matrix.check_format(full_check=True)
     return matrix
 
 
-def _member(config: dict[str, Any], tensors: dict[str, Tensor], tol: float | None, graph: Any) -> Member:
-    weights = _below(tensors, "model.")
+def _member(config: dict[str, Any], tensors: _Tensors, tol: float | None, graph: str | None) -> Member:
+    weights = tensors.below("model.")
     # Sizes are checked against the tensors before anything is made of them.
     layers = {name.split(".")[1] for name in weights if name.startswith(("layers.", "norms."))}
     if config["num_layers"] != len(layers):
@@ -457,18 +428,83 @@ def _member(config: dict[str, Any], tensors: dict[str, Tensor], tol: float | Non
     memories = []
     for k, layer in enumerate(model.layers):
         assert isinstance(layer, DIFFormerConv)
-        kept = _below(tensors, f"memories.{k}.")
-        summary = {"keys", "values"}
+        kept, summary = tensors.below(f"memories.{k}."), {"keys", "values"}
         if layer.diffusivity is None or layer.form == "identity":
             summary = set()
         elif layer.form in ("simple", "constant"):
             summary = {"sums"}
         elif tol is not None:
             summary = {"moments"}
-        optional = {"sent"} if graph is not None else set()
-        optional |= {"weight"} if "keys" in summary else set()
+        optional = ({"sent"} if graph is not None else set()) | ({"weight"} if "keys" in summary else set())
         if not summary <= kept.keys() <= summary | optional:
             expected = ", ".join(sorted(summary)) or "nothing"
             raise UserError(f"layer {k} must keep {expected} of its population, got {', '.join(sorted(kept))}")
         memories.append(Memory(kept, layer, tol))
     return Member(model, memories)
+
+
+class Program(nn.Module):
+    """What is exported: plain tensor operations on whole batches, for outputs or, if `states`, for embeddings."""
+
+    degree: Tensor | None
+
+    def __init__(self, fitted: Predictor, *, states: bool) -> None:
+        super().__init__()
+        self.search = Cosine(fitted.search) if isinstance(fitted.search, SparseRowSearch) else fitted.search
+        self.register_buffer("degree", None if fitted.given is None else fitted.given.degree)
+        self.directed = fitted.given is not None and fitted.given.directed
+        # Without what a program has no use for: a given graph's edges and the fingerprints of its rows.
+        self.fitted, self.states = copy.deepcopy(fitted), states
+        self.fitted.given = self.fitted.search = None
+
+    def forward(self, x: Tensor, edge_index: Tensor | None = None, edge_weight: Tensor | None = None) -> Tensor:
+        fitted: Any = self.fitted
+        x, edges = x.double(), None
+        x = (x if fitted.shift is None else x - fitted.shift) / fitted.scale
+        if self.degree is not None and edge_index is not None and edge_weight is not None:
+            degree = None if self.directed else self.degree
+            edges = Edges.normalised(edge_index[1], edge_index[0], edge_weight.double(), x.shape[0], degree)
+        elif self.search is not None:
+            edges = Edges.nearest(self.search(x))
+        states = [member.states(x, edges) for member in fitted.members]
+        return torch.cat(states, 1) if self.states else fitted.combine(states, x)
+
+
+class Cosine(nn.Module):
+    """`SparseRowSearch` on dense rows, in plain tensor operations."""
+
+    points: Tensor
+
+    def __init__(self, search: SparseRowSearch) -> None:
+        super().__init__()
+        if search.shape[0] * search.shape[1] > LARGEST_DENSE:
+            raise UserError(
+                f"the {search.shape[0]} × {search.shape[1]} sparse rows that neighbours are searched among are too "
+                f"many for an exported program; fit with graph=None, or reduce the columns first (TruncatedSVD)"
+            )
+        self.register_buffer("points", nn.functional.normalize(torch.from_numpy(search.points.toarray()), dim=1))
+        self.k = search.k
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Rows of equal cosine: the smaller index first, as the search itself has it.
+        order = (-(nn.functional.normalize(x, dim=1) @ self.points.T)).sort(dim=1, stable=True).indices
+        return order[:, : self.k]
+
+
+def export_program(fitted: Predictor, path: str | Path, *, states: bool, facts: dict[str, Any]) -> None:
+    """Writes the program to a ``.pt2`` file, whole or not at all; `facts` are what ``difformer.json`` in it holds."""
+    if Path(path).suffix != SUFFIX:
+        raise UserError(
+            f"path: a program is written as a torch.export archive, whose name ends in {SUFFIX}; got {str(path)!r}. "
+            f"Other formats, ONNX among them, are not written; write for example {Path(path).stem or 'model'}{SUFFIX}"
+        )
+    args: tuple[Tensor, ...] = (torch.zeros(3, fitted.scale.numel()),)
+    shapes: tuple[Any, ...] = ({0: torch.export.Dim("rows", min=1)},)
+    if fitted.given is not None:
+        args += (torch.zeros(2, 4, dtype=torch.long), torch.ones(4))
+        count = torch.export.Dim("edges", min=1)
+        shapes += ({1: count}, {0: count})
+    with torch.no_grad():
+        program = torch.export.export(Program(fitted, states=states), args, dynamic_shapes=shapes)
+    with atomic_write(path) as stream:
+        torch.export.save(program, stream, extra_files={EXTRA: json.dumps(facts)})

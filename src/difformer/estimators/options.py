@@ -1,4 +1,7 @@
-"""Rules for values: what an option may be when an estimator is fitted, and an entry of a file when it is loaded."""
+"""Options of the estimators: what each may be, and what training makes of them.
+
+A rule serves twice: for an option when an estimator is fitted, and for an entry of a file when one is loaded.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,31 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from sklearn.utils import check_random_state
 
 from difformer.attention import BACKENDS
+from difformer.attention.scores import form_of, score_key
+from difformer.attention.summary import LINEAR
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
+from difformer.training import TrainConfig
+
+ENOUGH = 500  # labelled rows from which a share is held out once, and no dropout is needed
+DROPOUT = 0.2  # with fewer
+LONGER = 3  # times as many steps where held-out rows choose the epoch
+LOOKS = 20  # evaluations of a run, each of which costs about half as much as a step
+WHOLE = 20_000  # rows that are trained on at once where pairs are compared one by one
+BATCH, SMALL_BATCH = 4096, 1024  # rows of a mini-batch: of pairs, and of large tables with many labels
+MOST_WHOLE = 4096  # rows with many labels that are trained on at once; mini-batches learn faster from more
+EPOCH = 8  # steps that an epoch of many mini-batches counts as, at most
+DECAY = 0.02  # largest weight decay by default
 
 
 @dataclass(frozen=True)
 class Rule:
     """What a value has to be, in code and in words."""
 
-    holds: Callable[[Any], bool]
+    holds: Callable[[Any], Any]
     words: str
 
     def check(self, name: str, value: Any) -> None:
@@ -34,10 +51,7 @@ class Rule:
 
 def real(words: str, holds: Callable[[Any], bool]) -> Rule:
     """A number for which `holds`; comparisons in it are false for NaN."""
-    return Rule(
-        lambda value: isinstance(value, numbers.Real) and not isinstance(value, bool) and holds(value),
-        f"a {words}",
-    )
+    return Rule(lambda v: isinstance(v, numbers.Real) and not isinstance(v, bool) and holds(v), f"a {words}")
 
 
 def one_of(*values: Any) -> Rule:
@@ -46,38 +60,23 @@ def one_of(*values: Any) -> Rule:
     return Rule(lambda value: any(type(value) is type(each) and value == each for each in values), words)
 
 
-def whole(least: int) -> Rule:
-    return real(f"whole number of at least {least}", lambda v: isinstance(v, int | np.integer) and bool(v >= least))
-
-
-COUNT = whole(1)
+COUNT = real("whole number of at least 1", lambda v: isinstance(v, int | np.integer) and bool(v >= 1))
 FLAG = Rule(lambda value: isinstance(value, bool | np.bool_), "True or False")
 FINITE = real("finite number", lambda v: -math.inf < v < math.inf)
-POSITIVE = real("finite number above 0", lambda v: 0 < v < math.inf)
 NOT_NEGATIVE = real("finite number of at least 0", lambda v: 0 <= v < math.inf)
 SHARE = real("number in [0, 1)", lambda v: 0 <= v < 1)
-TEXT = Rule(lambda value: isinstance(value, str), "a text")
 
 OPTIONS: dict[str, Rule] = {
-    "hidden_channels": COUNT,
-    "num_layers": COUNT,
-    "num_heads": COUNT,
+    **dict.fromkeys(("hidden_channels", "num_layers", "num_heads", "neighbours", "steps", "n_models"), COUNT),
+    **dict.fromkeys(("directed", "transform_values", "standardize"), FLAG),
+    **dict.fromkeys(("batch_size", "landmarks"), COUNT.or_none()),
+    **dict.fromkeys(("dropout", "validation_fraction"), SHARE.or_none()),
     "diffusivity": Rule(lambda value: isinstance(value, str | Diffusivity), "a name or a Diffusivity"),
-    "directed": FLAG,
-    "neighbours": COUNT,
     "graph_weight": real("number in [0, 1]", lambda v: 0 <= v <= 1).or_none(),
     "step_size": real("number in (0, 1]", lambda v: 0 < v <= 1),
     "source_weight": FINITE,
-    "transform_values": FLAG,
-    "dropout": SHARE.or_none(),
-    "steps": COUNT,
-    "learning_rate": POSITIVE,
+    "learning_rate": real("finite number above 0", lambda v: 0 < v < math.inf),
     "weight_decay": NOT_NEGATIVE.or_none(),
-    "n_models": COUNT,
-    "validation_fraction": SHARE.or_none(),
-    "batch_size": COUNT.or_none(),
-    "landmarks": COUNT.or_none(),
-    "standardize": FLAG,
     "backend": one_of(*BACKENDS),
 }
 
@@ -90,3 +89,65 @@ def check_all(rules: Mapping[str, Rule], values: Mapping[str, Any], where: str =
         if name not in values:
             raise UserError(f"{where}{name} is missing")
         rules[name].check(where + name, values[name])
+
+
+class Recipe:
+    """How to train: the options of an estimator for a table with so many labels, and what they leave open decided."""
+
+    def __init__(self, estimator: Any, labels: int, *, directed: bool = False) -> None:
+        for name, rule in OPTIONS.items():
+            rule.check(name, getattr(estimator, name))
+        names = ("diffusivity", "step_size", "source_weight", "graph_weight", "dropout", "backend")
+        self.options = estimator
+        self.model: dict[str, Any] = {name: getattr(estimator, name) for name in names}
+        self.model |= {name: int(getattr(estimator, name)) for name in ("hidden_channels", "num_layers", "num_heads")}
+        self.model["transform"] = estimator.transform_values
+        if estimator.dropout is None:
+            self.model["dropout"] = DROPOUT if labels < ENOUGH else 0.0
+        if estimator.diffusivity in ("constant", "identity"):
+            self.model["backend"] = "auto"  # neither has scores for a backend to work out
+        if directed:
+            self.model["graph_norm"] = "random_walk"
+        self.seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
+
+    def say(self, line: str) -> None:
+        if self.options.verbose:
+            print(f"[{type(self.options).__name__}] {line}", flush=True)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether rows are compared pair by pair."""
+        form = form_of(score_key(self.model["diffusivity"], self.model["hidden_channels"]))
+        return form not in LINEAR and self.model["backend"] != "polynomial"
+
+    def batch(self, rows: int, *, held_out: bool = False, edges: bool = False) -> int | None:
+        """Rows of a mini-batch for a population of `rows`; None for all at once.
+
+        Large tables go in mini-batches where all pairs of rows are compared, and where many rows are labelled and there
+        are no edges, which mini-batches would cut.
+        """
+        if (size := self.options.batch_size) is not None:
+            return int(size) if size < rows else None
+        if self.pairs and rows > WHOLE:
+            return BATCH
+        return SMALL_BATCH if held_out and not edges and rows > MOST_WHOLE else None
+
+    def numbers(self, rows: int, columns: float) -> int:
+        """Numbers in the largest operation of a step, features that are zero not counted."""
+        together = self.batch(rows) or rows
+        return int(together * max(self.model["hidden_channels"], columns, together if self.pairs else 0))
+
+    def config(self, rows: int, labels: int, steps: int, batch: int | None, *, held_out: bool) -> TrainConfig:
+        """The configuration of a run of `steps` steps, more where held-out rows end it."""
+        steps, decay = steps * (LONGER if held_out else 1), self.options.weight_decay
+        epochs = steps if batch is None else max(1, math.ceil(steps * max(batch / rows, 1 / EPOCH)))
+        return TrainConfig(
+            model="difformer",
+            options=dict(self.model),
+            epochs=epochs,
+            learning_rate=float(self.options.learning_rate),
+            weight_decay=min(DECAY, 1 / max(1, labels)) if decay is None else float(decay),
+            batch_size=batch,
+            eval_every=max(1, epochs // LOOKS),
+            patience=max(1, epochs // 4) if held_out else None,
+        )

@@ -1,9 +1,8 @@
 r"""The population that an estimator diffuses over: distinct rows with their masses, fingerprints and scaling.
 
-**Mass.** A table may hold a row several times, or once with a weight: both are the same population. Rows that agree in
-features and target become one row whose mass m_j is the sum of their weights; rows of weight zero are left out. The
-order is that of the rows' fingerprints, so neither the order of a table nor the way in which it says "twice" changes a
-result by a single bit. Every all-pair sum counts row j with its mass,
+**Mass.** Rows that agree in features and target become one row whose mass m_j is the sum of their weights; rows of
+weight zero are left out. The order is that of the rows' fingerprints, so neither the order of a table nor the way in
+which it says "twice" changes a result by a single bit. Every all-pair sum counts row j with its mass,
 
     P_i = Σ_j m_j g(q_iᵀk_j) v_j / Σ_l m_l g(q_iᵀk_l).
 
@@ -16,15 +15,13 @@ If a graph was given, rows are nodes: none are joined, and their order stays.
 once for each of two families of s_j: 128 bits in all, so that two different rows of a million agree with probability
 10^-27. Zeros contribute nothing, so a sparse row and its dense copy have the same fingerprint.
 
-**Scaling.** Dense columns are centred and divided by the quadratic mean of their own deviation's inverse and of a
-common one's,
+**Scaling.** Dense columns are centred and divided by a mean of their own deviation and a common one,
 
     x̃_ij = (x_ij - μ_j) √(½ (1/σ_j² + 1/σ²)),   σ² = mean_j σ_j²,
 
-all weighted by mass. Columns in their own unit (1/σ_j) are right if units are arbitrary, columns in one common unit
-(1/σ) if they are comparable, as pixels or centimetres are, and a small deviation means little; a table does not say
-which it is, and this is never far from either. Constant columns are only centred. Sparse features keep their zeros: all
-entries are divided by one number, so that the mean square of a row becomes F, as it is for dense rows.
+all weighted by mass: right if units are arbitrary (1/σ_j), and never far from right if columns are comparable (1/σ), as
+pixels are. Constant columns are only centred. Sparse features keep their zeros: all entries are divided by one number,
+so that the mean square of a row becomes F, as it is for dense rows.
 """
 
 from __future__ import annotations
@@ -41,6 +38,7 @@ Array = np.ndarray[Any, Any]
 
 NUMBERS_AT_ONCE = 1 << 20
 CONSTANT = 1e-12  # a deviation below this share of the column's size is rounding
+TINY = np.finfo(np.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -56,23 +54,13 @@ class Population:
     def size(self) -> int:
         return self.x.shape[0]
 
-    @property
-    def labelled(self) -> Array:
-        return np.flatnonzero(has_target(self.target))
-
-    @property
-    def weighted(self) -> bool:
-        """Whether masses differ."""
-        return bool((self.mass != self.mass[0]).any())
-
     def scaled_targets(self) -> tuple[Tensor | None, Tensor]:
         """Mean and deviation ``[2, T]`` of values, and the values scaled by them; classes stay as they are."""
         if self.target.ndim == 1:
             return None, torch.from_numpy(self.target)
         known = ~np.isnan(self.target)
         share = self.mass[:, None] * known
-        share = share / np.maximum(share.sum(0), np.finfo(np.float64).tiny)
-        filled = np.where(known, self.target, 0.0)
+        share, filled = share / np.maximum(share.sum(0), TINY), np.where(known, self.target, 0.0)
         mean = (share * filled).sum(0)
         deviation = np.sqrt((share * (filled - mean) ** 2).sum(0))
         scale = np.stack([mean, np.where(deviation > 0, deviation, 1.0)])
@@ -91,8 +79,7 @@ def make_population(x: Any, target: Array, weight: Array | None, *, join: bool) 
     if not join:
         return Population(x, target, weight, np.arange(count))
     kept = np.flatnonzero(weight > 0)
-    digest = row_digests(x)[kept]
-    targets = np.zeros(len(kept), dtype=np.uint64)
+    digest, targets = row_digests(x)[kept], np.zeros(len(kept), dtype=np.uint64)
     for column in target.reshape(count, -1)[kept].T:
         targets = mix(targets) + mix((column.astype(np.float64) + 0.0).view(np.uint64))
     # By features first: the unit in which targets are given does not change the order.
@@ -100,12 +87,9 @@ def make_population(x: Any, target: Array, weight: Array | None, *, join: bool) 
     ranked = np.column_stack([digest, targets])[order]
     first = np.ones(len(order), dtype=bool)
     first[1:] = (ranked[1:] != ranked[:-1]).any(1)
-    group = np.cumsum(first) - 1
-    mass = np.bincount(group, weights=weight[kept][order])
-    place = np.full(count, -1)
+    group, place, chosen = np.cumsum(first) - 1, np.full(count, -1), kept[order[first]]
     place[kept[order]] = group
-    chosen = kept[order[first]]
-    return Population(x[chosen], target[chosen], mass, place)
+    return Population(x[chosen], target[chosen], np.bincount(group, weights=weight[kept][order]), place)
 
 
 def mix(x: Array) -> Array:
@@ -115,14 +99,11 @@ def mix(x: Array) -> Array:
     return x ^ (x >> np.uint64(33))
 
 
-def _column_numbers(count: int, family: int) -> Array:
-    return mix(mix(np.arange(1, count + 1, dtype=np.uint64)) + np.uint64(family * 0x9E3779B97F4A7C15 % 2**64))
-
-
 def row_digests(x: Any) -> Array:
     """``[N, 2]`` uint64 for the rows of a dense array or a scipy CSR matrix ``[N, F]``."""
     digests = np.zeros((x.shape[0], 2), dtype=np.uint64)
-    numbers = [_column_numbers(x.shape[1], family) for family in (1, 2)]
+    columns = mix(np.arange(1, x.shape[1] + 1, dtype=np.uint64))
+    numbers = [mix(columns + np.uint64(family * 0x9E3779B97F4A7C15 % 2**64)) for family in (1, 2)]
     at_once = max(1, NUMBERS_AT_ONCE // max(1, x.shape[1]))
     for start in range(0, x.shape[0], at_once):
         rows = slice(start, start + at_once)
@@ -130,8 +111,7 @@ def row_digests(x: Any) -> Array:
         # Adding zero turns -0.0 into 0.0: numbers that are equal must have equal bits.
         bits, filled = (np.ascontiguousarray(part, dtype=np.float64) + 0.0).view(np.uint64), part != 0
         for family in (0, 1):
-            each = np.where(filled, mix(bits ^ numbers[family]), np.uint64(0))
-            digests[rows, family] = each.sum(1, dtype=np.uint64)
+            digests[rows, family] = np.where(filled, mix(bits ^ numbers[family]), 0).sum(1, dtype=np.uint64)
     return digests
 
 
@@ -156,17 +136,16 @@ class Scaling:
     @staticmethod
     def of(x: Any, mass: Array, *, standardize: bool = True) -> Scaling:
         """The scaling that a population asks for; with `standardize` False, none."""
-        features = x.shape[1]
+        features, share = x.shape[1], mass / mass.sum()
         if not standardize:
             return Scaling(None, np.ones(features))
-        share = mass / mass.sum()
         if sparse.issparse(x):
             square = float(share @ np.asarray(x.multiply(x).sum(1)).ravel()) / features
             return Scaling(None, np.full(features, np.sqrt(square) if square > 0 else 1.0))
         shift = share @ x
         # One block of rows after the other: a second copy of a large table is not needed to square it.
         square = sum(share[i : i + 4096] @ np.square(x[i : i + 4096] - shift) for i in range(0, x.shape[0], 4096))
-        constant = np.sqrt(square) <= CONSTANT * np.maximum(np.abs(shift), np.finfo(np.float64).tiny)
+        constant = np.sqrt(square) <= CONSTANT * np.maximum(np.abs(shift), TINY)
         own = np.where(constant, 1.0, square)
         common = square[~constant].mean() if not constant.all() else 1.0
         return Scaling(shift, np.where(constant, 1.0, np.sqrt(2 / (1 / own + 1 / common))))

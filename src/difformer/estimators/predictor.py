@@ -30,22 +30,19 @@ from torch import Tensor, nn
 from difformer.attention import restore
 from difformer.attention.polynomial import DEFAULT_TOL
 from difformer.attention.summary import adds_up
-from difformer.data.sparse import from_scipy
+from difformer.data.sparse import SPARSE_BELOW, from_scipy
 from difformer.estimators.population import Scaling, find_rows, row_digests
-from difformer.estimators.problem import threads_for
-from difformer.estimators.ridge import LinearPart
-from difformer.estimators.row_graph import note_rows_without_edges
-from difformer.estimators.row_search import RowSearch, SparseRowSearch
+from difformer.estimators.problem import LinearPart, threads_for
+from difformer.estimators.row_graph import RowSearch, SparseRowSearch, edges_of
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.context import Stored, store
 from difformer.nn.conv import over_heads
 from difformer.sparse import SparseMatrix
 
+Array = np.ndarray[Any, Any]
+Search = RowSearch | SparseRowSearch
 ROWS_AT_ONCE = 8192
 NUMBERS_AT_ONCE = 1 << 24
-SPARSE_BELOW = 0.1  # share of nonzero entries below which a sparse product is faster
-
-Search = RowSearch | SparseRowSearch
 
 
 @dataclass(frozen=True)
@@ -87,13 +84,6 @@ class Memory(nn.Module):
             self.register_buffer(name, value)
         self.diffusivity, self.tol = layer.diffusivity, tol
 
-    @staticmethod
-    def of(stored: Stored, layer: DIFFormerConv, tol: float | None) -> Memory:
-        """Sums in double precision; keys, values and what is sent, of size O(n), in single precision."""
-        state = {} if stored.summary is None else stored.summary.state()
-        state = {name: value if name in ("sums", "moments") else value.float() for name, value in state.items()}
-        return Memory(state if stored.sent is None else {**state, "sent": stored.sent.float()}, layer, tol)
-
     def context(self, edges: Edges | None) -> Stored:
         """The population as the senders of rows with these edges."""
         state = dict(self.named_buffers())
@@ -115,9 +105,6 @@ class Member(nn.Module):
         contexts = [memory.context(edges) for memory in self.memories]  # type: ignore[operator]
         return self.model.embed(x, context=contexts)
 
-    def decode(self, states: Tensor) -> Tensor:
-        return self.model.decode(states)
-
 
 Part = tuple[Tensor | SparseMatrix, Edges | None]
 
@@ -134,7 +121,8 @@ def remember(
     """A copy of the model with its memory of a population, and the population's final states ``[n, hidden]``.
 
     `parts` are the population's scaled features and the edges among its rows; `landmarks` are the rows that represent
-    it where the keys themselves are remembered.
+    it where the keys themselves are remembered. Sums are kept in double precision; keys, values and what is sent, of
+    size O(n), in single precision.
     """
     model = copy.deepcopy(model).double().eval().requires_grad_(False)
     tol = DEFAULT_TOL if polynomial else None
@@ -149,7 +137,10 @@ def remember(
         else:
             stored = store(layer, z[landmarks], weight=None if mass is None else mass[landmarks])
             stored = replace(stored, sent=over_heads(layer.values(z)) if joined else None)
-        memories.append(Memory.of(stored, layer, tol))
+        state = {} if stored.summary is None else stored.summary.state()
+        state |= {} if stored.sent is None else {"sent": stored.sent}
+        kept = {name: value if name in ("sums", "moments") else value.float() for name, value in state.items()}
+        memories.append(Memory(kept, layer, tol))
         before, start, z = z, 0, torch.empty_like(z)
         for x, edges in parts:
             rows = slice(start, start + x.shape[0])
@@ -166,16 +157,16 @@ class GivenGraph(nn.Module):
     d_j = 0, and its edges would be lost.
     """
 
+    digests: Tensor
+    degree: Tensor
+
     def __init__(self, matrix: Any, digests: Any, *, directed: bool = False) -> None:
         super().__init__()
         self.directed = directed
+        degree, marks = np.asarray(matrix.sum(1), dtype=np.float64).ravel(), np.asarray(digests).view(np.int64)
         parts = {"data": matrix.data.astype(np.float64), "indices": matrix.indices, "indptr": matrix.indptr}
-        for name, part in parts.items():
+        for name, part in {**parts, "digests": marks, "degree": degree}.items():
             self.register_buffer(name, torch.from_numpy(np.array(part)))
-        self.register_buffer("digests", torch.from_numpy(np.array(digests).view(np.int64)))
-        self.register_buffer("degree", torch.from_numpy(np.asarray(matrix.sum(1), dtype=np.float64).ravel()))
-        self.digests: Tensor
-        self.degree: Tensor
 
     @property
     def matrix(self) -> Any:
@@ -188,19 +179,16 @@ class GivenGraph(nn.Module):
         If several fitted rows have equal features, the first is taken, with a warning.
         """
         digests = self.digests.numpy().view(np.uint64)
-        found = find_rows(row_digests(x), digests)
-        note_rows_without_edges(found)
-        first = find_rows(digests, digests)
-        several = np.bincount(first, minlength=len(first))[np.maximum(found, 0)] > 1
-        if (several & (found >= 0)).any():
+        found, first = find_rows(row_digests(x), digests), find_rows(digests, digests)
+        several = (found >= 0) & (np.bincount(first, minlength=len(first))[np.maximum(found, 0)] > 1)
+        if several.any():
             warnings.warn(
-                f"{int((several & (found >= 0)).sum())} rows have the features of more than one fitted row, and are "
-                f"given the edges of the first; pass graph= to say which edges are theirs",
+                f"{int(several.sum())} rows have the features of more than one fitted row, and are given the edges of "
+                f"the first; pass graph= to say which edges are theirs",
                 UserWarning,
                 stacklevel=2,
             )
-        chosen = self.matrix[np.maximum(found, 0)]
-        return sparse.csr_array(sparse.diags_array((found >= 0).astype(np.float64)) @ chosen)
+        return edges_of(self.matrix, found)
 
     def edges(self, matrix: Any) -> Edges:
         """Normalised edges of rows whose weights from fitted rows are ``matrix [M, n]``."""
@@ -217,6 +205,14 @@ class Predictor(nn.Module):
     regression they are scaled by ``output_scale [2, T]``, mean and deviation.
     """
 
+    temperature: Tensor
+    scale: Tensor
+    shift: Tensor | None
+    output_scale: Tensor | None
+    coefficients: Tensor | None  # of the linear part, with intercepts and share
+    intercepts: Tensor
+    share: Tensor
+
     def __init__(
         self,
         scaling: Scaling,
@@ -231,26 +227,12 @@ class Predictor(nn.Module):
         super().__init__()
         for name in ("coefficients", "intercepts", "share"):
             self.register_buffer(name, None if linear is None else getattr(linear, name))
-        self.coefficients: Tensor | None
-        self.intercepts: Tensor | None
-        self.share: Tensor | None
         self.register_buffer("temperature", torch.tensor(float(temperature), dtype=torch.float64))
         self.register_buffer("shift", None if scaling.shift is None else torch.from_numpy(scaling.shift))
         self.register_buffer("scale", torch.from_numpy(scaling.scale))
         self.register_buffer("output_scale", output_scale)
-        self.temperature: Tensor
-        self.scale: Tensor
-        self.shift: Tensor | None
-        self.output_scale: Tensor | None
-        self.members = nn.ModuleList()  # of `Member`
-        self.search, self.given, self.softmax = search, given, softmax
-        self.scaling = scaling
-
-    @property
-    def linear(self) -> LinearPart | None:
-        if self.coefficients is None or self.intercepts is None or self.share is None:
-            return None
-        return LinearPart(self.coefficients, self.intercepts, self.share)
+        self.members: Any = nn.ModuleList()  # of `Member`
+        self.scaling, self.search, self.given, self.softmax = scaling, search, given, softmax
 
     def parts(self, x: Any, edges: Any = None, nearest: Tensor | None = None) -> Iterator[Part]:
         """Scaled features and normalised edges of rows of a table, some thousand at a time.
@@ -263,61 +245,48 @@ class Predictor(nn.Module):
         at_once = max(16, min(ROWS_AT_ONCE, NUMBERS_AT_ONCE // max(1, x.shape[1])))
         for start in range(0, x.shape[0], at_once):
             rows = slice(start, start + at_once)
-            scaled = self.scaling(x[rows])
+            scaled, found = self.scaling(x[rows]), None
             if self.given is not None:
-                yield features(scaled), self.given.edges(edges[rows])
-            elif self.search is None:
-                yield features(scaled), None
-            else:
-                index = self._nearest(scaled) if nearest is None else nearest[rows]
-                yield features(scaled), Edges.nearest(index)
+                found = self.given.edges(edges[rows])
+            elif self.search is not None:
+                found = Edges.nearest(nearest_rows(self.search, scaled) if nearest is None else nearest[rows])
+            yield features(scaled), found
 
-    def _nearest(self, scaled: Any) -> Tensor:
-        if isinstance(self.search, SparseRowSearch):
-            return self.search(scaled)
-        assert self.search is not None
-        dense = scaled.toarray() if sparse.issparse(scaled) else scaled
-        found: Tensor = self.search(torch.from_numpy(np.ascontiguousarray(dense)))
-        return found
-
-    @torch.no_grad()
-    def states(self, x: Any, edges: Any = None) -> np.ndarray[Any, Any]:
+    def states(self, x: Any, edges: Any = None) -> Array:
         """Final states ``[M, members · hidden]``."""
-        with threads_for(self._numbers(x.shape[0])):
-            found = [torch.cat([m.states(*part) for m in self._members()], 1) for part in self.parts(x, edges)]
-            return torch.cat(found).numpy()
+        return self._each(x, edges, lambda states, part: torch.cat(states, 1))
+
+    def outputs(self, x: Any, edges: Any = None) -> Array:
+        """Probabilities ``[M, C]`` or values ``[M, T]``, the mean over members."""
+        return self._each(x, edges, lambda states, part: self.combine(states, part))
 
     @torch.no_grad()
-    def outputs(self, x: Any, edges: Any = None) -> np.ndarray[Any, Any]:
-        """Probabilities ``[M, C]`` or values ``[M, T]``, the mean over members."""
-        with threads_for(self._numbers(x.shape[0])):
-            found = [self.combine([m.states(*part) for m in self._members()], part[0]) for part in self.parts(x, edges)]
+    def _each(self, x: Any, edges: Any, answer: Any) -> Array:
+        # Numbers in the largest operation: rows by features, by channels, or by what is kept of the population.
+        width = max(*self.widths(), *(len(kept) for kept in self.buffers() if kept.ndim))
+        with threads_for(x.shape[0] * width):
+            found = [answer([m.states(*part) for m in self.members], part[0]) for part in self.parts(x, edges)]
             return torch.cat(found).numpy()
-
-    def _numbers(self, rows: int) -> int:
-        """Numbers in the largest operation: rows by features, by channels, or by what is kept of the population."""
-        return rows * max(*self.widths(), *(len(kept) for kept in self.buffers() if kept.ndim))
 
     def widths(self) -> list[int]:
         """Length of a state of each member."""
-        return [int(member.model.config["hidden_channels"]) for member in self._members()]
+        return [int(member.model.config["hidden_channels"]) for member in self.members]
 
     def combine(self, states: list[Tensor], x: Tensor | SparseMatrix) -> Tensor:
         """The members' outputs, averaged, from the states of each; with the linear part of the scaled features."""
-        each = [member.decode(z) for member, z in zip(self._members(), states, strict=True)]
+        each = [member.model.decode(z) for member, z in zip(self.members, states, strict=True)]
         mean = torch.stack([(o / self.temperature).softmax(-1) for o in each] if self.softmax else each).mean(0)
-        if (linear := self.linear) is not None:
-            mean = x @ linear.coefficients + linear.intercepts + linear.share * mean
+        if self.coefficients is not None:
+            mean = x @ self.coefficients + self.intercepts + self.share * mean
         return mean if self.output_scale is None else mean * self.output_scale[1] + self.output_scale[0]
 
-    @torch.no_grad()
-    def of_states(self, parts: list[Part], states: list[Tensor]) -> np.ndarray[Any, Any]:
-        """Outputs of the rows of `parts` from the final states ``[n, hidden]`` that each member gave them."""
-        each = zip(*(z.split([x.shape[0] for x, _ in parts]) for z in states), strict=True)
-        return torch.cat([self.combine(list(z), x) for z, (x, _) in zip(each, parts, strict=True)]).numpy()
 
-    def _members(self) -> list[Member]:
-        return list(self.members)  # type: ignore[arg-type]
+def nearest_rows(search: Search, scaled: Any) -> Tensor:
+    """Neighbours ``[M, k]`` of scaled rows, dense or CSR; a search among dense rows takes dense ones."""
+    if isinstance(search, SparseRowSearch):
+        return search(scaled)
+    dense = scaled.toarray() if sparse.issparse(scaled) else scaled
+    return search(torch.from_numpy(np.ascontiguousarray(dense)))
 
 
 def features(x: Any) -> Tensor | SparseMatrix:

@@ -1,30 +1,38 @@
-"""What is learnt and how: the problem, the recipe, and the training of one model.
+r"""What is learnt from a table, and the training of one model.
 
 Training is that of `difformer.training.loop.Trainer`; weights of rows enter its loss, held-out rows choose the epoch.
+
+A regression has a linear part, beside which the models learn the rest: for each target t,
+
+    ŷ_t = w_tᵀx + b_t + γ_t · (mean output of the models),    γ_t in [0, 1].
+
+w and b are those of scikit-learn's `Ridge` on standardised columns, with its default penalty; the models are trained on
+what it leaves over, and γ is the share of their outputs that predicts held-out rows best, zero unless that is a gain of
+more than three standard errors. Where a target is linear in the features, γ is near zero and the regressor is a ridge
+regression; where it is not, the models add what a line cannot say.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from scipy import sparse
+from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.attention.scores import form_of, score_key
-from difformer.attention.summary import LINEAR
 from difformer.data import Split, Task
-from difformer.estimators.ridge import LinearPart
+from difformer.estimators.options import Recipe
 from difformer.nn import DIFFormer
 from difformer.nn.structure import as_structure
-from difformer.training import EpochEvent, RunRecord, TrainConfig
+from difformer.training import EpochEvent, RunRecord
 from difformer.training.devices import resolve
 from difformer.training.feeds import BatchesFeed, Feed, Inputs, NodesFeed, features, graph_of
 from difformer.training.loop import Trainer
@@ -32,16 +40,49 @@ from difformer.training.metrics import Metric
 from difformer.training.randomness import private_rng
 
 Array = np.ndarray[Any, Any]
+Edges = tuple[Tensor | None, Tensor | None]  # edge_index and edge_weight
+NO_EDGES: Edges = (None, None)
 
-LONGER = 3  # times as many steps where held-out rows choose the epoch
-LOOKS = 20  # evaluations of a run
-WHOLE = 20_000  # rows that are trained on at once where pairs are compared one by one
-BATCH, SMALL_BATCH = 4096, 1024  # rows of a mini-batch: of pairs, and of large tables with many labels
-MOST_WHOLE = 4096  # rows with many labels that are trained on at once; mini-batches learn faster from more
-EPOCH = 8  # steps that an epoch of many mini-batches counts as, at most
-DECAY = 0.02  # largest weight decay by default
+HELD_OUT = "held out"
 LINES = 10  # about so many lines are printed per model
 TEMPERATURES = (1.0, 1.5, 2.0, 3.0, 5.0)
+SMALL = 1 << 16  # numbers in an operation up to which one thread works alone
+
+
+@dataclass(frozen=True)
+class LinearPart:
+    """Coefficients ``[F, T]`` and intercepts ``[T]`` for scaled features and scaled targets, and γ ``[T]``."""
+
+    coefficients: Tensor
+    intercepts: Tensor
+    share: Tensor
+
+    @staticmethod
+    def of(table: Any, target: Tensor, rows: Tensor, weight: Tensor | None) -> LinearPart:
+        """Fitted to some rows of a table of scaled features ``[n, F]`` and targets ``[n, T]``, NaN where unknown."""
+        columns, chosen = table.shape[1], rows.numpy()
+        y = target[rows].double().numpy()
+        w = np.ones(len(chosen)) if weight is None else weight[rows].double().numpy()
+        coefficients, intercepts = np.zeros((columns, y.shape[1])), np.zeros(y.shape[1])
+        for t in range(y.shape[1]):
+            known = ~np.isnan(y[:, t]) & (w > 0)
+            if not known.any():
+                continue
+            x, share = table[chosen[known]], w[known] / w[known].sum()
+            mean, deviation = np.zeros(columns), np.ones(columns)
+            if not sparse.issparse(x):
+                mean = share @ x
+                deviation = np.sqrt(share @ np.square(x - mean))
+                deviation[deviation <= 1e-12 * np.maximum(np.abs(mean), 1.0)] = np.inf  # constant among these rows
+                x = (x - mean) / deviation
+            ridge = Ridge().fit(x, y[known, t], sample_weight=w[known])
+            coefficients[:, t] = ridge.coef_ / deviation
+            intercepts[t] = ridge.intercept_ - mean @ coefficients[:, t]
+        return LinearPart(*(torch.from_numpy(part) for part in (coefficients, intercepts, np.ones(y.shape[1]))))
+
+    def predict(self, table: Any) -> Tensor:
+        """``[n, T]`` of the rows of a table."""
+        return torch.from_numpy(np.asarray(table @ self.coefficients.numpy())) + self.intercepts
 
 
 @dataclass(frozen=True)
@@ -57,26 +98,11 @@ class Problem:
     table: Any = None  # the scaled features in double precision, if a linear part is to be fitted
 
     @property
-    def rows(self) -> int:
-        return self.x.shape[0]
-
-    @property
     def classes(self) -> bool:
         """Whether targets are classes rather than values."""
         return not self.y.is_floating_point()
 
-    def linear_part(self, rows: Tensor) -> LinearPart | None:
-        """Fitted to some rows; None if there is to be none."""
-        return None if self.table is None else LinearPart.of(self.table, self.y, rows, self.weight)
-
-    def without(self, linear: LinearPart | None) -> Problem:
-        """What a linear part leaves over."""
-        if linear is None:
-            return self
-        return dataclasses.replace(self, y=(self.y - linear.predict(self.table)).float())
-
     def task(self, edges: Edges, split: Split) -> Task:
-        edge_index, edge_weight = edges
         return Task(
             name="estimator",
             kind="nodes",
@@ -87,67 +113,8 @@ class Problem:
             y=self.y,
             splits=(split,),
             num_outputs=self.num_outputs,
-            edge_index=edge_index,
-            edge_weight=edge_weight,
-        )
-
-
-Edges = tuple[Tensor | None, Tensor | None]
-NO_EDGES: Edges = (None, None)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How to train; what is not said here is as in `DIFFormerEstimator`."""
-
-    options: Mapping[str, Any]  # of `DIFFormer`
-    steps: int
-    learning_rate: float
-    weight_decay: float | None
-    n_models: int
-    validation_fraction: float | None
-    batch_size: int | None
-    device: str
-    seed: int
-    speaker: str | None = None  # the name under which progress is printed; None prints nothing
-
-    def batch(self, rows: int, *, held_out: bool = False, edges: bool = False) -> int | None:
-        """Rows of a mini-batch for a population of `rows`; None for all at once.
-
-        Large tables go in mini-batches where all pairs of rows are compared, and where many rows are labelled and there
-        are no edges, which mini-batches would cut.
-        """
-        if self.batch_size is not None:
-            return self.batch_size if self.batch_size < rows else None
-        if self.pairs and rows > WHOLE:
-            return BATCH
-        return SMALL_BATCH if held_out and not edges and rows > MOST_WHOLE else None
-
-    @property
-    def pairs(self) -> bool:
-        """Whether rows are compared pair by pair."""
-        form = form_of(score_key(self.options["diffusivity"], int(self.options["hidden_channels"])))
-        return form not in LINEAR and self.options.get("backend") != "polynomial"
-
-    def numbers(self, rows: int, columns: float) -> int:
-        """Numbers in the largest operation of a step, features that are zero not counted."""
-        together = self.batch(rows) or rows
-        return int(together * max(int(self.options["hidden_channels"]), columns, together if self.pairs else 0))
-
-    def config(self, rows: int, labels: int, steps: int, batch: int | None, *, held_out: bool) -> TrainConfig:
-        """The configuration of a run of `steps` steps, more where held-out rows end it."""
-        steps = steps * (LONGER if held_out else 1)
-        epochs = steps if batch is None else max(1, math.ceil(steps * max(batch / rows, 1 / EPOCH)))
-        return TrainConfig(
-            model="difformer",
-            options=dict(self.options),
-            epochs=epochs,
-            learning_rate=self.learning_rate,
-            weight_decay=min(DECAY, 1 / max(1, labels)) if self.weight_decay is None else self.weight_decay,
-            batch_size=batch,
-            # An evaluation costs about half as much as a step.
-            eval_every=max(1, epochs // LOOKS),
-            patience=max(1, epochs // 4) if held_out else None,
+            edge_index=edges[0],
+            edge_weight=edges[1],
         )
 
 
@@ -165,34 +132,28 @@ def train(
     problem: Problem, recipe: Recipe, edges: Edges, split: Split, seed: int, steps: int, *, label: str | None = None
 ) -> Run:
     """Train one model; rows held out by `split` choose its epoch, and `label` is printed with its progress."""
-    linear = problem.linear_part(split.train)
-    problem = problem.without(linear)
-    place = resolve(recipe.device)
+    linear = None
+    if problem.table is not None:
+        linear = LinearPart.of(problem.table, problem.y, split.train, problem.weight)
+        problem = dataclasses.replace(problem, y=(problem.y - linear.predict(problem.table)).float())
+    place, (rows, columns) = resolve(recipe.options.device), problem.x.shape
     held_out = split.valid.numel() > 0 and split.name == HELD_OUT
-    batch = recipe.batch(problem.rows, held_out=held_out, edges=edges[0] is not None)
-    config = recipe.config(problem.rows, split.train.numel(), steps, batch, held_out=held_out)
-    task = problem.task(edges, split)
-    options = dict(recipe.options)
+    batch = recipe.batch(rows, held_out=held_out, edges=edges[0] is not None)
+    config = recipe.config(rows, split.train.numel(), steps, batch, held_out=held_out)
+    task = fed = problem.task(edges, split)
+    options, loss = dict(recipe.model), None
     with private_rng(seed):
-        model = DIFFormer(problem.x.shape[1], options.pop("hidden_channels"), problem.num_outputs, **options)
+        model = DIFFormer(columns, options.pop("hidden_channels"), problem.num_outputs, **options)
     model.to(place)
-    fed = task if problem.weight is None else _packed(task, problem.weight)
+    if problem.weight is not None:
+        fed, loss = _packed(task, problem.weight), _cross_entropy if problem.classes else _squared_error
     feed: Feed = PopulationFeed(fed, split, place, problem.mass)
     if batch is not None:
         feed = PartsFeed(fed, split, config, seed, place)
-    loss = None
-    if problem.weight is not None:
-        loss = _cross_entropy if problem.classes else _squared_error
     metric = LOG_LOSS if problem.classes and split.valid.numel() else None
     trainer = Trainer(task, split, config, seed, place, model=model, feed=feed, loss=loss, metric=metric)
-    callbacks: tuple[Progress, ...] = ()
-    if recipe.speaker is not None and label is not None:
-        callbacks = (Progress(recipe.speaker, label, "step" if batch is None else "epoch"),)
-    record = trainer.run(callbacks)
-    return Run(model.cpu(), record, linear, batch is not None)
-
-
-HELD_OUT = "held out"
+    shown = () if label is None else (Progress(recipe, f"{label}, {'step' if batch is None else 'epoch'}"),)
+    return Run(model.cpu(), trainer.run(shown), linear, batch is not None)
 
 
 def log_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -214,8 +175,6 @@ class WeightedRows(Inputs):
     mass: Tensor | None = None
 
     def outputs(self, model: nn.Module) -> Tensor:
-        if self.mass is None:
-            return super().outputs(model)
         return model(self.x, context=as_structure(self.x.shape[0], self.graph, weight=self.mass))
 
 
@@ -250,26 +209,18 @@ class PartsFeed(BatchesFeed):
 def _packed(task: Task, weight: Tensor) -> Task:
     """The task with the weights of its rows as one more column of the targets, so that any batch has them."""
     targets = task.y.double().reshape(task.num_instances, -1)
-    return dataclasses.replace(
-        task,
-        y=torch.cat([targets, weight.double().unsqueeze(1)], 1),
-        problem="regression",
-        metric="mse",
-        num_outputs=targets.shape[1] + 1,
-        class_names=(),
-    )
+    y, columns = torch.cat([targets, weight.double().unsqueeze(1)], 1), targets.shape[1] + 1
+    return dataclasses.replace(task, y=y, problem="regression", metric="mse", num_outputs=columns, class_names=())
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    each = functional.cross_entropy(outputs, targets[:, 0].long(), reduction="none")
-    return _mean(each, targets[:, -1])
+    return _mean(functional.cross_entropy(outputs, targets[:, 0].long(), reduction="none"), targets[:, -1])
 
 
 def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     wanted = targets[:, :-1].to(outputs.dtype)
     known = ~wanted.isnan()
-    each = torch.where(known, outputs - wanted, 0.0).square()
-    return _mean(each, targets[:, -1:] * known)
+    return _mean(torch.where(known, outputs - wanted, 0.0).square(), targets[:, -1:] * known)
 
 
 def _mean(each: Tensor, weight: Tensor) -> Tensor:
@@ -278,34 +229,22 @@ def _mean(each: Tensor, weight: Tensor) -> Tensor:
     return (each * weight).sum() / weight.sum().clamp_min(torch.finfo(each.dtype).tiny)
 
 
+@dataclass
 class Progress:
-    """Prints about ten of the epochs it is told of; a `unit` is a step, or a pass over all mini-batches."""
+    """Prints the first evaluated epoch of every tenth of a run."""
 
-    def __init__(self, speaker: str, label: str, unit: str) -> None:
-        self.speaker, self.label, self.unit = speaker, label, unit
-        self.printed = 0
+    recipe: Recipe
+    label: str
+    printed: int = 0
 
     def on_epoch(self, event: EpochEvent) -> None:
-        """Prints the first evaluated epoch of every tenth of a run."""
-        tenth = event.epoch * LINES // event.epochs
-        if tenth <= self.printed:
-            return
-        self.printed = tenth
-        held_out = "" if event.valid_metric != event.valid_metric else f", held out {event.valid_metric:.4f}"
-        say(
-            self.speaker,
-            f"{self.label}, {self.unit} {event.epoch} of {event.epochs}, loss {event.loss:.4f}{held_out}, "
-            f"{event.seconds:.1f} s",
-        )
+        """Called after every evaluation."""
+        if (tenth := event.epoch * LINES // event.epochs) > self.printed:
+            self.printed = tenth
+            held_out = "" if event.valid_metric != event.valid_metric else f", held out {event.valid_metric:.4f}"
+            where = f"{self.label} {event.epoch} of {event.epochs}"
+            self.recipe.say(f"{where}, loss {event.loss:.4f}{held_out}, {event.seconds:.1f} s")
 
-
-def say(speaker: str | None, line: str) -> None:
-    """Prints a line under an estimator's name; without a name it prints nothing."""
-    if speaker is not None:
-        print(f"[{speaker}] {line}", flush=True)
-
-
-SMALL = 1 << 16  # numbers in an operation up to which one thread works alone
 
 _lock = threading.Lock()
 _outside: list[int] = []  # the number of threads before any fit, once per fit under way
@@ -315,23 +254,22 @@ _outside: list[int] = []  # the number of threads before any fit, once per fit u
 def threads_for(numbers: int) -> Iterator[None]:
     """Within it torch uses one thread if operations have at most `SMALL` numbers; afterwards as many as before.
 
-    Threads that share an operation wait for each other at its end, tens of thousands of times per fit. Where other
-    programs use the cores too, a fit of 178 rows that takes a fifth of a second then takes a dozen seconds.
-
-    A Python thread inherits the number that another set last. So the number outside is that of the first of several
-    fits under way: a fit in a thread computes with as many threads as it would alone, and none of them leaves behind
-    the number of another.
+    Threads that share an operation wait for each other at its end, tens of thousands of times per fit: where other
+    programs use the cores too, a fit of a fifth of a second then takes a dozen seconds. A Python thread inherits the
+    number that another set last, so the number to return to is that of the first of several fits under way.
     """
     with _lock:
         before = _outside[0] if _outside else torch.get_num_threads()
         _outside.append(before)
-    wanted = 1 if numbers <= SMALL else before
     try:
-        if torch.get_num_threads() != wanted:
-            torch.set_num_threads(wanted)
+        _use_threads(1 if numbers <= SMALL else before)
         yield
     finally:
         with _lock:
             _outside.pop()
-        if torch.get_num_threads() != before:
-            torch.set_num_threads(before)
+        _use_threads(before)
+
+
+def _use_threads(count: int) -> None:
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)

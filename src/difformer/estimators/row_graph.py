@@ -1,10 +1,15 @@
-"""Graphs as users give them, and graphs that follow the rows of a table into folds.
+"""Graphs over the rows of a table: as users give them, following rows into folds, or of nearest neighbours.
 
 Accepted are an adjacency matrix (scipy or torch sparse, or dense), whose entry i, j weighs the edge i → j; an
 ``edge_index`` array or tensor ``[2, E]``, senders above receivers; a list of pairs; a `difformer.Graph`. An edge goes
 both ways unless the estimator is told ``directed=True``: its weight is then the larger of those of the two directions.
-
 Inside the estimators a graph is the CSR matrix of what is received: row i holds the weights with which i receives.
+
+In a neighbour graph a row receives from its k nearest fitted rows, each with weight 1/k. A fitted row is its own first
+neighbour, so a new row with the same features gets the same answer. Which rows are nearest must not depend on how many
+are searched at once. Dense rows: a matrix product proposes k + 16 candidates, their distances are summed again,
+difference by difference, and ties go to the smaller index; a row whose candidates might not suffice is compared with
+all rows. Sparse rows: the cosine, every pair summed in the order of the fitted row's entries.
 """
 
 from __future__ import annotations
@@ -16,9 +21,10 @@ import numpy as np
 import torch
 from scipy import sparse
 from sklearn.utils.validation import check_array
-from torch import Tensor
+from torch import Tensor, nn
 
 from difformer.data.own.graphs import edge_ends
+from difformer.data.sparse import sparse_to_scipy
 from difformer.errors import UserError
 from difformer.estimators.population import find_rows, row_digests
 from difformer.graph import Graph
@@ -26,7 +32,8 @@ from difformer.sparse import check_scipy
 
 Array = np.ndarray[Any, Any]
 
-KINDS = ("knn", "auto")
+SPARE = 16  # candidates beyond k
+AT_ONCE = 1 << 23  # pairs, or numbers in differences of pairs
 
 
 class RowGraph:
@@ -62,11 +69,10 @@ class RowGraph:
         self.matrix = as_matrix(graph, x.shape[0])
         self._ids = _ids(X, x)
         first = find_rows(self._ids, self._ids)
-        if len(np.unique(first)) < len(first):
-            twin = int(np.flatnonzero(first != np.arange(len(first)))[0])
+        if len(twins := np.flatnonzero(first != np.arange(len(first)))):
             raise UserError(
-                f"X: rows {int(first[twin])} and {twin} are equal, so their edges cannot be told apart; pass a pandas "
-                f"frame whose index names the rows, to RowGraph and to the estimator",
+                f"X: rows {first[twins[0]]} and {twins[0]} are equal, so their edges cannot be told apart; pass a "
+                f"pandas frame whose index names the rows, to RowGraph and to the estimator",
                 argument="X",
             )
 
@@ -77,11 +83,7 @@ class RowGraph:
         return f"RowGraph({self.matrix.shape[0]} rows, {self.matrix.nnz} edges)"
 
     def rows(self, X: Any, x: Any) -> Array:
-        """Positions of the rows of a table; every one of them must be known.
-
-        Raises:
-            UserError: If a row is not in the graph's table.
-        """
+        """Positions of the rows of a table, every one of which must be known."""
         found = find_rows(_ids(X, x), self._ids)
         if (found < 0).any():
             raise UserError(
@@ -95,21 +97,20 @@ class RowGraph:
     def edges(self, X: Any, x: Any, fitted: Array, *, directed: bool) -> Any:
         """``[M, n]`` CSR: what rows receive from fitted ones; unknown rows receive nothing."""
         found = find_rows(_ids(X, x), self._ids)
-        note_rows_without_edges(found)
-        received = receiving(self.matrix, directed=directed)[np.maximum(found, 0)][:, fitted]
-        return sparse.csr_array(sparse.diags_array((found >= 0).astype(np.float64)) @ received)
+        return edges_of(receiving(self.matrix, directed=directed)[:, fitted], found)
 
 
-def note_rows_without_edges(found: Array) -> None:
-    """Warns of rows that are not known (-1), and so have no edges in a model that was fitted with a graph."""
-    unknown = int((found < 0).sum())
-    if unknown:
+def edges_of(matrix: Any, found: Array) -> Any:
+    """What rows receive that are known under these numbers; nothing, with a warning, where a row is unknown (-1)."""
+    if unknown := int((found < 0).sum()):
         warnings.warn(
             f"{unknown} of {len(found)} rows are new and have no edges, although the model was fitted with a graph; "
             f"pass graph= to say how they are joined to the fitted rows",
             UserWarning,
             stacklevel=5,
         )
+    known = sparse.diags_array((found >= 0).astype(np.float64))
+    return sparse.csr_array(known @ matrix[np.maximum(found, 0)])
 
 
 def _ids(X: Any, x: Any) -> Array:
@@ -129,90 +130,160 @@ def receiving(matrix: Any, *, directed: bool) -> Any:
 
 
 def as_matrix(graph: Any, rows: int, fitted: int | None = None) -> Any:
-    """A user's graph as a scipy CSR matrix, float64.
+    """A user's graph among `rows` rows as a scipy CSR matrix, float64.
 
-    Args:
-        graph: See above.
-        rows: Rows of the table.
-        fitted: Where `rows` are new: the number of fitted rows. The matrix is then ``[rows, fitted]``, and its row i
-            holds the weights of the edges from fitted rows to new row i; an ``edge_index`` has fitted rows above.
+    Where `rows` are new, `fitted` is the number of fitted rows. The matrix is then ``[rows, fitted]``, and its row i
+    holds the weights of the edges from fitted rows to new row i; an ``edge_index`` has fitted rows above.
 
     Raises:
         UserError: If it is of another size, points outside the rows, or has negative or non-finite weights.
     """
-    shape = (rows, rows) if fitted is None else (rows, fitted)
+    shape = (rows, rows if fitted is None else fitted)
     if isinstance(graph, Graph):
-        if fitted is not None or graph.num_nodes != rows:
-            raise UserError(_size(f"a Graph of {graph.num_nodes} nodes", shape, fitted), argument="graph")
+        kind = f"a Graph of {graph.num_nodes} nodes"
         index, weight = graph.edge_index.numpy(force=True), graph.weights().numpy(force=True)
-        matrix = sparse.csr_array((weight, (index[0], index[1])), shape=shape)
+        matrix: Any = sparse.csr_array((weight, (index[0], index[1])), shape=(graph.num_nodes,) * 2)
     elif sparse.issparse(graph) or (isinstance(graph, Tensor) and graph.layout != torch.strided):
-        graph = graph if sparse.issparse(graph) else _from_torch(graph)
-        if graph.shape != shape:
-            raise UserError(_size(f"a matrix of shape {graph.shape}", shape, fitted), argument="graph")
-        check_scipy(graph, "graph")
-        matrix = sparse.csr_array(graph)
+        matrix = graph if sparse.issparse(graph) else sparse_to_scipy(graph)
+        kind = f"a matrix of shape {matrix.shape}"
     else:
-        matrix = _from_array(graph, shape, fitted)
-    matrix = matrix.astype(np.float64)
+        matrix = np.asarray(graph.numpy(force=True) if isinstance(graph, Tensor) else graph)
+        kind = f"a {type(graph).__name__}"
+        if matrix.ndim == 2:
+            kind = f"an array of shape {matrix.shape} and {matrix.dtype}"
+        whole = matrix.dtype.kind in "iu" or not matrix.size
+        if matrix.shape == shape and shape[0] == 2 and whole:
+            raise UserError(
+                f"graph of shape {shape} and {matrix.dtype} may be a matrix or an edge_index of {shape[1]} edges; "
+                f"pass a scipy sparse matrix, or a matrix of floats",
+                argument="graph",
+            )
+        if matrix.shape != shape and whole and matrix.ndim == 2 and 2 in matrix.shape:
+            matrix = _from_index(graph, shape, fitted)
+    if matrix.shape != shape or (fitted is not None and isinstance(graph, Graph)):
+        expected = (
+            "(array or scipy sparse matrix) whose entry i, j weighs the edge i → j, or an edge_index of shape (2, E) "
+            "of whole numbers. For folds of a table use graph=RowGraph(X, graph)"
+            if fitted is None
+            else f"whose row i holds the weights of the edges from the {fitted} fitted rows to row i of X, or an "
+            f"edge_index (2, E), fitted rows first"
+        )
+        raise UserError(
+            f"graph has the wrong size: got {kind}; expected a matrix of shape {shape} {expected}", argument="graph"
+        )
+    if sparse.issparse(matrix):
+        check_scipy(matrix, "graph")
+    matrix = sparse.csr_array(matrix).astype(np.float64)
     matrix.sum_duplicates()
     if not np.isfinite(matrix.data).all() or (matrix.data < 0).any():
-        raise UserError(
-            f"graph must have finite, non-negative weights, got {matrix.data.min()} … {matrix.data.max()}",
-            argument="graph",
-        )
+        got = f"{matrix.data.min()} … {matrix.data.max()}"
+        raise UserError(f"graph must have finite, non-negative weights, got {got}", argument="graph")
     matrix.eliminate_zeros()
     return matrix
 
 
-def _from_array(graph: Any, shape: tuple[int, int], fitted: int | None) -> Any:
-    """A dense matrix, an ``edge_index``, or a list of pairs."""
-    array = np.asarray(graph.numpy(force=True) if isinstance(graph, Tensor) else graph)
-    whole = array.dtype.kind in "iu" or not array.size
-    if array.shape == shape and shape[0] == 2 and whole:
-        raise UserError(
-            f"graph of shape {array.shape} and {array.dtype} may be a matrix or an edge_index of {shape[1]} edges; "
-            f"pass a scipy sparse matrix, or a matrix of floats",
-            argument="graph",
-        )
-    if array.shape == shape:
-        return sparse.csr_array(array)
-    if whole and array.ndim == 2 and 2 in array.shape:
-        ends, note = edge_ends(graph)
-        if note is not None:
-            warnings.warn(note.replace("edge_index", "graph"), UserWarning, stacklevel=5)
-        return _from_index(ends, shape, fitted)
-    got = f"an array of shape {array.shape} and {array.dtype}" if array.ndim == 2 else f"a {type(graph).__name__}"
-    raise UserError(_size(got, shape, fitted), argument="graph")
-
-
-def _from_torch(graph: Tensor) -> Any:
-    """A sparse tensor of any layout."""
-    matrix = graph.detach().to_sparse_coo().coalesce().cpu()
-    return sparse.csr_array((matrix.values().numpy(), tuple(matrix.indices().numpy())), shape=tuple(matrix.shape))
-
-
-def _from_index(index: Array, shape: tuple[int, int], fitted: int | None) -> Any:
-    """Of senders above receivers; new rows receive, and are the rows of the matrix."""
-    senders, receivers = (shape[0], shape[0]) if fitted is None else (fitted, shape[0])
-    if index.size and (index.min() < 0 or index[0].max() >= senders or index[1].max() >= receivers):
+def _from_index(graph: Any, shape: tuple[int, int], fitted: int | None) -> Any:
+    """Of an ``edge_index`` or pairs; new rows receive, and are the rows of the matrix."""
+    (sender, receiver), note = edge_ends(graph)
+    if note is not None:
+        warnings.warn(note.replace("edge_index", "graph"), UserWarning, stacklevel=5)
+    senders, receivers = shape[1], shape[0]
+    if sender.size and (
+        min(sender.min(), receiver.min()) < 0 or sender.max() >= senders or receiver.max() >= receivers
+    ):
         raise UserError(
             f"graph as an edge_index must have senders in 0 … {senders - 1} and receivers in 0 … {receivers - 1}, "
-            f"got {index[0].min()} … {index[0].max()} and {index[1].min()} … {index[1].max()}",
+            f"got {sender.min()} … {sender.max()} and {receiver.min()} … {receiver.max()}",
             argument="graph",
         )
-    ends = (index[0], index[1]) if fitted is None else (index[1], index[0])
-    return sparse.csr_array((np.ones(index.shape[1]), ends), shape=shape)
+    ends = (sender, receiver) if fitted is None else (receiver, sender)
+    return sparse.csr_array((np.ones(len(sender)), ends), shape=shape)
 
 
-def _size(got: str, shape: tuple[int, int], fitted: int | None) -> str:
-    if fitted is not None:
-        return (
-            f"graph has the wrong size: got {got}; expected a matrix of shape {shape} whose row i holds the weights of "
-            f"the edges from the {fitted} fitted rows to row i of X, or an edge_index (2, E), fitted rows first"
-        )
-    return (
-        f"graph has the wrong size: got {got}; expected a matrix of shape {shape} (array or scipy sparse matrix) whose "
-        f"entry i, j weighs the edge i → j, or an edge_index of shape (2, E) of whole numbers. For folds of a table "
-        f"use graph=RowGraph(X, graph)"
-    )
+class RowSearch(nn.Module):
+    """Search for k neighbours among fitted dense rows ``points [n, F]``, scaled."""
+
+    points: Tensor
+
+    def __init__(self, points: Tensor, k: int) -> None:
+        super().__init__()
+        self.register_buffer("points", points.float())
+        self.k = k
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[M, k]`` indices of the nearest fitted rows of scaled features ``[M, F]``, nearest first."""
+        x, points = x.float(), self.points.shape[0]  # as points are kept: a fitted row is at distance zero from itself
+        wanted = min(self.k + SPARE, points)
+        if torch.compiler.is_exporting():
+            return self._refined(x, self._rough(x).topk(wanted, largest=False).indices)[0]
+        at_once = max(1, AT_ONCE // max(points, wanted * x.shape[1]))
+        return torch.cat([self._nearest(part, wanted) for part in x.split(at_once)]) if x.shape[0] else x.new_empty(0)
+
+    def _rough(self, x: Tensor) -> Tensor:
+        """½‖a - b‖² less ½‖a‖², in double precision."""
+        points = self.points.double()
+        return torch.addmm(points.square().sum(1) / 2, x.double(), points.T, alpha=-1)
+
+    def _refined(self, x: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+        """The k nearest among ``candidates [M, m]``, by distances that depend on the two rows alone."""
+        candidates = candidates.sort(1).values
+        squares = (x.unsqueeze(1).double() - self.points[candidates].double()).square().sum(-1)
+        near, order = squares.sort(dim=1, stable=True)
+        return candidates.gather(1, order[:, : self.k]), near[:, : self.k]
+
+    def _nearest(self, x: Tensor, wanted: int) -> Tensor:
+        values, candidates = self._rough(x).topk(wanted, largest=False)
+        found, near = self._refined(x, candidates)
+        if wanted == self.points.shape[0]:
+            return found
+        # Rounding of the product: rows that were not proposed lie beyond this, unless all rows are compared.
+        size = x.double().norm(dim=1) + self.points.double().norm(dim=1).max()
+        slack = (self.points.shape[1] + 8) * torch.finfo(torch.float64).eps * size.square()
+        beyond = 2 * values[:, -1] + x.double().square().sum(1)
+        all_rows = torch.arange(self.points.shape[0], device=x.device)
+        for row in (near[:, -1] >= beyond - slack).nonzero().flatten().tolist():
+            found[row] = self._refined(x[row : row + 1], all_rows.unsqueeze(0))[0][0]
+        return found
+
+
+class SparseRowSearch(nn.Module):
+    """Search among fitted sparse rows, scipy CSR, by their cosine."""
+
+    def __init__(self, points: Any, k: int) -> None:
+        super().__init__()
+        rows = sparse.csr_array(points)
+        self.shape, self.k = rows.shape, k
+        for name in ("data", "indices", "indptr"):
+            self.register_buffer(name, torch.from_numpy(np.array(getattr(rows, name))))
+        self._rows: Any = None
+
+    @property
+    def points(self) -> Any:
+        """The fitted rows, scipy CSR."""
+        parts = tuple(getattr(self, name).numpy() for name in ("data", "indices", "indptr"))
+        return sparse.csr_array(parts, shape=self.shape)
+
+    def forward(self, x: Any) -> Tensor:
+        """``[M, k]`` indices of the nearest fitted rows, nearest first."""
+        if self._rows is None:
+            self._rows = _unit(self.points)
+        rows = _unit(sparse.csr_array(x))
+        found, size = np.empty((rows.shape[0], self.k), dtype=np.int64), max(1, AT_ONCE // max(1, *self.shape))
+        for start in range(0, rows.shape[0], size):
+            distance = -(self._rows @ rows[start : start + size].T.toarray()).T
+            last = np.partition(distance, self.k - 1, axis=1)[:, self.k - 1 : self.k]
+            for i, near in enumerate(distance <= last):
+                candidates = np.flatnonzero(near)
+                found[start + i] = candidates[np.argsort(distance[i, candidates], kind="stable")[: self.k]]
+        return torch.from_numpy(found)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rows": None}
+
+
+def _unit(x: Any) -> Any:
+    """Rows of length one; empty rows stay empty."""
+    row = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
+    # bincount adds in the order of the entries: equal rows have equal norms, to the bit.
+    norm = np.sqrt(np.bincount(row, weights=x.data**2, minlength=x.shape[0]))
+    return sparse.csr_array((x.data / np.where(norm > 0, norm, 1.0)[row], x.indices, x.indptr), shape=x.shape)

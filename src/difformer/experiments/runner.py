@@ -38,14 +38,14 @@ from difformer.experiments.samples import baseline, load_data
 from difformer.experiments.spec import Data, Experiment
 from difformer.files import only_one, writing
 from difformer.free_memory import free_bytes
+from difformer.training.callbacks import stop_requests
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
-from difformer.training.interrupt import stop_requests
-from difformer.training.journal import NonFiniteLossError
+from difformer.training.journal import NonFiniteLossError, Run
 from difformer.training.loop import train_one
 from difformer.training.metrics import find_metric
 from difformer.training.record import RunRecord
-from difformer.training.stack import StackedSetting, faster, train_stacked
+from difformer.training.stack import faster, train_stacked
 from difformer.zoo import MODELS
 
 Say = Callable[[str], None]
@@ -233,8 +233,8 @@ def _records(
     elif not alone and faster(task, config, len(seeds), device):
         watch.begin(len(seeds))
         with peak_memory(device) as peak:
-            settings = [StackedSetting(seed, job.split(seed)) for seed in seeds]
-            results = train_stacked(task, settings, config, device, stop=watch, keep_errors=True)
+            runs = [Run(seed, job.split(seed), config) for seed in seeds]
+            results = train_stacked(task, runs, device, stop=watch, keep_errors=True)
         diverged = [one for one in results if isinstance(one, NonFiniteLossError)]
         whole = [one for one in results if isinstance(one, RunRecord) and one.status != "interrupted"]
         for record in whole:

@@ -23,7 +23,7 @@ from difformer.files import RunFolderError
 from difformer.graph import Graph
 from difformer.nn import DIFFormer, GraphLevel
 from difformer.training.feeds import Inputs
-from difformer.training.predictions import Predictions
+from difformer.training.record import Predictions
 from difformer.training.run_folder import PREDICTIONS, RunFolder
 from difformer.training.trained_run import Loaded, best_seed, load_run
 

@@ -44,7 +44,7 @@ from difformer.report.gather import (
 )
 from difformer.report.layers import Attention, LatentLayer, attention_of
 from difformer.training.model import in_units
-from difformer.training.source import TaskSource
+from difformer.training.run_folder import TaskSource
 
 POINTS, PICTURES = 3_000, 1_000
 NUMBERS = 60_000  # points times layers: deep models show fewer points

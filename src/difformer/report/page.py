@@ -46,10 +46,10 @@ from difformer.report.quality import (
     errors,
     quality,
 )
+from difformer.training.devices import saved_bytes
 from difformer.training.metrics import protocol_text
 from difformer.training.record import NO_BETTER
 from difformer.training.run_folder import RunFolder
-from difformer.training.run_memory import saved_bytes
 from difformer.training.trained_run import Loaded
 
 NAME = "report.html"

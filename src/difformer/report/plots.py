@@ -64,7 +64,7 @@ def learning_curves(folder: RunFolder, metric: str) -> tuple[dict[str, Figure], 
     """Training loss and metric of every seed by epoch, and whether epochs were left out."""
     best = {result["seed"]: result["best_epoch"] for result in folder.results()}
     by_seed: dict[int, list[dict[str, Any]]] = {}
-    for row in folder.metrics.read():
+    for row in folder.rows():
         by_seed.setdefault(int(row["seed"]), []).append(row)
     losses, scores, thinned = [], [], False
 

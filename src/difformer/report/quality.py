@@ -33,8 +33,7 @@ from difformer.report.gather import (
     source_columns,
 )
 from difformer.training.metrics import class_counts, column_aucs, find_metric
-from difformer.training.predictions import Predictions
-from difformer.training.record import spread
+from difformer.training.record import Predictions, spread
 
 SHOWN_CLASSES = 30
 SCATTER_POINTS = 2_000

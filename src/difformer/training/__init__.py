@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from difformer.files import RunFolderError as RunFolderError
     from difformer.training.callbacks import Callback as Callback
     from difformer.training.callbacks import EpochEvent as EpochEvent
+    from difformer.training.callbacks import TrainingInterrupted as TrainingInterrupted
     from difformer.training.config import TrainConfig as TrainConfig
     from difformer.training.config import parse_settings as parse_settings
-    from difformer.training.interrupt import TrainingInterrupted as TrainingInterrupted
     from difformer.training.journal import NonFiniteLossError as NonFiniteLossError
     from difformer.training.loop import train_one as train_one
     from difformer.training.record import RunRecord as RunRecord
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from difformer.training.run import fit as fit
     from difformer.training.run import resume as resume
     from difformer.training.run_folder import RunFolder as RunFolder
-    from difformer.training.source import TaskSource as TaskSource
+    from difformer.training.run_folder import TaskSource as TaskSource
     from difformer.training.trained_run import embed as embed
     from difformer.training.trained_run import energy as energy
     from difformer.training.trained_run import evaluate as evaluate
@@ -33,15 +33,13 @@ if TYPE_CHECKING:
 __all__, __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "callbacks": "Callback EpochEvent",
+        "callbacks": "Callback EpochEvent TrainingInterrupted",
         "config": "TrainConfig parse_settings",
-        "interrupt": "TrainingInterrupted",
         "journal": "NonFiniteLossError",
         "loop": "train_one",
         "record": "RunRecord Summary",
         "run": "fit resume",
-        "run_folder": "RunFolderError RunFolder",
-        "source": "TaskSource",
+        "run_folder": "RunFolderError RunFolder TaskSource",
         "trained_run": "embed energy evaluate load_run predict",
     },
 )

@@ -1,15 +1,23 @@
-"""Callbacks: anything with ``on_epoch(event)`` is called after every evaluated epoch.
+"""Callbacks: anything with ``on_epoch(event)`` is called after every evaluated epoch; and what Ctrl-C does.
 
 A callback that also has ``close()`` is closed when the last run has ended; one that has ``on_stop_request()`` is called
-when Ctrl-C is pressed, which ends the training after the current epoch. One that raises ends the training with its
-exception; the run folder stays as it is and can be resumed.
+when Ctrl-C is pressed. The first press ends the training after the current epoch, the second at once. A callback that
+raises ends the training with its exception; the run folder stays as it is and can be resumed.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from difformer.training.record import Summary
 
 
 @dataclass(frozen=True)
@@ -67,13 +75,11 @@ class TensorBoard:
             raise ImportError(
                 "TensorBoard event files need the tensorboard package: pip install 'difformer[tensorboard]'"
             ) from error
-        self._new_writer = SummaryWriter
-        self.folder = Path(folder)
+        self._new_writer, self.folder = SummaryWriter, Path(folder)
         self._writers: dict[int, Any] = {}
 
     def on_epoch(self, event: EpochEvent) -> None:
-        writer = self._writers.get(event.seed)
-        if writer is None:
+        if (writer := self._writers.get(event.seed)) is None:
             # When a killed run is resumed, later points of the earlier process are removed.
             folder = str(self.folder / f"seed-{event.seed}")
             writer = self._writers[event.seed] = self._new_writer(folder, purge_step=event.epoch)
@@ -85,3 +91,59 @@ class TensorBoard:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """Training was stopped by Ctrl-C, after everything that can be saved was saved.
+
+    Args:
+        summary: Results so far; None where no epoch had been evaluated yet.
+        folder: The run folder to resume, as text; empty without one.
+        again: Whether results were saved but no checkpoint, as for a stack that did not fit into memory as a whole.
+
+    Attributes:
+        kept: What was saved, what was not, and how to resume; empty without a folder.
+    """
+
+    def __init__(self, summary: Summary | None, folder: str, again: bool = False) -> None:
+        self.summary, self.folder, self.kept = summary, folder, ""
+        if folder and again:
+            self.kept = (
+                f"the results so far were saved, but these stacked seeds have no checkpoints: continue with resume, "
+                f"which trains them again from their first epoch: {folder}"
+            )
+        elif folder:
+            self.kept = f"what there is was saved, continue with resume: {folder}"
+        super().__init__("training was interrupted" + (f"; {self.kept}" if self.kept else ""))
+
+
+@contextmanager
+def stop_requests(callbacks: Iterable[object] = ()) -> Iterator[Callable[[], bool]]:
+    """Gives a function that says whether Ctrl-C has been pressed; callbacks are closed at the end.
+
+    A signal can come in the middle of a step of the optimiser, but a run that is to be resumed may only stop between
+    epochs. Outside the main thread, where Python delivers no signals, the answer is always False.
+    """
+    asked, listeners = False, tuple(callbacks)
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        _call(listeners, "on_stop_request")
+
+    main = threading.current_thread() is threading.main_thread()
+    before: Any = signal.signal(signal.SIGINT, ask) if main else None
+    try:
+        yield lambda: asked
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)
+        _call(listeners, "close")
+
+
+def _call(callbacks: Iterable[object], method: str) -> None:
+    for callback in callbacks:
+        if callable(told := getattr(callback, method, None)):
+            told()

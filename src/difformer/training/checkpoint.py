@@ -36,50 +36,37 @@ class CheckpointError(UserError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a run.
+    """The state of a run."""
 
-    Args:
-        tensors: By name: ``model.…``, ``best.…``, ``optimizer.0.exp_avg``, ``rng.0``, …; on the CPU.
-        facts: The rest, as JSON has it.
-    """
-
-    tensors: dict[str, Tensor]
-    facts: dict[str, Any]
+    tensors: dict[str, Tensor]  # on the CPU: ``model.…``, ``best.…``, ``optimizer.0.exp_avg``, ``rng.0``, …
+    facts: dict[str, Any]  # the rest, as JSON has it
 
     @property
     def epoch(self) -> int:
         return int(self.facts["epoch"])
 
     @staticmethod
+    def copied(tensors: dict[str, Tensor], **facts: Any) -> Snapshot:
+        """Copies throughout: training continues while the snapshot is kept."""
+        copies = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+        return Snapshot(copies, json.loads(json.dumps({"format": FORMAT, **facts})))
+
+    @staticmethod
     def of(trainer: Trainer) -> Snapshot:
-        """Everything of a trainer that changes while it trains, copied."""
+        """Everything of a trainer that changes while it trains."""
         tensors: dict[str, Tensor] = {f"model.{name}": value for name, value in trainer.model.state_dict().items()}
         tensors |= {f"best.{name}": value for name, value in trainer.best_state.items()}
         tensors |= {f"rng.{i}": value for i, value in enumerate(rng_state(trainer.device))}
         if trainer.optimizer is not None:
             for i, moments in trainer.optimizer.state_dict()["state"].items():
                 tensors |= {f"optimizer.{i}.{name}": value for name, value in moments.items()}
-        facts = {
-            "format": FORMAT,
-            "seed": trainer.seed,
-            "split": trainer.split.name,
-            "epoch": trainer.epoch,
-            "best_epoch": trainer.journal.best_epoch,
-            "best": trainer.journal.best,
-            "history": trainer.journal.history,
-            "seconds": trainer.seconds,
-            "device": trainer.device.type,
-        }
-        # Copies throughout: the trainer continues while the snapshot is kept.
-        copies = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
-        return Snapshot(copies, json.loads(json.dumps(facts)))
+        journal, device = trainer.journal, trainer.device.type
+        found = {"best_epoch": journal.best_epoch, "best": journal.best, "history": journal.history, "device": device}
+        who = {"seed": trainer.seed, "split": trainer.split.name}
+        return Snapshot.copied(tensors, **who, epoch=trainer.epoch, **found, seconds=trainer.seconds)
 
     def into(self, trainer: Trainer) -> None:
-        """Puts a new trainer of the same run into the state of the snapshot.
-
-        Raises:
-            CheckpointError: If the trainer is one of another run.
-        """
+        """Puts a new trainer of the same run into the state of the snapshot."""
         for name, here in (("seed", trainer.seed), ("split", trainer.split.name)):
             if self.facts.get(name) != here:
                 raise CheckpointError(f"the checkpoint is of {name} {self.facts.get(name)!r}, this run has {here!r}")
@@ -117,11 +104,7 @@ class Snapshot:
 
     @staticmethod
     def read(path: Path) -> Snapshot:
-        """What `write` wrote.
-
-        Raises:
-            CheckpointError: If the file is damaged, not a checkpoint, or of a newer version.
-        """
+        """What `write` wrote."""
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 about = file.metadata() or {}

@@ -11,11 +11,34 @@ from typing import Any
 
 from difformer.errors import UserError
 
-SCHEDULES = ("constant", "cosine", "linear")
-LOSSES = ("auto", "broadcast-mse")
 PRECISIONS = ("float32", "bf16")
-READOUTS = ("mean", "sum", "max")
-STEPS = ("epoch", "snapshot")
+Rule = tuple[Callable[[Any], bool], str]  # whether a value is allowed, and what is, in words
+
+
+def _count(least: int) -> Rule:
+    return lambda v: type(v) is int and v >= least, f"a whole number of at least {least}"
+
+
+def _number(holds: Callable[[float], bool], expected: str) -> Rule:
+    return lambda v: isinstance(v, float) and math.isfinite(v) and holds(v), expected
+
+
+def _or_none(rule: Rule) -> Rule:
+    return lambda v: v is None or rule[0](v), f"{rule[1]}, or none"
+
+
+def _choice(*choices: str) -> Rule:
+    return lambda v: v in choices, f"one of {', '.join(choices)}"
+
+
+_POSITIVE = _number(lambda v: v > 0, "a number above 0")
+_AT_LEAST_0 = _number(lambda v: v >= 0, "a number of at least 0")
+_FLAG: Rule = (lambda v: isinstance(v, bool), "true or false")
+_TEXT: Rule = (lambda v: isinstance(v, str) and bool(v), "a name")
+
+
+def _setting(default: Any, rule: Rule) -> Any:
+    return field(default=default, metadata={"rule": rule})
 
 
 @dataclass(frozen=True)
@@ -58,41 +81,41 @@ class TrainConfig:
 
     model: str = "difformer"
     options: Mapping[str, Any] = field(default_factory=dict)
-    epochs: int = 500
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.0
-    decoupled: bool = False
-    schedule: str = "constant"
-    warmup: int = 0
-    gradient_clip: float | None = None
-    patience: int | None = None
-    eval_every: int = 1
-    batch_size: int | None = None
-    steps_per_epoch: str = "epoch"
-    label_smoothing: float = 0.0
-    class_weights: bool = False
-    loss: str = "auto"
-    scale_targets: bool = True
-    metric: str = "auto"
-    readout: str = "mean"
-    graph: str = "given"
-    precision: str = "float32"
-    checkpoint_every: int | None = None
-    checkpoint_seconds: float = 10.0
+    epochs: int = _setting(500, _count(1))
+    learning_rate: float = _setting(1e-3, _POSITIVE)
+    weight_decay: float = _setting(0.0, _AT_LEAST_0)
+    decoupled: bool = _setting(False, _FLAG)
+    schedule: str = _setting("constant", _choice("constant", "cosine", "linear"))
+    warmup: int = _setting(0, _count(0))
+    gradient_clip: float | None = _setting(None, _or_none(_POSITIVE))
+    patience: int | None = _setting(None, _or_none(_count(1)))
+    eval_every: int = _setting(1, _count(1))
+    batch_size: int | None = _setting(None, _or_none(_count(1)))
+    steps_per_epoch: str = _setting("epoch", _choice("epoch", "snapshot"))
+    label_smoothing: float = _setting(0.0, _number(lambda v: 0 <= v < 1, "a number in [0, 1)"))
+    class_weights: bool = _setting(False, _FLAG)
+    loss: str = _setting("auto", _choice("auto", "broadcast-mse"))
+    scale_targets: bool = _setting(True, _FLAG)
+    metric: str = _setting("auto", _TEXT)
+    readout: str = _setting("mean", _choice("mean", "sum", "max"))
+    graph: str = _setting("given", _TEXT)
+    precision: str = _setting("float32", _choice(*PRECISIONS))
+    checkpoint_every: int | None = _setting(None, _or_none(_count(1)))
+    checkpoint_seconds: float = _setting(10.0, _AT_LEAST_0)
 
     def __post_init__(self) -> None:
         if isinstance(self.model, type):
             from difformer.zoo.model_registry import name_of
 
             object.__setattr__(self, "model", name_of(self.model))
-        # A preset file or a command line writes 1 where a float is meant.
-        for name in _FLOATS:
-            value = getattr(self, name)
-            if isinstance(value, int) and not isinstance(value, bool):
-                object.__setattr__(self, name, float(value))
         object.__setattr__(self, "options", dict(self.options))
-        for name, (holds, expected) in _RULES.items():
+        for name, (kind, (holds, expected)) in _RULES.items():
             value = getattr(self, name)
+            if (
+                type(value) is int and "float" in kind
+            ):  # a preset file or a command line writes 1 where a float is meant
+                value = float(value)
+                object.__setattr__(self, name, value)
             if not holds(value):
                 raise UserError(f"{name} must be {expected}, got {value!r}")
         knn_of(self.graph)
@@ -108,13 +131,13 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> TrainConfig:
-        """From some or all fields.
-
-        Raises:
-            ValueError: If a field is unknown, naming the nearest one, or has a value that it does not take.
-        """
+        """From some or all fields."""
         _check_names(fields)
         return cls(**fields)
+
+
+# What every field but the model and its options takes, as its type and its rule; the names a command line can set.
+_RULES = {f.name: (str(f.type), f.metadata["rule"]) for f in dataclasses.fields(TrainConfig) if f.metadata}
 
 
 def knn_of(graph: str) -> int | None:
@@ -153,19 +176,19 @@ def parse_settings(settings: Iterable[str], model: str = "difformer") -> tuple[d
             raise UserError(f"a setting is NAME=VALUE, for example learning_rate=0.01; got {setting!r}")
         if name in fields or name in options:
             raise UserError(f"setting {name} is given twice, the second time as {text.strip()!r}")
-        named = text.strip().lower() == "none" and takes_a_name(name, model)
-        value = "none" if named else parse_value(text)
+        named = text.strip().lower() == "none" and _takes_a_name(name, model)
+        value = "none" if named else _parse_value(text)
         if name in _RULES:
             fields[name] = value
         elif name in options_known:
             options[name] = value
         else:
-            raise UserError(unknown_setting(name, model, [*_RULES], [*options_known]))
+            raise UserError(_unknown_setting(name, model, [*options_known]))
     TrainConfig(model=model, **fields)  # a value out of range is refused here, where the setting can still be named
     return fields, options
 
 
-def parse_value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     """A text as the value it looks like: a whole number, a number, true, false, none, or itself."""
     text = text.strip()
     words: dict[str, Any] = {"true": True, "false": False, "none": None}
@@ -180,32 +203,23 @@ def parse_value(text: str) -> Any:
 
 
 def make_config(model: str, settings: Mapping[str, Any]) -> TrainConfig:
-    """A configuration from fields and model options in one mapping, as `--set` and presets have them.
-
-    Raises:
-        UserError: If a name is neither a field nor an option of the model.
-    """
+    """A configuration from fields and model options in one mapping, as `--set` and presets have them."""
     from difformer.zoo import check_options
 
-    known = {f.name for f in dataclasses.fields(TrainConfig)} - {"model", "options"}
-    options = {key: value for key, value in settings.items() if key not in known}
+    options = {key: value for key, value in settings.items() if key not in _RULES}
     check_options(model, options)
-    fields = {key: value for key, value in settings.items() if key in known}
-    return TrainConfig(model=model, options=options, **fields)
+    return TrainConfig(model=model, options=options, **{key: v for key, v in settings.items() if key in _RULES})
 
 
-def unknown_setting(name: str, model: str, training: Sequence[str], options: Sequence[str]) -> str:
-    """The error message for a setting that neither the training nor the model has."""
+def _unknown_setting(name: str, model: str, options: Sequence[str]) -> str:
     from difformer.zoo import find
 
-    fixed = find(model).fixed
+    fixed, training = find(model).fixed, list(_RULES)
     if name in fixed:
         free = "model 'difformer' lets you choose it" if model.startswith("difformer") else "choose another model"
         return f"setting {name} is what makes {model!r} that model ({name}={fixed[name]}); {free}"
-    near = nearest(name, [*training, *options])
-    hint = f"did you mean {near}? " if near else ""
     return (
-        f"unknown setting {name!r}; {hint}Training takes {', '.join(training)}; "
+        f"unknown setting {name!r}; {_hint(name, [*training, *options])}Training takes {', '.join(training)}; "
         f"model {model!r} takes {', '.join(options)}"
     )
 
@@ -221,7 +235,7 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
     return next((full for full, letters in zip(known, initials, strict=True) if letters == name), None)
 
 
-def takes_a_name(setting: str, model: str) -> bool:
+def _takes_a_name(setting: str, model: str) -> bool:
     """Whether a setting is always a text, by its annotation: then the word none is a name, as in ``qk_norm=none``."""
     from difformer.zoo.model_registry import find, model_class, parameters_of
 
@@ -231,62 +245,14 @@ def takes_a_name(setting: str, model: str) -> bool:
     return kinds.get(setting) == "str"
 
 
+def _hint(name: str, known: Sequence[str]) -> str:
+    near = nearest(name, known)
+    return f"did you mean {near}? " if near else ""
+
+
 def _check_names(names: Iterable[str]) -> None:
     known = [f.name for f in dataclasses.fields(TrainConfig)]
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = _hint(name, known)
             raise UserError(f"a training configuration has no field {name!r}; {hint}It has {', '.join(known)}")
-
-
-Rule = tuple[Callable[[Any], bool], str]
-
-
-def _count(least: int) -> Rule:
-    return (
-        lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= least,
-        f"a whole number of at least {least}",
-    )
-
-
-def _number(holds: Callable[[float], bool], expected: str) -> Rule:
-    return lambda v: isinstance(v, float) and math.isfinite(v) and holds(v), expected
-
-
-def _or_none(rule: Rule) -> Rule:
-    return lambda v: v is None or rule[0](v), f"{rule[1]}, or none"
-
-
-def _choice(choices: tuple[str, ...]) -> Rule:
-    return lambda v: v in choices, f"one of {', '.join(choices)}"
-
-
-_FLAG: Rule = (lambda v: isinstance(v, bool), "true or false")
-_TEXT: Rule = (lambda v: isinstance(v, str) and bool(v), "a name")
-
-# What every field but the model and its options takes; the names a command line can set.
-_RULES: dict[str, Rule] = {
-    "epochs": _count(1),
-    "learning_rate": _number(lambda v: v > 0, "a number above 0"),
-    "weight_decay": _number(lambda v: v >= 0, "a number of at least 0"),
-    "decoupled": _FLAG,
-    "schedule": _choice(SCHEDULES),
-    "warmup": _count(0),
-    "gradient_clip": _or_none(_number(lambda v: v > 0, "a number above 0")),
-    "patience": _or_none(_count(1)),
-    "eval_every": _count(1),
-    "batch_size": _or_none(_count(1)),
-    "steps_per_epoch": _choice(STEPS),
-    "label_smoothing": _number(lambda v: 0 <= v < 1, "a number in [0, 1)"),
-    "class_weights": _FLAG,
-    "loss": _choice(LOSSES),
-    "scale_targets": _FLAG,
-    "metric": _TEXT,
-    "readout": _choice(READOUTS),
-    "graph": _TEXT,
-    "precision": _choice(PRECISIONS),
-    "checkpoint_every": _or_none(_count(1)),
-    "checkpoint_seconds": _number(lambda v: v >= 0, "a number of at least 0"),
-}
-_FLOATS = ("learning_rate", "weight_decay", "gradient_clip", "label_smoothing", "checkpoint_seconds")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -25,8 +24,6 @@ from difformer.training.losses import Loss
 LARGEST = 1 << 19  # nodes; a pass over more of them takes longer than its launches
 WARM_UP = 3  # passes before recording, so that caches are filled and libraries loaded
 
-_log = logging.getLogger("difformer")
-
 
 class NotRecordableError(RuntimeError):
     """Work that cannot be recorded as a CUDA graph, such as waiting for a value; the message gives the reason."""
@@ -37,91 +34,70 @@ class NotRecordableError(RuntimeError):
         _report_once(str(self))
 
 
-@cache
-def _report_once(reason: str) -> None:
-    _log.warning(reason)
+_report_once = cache(logging.getLogger("difformer").warning)
 
 
-@dataclass
 class RecordedEpoch:
-    """Recorded passes of one model on one feed.
-
-    Args:
-        training: Replays forward and backward; leaves `outputs`, `loss` and the gradients.
-        evaluation: Replays the forward pass of an evaluation; leaves `evaluated`.
-    """
-
-    seed: int
-    key: Tensor
-    training: torch.cuda.CUDAGraph
-    evaluation: torch.cuda.CUDAGraph
-    outputs: Tensor
-    loss: Tensor
-    evaluated: Tensor
-
-    def train(self, epoch: int) -> Tensor:
-        """Gradients and outputs of an epoch."""
-        self.key.copy_(dropout_keys([self.seed], [epoch])[0, 0])
-        self.training.replay()
-        return self.outputs
-
-    def evaluate(self) -> Tensor:
-        self.evaluation.replay()
-        return self.evaluated
-
-
-def record_epoch(
-    model: nn.Module, feed: NodesFeed, loss: Loss, seed: int, precision: Callable[[], torch.autocast]
-) -> RecordedEpoch:
-    """Record a model's passes.
+    """Recorded passes of one model on one feed: forward and backward of an epoch, and forward of an evaluation.
 
     Parameters and buffers are afterwards what they were before; the gradients are those that replays write.
-
-    Raises:
-        NotRecordableError: If the model does something that cannot be recorded; its gradients are then cleared.
     """
-    device = next(model.parameters()).device
-    kept = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    (step,) = feed.steps(1)
-    key = torch.zeros(2, dtype=torch.int32, device=device)
 
-    def train() -> tuple[Tensor, Tensor]:
-        for parameter in model.parameters():
-            parameter.grad = None  # made anew in the graph's own memory, and overwritten by every replay
-        model.train()
-        with dropout_key(key), precision():
-            outputs = step.inputs.outputs(model)
-        found = loss(step.select(outputs).float(), step.targets)
-        found.backward()
-        return outputs.detach(), found.detach()
+    def __init__(
+        self, model: nn.Module, feed: NodesFeed, loss: Loss, seed: int, precision: Callable[[], torch.autocast]
+    ) -> None:
+        device = next(model.parameters()).device
+        kept = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        (step,) = feed.steps(1)
+        self.seed, self._key = seed, torch.zeros(2, dtype=torch.int32, device=device)
 
-    def evaluate() -> Tensor:
-        model.eval()
-        with torch.no_grad(), precision():
-            return feed.outputs(model)
+        def train() -> tuple[Tensor, Tensor]:
+            for parameter in model.parameters():
+                parameter.grad = None  # made anew in the graph's own memory, and overwritten by every replay
+            model.train()
+            with dropout_key(self._key), precision():
+                outputs = step.inputs.outputs(model)
+            found = loss(step.select(outputs).float(), step.targets)
+            found.backward()
+            return outputs.detach(), found.detach()
 
-    try:
-        side = side_stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                train()
-                evaluate()
-        torch.cuda.current_stream(device).wait_stream(side)
-        training, evaluation = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with _recording(training, side):
-            outputs, found = train()
-        with _recording(evaluation, side, training.pool()):
-            evaluated = evaluate()
-    except RuntimeError as error:
-        if isinstance(error, torch.cuda.OutOfMemoryError):
-            raise
-        for parameter in model.parameters():
-            parameter.grad = None
-        raise NotRecordableError(error) from error
-    finally:
-        model.load_state_dict(kept)
-    return RecordedEpoch(seed, key, training, evaluation, outputs, found, evaluated)
+        def evaluate() -> Tensor:
+            model.eval()
+            with torch.no_grad(), precision():
+                return feed.outputs(model)
+
+        try:
+            side = side_stream(device)
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP):
+                    train()
+                    evaluate()
+            torch.cuda.current_stream(device).wait_stream(side)
+            self._training, self._evaluation = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+            with _recording(self._training, side):
+                self._outputs, self.loss = train()
+            with _recording(self._evaluation, side, self._training.pool()):
+                self._evaluated = evaluate()
+        except RuntimeError as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            for parameter in model.parameters():
+                parameter.grad = None
+            raise NotRecordableError(error) from error
+        finally:
+            model.load_state_dict(kept)
+
+    def train(self, epoch: int) -> Tensor:
+        """Outputs of an epoch; leaves its gradients, and its loss in `loss`."""
+        self._key.copy_(dropout_keys([self.seed], [epoch])[0, 0])
+        self._training.replay()
+        return self._outputs
+
+    def evaluate(self) -> Tensor:
+        """Outputs of an evaluation."""
+        self._evaluation.replay()
+        return self._evaluated
 
 
 def side_stream(device: torch.device) -> torch.cuda.Stream:
@@ -132,9 +108,7 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return _side_stream(torch.cuda.current_device() if device.index is None else device.index)
 
 
-@cache
-def _side_stream(index: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(index)
+_side_stream = cache(torch.cuda.Stream)
 
 
 @contextmanager
@@ -165,9 +139,6 @@ class Recorder:
 
         Nothing is executed while it is recorded. The work must have been done before, so that caches are filled: what
         is made meanwhile has no values before the first replay, and never any if recording fails.
-
-        Raises:
-            NotRecordableError: If the work does something that cannot be recorded.
         """
         if self._stream is None:
             self._stream = side_stream(self._device)

@@ -1,24 +1,27 @@
-"""Where to train: a device by name, and what is known of it."""
+"""Where to train: a device by name, and how many runs fit into its memory."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable, Iterable
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from difformer.errors import UserError
+
+# Of the free memory: gradients in flight, and what the allocator cannot use because it lies in pieces.
+SHARE = 0.7
 
 
 def resolve(device: str | torch.device = "auto") -> torch.device:
     """The device of a name; ``"auto"`` is the first CUDA device where there is one, the CPU otherwise.
 
     Apple's ``"mps"`` has to be asked for: torch has no sparse products there yet, so graphs fail on it.
-
-    Raises:
-        ValueError: If there is no such device, saying which there are.
     """
     if isinstance(device, str) and device == "auto":
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         found = torch.device(device)
     except RuntimeError as error:
@@ -41,3 +44,38 @@ def describe(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} ({device})"
     return platform.processor() or platform.machine()
+
+
+def saved_bytes(forward: Callable[[], object], besides: Iterable[Tensor] = ()) -> int:
+    """Bytes that `forward` keeps for its backward pass, each memory counted once; no gradient can be taken of it.
+
+    Tensors in `besides` exist anyway and do not count, such as parameters.
+    """
+    # Storages are held until they are counted: memory that was given back could be counted as another's.
+    found: dict[int, torch.UntypedStorage] = {}
+
+    def pack(x: Tensor) -> None:
+        # Nothing is handed on to a backward pass. A tensor that was would be its own owner if it is a result of the
+        # operation that saves it, and never be freed.
+        if x.layout == torch.strided:
+            storage = x.untyped_storage()
+            found[storage.data_ptr()] = storage
+
+    def unpack(_: None) -> Tensor:
+        raise RuntimeError("this pass was made to be measured: nothing was kept for its gradient")
+
+    with saved_tensors_hooks(pack, unpack):
+        forward()
+    for tensor in besides:
+        found.pop(tensor.untyped_storage().data_ptr(), None)
+    return sum(storage.nbytes() for storage in found.values())
+
+
+def chunks_that_fit(runs: int, bytes_each: int, free: int, most: int | None = None) -> list[int]:
+    """Sizes of chunks of about equal length, as few as `free` bytes allow; none larger than `most`."""
+    if runs < 1:
+        return []
+    fitting = max(1, int(SHARE * free / max(1, bytes_each)))
+    size = min(fitting, runs, most or runs)
+    count = -(-runs // size)
+    return [runs // count + (chunk < runs % count) for chunk in range(count)]

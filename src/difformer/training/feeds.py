@@ -23,25 +23,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from difformer._compat import has_global_hooks
 from difformer.attention.segments import Segments
 from difformer.data import Split, Task
-from difformer.data.batches import (
-    GraphBatch,
-    GraphBatches,
-    NodePartitions,
-    SnapshotBatch,
-    SnapshotBatches,
-)
+from difformer.data.batches import GraphBatch, GraphBatches, NodePartitions, SnapshotBatch, SnapshotBatches
 from difformer.data.knn import knn_graph
+from difformer.data.sparse import take_rows
 from difformer.data.task import update_digest
+from difformer.errors import UserError
+from difformer.free_memory import free_bytes
 from difformer.graph import Graph
+from difformer.kernels.rows import LayerNorm
 from difformer.nn import DIFFormer, DIFFormerConv
+from difformer.nn.context import store
+from difformer.nn.edge_mask import mask_holder
 from difformer.result_cache import ResultCache
 from difformer.sparse import SparseMatrix
 from difformer.training.config import TrainConfig, knn_of
-from difformer.training.inference import can_chunk, choose_storage, decode_in_batches, embed_in_batches, has_room
-from difformer.training.model import hook, in_units
+from difformer.training.model import hook, in_units, is_as_written
 
+AMPLE = 0.25  # of a device's free memory: what states and graph may take to live there
+ROW_BY_ROW = (nn.Linear, nn.Identity, nn.ModuleList, LayerNorm)  # what a DIFFormer is made of beside its layers
 LEAST_ROWS = 4096  # of an evaluation in chunks: below, calls cost more than rows
 ADDED = ("simple", "constant", "identity", None)  # forms whose summary does not grow with the rows
 DEFAULT_BATCH_SIZE = 256  # graphs
@@ -68,25 +70,15 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Step:
-    """One forward and backward pass.
-
-    Args:
-        inputs: What goes in.
-        targets: What should come out.
-        rows: Which rows of the output have targets; None for all.
-        shape: Leading axes of the output, ``[T, N]`` for a series; None leaves it as it is.
-        share: Factor of the loss in the gradient.
-        part: Factor of the loss in what is recorded for the epoch.
-        update: Whether the optimiser steps after this pass.
-    """
+    """One forward and backward pass."""
 
     inputs: Inputs
     targets: Tensor
-    rows: Tensor | None = None
-    shape: tuple[int, ...] | None = None
-    share: float = 1.0
-    part: float = 1.0
-    update: bool = True
+    rows: Tensor | None = None  # of the output that have targets; None for all
+    shape: tuple[int, ...] | None = None  # leading axes of the output, [T, N] for a series; None leaves it as it is
+    share: float = 1.0  # factor of the loss in the gradient
+    part: float = 1.0  # factor of the loss in what is recorded for the epoch
+    update: bool = True  # whether the optimiser steps after this pass
 
     def select(self, outputs: Tensor) -> Tensor:
         """Those of the pass's outputs that have targets, in their shape."""
@@ -150,7 +142,9 @@ class BatchesFeed(Feed):
     """One step per part of the nodes, with the edges inside it; parts without a training label are left out.
 
     Evaluation is exact, over the whole graph: in one pass, or layer by layer in chunks of rows for a DIFFormer on a CPU
-    and on a GPU of which its states would take much.
+    and on a GPU of which its states would take much. A layer needs of all nodes only a summary: one pass over chunks of
+    rows adds up the summaries of their keys and values (`difformer.nn.context.store`), a second answers the rows of
+    each chunk. That takes O(N) time where a summary is a sum (simple, constant), and O(N²) otherwise, tile by tile.
     """
 
     def __init__(self, task: Task, split: Split, config: TrainConfig, seed: int, device: torch.device) -> None:
@@ -159,8 +153,8 @@ class BatchesFeed(Feed):
         home = device if has_room(device, _bytes(task)) else None
         self.partitions = NodePartitions(task, batch_size=config.batch_size, seed=seed, device=home)
         self.train = split.train.to(self.partitions.device)
-        self._storage: torch.device | None = None
-        self._in_one_pass: bool | None = None
+        self._in_one_pass: bool | None = None  # asked once, so that all evaluations are alike
+        self._storage: torch.device | None = None  # where chunks keep the states of all nodes, and the graph
         self._graph: Graph | None = None
         self._whole: Inputs | None = None
 
@@ -168,15 +162,10 @@ class BatchesFeed(Feed):
         count = max(1, self.train.numel())
         for batch in self.partitions.epoch(epoch):
             rows = batch.local(self.train)
-            if not rows.numel():
-                continue
-            graph = graph_of(batch.edge_index, batch.edge_weight, batch.nodes.numel(), self.device)
-            yield Step(
-                Inputs(features(batch.x, self.device), graph),
-                batch.y[rows].to(self.device),
-                rows.to(self.device),
-                part=rows.numel() / count,
-            )
+            if rows.numel():
+                graph = graph_of(batch.edge_index, batch.edge_weight, batch.nodes.numel(), self.device)
+                inputs, targets = Inputs(features(batch.x, self.device), graph), batch.y[rows].to(self.device)
+                yield Step(inputs, targets, rows.to(self.device), part=rows.numel() / count)
 
     def outputs(self, model: nn.Module) -> Tensor:
         if not isinstance(model, DIFFormer) or self._fits(model):
@@ -187,14 +176,12 @@ class BatchesFeed(Feed):
     def states(self, model: nn.Module) -> Tensor:
         if not isinstance(model, DIFFormer) or self._fits(model):
             return super().states(model)
-        task = self.task
-        if self._storage is None:
-            # ResultCache: the whole graph is moved and normalised once, whatever the number of evaluations.
-            self._storage = choose_storage(model, task.num_nodes, task.num_edges or 0, self.device)
+        if self._storage is None:  # the whole graph is moved and normalised once
+            needed = 16 * self.task.num_nodes * model.input.out_features + 64 * (self.task.num_edges or 0)
+            self._storage = self.device if has_room(self.device, needed) else torch.device("cpu")
             self._graph = self._graph_on(self._storage)
-        x = self.partitions.x
-        rows = self._rows(model)
-        return embed_in_batches(model, x, self._graph, batch_size=rows, device=self.device, storage=self._storage)
+        places: dict[str, Any] = {"device": self.device, "storage": self._storage}
+        return embed_in_batches(model, self.partitions.x, self._graph, batch_size=self._rows(model), **places)
 
     def _rows(self, model: DIFFormer) -> int:
         """Rows at a time in evaluation: where they are added up one by one, few save nothing and cost time."""
@@ -202,17 +189,16 @@ class BatchesFeed(Feed):
         return max(self.batch_size, LEAST_ROWS) if sums else self.batch_size
 
     def _fits(self, model: DIFFormer) -> bool:
-        """Whether the whole graph goes through a model in one pass; asked once, so that all evaluations are alike."""
+        """Whether the whole graph goes through a model in one pass."""
         if self._in_one_pass is None and not can_chunk(model):
             self._in_one_pass = True
         if self._in_one_pass is None:
             heads = max((layer.num_heads for layer in _layers(model)), default=1)
-            # The one holds all pairs at once, the other is not exact.
-            other = any(layer.backend in ("reference", "polynomial") for layer in _layers(model))
             # Queries, keys, values and sums of every head, in float32.
             states = 4 * self.task.num_nodes * model.input.out_features * (4 + 4 * heads)
-            room = has_room(self.device, states + _bytes(self.task))
-            self._in_one_pass = not other and room
+            # The one holds all pairs at once, the other is not exact.
+            other = any(layer.backend in ("reference", "polynomial") for layer in _layers(model))
+            self._in_one_pass = not other and has_room(self.device, states + _bytes(self.task))
         return self._in_one_pass
 
     def passes(self) -> list[Inputs]:
@@ -235,6 +221,88 @@ def _bytes(task: Task) -> int:
     x = task.x.values() if task.x.layout == torch.sparse_csr else task.x
     each = x.element_size() + (8 if x is not task.x else 0)  # a number, and its column where it is one of a sparse row
     return x.numel() * each + task.y.numel() * task.y.element_size() + 64 * (task.num_edges or 0)
+
+
+def can_chunk(model: DIFFormer) -> bool:
+    """Whether rows can be answered in chunks: only by the model of this package, every part of it as it was written.
+
+    A part that was subclassed, replaced, hooked or wrapped may look at all rows at once, or sum in its own way.
+    """
+    if type(model) is not DIFFormer or has_global_hooks() or any(type(x) is not DIFFormerConv for x in model.layers):
+        return False
+    known = (DIFFormer, DIFFormerConv, *ROW_BY_ROW)
+    holders = {mask_holder(layer) for layer in model.layers}  # what explainers look for; it computes nothing
+    return all(type(part) in known and is_as_written(part) for part in model.modules() if part not in holders)
+
+
+def embed_in_batches(
+    model: DIFFormer, x: Tensor, graph: Graph | None, *, batch_size: int, device: torch.device, storage: torch.device
+) -> Tensor:
+    """Final states ``[N, hidden]`` of all nodes of one graph: those of ``model.embed(x, graph)`` with exact sums.
+
+    The model is in evaluation mode on `device`, where `batch_size` rows at a time are worked on (see `can_chunk`);
+    features are there or on the CPU, dense or sparse CSR; the graph is on `storage`, where the states are kept.
+    """
+    if model.training:
+        raise UserError("model must be in evaluation mode: call model.eval() first")
+    count = x.shape[0]
+    if graph is not None and not graph.num_edges:
+        graph = None
+    z = torch.cat([model.encode(_features(x, rows, device)).to(storage) for rows in _blocks(count, batch_size)])
+    source, dtype = z, torch.float64 if model.input.weight.dtype == torch.float64 else torch.float32
+    for k, layer in enumerate(model.layers):
+        assert isinstance(layer, DIFFormerConv)
+        senders = store(layer, z, observed=graph is not None, size=batch_size, device=device)
+        matrix = None if graph is None else graph.matrix(layer.graph_norm, dtype)
+        out = torch.empty_like(z)
+        for rows in _blocks(count, batch_size):
+            edges = None if matrix is None else _rows_times(matrix, rows)
+            here, first = z[rows].to(device), source[rows].to(device)
+            out[rows] = model.advance(k, here, first, context=senders.receiving(edges)).to(z)
+        z = out
+    return z
+
+
+def decode_in_batches(model: DIFFormer, states: Tensor, *, batch_size: int, device: torch.device) -> Tensor:
+    """Outputs of all states, on the device."""
+    return torch.cat([model.decode(states[rows].to(device)) for rows in _blocks(states.shape[0], batch_size)])
+
+
+def _blocks(count: int, size: int) -> Iterator[slice]:
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
+
+
+def _features(x: Tensor, rows: slice, device: torch.device) -> Tensor | SparseMatrix:
+    if x.layout == torch.strided:
+        return x[rows].to(device)
+    return SparseMatrix.from_tensor(take_rows(x, torch.arange(rows.start, rows.stop, device=x.device))).to(device)
+
+
+def _rows_times(matrix: SparseMatrix, rows: slice) -> Callable[[Tensor], Tensor]:
+    """Some rows of a sparse matrix, to be multiplied by dense states."""
+    crow, col, value = matrix.rows.crow, matrix.rows.col, matrix.rows.value
+    first, last, shape = int(crow[rows.start]), int(crow[rows.stop]), rows.stop - rows.start
+
+    def times(z: Tensor) -> Tensor:
+        if first == last:
+            return z.new_zeros(shape, z.shape[1])
+        part = torch.sparse_csr_tensor(
+            crow[rows.start : rows.stop + 1] - crow[rows.start],
+            col[first:last],
+            value[first:last],
+            (shape, z.shape[0]),
+            check_invariants=False,
+        )
+        with torch.autocast(z.device.type, enabled=False):  # there are no sparse products in low precision
+            return part @ z.to(value.dtype)
+
+    return times
+
+
+def has_room(device: torch.device, needed: int) -> bool:
+    """Whether a GPU has ample room for so many bytes; never true of a CPU, where everything is already."""
+    return device.type == "cuda" and needed < AMPLE * free_bytes(device)
 
 
 class GraphsFeed(Feed):
@@ -282,20 +350,14 @@ class SeriesFeed(Feed):
         if isinstance(task.edge_index, Tensor):
             self._shared = graph_of(task.edge_index, task.edge_weight, nodes, device)
         each = config.steps_per_epoch == "snapshot"
-        training = SnapshotBatches(task, index=split.train, length=1 if each else length)
-        count = max(1, split.train.numel())
-        batches = list(training.epoch(0))
-        self._steps = [
-            Step(
-                self._inputs(batch),
-                batch.y.to(device),
-                shape=tuple(batch.x.shape[:2]),
-                share=1.0 if each else batch.times.numel() / count,
-                part=batch.times.numel() / count,
-                update=each or number == len(batches) - 1,
-            )
-            for number, batch in enumerate(batches)
-        ]
+        self._steps: list[Step] = []
+        for batch in SnapshotBatches(task, index=split.train, length=1 if each else length).epoch(0):
+            part = batch.times.numel() / split.train.numel()
+            how: dict[str, Any] = {"share": 1.0 if each else part, "part": part, "update": each}
+            inputs, shape = self._inputs(batch), tuple(batch.x.shape[:2])
+            self._steps.append(Step(inputs, batch.y.to(device), shape=shape, **how))
+        if self._steps:
+            self._steps[-1] = dataclasses.replace(self._steps[-1], update=True)
         self._all = [self._inputs(batch) for batch in SnapshotBatches(task, length=length).epoch(0)]
 
     def _inputs(self, batch: SnapshotBatch) -> Inputs:
@@ -343,15 +405,14 @@ def structured(task: Task, split: Split, config: TrainConfig, model: nn.Module) 
     if task.kind != "series":
         x, edges, weight = prepare(task.x, task.edge_index, task.edge_weight)
         return dataclasses.replace(task, x=x, edge_index=edges, edge_weight=weight, feature_names=())
-    each = [prepare(task.x[t], *snapshot_edges(task, t)) for t in range(task.x.shape[0])]
-    some = each[0][1] is not None
-    return dataclasses.replace(
-        task,
-        x=torch.stack([x for x, _, _ in each]),
-        edge_index=tuple(edges for _, edges, _ in each) if some else None,
-        edge_weight=tuple(weight for _, _, weight in each) if some and each[0][2] is not None else None,
-        feature_names=(),
-    )
+    index, weight = task.edge_index, task.edge_weight
+    each = [
+        prepare(x, index[t] if isinstance(index, tuple) else index, weight[t] if isinstance(weight, tuple) else weight)
+        for t, x in enumerate(task.x)
+    ]
+    x, *edges = zip(*each, strict=True)
+    index, weight = (None if one[0] is None else one for one in edges)
+    return dataclasses.replace(task, x=torch.stack(x), edge_index=index, edge_weight=weight, feature_names=())
 
 
 def with_neighbours(task: Task, seen: Task, split: Split, neighbours: int) -> Task:
@@ -365,12 +426,6 @@ def with_neighbours(task: Task, seen: Task, split: Split, neighbours: int) -> Ta
     else:
         edges = neighbours_of(seen.x, neighbours, seen.node_ptr)
     return dataclasses.replace(task, edge_index=edges, edge_weight=None)
-
-
-def snapshot_edges(task: Task, t: int) -> tuple[Tensor | None, Tensor | None]:
-    """Edges and weights of snapshot t; of all snapshots where they share one graph."""
-    index, weight = task.edge_index, task.edge_weight
-    return index[t] if isinstance(index, tuple) else index, weight[t] if isinstance(weight, tuple) else weight
 
 
 def features(x: Tensor, device: torch.device) -> Tensor | SparseMatrix:
@@ -393,10 +448,7 @@ _FOUND: ResultCache[Tensor] = ResultCache()
 def neighbours_of(x: Tensor, k: int, node_ptr: Tensor | None = None) -> Tensor:
     """Edges ``[2, E]`` between every instance and its k nearest by cosine, both ways, the instance itself counted.
 
-    Args:
-        x: Features, dense or sparse CSR.
-        k: How many.
-        node_ptr: Where graphs begin and end, for neighbours within each.
+    Of graphs that begin and end at `node_ptr`, within each.
     """
     # By content: an array that a task shares with its maker may have been written to behind torch's back.
     digest = hashlib.sha256()

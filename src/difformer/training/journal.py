@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,9 +24,12 @@ from difformer.training.early_stopping import improves, out_of_patience
 from difformer.training.losses import Loss
 from difformer.training.metrics import Metric, chosen_metric
 from difformer.training.record import Row, RunRecord, Status, warning_signs
-from difformer.training.stack_model import StackModel
+
+if TYPE_CHECKING:
+    from difformer.training.stack import StackModel
 
 PARTS = ("train", "valid", "test")
+NOTHING = dict.fromkeys(PARTS, math.nan)
 Measured = dict[str, float]
 # Metrics without shapes that depend on data, which `vmap` could not take; others go run by run.
 AT_ONCE = ("accuracy", "broadcast-mse")
@@ -36,63 +39,31 @@ LOOK_EVERY = {"cpu": 1, "cuda": 16}  # evaluations between two looks at whether 
 
 
 class NonFiniteLossError(UserError, ArithmeticError):
-    """The training loss became NaN or infinite.
+    """The training loss, or an output in an evaluation, became NaN or infinite.
 
     Args:
-        epoch: The first epoch with such a loss.
-        loss: Its value.
+        epoch: The first epoch with such a loss or output.
+        loss: The loss; None where it was finite and the outputs were not.
         config: What was trained.
     """
 
-    def __init__(self, epoch: int, loss: float, config: TrainConfig) -> None:
+    def __init__(self, epoch: int, loss: float | None, config: TrainConfig) -> None:
         self.epoch, self.loss, self.config = epoch, loss, config
-        super().__init__(f"the training loss is {loss} at epoch {epoch}; {_advice(config)}", argument="learning_rate")
+        what = "the outputs of an evaluation are not finite" if loss is None else f"the training loss is {loss}"
+        clip = "" if config.gradient_clip else ", gradient_clip=1"
+        half = "" if config.precision == "float32" else ", precision=float32"
+        super().__init__(
+            f"{what} at epoch {epoch}; try a smaller learning_rate (it is {config.learning_rate:g}){clip}, "
+            f"warmup=10{half}, and check that the features are finite and of similar scale",
+            argument="learning_rate",
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:  # errors travel between processes
         return type(self), (self.epoch, self.loss, self.config)
 
 
-class NonFiniteOutputError(NonFiniteLossError):
-    """Outputs were NaN or infinite when an epoch was evaluated, although its training loss was finite.
-
-    Args:
-        epoch: The first evaluated epoch with such outputs.
-        config: What was trained.
-    """
-
-    def __init__(self, epoch: int, config: TrainConfig) -> None:
-        UserError.__init__(
-            self,
-            f"the outputs of an evaluation are not finite at epoch {epoch}; {_advice(config)}",
-            argument="learning_rate",
-        )
-        self.epoch, self.loss, self.config = epoch, math.nan, config
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.epoch, self.config)
-
-
-def _advice(config: TrainConfig) -> str:
-    clip = "" if config.gradient_clip else ", gradient_clip=1"
-    half = "" if config.precision == "float32" else ", precision=float32"
-    return (
-        f"try a smaller learning_rate (it is {config.learning_rate:g}){clip}, warmup=10{half}, and check that the "
-        f"features are finite and of similar scale"
-    )
-
-
 class Journal:
-    """Losses, metrics and the best epoch of one run.
-
-    Args:
-        metric: Chooses the epoch, on validation.
-        task: Whose targets.
-        split: Whose parts.
-        config: What is trained.
-        seed: Of the run.
-        epochs: Epochs at most.
-        device: Where outputs are.
-    """
+    """Losses, metrics and the best epoch of one run; `metric` chooses that epoch on validation."""
 
     def __init__(
         self,
@@ -120,11 +91,7 @@ class Journal:
         return bool(self.split.valid.numel())
 
     def measure(self, epoch: int, outputs: Tensor) -> Measured:
-        """The metric of an epoch's outputs on every part, NaN on one that is empty.
-
-        Raises:
-            NonFiniteOutputError: If an output that is measured is NaN or infinite.
-        """
+        """The metric of an epoch's outputs on every part, NaN on one that is empty."""
         outputs = outputs.float().to(self.place)
         values, finite = [], []
         for index, targets in self.parts.values():
@@ -134,21 +101,21 @@ class Journal:
         # One transfer for everything: a device is waited for once.
         numbers: list[float] = torch.stack([value.to(torch.float64) for value in (*values, *finite)]).tolist()
         if not all(numbers[len(PARTS) :]):
-            raise self.diverged(epoch)
-        return dict(zip(PARTS, numbers[: len(PARTS)], strict=True))
+            raise self._diverged(epoch)
+        return dict(zip(PARTS, numbers, strict=False))
 
-    def diverged(self, epoch: int) -> NonFiniteLossError:
-        """What to raise when a loss, or an output at `epoch`, is not finite: the first such loss comes first."""
+    def _diverged(self, epoch: int) -> NonFiniteLossError:
+        """The first loss that is not finite comes before outputs that are not."""
         losses: list[float] = torch.stack(self.pending).tolist() if self.pending else []
         for number, loss in enumerate(losses, epoch - len(losses) + 1):
             if not math.isfinite(loss):
                 return NonFiniteLossError(number, loss, self.config)
-        return NonFiniteOutputError(epoch, self.config)
+        return NonFiniteLossError(epoch, None, self.config)
 
     def judge(self, epoch: int, measured: Measured) -> bool:
         """Whether the epoch is the best so far; without a validation part the last one is."""
-        known = None if self.best is None else self.best["valid"]
-        if self.chooses and not self.metric.better(measured["valid"], known):
+        known = (self.best or NOTHING)["valid"]
+        if self.chooses and not improves(measured["valid"], known, self.metric.higher_is_better):
             return False
         self.best_epoch, self.best = epoch, measured
         return True
@@ -159,18 +126,13 @@ class Journal:
         return asked and bool(out_of_patience(epoch, self.best_epoch, self.config.patience))
 
     def write(self, epoch: int, seconds: float, measured: Measured | None = None) -> list[Row]:
-        """Rows of all epochs up to `epoch` that have none, the last of them with what was measured.
-
-        Raises:
-            NonFiniteLossError: If one of their losses is not finite.
-        """
+        """Rows of all epochs up to `epoch` that have none, the last of them with what was measured."""
         if not self.pending:
             return []
         losses: list[float] = torch.stack(self.pending).tolist()
-        first = epoch - len(losses) + 1
         if not all(map(math.isfinite, losses)):
-            raise self.diverged(epoch)
-        rows: list[Row] = [{"epoch": number, "loss": loss} for number, loss in enumerate(losses, first)]
+            raise self._diverged(epoch)
+        rows: list[Row] = [{"epoch": e, "loss": loss} for e, loss in enumerate(losses, epoch - len(losses) + 1)]
         rows[-1] |= (measured or {}) | {"seconds": round(seconds, 4)}
         self.pending.clear()
         self.history.extend(rows)
@@ -178,21 +140,21 @@ class Journal:
 
     def event(self, epoch: int, seconds: float, measured: Measured) -> EpochEvent:
         """The epoch as an event for callbacks."""
-        best = self.best or dict.fromkeys(PARTS, math.nan)
-        return EpochEvent(
-            seed=self.seed,
-            split=self.split.name,
-            epoch=epoch,
-            epochs=self.epochs,
-            loss=self.history[-1]["loss"],
-            train_metric=measured["train"],
-            valid_metric=measured["valid"],
-            test_metric=measured["test"],
-            seconds=seconds,
-            best_epoch=self.best_epoch,
-            best_valid=best["valid"],
-            best_test=best["test"],
-        )
+        loss, best = self.history[-1]["loss"], self.best or NOTHING
+        numbers: list[Any] = [*measured.values(), seconds, self.best_epoch, best["valid"], best["test"]]
+        return EpochEvent(self.seed, self.split.name, epoch, self.epochs, loss, *numbers)
+
+    def record(self, **more: Any) -> RunRecord:
+        """The run as a record."""
+        best = self.best or NOTHING
+        return _record(self.seed, self.split, self.metric, self.best_epoch, best, self.history, **more)
+
+
+def _record(
+    seed: int, split: Split, metric: Metric, epoch: int, best: Measured, history: list[Row], **more: Any
+) -> RunRecord:
+    more |= {**best, "loss": history[-1]["loss"] if history else math.nan, "history": history}
+    return RunRecord(seed, split.name, metric.name, epoch, **more)
 
 
 @dataclass(frozen=True)
@@ -215,19 +177,11 @@ class Group:
 
 
 class StackJournal:
-    """Scores of runs that share everything but seed, split and some hyper-parameters.
-
-    Args:
-        task: What is to be learnt.
-        runs: The runs.
-        groups: The same runs by split.
-        model: Whose parameters are kept where a run is best.
-        device: Where all of it lives.
+    """Scores of runs that share everything but seed, split and some hyper-parameters; all of it on the device.
 
     Attributes:
-        clock: ``[1]`` epochs that are finished, for the device.
-        best_flat: ``[runs, P]`` parameters of every run's best epoch.
-        best_buffers: The buffers of that epoch.
+        clock: ``[1]`` epochs that are finished.
+        best_flat: ``[runs, P]`` parameters of every run's best epoch; best_buffers: the buffers of that epoch.
         ended: ``[runs]`` epoch after which a run stopped early; 0 while it is training.
         broken: ``[runs]`` first epoch with outputs that are not finite; 0 where there is none.
         notes: What holds for all runs of the stack.
@@ -301,15 +255,13 @@ class StackJournal:
 
     def tell(self, callbacks: Sequence[Callback], epoch: int, seconds: float) -> None:
         """Calls callbacks with an evaluated epoch of every run that has not stopped."""
-        measured, best = self.measured[epoch - 1].tolist(), self.best.tolist()
+        measured, best = self.measured[epoch - 1].T.tolist(), self.best.T.tolist()
         epochs, losses, ended = self.best_epoch.tolist(), self.losses[epoch - 1].tolist(), self.ended.tolist()
         for i, run in enumerate(self.runs):
             if 0 < ended[i] < epoch:
                 continue
-            event = EpochEvent(
-                run.seed, self.task.splits[run.split].name, epoch, self.config.epochs, losses[i],
-                measured[0][i], measured[1][i], measured[2][i], seconds, epochs[i], best[1][i], best[2][i],
-            )  # fmt: skip
+            numbers = (losses[i], *measured[i], seconds, epochs[i], *best[i][1:])
+            event = EpochEvent(run.seed, self.task.splits[run.split].name, epoch, self.config.epochs, *numbers)
             for callback in callbacks:
                 callback.on_epoch(event)
 
@@ -318,49 +270,36 @@ class StackJournal:
     ) -> list[RunRecord | NonFiniteLossError]:
         """One per run, in their order; an error in place of a run whose loss did not stay finite.
 
-        Args:
-            outputs: ``[runs, …]`` of every run's best epoch, on the CPU.
-            epoch: Epochs that were trained.
-            status: Of runs that did not stop early.
-            seconds: That all runs took together.
+        ``outputs [runs, …]`` are those of every run's best epoch, on the CPU; `status` is that of runs that did not
+        stop early, `seconds` what all runs took together.
         """
         losses, ended, broken = self.losses[:epoch].tolist(), self.ended.tolist(), self.broken.tolist()
-        values = self.measured.tolist()
-        measured = {at: values[at - 1] for at in self.measured_at}
-        best, best_epoch, flat = self.best.tolist(), self.best_epoch.tolist(), self.best_flat.cpu()
-        buffers = {name: value.cpu() for name, value in self.best_buffers.items()}
+        values, best, best_epoch = self.measured.tolist(), self.best.T.tolist(), self.best_epoch.tolist()
+        flat, buffers = self.best_flat.cpu(), {name: value.cpu() for name, value in self.best_buffers.items()}
         found: list[RunRecord | NonFiniteLossError] = []
         for i, run in enumerate(self.runs):
             rows: list[Row] = [{"epoch": e, "loss": row[i]} for e, row in enumerate(losses[: ended[i] or None], 1)]
-            bad = next((row for row in rows if not math.isfinite(row["loss"])), None)
-            if bad is not None and not 0 < broken[i] < bad["epoch"]:
-                found.append(NonFiniteLossError(bad["epoch"], bad["loss"], run.config))
+            bad = [(row["epoch"], row["loss"]) for row in rows if not math.isfinite(row["loss"])]
+            if broken[i] and not (bad and bad[0][0] <= broken[i]):
+                bad = [(broken[i], None)]
+            if bad:
+                found.append(NonFiniteLossError(*bad[0], run.config))
                 continue
-            if broken[i]:
-                found.append(NonFiniteOutputError(broken[i], run.config))
-                continue
-            for row in rows:
-                if row["epoch"] in measured:
-                    row |= {name: measured[row["epoch"]][p][i] for p, name in enumerate(PARTS)}
+            for at in self.measured_at:
+                if at <= len(rows):
+                    rows[at - 1] |= {name: values[at - 1][p][i] for p, name in enumerate(PARTS)}
+            split = self.task.splits[run.split]
+            signs = warning_signs(self.task, split, outputs[i].float(), self.metric.name)
+            more: dict[str, Any] = {
+                "seconds": seconds / len(self.runs),
+                "state": self.model.state_of(i, flat, buffers),
+                "outputs": outputs[i].clone(),
+                "status": "stopped early" if 0 < ended[i] < self.config.epochs else status,
+                "notes": (*self.notes, *signs),
+            }
             found.append(
-                RunRecord(
-                    seed=run.seed,
-                    split=self.task.splits[run.split].name,
-                    metric=self.metric.name,
-                    best_epoch=best_epoch[i],
-                    train=best[0][i],
-                    valid=best[1][i],
-                    test=best[2][i],
-                    loss=rows[-1]["loss"] if rows else math.nan,
-                    history=rows,
-                    seconds=seconds / len(self.runs),
-                    state=self.model.state_of(i, flat, buffers),
-                    outputs=outputs[i].clone(),
-                    status="stopped early" if 0 < ended[i] < self.config.epochs else status,
-                    notes=(*self.notes, *self._warnings(run.split, outputs[i].float())),
+                _record(
+                    run.seed, split, self.metric, best_epoch[i], dict(zip(PARTS, best[i], strict=True)), rows, **more
                 )
             )
         return found
-
-    def _warnings(self, split: int, outputs: Tensor) -> list[str]:
-        return warning_signs(self.task, self.task.splits[split], outputs, self.metric.name)

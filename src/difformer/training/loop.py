@@ -14,7 +14,6 @@ CUDA, sums over edges and batches are added in varying order: results agree to r
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -28,10 +27,10 @@ from difformer.nn.dropout import dropout_key
 from difformer.training.callbacks import Callback
 from difformer.training.checkpoint import Due, Snapshot
 from difformer.training.config import TrainConfig
-from difformer.training.cuda_graph import LARGEST, NotRecordableError, RecordedEpoch, record_epoch
+from difformer.training.cuda_graph import LARGEST, NotRecordableError, RecordedEpoch
 from difformer.training.devices import resolve
 from difformer.training.feeds import Feed, NodesFeed, Step, make_feed
-from difformer.training.journal import PARTS, Journal, NonFiniteLossError
+from difformer.training.journal import Journal, NonFiniteLossError
 from difformer.training.losses import Loss, make_loss
 from difformer.training.metrics import Metric, chosen_metric
 from difformer.training.model import acts_alike, hook, prepared_model
@@ -149,26 +148,31 @@ class Trainer:
         stop: Callable[[], bool] | None = None,
     ) -> RunRecord:
         """Train to the end, or until stopped; see `train_one`."""
-        started = time.perf_counter() - self.seconds
+        started, journal = time.perf_counter() - self.seconds, self.journal
         due, one_pass = self._due(), self.one_pass
         status: Status = "finished"
+
+        def write(measured: dict[str, float] | None = None) -> None:
+            self.seconds = time.perf_counter() - started
+            rows = journal.write(self.epoch, self.seconds, measured)
+            if log is not None and rows:
+                log(rows)
+
         while True:
             # Here the model holds θ_epoch, and every epoch before has been evaluated where that was due.
             last = self.epoch >= self.epochs
             outputs = self._forward_whole() if one_pass and not last else None
-            if self.journal.pending and (last or self.epoch % self.config.eval_every == 0):
+            if journal.pending and (last or self.epoch % self.config.eval_every == 0):
                 measured = self._judge(self.evaluate() if outputs is None else outputs.detach())
-                self.seconds = time.perf_counter() - started
-                self._write(log, measured)
+                write(measured)
                 for callback in callbacks:
-                    callback.on_epoch(self.journal.event(self.epoch, self.seconds, measured))
-            if last or self.journal.out_of_patience(self.epoch):
+                    callback.on_epoch(journal.event(self.epoch, self.seconds, measured))
+            if last or journal.out_of_patience(self.epoch):
                 status = "finished" if last else "stopped early"
                 break
             stopping = stop is not None and stop()
             if self.epoch and (stopping or (save is not None and due(self.epoch))):
-                self.seconds = time.perf_counter() - started
-                self._write(log)
+                write()
                 if save is not None:
                     save(Snapshot.of(self))
                 due.done()
@@ -177,30 +181,30 @@ class Trainer:
                 break
             self.train_epoch(outputs)
         self.seconds = time.perf_counter() - started
-        return self._record(status)
+        self.model.load_state_dict(self.best_state)
+        found = self.evaluate().float().cpu()
+        state = {name: value.cpu() for name, value in self.best_state.items()}
+        notes = (*self.notes, *self._warnings(found))
+        return journal.record(seconds=self.seconds, state=state, outputs=found, status=status, notes=notes)
 
     def train_epoch(self, whole_outputs: Tensor | None = None) -> None:
         """One epoch more, without evaluation; `whole_outputs` is its forward pass where that has been made."""
-        self._train(whole_outputs)
-        self.epoch += 1
-
-    def _train(self, whole_outputs: Tensor | None) -> None:
         recorded = torch.zeros((), device=self.device)
         self.journal.pending.append(recorded)
+        self.epoch += 1
         if self.optimizer is None:
             return
         self.model.train()
-        rate = learning_rate(self.config, self.epoch + 1)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate(self.config, self.epoch)
         if (recording := self._recording()) is not None:
             if whole_outputs is None:
-                recording.train(self.epoch + 1)
+                recording.train(self.epoch)
             recorded += recording.loss
             self._update()
             return
-        with self._masks(self.epoch + 1):
-            for step in self.feed.steps(self.epoch + 1):
+        with self._masks(self.epoch):
+            for step in self.feed.steps(self.epoch):
                 outputs = self._forward(step) if whole_outputs is None else whole_outputs
                 loss = self.loss(step.select(outputs).float(), step.targets)
                 recorded += step.part * loss.detach()
@@ -248,31 +252,7 @@ class Trainer:
                 self.best_state[name].copy_(value)
         return measured
 
-    def _write(self, log: Log | None, measured: dict[str, float] | None = None) -> None:
-        rows = self.journal.write(self.epoch, self.seconds, measured)
-        if log is not None and rows:
-            log(rows)
-
-    def _record(self, status: Status) -> RunRecord:
-        self.model.load_state_dict(self.best_state)
-        history, outputs = self.journal.history, self.evaluate().float().cpu()
-        best = self.journal.best or dict.fromkeys(PARTS, math.nan)
-        return RunRecord(
-            seed=self.seed,
-            split=self.split.name,
-            metric=self.journal.metric.name,
-            best_epoch=self.journal.best_epoch,
-            train=best["train"],
-            valid=best["valid"],
-            test=best["test"],
-            loss=history[-1]["loss"] if history else math.nan,
-            history=history,
-            seconds=self.seconds,
-            state={name: value.cpu() for name, value in self.best_state.items()},
-            outputs=outputs,
-            status=status,
-            notes=(*self.notes, *self._warnings(outputs)),
-        )
+    # What a trainer over ranks does differently
 
     def _warnings(self, outputs: Tensor) -> list[str]:
         return warning_signs(self.task, self.split, outputs, self.journal.metric.name)
@@ -291,27 +271,23 @@ class Trainer:
     def _recording(self) -> RecordedEpoch | None:
         """The epoch as a CUDA graph; None where it cannot be recorded.
 
-        Made at its first use, and made anew when model, feed or loss have been replaced since.
+        Made at its first use, and made anew when model, feed or loss have been replaced since. Models that can be
+        stacked never look at a value, which would keep them from being recorded.
         """
-        if not self._can_record():
-            return None
-        parts = (self.model, self.feed, self.loss)
-        if not self._recorded_from or any(a is not b for a, b in zip(parts, self._recorded_from, strict=True)):
-            assert isinstance(self.feed, NodesFeed)
-            self._recorded, self._recorded_from = None, parts
-            try:
-                self._recorded = record_epoch(self.model, self.feed, self.loss, self.seed, self._precision)
-            except NotRecordableError as error:
-                self.notes.append(str(error))
-        return self._recorded
-
-    def _can_record(self) -> bool:
-        """Whether epochs may be recorded as CUDA graphs; models that can be stacked never look at a value."""
-        return (
+        if not (
             self.device.type == "cuda"
             and self.optimizer is not None
             and self.penalty is None
             and isinstance(self.feed, NodesFeed)
             and self.task.num_nodes <= LARGEST
             and find(self.config.model).stackable
-        )
+        ):
+            return None
+        parts = (self.model, self.feed, self.loss)
+        if not self._recorded_from or any(a is not b for a, b in zip(parts, self._recorded_from, strict=True)):
+            self._recorded, self._recorded_from = None, parts
+            try:
+                self._recorded = RecordedEpoch(self.model, self.feed, self.loss, self.seed, self._precision)
+            except NotRecordableError as error:
+                self.notes.append(str(error))
+        return self._recorded

@@ -34,26 +34,17 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> scalar; a `Ra
 
 @dataclass(frozen=True)
 class Ratio:
-    """A loss that is a sum over entries divided by their mass.
+    """A sum over entries divided by their mass; no size in it depends on the data, so a GPU is never waited for."""
 
-    Args:
-        total: ``(outputs, targets) -> scalar``: Σ w ℓ(o, y).
-        mass: ``targets -> scalar``: Σ w. Neither has a size that depends on the data, so a GPU is never waited for.
-    """
-
-    total: Callable[[Tensor, Tensor], Tensor]
-    mass: Callable[[Tensor], Tensor]
+    total: Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> Σ w ℓ(o, y)
+    mass: Callable[[Tensor], Tensor]  # targets -> Σ w
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.total(outputs, targets) / self.mass(targets)
 
 
 def make_loss(task: Task, split: Split, config: TrainConfig, device: torch.device) -> Ratio:
-    """The loss of a task as the configuration wants it.
-
-    Raises:
-        UserError: If the configuration asks for something that the task's problem does not have.
-    """
+    """The loss of a task as the configuration wants it."""
     if config.loss == "broadcast-mse":
         if task.kind != "series" or task.problem != "regression":
             raise UserError(
@@ -72,15 +63,9 @@ def make_loss(task: Task, split: Split, config: TrainConfig, device: torch.devic
 
 
 def problem_loss(problem: str, smoothing: float = 0.0, weights: Tensor | None = None) -> Ratio:
-    """The loss of a problem.
-
-    Args:
-        problem: ``"multiclass"``, ``"multilabel"`` or ``"regression"``.
-        smoothing: Share of a target spread evenly over the classes.
-        weights: Of classes, or of the positives of each column; None where all count alike.
-    """
+    """The loss of a problem, with `weights` of classes, or of the positives of each column."""
     if problem == "regression":
-        return Ratio(_squared_errors, _known)
+        return scaled_loss()
     if problem == "multilabel":
 
         def multilabel(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -123,24 +108,20 @@ def target_units(
     return None if bool(near.all()) else (mean.float(), deviation.float())
 
 
-def scaled_loss(deviation: Tensor) -> Ratio:
-    """Squared error in units of the targets' deviation ``[C]``."""
+def scaled_loss(deviation: Tensor | None = None) -> Ratio:
+    """Squared error, in units of the targets' deviation ``[C]`` where that is given."""
 
     def total(outputs: Tensor, targets: Tensor) -> Tensor:
-        scale = deviation if targets.dim() == outputs.dim() else deviation[0]
-        known = ~targets.isnan()
-        return (torch.where(known, same_shape(outputs, targets) - targets, 0.0) / scale).square().sum()
+        errors = torch.where(targets.isnan(), 0.0, same_shape(outputs, targets) - targets)
+        if deviation is not None:
+            errors = errors / (deviation if targets.dim() == outputs.dim() else deviation[0])
+        return errors.square().sum()
 
     return Ratio(total, _known)
 
 
 def _known(targets: Tensor) -> Tensor:
     return (~targets.isnan()).sum()
-
-
-def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    known = ~targets.isnan()
-    return torch.where(known, same_shape(outputs, targets) - targets, 0.0).square().sum()
 
 
 def class_weights(targets: Tensor, classes: int, summed: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:

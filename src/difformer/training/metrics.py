@@ -22,7 +22,6 @@ With outputs o (logits or values) and targets y, unlabelled entries (-1, NaN) le
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,7 +30,6 @@ import torch
 from torch import Tensor
 
 from difformer.errors import UserError, did_you_mean
-from difformer.training.early_stopping import improves
 
 if TYPE_CHECKING:
     from difformer.data import Task
@@ -49,7 +47,7 @@ class Metric:
         higher_is_better: Whether larger is better.
         problems: Problems it can measure.
         counts: ``(outputs, targets) -> tensor``; counts of two sets of rows add up to those of both where `adds`.
-        finish: From counts to the value, a scalar tensor; NaN where nothing is labelled.
+        finish: From counts to the value, a scalar; by default the first over the second, NaN where nothing is labelled.
         adds: Whether counts add up; ROC-AUC does not, because it needs the order of all scores.
     """
 
@@ -57,7 +55,7 @@ class Metric:
     higher_is_better: bool
     problems: tuple[str, ...]
     counts: Callable[[Tensor, Tensor], Tensor]
-    finish: Callable[[Tensor], Tensor] = lambda counts: counts
+    finish: Callable[[Tensor], Tensor] = lambda counts: counts[0] / counts[1]
     adds: bool = True
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -65,11 +63,7 @@ class Metric:
         return torch.where(outputs.isnan().any(), torch.nan, self.finish(self.counts(outputs, targets)))
 
     def check(self, targets: Tensor, num_outputs: int) -> None:
-        """Refuses targets of a validation part that no output could be measured by: no epoch could be chosen.
-
-        Raises:
-            ValueError: If the metric is NaN for every output.
-        """
+        """Refuses targets of a validation part that no output could be measured by: no epoch could be chosen."""
         shape = targets.shape if targets.is_floating_point() else (*targets.shape, num_outputs)
         if targets.numel() and self(torch.zeros(shape, device=targets.device), targets).isnan():
             raise UserError(
@@ -78,17 +72,8 @@ class Metric:
                 f"choose another metric (--set metric=…) or another split"
             )
 
-    def better(self, value: float, than: float | None) -> bool:
-        """Whether a value beats another; anything beats None, and NaN beats nothing."""
-        return bool(improves(value, math.nan if than is None else than, self.higher_is_better))
 
-
-def ratio(counts: Tensor) -> Tensor:
-    """The first count over the second."""
-    return counts[0] / counts[1]
-
-
-def right_answers(outputs: Tensor, targets: Tensor) -> Tensor:
+def _right_answers(outputs: Tensor, targets: Tensor) -> Tensor:
     """Right and known entries: ``[…, C]`` against ``[…]`` int64, or multi-label against ``[…, C]`` floats."""
     if targets.is_floating_point():
         right, known = (outputs > 0).to(targets.dtype) == targets, ~targets.isnan()
@@ -103,8 +88,8 @@ def auc_columns(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         labels = targets.reshape(-1, targets.shape[-1] if targets.dim() > 1 else 1)
         return outputs.reshape(labels.shape), labels
     if outputs.shape[-1] == 2:
-        return (outputs[..., 1] - outputs[..., 0]).reshape(-1, 1), one_against_rest(targets, 2)[:, 1:]
-    labels = one_against_rest(targets, outputs.shape[-1])
+        return (outputs[..., 1] - outputs[..., 0]).reshape(-1, 1), _one_against_rest(targets, 2)[:, 1:]
+    labels = _one_against_rest(targets, outputs.shape[-1])
     return outputs.reshape(labels.shape).softmax(-1), labels
 
 
@@ -116,7 +101,7 @@ def rocauc(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.cat(parts).nanmean()
 
 
-def one_against_rest(targets: Tensor, classes: int) -> Tensor:
+def _one_against_rest(targets: Tensor, classes: int) -> Tensor:
     """``[N, C]`` of 0 and 1, NaN in the rows of unlabelled instances."""
     flat = targets.reshape(-1)
     rest = (flat.unsqueeze(1) == torch.arange(classes, device=flat.device)).to(torch.float32)
@@ -161,16 +146,14 @@ def class_counts(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([hits, *found, torch.zeros_like(hits)]).double()
 
 
-def f1_macro(counts: Tensor) -> Tensor:
-    """Mean over the classes that count, from `class_counts`."""
+def _f1_macro(counts: Tensor) -> Tensor:
     hits, predicted, actual, always = counts
     total = predicted + actual
     scores = 2 * hits / total.clamp_min(1)
     return scores[(total > 0) | (always > 0)].mean()
 
 
-def f1_micro(counts: Tensor) -> Tensor:
-    """Of the counts of all classes together, from `class_counts`."""
+def _f1_micro(counts: Tensor) -> Tensor:
     hits, predicted, actual, _ = counts.sum(1)
     return 2 * hits / (predicted + actual)
 
@@ -184,7 +167,7 @@ def same_shape(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs
 
 
-def error_counts(size: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+def _error_counts(size: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     """Counts of an error: the sum of the sizes of known errors, and their number."""
 
     def counts(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -209,27 +192,21 @@ def _broadcast_counts(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 _CLASSES = ("multiclass", "multilabel")
-METRICS: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        Metric("accuracy", True, _CLASSES, right_answers, ratio),
-        Metric("rocauc", True, _CLASSES, rocauc, adds=False),
-        Metric("f1", True, _CLASSES, class_counts, f1_macro),
-        Metric("f1-micro", True, _CLASSES, class_counts, f1_micro),
-        Metric("mse", False, ("regression",), error_counts(torch.square), ratio),
-        Metric("mae", False, ("regression",), error_counts(torch.abs), ratio),
-        Metric("broadcast-mse", False, ("regression",), _broadcast_counts, ratio),
-    )
-}
+_METRICS = (
+    Metric("accuracy", True, _CLASSES, _right_answers),
+    Metric("rocauc", True, _CLASSES, rocauc, lambda counts: counts, adds=False),
+    Metric("f1", True, _CLASSES, class_counts, _f1_macro),
+    Metric("f1-micro", True, _CLASSES, class_counts, _f1_micro),
+    Metric("mse", False, ("regression",), _error_counts(torch.square)),
+    Metric("mae", False, ("regression",), _error_counts(torch.abs)),
+    Metric("broadcast-mse", False, ("regression",), _broadcast_counts),
+)
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
 ALIASES = {"roc_auc": "rocauc", "roc-auc": "rocauc", "auc": "rocauc", "acc": "accuracy", "f1-macro": "f1"}
 
 
 def chosen_metric(config: TrainConfig, task: Task) -> Metric:
-    """The metric of a configuration, where ``"auto"`` is the task's own.
-
-    Raises:
-        UserError: If it cannot measure the task's problem.
-    """
+    """The metric of a configuration, where ``"auto"`` is the task's own."""
     return find_metric(task.metric if config.metric == "auto" else config.metric, task.problem)
 
 
@@ -240,11 +217,7 @@ def protocol_text(protocol: str, metric: str) -> str:
 
 
 def find_metric(name: str, problem: str | None = None) -> Metric:
-    """The metric of a name.
-
-    Raises:
-        UserError: If it is unknown, with the nearest name, or if it cannot measure the problem.
-    """
+    """The metric of a name."""
     name = ALIASES.get(name, name)
     if name not in METRICS:
         raise UserError(

@@ -17,23 +17,20 @@ from difformer.training.losses import target_units
 from difformer.training.randomness import private_rng
 
 UNITS = ("target_mean", "target_deviation")
-# Modules of torch that draw numbers or keep statistics in training mode, whatever their rates are.
-CHANGING = (
-    nn.modules.batchnorm._NormBase,  # also instance norms that keep statistics
-    nn.RReLU,
-)
+# Modules of torch that draw numbers or keep statistics in training mode, whatever their rates are; the first is also
+# that of instance norms that keep statistics.
+CHANGING = (nn.modules.batchnorm._NormBase, nn.RReLU)
+
+
+def split_number(task: Task, seed: int) -> int:
+    """Seed s uses split s modulo the number of splits."""
+    return seed % len(task.splits)
 
 
 def build_model(task: Task, config: TrainConfig, seed: int | None = None) -> nn.Module:
     """The model of a configuration, with the sizes of the task.
 
-    Args:
-        task: Its kind and sizes.
-        config: Model and options.
-        seed: Parameters are drawn from a private generator with this seed; None takes torch's global generator.
-
-    Raises:
-        UserError: If the model is unknown, does not serve this kind of task, or lacks an option.
+    Parameters are drawn from a private generator with the seed; from torch's global one where it is None.
     """
     from difformer.zoo import MODELS, build, find, options_of
 
@@ -93,20 +90,6 @@ def hook(model: nn.Module, name: str) -> Any:
     return getattr(getattr(model, "encoder", None), name, None) if found is None else found
 
 
-def split_number(task: Task, seed: int) -> int:
-    """Seed s uses split s modulo the number of splits."""
-    return seed % len(task.splits)
-
-
-def acts_alike(model: nn.Module) -> bool:
-    """Whether a pass in training mode is one in evaluation mode, so that one pass can serve as both.
-
-    Decided from the types of the modules and their dropout rates, never from a trial: layers of ``torch.nn`` and
-    ``difformer.nn`` act alike without dropout and batch statistics. Of any other module nothing is known.
-    """
-    return all(_acts_alike(module) for module in model.modules())
-
-
 def is_as_written(module: nn.Module) -> bool:
     """Whether a module does what its class in torch or this package says: no hooks, no methods set on the instance."""
     kind = type(module)
@@ -117,10 +100,16 @@ def is_as_written(module: nn.Module) -> bool:
     return not any(inspect.isfunction(getattr(kind, name, None)) for name in vars(module))
 
 
-def _acts_alike(module: nn.Module) -> bool:
-    if not is_as_written(module) or isinstance(module, CHANGING):
-        return False
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p == 0
-    rates = (value for name, value in vars(module).items() if "dropout" in name and isinstance(value, int | float))
-    return not any(rates)
+def acts_alike(model: nn.Module) -> bool:
+    """Whether a pass in training mode is one in evaluation mode, so that one pass can serve as both.
+
+    Decided from the types of the modules and their dropout rates, never from a trial: layers of ``torch.nn`` and
+    ``difformer.nn`` act alike without dropout and batch statistics. Of any other module nothing is known.
+    """
+    for module in model.modules():
+        rates = [value for name, value in vars(module).items() if "dropout" in name and isinstance(value, int | float)]
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            rates = [module.p]
+        if not is_as_written(module) or isinstance(module, CHANGING) or any(rates):
+            return False
+    return True

@@ -49,18 +49,14 @@ def learning_rate(config: TrainConfig, epoch: int) -> float:
 
 
 class StackedAdam:
-    """Moments of stacked runs.
+    """Adam for ``parameters [runs, P]``, changed in place, with one ``weight_decay [runs]`` per run.
 
-    Args:
-        parameters: ``[runs, P]``, changed in place.
-        weight_decay: ``[runs]``.
-        decoupled: AdamW instead of Adam.
-        columns: ``[P]`` one where a column is trained, zero where it never has a gradient (and so no decay either);
-            None if all are.
+    ``columns [P]`` is one where a column is trained, zero where it never has a gradient, and so no decay either; None
+    if all are.
     """
 
     def __init__(
-        self, parameters: Tensor, weight_decay: Tensor, *, decoupled: bool = False, columns: Tensor | None = None
+        self, parameters: Tensor, weight_decay: Tensor, decoupled: bool = False, columns: Tensor | None = None
     ) -> None:
         self.parameters, self.decoupled = parameters, decoupled
         self.weight_decay = weight_decay.unsqueeze(1) if columns is None else weight_decay.unsqueeze(1) * columns

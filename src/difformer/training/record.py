@@ -1,8 +1,13 @@
-"""The result of a run in memory: one record per seed, the summary over seeds, and signs that a run went wrong."""
+"""Results in memory: the record of each seed, the summary over seeds, predictions, and signs that a run went wrong.
+
+Multi-class outputs become the most probable class and the probability of every class (a softmax), multi-label ones the
+probability of every column (a sigmoid), regression values stay what they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +17,8 @@ import torch
 from torch import Tensor
 
 from difformer.data import Split, Task
+from difformer.errors import UserError
+from difformer.files import csv_text, write_bytes
 
 NO_BETTER = "no better than always predicting the most frequent class"
 COLLAPSED = 1e-3  # relative spread of outputs below which instances are not told apart
@@ -134,14 +141,113 @@ def spread(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
+@dataclass(frozen=True)
+class Predictions:
+    """Outputs of a model for instances.
+
+    Args:
+        problem: ``"multiclass"``, ``"multilabel"`` or ``"regression"``.
+        outputs: ``[instances, …, C]`` as the model gives them.
+        class_names: Names of classes or target columns, where known.
+        instance_names: Names of instances, where known.
+        targets: What they should be, where known.
+        part: Of each instance: ``"train"``, ``"valid"``, ``"test"`` or ``""``.
+    """
+
+    problem: str
+    outputs: Tensor = field(repr=False)
+    class_names: tuple[str, ...] = ()
+    instance_names: tuple[str, ...] = ()
+    targets: Tensor | None = field(default=None, repr=False)
+    part: tuple[str, ...] = field(default=(), repr=False)
+
+    @staticmethod
+    def of(task: Task, outputs: Tensor, split: Split | None = None) -> Predictions:
+        """Of all instances of a task."""
+        part = [""] * task.num_instances
+        for name, index in (split.parts() if split is not None else {}).items():
+            for i in index.tolist():
+                part[i] = name
+        names = () if task.kind == "series" else task.instance_names
+        return Predictions(task.problem, outputs, task.class_names, names, task.y, tuple(part) if split else ())
+
+    def probabilities(self) -> Tensor:
+        """Of classes or columns; the values themselves for a regression."""
+        if self.problem == "multiclass":
+            return self.outputs.softmax(-1)
+        return self.outputs.sigmoid() if self.problem == "multilabel" else self.outputs
+
+    def labels(self) -> Tensor:
+        """Class numbers, 0/1 columns, or values."""
+        if self.problem == "multiclass":
+            return self.outputs.argmax(-1)
+        return (self.outputs > 0).long() if self.problem == "multilabel" else self.outputs
+
+    def table(self) -> tuple[list[str], list[list[Any]]]:
+        """Headings and rows, one row per instance (of a series: per snapshot and node)."""
+        shape = self.outputs.shape[:-1]
+        places = np.indices(shape).reshape(len(shape), -1)
+        columns: dict[str, Any] = {}
+        for name, place in zip(("instance",) if len(shape) == 1 else ("snapshot", "node"), places, strict=True):
+            columns[name] = [self.instance_names[i] for i in place] if self.instance_names else place.tolist()
+        if self.part:
+            columns["part"] = [self.part[i] for i in places[0]]
+        columns |= self._answers(self.probabilities().flatten(0, -2).double().numpy(force=True))
+        return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
+
+    def _answers(self, values: Any) -> Iterator[tuple[str, list[Any]]]:
+        targets = None if self.targets is None else self.targets.numpy(force=True)
+        names = self.class_names or tuple(map(str, range(values.shape[1])))
+        if self.problem == "multiclass":
+            label, named = values.argmax(-1), (*names, "")  # -1, an unknown class, has no name
+            if targets is not None:
+                yield "target", [named[c] for c in targets.reshape(-1).tolist()]
+            yield "prediction", [named[c] for c in label.tolist()]
+            yield "probability", _rounded(values[np.arange(len(label)), label])
+            for c, name in enumerate(names[: values.shape[1]]):
+                yield f"probability {name}", _rounded(values[:, c])
+            return
+        kind = "probability" if self.problem == "multilabel" else "prediction"
+        for c in range(values.shape[1]):
+            end = "" if values.shape[1] == 1 else f" {names[c]}"
+            if targets is not None:
+                yield f"target{end}", _rounded(targets.reshape(values.shape)[:, c])
+            yield f"{kind}{end}", _rounded(values[:, c])
+
+    def csv(self) -> str:
+        """The table as comma-separated text, a line of headings first."""
+        headings, rows = self.table()
+        return csv_text([headings, *rows])
+
+    def npz(self, **more: Any) -> bytes:
+        """Arrays ``outputs``, ``prediction`` and, where known, ``target``, ``part``, ``names`` and ``classes``."""
+        known = {"target": self.targets, "part": self.part, "names": self.instance_names, "classes": self.class_names}
+        arrays: dict[str, Any] = {"outputs": self.outputs, "prediction": self.labels(), **known}
+        content = io.BytesIO()
+        for name, value in arrays.items():
+            if isinstance(value, Tensor):
+                more[name] = value.numpy(force=True)
+            elif value:
+                more[name] = np.array(value)
+        np.savez_compressed(content, **more)
+        return content.getvalue()
+
+    def write(self, path: Path) -> None:
+        """By the name's ending: ``.csv`` is a table for people, ``.npz`` has arrays for programs."""
+        if path.suffix not in (".csv", ".npz"):
+            raise UserError(f"predictions are written as .csv or .npz, got {str(path)!r}")
+        write_bytes(path, self.csv().encode() if path.suffix == ".csv" else self.npz())
+
+
+def _rounded(values: Any) -> list[Any]:
+    return ["" if v != v else float(f"{v:.6g}") for v in values.tolist()]
+
+
 def warning_signs(task: Task, split: Split, outputs: Tensor, metric: str) -> list[str]:
     """Signs that a model has learnt nothing: one prediction for all, worse than one, or outputs that hardly differ.
 
-    Args:
-        task: What was to be learnt.
-        split: The split; the instances outside the training part are looked at, or all where there are no others.
-        outputs: Of the best epoch, ``[instances, …, C]`` on the CPU.
-        metric: Name of the run's metric; only accuracy is compared with that of the most frequent class.
+    Outputs ``[instances, …, C]`` of the best epoch, outside the training part or of all where there are no others; only
+    accuracy is compared with that of the most frequent class.
     """
     held = [index for name, index in split.parts().items() if name != "train" and index.numel()]
     index = torch.cat(held) if held else torch.arange(outputs.shape[0])
@@ -150,31 +256,27 @@ def warning_signs(task: Task, split: Split, outputs: Tensor, metric: str) -> lis
         return []
     found = []
     if task.problem == "multiclass":
-        known = task.y[index].flatten()
-        predicted = rows.argmax(-1)
-        if (known >= 0).any() and known[known >= 0].unique().numel() > 1 and bool((predicted == predicted[0]).all()):
-            share = (known[known >= 0] == predicted[0]).double().mean().item()
+        y, predicted = task.y[index].flatten(), rows.argmax(-1)
+        known, reached = y[y >= 0], (y == predicted)[y >= 0].double().mean().item()
+        labels = task.y[split.train].flatten()
+        counts = labels[labels >= 0].bincount()
+        if known.unique().numel() > 1 and bool((predicted == predicted[0]).all()):
             name = task.class_names[int(predicted[0])] if task.class_names else str(int(predicted[0]))
             found.append(
                 f"constant prediction: every instance outside the training part is predicted as class {name}, so the "
-                f"accuracy there ({share:.4f}) is the share of that class"
+                f"accuracy there ({reached:.4f}) is the share of that class"
             )
-        elif metric == "accuracy" and held:
-            labels = task.y[split.train].flatten()
-            labels, valued = labels[labels >= 0], known >= 0
-            if labels.numel() and valued.any():
-                share = (known[valued] == labels.bincount().argmax()).double().mean().item()
-                reached = (known == predicted)[valued].double().mean().item()
-                if reached <= share:
-                    found.append(f"{NO_BETTER} ({share:.2f}): accuracy outside the training part is {reached:.2f}")
+        elif metric == "accuracy" and held and counts.numel() and known.numel():
+            share = (known == counts.argmax()).double().mean().item()
+            if reached <= share:
+                found.append(f"{NO_BETTER} ({share:.2f}): accuracy outside the training part is {reached:.2f}")
     elif task.problem == "multilabel" and bool(((rows > 0) == (rows > 0)[0]).all()):
         found.append("constant prediction: every instance outside the training part gets the same labels")
-    centred = rows - rows.mean(0)
     whole = rows.square().mean().sqrt()
     if task.problem == "regression":  # values need not lie around zero: their spread is compared with the targets'
         known = task.y[~task.y.isnan()].double()
         whole = known.std(correction=0) if known.numel() else whole
-    spread = float(centred.square().mean().sqrt() / whole.clamp_min(1e-300))
+    spread = float((rows - rows.mean(0)).square().mean().sqrt() / whole.clamp_min(1e-300))
     if spread < COLLAPSED:
         found.append(
             f"collapsed states: the outputs of all instances agree to a relative spread of {spread:.1e}, so the model "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,19 @@ import torch
 from difformer.data import Task
 from difformer.errors import UserError
 from difformer.files import RunFolderError, only_one, sweep
-from difformer.training.callbacks import Callback
+from difformer.training.callbacks import Callback, TrainingInterrupted, stop_requests
 from difformer.training.checkpoint import CheckpointError
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
-from difformer.training.interrupt import TrainingInterrupted, stop_requests
+from difformer.training.journal import Run
 from difformer.training.loop import train_one
 from difformer.training.losses import make_loss
 from difformer.training.metrics import chosen_metric
 from difformer.training.model import build_model, split_number
 from difformer.training.randomness import isolated_rng
-from difformer.training.record import Row, RunRecord, Summary
-from difformer.training.run_folder import RunFolder, check_same_run, warn_of_changes
-from difformer.training.source import TaskSource
-
-__all__ = ["TrainingInterrupted", "fit", "resume"]
+from difformer.training.record import RunRecord, Summary
+from difformer.training.run_folder import RunFolder, TaskSource
+from difformer.training.stack import faster, train_stacked, unstackable
 
 
 def fit(
@@ -71,22 +69,29 @@ def fit(
     if not isinstance(task, Task):
         source = TaskSource(task) if isinstance(task, str) else task
         task = source.load()
-    chosen = _seeds(seeds)
-    place = resolve(device)
-    if out is None:
-        if resume:
-            raise UserError("resume=True needs the folder of the run: out=…")
-        return _in_memory(task, config, chosen, place, tuple(callbacks), _stack(task, config, chosen, place, stacked))
-    if resume and Path(out).exists():
+    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(int(seed) for seed in seeds)
+    if not chosen or min(chosen) < 0 or len(set(chosen)) != len(chosen):
+        raise UserError(
+            f"seeds must be a number of at least 1, or different whole numbers of at least 0; got {seeds!r}"
+        )
+    place, told = resolve(device), tuple(callbacks)
+    if out is None and resume:
+        raise UserError("resume=True needs the folder of the run: out=…")
+    if out is not None and resume and Path(out).exists():
         folder = RunFolder.open(out)
-        check_same_run(folder, task, config, chosen)
-        return _in_folder(folder, task, place, tuple(callbacks))
-    together = _stack(task, config, chosen, place, stacked)
+        folder.check_same(task, config, chosen)
+        return _train(task, config, chosen, place, told, folder.stacked, folder)
+    if stacked and (reason := unstackable(task, config, {split_number(task, seed) for seed in chosen})):
+        raise UserError(f"stacked: these runs cannot be trained as one: {reason}")
+    if stacked is None:
+        stacked = place.type == "cuda" and faster(task, config, len(chosen), place)
+    if out is None:
+        return _train(task, config, chosen, place, told, stacked)
     check_together(task, config, chosen)
-    about: dict[str, Any] = {"source": source, "stacked": together, "preset": preset}
+    about: dict[str, Any] = {"source": source, "stacked": stacked, "preset": preset}
     folder = RunFolder.create(out, task, config, seeds=chosen, device=place, **about)
     try:
-        return _in_folder(folder, task, place, tuple(callbacks))
+        return _train(task, config, chosen, place, told, stacked, folder)
     except MemoryError:
         folder.discard()
         raise
@@ -109,26 +114,7 @@ def resume(
     """
     folder = RunFolder.open(path)
     place = resolve(folder.device if device is None else device)
-    return _in_folder(folder, folder.task(task), place, tuple(callbacks))
-
-
-def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
-    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(int(seed) for seed in seeds)
-    if not chosen or min(chosen) < 0 or len(set(chosen)) != len(chosen):
-        raise UserError(
-            f"seeds must be a number of at least 1, or different whole numbers of at least 0; got {seeds!r}"
-        )
-    return chosen
-
-
-def _stack(task: Task, config: TrainConfig, seeds: Sequence[int], device: torch.device, stacked: bool | None) -> bool:
-    from difformer.training.stack import faster, unstackable
-
-    if stacked and (reason := unstackable(task, config, {split_number(task, seed) for seed in seeds})):
-        raise UserError(f"stacked: these runs cannot be trained as one: {reason}")
-    if stacked is not None:
-        return stacked
-    return device.type == "cuda" and faster(task, config, len(seeds), device)
+    return _train(folder.task(task), folder.config, folder.seeds, place, tuple(callbacks), folder.stacked, folder)
 
 
 def check_together(task: Task, config: TrainConfig, seeds: Sequence[int]) -> None:
@@ -142,96 +128,58 @@ def check_together(task: Task, config: TrainConfig, seeds: Sequence[int]) -> Non
         metric.check(task.y[task.splits[split].valid], task.num_outputs)
 
 
-def _in_memory(
+def _train(
     task: Task,
     config: TrainConfig,
     seeds: Sequence[int],
     device: torch.device,
     callbacks: tuple[Callback, ...],
     stacked: bool,
-) -> Summary:
-    records: list[RunRecord] = []
-    with closing(callbacks), stop_requests(callbacks) as stop:
-        if stacked:
-            records = _all_seeds(task, config, seeds, device, callbacks, stop)
-        for seed in () if stacked else seeds:
-            split = task.splits[split_number(task, seed)]
-            records.append(train_one(task, split, config, seed, device, callbacks=callbacks, stop=stop))
-            if stop():
-                break
-    metric = chosen_metric(config, task)
-    results = tuple(record.result() for record in records)
-    summary = Summary(results, metric.name, metric.higher_is_better, None, tuple(records))
-    if not summary.complete or len(records) < len(seeds):
-        raise TrainingInterrupted(summary, "")
-    return summary
-
-
-def _in_folder(folder: RunFolder, task: Task, device: torch.device, callbacks: tuple[Callback, ...]) -> Summary:
-    records: list[RunRecord] = []
-    with closing(callbacks), only_one(folder.path), stop_requests(callbacks) as stop:
-        sweep(folder.path)
-        warn_of_changes(folder)
-        waiting = [seed for seed in folder.seeds if not folder.is_done(seed)]
-        if folder.stacked and waiting:
-            # From their checkpoint, or all of them once more: a run agrees to the bit only with one of the same stack.
-            for record in _all_seeds(task, folder.config, folder.seeds, device, callbacks, stop, folder):
-                if record.seed in waiting:
-                    begin_seed(folder, record.seed, record.history)
-                    folder.write_record(record, task)
-                    records.append(record)
-            if not folder.unfinished:
-                folder.checkpoint_file(None).unlink(missing_ok=True)
-        for seed in () if folder.stacked else waiting:
-            state = folder.read_checkpoint(seed)
-            begin_seed(folder, seed, [] if state is None else state.facts["history"])
-            given: dict[str, Any] = {"state": state, "callbacks": callbacks, "stop": stop, **folder.writers(seed)}
-            records.append(train_one(task, folder.split_of(task, seed), folder.config, seed, device, **given))
-            folder.write_record(records[-1], task)
-            if stop():
-                break
-        if not waiting:
-            folder.write_summary()  # a process may have been killed between the last result and the summary
-    results = folder.results()
-    if len(results) < len(folder.seeds) or any(result["status"] == "interrupted" for result in results):
-        again = folder.stacked and not folder.checkpoint_file(None).is_file()
-        raise TrainingInterrupted(folder.summary(records) if results else None, str(folder.path), again)
-    return folder.summary(records)
-
-
-def _all_seeds(
-    task: Task,
-    config: TrainConfig,
-    seeds: Sequence[int],
-    device: torch.device,
-    callbacks: tuple[Callback, ...],
-    stop: Callable[[], bool],
     folder: RunFolder | None = None,
-) -> list[RunRecord]:
-    from difformer.training.stack import StackedSetting, train_stacked
-
-    settings = [StackedSetting(seed, split_number(task, seed)) for seed in seeds]
-    state = None if folder is None else folder.read_checkpoint(None)
-    save = None if folder is None else (lambda snapshot: folder.write_checkpoint(None, snapshot))
-    try:
-        return train_stacked(task, settings, config, device, callbacks=callbacks, stop=stop, state=state, save=save)
-    except CheckpointError as error:
-        assert folder is not None
-        place = folder.checkpoint_file(None)
-        raise RunFolderError(f"{place}: {error}; delete it to train all seeds from the beginning") from error
-
-
-def begin_seed(folder: RunFolder, seed: int, history: list[Row]) -> None:
-    """Removes lines of a seed beyond `history`, which a killed process may have left."""
-    folder.metrics.rewrite(lambda row: row["seed"] != seed and row["seed"] in folder.seeds, seed, history)
-
-
-@contextmanager
-def closing(callbacks: Iterable[Callback]) -> Iterator[None]:
-    """Closes callbacks that can be closed, however the training ends."""
-    try:
-        yield
-    finally:
-        for callback in callbacks:
-            if (close := getattr(callback, "close", None)) is not None:
-                close()
+) -> Summary:
+    """Trains the seeds that are not finished, and keeps what they give in the folder, where there is one."""
+    records: list[RunRecord] = []
+    with stop_requests(callbacks) as stop, nullcontext() if folder is None else only_one(folder.path):
+        given: dict[str, Any] = {"callbacks": callbacks, "stop": stop}
+        if folder is not None:
+            sweep(folder.path)
+            folder.warn_of_changes()
+        waiting = list(seeds if folder is None else folder.unfinished)
+        if stacked and waiting:
+            if folder is not None:
+                given |= {"state": folder.read_checkpoint(None), "save": lambda s: folder.write_checkpoint(None, s)}
+            # From their checkpoint, or all of them once more: a run agrees to the bit only with one of the same stack.
+            runs = [Run(seed, split_number(task, seed), config) for seed in seeds]
+            try:
+                found = train_stacked(task, runs, device, **given)
+            except CheckpointError as error:
+                assert folder is not None
+                place = folder.checkpoint_file(None)
+                raise RunFolderError(f"{place}: {error}; delete it to train all seeds from the beginning") from error
+            records = [record for record in found if record.seed in waiting]
+            if folder is not None:
+                for record in records:
+                    folder.begin_seed(record.seed, record.history)
+                    folder.write_record(record, task)
+                if not folder.unfinished:
+                    folder.checkpoint_file(None).unlink(missing_ok=True)
+        for seed in () if stacked else waiting:
+            if folder is not None:
+                state = folder.read_checkpoint(seed)
+                folder.begin_seed(seed, [] if state is None else state.facts["history"])
+                given |= {"state": state, **folder.writers(seed)}
+            records.append(train_one(task, split_number(task, seed), config, seed, device, **given))
+            if folder is not None:
+                folder.write_record(records[-1], task)
+            if stop():
+                break
+        if folder is not None and not waiting:
+            folder.write_summary()  # a process may have been killed between the last result and the summary
+    metric = chosen_metric(config, task)
+    results = folder.results() if folder is not None else tuple(record.result() for record in records)
+    path = None if folder is None else folder.path
+    summary = Summary(results, metric.name, metric.higher_is_better, path, tuple(records))
+    if not summary.complete or len(results) < len(seeds):
+        again = folder is not None and stacked and not folder.checkpoint_file(None).is_file()
+        raise TrainingInterrupted(summary if results or path is None else None, str(path or ""), again)
+    return summary

@@ -20,13 +20,14 @@ that are not those of their seed, and files that do not have the expected form a
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import platform
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from difformer.data import Preprocessing, Split, Task
+from difformer.data import DataError, Preprocessing, Split, Task, dataset_options, from_files, load
 from difformer.data.split import save_splits
 from difformer.errors import UserError
 from difformer.files import (
@@ -63,17 +64,85 @@ from difformer.training.config import TrainConfig
 from difformer.training.devices import describe
 from difformer.training.metrics import find_metric
 from difformer.training.model import split_number
-from difformer.training.predictions import CSV_CELLS, Predictions
-from difformer.training.record import Row, RunRecord, Summary
-from difformer.training.source import TaskSource
+from difformer.training.record import Predictions, Row, RunRecord, Summary
 
 FORMAT = 1
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
-PREPROCESSING = "preprocessing.json"
-STACK = "stack.safetensors"
+PREPROCESSING, STACK = "preprocessing.json", "stack.safetensors"
 WEIGHTS, CHECKPOINT, RESULT = "model.safetensors", "checkpoint.safetensors", "result.json"
-PREDICTIONS, SPLIT = "predictions.npz", "split.npz"
+PREDICTIONS, CSV, SPLIT = "predictions.npz", "predictions.csv", "split.npz"
 HASHED = {"weights": WEIGHTS, "predictions": PREDICTIONS}  # entries of result.json, each the hash of a file
+CSV_CELLS = 2_000_000  # a table of predictions with more is kept as arrays alone
+
+_OPTIONAL = {"preset": (str, None), "hashes": ([str], bool, None)}
+_FORM = {
+    "run": {"seeds": [int], "stacked": bool, "device": str, "threads": int, **_OPTIONAL},
+    "versions": {"torch": str},
+    "data": {"task": str, "fingerprint": str, "metric": str, "problem": str, "protocol": str, "source": (dict, None)},
+    "model": {"name": str, "options": dict},
+    "training": dict,
+}
+_RESULT = {
+    **dict.fromkeys(("split", "metric", "status"), str),
+    **dict.fromkeys(("best_epoch", "epochs", "seconds"), float),
+    **dict.fromkeys(("train", "valid", "test", "loss"), (float, None)),
+}
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """Where a task comes from, so that it can be made again: a data set by name, or a user's own files.
+
+    Args:
+        name: A data set of `difformer.data.load`; None for own files.
+        root: Folder to search for its files first.
+        options: Of the data set, or of `difformer.data.from_files`.
+        files: Own files by role: ``{"features": …, "labels": …, "edges": …}``; kept as absolute paths.
+    """
+
+    name: str | None = None
+    root: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.name is None) == (not self.files):
+            raise UserError("a task comes either from a data set by name or from files: give one of name and files")
+        paths = {role: os.path.abspath(os.fspath(path)) for role, path in self.files.items()}
+        object.__setattr__(self, "files", paths)
+        object.__setattr__(self, "options", dict(self.options))
+        if self.root is not None:
+            object.__setattr__(self, "root", os.path.abspath(os.fspath(self.root)))
+
+    def load(self) -> Task:
+        """The task."""
+        if self.name is not None:
+            return load(self.name, self.root, **self.options)
+        for role, path in self.files.items():
+            if not Path(path).exists():
+                raise DataError(
+                    f"the file with the {role} is no longer there; put it back or, if it was moved, correct its place "
+                    f"in the run folder's config.toml, [data.source.files], {role} = … (the name of the file must be "
+                    f"the same; that it holds what the run was trained on is checked)",
+                    path=path,
+                )
+        arguments: dict[str, Any] = {**self.files, **self.options}
+        if unknown := sorted(arguments.keys() - inspect.signature(from_files).parameters.keys()):
+            raise DataError(f"from_files has no option {unknown[0]!r}; correct config.toml, [data.source]")
+        return from_files(**arguments)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``config.toml`` has it, every option that was left out at its default."""
+        if self.name is not None:
+            defaults = dataset_options(self.name)
+        else:
+            parameters = inspect.signature(from_files).parameters.values()
+            defaults = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        return asdict(self) | {"options": {**defaults, **self.options}}
+
+    @staticmethod
+    def from_dict(table: Mapping[str, Any]) -> TaskSource:
+        return TaskSource(table.get("name"), table.get("root"), table.get("options") or {}, table.get("files") or {})
 
 
 def check_free(path: Path) -> None:
@@ -88,9 +157,21 @@ def check_free(path: Path) -> None:
         )
 
 
+def default_path(task_name: str, model: str, parent: str | Path = "runs") -> Path:
+    """A folder that does not exist yet, named after data set, model and time: ``runs/cora-mlp-20250131-235959``."""
+    stem = f"{task_name}-{model}-{datetime.now():%Y%m%d-%H%M%S}"
+    path, number = Path(parent) / stem, 1
+    while path.exists():
+        number += 1
+        path = Path(parent) / f"{stem}-{number}"
+    return path
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """A run on disk; make one with `create` or `open`.
+
+    What cannot be read or written, or does not belong to the run, raises `difformer.files.RunFolderError`.
 
     Args:
         path: The folder.
@@ -120,14 +201,36 @@ class RunFolder:
         stacked: bool = False,
         preset: str | None = None,
     ) -> RunFolder:
-        """A new run folder, which appears at once with its configuration in it; see `description`.
+        """A new run folder, which appears at once with its configuration in it, defaults included.
 
-        Raises:
-            RunFolderError: If the folder is there already and not empty, or cannot be made.
+        `preset` names the preset or its file; it is only a remark, since the settings are there in full.
         """
+        from difformer import __version__
+
         path = Path(path)
         check_free(path)
-        about = description(task, config, seeds=seeds, device=device, source=source, stacked=stacked, preset=preset)
+        run = {
+            "format": FORMAT,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "seeds": list(seeds),
+            "stacked": stacked,
+            "hashes": list(HASHED),  # in every result.json; older folders have true, for weights alone, or nothing
+            "device": str(device),
+            "device_name": describe(device),
+            "threads": torch.get_num_threads(),
+        }
+        if preset is not None:
+            run["preset"] = preset
+        if _profits_from_kernels(task, config, device):
+            run["kernels"] = kernels()
+        data: dict[str, Any] = {"task": task.name, "fingerprint": task.fingerprint()}
+        data |= {name: getattr(task, name) for name in ("protocol", "kind", "problem", "metric")}
+        data["splits"] = [split.name for split in task.splits]
+        if source is not None:
+            data["source"] = source.to_dict()
+        versions = {"difformer": __version__, "torch": torch.__version__, "numpy": np.__version__}
+        versions["python"] = platform.python_version()
+        about = {"run": run, "versions": versions, "data": data, **_settings(config)}
         try:
             text = toml.dumps(about)
         except TypeError as error:
@@ -140,11 +243,7 @@ class RunFolder:
 
     @staticmethod
     def open(path: str | Path) -> RunFolder:
-        """A run folder that is there.
-
-        Raises:
-            RunFolderError: If it is absent, damaged, or written by a newer version, or links lead out of it.
-        """
+        """A run folder that is there."""
         path = Path(path)
         if not (path / CONFIG).is_file():
             what = "has no config.toml, so it is not a run folder" if path.is_dir() else "is not there"
@@ -158,23 +257,18 @@ class RunFolder:
                     f"{path / CONFIG}: in format {written}, this difformer reads up to {FORMAT}: upgrade difformer"
                 )
             check(about, _FORM)
-            if not about["run"]["seeds"] or len(set(about["run"]["seeds"])) != len(about["run"]["seeds"]):
+            run, data, model, training = (about[name] for name in ("run", "data", "model", "training"))
+            if not run["seeds"] or len(set(run["seeds"])) != len(run["seeds"]):
                 raise UserError("run.seeds must name at least one seed, and none twice")
-            model = about["model"]
             # Regressions of earlier versions learnt targets in the units of the data.
-            about["training"].setdefault("scale_targets", about["data"]["problem"] != "regression")
-            config = TrainConfig.from_dict({**about["training"], "model": model["name"], "options": model["options"]})
-            data, run = about["data"], about["run"]
+            training.setdefault("scale_targets", data["problem"] != "regression")
+            config = TrainConfig.from_dict({**training, "model": model["name"], "options": model["options"]})
             source = TaskSource.from_dict(data["source"]) if "source" in data else None
             return RunFolder(path, config, tuple(run["seeds"]), run["stacked"], source, about)
         except RecursionError:
             raise RunFolderError(f"{path / CONFIG} cannot be used: its tables are nested too deeply") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunFolderError(f"{path / CONFIG} cannot be used: {type(error).__name__}: {error}") from error
-
-    @property
-    def metrics(self) -> MetricsFile:
-        return MetricsFile(within(self.path, self.path / METRICS))
 
     @property
     def device(self) -> str:
@@ -186,12 +280,8 @@ class RunFolder:
         """Name or file of the preset that its settings began with; None without one, or where nothing is known."""
         return self.about["run"].get("preset")
 
-    def of_seed(self, seed: int) -> Path:
-        """The folder of one seed; refused where a link leads out of the run folder."""
-        return within(self.path, self.path / f"seed-{seed}")
-
-    def file(self, seed: int, name: str) -> Path:
-        """A file of one seed; refused where a link leads out of the run folder."""
+    def file(self, seed: int, name: str = "") -> Path:
+        """A file of one seed, or its folder; refused where a link leads out of the run folder."""
         return within(self.path, self.path / f"seed-{seed}" / name)
 
     def discard(self) -> None:
@@ -202,11 +292,7 @@ class RunFolder:
             shutil.rmtree(self.path)
 
     def task(self, given: Task | None = None) -> Task:
-        """The task of the run: made again, or as given, and in both cases the very same.
-
-        Raises:
-            RunFolderError: If it cannot be made again, or its data have changed.
-        """
+        """The task of the run: made again, or as given, and in both cases the very same."""
         if given is None and self.source is None:
             raise RunFolderError(
                 f"{self.path} was trained on a task that was handed over as an object; pass that task again: task=…"
@@ -227,28 +313,76 @@ class RunFolder:
         """Seed s uses split s modulo the number of splits."""
         return task.splits[split_number(task, seed)]
 
+    def check_same(self, task: Task, config: TrainConfig, seeds: tuple[int, ...]) -> None:
+        """Refuses to resume a folder that holds another run."""
+        self.task(task)
+        differs = [
+            f"{name} is {self.about[table].get(name)!r} there and {value!r} here"
+            for table, asked in _settings(config).items()
+            for name, value in asked.items()
+            if value != self.about[table].get(name) and not name.startswith("checkpoint_")
+        ]
+        if self.seeds != seeds:
+            differs.append(f"seeds are {list(self.seeds)} there and {list(seeds)} here")
+        if differs:
+            raise RunFolderError(
+                f"{self.path} holds another run: {'; '.join(differs)}. Choose another folder, or resume it as it is"
+            )
+
+    def warn_of_changes(self) -> None:
+        """Warns where a resumed run may differ by rounding: sums are the same to the bit only in the same order."""
+        run = self.about["run"]
+        found: list[tuple[str, Any, Any]] = [("torch", self.about["versions"]["torch"], torch.__version__)]
+        found.append(("threads", run["threads"], torch.get_num_threads()))
+        if "kernels" in run:
+            found.append(("kernels in", run["kernels"], kernels()))
+        if changed := [f"{name} {there}, now {here}" for name, there, here in found if there != here]:
+            warnings.warn(
+                f"{self.path} was begun with {'; '.join(changed)}: results may differ from an uninterrupted run's by "
+                f"rounding",
+                stacklevel=4,
+            )
+
+    # metrics.jsonl: a line that does not fit on the disk is removed.
+
+    def rows(self) -> list[Row]:
+        """Every whole line of ``metrics.jsonl``; the rest of a line that a killed process left is skipped."""
+        path = within(self.path, self.path / METRICS)
+        found = []
+        for line in path.read_bytes().split(b"\n") if path.is_file() else ():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict) and type(row.get("seed")) is int and type(row.get("epoch")) is int:
+                found.append({name: v for name, v in row.items() if v is None or type(v) in (int, float)})
+        return found
+
+    def begin_seed(self, seed: int, history: Iterable[Row]) -> None:
+        """Removes lines of a seed beyond `history`, which a killed process may have left."""
+        kept = [row for row in self.rows() if row["seed"] != seed and row["seed"] in self.seeds]
+        write_bytes(within(self.path, self.path / METRICS), _lines([*kept, *({"seed": seed} | r for r in history)]))
+
+    def writers(self, seed: int) -> dict[str, Any]:
+        """Where the trainer of a seed writes rows and snapshots: its arguments `log` and `save`."""
+        path = within(self.path, self.path / METRICS)
+        return {
+            "log": lambda rows: append_bytes(path, _lines({"seed": seed} | row for row in rows)),
+            "save": lambda snapshot: self.write_checkpoint(seed, snapshot),
+        }
+
+    # checkpoint.safetensors, and stack.safetensors as that of seed None
+
     def checkpoint_file(self, seed: int | None) -> Path:
         """Of a seed; None for that of seeds that are trained as one."""
         return within(self.path, self.path / STACK) if seed is None else self.file(seed, CHECKPOINT)
 
     def write_checkpoint(self, seed: int | None, snapshot: Snapshot) -> None:
-        path = self.checkpoint_file(seed)
-        with writing(path):
+        with writing(path := self.checkpoint_file(seed)):
             snapshot.write(path)
 
-    def writers(self, seed: int) -> dict[str, Any]:
-        """Where the trainer of a seed writes rows and snapshots: its arguments `log` and `save`."""
-        return {
-            "log": lambda rows: self.metrics.append(seed, rows),
-            "save": lambda snapshot: self.write_checkpoint(seed, snapshot),
-        }
-
     def read_checkpoint(self, seed: int | None) -> Snapshot | None:
-        """The checkpoint of a seed, or of a stack; None where there is none yet.
-
-        Raises:
-            RunFolderError: If there is a checkpoint that cannot be used.
-        """
+        """The checkpoint of a seed, or of a stack; None where there is none yet."""
         path = self.checkpoint_file(seed)
         whose = "all seeds from the beginning" if seed is None else f"seed {seed} from its beginning"
         try:
@@ -256,14 +390,16 @@ class RunFolder:
         except CheckpointError as error:
             raise RunFolderError(f"{error}; delete it to train {whose}") from error
 
+    # Files of a seed that has ended
+
     def write_record(self, record: RunRecord, task: Task) -> None:
         """Everything of a run that has ended, ``result.json`` last."""
         seed, split = record.seed, self.split_of(task, record.seed)
         predictions = Predictions.of(task, record.outputs, split)
         content = predictions.npz()
         write_bytes(self.file(seed, PREDICTIONS), content)
-        if predictions.cells <= CSV_CELLS:
-            predictions.write_csv(self.file(seed, "predictions.csv"))
+        if predictions.outputs.numel() <= CSV_CELLS:
+            predictions.write(self.file(seed, CSV))
         with writing(path := self.file(seed, SPLIT)):
             save_splits([split], path)
         self.write_result(record, predictions=_hash(content))
@@ -279,11 +415,7 @@ class RunFolder:
         self.write_summary()
 
     def result(self, seed: int) -> dict[str, Any] | None:
-        """The result of a seed, an interrupted one included; None where it has none.
-
-        Raises:
-            RunFolderError: If the file is damaged, or holds the result of another seed.
-        """
+        """The result of a seed, an interrupted one included; None where it has none."""
         path = self.file(seed, RESULT)
         if not path.is_file():
             return None
@@ -328,11 +460,7 @@ class RunFolder:
         write_json(within(self.path, self.path / SUMMARY), document)
 
     def read_weights(self, seed: int) -> dict[str, Tensor]:
-        """Parameters of a seed's best epoch.
-
-        Raises:
-            RunFolderError: If they are absent or damaged.
-        """
+        """Parameters of a seed's best epoch."""
         path = self.file(seed, WEIGHTS)
         if not path.is_file():
             raise RunFolderError(
@@ -346,17 +474,14 @@ class RunFolder:
             raise RunFolderError(f"{path} is damaged: {error}") from error
 
     def check_hash(self, seed: int, what: str, content: bytes) -> None:
-        """Refuses the content of a file in `HASHED` that is not what ``result.json`` was written with.
-
-        Raises:
-            RunFolderError: If the hash is another one, or is missing from a run that wrote it.
-        """
-        result = self.result(seed)
-        expected = None if result is None else result.get(what)
+        """Refuses the content of a file in `HASHED` that is not what ``result.json`` was written with."""
+        if (result := self.result(seed)) is None:
+            return
         written = self.about["run"].get("hashes", False)
         if isinstance(written, bool):
             written = ["weights"] * written
-        if result is not None and expected is None and what in written:
+        expected = result.get(what)
+        if expected is None and what in written:
             raise RunFolderError(
                 f"{self.file(seed, RESULT)} has no hash of the {what}, which this run wrote: the file was changed; "
                 f"restore it, or delete it and train seed {seed} again with resume"
@@ -373,127 +498,26 @@ def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _lines(rows: Iterable[Row]) -> bytes:
+    return "".join(f"{json.dumps(finite(row))}\n" for row in rows).encode()
+
+
 def _refuse_links(path: Path) -> None:
     """Refuses links that lead out of a run folder under any of its names, also for files that are only written."""
-    own = (CONFIG, METRICS, SUMMARY, PREPROCESSING, STACK)
-    of_seeds = (WEIGHTS, CHECKPOINT, RESULT, PREDICTIONS, "predictions.csv", SPLIT)
-    seeds = sorted(path.glob("seed-*"))
-    for one in (*(path / name for name in own), *seeds, *(seed / name for seed in seeds for name in of_seeds)):
+    names = (CONFIG, METRICS, SUMMARY, PREPROCESSING, STACK)
+    of_seeds = ("", WEIGHTS, CHECKPOINT, RESULT, PREDICTIONS, CSV, SPLIT)
+    for one in (*(path / name for name in names), *(s / n for s in sorted(path.glob("seed-*")) for n in of_seeds)):
         if os.path.islink(one):
             within(path, one)
 
 
-_FORM = {
-    "run": {
-        "seeds": [int],
-        "stacked": bool,
-        "device": str,
-        "threads": int,
-        "preset": (str, None),
-        "hashes": ([str], bool, None),
-    },
-    "versions": {"torch": str},
-    "data": {"task": str, "fingerprint": str, "metric": str, "problem": str, "protocol": str, "source": (dict, None)},
-    "model": {"name": str, "options": dict},
-    "training": dict,
-}
-_RESULT = {
-    **dict.fromkeys(("split", "metric", "status"), str),
-    **dict.fromkeys(("best_epoch", "epochs", "seconds"), float),
-    **dict.fromkeys(("train", "valid", "test", "loss"), (float, None)),
-}
-
-
-class MetricsFile:
-    """``metrics.jsonl``: one line per epoch and seed. A line that does not fit on the disk is removed."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def append(self, seed: int, rows: Iterable[Row]) -> None:
-        """Adds lines at the end."""
-        append_bytes(self.path, _lines(seed, rows))
-
-    def read(self) -> list[Row]:
-        """Every whole line; the rest of a line that a killed process left is skipped."""
-        if not self.path.is_file():
-            return []
-        rows = []
-        for line in self.path.read_bytes().split(b"\n"):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict) and type(row.get("seed")) is int and type(row.get("epoch")) is int:
-                rows.append(
-                    {name: value for name, value in row.items() if value is None or type(value) in (int, float)}
-                )
-        return rows
-
-    def rewrite(self, keep: Callable[[Row], bool], seed: int, rows: Iterable[Row]) -> None:
-        """Replaces the file by some of its lines, followed by those of a seed."""
-        kept = [row for row in self.read() if keep(row)]
-        content = b"".join(_lines(row["seed"], [row]) for row in kept) + _lines(seed, rows)
-        write_bytes(self.path, content)
-
-
-def _lines(seed: int, rows: Iterable[Row]) -> bytes:
-    return "".join(f"{json.dumps(finite({'seed': seed} | row))}\n" for row in rows).encode()
-
-
-def description(
-    task: Task,
-    config: TrainConfig,
-    *,
-    seeds: Sequence[int],
-    device: torch.device,
-    source: TaskSource | None,
-    stacked: bool,
-    preset: str | None = None,
-) -> dict[str, Any]:
-    """Everything that a result depends on, defaults included.
-
-    `preset` is the name or the file of the preset that the settings come from; it is only a remark, since the settings
-    are there in full.
-    """
-    from difformer import __version__
+def _settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
+    """The tables of a model and its training, defaults included."""
     from difformer.zoo import options_of
 
     training = {name: value for name, value in config.to_dict().items() if name not in ("model", "options")}
-    data: dict[str, Any] = {
-        "task": task.name,
-        "protocol": task.protocol,
-        "fingerprint": task.fingerprint(),
-        "kind": task.kind,
-        "problem": task.problem,
-        "metric": task.metric,
-        "splits": [split.name for split in task.splits],
-    }
-    if source is not None:
-        data["source"] = source.complete().to_dict()
-    return {
-        "run": {
-            "format": FORMAT,
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "seeds": list(seeds),
-            "stacked": stacked,
-            "hashes": list(HASHED),  # in every result.json; older folders have true, for weights alone, or nothing
-            **({} if preset is None else {"preset": preset}),
-            "device": str(device),
-            "device_name": describe(device),
-            "threads": torch.get_num_threads(),
-            **({"kernels": kernels()} if _profits_from_kernels(task, config, device) else {}),
-        },
-        "versions": {
-            "difformer": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-        "data": data,
-        "model": {"name": config.model, "options": {**options_of(config.model), **config.options}},
-        "training": training,
-    }
+    model = {"name": config.model, "options": {**options_of(config.model), **config.options}}
+    return {"model": model, "training": training}
 
 
 def kernels() -> str:
@@ -505,53 +529,3 @@ def _profits_from_kernels(task: Task, config: TrainConfig, device: torch.device)
     """Whether a pass is long enough for kernels in C; otherwise nothing is compiled."""
     rows = task.num_nodes * (task.num_instances if task.kind == "series" else 1)
     return device.type == "cpu" and rows * int(config.options.get("hidden_channels", 64)) >= FEWEST_ELEMENTS
-
-
-def default_path(task_name: str, model: str, parent: str | Path = "runs") -> Path:
-    """A folder that does not exist yet, named after data set, model and time: ``runs/cora-mlp-20250131-235959``."""
-    stem = f"{task_name}-{model}-{datetime.now():%Y%m%d-%H%M%S}"
-    path, number = Path(parent) / stem, 1
-    while path.exists():
-        number += 1
-        path = Path(parent) / f"{stem}-{number}"
-    return path
-
-
-def check_same_run(folder: RunFolder, task: Task, config: TrainConfig, seeds: tuple[int, ...]) -> None:
-    """Refuses to resume a folder that holds another run.
-
-    Raises:
-        RunFolderError: Naming what differs.
-    """
-    folder.task(task)
-    asked = description(
-        task, config, seeds=seeds, device=torch.device("cpu"), source=folder.source, stacked=folder.stacked
-    )
-    there = folder.about
-    differs = [
-        f"{name} is {there[table].get(name)!r} there and {value!r} here"
-        for table in ("model", "training")
-        for name, value in asked[table].items()
-        if value != there[table].get(name) and not name.startswith("checkpoint_")
-    ]
-    if tuple(there["run"]["seeds"]) != seeds:
-        differs.append(f"seeds are {list(there['run']['seeds'])} there and {list(seeds)} here")
-    if differs:
-        raise RunFolderError(
-            f"{folder.path} holds another run: {'; '.join(differs)}. Choose another folder, or resume it as it is"
-        )
-
-
-def warn_of_changes(folder: RunFolder) -> None:
-    """Warns where a resumed run may differ by rounding: sums are the same to the bit only in the same order."""
-    here = {"torch": torch.__version__, "threads": torch.get_num_threads()}
-    there = {"torch": folder.about["versions"]["torch"], "threads": folder.about["run"]["threads"]}
-    if "kernels" in folder.about["run"]:
-        here["kernels in"], there["kernels in"] = kernels(), folder.about["run"]["kernels"]
-    changed = [f"{name} {there[name]}, now {here[name]}" for name in here if here[name] != there[name]]
-    if changed:
-        warnings.warn(
-            f"{folder.path} was begun with {'; '.join(changed)}: results may differ from an uninterrupted run's by "
-            f"rounding",
-            stacklevel=4,
-        )

@@ -96,21 +96,16 @@ class Space:
 @cache
 def load_spaces(path: Path = SPACES) -> dict[str, Space]:
     """Every space of a file, by name; the text ``"none"`` is the value None for settings that can be without one."""
+
+    def space(name: str, entry: dict[str, Any]) -> Space:
+        axes = {
+            key: tuple(None if value == "none" and key in WITHOUT else value for value in values)
+            for key, values in entry["axes"].items()
+        }
+        return Space(name, axes, **{key: value for key, value in entry.items() if key != "axes"})
+
     content = toml.loads(path.read_text(encoding="utf-8"))
-    return {
-        name: Space(
-            name,
-            axes={key: tuple(_value(key, value) for value in values) for key, values in entry["axes"].items()},
-            fixed=dict(entry.get("fixed", {})),
-            source=entry.get("source", ""),
-            difformer=dict(entry.get("difformer", {})),
-        )
-        for name, entry in content.items()
-    }
-
-
-def _value(key: str, value: Any) -> Any:
-    return None if value == "none" and key in WITHOUT else value
+    return {name: space(name, entry) for name, entry in content.items()}
 
 
 def default_space(kind: str, *, observed: bool, model: str, own: bool = False, rows: int = 0) -> Space:
@@ -127,34 +122,23 @@ def default_space(kind: str, *, observed: bool, model: str, own: bool = False, r
         own: Whether the data are the user's own.
         rows: Nodes of the task.
     """
-    from difformer.zoo import options_of
-
-    space = _usual_space(kind, observed, model, own)
-    free = {"diffusivity", "tied_qk"} <= options_of(model).keys()
-    if observed or not free or rows > MOST_ROWS or space.name == model:
-        return space
-    return replace(space, axes={**space.axes, **SHARP}, source=f"{space.source}, and the sharp form")
-
-
-def _usual_space(kind: str, observed: bool, model: str, own: bool) -> Space:
     from difformer.zoo import find, options_of
 
-    spaces, info = load_spaces(), find(model)
+    spaces, info, options = load_spaces(), find(model), options_of(model)
     if model in spaces:
         return spaces[model]
     if info.group == "own" and info.space:
         return Space(model, axes=dict(info.space), source="the space that the model was registered with")
+    one_graph = kind == "nodes" and observed
+    space = spaces["series" if kind == "series" else "observed" if one_graph else "unobserved"]
     if own and info.trained:
-        known = ["learning_rate", "weight_decay", *options_of(model)]
-        graph = ("graph_weight", "graph_norm")
-        return spaces["own"].only([key for key in known if observed or key not in graph])
-    if kind == "series":
-        space = spaces["series"]
-    else:
-        space = spaces["observed" if kind == "nodes" and observed else "unobserved"]
-    if info.group == "difformer":
-        return space.with_fixed(space.difformer)
-    if kind == "nodes" and observed and info.space:
+        graph = () if observed else ("graph_weight", "graph_norm")
+        space = spaces["own"].only([key for key in ("learning_rate", "weight_decay", *options) if key not in graph])
+    elif info.group == "difformer":
+        space = space.with_fixed(space.difformer)
+    elif one_graph and info.space:
         source = f"the space of its authors ({info.paper})" if info.paper else "the space of the catalogue"
         return Space(model, axes=dict(info.space), fixed=space.fixed, source=source)
-    return space
+    if observed or not {"diffusivity", "tied_qk"} <= options.keys() or rows > MOST_ROWS:
+        return space
+    return replace(space, axes={**space.axes, **SHARP}, source=f"{space.source}, and the sharp form")

@@ -7,30 +7,46 @@ masks and the steps of its own single run, so its result is that of `train_one` 
 A small model leaves a GPU idle between kernels; a stack of many fills it. A CPU is idle only while operations are
 called, which takes microseconds: states of 20 nodes × 4 channels gain sevenfold from a stack of 20, those of Cora
 (2,708 × 64), which keep all cores busy and fit the cache, nothing (`faster`).
+
+`torch.vmap` runs the model's own code on all runs at once: a linear map becomes a batched product, the graph multiplies
+the columns of all runs side by side. Hyper-parameters that differ from run to run are tensors with one value per run,
+put in place of the modules' plain attributes during the pass (`StackModel`).
+
+The loop has the epochs, evaluations and best epochs of `difformer.training.loop`, but nothing is read from the device
+while it works: everything known about the runs stays there until the end (`difformer.training.journal`); callbacks look
+at every evaluation, early stopping looks now and then. So an epoch is a list of kernels that never changes, and on a
+GPU it is recorded (`difformer.training.cuda_graph`): `vmap` takes longer to launch that list than a GPU to execute it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import islice
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby, islice
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from difformer.data import Task
 from difformer.errors import UserError
 from difformer.free_memory import free_bytes
+from difformer.nn.dropout import dropout_key, dropout_keys
 from difformer.training.callbacks import Callback
-from difformer.training.checkpoint import Snapshot
+from difformer.training.checkpoint import CheckpointError, Due, Snapshot
 from difformer.training.config import TrainConfig
-from difformer.training.devices import resolve
-from difformer.training.journal import NonFiniteLossError, Run
+from difformer.training.cuda_graph import LARGEST, NotRecordableError, Recorder
+from difformer.training.devices import chunks_that_fit, resolve, saved_bytes
+from difformer.training.feeds import NodesFeed, Step, make_feed
+from difformer.training.journal import RECORDABLE, Group, NonFiniteLossError, Run, StackJournal
+from difformer.training.losses import make_loss
+from difformer.training.model import acts_alike, hook, prepared_model
+from difformer.training.optimizer import StackedAdam, clip_gradients, learning_rate
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord, Status
-from difformer.training.run_memory import chunks_that_fit
-from difformer.training.stack_trainer import StackTrainer
 
 # Options of models that a stack may hold several values of: plain attributes that enter a pass as numbers.
 HYPER = ("dropout", "step_size", "graph_weight", "source_weight")
@@ -39,43 +55,15 @@ RATES = ("learning_rate", "weight_decay")
 FULL = {"cpu": (2**16, 2**18), "cuda": (2**24, 2**24)}
 FEWEST = {"cpu": 8, "cuda": 2}  # runs from which a stack is quicker than one run after the other
 LINEAR = ("simple", "constant", "identity", None)
-
-
-@dataclass(frozen=True)
-class StackedSetting:
-    """What sets a run apart from the others of its stack; None takes the configuration's value.
-
-    Args:
-        seed: Of initialisation and dropout.
-        split: Number of its split in the task.
-        learning_rate: Of Adam.
-        weight_decay: λ.
-        dropout: p.
-        step_size: τ.
-        graph_weight: w; a stack cannot hold both runs that mix and runs that add.
-        source_weight: β.
-    """
-
-    seed: int = 0
-    split: int = 0
-    learning_rate: float | None = None
-    weight_decay: float | None = None
-    dropout: float | None = None
-    step_size: float | None = None
-    graph_weight: float | None = None
-    source_weight: float | None = None
-
-    def config(self, base: TrainConfig) -> TrainConfig:
-        """The configuration of this run alone."""
-        rates = {name: value for name in RATES if (value := getattr(self, name)) is not None}
-        options = {name: value for name in HYPER if (value := getattr(self, name)) is not None}
-        return base.replace(options={**base.options, **options}, **rates)
+# Copies of a run's parameters: themselves, two moments, two forms of the gradient, the best epoch's.
+PARAMETER_COPIES = 6
+MOMENTS = ("mean", "square", "steps")  # of the optimiser
+LAUNCHED = 2  # epochs that a GPU gets kernel by kernel: they fill caches and make the optimiser
 
 
 def train_stacked(
     task: Task,
-    settings: Sequence[StackedSetting],
-    config: TrainConfig,
+    runs: Sequence[Run],
     device: str | torch.device = "auto",
     *,
     callbacks: Iterable[Callback] = (),
@@ -89,8 +77,7 @@ def train_stacked(
 
     Args:
         task: What is to be learnt: nodes of one graph, all in every pass, or a series of snapshots.
-        settings: One per run.
-        config: What all runs share.
+        runs: Seed, split and configuration of each run; configurations differ in `RATES` and `HYPER` alone.
         device: See `difformer.training.devices.resolve`.
         callbacks: Called after every evaluated epoch of every run; a GPU has to wait for each.
         stop: Called after every epoch; once it returns True the runs end as ``"interrupted"``. Chunks that were not
@@ -103,7 +90,7 @@ def train_stacked(
             one chunk.
 
     Returns:
-        One `RunRecord` per setting, in their order.
+        One `RunRecord` per run, in their order.
 
     Raises:
         NonFiniteLossError: See `keep_errors`.
@@ -111,25 +98,31 @@ def train_stacked(
         UserError: If the runs cannot be stacked, naming what differs.
     """
     place, listeners = resolve(device), tuple(callbacks)
-    runs, hyper = _runs(task, settings, config)
+    runs, hyper = _checked(task, runs)
     order = sorted(range(len(runs)), key=lambda i: runs[i].split)
     found: dict[int, RunRecord | NonFiniteLossError] = {}
+
+    def train(part: list[int]) -> tuple[Status, list[RunRecord | NonFiniteLossError]]:
+        """One chunk, whose tensors are freed before the next."""
+        trainer = StackTrainer(task, [runs[i] for i in part], hyper, place)
+        if state is not None:
+            trainer.restore(state)
+        status = trainer.run(listeners, stop, save if part == order else None)
+        return status, trainer.records(status)
+
     with isolated_rng(place):
-        each = estimate_memory(task, [runs[i] for i in order[:2]], hyper, place) if runs else 0
+        each = StackTrainer(task, [runs[i] for i in order[:2]], hyper, place).memory() if runs else 0
         sizes = chunks_that_fit(len(order), each, free_bytes(place), chunk) if state is None else [len(order)]
         rest = iter(order)
         waiting = [list(islice(rest, size)) for size in sizes]
         status: Status = "finished"
         while waiting and status == "finished":
-            part = waiting.pop(0)
+            part, records = waiting.pop(0), None
             try:
-                trained = [runs[i] for i in part]
-                resumable = (state, save) if part == order else (None, None)
-                status, records = _train(trained, task, hyper, place, listeners, stop, *resumable)
+                status, records = train(part)
             except torch.cuda.OutOfMemoryError:
                 if len(part) == 1:
                     raise
-                records = None
             if records is None:  # outside the handler, which holds the tensors of the failed attempt
                 torch.cuda.empty_cache()
                 waiting = [part[: len(part) // 2], part[len(part) // 2 :], *waiting]
@@ -142,48 +135,28 @@ def train_stacked(
     return [found[i] for i in range(len(runs)) if i in found]
 
 
-def _train(
-    runs: Sequence[Run],
-    task: Task,
-    hyper: Sequence[str],
-    device: torch.device,
-    callbacks: Sequence[Callback],
-    stop: Callable[[], bool] | None,
-    state: Snapshot | None,
-    save: Callable[[Snapshot], None] | None,
-) -> tuple[Status, list[RunRecord | NonFiniteLossError]]:
-    trainer = StackTrainer(task, runs, hyper, device)
-    if state is not None:
-        trainer.restore(state)
-    status = trainer.run(callbacks, stop, save)
-    return status, trainer.records(status)
-
-
-def estimate_memory(task: Task, runs: Sequence[Run], hyper: Sequence[str], device: torch.device) -> int:
-    """Bytes of one run of a stack, from one forward pass of one or two runs."""
-    return StackTrainer(task, runs, hyper, device).memory()
-
-
-def _runs(task: Task, settings: Sequence[StackedSetting], config: TrainConfig) -> tuple[list[Run], tuple[str, ...]]:
-    """Complete configurations, and the names of those options that differ between them."""
+def _checked(task: Task, runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """Runs with all of `HYPER` in their options, and the names of those options that differ between them."""
     from difformer.zoo import options_of
 
-    reason = unstackable(task, config, {setting.split for setting in settings})
+    if not runs:
+        return [], []
+    config = runs[0].config
+    reason = unstackable(task, config, {run.split for run in runs})
+    common, *others = ({**one.to_dict(), **one.options, "options": None} for one in (apart(r.config) for r in runs))
+    for run in runs:
+        if not 0 <= run.split < len(task.splits):
+            raise UserError(f"split {run.split} of a run: task {task.name!r} has {len(task.splits)} splits")
+    for name, value in common.items():
+        for other in others:
+            if other.get(name) != value:
+                reason = reason or f"{name} is {value!r} in one of them and {other.get(name)!r} in another"
     if reason:
         raise UserError(f"runs of {config.model!r} on {task.name!r} cannot be trained as one: {reason}")
-    known = options_of(config.model)
-    runs = []
-    for setting in settings:
-        if not 0 <= setting.split < len(task.splits):
-            raise UserError(f"split {setting.split} of a setting: task {task.name!r} has {len(task.splits)} splits")
-        own = setting.config(config)
-        given = {name: own.options.get(name, known[name]) for name in HYPER if name in known}
-        runs.append(Run(setting.seed, setting.split, own.replace(options={**own.options, **given})))
-    hyper = [n for n in HYPER if n in known and len({run.config.options[n] for run in runs}) > 1]
-    for name in hyper:
-        if any(run.config.options[name] is None for run in runs):
-            raise UserError(f"{name} is a number in some settings and none in others; stack those apart")
-    return runs, tuple(hyper)
+    known = {name: value for name, value in options_of(config.model).items() if name in HYPER}
+    configs = [run.config.replace(options={**known, **run.config.options}) for run in runs]
+    names = [name for name in HYPER if len({one.options.get(name) for one in configs}) > 1]
+    return [dataclasses.replace(run, config=one) for run, one in zip(runs, configs, strict=True)], names
 
 
 def unstackable(task: Task, config: TrainConfig, splits: Iterable[int] = (0,)) -> str:
@@ -205,15 +178,14 @@ def unstackable(task: Task, config: TrainConfig, splits: Iterable[int] = (0,)) -
 
 def faster(task: Task, config: TrainConfig, runs: int, device: str | torch.device = "auto") -> bool:
     """Whether a stack of `runs` is likely to be faster than one run after the other; False where it is not possible."""
-    kind = resolve(device).type
-    if kind not in FULL:  # such as mps, which has no float64 to keep scores in
-        return False
-    if runs < FEWEST[kind] or unstackable(task, config):
-        return False
     from difformer.zoo import find, options_of
 
-    options = {**options_of(config.model), **find(config.model).fixed, **config.options}
-    looks_at_pairs = "N²" in find(config.model).cost and options.get("diffusivity") not in LINEAR
+    kind = resolve(device).type  # which may be mps, which has no float64 to keep scores in
+    if kind not in FULL or runs < FEWEST[kind] or unstackable(task, config):
+        return False
+    info = find(config.model)
+    options = {**options_of(config.model), **info.fixed, **config.options}
+    looks_at_pairs = "N²" in info.cost and options.get("diffusivity") not in LINEAR
     rows = task.num_nodes * (task.num_instances if task.kind == "series" else 1)
     states, pairs = FULL[kind]
     return rows * int(options["hidden_channels"]) <= states and (not looks_at_pairs or rows * task.num_nodes <= pairs)
@@ -222,7 +194,7 @@ def faster(task: Task, config: TrainConfig, runs: int, device: str | torch.devic
 def apart(config: TrainConfig) -> TrainConfig:
     """What runs must have in common to be stacked: `config` with all that may differ set to one value.
 
-    Two runs belong into one stack if this is equal for both.
+    Two runs belong into one stack if this is equal for both; one that mixes the graph in and one that adds it do not.
     """
     from difformer.zoo import options_of
 
@@ -230,4 +202,302 @@ def apart(config: TrainConfig) -> TrainConfig:
     options = {name: value for name, value in complete.items() if name not in HYPER}
     if "graph_weight" in complete:
         options["graph_weight"] = None if complete["graph_weight"] is None else 0.5
-    return dataclasses.replace(config, options=options, learning_rate=1.0, weight_decay=0.0)
+    return config.replace(options=options, learning_rate=1.0, weight_decay=0.0)
+
+
+class _WithPenalty(nn.Module):
+    """A model whose pass gives its penalty too, so that both see the parameters of their run."""
+
+    def __init__(self, model: nn.Module, penalty: Callable[[], Tensor] | None) -> None:
+        super().__init__()
+        self.model, self.penalty = model, penalty
+
+    def forward(self, inputs: Callable[[nn.Module], Tensor]) -> tuple[Tensor, Tensor]:
+        outputs = inputs(self.model)
+        # Nobody reads the penalty of an evaluation.
+        if self.penalty is None or not torch.is_grad_enabled():
+            return outputs, outputs.new_zeros(())
+        return outputs, self.penalty()
+
+
+class StackModel:
+    """Models of one shape, trained as one: equal in all but parameters and `hyper`, one value per run for every name.
+
+    `penalty` is the models' term of the loss, a method of the first model; None where there is none.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        hyper: Mapping[str, Sequence[float]],
+        device: torch.device,
+        penalty: Callable[[], Tensor] | None = None,
+    ) -> None:
+        def stacked(states: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
+            return {name: torch.stack([state[name].detach().to(device) for state in states]) for name in names}
+
+        states = [model.state_dict(keep_vars=True) for model in models]
+        self.names = tuple(states[0])
+        trained = {name for name, parameter in models[0].named_parameters() if parameter.requires_grad}
+        self.shapes = {name: value.shape for name, value in states[0].items() if name in trained}
+        # One row per run: the optimiser, the best epoch and the norm of a gradient are then operations on one matrix.
+        rows = [torch.cat([state[name].detach().reshape(-1) for name in self.shapes]) for state in states]
+        self.flat = torch.stack([row.to(device) for row in rows])
+        self.buffers = stacked(states, [name for name in states[0] if name not in trained])
+        # Not saved and not trained, such as which nodes are labelled: every run has its own, and none is changed.
+        own = [dict(model.named_buffers()) for model in models]
+        self._fixed = stacked(own, [name for name in own[0] if name not in states[0]])
+        self._hyper = {name: torch.tensor(values, device=device) for name, values in hyper.items()}
+        self._module = _WithPenalty(models[0].to(device), penalty)
+        self.site = 0  # dropouts of the present keys that were; the passes of an epoch share their keys
+        self._holders = {}  # modules that have a plain attribute of a name that differs
+        for name in hyper:
+            found = [module for module in models[0].modules() if isinstance(vars(module).get(name), float | int)]
+            if not found:
+                raise UserError(f"{name} differs between the runs, but no module of {type(models[0]).__name__} has it")
+            self._holders[name] = found
+
+    def parameters(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views ``[runs, …]`` into the rows of ``flat [runs, P]``."""
+        parts = flat.split([shape.numel() for shape in self.shapes.values()], dim=1)
+        return {n: part.view(-1, *shape) for (n, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def leaves(self) -> dict[str, Tensor]:
+        """The current parameters, to be differentiated; they share the memory of `flat`."""
+        return {name: value.detach().requires_grad_() for name, value in self.parameters(self.flat).items()}
+
+    def outputs(
+        self,
+        inputs: Callable[[nn.Module], Tensor],
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor] | None = None,
+        keys: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs ``[runs, N, C]`` and penalties ``[runs]`` of one pass; `inputs` asks a model, as `Inputs.outputs`.
+
+        With ``keys [runs, 2]`` of `dropout_keys` it is one of training, which may change the current `buffers`.
+        """
+        self._module.train(keys is not None)
+        whole = {**parameters, **(self.buffers if buffers is None else buffers), **self._fixed}
+        state = {f"model.{name}": value for name, value in whole.items()}
+
+        def one(state: dict[str, Tensor], hyper: dict[str, Tensor], key: Tensor | None) -> tuple[Tensor, Tensor]:
+            with self._attributes(hyper):
+                if key is None:
+                    return functional_call(self._module, state, (inputs,))
+                with dropout_key(key, site=self.site) as place:
+                    found = functional_call(self._module, state, (inputs,))
+                self.site = place.site
+                return found
+
+        dims = (0, 0, None if keys is None else 0)
+        return torch.vmap(one, in_dims=dims, randomness="different")(state, self._hyper, keys)
+
+    @contextmanager
+    def _attributes(self, hyper: Mapping[str, Tensor]) -> Iterator[None]:
+        """Hyper-parameters as attributes of the modules that have them, for one pass."""
+        before = [(m, name, getattr(m, name)) for name, modules in self._holders.items() for m in modules]
+        try:
+            for module, name, _ in before:
+                setattr(module, name, hyper[name])
+            yield
+        finally:
+            for module, name, value in before:
+                setattr(module, name, value)
+
+    def state_of(self, run: int, flat: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters and buffers of one run, on the CPU, as its own model would save them."""
+        row = {name: value[0] for name, value in self.parameters(flat[run : run + 1]).items()}
+        row |= {name: value[run] for name, value in buffers.items()}
+        return {name: row[name].detach().cpu().clone() for name in self.names}
+
+
+class StackTrainer:
+    """Runs that share everything but seed, split and the hyper-parameters in `hyper`; those on one split adjacent."""
+
+    def __init__(self, task: Task, runs: Sequence[Run], hyper: Sequence[str], device: torch.device) -> None:
+        self.task, self.runs, self.device = task, runs, device
+        self.config = config = runs[0].config
+        cpu = torch.device("cpu")
+        models = [prepared_model(task, task.splits[run.split], run.config, run.seed, cpu) for run in runs]
+        alike = all(acts_alike(model) for model in models)
+        values = {name: [float(run.config.options[name]) for run in runs] for name in hyper}
+        self.model = StackModel(models, values, device, hook(models[0], "penalty"))
+        self.feed = make_feed(task, task.splits[runs[0].split], config, runs[0].seed, device, models[0])
+        self._one_pass = self.feed.whole and alike
+        self.groups: list[Group] = []
+        for number, members in groupby(range(len(runs)), key=lambda run: runs[run].split):
+            own, split = list(members), task.splits[number]
+            parts = {name: (i.to(device), task.y[i].to(device)) for name, i in split.parts().items()}
+            loss = make_loss(task, split, config, device)
+            self.groups.append(Group(slice(own[0], own[-1] + 1), split, loss, parts))
+        self.keys = dropout_keys([run.seed for run in runs], range(1, config.epochs + 1)).to(device)
+        factors = [learning_rate(config, e) / config.learning_rate for e in range(1, config.epochs + 1)]
+        rates = torch.tensor([run.config.learning_rate for run in runs], dtype=torch.float64)
+        self.rates = (torch.tensor(factors, dtype=torch.float64).unsqueeze(1) * rates).float().to(device)
+        self.decays = torch.tensor([run.config.weight_decay for run in runs], dtype=torch.float32, device=device)
+        self.optimizer: StackedAdam | None = None  # made at the first gradient, which says what is trained
+        self._moments: dict[str, Tensor] = {}  # of the optimiser of a stack that is resumed
+        self.epoch, self.seconds = 0, 0.0
+        self.journal = StackJournal(task, runs, self.groups, self.model, device)
+        self._recorder = Recorder(device)
+        self._recorded: dict[bool, torch.cuda.CUDAGraph] = {}
+        self._launched: set[bool] = set()  # kinds of turns that a device has had kernel by kernel
+        self._can_record = device.type == "cuda" and isinstance(self.feed, NodesFeed) and task.num_nodes <= LARGEST
+
+    def memory(self) -> int:
+        """Bytes of one run, from a pass of this stack in training mode."""
+        step = next(iter(self.feed.steps(1)))
+        leaves = self.model.leaves()
+        saved = saved_bytes(lambda: self._forward(step, leaves))
+        return saved // len(self.runs) + PARAMETER_COPIES * self.model.flat[0].nbytes
+
+    def run(
+        self,
+        callbacks: Sequence[Callback] = (),
+        stop: Callable[[], bool] | None = None,
+        save: Callable[[Snapshot], None] | None = None,
+    ) -> Status:
+        """Train to the end, or until stopped; `save` gets snapshots to resume from, as often as configured."""
+        started, checkpoint = time.perf_counter() - self.seconds, Due(self.config)
+        while True:
+            # Here the model holds θ_epoch, and every epoch before has been evaluated where that was due.
+            last = self.epoch >= self.config.epochs
+            due = self.epoch > 0 and (last or self.epoch % self.config.eval_every == 0)
+            if not last:
+                self._turn(due)
+            elif due:
+                self.journal.measure(self._evaluate())
+            self.seconds = time.perf_counter() - started
+            if due:
+                self.journal.measured_at.append(self.epoch)
+                if callbacks:
+                    self.journal.tell(callbacks, self.epoch, self.seconds)
+            if last or (due and self.journal.all_stopped()):
+                return "finished"
+            stopping = stop is not None and stop()
+            if save is not None and (stopping or checkpoint(self.epoch + 1)):
+                save(self.snapshot(self.epoch + 1))
+                checkpoint.done()
+            if stopping:
+                return "interrupted"
+            self.epoch += 1
+
+    def snapshot(self, epoch: int) -> Snapshot:
+        """The state of the stack after `epoch` epochs, the last of them not evaluated yet."""
+        tensors = self._state()
+        if self.optimizer is not None:
+            tensors |= {f"optimizer.{name}": getattr(self.optimizer, name) for name in MOMENTS}
+        facts = {"measured_at": self.journal.measured_at, "seconds": self.seconds}
+        return Snapshot.copied(tensors, runs=self._names(), epoch=epoch, **facts)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Continues from a snapshot of the same stack."""
+        if snapshot.facts.get("runs") != self._names():
+            raise CheckpointError("the checkpoint is of a stack of other runs")
+        try:
+            for name, value in self._state().items():
+                value.copy_(snapshot.tensors[name])
+            self._moments = {name: snapshot.tensors[f"optimizer.{name}"] for name in MOMENTS}
+            if not {value.shape for value in self._moments.values()} <= {self.model.flat.shape, (1,)}:
+                raise UserError("its moments do not belong to the parameters")
+            if not 0 <= int(self.journal.clock) <= self.config.epochs:
+                raise UserError(f"it is of epoch {int(self.journal.clock)}")
+            self.journal.measured_at = [int(epoch) for epoch in snapshot.facts["measured_at"]]
+            self.epoch, self.seconds = snapshot.epoch, float(snapshot.facts["seconds"])
+        except (RuntimeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint is of another model: {error}") from error
+
+    def _names(self) -> list[list[int]]:
+        return [[run.seed, run.split] for run in self.runs]
+
+    def _state(self) -> dict[str, Tensor]:
+        """Everything that changes while the stack trains, except the moments of the optimiser."""
+        kept = ("clock", "losses", "measured", "best", "best_epoch", "best_flat", "ended", "broken")
+        found = {"flat": self.model.flat} | {f"journal.{name}": getattr(self.journal, name) for name in kept}
+        found |= {f"buffer.{name}": value for name, value in self.model.buffers.items()}
+        return found | {f"best_buffer.{name}": value for name, value in self.journal.best_buffers.items()}
+
+    def _turn(self, due: bool) -> None:
+        """Epoch `self.epoch` + 1, after an evaluation of the last one where that is due; a replay where possible."""
+        graph = self._recorded.get(due)
+        # What a recorded turn keeps for later must be there already.
+        waits = due and self.journal.metric.name not in RECORDABLE
+        if graph is None and self._can_record and self.epoch >= LAUNCHED and due in self._launched and not waits:
+            try:
+                graph = self._recorder.record(lambda: self._turn_by_kernels(due))
+            except NotRecordableError as error:
+                self._can_record = False
+                self.journal.notes.append(str(error))
+        if graph is not None:
+            self._recorded[due] = graph
+            graph.replay()
+        else:
+            self._turn_by_kernels(due)
+            self._launched.add(due)
+
+    def _turn_by_kernels(self, due: bool) -> None:
+        leaves, passed = self.model.leaves(), None
+        if self._one_pass:
+            self.model.site = 0
+            passed = self._forward(next(iter(self.feed.steps(self.epoch + 1))), leaves)
+        if due:
+            self.journal.measure(self._evaluate() if passed is None else passed[0].detach())
+        self._train(leaves, passed)
+        self.journal.clock += 1
+
+    def _forward(self, step: Step, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        keys = self.keys.index_select(0, self.journal.clock)[0]
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+            return self.model.outputs(step.inputs.outputs, leaves, keys=keys)
+
+    def _train(self, leaves: dict[str, Tensor], passed: tuple[Tensor, Tensor] | None) -> None:
+        recorded = torch.zeros(len(self.runs), device=self.device)
+        gradient: Tensor | None = None
+        self.model.site = 0
+        for step in self.feed.steps(self.epoch + 1):
+            outputs, penalty = self._forward(step, leaves) if passed is None else passed
+            losses = torch.cat([self._loss(group, step, outputs[group.runs]) for group in self.groups])
+            recorded += step.part * losses.detach()
+            total = ((losses + penalty) * step.share).sum()  # runs share nothing: its gradient is that of each
+            parts = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+            flat = self._join(leaves, parts)
+            gradient = flat if gradient is None else gradient.add_(flat)
+            if step.update:
+                if self.config.gradient_clip is not None:
+                    clip_gradients(gradient, self.config.gradient_clip)
+                assert self.optimizer is not None
+                self.optimizer.step(gradient, self.rates.index_select(0, self.journal.clock)[0])
+                gradient = None
+        self.journal.losses.index_copy_(0, self.journal.clock, recorded.unsqueeze(0))
+
+    def _loss(self, group: Group, step: Step, outputs: Tensor) -> Tensor:
+        if len(self.groups) > 1:  # whole graphs alone, see `train_stacked`: each split has its own rows
+            index, targets = group.parts["train"]
+            step = dataclasses.replace(step, rows=index, targets=targets)
+        return torch.vmap(lambda run: group.loss(step.select(run).float(), step.targets))(outputs)
+
+    def _join(self, leaves: dict[str, Tensor], parts: Sequence[Tensor | None]) -> Tensor:
+        """Gradients as rows ``[runs, P]``."""
+        pairs = list(zip(leaves.values(), parts, strict=True))
+        if self.optimizer is None:
+            columns = None
+            if any(part is None for part in parts):
+                columns = torch.cat([torch.full_like(leaf[0].reshape(-1), part is not None) for leaf, part in pairs])
+            self.optimizer = StackedAdam(self.model.flat, self.decays, self.config.decoupled, columns)
+            for name, value in self._moments.items():
+                getattr(self.optimizer, name).copy_(value)
+        return torch.cat(
+            [(torch.zeros_like(leaf) if part is None else part).reshape(len(self.runs), -1) for leaf, part in pairs], 1
+        )
+
+    @torch.no_grad()
+    def _evaluate(self, flat: Tensor | None = None, buffers: dict[str, Tensor] | None = None) -> Tensor:
+        parameters = self.model.parameters(self.model.flat if flat is None else flat)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+            return self.model.outputs(self.feed.outputs, parameters, buffers)[0].float()
+
+    def records(self, status: Status) -> list[RunRecord | NonFiniteLossError]:
+        """One per run, in their order; an error in place of a run whose loss did not stay finite."""
+        outputs = self._evaluate(self.journal.best_flat, self.journal.best_buffers).cpu()
+        return self.journal.records(outputs, self.epoch, status, self.seconds)

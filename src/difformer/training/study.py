@@ -45,16 +45,16 @@ from difformer.data.batches import GraphBatches
 from difformer.data.errors import require
 from difformer.errors import UserError
 from difformer.files import append_bytes, finite, only_one, read_json, read_text, write_json, writing
-from difformer.schema import check as check_form
+from difformer.schema import check
 from difformer.training.callbacks import EpochEvent
 from difformer.training.config import TrainConfig, make_config
 from difformer.training.devices import resolve
-from difformer.training.journal import NonFiniteLossError
+from difformer.training.journal import NonFiniteLossError, Run
 from difformer.training.loop import train_one
 from difformer.training.metrics import Metric, chosen_metric
 from difformer.training.model import split_number
 from difformer.training.spaces import Space
-from difformer.training.stack import HYPER, RATES, StackedSetting, apart, train_stacked, unstackable
+from difformer.training.stack import apart, train_stacked, unstackable
 
 SAMPLERS = ("random", "tpe", "grid")
 REPORTS_PER_RUN = 20  # points of a validation curve that are kept, and compared with those of other trials
@@ -63,6 +63,7 @@ PROPOSALS = 20  # that the estimator makes before a point is drawn instead, wher
 POINTS_AT_ONCE = 64  # of a stack: what is lost when the study is interrupted
 STUDY, OLD_STUDY = "study.json", "study.db"
 Point = dict[str, Any]
+Work = tuple[str, int]  # a trial to be made: of which model, and its number
 
 
 @dataclass(frozen=True)
@@ -103,33 +104,33 @@ class Question:
 
     def defaults(self) -> Point:
         """The point at which everything that competes has the default of training or model."""
-        known = {**TrainConfig().to_dict(), **_options(self.model)}
-        return {key: known[key] for key in self.space.axes if key in known}
+        return self.planned(1)[0]
 
     def planned(self, count: int) -> list[Point]:
         """The first `count` points: the defaults, those given as `first`, then points of the space.
 
         A longer list continues a shorter one. It ends earlier where the space has no more points.
         """
-        known = {*TrainConfig().to_dict(), *_options(self.model)}
-        found = [self.defaults()]
+        from difformer.zoo import options_of
+
+        known = {**TrainConfig().to_dict(), **options_of(self.model)}
+        found = [{key: known[key] for key in self.space.axes if key in known}]
         for given in self.first:
             point = {key: value for key, value in given.items() if key in known and key != "options"}
             if point and point not in found:
                 found.append(point)
-        rest: Iterator[Point]
+        rest: Iterator[Point] = self.space.points(self.space.size, self.seed)
         if self.sampler == "grid":
-            rest = (self.space.point(number) for number in range(self.space.size))
-        else:
-            rest = self.space.points(self.space.size, self.seed)
-        while len(found) < count:
-            try:
-                point = next(rest)
-            except StopIteration:
-                break
+            rest = map(self.space.point, range(self.space.size))
+        while len(found) < count and (point := next(rest, {})):
             if point not in found:
                 found.append(point)
         return found[:count]
+
+    def point(self, number: int, known: Sequence[Trial], higher_is_better: bool) -> Point:
+        """The setting of a trial; for ``"tpe"`` it follows from the earlier trials and the number."""
+        planned = self.planned(min(number, len(self.first)) + 1 if self.sampler == "tpe" else number + 1)
+        return planned[number] if number < len(planned) else _proposed(self, number, known, higher_is_better)
 
     def written(self, task: Task) -> dict[str, Any]:
         """As it is kept with the study."""
@@ -142,54 +143,40 @@ class Question:
             "seed": self.seed,
             "prune": self.prune,
             "data": task.fingerprint(),
+            **({"first": [dict(point) for point in self.first]} if self.first else {}),
         }
-        return document | ({"first": [dict(point) for point in self.first]} if self.first else {})
+        return dict(json.loads(json.dumps(document)))  # as it is read back
+
+    def why_not_stacked(self, task: Task) -> str:
+        """Why its trials cannot be trained in stacks; empty where they can."""
+        if self.sampler == "tpe":
+            return "sampler 'tpe' proposes one setting after the other"
+        return unstackable(task, self.config(self.defaults()), range(self.runs))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting that was tried.
+    """One setting that was tried."""
 
-    Args:
-        number: In the order of the study, from 0.
-        settings: Its point of the space.
-        state: ``"complete"`` or ``"pruned"``.
-        value: Validation score; None unless complete.
-        seconds: How long it took.
-        reason: Why it was stopped.
-        model: Whose settings.
-        curve: Validation score so far at some steps, for the comparison with other trials.
-    """
-
-    number: int
-    settings: Point
-    state: str
-    value: float | None
+    number: int  # in the order of the study, from 0
+    settings: Point  # its point of the space
+    state: str  # "complete" or "pruned"
+    value: float | None  # validation score; None unless complete
     seconds: float
-    reason: str = ""
-    model: str = ""
-    curve: tuple[tuple[int, float], ...] = field(default=(), repr=False)
+    reason: str = ""  # why it was stopped
+    model: str = ""  # whose settings
+    curve: tuple[tuple[int, float], ...] = field(default=(), repr=False)  # the score so far at some steps
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a study found for one model.
+    """What a study found for one model."""
 
-    Args:
-        best: The trial with the best validation score.
-        settings: All settings of the best trial, the fixed ones included, as a preset has them.
-        metric: What was measured on validation.
-        higher_is_better: Whether a larger score is better.
-        trials: Every trial that has ended.
-        folder: Folder of the study.
-        model: The model.
-    """
-
-    best: Trial
-    settings: Point
-    metric: str
+    best: Trial  # with the best validation score
+    settings: Point  # all of the best trial, the fixed ones included, as a preset has them
+    metric: str  # what was measured on validation
     higher_is_better: bool
-    trials: tuple[Trial, ...] = field(repr=False)
+    trials: tuple[Trial, ...] = field(repr=False)  # every one that has ended
     folder: Path
     model: str = ""
 
@@ -197,9 +184,6 @@ class Tuned:
     def score(self) -> float:
         assert self.best.value is not None
         return self.best.value
-
-
-Work = tuple[Question, int]  # a trial to be made: whose, and its number
 
 
 def tune(
@@ -242,41 +226,51 @@ def tune(
     if trials < 1 or jobs < 1:
         raise UserError(f"trials and jobs must be at least 1, got trials={trials}, jobs={jobs}")
     for question in asked:
-        if stacked and (reason := why_not_stacked(task, question)):
+        if stacked and (reason := question.why_not_stacked(task)):
             raise UserError(f"stacked: {reason}", argument="stacked")
-    folder, until, by_name = Path(out), time.monotonic() + seconds, {question.model: question for question in asked}
     first_does: Callable[[Callable[[], Any]], Any] = lambda work: work()
     if ranks is not None:
         ranks.agree(**{"data fingerprint": task.fingerprint(), "trials": trials, "questions": asked})
         first_does = ranks.first_does
+    folder, listener = Path(out), on_trial if ranks is None or ranks.first else None
+    told: set[Work] = set()
+
+    def tell() -> None:
+        """Calls `on_trial` with every trial that has ended since the last look."""
+        if listener is None:
+            return
+        for trial in read_trials(folder):
+            if (trial.model, trial.number) not in told:
+                told.add((trial.model, trial.number))
+                listener(trial)
+
     with ExitStack() as held:
 
-        def begin() -> list[tuple[str, int]]:
-            check(task, asked, folder)
+        def begin() -> list[Work]:
+            _check(task, asked)
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(only_one(folder))
-            return [(question.model, number) for question, number in plan(folder, task, asked, trials)]
+            return _left(folder, task, asked, trials)
 
-        left = [(by_name[model], number) for model, number in first_does(begin)]
-        tell = Teller(folder, on_trial if ranks is None or ranks.first else None)
+        left = first_does(begin)
+        told.update((trial.model, trial.number) for trial in read_trials(folder))
+        worker = _Worker(folder, asked, without_test(task), device, seconds, stacked, tell)
         if ranks is not None:
-            own, place = left[ranks.rank :: ranks.size], str(ranks.device)
-            work(folder, without_test(task), own, place, worker=ranks.rank, until=until, after=tell)
+            own = dataclasses.replace(worker, device=str(ranks.device), stacked=False, number=ranks.rank)
+            own.work(left[ranks.rank :: ranks.size])
             ranks.wait_for_all()
         elif jobs > 1 and len(left) > 1:
-            _work_in_processes(folder, task, left, jobs, device, seconds, tell)
+            _in_processes(worker, left, jobs)
         else:
-            work(folder, without_test(task), left, device, stacked=stacked, until=until, after=tell)
+            worker.work(left)
         tell()
-        found: dict[str, Tuned] = first_does(lambda: conclude(folder, task, asked))
+        found: dict[str, Tuned] = first_does(lambda: _best(folder, task, asked))
         return found
 
 
-def check(task: Task, questions: Sequence[Question], out: Path) -> Path:
-    """Finds what is wrong with a request before anything is written; then makes the folder.
-
-    Raises:
-        UserError: See `tune`.
-    """
+def _check(task: Task, questions: Sequence[Question]) -> None:
+    """Finds what is wrong with a request before anything is written."""
     names = [question.model for question in questions]
     if not names or len(set(names)) != len(names):
         raise UserError(f"models must be different, and at least one; got {', '.join(names) or 'none'}")
@@ -290,17 +284,10 @@ def check(task: Task, questions: Sequence[Question], out: Path) -> Path:
         question.metric(task)
         for point in question.planned(2 + len(question.first)):
             question.config(point)
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-    return out
 
 
-def plan(folder: Path, task: Task, questions: Sequence[Question], trials: int) -> list[Work]:
-    """Writes down what is asked, and returns the trials that are left; the folder must be locked.
-
-    Raises:
-        UserError: If the folder holds another study.
-    """
+def _left(folder: Path, task: Task, questions: Sequence[Question], trials: int) -> list[Work]:
+    """Writes down what is asked, and returns the trials that are left; the folder must be locked."""
     if (folder / OLD_STUDY).exists() and not (folder / STUDY).exists():
         raise UserError(
             f"out: {folder} holds a study of an earlier version of difformer ({OLD_STUDY}); choose another folder"
@@ -308,7 +295,7 @@ def plan(folder: Path, task: Task, questions: Sequence[Question], trials: int) -
     kept = read_json(folder / STUDY) if (folder / STUDY).exists() else {}
     if not isinstance(kept, dict) or not all(isinstance(one, dict) for one in kept.values()):
         raise UserError(f"out: {folder / STUDY} is damaged; choose another folder")
-    asked = {question.model: _as_json(question.written(task)) for question in questions}
+    asked = {question.model: question.written(task) for question in questions}
     for model, now in asked.items():
         if model in kept and kept[model] != now:
             raise UserError(
@@ -317,11 +304,9 @@ def plan(folder: Path, task: Task, questions: Sequence[Question], trials: int) -
             )
     write_json(folder / STUDY, kept | asked)
     done = {(trial.model, trial.number) for trial in read_trials(folder)}
-    left = []
-    for question in questions:
-        count = trials if question.sampler == "tpe" else len(question.planned(trials))
-        left += [(question, number) for number in range(count) if (question.model, number) not in done]
-    return left
+    counts = {q.model: trials if q.sampler == "tpe" else len(q.planned(trials)) for q in questions}
+    every = [(model, number) for model, count in counts.items() for number in range(count)]
+    return [work for work in every if work not in done]
 
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> str:
@@ -329,27 +314,19 @@ def _differences(was: dict[str, Any], now: dict[str, Any]) -> str:
     found = []
     for key in now | was:
         old, new = was.get(key), now.get(key)
-        if old == new:
-            continue
-        if key == "data":
-            found.append("other data or splits")
-        elif isinstance(old, dict) and isinstance(new, dict):
+        if isinstance(old, dict) and isinstance(new, dict):
             inner = [name for name in new | old if old.get(name) != new.get(name)]
             found += [f"{name}={old.get(name, 'unset')} (now {new.get(name, 'unset')})" for name in inner]
-        else:
-            found.append(f"{key}={old} (now {new})")
+        elif old != new:
+            found.append("other data or splits" if key == "data" else f"{key}={old} (now {new})")
     return ", ".join(found)
 
 
-def conclude(folder: Path, task: Task, questions: Sequence[Question]) -> dict[str, Tuned]:
-    """The best trial of each model so far, and all others.
-
-    Raises:
-        UserError: If no trial of a model came through.
-    """
-    found = {}
+def _best(folder: Path, task: Task, questions: Sequence[Question]) -> dict[str, Tuned]:
+    """The best trial of each model so far, and all others."""
+    found, every = {}, read_trials(folder)
     for question in questions:
-        ended = tuple(trial for trial in read_trials(folder) if trial.model == question.model)
+        ended = tuple(trial for trial in every if trial.model == question.model)
         complete = [trial for trial in ended if trial.value is not None and math.isfinite(trial.value)]
         metric = question.metric(task)
         if not complete:
@@ -357,10 +334,8 @@ def conclude(folder: Path, task: Task, questions: Sequence[Question]) -> dict[st
             raise UserError(f"trials: none of {len(ended)} trials of {question.model} came through: {reasons}")
         sign = 1 if metric.higher_is_better else -1
         best = max(complete, key=lambda trial: (sign * float(trial.value or 0.0), -trial.number))
-        settings = {**question.space.fixed, **best.settings}
-        found[question.model] = Tuned(
-            best, settings, metric.name, metric.higher_is_better, ended, folder, question.model
-        )
+        settings, rule = {**question.space.fixed, **best.settings}, (metric.name, metric.higher_is_better)
+        found[question.model] = Tuned(best, settings, *rule, ended, folder, question.model)
     return found
 
 
@@ -370,13 +345,13 @@ _TRIAL |= dict.fromkeys(("reason", "model"), (str, None))
 
 def read_trials(folder: Path) -> list[Trial]:
     """Every trial of a study that has ended, of all processes; the rest of a line that was cut off is skipped."""
-    found: dict[tuple[str, int], Trial] = {}
+    found: dict[Work, Trial] = {}
     names = {f.name for f in dataclasses.fields(Trial)}
     for path in sorted(folder.glob("trials*.jsonl")):
         for line in read_text(path).splitlines():
             try:
                 row = json.loads(line)
-                check_form(row, _TRIAL)
+                check(row, _TRIAL)
                 row["curve"] = tuple((int(step), float(value)) for step, value in row.get("curve", ()))
                 trial = Trial(**{name: value for name, value in row.items() if name in names})
                 found.setdefault((trial.model, trial.number), trial)
@@ -385,78 +360,88 @@ def read_trials(folder: Path) -> list[Trial]:
     return [found[key] for key in sorted(found)]
 
 
-class Teller:
-    """Calls `on_trial` with every trial that has ended since the last look."""
+@dataclass
+class _Worker:
+    """Makes trials in this process, and writes each down when it ends; its clock starts when it is made."""
 
-    def __init__(self, folder: Path, on_trial: Callable[[Trial], None] | None) -> None:
-        self.folder, self.on_trial = folder, on_trial
-        self.told = {(trial.model, trial.number) for trial in read_trials(folder)}
+    folder: Path
+    questions: Sequence[Question]
+    task: Task  # without its test parts
+    device: str
+    seconds: float  # after which no trial is started
+    stacked: bool | None
+    tell: Callable[[], None]  # called whenever trials have ended
+    number: int | None = None  # of this process, which writes a file of its own; None for the only one
 
-    def __call__(self) -> None:
-        if self.on_trial is None:
-            return
-        for trial in read_trials(self.folder):
-            if (key := (trial.model, trial.number)) not in self.told:
-                self.told.add(key)
-                self.on_trial(trial)
+    def __post_init__(self) -> None:
+        self.until = time.monotonic() + self.seconds
 
+    def work(self, left: Sequence[Work]) -> None:
+        for question in self.questions:
+            numbers = [number for model, number in left if model == question.model]
+            stacked = self.stacked
+            if stacked is None:
+                stacked = resolve(self.device).type == "cuda" and not question.why_not_stacked(self.task)
+            for trials in self._in_stacks(question, numbers) if stacked else self._one_by_one(question, numbers):
+                name = "trials.jsonl" if self.number is None else f"trials-{self.number:05d}.jsonl"
+                lines = (json.dumps(finite(dataclasses.asdict(trial)), ensure_ascii=False) + "\n" for trial in trials)
+                append_bytes(self.folder / name, "".join(lines).encode())
+                self.tell()
 
-def work(
-    folder: Path,
-    task: Task,
-    left: Sequence[Work],
-    device: str,
-    *,
-    worker: int | None = None,
-    stacked: bool | None = False,
-    until: float = math.inf,
-    after: Callable[[], None] = lambda: None,
-) -> None:
-    """Makes trials in this process, and writes each down when it ends.
-
-    Args:
-        folder: Of the study.
-        task: The task `without_test`.
-        left: The trials to make.
-        device: As in `train_one`.
-        worker: Number of this process, which writes a file of its own; None for the only one.
-        stacked: See `tune`.
-        until: No trial is started after that moment of `time.monotonic`.
-        after: Called whenever trials have ended.
-    """
-    path = folder / ("trials.jsonl" if worker is None else f"trials-{worker:05d}.jsonl")
-
-    def keep(trials: Sequence[Trial]) -> None:
-        lines = (json.dumps(finite(dataclasses.asdict(trial)), ensure_ascii=False) + "\n" for trial in trials)
-        append_bytes(path, "".join(lines).encode())
-        after()
-
-    by_question: dict[str, list[Work]] = {}
-    for question, number in left:
-        by_question.setdefault(question.model, []).append((question, number))
-    for works in by_question.values():
-        question = works[0][0]
-        numbers = [number for _, number in works]
-        together = stacked
-        if together is None:
-            together = resolve(device).type == "cuda" and not why_not_stacked(task, question)
-        if together:
-            _work_in_stacks(task, question, numbers, device, until, keep)
-            continue
+    def _one_by_one(self, question: Question, numbers: Sequence[int]) -> Iterator[list[Trial]]:
+        better = question.metric(self.task).higher_is_better
         for number in numbers:
-            if time.monotonic() >= until:
+            if time.monotonic() >= self.until:
                 return
-            known = [trial for trial in read_trials(folder) if trial.model == question.model]
-            keep([_try(task, question, number, _point(question, task, number, known), known, device)])
+            known = [trial for trial in read_trials(self.folder) if trial.model == question.model]
+            point, started = question.point(number, known, better), time.perf_counter()
+            watch, reason = _Watch(question, known, better), ""
+            try:
+                for run in range(question.runs):
+                    split, config = split_number(self.task, run), question.config(point)
+                    watch.before.append(train_one(self.task, split, config, run, self.device, callbacks=[watch]).valid)
+            except (_Hopeless, NonFiniteLossError) as error:
+                reason = str(error)
+            took = time.perf_counter() - started
+            yield [_trial(question, number, point, watch.before, took, reason, tuple(watch.curve))]
+
+    def _in_stacks(self, question: Question, numbers: Sequence[int]) -> Iterator[list[Trial]]:
+        planned = question.planned(max(numbers, default=0) + 1)
+        for group in _groups(question, planned, numbers):
+            if time.monotonic() >= self.until:
+                return
+            started, seeds = time.perf_counter(), range(question.runs)
+            configs = [question.config(planned[number]) for number in group]
+            runs = [Run(seed, split_number(self.task, seed), config) for config in configs for seed in seeds]
+            results = iter(train_stacked(self.task, runs, self.device, keep_errors=True))
+            each, trials = (time.perf_counter() - started) / len(group), []
+            for number in group:
+                own = [next(results) for _ in seeds]
+                reason = next((str(one) for one in own if isinstance(one, NonFiniteLossError)), "")
+                values = [] if reason else [one.valid for one in own]
+                trials.append(_trial(question, number, planned[number], values, each, reason))
+            yield trials
 
 
-def _point(question: Question, task: Task, number: int, known: Sequence[Trial]) -> Point:
-    """The setting of a trial; for ``"tpe"`` it follows from the earlier trials and the number."""
-    given = 1 + len(question.first)
-    planned = question.planned(min(number + 1, given) if question.sampler == "tpe" else number + 1)
-    if number < len(planned):
-        return planned[number]
-    return _proposed(question, number, known, question.metric(task).higher_is_better)
+def _trial(
+    question: Question, number: int, point: Point, values: list[float], seconds: float, reason: str, curve: Any = ()
+) -> Trial:
+    state, value = ("pruned", None) if reason else ("complete", sum(values) / len(values))
+    return Trial(number, point, state, value, round(seconds, 3), reason, question.model, curve)
+
+
+def _groups(question: Question, points: Sequence[Point], numbers: Sequence[int]) -> Iterator[list[int]]:
+    """Numbers of points that share all that may not differ within a stack (hidden size, layers, …)."""
+    found: list[tuple[TrainConfig, list[int]]] = []
+    for number in numbers:
+        common = apart(question.config(points[number]))
+        known = next((group for config, group in found if config == common), None)
+        if known is None:
+            found.append((common, [number]))
+        else:
+            known.append(number)
+    for _, group in found:
+        yield from (group[start : start + POINTS_AT_ONCE] for start in range(0, len(group), POINTS_AT_ONCE))
 
 
 def _proposed(question: Question, number: int, known: Sequence[Trial], higher_is_better: bool) -> Point:
@@ -513,130 +498,44 @@ class _Watch:
             raise _Hopeless(f"below the median at epoch {event.epoch} of run {run}")
 
 
-def _try(task: Task, question: Question, number: int, point: Point, known: Sequence[Trial], device: str) -> Trial:
-    """One trial: the mean validation score of its runs."""
-    config, started = question.config(point), time.perf_counter()
-    watch = _Watch(question, known, question.metric(task).higher_is_better)
-    state, reason = "complete", ""
-    try:
-        for run in range(question.runs):
-            record = train_one(task, split_number(task, run), config, run, device, callbacks=[watch])
-            watch.before.append(record.valid)
-    except (_Hopeless, NonFiniteLossError) as error:
-        state, reason = "pruned", str(error)
-    value = sum(watch.before) / len(watch.before) if state == "complete" else None
-    took = round(time.perf_counter() - started, 3)
-    return Trial(number, point, state, value, took, reason, question.model, tuple(watch.curve))
-
-
-def why_not_stacked(task: Task, question: Question) -> str:
-    """Why the trials of a question cannot be trained in stacks; empty where they can."""
-    if question.sampler == "tpe":
-        return "sampler 'tpe' proposes one setting after the other"
-    return unstackable(task, question.config(question.defaults()), range(question.runs))
-
-
-def _work_in_stacks(
-    task: Task,
-    question: Question,
-    numbers: Sequence[int],
-    device: str,
-    until: float,
-    keep: Callable[[Sequence[Trial]], None],
-) -> None:
-    planned = question.planned(max(numbers, default=0) + 1)
-    for config, group in groups(question, [planned[number] for number in numbers]):
-        if time.monotonic() >= until:
-            return
-        started = time.perf_counter()
-        settings = [
-            setting_of(question.config(point), run, split_number(task, run))
-            for point in group
-            for run in range(question.runs)
-        ]
-        results = train_stacked(task, settings, config, device, keep_errors=True)
-        each = round((time.perf_counter() - started) / len(group), 3)
-        trials = []
-        for place, point in enumerate(group):
-            runs = results[place * question.runs : (place + 1) * question.runs]
-            failed = next((run for run in runs if isinstance(run, NonFiniteLossError)), None)
-            value = None if failed else sum(run.valid for run in runs) / len(runs)
-            state = "pruned" if failed else "complete"
-            trials.append(Trial(planned.index(point), point, state, value, each, str(failed or ""), question.model))
-        keep(trials)
-
-
-def groups(question: Question, points: Sequence[Point]) -> Iterator[tuple[TrainConfig, list[Point]]]:
-    """Points that share all that may not differ within a stack (hidden size, layers, …), and a configuration."""
-    found: list[tuple[TrainConfig, list[Point]]] = []
-    for point in points:
-        common = apart(question.config(point))
-        for known, group in found:
-            if known == common:
-                group.append(point)
-                break
-        else:
-            found.append((common, [point]))
-    for _, group in found:
-        for start in range(0, len(group), POINTS_AT_ONCE):
-            part = group[start : start + POINTS_AT_ONCE]
-            yield question.config(part[0]), part
-
-
-def setting_of(config: TrainConfig, seed: int, split: int) -> StackedSetting:
-    """A run of a stack with the rates and options of a configuration."""
-    rates = {name: getattr(config, name) for name in RATES}
-    options = {name: config.options[name] for name in HYPER if name in config.options}
-    return StackedSetting(seed=seed, split=split, **rates, **options)
-
-
-def _work_in_processes(
-    folder: Path, task: Task, left: Sequence[Work], jobs: int, device: str, seconds: float, tell: Callable[[], None]
-) -> None:
+def _in_processes(worker: _Worker, left: Sequence[Work], jobs: int) -> None:
     """Shares trials among processes, each of which writes a file of its own."""
     buffer = io.BytesIO()
-    torch.save(without_test(task), buffer)
-    context = multiprocessing.get_context("spawn")
-    workers = [
-        context.Process(
-            target=_worker,
-            args=(folder, buffer.getvalue(), list(left[job::jobs]), jobs, job, device, seconds),
-            daemon=True,
-        )
-        for job in range(min(jobs, len(left)))
-    ]
-    for worker in workers:
-        worker.start()
+    torch.save(worker.task, buffer)
+    about = (worker.folder, worker.questions, buffer.getvalue(), worker.device, worker.seconds)
+    make = multiprocessing.get_context("spawn").Process
+    count = min(jobs, len(left))
+    processes = [make(target=_process, args=(about, left[i::jobs], jobs, i), daemon=True) for i in range(count)]
+    for process in processes:
+        process.start()
     try:
-        while any(worker.is_alive() for worker in workers):
+        while any(process.is_alive() for process in processes):
             time.sleep(0.5)
-            tell()
+            worker.tell()
     except BaseException:
-        for worker in workers:
-            worker.terminate()
+        for process in processes:
+            process.terminate()
         raise
     finally:
-        for worker in workers:
-            worker.join()
-    broken = [worker.exitcode for worker in workers if worker.exitcode]
+        for process in processes:
+            process.join()
+    broken = [process.exitcode for process in processes if process.exitcode]
     if broken:
-        raise RuntimeError(f"{len(broken)} of {len(workers)} processes ended with exit code {broken[0]}; see above")
+        raise RuntimeError(f"{len(broken)} of {count} processes ended with exit code {broken[0]}; see above")
 
 
-def _worker(folder: Path, packed: bytes, left: list[Work], jobs: int, job: int, device: str, seconds: float) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _process(about: tuple[Any, ...], left: Sequence[Work], jobs: int, number: int) -> None:
+    def end_with_parent() -> None:  # a trial is made again when a study is continued
+        if (parent := multiprocessing.parent_process()) is not None:
+            wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    folder, questions, packed, device, seconds = about
     task = torch.load(io.BytesIO(packed), weights_only=False)  # made by our own parent a moment ago
     with suppress(KeyboardInterrupt):
-        work(folder, task, left, device, worker=job, until=time.monotonic() + seconds)
-
-
-def _end_with_parent() -> None:
-    """Ends a worker whose parent was killed; its trial is made again when the study is continued."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+        _Worker(folder, questions, task, device, seconds, False, lambda: None, number).work(left)
 
 
 def without_test(task: Task, runs: int | None = None) -> Task:
@@ -665,14 +564,3 @@ def take_graphs(task: Task, kept: Tensor, splits: Sequence[Split]) -> Task:
         instance_names=tuple(names[one] for one in kept.tolist()) if names else (),
         splits=tuple(Split(s.name, *(torch.searchsorted(kept, part) for part in s.parts().values())) for s in splits),
     )
-
-
-def _options(model: str) -> dict[str, Any]:
-    from difformer.zoo import options_of
-
-    return dict(options_of(model))
-
-
-def _as_json(value: Any) -> Any:
-    """As it is read back from a file."""
-    return json.loads(json.dumps(value))

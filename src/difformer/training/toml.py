@@ -7,7 +7,7 @@ keys that are None under ``unset``.
 from __future__ import annotations
 
 import importlib
-import math
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,72 +17,46 @@ from typing import Any
 _reader = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 UNSET = "unset"
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
-_ESCAPES = {"\\": "\\\\", '"': '\\"', "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 
 
 def dumps(table: Mapping[str, Any]) -> str:
-    """A table as TOML.
-
-    Raises:
-        TypeError: If a value is of a kind that TOML does not have, naming its key.
-    """
-    lines: list[str] = []
-    _write_table(lines, (), table)
-    return "\n".join(lines).lstrip("\n") + "\n"
+    """A table as TOML."""
+    return "\n".join(_lines((), table)).lstrip("\n") + "\n"
 
 
 def loads(text: str) -> dict[str, Any]:
-    """What `dumps` wrote, None included.
-
-    Raises:
-        ValueError: If it is not TOML; the message says where.
-    """
+    """What `dumps` wrote, None included."""
     found: dict[str, Any] = _with_none(_reader.loads(text))
     return found
 
 
-def _write_table(lines: list[str], path: tuple[str, ...], table: Mapping[str, Any]) -> None:
-    unset = [key for key, value in table.items() if value is None]
+def _lines(path: tuple[str, ...], table: Mapping[str, Any]) -> list[str]:
     if UNSET in table:
         raise TypeError(f"{'.'.join((*path, UNSET))}: the name is taken; it lists the keys that are none")
-    scalars = {key: value for key, value in table.items() if value is not None and not isinstance(value, Mapping)}
-    if path and (scalars or unset or not table):
-        lines.append("")
-        lines.append(f"[{'.'.join(map(_key, path))}]")
-    for key, value in scalars.items():
-        lines.append(f"{_key(key)} = {_value(value, '.'.join((*path, key)))}")
-    if unset:
+    own = {key: value for key, value in table.items() if value is not None and not isinstance(value, Mapping)}
+    lines = [f"{_key(key)} = {_value(value, '.'.join((*path, key)))}" for key, value in own.items()]
+    if unset := [key for key, value in table.items() if value is None]:
         lines.append(f"{UNSET} = {_value(unset, UNSET)}")
+    if path and (lines or not table):
+        lines[:0] = ["", f"[{'.'.join(map(_key, path))}]"]
     for key, value in table.items():
         if isinstance(value, Mapping):
-            _write_table(lines, (*path, key), value)
+            lines += _lines((*path, key), value)
+    return lines
 
 
 def _key(key: str) -> str:
-    return key if _BARE.fullmatch(key) else _text(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key, key)
 
 
 def _value(value: Any, where: str) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        if math.isfinite(value):
-            text = repr(value)
-            return text if any(sign in text for sign in ".e") else f"{text}.0"
-        return "nan" if value != value else "inf" if value > 0 else "-inf"
+    if isinstance(value, bool | str):  # TOML escapes as JSON does, and a character more
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+    if isinstance(value, int | float):
+        return repr(float(value) if isinstance(value, float) else int(value))
     if isinstance(value, Sequence):
         return f"[{', '.join(_value(item, f'{where}[{i}]') for i, item in enumerate(value))}]"
     raise TypeError(f"{where} is a {type(value).__name__}, which a file cannot hold: {value!r}")
-
-
-def _text(text: str) -> str:
-    escaped = "".join(_ESCAPES.get(c, c if c >= " " and c != "\x7f" else f"\\u{ord(c):04X}") for c in text)
-    return f'"{escaped}"'
 
 
 def _with_none(value: Any) -> Any:
@@ -91,5 +65,4 @@ def _with_none(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     found = {key: _with_none(item) for key, item in value.items()}
-    unset = found.pop(UNSET, [])
-    return found | dict.fromkeys(unset)
+    return found | dict.fromkeys(found.pop(UNSET, []))

@@ -5,10 +5,9 @@ Everything is read from the run folder (a run on a task object needs that object
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +27,18 @@ from difformer.training.devices import resolve
 from difformer.training.feeds import Feed, make_feed, with_neighbours
 from difformer.training.metrics import METRICS
 from difformer.training.model import UNITS, build_model, hook, set_units
-from difformer.training.predictions import Predictions
 from difformer.training.randomness import isolated_rng
+from difformer.training.record import Predictions
 from difformer.training.run_folder import RunFolder
-
-_EMPTY = torch.empty(0, dtype=torch.long)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Every metric of a run's best epoch.
-
-    Args:
-        seed: Of the run.
-        split: Its split.
-        values: By metric, then by part.
-    """
+    """Every metric of a run's best epoch."""
 
     seed: int
     split: str
-    values: dict[str, dict[str, float]]
+    values: dict[str, dict[str, float]]  # by metric, then by part
 
 
 @dataclass(frozen=True)
@@ -59,6 +50,7 @@ class Loaded:
     task: Task
     split: Split
     precision: str = "float32"
+    new: int | None = None  # where new instances begin; None where there are none
 
     def outputs(self) -> Tensor:
         """Of all instances, on the CPU."""
@@ -77,23 +69,40 @@ class Loaded:
 
 def load_run(
     run: RunFolder | str | Path,
+    features: Any = None,
     *,
+    edges: Any = None,
+    edge_weight: Any = None,
+    on: Task | None = None,
+    together: bool = True,
     seed: int | None = None,
     task: Task | None = None,
-    on: Task | None = None,
     device: str | torch.device = "auto",
 ) -> Loaded:
-    """The model of a run with the parameters of its best epoch.
+    """The model of a run with the parameters of its best epoch, over the run's own instances or over new ones.
 
     Args:
         run: The run folder.
+        features: New instances: rows ``[M, F]``, or snapshots ``[T, N, F]`` of the same nodes; prepared as the
+            features of the run's task were.
+        edges: ``[2, E]`` edges of new rows; numbers from 0 are the task's instances, followed by the new ones (of new
+            ones alone if not `together`).
+        edge_weight: Their weights.
+        on: New instances as a task, in place of `features`: used by itself.
+        together: Whether new rows are propagated together with the task's instances, or by themselves.
         seed: Which run; None takes the one that is best on validation.
-        task: The task, where the run was made from a task object.
-        on: Another task to use the model on, with the features that it was trained on.
+        task: The run's task, where it was made from a task object.
         device: Where to.
     """
+    if features is None and (edges is not None or edge_weight is not None):
+        raise UserError("edges of new instances were given without their features")
+    if features is not None and on is not None:
+        raise UserError("give new instances either as features or as a task, not both")
     folder = _open(run)
-    return _load(folder, folder.task(task), seed, on, device)
+    own, start = folder.task(task), None
+    if features is not None:
+        on, start = new_task(own, features, edges, edge_weight, together=together)
+    return replace(_load(folder, own, seed, on, device), new=start)
 
 
 def _open(run: RunFolder | str | Path) -> RunFolder:
@@ -132,7 +141,7 @@ def _load(folder: RunFolder, own: Task, seed: int | None, on: Task | None, devic
                 set_units(model, *(weights[name].expand(own.num_outputs) for name in UNITS))
             model.load_state_dict(weights)
         except (UserError, KeyError, RuntimeError, TypeError, OverflowError) as error:
-            raise RunFolderError(f"{folder.of_seed(chosen)}: the weights are of another model: {error}") from error
+            raise RunFolderError(f"{folder.file(chosen)}: the weights are of another model: {error}") from error
         model.to(place).eval()
         if (observe := hook(model, "observe")) is not None:
             observe(used.y.to(place), split.train.to(place))
@@ -145,121 +154,52 @@ def evaluate(
     """Every metric that fits the problem, on every part, of every seed that has been trained; measured anew."""
     folder = _open(run)
     own = folder.task(task)
+    metrics = [one for one in METRICS.values() if own.problem in one.problems]
     found = []
     for result in folder.summary().results:
         loaded = _load(folder, own, result["seed"], None, device)
-        outputs = loaded.outputs()
-        values: dict[str, dict[str, float]] = {}
-        for metric in METRICS.values():
-            if own.problem in metric.problems and (metric.name != "broadcast-mse" or own.kind == "series"):
-                values[metric.name] = {
-                    part: metric(outputs[index], own.y[index]).item() if index.numel() else float("nan")
-                    for part, index in loaded.split.parts().items()
-                }
+        outputs, parts = loaded.outputs(), loaded.split.parts()
+        values = {
+            metric.name: {
+                part: metric(outputs[index], own.y[index]).item() if index.numel() else math.nan
+                for part, index in parts.items()
+            }
+            for metric in metrics
+            if metric.name != "broadcast-mse" or own.kind == "series"
+        }
         found.append(Evaluation(result["seed"], loaded.split.name, values))
     return tuple(found)
 
 
-def predict(
-    run: RunFolder | str | Path,
-    features: Any = None,
-    *,
-    edges: Any = None,
-    edge_weight: Any = None,
-    on: Task | None = None,
-    together: bool = True,
-    seed: int | None = None,
-    task: Task | None = None,
-    device: str | torch.device = "auto",
-) -> Predictions:
-    """Predictions of a run for its own instances, or for new ones.
-
-    Args:
-        run: The run folder.
-        features: New instances: rows ``[M, F]``, or snapshots ``[T, N, F]`` of the same nodes; prepared as the
-            features of the run's task were. None predicts the task's own instances.
-        edges: ``[2, E]`` edges of new rows; numbers from 0 are the task's instances, followed by the new ones (of new
-            ones alone if not `together`).
-        edge_weight: Their weights.
-        on: New instances as a task, in place of `features`: used by itself.
-        together: Whether new rows are propagated together with the task's instances, or by themselves.
-        seed: Which run; None takes the one that is best on validation.
-        task: The run's task, where it was made from a task object.
-        device: Where to.
-    """
-    folder = _open(run)
-    loaded, new = _ask(folder, features, edges, edge_weight, on, together, seed, task, device)
+def predict(run: RunFolder | str | Path, features: Any = None, **given: Any) -> Predictions:
+    """Predictions of a run for its own instances, or for new ones; arguments as in `load_run`."""
+    loaded = load_run(run, features, **given)
     outputs = loaded.outputs()
-    if new is None:
-        return Predictions.of(loaded.task, outputs, None if on is not None else loaded.split)
-    return Predictions(loaded.task.problem, outputs[new:], loaded.task.class_names)
+    if loaded.new is None:
+        return Predictions.of(loaded.task, outputs, None if given.get("on") is not None else loaded.split)
+    return Predictions(loaded.task.problem, outputs[loaded.new :], loaded.task.class_names)
 
 
-def embed(
-    run: RunFolder | str | Path,
-    features: Any = None,
-    *,
-    edges: Any = None,
-    edge_weight: Any = None,
-    on: Task | None = None,
-    together: bool = True,
-    seed: int | None = None,
-    task: Task | None = None,
-    device: str | torch.device = "auto",
-) -> Tensor:
-    """States before the output layer, ``[instances, …, hidden]``; arguments as in `predict`."""
-    folder = _open(run)
-    loaded, new = _ask(folder, features, edges, edge_weight, on, together, seed, task, device)
-    return loaded.states()[new or 0 :]
+def embed(run: RunFolder | str | Path, features: Any = None, **given: Any) -> Tensor:
+    """States before the output layer, ``[instances, …, hidden]``; arguments as in `load_run`."""
+    loaded = load_run(run, features, **given)
+    return loaded.states()[loaded.new or 0 :]
 
 
-def energy(
-    run: RunFolder | str | Path,
-    *,
-    seed: int | None = None,
-    task: Task | None = None,
-    device: str | torch.device = "auto",
-) -> EnergyProfile:
+def energy(run: RunFolder | str | Path, **given: Any) -> EnergyProfile:
     """Measured energy and effective rank of every layer, over all instances; of series and graphs the mean over passes.
 
-    Raises:
-        ValueError: If the model has no energy to measure.
+    Arguments are those of `load_run`; a model that has no energy to measure is refused.
     """
-    folder = _open(run)
-    loaded = _load(folder, folder.task(task), seed, None, device)
-    measure = hook(loaded.model, "energy")
-    if measure is None:
-        raise UserError(f"model {folder.config.model!r} does not measure an energy; DIFFormer models do")
+    loaded = load_run(run, **given)
+    if (measure := hook(loaded.model, "energy")) is None:
+        raise UserError(f"model {type(loaded.model).__name__} does not measure an energy; DIFFormer models do")
     profiles = [measure(inputs.x, inputs.graph, None, inputs.batch) for inputs in loaded.feed.passes()]
-    edges = [profile.dirichlet for profile in profiles if profile.dirichlet is not None]
-    return EnergyProfile(
-        energy=torch.stack([profile.energy for profile in profiles]).mean(0).cpu(),
-        dirichlet=torch.stack(edges).mean(0).cpu() if edges else None,
-        effective_rank=torch.stack([profile.effective_rank for profile in profiles]).mean(0).cpu(),
-    )
-
-
-def _ask(
-    folder: RunFolder,
-    features: Any,
-    edges: Any,
-    edge_weight: Any,
-    on: Task | None,
-    together: bool,
-    seed: int | None,
-    task: Task | None,
-    device: str | torch.device,
-) -> tuple[Loaded, int | None]:
-    """A model over the instances in question, and where new ones begin among them."""
-    if features is None:
-        if edges is not None or edge_weight is not None:
-            raise UserError("edges of new instances were given without their features")
-        return _load(folder, folder.task(task), seed, on, device), None
-    if on is not None:
-        raise UserError("give new instances either as features or as a task, not both")
-    own = folder.task(task)
-    joined, start = new_task(own, features, edges, edge_weight, together=together)
-    return _load(folder, own, seed, joined, device), start
+    means: dict[str, Any] = {}
+    for name in ("energy", "dirichlet", "effective_rank"):
+        values = [value for profile in profiles if (value := getattr(profile, name)) is not None]
+        means[name] = torch.stack(values).mean(0).cpu() if values else None
+    return EnergyProfile(**means)
 
 
 def best_seed(folder: RunFolder) -> int:
@@ -277,9 +217,6 @@ def new_task(
 
     New rows follow the task's own where they are propagated `together`; the labels of those stay, so that a model that
     spreads labels can use them. Where every node of the task has an edge to itself, new ones get one too.
-
-    Raises:
-        ValueError: If the features do not fit the task.
     """
     if task.kind == "graphs":
         raise UserError("new graphs are given as a task of their own: on=…, see difformer.data.from_arrays(node_ptr=…)")
@@ -288,61 +225,43 @@ def new_task(
     if x.dim() != dims or x.shape[-1] != task.num_features or (dims == 3 and x.shape[1] != task.num_nodes):
         expected = f"[T, {task.num_nodes}, {task.num_features}]" if dims == 3 else f"[M, {task.num_features}]"
         raise UserError(f"features of new instances must have shape {expected}, got {tuple(x.shape)}")
-    if task.kind == "series":
-        return _new_snapshots(task, x, edges, edge_weight), 0
-    if task.scaling is not None:  # new rows come as they are, the task's own are standardised
-        x, task = task.scaled(x), dataclasses.replace(task, scaling=None)
-    return _new_rows(task, x, edges, edge_weight, together)
-
-
-def _new_snapshots(task: Task, x: Tensor, edges: Any, edge_weight: Any) -> Task:
+    none = torch.empty(0, dtype=torch.long)
+    nothing = (Split("none", none, none, none),)
+    unknown = task.y.new_full((x.shape[0], *task.y.shape[1:]), -1 if task.problem == "multiclass" else torch.nan)
     index, weight = task.edge_index, task.edge_weight
-    if edges is not None:
-        index, weight = _each(edges, torch.long), None if edge_weight is None else _each(edge_weight, torch.float32)
-    elif isinstance(index, tuple):
-        raise UserError(
-            f"every snapshot of {task.name!r} has a graph of its own: give edges, one graph per new snapshot"
-        )
-    y = _unknown(task, x.shape[0])
-    return dataclasses.replace(task, x=x, y=y, edge_index=index, edge_weight=weight, splits=_nothing())
-
-
-def _new_rows(task: Task, x: Tensor, edges: Any, edge_weight: Any, together: bool) -> tuple[Task, int]:
+    if task.kind == "series":
+        if edges is not None:
+            index = _each(edges, torch.long)
+            weight = None if edge_weight is None else _each(edge_weight, torch.float32)
+        elif isinstance(index, tuple):
+            raise UserError(
+                f"every snapshot of {task.name!r} has a graph of its own: give edges, one graph per new snapshot"
+            )
+        return replace(task, x=x, y=unknown, edge_index=index, edge_weight=weight, splits=nothing), 0
+    if task.scaling is not None:  # new rows come as they are, the task's own are standardised
+        x, task = task.scaled(x), replace(task, scaling=None)
     start = task.num_nodes if together else 0
-    count = start + x.shape[0]
-    own = task.edge_index if isinstance(task.edge_index, Tensor) else None
-    loops = own is not None and int((own[0] == own[1]).sum()) == task.num_nodes
-    parts = [own] if together and own is not None else []
+    parts: list[tuple[Tensor, Tensor | None]] = []  # edges and weights: the task's own, new ones, loops
+    if isinstance(index, Tensor):
+        if together:
+            parts.append((index, weight if isinstance(weight, Tensor) else None))
+        if int((index[0] == index[1]).sum()) == task.num_nodes:
+            parts.append((torch.arange(start, start + x.shape[0]).expand(2, -1), None))
     if edges is not None:
-        parts.append(torch.as_tensor(np.asarray(edges), dtype=torch.long))
-    if loops:
-        parts.append(torch.arange(start, count).expand(2, -1))
-    index = torch.cat(parts, 1) if parts else None
-    weight = None
-    if index is not None and (edge_weight is not None or (together and task.edge_weight is not None)):
-        weight = torch.ones(index.shape[1])
-        at = 0 if not together or own is None else own.shape[1]
-        if isinstance(task.edge_weight, Tensor) and together:
-            weight[:at] = task.edge_weight
-        if edge_weight is not None:
-            given = torch.as_tensor(np.asarray(edge_weight), dtype=weight.dtype)
-            weight[at : at + given.numel()] = given
-    if together:
-        x = _below(task.x, x)
-    y = torch.cat([task.y, _unknown(task, count - start)]) if together else _unknown(task, count)
-    splits = task.splits if together else _nothing()
-    joined = dataclasses.replace(task, x=x, y=y, edge_index=index, edge_weight=weight, splits=splits, instance_names=())
+        new = None if edge_weight is None else torch.as_tensor(np.asarray(edge_weight), dtype=torch.float32)
+        pairs = torch.as_tensor(np.asarray(edges), dtype=torch.long)
+        parts.insert(len(parts[:1]) if together else 0, (pairs, new))
+    weighted = any(part is not None for _, part in parts)
+    joined = replace(
+        task,
+        x=_below(task.x, x) if together else x,
+        y=torch.cat([task.y, unknown]) if together else unknown,
+        edge_index=torch.cat([pairs for pairs, _ in parts], 1) if parts else None,
+        edge_weight=torch.cat([torch.ones(i.shape[1]) if w is None else w for i, w in parts]) if weighted else None,
+        splits=task.splits if together else nothing,
+        instance_names=(),
+    )
     return joined, start
-
-
-def _unknown(task: Task, count: int) -> Tensor:
-    """Targets that are unknown."""
-    filler = -1 if task.problem == "multiclass" else torch.nan
-    return task.y.new_full((count, *task.y.shape[1:]), filler)
-
-
-def _nothing() -> tuple[Split, ...]:
-    return (Split("none", _EMPTY, _EMPTY, _EMPTY),)
 
 
 def _tensor(features: Any) -> Tensor:

@@ -15,8 +15,7 @@ from difformer.data.errors import DataError
 from difformer.data.knn import knn_graph
 from difformer.data.scaling import Scaling
 from difformer.data.sparse import checked_csr, feature_tensor
-from difformer.data.split import Split
-from difformer.data.split_rules import fraction_split, labels_per_class_split
+from difformer.data.split import Split, fraction_split, labels_per_class_split
 from difformer.data.task import Task
 from difformer.errors import UserError
 

@@ -7,7 +7,7 @@ import torch
 
 from difformer.data.datasets.common import choice, class_task, seeded, seeds_of, table_task
 from difformer.data.scaling import Scaling
-from difformer.data.split_rules import index_split, per_class_split, random_split
+from difformer.data.split import index_split, per_class_split, random_split
 from difformer.data.task import Task
 
 KARATE_PROTOCOLS = ("one-a-side", "random")

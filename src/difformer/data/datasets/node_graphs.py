@@ -44,8 +44,7 @@ from difformer.data.datasets.common import (
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.processed import Arrays, stored_arrays
-from difformer.data.split import Split
-from difformer.data.split_rules import masks_split, per_class_split
+from difformer.data.split import Split, masks_split, per_class_split
 from difformer.data.task import Task
 
 FEATURES = ("row", "raw")

@@ -43,8 +43,7 @@ from difformer.data.knn import knn_graph
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.processed import Arrays, stored_arrays
 from difformer.data.sparse import segments
-from difformer.data.split import Split
-from difformer.data.split_rules import index_split
+from difformer.data.split import Split, index_split
 from difformer.data.task import Task
 
 PROTOCOLS = ("paper", "lri", "public-code")

@@ -35,8 +35,7 @@ from difformer.data.datasets.pickles import read_pickle
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.processed import Arrays, stored_arrays
-from difformer.data.split import Split
-from difformer.data.split_rules import AUTHORS_SEED, authors_split, index_split, per_class_split
+from difformer.data.split import AUTHORS_SEED, Split, authors_split, index_split, per_class_split
 from difformer.data.task import Task
 
 PROTOCOLS = ("random", "authors", "public", "public-code")

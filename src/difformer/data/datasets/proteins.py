@@ -29,7 +29,7 @@ from difformer.data.edges import undirected
 from difformer.data.errors import DataError
 from difformer.data.lookup import Found, locate, reading
 from difformer.data.processed import Arrays, stored_arrays
-from difformer.data.split_rules import index_split
+from difformer.data.split import index_split
 from difformer.data.task import Task
 from difformer.data.textnumbers import number_blocks
 

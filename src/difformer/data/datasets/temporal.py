@@ -28,7 +28,7 @@ from torch import Tensor
 from difformer.data.datasets.common import choice
 from difformer.data.errors import DataError
 from difformer.data.lookup import locate, reading
-from difformer.data.split_rules import time_split
+from difformer.data.split import time_split
 from difformer.data.task import Task
 from difformer.errors import UserError
 
