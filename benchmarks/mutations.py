@@ -74,7 +74,6 @@ ROOMS = {
     "kernels/cpu/*.py": KERNELS,
     "kernels/cpu/*.[ch]": KERNELS,
     "data/split.py": ["tests/data/test_splits.py"],
-    "data/split_rules.py": ["tests/data/test_splits.py"],
     "training/early_stopping.py": [*LOOP, "tests/training/test_stacked.py"],
     "training/journal.py": [*LOOP, "tests/training/test_stacked.py"],
     "training/loop.py": LOOP,

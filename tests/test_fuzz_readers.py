@@ -21,7 +21,7 @@ from scipy import sparse
 
 from difformer.data import Split, Task, from_files, load, load_splits, read_features, save_splits
 from difformer.data.datasets.pickles import read_pickle, read_tensors
-from difformer.data.split_rules import random_split
+from difformer.data.split import random_split
 from difformer.distributed.partition_folder import Partition, write_partition
 from difformer.errors import UserError
 from difformer.experiments.ledger import Ledger

@@ -12,7 +12,7 @@ from difformer.data.batches import (
     partition_nodes,
 )
 from difformer.data.generators import random_graph, sbm, two_moons
-from difformer.data.split_rules import random_split, time_split
+from difformer.data.split import random_split, time_split
 from difformer.data.task import Task
 
 

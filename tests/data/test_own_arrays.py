@@ -12,8 +12,7 @@ from difformer.data.errors import DataError
 from difformer.data.own import from_arrays
 from difformer.data.own.arrays import read_arrays
 from difformer.data.own.targets import encode_targets
-from difformer.data.split import save_splits
-from difformer.data.split_rules import index_split
+from difformer.data.split import index_split, save_splits
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from own_people import BOTH_WAYS, EDGES, X, Y, pairs
 
 from difformer.data.errors import DataError
 from difformer.data.own import from_pyg
-from difformer.data.split_rules import index_split
+from difformer.data.split import index_split
 
 
 def data(**changes):

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from difformer.data.errors import DataError
 from difformer.data.own import from_files, read_features
-from difformer.data.split import load_splits, save_splits
-from difformer.data.split_rules import random_split
+from difformer.data.split import load_splits, random_split, save_splits
 
 EXAMPLES = 60
 quickly = settings(

@@ -3,8 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from difformer.data.split import Split
-from difformer.data.split_rules import index_split, random_split, time_split
+from difformer.data.split import Split, index_split, random_split, time_split
 from difformer.data.task import Task
 
 NAN = float("nan")

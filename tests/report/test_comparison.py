@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from difformer.data import Split
+from difformer.data import Split, save_splits
 from difformer.files import RunFolderError
 from difformer.report import compare_runs
 from difformer.report.comparison import holm, judge, paired
@@ -55,7 +55,7 @@ def test_files_of_another_split_do_not_change_a_comparison(workshop, tmp_path):
     a, b = with_values(path, tmp_path / "a", [0.5, 0.6, 0.7]), with_values(path, tmp_path / "b", [0.6, 0.65, 0.9])
     before = compare_runs([a, b]).against_first[0]
     every = torch.arange(task.num_instances)
-    Split("other", every[:2], every[2:4], every[4:]).save(a / "seed-0" / "split.npz")
+    save_splits([Split("other", every[:2], every[2:4], every[4:])], a / "seed-0" / "split.npz")
     assert compare_runs([a, b]).against_first[0].corrected == before.corrected
     shutil.copy(a / "seed-1" / "predictions.npz", a / "seed-0" / "predictions.npz")
     with pytest.raises(RunFolderError, match="does not hold the predictions that seed 0"):

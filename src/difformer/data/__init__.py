@@ -45,16 +45,16 @@ if TYPE_CHECKING:
     from difformer.data.registry import load as load
     from difformer.data.registry import register_dataset as register_dataset
     from difformer.data.split import Split as Split
+    from difformer.data.split import authors_split as authors_split
+    from difformer.data.split import fraction_split as fraction_split
+    from difformer.data.split import index_split as index_split
+    from difformer.data.split import labels_per_class_split as labels_per_class_split
     from difformer.data.split import load_splits as load_splits
+    from difformer.data.split import masks_split as masks_split
+    from difformer.data.split import per_class_split as per_class_split
+    from difformer.data.split import random_split as random_split
     from difformer.data.split import save_splits as save_splits
-    from difformer.data.split_rules import authors_split as authors_split
-    from difformer.data.split_rules import fraction_split as fraction_split
-    from difformer.data.split_rules import index_split as index_split
-    from difformer.data.split_rules import labels_per_class_split as labels_per_class_split
-    from difformer.data.split_rules import masks_split as masks_split
-    from difformer.data.split_rules import per_class_split as per_class_split
-    from difformer.data.split_rules import random_split as random_split
-    from difformer.data.split_rules import time_split as time_split
+    from difformer.data.split import time_split as time_split
     from difformer.data.task import Task as Task
 
 __all__, __getattr__, __dir__ = lazy_names(
@@ -73,9 +73,8 @@ __all__, __getattr__, __dir__ = lazy_names(
         "own.graphs": "edge_ends",
         "own.table": "is_missing",
         "registry": "dataset_options load register_dataset",
-        "split": "Split load_splits save_splits",
-        "split_rules": "authors_split fraction_split index_split labels_per_class_split masks_split per_class_split "
-        "random_split time_split",
+        "split": "Split authors_split fraction_split index_split labels_per_class_split load_splits masks_split "
+        "per_class_split random_split save_splits time_split",
         "task": "Task",
     },
 )

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from difformer.data.edges import sorted_unique, undirected
 from difformer.data.knn import knn_graph
-from difformer.data.split_rules import per_class_split, random_split
+from difformer.data.split import per_class_split, random_split
 from difformer.data.task import Task
 from difformer.errors import UserError
 

@@ -119,9 +119,8 @@ def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequ
     remote = next((form for form in _forms(name, forms) if form.downloadable), None)
     if remote is None:
         wanted = " or ".join(" + ".join(file.path for file in form.files) for form in _forms(name, forms))
-        raise DataError(
-            f"data set {name!r} is not on disk and cannot be downloaded: put {wanted} into {_put_into(root, cache)}"
-        )
+        folder = os.fspath(root or os.environ.get("DIFFORMER_DATA") or cache)
+        raise DataError(f"data set {name!r} is not on disk and cannot be downloaded: put {wanted} into {folder}")
     for file in remote.files:
         target = cache / file.path
         if target.is_file():
@@ -131,6 +130,10 @@ def locate(name: str, root: str | os.PathLike[str] | None = None, *, forms: Sequ
             raise DownloadError(name, file, target, "downloads are forbidden by $DIFFORMER_OFFLINE")
         fetch(file, target, data_set=name)
     return Found(name, remote.name, tuple(cache / file.path for file in remote.files))
+
+
+class DataSetError(DataError):
+    """A `DataError` that names its data set and says where to get the files anew."""
 
 
 @contextmanager
@@ -144,36 +147,25 @@ def reading(found: Found | Path, *, data_set: str | None = None) -> Iterator[Non
     name = found.name if isinstance(found, Found) else data_set
     try:
         yield
-    except DataError as error:
-        if f"data set {name!r}" in error.problem:
+    except DataSetError:
+        raise
+    except (MemoryError, *DAMAGE, ValueError, LookupError) as error:
+        if not isinstance(error, (MemoryError, *DAMAGE)) and _altered(paths) is None:
             raise
-        raise error.reworded(f"{error.problem} (data set {name!r}: {_way_out(name)})", path=_suspect(paths)) from error
-    except MemoryError as error:
-        raise DataError(
-            f"data set {name!r} needs more memory than there is ({error}), or the file is damaged: {_way_out(name)}",
-            path=_suspect(paths),
-        ) from error
-    except (*DAMAGE, ValueError, LookupError) as error:
-        if not isinstance(error, DAMAGE) and _altered(paths) is None:
-            raise
-        said = f"{type(error).__name__}: {error}"
-        raise DataError(
-            f"data set {name!r} cannot be read from here ({said}); the file is cut short, or not what its name says: "
-            f"{_way_out(name)}",
-            path=_suspect(paths),
-        ) from error
-
-
-def _way_out(name: str | None) -> str:
-    urls = (form.files[0].url for form in FORMS.get(name or "", ()) if form.downloadable)
-    url = next(urls, None)
-    source = "" if url is None else f"; its official source is {url}"
-    return f"delete the file and load again, or put a good copy in its place{source}"
-
-
-def _suspect(paths: Sequence[Path]) -> Path:
-    """The file that an error speaks of: the only one, or the first that is not what was published; else the folder."""
-    return paths[0] if len(paths) == 1 else _altered(paths) or paths[0].parent
+        url = next((form.files[0].url for form in FORMS.get(name or "", ()) if form.downloadable), None)
+        way_out = "delete the file and load again, or put a good copy in its place"
+        way_out += "" if url is None else f"; its official source is {url}"
+        # The file at fault: the only one, or the first that is not what was published; else the folder.
+        path = paths[0] if len(paths) == 1 else _altered(paths) or paths[0].parent
+        if isinstance(error, DataError):
+            place = {"line": error.line, "row": error.row, "column": error.column}
+            problem = f"{error.problem} (data set {name!r}: {way_out})"
+            raise DataSetError(problem, path=error.path or path, **place) from error  # type: ignore[arg-type]
+        problem = f"cannot be read from here ({type(error).__name__}: {error}); the file is cut short, or not what its "
+        problem += f"name says: {way_out}"
+        if isinstance(error, MemoryError):
+            problem = f"needs more memory than there is ({error}), or the file is damaged: {way_out}"
+        raise DataSetError(f"data set {name!r} {problem}", path=path) from error
 
 
 def _altered(paths: Sequence[Path]) -> Path | None:
@@ -187,13 +179,5 @@ def _altered(paths: Sequence[Path]) -> Path | None:
 
 
 def _forms(name: str, forms: Sequence[str] | None) -> tuple[Form, ...]:
-    known = FORMS[name]
-    if forms is None:
-        return known
-    by_name = {form.name: form for form in known}
-    return tuple(by_name[form] for form in forms)
-
-
-def _put_into(root: str | os.PathLike[str] | None, cache: Path) -> str:
-    folder = root or os.environ.get("DIFFORMER_DATA") or cache
-    return os.fspath(folder)
+    by_name = {form.name: form for form in FORMS[name]}
+    return tuple(by_name[form] for form in forms or by_name)

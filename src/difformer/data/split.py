@@ -1,9 +1,12 @@
 """Splits: which instances are trained on, which choose the model, and which are only ever reported.
 
 A split is an object with a name, so that two runs can be told to have used the same one. Instances in none of the three
-parts (unlabelled nodes, nodes without features) take part in propagation but in no loss and no metric.
+parts (unlabelled nodes, nodes without features) take part in propagation but in no loss and no metric. On disk a split
+is a small file: ``.npz`` (arrays) or ``.json`` (to be read by people), one split or several in each.
 
-On disk a split is a small file: ``.npz`` (arrays) or ``.json`` (to be read by people), one split or several in each.
+Makers of splits are pure functions of the targets, the protocol's numbers and a seed. They draw from the *candidates*:
+instances that carry a target (not -1, not NaN). Every draw is a ``torch.randperm`` on a CPU generator seeded with
+``seed``, so a split comes out alike on every machine, and its name says protocol and seed.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from difformer.data.errors import DAMAGE, DataError
 from difformer.errors import UserError
 from difformer.files import atomic_write
 
-PARTS = ("train", "valid", "test")
+AUTHORS_SEED = 123
 # What other people's files call the three parts.
 ALIASES = {
     "train": ("train", "train_idx", "train_index"),
@@ -53,22 +56,20 @@ class Split:
     test: Tensor
 
     def __post_init__(self) -> None:
-        parts = {"train": self.train, "valid": self.valid, "test": self.test}
+        parts = self.parts()
         for part, index in parts.items():
+            problem = ""
             if not isinstance(index, Tensor):
-                raise UserError(
-                    f"split {self.name!r}: {part} must be a tensor, got {type(index).__name__}; "
-                    f"index_split takes lists and arrays"
-                )
-            if index.dtype != torch.long or index.dim() != 1:
-                raise UserError(
-                    f"split {self.name!r}: {part} must be a one-dimensional tensor of int64 indices, "
-                    f"got {index.dtype} of shape {tuple(index.shape)}"
-                )
-            if index.numel() and int(index.min()) < 0:
-                raise UserError(f"split {self.name!r}: {part} holds the negative index {int(index.min())}")
-            if index.unique().numel() != index.numel():
-                raise UserError(f"split {self.name!r}: {part} holds an index twice")
+                problem = f"must be a tensor, got {type(index).__name__}; index_split takes lists and arrays"
+            elif index.dtype != torch.long or index.dim() != 1:
+                got = f"{index.dtype} of shape {tuple(index.shape)}"
+                problem = f"must be a one-dimensional tensor of int64 indices, got {got}"
+            elif index.numel() and int(index.min()) < 0:
+                problem = f"holds the negative index {int(index.min())}"
+            elif index.unique().numel() != index.numel():
+                problem = "holds an index twice"
+            if problem:
+                raise UserError(f"split {self.name!r}: {part} {problem}")
         for first, second in (("train", "valid"), ("train", "test"), ("valid", "test")):
             both = parts[first][torch.isin(parts[first], parts[second])]
             if both.numel():
@@ -104,34 +105,8 @@ class Split:
 
     def same_as(self, other: Split) -> bool:
         """Whether both hold the same instances in the same parts; names and order do not count."""
-        return all(
-            torch.equal(mine.sort().values, theirs.sort().values)
-            for mine, theirs in zip(self.parts().values(), other.parts().values(), strict=True)
-        )
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write this split to an ``.npz`` or ``.json`` file, whole or not at all."""
-        save_splits([self], path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Split:
-        """Read the one split that a file holds; see `load_splits` for files with several."""
-        splits = load_splits(path)
-        if len(splits) != 1:
-            raise DataError(f"holds {len(splits)} splits, expected one; use load_splits to read them all", path=path)
-        return splits[0]
-
-
-def index_tensor(index: Any, called: str) -> Tensor:
-    """Indices from a list, an array or a tensor, as one row of int64; errors call them `called`."""
-    array = index if isinstance(index, Tensor) else np.asarray(index)
-    if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
-        raise UserError(f"{called} must hold whole numbers, got {array.dtype}")
-    found = torch.as_tensor(array).reshape(-1)
-    if found.dtype == torch.bool or bool((found != found.long()).any()):
-        hint = "; for masks there is masks_split" if found.dtype == torch.bool else ""
-        raise UserError(f"{called} must hold whole numbers, got {found.dtype}{hint}")
-    return found.long()
+        pairs = zip(self.parts().values(), other.parts().values(), strict=True)
+        return all(torch.equal(mine.sort().values, theirs.sort().values) for mine, theirs in pairs)
 
 
 def save_splits(splits: Sequence[Split], path: str | os.PathLike[str]) -> None:
@@ -168,7 +143,18 @@ def load_splits(path: str | os.PathLike[str]) -> tuple[Split, ...]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"no split file at {path}")
     try:
-        found = _read_json(path) if suffix == ".json" else _read_npz(path)
+        found: Any = json.loads(Path(path).read_text(encoding="utf-8")) if suffix == ".json" else read_npz(path)
+        if suffix == ".npz" and "names" in found:
+            names = found["names"]
+            if names.ndim != 1:
+                raise DataError(f"names: expected a list, got an array of shape {names.shape}", path=path)
+            found = [
+                {"name": str(name), **{part: found[f"{part}_{i}"] for part in ALIASES}}
+                for i, name in enumerate(names.tolist())
+            ]
+        found = found if isinstance(found, list) else [found]
+        if not found or not all(isinstance(parts, dict) for parts in found):
+            raise DataError("expected an object with train, valid and test, or a list of such objects", path=path)
         return tuple(split_of_parts(parts, Path(path).stem) for parts in found)
     except DataError:
         raise
@@ -183,26 +169,6 @@ def _suffix(path: str | os.PathLike[str]) -> str:
     return suffix
 
 
-def _read_json(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
-    content = json.loads(Path(path).read_text(encoding="utf-8"))
-    found = content if isinstance(content, list) else [content]
-    if not found or not all(isinstance(parts, dict) for parts in found):
-        raise DataError("expected an object with train, valid and test, or a list of such objects", path=path)
-    return found
-
-
-def _read_npz(path: str | os.PathLike[str]) -> list[Mapping[str, Any]]:
-    arrays = read_npz(path)
-    if "names" not in arrays:
-        return [arrays]
-    if arrays["names"].ndim != 1:
-        raise DataError(f"names: expected a list, got an array of shape {arrays['names'].shape}", path=path)
-    return [
-        {"name": str(name), **{part: arrays[f"{part}_{i}"] for part in PARTS}}
-        for i, name in enumerate(arrays["names"].tolist())
-    ]
-
-
 def split_of_parts(found: Mapping[str, Any], default_name: str) -> Split:
     """The split whose parts have one of the names in `ALIASES`."""
     parts = {}
@@ -210,11 +176,186 @@ def split_of_parts(found: Mapping[str, Any], default_name: str) -> Split:
         present = [alias for alias in aliases if alias in found]
         if len(present) != 1:
             raise UserError(f"expected one of {', '.join(aliases)}, found {', '.join(present) or 'none'}")
-        try:
-            index = np.asarray(found[present[0]])
-        except ValueError as error:
-            raise UserError(f"{present[0]} must be a list of whole numbers") from error
-        if index.size and index.dtype.kind not in "iu":
-            raise UserError(f"{present[0]} must hold whole numbers, got {index.dtype}")
-        parts[part] = torch.from_numpy(index.astype(np.int64))
+        parts[part] = _indices(found[present[0]], present[0])
     return Split(str(found.get("name", default_name)), **parts)
+
+
+def index_split(name: str, train: Any, valid: Any, test: Any) -> Split:
+    """A split from three sequences of indices (lists, arrays, tensors), as published files hold them."""
+    parts = {"train": train, "valid": valid, "test": test}
+    return Split(name, **{part: _indices(index, f"split {name!r}: {part}") for part, index in parts.items()})
+
+
+def _indices(given: Any, called: str) -> Tensor:
+    """Indices from a list, an array or a tensor, as one row of int64; errors call them `called`."""
+    try:
+        array = given.numpy(force=True) if isinstance(given, Tensor) else np.asarray(given)
+    except ValueError as error:
+        raise UserError(f"{called} must hold whole numbers, got lists of different lengths") from error
+    if array.dtype.kind not in "iuf" or bool((array != np.floor(array)).any()):
+        hint = "; for masks there is masks_split" if array.dtype.kind == "b" else ""
+        raise UserError(f"{called} must hold whole numbers, got {array.dtype}{hint}")
+    return torch.from_numpy(array.astype(np.int64).reshape(-1))
+
+
+def masks_split(train_masks: Any, valid_masks: Any, test_masks: Any, *, name: str = "published") -> tuple[Split, ...]:
+    """Published masks, ``[N]`` or ``[S, N]`` booleans, as S splits called ``"published/0"``, ``"published/1"``, …
+
+    Args:
+        train_masks: True where an instance is trained on.
+        valid_masks: True where it chooses the model.
+        test_masks: True where it is reported.
+        name: Of the protocol.
+    """
+    masks = [torch.atleast_2d(torch.as_tensor(mask)) for mask in (train_masks, valid_masks, test_masks)]
+    if any(mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()) for mask in masks):
+        raise UserError("masks: expected True and False, or 1 and 0; for lists of indices there is index_split")
+    if len({mask.shape for mask in masks}) != 1:
+        raise UserError(f"masks: expected three of one shape, got {[tuple(mask.shape) for mask in masks]}")
+    rows = enumerate(zip(*masks, strict=True))
+    return tuple(Split(f"{name}/{i}", *(mask.nonzero().squeeze(1) for mask in row)) for i, row in rows)
+
+
+def labelled(y: Any) -> Tensor:
+    """Indices of the instances that carry a target: class ≥ 0, or at least one entry that is not NaN."""
+    target = torch.as_tensor(y)
+    if target.is_floating_point():
+        known = ~target.isnan()
+        return (known.flatten(1).any(1) if known.dim() > 1 else known).nonzero().squeeze(1)
+    return (target >= 0).nonzero().squeeze(1) if target.dim() == 1 else torch.arange(len(target))
+
+
+def random_split(
+    target: Any,
+    *,
+    fractions: Sequence[float] = (0.5, 0.25, 0.25),
+    seed: int = 0,
+    stratify: bool = False,
+    name: str | None = None,
+) -> Split:
+    """Candidates in random order, cut into three parts.
+
+    Train and valid hold ⌊fraction · n⌋ of the n candidates. Test holds all that is left where the fractions sum to
+    one, ⌊fraction · n⌋ otherwise.
+
+    Args:
+        target: Targets, or the number of instances where all of them may be drawn.
+        fractions: Train, valid and test; each ≥ 0, together at most 1.
+        seed: Of the draw.
+        stratify: Keep the proportions of the classes in every part, to within one instance per class and cut.
+        name: Instead of the name made from the fractions and the seed.
+    """
+    if len(fractions) != 3 or min(fractions) < 0 or not 0 < sum(fractions) <= 1 + 1e-9:
+        raise UserError(
+            f"fractions: expected three shares ≥ 0 (train, valid, test) that sum to at most 1, got {tuple(fractions)}"
+        )
+    candidates = torch.arange(int(target)) if isinstance(target, (int, np.integer)) else labelled(target)
+    n = candidates.numel()
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    if stratify:
+        # Every prefix holds each class in proportion: sort by (rank in its class + ½) / size of it.
+        classes, place = _classes(target)[candidates], torch.empty(n, dtype=torch.double)
+        for label in classes.unique():
+            members = order[classes[order] == label]
+            place[members] = (torch.arange(members.numel(), dtype=torch.double) + 0.5) / members.numel()
+        order = order[place[order].argsort(stable=True)]
+    train, valid, test = (_floor(share * n) for share in fractions)
+    if abs(sum(fractions) - 1) < 1e-9:
+        test = n - train - valid
+    shares = "/".join(f"{100 * share:g}" for share in fractions)
+    called = name or f"{'stratified' if stratify else 'random'} {shares}/seed={seed}"
+    return Split(called, *candidates[order][: train + valid + test].split([train, valid, test]))
+
+
+def fraction_split(target: Any, *, protocol: str, seed: int = 0) -> Split:
+    """`random_split` with the fractions written as people write them: ``"10/10/80"``, ``"50/25/25"``."""
+    try:
+        train, valid, test = (float(part) / 100 for part in protocol.split("/"))
+    except ValueError as error:
+        raise UserError(f"protocol: expected three percentages such as '10/10/80', got {protocol!r}") from error
+    return random_split(target, fractions=(train, valid, test), seed=seed)
+
+
+def per_class_split(
+    y: Any,
+    *,
+    per_class: int = 20,
+    num_valid: int = 500,
+    num_test: int | None = 1000,
+    seed: int = 0,
+    exclude: Any = None,
+    name: str | None = None,
+) -> Split:
+    """`per_class` labels of every class to train; of all the others, in random order, `num_valid` and `num_test`.
+
+    With ``num_test=None`` all the rest is test. This is the protocol of the citation graphs (20, 500, 1000). Instances
+    in `exclude` are never drawn.
+
+    Raises:
+        ValueError: If a class has fewer than `per_class` candidates, or too few others are left.
+    """
+    for option, count in (("per_class", per_class), ("num_valid", num_valid), ("num_test", num_test or 0)):
+        if count < 0:
+            raise UserError(f"{option}: expected at least 0, got {count}")
+    classes, candidates = _classes(y), labelled(y)
+    if exclude is not None:
+        candidates = candidates[~torch.isin(candidates, torch.as_tensor(exclude, dtype=torch.long))]
+    generator = torch.Generator().manual_seed(seed)
+    train, others = [], []
+    for label in classes[candidates].unique().tolist():
+        members = candidates[classes[candidates] == label]
+        if members.numel() < per_class:
+            raise UserError(
+                f"per_class: {per_class} asked for, but class {label} has only {members.numel()} labelled instances"
+            )
+        order = members[torch.randperm(members.numel(), generator=generator)]
+        train.append(order[:per_class])
+        others.append(order[per_class:])
+    if not train:
+        raise UserError("y: no labelled instance to draw from")
+    rest = torch.cat(others)
+    rest = rest[torch.randperm(rest.numel(), generator=generator)]
+    last = num_valid + num_test if num_test is not None else max(rest.numel(), num_valid)
+    if rest.numel() < last:
+        raise UserError(
+            f"num_valid, num_test: {num_valid} + {num_test or 0} asked for, but only {rest.numel()} labelled "
+            f"instances are left after {per_class} a class went to training"
+        )
+    called = name or f"{per_class} a class/{num_valid}/{'rest' if num_test is None else num_test}/seed={seed}"
+    return Split(called, torch.cat(train), rest[:num_valid], rest[num_valid:last])
+
+
+def labels_per_class_split(y: Any, *, per_class: int, num_valid: int = 1000, seed: int = 0) -> Split:
+    """`per_class` labels of every class to train, `num_valid` others to valid, all the rest to test: images, texts."""
+    return per_class_split(y, per_class=per_class, num_valid=num_valid, num_test=None, seed=seed)
+
+
+def authors_split(y: Any, *, per_class: int = 20, num_valid: int = 500, num_test: int = 1000) -> Split:
+    """The one split on which the authors' code reports the citation graphs: `per_class_split` with seed 123.
+
+    Class by class one ``randperm`` of its nodes, the first 20 to training; the others of all classes, kept class after
+    class in the order just drawn, take one more ``randperm``, and the first 500 and the next 1000 are valid and test.
+    """
+    sizes = {"per_class": per_class, "num_valid": num_valid, "num_test": num_test}
+    return per_class_split(y, **sizes, seed=AUTHORS_SEED, name="authors/seed=123")
+
+
+def time_split(num_snapshots: int, *, ratio: Sequence[float] = (2, 2, 6)) -> Split:
+    """Snapshots in time order: the first to train, the next to valid, the last to test; nothing is drawn."""
+    if len(ratio) != 3 or min(ratio) < 0 or sum(ratio) <= 0:
+        raise UserError(f"ratio: expected three numbers ≥ 0 with a positive sum, got {tuple(ratio)}")
+    train, valid = (_floor(num_snapshots * part / sum(ratio)) for part in ratio[:2])
+    valid = valid if ratio[2] else num_snapshots - train
+    name = "time " + ":".join(f"{part:g}" for part in ratio)
+    return Split(name, *torch.arange(num_snapshots).split([train, valid, num_snapshots - train - valid]))
+
+
+def _classes(y: Any) -> Tensor:
+    classes = None if isinstance(y, (int, np.integer)) else torch.as_tensor(y)
+    if classes is None or classes.dim() != 1 or classes.is_floating_point():
+        raise UserError("y: a split by class needs a one-dimensional vector of whole-numbered classes")
+    return classes
+
+
+def _floor(value: float) -> int:
+    return int(value + 1e-6)  # 0.1 · 30 is 3.0000000000000004 and 0.7 · 10 is 6.999…: neither may cost an instance

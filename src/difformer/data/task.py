@@ -13,14 +13,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from difformer.data.scaling import Scaling
-from difformer.data.split import Split
-from difformer.data.split_rules import labelled
+from difformer.data.split import Split, labelled
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -109,10 +108,8 @@ class Task:
     @property
     def num_edges(self) -> int | None:
         """Directed edges, self-loops counted, over all snapshots; None without a graph."""
-        if self.edge_index is None:
-            return None
-        parts = self.edge_index if isinstance(self.edge_index, tuple) else (self.edge_index,)
-        return sum(part.shape[1] for part in parts)
+        parts = [part.shape[1] for part in _each(self.edge_index) if part is not None]
+        return sum(parts) if self.edge_index is not None else None
 
     def with_splits(self, splits: Split | Iterable[Split]) -> Task:
         """The same task with other splits."""
@@ -128,22 +125,18 @@ class Task:
         Raises:
             ValueError: Naming the first such entry.
         """
-        values = self.x.values() if self.x.layout == torch.sparse_csr else self.x
-        if not bool(values.isfinite().all()):
-            where = tuple((~values.isfinite()).nonzero()[0].tolist())
-            raise UserError(f"task {self.name!r}: x is {values[where].item()} at {where}; features must be finite")
-        for weight in self.edge_weight if isinstance(self.edge_weight, tuple) else (self.edge_weight,):
-            if weight is not None and not bool(weight.isfinite().all()):
-                where = tuple((~weight.isfinite()).nonzero()[0].tolist())
-                raise UserError(f"task {self.name!r}: edge_weight is {weight[where].item()} at edge {where[0]}")
+        features = self.x.values() if self.x.layout == torch.sparse_csr else self.x
+        for part, values in (("x", features), *(("edge_weight", weight) for weight in _each(self.edge_weight))):
+            if values is not None and not bool(values.isfinite().all()):
+                where = tuple((~values.isfinite()).nonzero()[0].tolist())
+                place = f"{where}; features must be finite" if part == "x" else f"edge {where[0]}"
+                raise UserError(f"task {self.name!r}: {part} is {values[where].item()} at {place}")
 
     def facts(self) -> dict[str, str | int]:
         """Sizes and protocol, one entry each, for tables and logs."""
         facts: dict[str, str | int] = {"name": self.name, "kind": self.kind, "problem": self.problem}
-        if self.kind == "graphs":
-            facts["graphs"] = self.num_instances
-        if self.kind == "series":
-            facts["snapshots"] = self.num_instances
+        if self.kind != "nodes":
+            facts["graphs" if self.kind == "graphs" else "snapshots"] = self.num_instances
         facts["nodes"] = self.num_nodes
         if self.num_edges is not None:
             facts["edges"] = self.num_edges
@@ -168,10 +161,10 @@ class Task:
         """SHA-256 over everything that can change a result: two tasks with one fingerprint train alike."""
         digest = hashlib.sha256(f"{self.name}|{self.kind}|{self.problem}|{self.metric}|{self.num_outputs}".encode())
         for part in (self.x, self.y, self.edge_index, self.edge_weight, self.node_ptr):
-            for tensor in part if isinstance(part, tuple) else (part,):
+            for tensor in _each(part):
                 update_digest(digest, tensor)
         for split in self.splits:
-            for tensor in (split.train, split.valid, split.test):
+            for tensor in split.parts().values():
                 update_digest(digest, tensor)
         return digest.hexdigest()
 
@@ -190,6 +183,11 @@ def update_digest(digest: hashlib._Hash, tensor: Tensor | None) -> None:
         digest.update(flat.view(torch.uint8).numpy().data)  # a view, not a copy: graphs have gigabytes of edges
 
 
+def _each(part: Tensor | tuple[Tensor, ...] | None) -> tuple[Tensor | None, ...]:
+    """The parts of what may be one tensor or one per snapshot."""
+    return part if isinstance(part, tuple) else (part,)
+
+
 # What must hold between the parts of a task, checked once when it is made, so that no model meets a wrong shape. Every
 # check is one pass over what it checks: a graph of sixty million edges costs a second. The first problem is raised, so
 # that a check may rely on those above it.
@@ -197,50 +195,31 @@ def update_digest(digest: hashlib._Hash, tensor: Tensor | None) -> None:
 
 def _problems(task: Task) -> Iterator[str]:
     """What contradicts what in a task, naming the field."""
-    if task.kind not in ("nodes", "series", "graphs"):
-        yield f"kind must be 'nodes', 'series' or 'graphs', got {task.kind!r}"
-    if task.problem not in ("multiclass", "multilabel", "regression"):
-        yield f"problem must be 'multiclass', 'multilabel' or 'regression', got {task.problem!r}"
-    yield from _feature_problems(task)
-    yield from _target_problems(task)
-    yield from _pointer_problems(task)
-    yield from _structure_problems(task)
-    nodes_or_graphs = task.y.shape[0] if task.kind == "graphs" else task.x.shape[-2]
-    wanted = {"class_names": task.num_outputs, "instance_names": nodes_or_graphs, "feature_names": task.x.shape[-1]}
-    for part, count in wanted.items():
-        if len(getattr(task, part)) not in (0, count):
-            yield f"{part} must hold {count} names or none, got {len(getattr(task, part))}"
-    yield from _split_problems(task)
-
-
-def _feature_problems(task: Task) -> Iterator[str]:
-    x = task.x
-    dims, shape = (3, "[T, N, F]") if task.kind == "series" else (2, "[N, F]")
+    for name, given, known in (("kind", task.kind, get_args(Kind)), ("problem", task.problem, get_args(Problem))):
+        if given not in known:
+            yield f"{name} must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}, got {given!r}"
+    x, y, kind, outputs = task.x, task.y, task.kind, task.num_outputs
+    dims, shape = (3, "[T, N, F]") if kind == "series" else (2, "[N, F]")
     if x.dim() != dims:
-        yield f"x of a {task.kind!r} task must have shape {shape}, got {tuple(x.shape)}"
+        yield f"x of a {kind!r} task must have shape {shape}, got {tuple(x.shape)}"
     if not x.is_floating_point():
         yield f"x must hold floats, got {x.dtype}; convert it with x.float()"
     if x.layout not in (torch.strided, torch.sparse_csr):
         yield f"x must be dense or sparse CSR, got layout {x.layout}; convert it with x.to_sparse_csr()"
-    if x.layout == torch.sparse_csr and task.kind != "nodes":
-        yield f"sparse features are for 'nodes' tasks, this one is {task.kind!r}; convert them with x.to_dense()"
+    if x.layout == torch.sparse_csr and kind != "nodes":
+        yield f"sparse features are for 'nodes' tasks, this one is {kind!r}; convert them with x.to_dense()"
     if task.scaling is not None and task.scaling.rows != x.shape[0]:
         yield (
             f"its features were standardised over {task.scaling.rows} rows, and x holds {x.shape[0]}: bring new rows "
             f"to that scale with task.scaled(x), and leave scaling out where they join the others"
         )
-
-
-def _target_problems(task: Task) -> Iterator[str]:
-    x, y, outputs = task.x, task.y, task.num_outputs
     if outputs < 1:
         yield f"num_outputs must be at least 1, got {outputs}"
-    first = {"nodes": "nodes", "series": "snapshots"}.get(task.kind)
-    if first is not None and (y.dim() == 0 or y.shape[0] != x.shape[0]):
-        yield f"y has shape {tuple(y.shape)}, but x has {x.shape[0]} {first}"
-    if task.kind == "series" and (y.dim() < 2 or y.shape[1] != x.shape[1]):
+    if kind != "graphs" and (y.dim() == 0 or y.shape[0] != x.shape[0]):
+        yield f"y has shape {tuple(y.shape)}, but x has {x.shape[0]} {'nodes' if kind == 'nodes' else 'snapshots'}"
+    if kind == "series" and (y.dim() < 2 or y.shape[1] != x.shape[1]):
         yield f"y of a series must have shape [T, N], here [{x.shape[0]}, {x.shape[1]}], got {tuple(y.shape)}"
-    leading = 2 if task.kind == "series" else 1
+    leading = 2 if kind == "series" else 1
     if task.problem == "multiclass":
         if y.dtype != torch.long or y.dim() != leading:
             yield f"classes must be int64 with {leading} dimension(s), got {y.dtype} of shape {tuple(y.shape)}"
@@ -249,33 +228,46 @@ def _target_problems(task: Task) -> Iterator[str]:
                 f"classes must lie in 0 … {outputs - 1} (num_outputs = {outputs}), or be -1 where unknown; "
                 f"got {int(y.min())} … {int(y.max())}"
             )
-        return
-    if not y.is_floating_point():
-        yield f"y of a {task.problem} task must hold floats (NaN = unlabelled), got {y.dtype}"
-    with_columns = y.dim() == leading + 1 and y.shape[-1] == outputs
-    if not (with_columns or (task.problem == "regression" and y.dim() == leading and outputs == 1)):
-        yield f"y of a {task.problem} task with num_outputs = {outputs} cannot have shape {tuple(y.shape)}"
-
-
-def _pointer_problems(task: Task) -> Iterator[str]:
-    ptr, graphs, nodes = task.node_ptr, task.y.shape[0], task.x.shape[0]
-    if task.kind != "graphs":
-        if ptr is not None:
-            yield f"node_ptr is for 'graphs' tasks, this one is {task.kind!r}"
-        return
-    if ptr is None or ptr.dtype != torch.long or ptr.dim() != 1 or ptr.numel() != graphs + 1:
-        got = "none" if ptr is None else f"{ptr.dtype} of shape {tuple(ptr.shape)}"
-        yield f"a task of {graphs} graphs needs node_ptr, int64 of shape [{graphs + 1}]; got {got}"
-    elif int(ptr[0]) != 0 or int(ptr[-1]) != nodes or bool((ptr.diff() < 0).any()):
-        yield f"node_ptr must rise from 0 to the number of nodes, {nodes}; got {ptr[0]} … {ptr[-1]}"
+    else:
+        if not y.is_floating_point():
+            yield f"y of a {task.problem} task must hold floats (NaN = unlabelled), got {y.dtype}"
+        single = task.problem == "regression" and y.dim() == leading and outputs == 1
+        if not single and (y.dim() != leading + 1 or y.shape[-1] != outputs):
+            yield f"y of a {task.problem} task with num_outputs = {outputs} cannot have shape {tuple(y.shape)}"
+    yield from _structure_problems(task)
+    rows = y.shape[0] if kind == "graphs" else x.shape[-2]
+    for part, count in (("class_names", outputs), ("instance_names", rows), ("feature_names", x.shape[-1])):
+        if len(getattr(task, part)) not in (0, count):
+            yield f"{part} must hold {count} names or none, got {len(getattr(task, part))}"
+    if not task.splits:
+        yield "splits: got none, expected at least one"
+    unknown = y == -1 if task.problem == "multiclass" else y.isnan()
+    unknown = unknown.flatten(1).all(1) if unknown.dim() > 1 else unknown
+    some_unknown = bool(unknown.any())
+    for split in task.splits:
+        split.check(y.shape[0])
+        for part, index in split.parts().items() if some_unknown else ():
+            for at in index[unknown[index]][:1].tolist():
+                yield f"split {split.name!r}: {part} holds instance {at}, which carries no target"
 
 
 def _structure_problems(task: Task) -> Iterator[str]:
-    index, weight = task.edge_index, task.edge_weight
+    """What is wrong with pointers, edges and weights."""
+    ptr, index, weight, nodes = task.node_ptr, task.edge_index, task.edge_weight, task.x.shape[-2]
+    if task.kind != "graphs":
+        if ptr is not None:
+            yield f"node_ptr is for 'graphs' tasks, this one is {task.kind!r}"
+    elif ptr is None or ptr.dtype != torch.long or ptr.shape != (task.y.shape[0] + 1,):
+        got = "none" if ptr is None else f"{ptr.dtype} of shape {tuple(ptr.shape)}"
+        count = task.y.shape[0]
+        yield f"a task of {count} graphs needs node_ptr, int64 of shape [{count + 1}]; got {got}"
+    elif int(ptr[0]) != 0 or int(ptr[-1]) != nodes or bool((ptr.diff() < 0).any()):
+        yield f"node_ptr must rise from 0 to the number of nodes, {nodes}; got {ptr[0]} … {ptr[-1]}"
     if index is None:
         if weight is not None:
             yield "edge_weight without edge_index"
-    elif isinstance(index, tuple):
+        return
+    if isinstance(index, tuple):
         if task.kind != "series" or len(index) != task.x.shape[0]:
             yield (
                 f"a tuple of {len(index)} graphs is for a series with as many snapshots; "
@@ -283,46 +275,23 @@ def _structure_problems(task: Task) -> Iterator[str]:
             )
         if weight is not None and (not isinstance(weight, tuple) or len(weight) != len(index)):
             yield f"edge_weight must be a tuple of {len(index)}, one per snapshot, as edge_index is"
-        weights = weight if isinstance(weight, tuple) else (None,) * len(index)
-        for one, its_weight in zip(index, weights, strict=True):
-            yield from _edge_problems(task, one, its_weight)
     elif isinstance(weight, tuple):
         yield "edge_weight is a tuple, but edge_index is one tensor"
-    else:
-        yield from _edge_problems(task, index, weight)
-        if task.node_ptr is not None and index.numel():
-            graph = torch.bucketize(index.contiguous(), task.node_ptr, right=True)
+    weights = _each(weight) if weight is not None else [None] * len(_each(index))
+    for ends, its_weight in zip(index if isinstance(index, tuple) else (index,), weights, strict=True):
+        if ends.dtype != torch.long or ends.dim() != 2 or ends.shape[0] != 2:
+            yield f"edge_index must be int64 of shape [2, E], got {ends.dtype} of shape {tuple(ends.shape)}"
+        if ends.numel():
+            low, high = (int(bound) for bound in torch.aminmax(ends))
+            if low < 0 or high >= nodes:
+                yield f"edge_index holds node {low if low < 0 else high}, but nodes go from 0 to {nodes - 1}"
+        if its_weight is not None and (not its_weight.is_floating_point() or its_weight.shape != ends.shape[1:]):
+            got = f"{its_weight.dtype} of shape {tuple(its_weight.shape)}"
+            yield f"edge_weight must hold one float per edge, shape [{ends.shape[1]}]; got {got}"
+        if ptr is not None:
+            graph = torch.bucketize(ends.contiguous(), ptr, right=True)
             for at in (graph[0] != graph[1]).nonzero()[:1].flatten().tolist():
                 yield (
-                    f"edge {at} ({int(index[0, at])} → {int(index[1, at])}) joins two different graphs; "
+                    f"edge {at} ({int(ends[0, at])} → {int(ends[1, at])}) joins two different graphs; "
                     f"indices must be global, offset by node_ptr"
                 )
-
-
-def _edge_problems(task: Task, index: Tensor, weight: Tensor | None) -> Iterator[str]:
-    if index.dtype != torch.long or index.dim() != 2 or index.shape[0] != 2:
-        yield f"edge_index must be int64 of shape [2, E], got {index.dtype} of shape {tuple(index.shape)}"
-    if index.numel():
-        low, high = (int(bound) for bound in torch.aminmax(index))
-        if low < 0 or high >= task.x.shape[-2]:
-            yield f"edge_index holds node {low if low < 0 else high}, but nodes go from 0 to {task.x.shape[-2] - 1}"
-    if weight is not None and (not weight.is_floating_point() or weight.shape != index.shape[1:]):
-        yield (
-            f"edge_weight must hold one float per edge, shape [{index.shape[1]}]; "
-            f"got {weight.dtype} of shape {tuple(weight.shape)}"
-        )
-
-
-def _split_problems(task: Task) -> Iterator[str]:
-    if not task.splits:
-        yield "splits: got none, expected at least one"
-    unknown = task.y == -1 if task.problem == "multiclass" else task.y.isnan()
-    if unknown.dim() > 1:
-        unknown = unknown.flatten(1).all(1)
-    some_unknown = bool(unknown.any())
-    for split in task.splits:
-        split.check(task.y.shape[0])
-        for part, index in split.parts().items() if some_unknown else ():
-            if bool(unknown[index].any()):
-                at = int(index[unknown[index]][0])
-                yield f"split {split.name!r}: {part} holds instance {at}, which carries no target"

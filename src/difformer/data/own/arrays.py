@@ -16,8 +16,7 @@ from difformer.data.archives import read_npy, read_npz
 from difformer.data.errors import DAMAGE, DataError
 from difformer.data.own.table import MemoryTable, canonical_id, frame_column, is_pandas, number
 from difformer.data.sparse import checked_csr, from_scipy, sparse_to_scipy
-from difformer.data.split import Split
-from difformer.data.split_rules import index_split, masks_split
+from difformer.data.split import Split, index_split, masks_split
 
 ARRAY_ENDINGS = (".npz", ".npy")
 # What the arrays of an NPZ file are called; the first name found counts.

@@ -14,8 +14,7 @@ from difformer.data.errors import DataError, in_file, listed
 from difformer.data.own.feature_tables import PART_WORDS, Features
 from difformer.data.own.targets import METRICS, Labels, Targets, constant_columns, encode_targets, suspicions
 from difformer.data.scaling import Scaling, uneven
-from difformer.data.split import Split, load_splits, split_of_parts
-from difformer.data.split_rules import labelled, random_split, time_split
+from difformer.data.split import Split, labelled, load_splits, random_split, split_of_parts, time_split
 from difformer.data.task import Problem, Task
 from difformer.errors import UserError, did_you_mean
 

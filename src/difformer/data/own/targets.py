@@ -31,7 +31,7 @@ from difformer.data.own.arrays import ARRAY_ENDINGS, label_cells, named_array, r
 from difformer.data.own.csv_files import TextFormat, open_table
 from difformer.data.own.table import GAP_WORDS, Column, Table, Values, canonical_id, is_missing, names_ids, near_misses
 from difformer.data.own.table import number as number_of
-from difformer.data.split_rules import labelled
+from difformer.data.split import labelled
 from difformer.data.task import Problem
 from difformer.errors import UserError
 
