@@ -188,10 +188,12 @@ def test_a_line_nested_too_deeply_is_an_error_with_its_number(tmp_path):
         Ledger(tmp_path).read()
 
 
-def test_half_characters_and_rows_without_a_preset_are_refused(tmp_path):
+def test_half_characters_and_missing_fields_are_refused(tmp_path):
     Ledger(tmp_path).path.write_text(json.dumps({**line("gcn", 0, 0.5), "device": "\ud800"}) + "\n")
     with pytest.raises(ValueError, match="half of a character"):
         Ledger(tmp_path).read()
-    Ledger(tmp_path).path.write_text(json.dumps({k: v for k, v in line("gcn", 0, 0.5).items() if k != "preset"}) + "\n")
-    with pytest.raises(ValueError, match="preset is missing"):
-        Ledger(tmp_path).read()
+    for name in ("preset", "peak_memory"):
+        kept = {k: v for k, v in line("gcn", 0, 0.5).items() if k != name}
+        Ledger(tmp_path).path.write_text(json.dumps(kept) + "\n")
+        with pytest.raises(ValueError, match=f"{name} is missing"):
+            Ledger(tmp_path).read()

@@ -304,7 +304,7 @@ class Partition:
 
     @property
     def quality(self) -> Quality:
-        return Quality(**self.about["quality"])
+        return Quality(**{name: self.about["quality"][name] for name in _FORM["quality"]})
 
     def read(self, number: int) -> Part:
         """One part.

@@ -311,7 +311,8 @@ def frame(lines: Sequence[Line]) -> Any:
         for line, precision in zip(lines, low, strict=True)
     ]
     runs["megabytes"] = [
-        None if line["peak_memory"] is None else line["peak_memory"] / line.get("stacked", 1) / 1e6 for line in lines
+        None if line["peak_memory"] is None else line["peak_memory"] / (line.get("stacked") or 1) / 1e6
+        for line in lines
     ]
     for name in dict.fromkeys(name for line in lines for name in line["measures"]):
         runs[name] = [

@@ -104,7 +104,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("seed", "stacked"), int),
 }
 _REQUIRED = {
-    DONE: {"data", "system", "preset", "seed", "split", "test", "metric", "measures"},
+    DONE: {"data", "system", "preset", "seed", "split", "test", "metric", "measures", "device", "peak_memory"},
     FAILED: {"data", "reason"},
 }
 
