@@ -308,24 +308,12 @@ def _joined(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def worth_explaining(material: Material) -> list[Place]:
-    """Confident errors and a narrow success; of a series the largest error of its snapshot, of graphs the one shown."""
-    task, outputs, part = material.task, material.outputs, material.rows
-    if task.kind == "graphs":
-        return [int(part[0])] if part.numel() else [0]
-    if task.kind == "series":
-        number = int(part.max()) if part.numel() else task.num_instances - 1
-        gap = (outputs[number].reshape(task.y[number].shape) - task.y[number]).abs()
-        return [(number, int(gap.reshape(gap.shape[0], -1).sum(1).nan_to_num(-1).argmax()))]
-    y, o = task.y[part], outputs[part]
-    if task.problem != "multiclass":
-        gap = ((o.sigmoid() if task.problem == "multilabel" else o).reshape(y.shape) - y).abs().nan_to_num(0)
-        return part[gap.reshape(len(part), -1).sum(1).topk(min(WRONG, len(part))).indices].tolist() if len(part) else []
-    top = o.softmax(-1).topk(min(2, o.shape[1]), dim=-1)
-    margin = top.values[:, 0] - (top.values[:, 1] if o.shape[1] > 1 else 0)
-    wrong = (top.indices[:, 0] != y) & (y >= 0)
-    found: list[Place] = []
-    for which, sign, count in ((wrong, -1, WRONG), (~wrong & (y >= 0), 1, NARROW)):
-        rows = which.nonzero().squeeze(1)
-        found += part[rows[(sign * margin[rows]).argsort()[:count]]].tolist()
+def worth_explaining(material: Material, worst: Sequence[Place]) -> list[Place]:
+    """The worst errors, of which `worst` are the first, and of classes the narrowest success."""
+    part, found = material.rows, list(dict.fromkeys(worst))[:WRONG]
+    if material.task.problem == "multiclass" and material.task.kind != "series" and part.numel():
+        top = material.outputs[part].softmax(-1).topk(min(2, material.task.num_outputs), dim=-1)
+        right = (top.indices[:, 0] == material.task.y[part]).nonzero().squeeze(1)
+        margin = (top.values[:, 0] - top.values[:, -1])[right]
+        found += part[right[margin.argsort()[:NARROW]]].tolist()
     return found

@@ -2,20 +2,14 @@
 
 Seeds, splits, learning rates, weight decays, dropout rates, step sizes, graph and source weights may differ from run to
 run; everything that changes a shape or the order of operations may not. Each run has the initialisation, the dropout
-masks and the steps of its own single run, so its result is that of `train_one` up to rounding.
-
-A small model leaves a GPU idle between kernels; a stack of many fills it. A CPU is idle only while operations are
-called, which takes microseconds: states of 20 nodes × 4 channels gain sevenfold from a stack of 20, those of Cora
-(2,708 × 64), which keep all cores busy and fit the cache, nothing (`faster`).
+masks and the steps of its own single run, so its result is that of `train_one` up to rounding. A small model leaves a
+GPU idle between kernels; a stack of many fills it. On a CPU only tiny states gain (`faster`).
 
 `torch.vmap` runs the model's own code on all runs at once: a linear map becomes a batched product, the graph multiplies
-the columns of all runs side by side. Hyper-parameters that differ from run to run are tensors with one value per run,
-put in place of the modules' plain attributes during the pass (`StackModel`).
-
-The loop has the epochs, evaluations and best epochs of `difformer.training.loop`, but nothing is read from the device
-while it works: everything known about the runs stays there until the end (`difformer.training.journal`); callbacks look
-at every evaluation, early stopping looks now and then. So an epoch is a list of kernels that never changes, and on a
-GPU it is recorded (`difformer.training.cuda_graph`): `vmap` takes longer to launch that list than a GPU to execute it.
+the columns of all runs side by side. Hyper-parameters that differ are tensors with one value per run, put in place of
+the modules' plain attributes during the pass. Nothing is read from the device while it works: callbacks look at every
+evaluation, early stopping looks now and then. So an epoch is a list of kernels that never changes, and on a GPU it is
+recorded (`difformer.training.cuda_graph`): `vmap` takes longer to launch that list than a GPU to execute it.
 """
 
 from __future__ import annotations
