@@ -35,8 +35,8 @@ import torch
 from scipy.stats import qmc
 
 from difformer.data import DataError, Task, load
-from difformer.experiments.cells import complete, defaults_of_base
-from difformer.experiments.ledger import append_line, code_version, identity, read_lines
+from difformer.experiments.cells import defaults_of_base
+from difformer.experiments.ledger import append_line, code_version, complete, identity, read_lines
 from difformer.experiments.presets import Preset, load_presets, write_preset
 from difformer.training import NonFiniteLossError, toml, train_one
 from difformer.training.config import TrainConfig, make_config

@@ -19,6 +19,7 @@ from difformer.zoo.encoder import (
     check_heads,
     dropout,
     linear,
+    option,
     refuse_beyond_memory,
 )
 from difformer.zoo.graphgps import GPSLayer
@@ -84,45 +85,23 @@ class Exphormer(Encoder):
     Cost is O(E + N (degree + virtual nodes)): linear in the graph, while every pair of nodes is joined by a short path.
     The expander follows from the number of nodes and `expander_seed`, hence from the order of the nodes; virtual nodes
     have learned initial states.
-
-    Args:
-        hidden_channels: Length of a state, all heads together.
-        num_layers: Layers.
-        num_heads: Heads; must divide `hidden_channels`.
-        dropout: On the features and within each layer.
-        degree: Degree of the expander, an even number; 0 for none.
-        virtual_nodes: How many nodes are joined to all others.
-        expander_seed: Of the random cycles.
-        norm: ``"batch"``, ``"layer"`` or ``"none"``.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_layers: int = 3,
-        num_heads: int = 4,
-        dropout: float = 0.2,
-        degree: int = 6,
-        virtual_nodes: int = 1,
-        expander_seed: int = 0,
-        norm: str = "layer",
-    ) -> None:
-        super().__init__(
-            {"degree": 0, "virtual_nodes": 0},
-            num_layers=num_layers,
-            dropout=dropout,
-            degree=degree,
-            virtual_nodes=virtual_nodes,
-            expander_seed=expander_seed,
-        )
-        check_heads(num_heads, hidden_channels)
+    num_layers: int = option(3, "Layers.")
+    num_heads: int = option(4, "Heads; must divide `hidden_channels`.")
+    dropout: float = option(0.2, "On the features and within each layer.")
+    degree: int = option(6, "Degree of the expander, an even number; 0 for none.", least=0)
+    virtual_nodes: int = option(1, "How many nodes are joined to all others.", least=0)
+    expander_seed: int = option(0, "Of the random cycles.")
+    norm: str = option("layer", '``"batch"``, ``"layer"`` or ``"none"``.')
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        check_heads(self.num_heads, hidden_channels)
         self.input = nn.Linear(in_channels, hidden_channels)
-        self.virtual = nn.Parameter(torch.randn(virtual_nodes, hidden_channels)) if virtual_nodes else None
+        self.virtual = nn.Parameter(torch.randn(self.virtual_nodes, hidden_channels)) if self.virtual_nodes else None
         self.layers = nn.ModuleList(
-            ExphormerLayer(hidden_channels, num_heads, dropout=dropout, norm=norm) for _ in range(num_layers)
+            ExphormerLayer(hidden_channels, self.num_heads, dropout=self.dropout, norm=self.norm)
+            for _ in range(self.num_layers)
         )
         self.output = nn.Linear(hidden_channels, out_channels)
         self._local: ResultCache[Graph] = ResultCache()
@@ -130,12 +109,9 @@ class Exphormer(Encoder):
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States of the nodes after the last layer."""
         links = self.links(observed)
-        if torch.is_grad_enabled():
-            first = self.layers[0]
-            assert isinstance(first, ExphormerLayer)
-            edges = sum(attention_bytes(graph, first.heads, 0, len(self.layers)) for graph in links.kinds)
-            what = f"exphormer on {sum(graph.num_edges for graph in links.kinds):,} edges"
-            refuse_beyond_memory(edges, observed.device, what, "train with batch_size=…, or a smaller degree")
+        edges, remedy = sum(graph.num_edges for graph in links.kinds), "train with batch_size=…, or a smaller degree"
+        needed = sum(attention_bytes(graph, self.num_heads, 0, self.num_layers) for graph in links.kinds)
+        refuse_beyond_memory(needed, x.device, "exphormer on {:,} edges", remedy, count=edges, training=True)
         z = dropout(linear(self.input, x, self.dropout, self.training), self.dropout, self.training)
         if self.virtual is not None:
             graphs = 1 if observed.segments is None else observed.segments.num_graphs
@@ -178,8 +154,7 @@ _batched: ResultCache[tuple[Graph, Graph]] = ResultCache()
 @lru_cache(maxsize=8)
 def _whole(rows: int, degree: int, virtual: int, seed: int, device: torch.device) -> tuple[Graph, Graph]:
     with torch.inference_mode(False):
-        nodes = torch.arange(rows)
-        return _graphs(rows, [nodes], degree, virtual, seed, device)
+        return _graphs(rows, [torch.arange(rows)], degree, virtual, seed, device)
 
 
 def _graphs(

@@ -13,18 +13,15 @@ from difformer.zoo.encoder import (
     Graph,
     Observed,
     ResultCache,
-    check_choice,
     check_heads,
     dropout,
     linear,
     make_norm,
+    one_of,
+    option,
 )
-from difformer.zoo.random_features import draw_projection, key_features, linear_attention, query_features
+from difformer.zoo.node_pairs import draw_projection, key_features, linear_attention, relative_features
 from difformer.zoo.structure_encodings import laplacian_eigenvectors, return_probabilities
-
-LOCAL = ("gcn", "gin")
-ATTENTION = ("performer", "softmax")
-ENCODINGS = ("random_walk", "laplacian", "none")
 
 
 class GPSLayer(nn.Module):
@@ -76,7 +73,7 @@ class GPSLayer(nn.Module):
         if self.attention == "softmax":
             return propagate(q, k, v, "softmax", batch=segments).flatten(1)
         scale = q.shape[-1] ** -0.25
-        phi_q = query_features(q * scale, self.projection)
+        phi_q = relative_features(q * scale @ self.projection.T)
         phi_k = key_features(k * scale, self.projection, segments)
         return linear_attention(phi_q, phi_k, v, segments).flatten(1)
 
@@ -89,52 +86,35 @@ class GraphGPS(Encoder):
         e_i = \big[ ((D^{-1} A)^s)_{ii} \big]_{s = 1 … S} \text{ or the first S eigenvectors of the Laplacian.}
 
     Eigenvectors have no sign of their own: it is drawn anew in every pass of training.
-
-    Args:
-        hidden_channels: Length of a state, all heads together.
-        num_layers: Layers.
-        num_heads: Heads of attention; must divide `hidden_channels`.
-        dropout: Of the features and within each layer.
-        local: ``"gcn"`` or ``"gin"``.
-        attention: ``"performer"`` (random features, linear in N) or ``"softmax"`` (exact).
-        random_features: Of the performer.
-        encoding: ``"random_walk"``, ``"laplacian"`` or ``"none"``.
-        encoding_steps: S.
-        norm: ``"batch"`` (over the rows of a pass, in evaluation by what was seen in training), ``"layer"`` (over the
-            channels of a row) or ``"none"``.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_layers: int = 2,
-        num_heads: int = 4,
-        dropout: float = 0.5,
-        local: str = "gcn",
-        attention: str = "performer",
-        random_features: int = 64,
-        encoding: str = "random_walk",
-        encoding_steps: int = 16,
-        norm: str = "layer",
-    ) -> None:
-        super().__init__(
-            num_layers=num_layers, dropout=dropout, random_features=random_features, encoding_steps=encoding_steps
-        )
-        check_heads(num_heads, hidden_channels)
-        check_choice("local", local, LOCAL)
-        check_choice("attention", attention, ATTENTION)
-        check_choice("encoding", encoding, ENCODINGS)
+    num_layers: int = option(2, "Layers.")
+    num_heads: int = option(4, "Heads of attention; must divide `hidden_channels`.")
+    dropout: float = option(0.5, "Of the features and within each layer.")
+    local: str = one_of("gcn", "gin", about='``"gcn"`` or ``"gin"``.')
+    attention: str = one_of("performer", "softmax", about="Random features, linear in N; or exact.")
+    random_features: int = option(64, "Of the performer.")
+    encoding: str = one_of("random_walk", "laplacian", "none")
+    encoding_steps: int = option(16, "S.")
+    norm: str = option("layer", '``"batch"``, ``"layer"`` or ``"none"``.')
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        check_heads(self.num_heads, hidden_channels)
         self.input = nn.Linear(in_channels, hidden_channels)
-        self.position = None if encoding == "none" else nn.Linear(encoding_steps, hidden_channels, bias=False)
+        self.position = None if self.encoding == "none" else nn.Linear(self.encoding_steps, hidden_channels, bias=False)
         self.layers = nn.ModuleList(
-            GPSLayer(hidden_channels, num_heads, local, attention, random_features, dropout, norm)
-            for _ in range(num_layers)
+            GPSLayer(
+                hidden_channels,
+                self.num_heads,
+                self.local,
+                self.attention,
+                self.random_features,
+                self.dropout,
+                self.norm,
+            )
+            for _ in range(self.num_layers)
         )
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.encoding = encoding
         self._positions: ResultCache[Tensor] = ResultCache()
 
     def states(self, x: Features, observed: Observed) -> Tensor:

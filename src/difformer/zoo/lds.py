@@ -28,15 +28,14 @@ from difformer.zoo.encoder import (
     Graph,
     Observed,
     SparseMatrix,
-    check_choice,
     class_labels,
     dropout,
     keyed_uniform,
+    one_of,
+    option,
     refuse_beyond_memory,
 )
 from difformer.zoo.neighbour_graph import NeighbourGraph
-
-OUTER_LABELS = ("train", "validation")
 
 
 class LDS(Encoder):
@@ -57,59 +56,38 @@ class LDS(Encoder):
     evaluation are those of the mean graph θ, or the mean over drawn graphs.
 
     The graph belongs to the nodes it was learned for: new rows may follow them, joined by their own edges.
-
-    Args:
-        out_channels: Classes.
-        num_layers: Convolutions, the output's included.
-        dropout: After each ReLU.
-        outer_every: Passes of training from one outer step to the next.
-        outer_rate: η.
-        inner_steps: τ.
-        inner_rate: γ.
-        restart_every: Outer steps after which w begins anew.
-        samples: Graphs drawn for an evaluation; 0 uses the mean graph.
-        outer_labels: Where F takes its labels: ``"train"`` (one half of them, L having the other) or ``"validation"``.
-        k: Neighbours of a node where nothing is observed, itself counted.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_layers: int = 2,
-        dropout: float = 0.5,
-        outer_every: int = 5,
-        outer_rate: float = 1.0,
-        inner_steps: int = 5,
-        inner_rate: float = 1.0,
-        restart_every: int = 20,
-        samples: int = 0,
-        outer_labels: str = "train",
-        k: int = 10,
-    ) -> None:
-        inner: dict[str, Any] = {"inner_steps": inner_steps, "inner_rate": inner_rate, "restart_every": restart_every}
-        super().__init__(
-            {"num_layers": 2, "samples": 0},
-            num_layers=num_layers,
-            dropout=dropout,
-            outer_every=outer_every,
-            outer_rate=outer_rate,
-            samples=samples,
-            **inner,
-        )
-        check_choice("outer_labels", outer_labels, OUTER_LABELS)
-        self.network = Network(in_channels, hidden_channels, num_layers)
+    num_layers: int = option(2, "Convolutions, the output's included.", least=2)
+    dropout: float = option(0.5, "After each ReLU.")
+    outer_every: int = option(5, "Passes of training from one outer step to the next.")
+    outer_rate: float = option(1.0, "η.")
+    inner_steps: int = option(5, "τ.")
+    inner_rate: float = option(1.0, "γ.")
+    restart_every: int = option(20, "Outer steps after which w begins anew.")
+    samples: int = option(0, "Graphs drawn for an evaluation; 0 uses the mean graph.", least=0)
+    outer_labels: str = one_of(
+        "train", "validation", about="Where F takes its labels; of training labels L has one half."
+    )
+    k: int = option(10, "Neighbours of a node where nothing is observed, itself counted.")
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        self.network = Network(in_channels, hidden_channels, self.num_layers)
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.outer_labels = outer_labels
-        self.neighbours = NeighbourGraph(k)
-        self.outer = OuterStep(in_channels, hidden_channels, out_channels, num_layers, rate=outer_rate, **inner)
+        self.neighbours = NeighbourGraph(self.k)
+        self.outer = OuterStep(
+            (in_channels, *[hidden_channels] * (self.num_layers - 1), out_channels),
+            rate=self.outer_rate,
+            inner_steps=self.inner_steps,
+            inner_rate=self.inner_rate,
+            restart_every=self.restart_every,
+        )
         # N is not known yet; a saved model brings its own.
         self.register_buffer("theta", torch.empty(0, 0))
         self.theta: Tensor
         self.register_buffer("seen", torch.zeros(in_channels))
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
+        self.passes: Tensor
         self._labels: tuple[Tensor, Tensor] | None = None
         self._held: tuple[Tensor, Tensor] | None = None
 
@@ -158,15 +136,10 @@ class LDS(Encoder):
         return torch.stack([self._states(x, draw(theta, generator)) for _ in range(self.samples)]).mean(0)
 
     def _begin(self, x: Features, graph: Graph | None) -> None:
-        rows = x.shape[0]
-        device = self.theta.device
-        copies = 8 + 4 * self.outer.inner_steps
-        refuse_beyond_memory(
-            4.0 * copies * rows**2,
-            device,
-            f"lds, which learns {rows:,}² edge probabilities and differentiates {self.outer.inner_steps} inner steps,",
-            "take another system for as many nodes, or fewer inner_steps",
-        )
+        rows, device, copies = x.shape[0], self.theta.device, 8 + 4 * self.inner_steps
+        what = f"lds, which learns {rows:,}² edge probabilities and differentiates {self.inner_steps} inner steps,"
+        remedy = "take another system for as many nodes, or fewer inner_steps"
+        refuse_beyond_memory(4.0 * copies * rows**2, device, what, remedy)
         with torch.no_grad():
             if graph is None or not graph.num_edges:
                 graph = self.neighbours(x)
@@ -234,11 +207,7 @@ Weights = list[tuple[Tensor, Tensor]]
 
 
 class Network(nn.Module):
-    """Weights of the hidden layers.
-
-    Args:
-        num_layers: Convolutions, the output's included, whose own map is not here.
-    """
+    """Weights of the hidden layers."""
 
     def __init__(self, in_channels: int, hidden_channels: int, num_layers: int) -> None:
         super().__init__()
@@ -276,34 +245,17 @@ def _product(z: Features, weight: Tensor) -> Tensor:
 
 
 class OuterStep(nn.Module):
-    """The inner network w, which half of the labels trains it, and how θ is moved.
+    """The inner network w of layers between these sizes, which half of the labels trains it, and how θ is moved.
 
     Its weights are buffers: the training loop saves them and leaves them alone.
-
-    Args:
-        out_channels: Classes.
-        num_layers: Convolutions, the output's included.
-        rate: η.
-        inner_steps: τ.
-        inner_rate: γ.
-        restart_every: Steps after which w begins anew, with other halves.
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int,
-        *,
-        rate: float,
-        inner_steps: int,
-        inner_rate: float,
-        restart_every: int,
+        self, sizes: Sequence[int], *, rate: float, inner_steps: int, inner_rate: float, restart_every: int
     ) -> None:
         super().__init__()
         self.rate, self.inner_steps, self.inner_rate, self.restart_every = rate, inner_steps, inner_rate, restart_every
-        self.sizes = (in_channels, hidden_channels, num_layers, out_channels)
+        self.sizes = sizes
         self.names: list[str] = []
         for k, tensor in enumerate(self._fresh()):
             self.names.append(f"w{k}")
@@ -314,29 +266,18 @@ class OuterStep(nn.Module):
         self.halves_seed: Tensor
 
     def _fresh(self) -> list[Tensor]:
-        in_channels, hidden, layers, out_channels = self.sizes
         parts = []
-        for a, b in pairwise([in_channels, *[hidden] * (layers - 1), out_channels]):
+        for a, b in pairwise(self.sizes):
             bound = math.sqrt(6 / (a + b))  # Glorot and Bengio's
             parts += [bound * (2 * _uniform((a, b), torch.device("cpu"), nodes=False) - 1), torch.zeros(b)]
         return parts
 
     def step(
-        self,
-        theta: Tensor,
-        x: Features,
-        index: Tensor,
-        labels: Tensor,
-        held: tuple[Tensor, Tensor] | None = None,
+        self, theta: Tensor, x: Features, index: Tensor, labels: Tensor, held: tuple[Tensor, Tensor] | None = None
     ) -> None:
-        """Moves θ, in place.
+        """Moves θ ``[N, N]`` in place, from the classes of the nodes `index`.
 
-        Args:
-            theta: ``[N, N]`` symmetric probabilities.
-            x: Features ``[N, F]``.
-            index: Labelled nodes.
-            labels: Their classes.
-            held: Nodes and classes of F; None takes one half of the labelled ones, and leaves the other to L.
+        `held` are nodes and classes of F; None takes one half of the labelled ones, and leaves the other to L.
         """
         if int(self.steps) % self.restart_every == 0:
             self._restart()
