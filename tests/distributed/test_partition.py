@@ -327,6 +327,13 @@ def test_a_manifest_with_a_wrong_entry_is_named(tmp_path, name, value):
         Partition.open(made.path)
 
 
+def test_an_unknown_entry_of_the_quality_is_ignored(tmp_path):
+    made = write_partition(small(), tmp_path / "parts", 2)
+    path = made.path / "partition.json"
+    path.write_text(json.dumps(nested("quality.x", 1)(json.loads(path.read_text()))))
+    assert Partition.open(made.path).quality == made.quality
+
+
 def test_features_that_are_not_finite_are_not_partitioned(tmp_path):
     x = small().x.clone()
     x[3, 1] = torch.nan

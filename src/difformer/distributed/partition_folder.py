@@ -290,7 +290,7 @@ class Partition:
 
     @property
     def quality(self) -> Quality:
-        return Quality(**self.about["quality"])
+        return Quality(**{name: self.about["quality"][name] for name in _FORM["quality"]})
 
     def stand_in(self, y: Tensor = NONE, splits: Sequence[Split] = (), names: Sequence[str] = ()) -> Any:
         """What a model and a run folder ask of a task: facts, targets and splits, but neither features nor edges."""
