@@ -63,7 +63,6 @@ class ExphormerLayer(GPSLayer):
         self.kinds = nn.Parameter(torch.ones(3, heads, channels // heads))
 
     def attend(self, z: Tensor, observed: Observed) -> Tensor:
-        """``[N, d]``: all heads side by side."""
         assert isinstance(observed, Links)
         q, k, v = self.qkv(z).unflatten(1, (3, self.heads, -1)).unbind(1)
         q = q * q.shape[-1] ** -0.5
@@ -107,7 +106,6 @@ class Exphormer(Encoder):
         self._local: ResultCache[Graph] = ResultCache()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States of the nodes after the last layer."""
         links = self.links(observed)
         edges, remedy = sum(graph.num_edges for graph in links.kinds), "train with batch_size=…, or a smaller degree"
         needed = sum(attention_bytes(graph, self.num_heads, 0, self.num_layers) for graph in links.kinds)

@@ -67,7 +67,6 @@ class GPSLayer(nn.Module):
         return self.message_second(functional.relu(self.message(received)))
 
     def attend(self, z: Tensor, observed: Observed) -> Tensor:
-        """``[N, d]``: all heads side by side."""
         segments = observed.segments
         q, k, v = self.qkv(z).unflatten(1, (3, self.heads, -1)).unbind(1)
         if self.attention == "softmax":
@@ -118,7 +117,6 @@ class GraphGPS(Encoder):
         self._positions: ResultCache[Tensor] = ResultCache()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States after the last layer."""
         graph = observed.looped
         z = linear(self.input, x, self.dropout, self.training)
         if self.position is not None:
