@@ -173,9 +173,9 @@ def perform(job: Job, seeds: Sequence[int], device: torch.device, watch: Watch, 
         for seed in seeds:
             watch.begin()
             with peak_memory(device, added=False) as peak:
-                cost = epoch_cost(task, config, seed, device, watch, quick=bool(shared["quick"]))
+                each, epochs, seconds = epoch_cost(task, config, seed, device, watch, quick=bool(shared["quick"]))
             found = {"metric": "seconds per epoch", "higher_is_better": False, **none, "stacked": 1}
-            found |= {"measures": {"epoch_seconds": cost.each}, "epochs": cost.epochs, "seconds": cost.seconds}
+            found |= {"measures": {"epoch_seconds": each}, "epochs": epochs, "seconds": seconds}
             yield job.line(seed, shared, peak, **found)
         return
     for record, peak, together in _records(job, seeds, device, watch):
