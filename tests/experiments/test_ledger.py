@@ -192,6 +192,15 @@ def test_half_characters_and_rows_without_a_preset_are_refused(tmp_path):
     Ledger(tmp_path).path.write_text(json.dumps({**line("gcn", 0, 0.5), "device": "\ud800"}) + "\n")
     with pytest.raises(ValueError, match="half of a character"):
         Ledger(tmp_path).read()
-    Ledger(tmp_path).path.write_text(json.dumps({k: v for k, v in line("gcn", 0, 0.5).items() if k != "preset"}) + "\n")
-    with pytest.raises(ValueError, match="preset must be a text, got None"):
-        Ledger(tmp_path).read()
+    for name in ("preset", "device"):
+        kept = {k: v for k, v in line("gcn", 0, 0.5).items() if k != name}
+        Ledger(tmp_path).path.write_text(json.dumps(kept) + "\n")
+        with pytest.raises(ValueError, match=f"{name} must be a text, got None"):
+            Ledger(tmp_path).read()
+
+
+def test_a_run_without_its_memory_is_summarised():
+    from difformer.experiments.analysis import frame
+
+    kept = {k: v for k, v in line("gcn", 0, 0.5).items() if k != "peak_memory"}
+    assert frame([{**kept, "stacked": 0}])["megabytes"].isna().all()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from difformer.cli.output import Output, printable
-from difformer.distributed.environment import rank
+from difformer.distributed import rank
 from difformer.errors import UserError, WouldNotFitError
 
 if TYPE_CHECKING:

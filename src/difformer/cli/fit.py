@@ -21,7 +21,7 @@ from difformer.cli.description import (
 from difformer.cli.inputs import Data, Request, add_preset_data, read_request, takes_data
 from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, option, read_seeds
 from difformer.cli.output import Output, Progress, counted
-from difformer.distributed.environment import under_torchrun
+from difformer.distributed import under_torchrun
 from difformer.errors import UserError
 from difformer.report import ATTENTION_OFF
 

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from difformer.data import Split, Task
 from difformer.data.own.preprocessing import Preprocessing
+from difformer.distributed.graph_partition import NONE
 from difformer.distributed.partition_folder import Partition
-from difformer.distributed.process_group import Ranks
+from difformer.distributed.process_group import Ranks, common
 from difformer.distributed.rank_trainer import (
     Facts,
     GraphsTrainer,
@@ -80,41 +81,58 @@ def fit_seeds(
             then finished and saved.
         RunFolderError: If the folder exists, holds another run, or cannot be written.
     """
-    ranks.agree(**{"data fingerprint": task.fingerprint()}, setting=config.to_dict(), seeds=list(seeds))
+    _agree(ranks, config, seeds, **{"data fingerprint": task.fingerprint()})
 
-    about: dict[str, Any] = {"seeds": tuple(seeds), "device": ranks.device, "source": source, "preset": preset}
-
-    def make() -> RunFolder:
-        if resume and Path(out).exists():
-            return _same_run(out, task, config, seeds)
+    def check() -> None:
         check_together(task, config, tuple(seeds))
-        return RunFolder.create(out, task, config, **about)
 
-    return _train_seeds(ranks.first_does(make), task, ranks, callbacks)
+    folder = _folder(ranks, out, resume, check, task, config, seeds, source=source, preset=preset)
+    return _train_seeds(folder, task, ranks, callbacks)
 
 
 def resume_seeds(folder: RunFolder, task: Task, *, ranks: Ranks, callbacks: Iterable[Callback] = ()) -> Summary:
     """Resume a run folder: the seeds that are not finished are spread over ranks; see `fit_seeds`."""
-    ranks.agree(**{"data fingerprint": task.fingerprint()}, setting=folder.config.to_dict(), seeds=list(folder.seeds))
+    _agree(ranks, folder.config, folder.seeds, **{"data fingerprint": task.fingerprint()})
     return _train_seeds(folder, task, ranks, callbacks)
 
 
-def _same_run(out: str | Path, task: Any, config: TrainConfig, seeds: Sequence[int]) -> RunFolder:
-    folder = RunFolder.open(out)
-    folder.check_same(task, config, tuple(seeds))
-    return folder
+def _agree(ranks: Ranks, config: TrainConfig, seeds: Sequence[int], **data: Any) -> None:
+    ranks.agree(**data, setting=config.to_dict(), seeds=list(seeds))
+
+
+def _folder(
+    ranks: Ranks,
+    out: Any,
+    resume: bool,
+    check: Callable[[], None],
+    task: Any,
+    config: TrainConfig,
+    seeds: Any,
+    **about: Any,
+) -> RunFolder:
+    """The run folder, which rank 0 makes after a check; the one that is there if it holds the same run to resume."""
+
+    def make() -> RunFolder:
+        check()
+        if not (resume and Path(out).exists()):
+            return RunFolder.create(out, task, config, seeds=tuple(seeds), device=ranks.device, **about)
+        folder = RunFolder.open(out)
+        folder.check_same(task, config, tuple(seeds))
+        return folder
+
+    return ranks.first_does(make)
 
 
 def _train_seeds(folder: RunFolder, task: Task, ranks: Ranks, callbacks: Iterable[Callback]) -> Summary:
     def share(waiting: list[int]) -> tuple[list[int], OneSeed]:
         together = len(waiting) < ranks.size and shares_batches(task, folder.config)
 
-        def one(seed: int, told: tuple[Callback, ...], stop: Callable[[], bool]) -> RunRecord:
-            given: dict[str, Any] = {"callbacks": told, "stop": stop}
+        def one(seed: int, **given: Any) -> RunRecord:
             split, config = folder.split_of(task, seed), folder.config
             if together:
-                trainer = partial(GraphsTrainer, task, split, config, seed, ranks)
-                record = _together(folder, ranks, seed, trainer, **given)
+                record = _together(
+                    folder, ranks, partial(GraphsTrainer, task, split, config, seed, ranks), seed, **given
+                )
             else:
                 given |= {"state": folder.read_checkpoint(seed), **folder.writers(seed)}
                 record = train_one(task, split, config, seed, ranks.device, **given)
@@ -127,7 +145,7 @@ def _train_seeds(folder: RunFolder, task: Task, ranks: Ranks, callbacks: Iterabl
     return _train(folder, ranks, callbacks, share, lambda: _results(folder))
 
 
-OneSeed = Callable[[int, tuple[Callback, ...], Callable[[], bool]], RunRecord]
+OneSeed = Callable[..., RunRecord]
 
 
 def _train(
@@ -137,14 +155,10 @@ def _train(
     share: Callable[[list[int]], tuple[list[int], OneSeed]],
     finish: Callable[[], tuple[dict[str, Any], ...]],
 ) -> Summary:
-    """Trains the seeds that are not finished.
+    """Trains the seeds that are not finished; rank 0 locks the folder and calls callbacks.
 
-    Args:
-        folder: The run, which rank 0 locks against other processes.
-        ranks: The group.
-        callbacks: Called on rank 0.
-        share: From the waiting seeds to those of this rank, and how to train and keep one.
-        finish: Gives the results on rank 0, when all seeds have ended.
+    `share` goes from the waiting seeds to those of this rank, and how to train and keep one; `finish` gives the results
+    on rank 0, when all seeds have ended.
     """
     told = tuple(callbacks) if ranks.first else ()
     diverged: dict[int, str] = {}
@@ -163,7 +177,7 @@ def _train(
         own, one = share(ranks.first_does(take))
         for seed in own:
             try:
-                records.append(one(seed, told, stop))
+                records.append(one(seed, callbacks=told, stop=stop))
             except NonFiniteLossError as error:  # where ranks train together, the loss is the same on all of them
                 diverged[seed] = str(error)
                 continue
@@ -172,7 +186,9 @@ def _train(
         failed = {seed: text for theirs in ranks.gather_objects(diverged) for seed, text in theirs.items()}
         results = ranks.first_does(finish)
     if failed:
-        _refuse(failed, folder)
+        said = "; ".join(f"seed {seed}: {text}" for seed, text in sorted(failed.items()))
+        others = f"The other seeds are finished and saved in {folder.path}" if len(failed) < len(folder.seeds) else ""
+        raise common(UserError(f"{said}. {others}".rstrip(". ") + ".", argument="learning_rate"))
     summary = None
     if results:
         metric = find_metric(results[0]["metric"])
@@ -182,15 +198,7 @@ def _train(
     return summary
 
 
-def _together(
-    folder: RunFolder,
-    ranks: Ranks,
-    seed: int,
-    make: Callable[[], RanksTrainer],
-    *,
-    callbacks: tuple[Callback, ...],
-    stop: Callable[[], bool],
-) -> RunRecord:
+def _together(folder: RunFolder, ranks: Ranks, make: Callable[[], RanksTrainer], seed: int, **given: Any) -> RunRecord:
     """A seed from its checkpoint, or from its beginning, by all ranks; rank 0 writes."""
     state = ranks.first_does(lambda: folder.read_checkpoint(seed))
     with isolated_rng(ranks.device):
@@ -198,7 +206,7 @@ def _together(
         trainer = make()
         if state is not None:
             state.into(trainer)
-        return trainer.run(callbacks, stop=stop, **(folder.writers(seed) if ranks.first else {}))
+        return trainer.run(**given, **(folder.writers(seed) if ranks.first else {}))
 
 
 def _results(folder: RunFolder) -> tuple[dict[str, Any], ...]:
@@ -208,28 +216,13 @@ def _results(folder: RunFolder) -> tuple[dict[str, Any], ...]:
     return results
 
 
-def _refuse(failed: dict[int, str], folder: RunFolder) -> None:
-    """The error of seeds that diverged, raised by all ranks when the other seeds have ended."""
-    said = "; ".join(f"seed {seed}: {text}" for seed, text in sorted(failed.items()))
-    others = f"The other seeds are finished and saved in {folder.path}" if len(failed) < len(folder.seeds) else ""
-    error = UserError(f"{said}. {others}".rstrip(". ") + ".", argument="learning_rate")
-    error.of_rank_0 = True  # type: ignore[attr-defined]
-    raise error
-
-
 @dataclass(frozen=True)
 class Sent:
-    """Bytes that the busiest rank sent in the last run, by kind.
+    """Bytes that the busiest rank sent in the last run, by kind."""
 
-    Args:
-        by_kind: Per epoch on average, evaluation included.
-        once: Before the first epoch and after the last.
-        ranks: Number of ranks.
-    """
-
-    by_kind: dict[str, float]
-    once: dict[str, float]
-    ranks: int
+    by_kind: dict[str, float]  # per epoch on average, evaluation included
+    once: dict[str, float]  # before the first epoch and after the last
+    ranks: int  # their number
 
 
 def partition_of(run: str | Path) -> Path | None:
@@ -266,22 +259,17 @@ def fit_sharded(
         UserError: If the ranks were started with different data or settings.
         RunFolderError: If the folder exists, holds another run, or cannot be written.
     """
-    facts = Facts.of(partition.about)
-    ranks.agree(**_identity(partition), setting=config.to_dict(), seeds=list(seeds))
+    facts, given = Facts.of(partition.about), partition.about["source"]
+    _agree(ranks, config, seeds, **_identity(partition))
 
-    def make() -> RunFolder:
+    def check() -> None:
         check_config(facts, config, partition.num_nodes)
         find_metric(facts.metric if config.metric == "auto" else config.metric, facts.problem)
-        none = torch.zeros(0, dtype=torch.long)
-        labels = _labels(partition, [Split(name, none, none, none) for name in partition.about["splits"]], none)
-        if resume and Path(out).exists():
-            return _same_run(out, labels, config, seeds)
-        given = partition.about["source"]
-        source = None if given is None else TaskSource.from_dict(given)
-        about: dict[str, Any] = {"device": ranks.device, "source": source, "preset": preset}
-        return RunFolder.create(out, labels, config, seeds=tuple(seeds), **about)
 
-    return _train_shards(ranks.first_does(make), partition, facts, ranks, callbacks)
+    labels = _labels(partition, [Split(name, NONE, NONE, NONE) for name in partition.about["splits"]], NONE)
+    source = None if given is None else TaskSource.from_dict(given)
+    folder = _folder(ranks, out, resume, check, labels, config, seeds, source=source, preset=preset)
+    return _train_shards(folder, partition, facts, ranks, callbacks)
 
 
 def resume_sharded(
@@ -318,13 +306,13 @@ def _train_shards(
             shard = partition.shard(ranks) if waiting else None
             labels = None if shard is None else gather_labels(partition, shard)
 
-        def one(seed: int, told: tuple[Callback, ...], stop: Callable[[], bool]) -> RunRecord:
+        def one(seed: int, **given: Any) -> RunRecord:
             nonlocal sent
             assert shard is not None
             number, config = seed % len(shard.splits), folder.config
             with ranks.traffic.during() as bytes_sent:
                 trainer = partial(ShardedTrainer, facts, shard, number, config, seed)
-                record = _together(folder, ranks, seed, trainer, callbacks=told, stop=stop)
+                record = _together(folder, ranks, trainer, seed, **given)
                 write_outputs(folder, record, labels, shard, facts.problem)
             sent = _sent(bytes_sent, at_first, record, ranks)
             return replace(record, outputs=record.outputs[:0])

@@ -273,9 +273,9 @@ def frame(lines: Sequence[Line]) -> Any:
     """
     rows = []
     for line in lines:
-        precision, memory = line.get("settings", {}).get("precision", "float32"), line["peak_memory"]
+        precision, memory = line.get("settings", {}).get("precision", "float32"), line.get("peak_memory")
         place = str(line["device"]) + ("" if precision == "float32" else f" in {precision}")
-        megabytes = None if memory is None else memory / line.get("stacked", 1) / 1e6
+        megabytes = None if memory is None else memory / (line.get("stacked") or 1) / 1e6
         measures = {name: value for name, value in line["measures"].items() if isinstance(value, (int, float))}
         rows.append({**line, **measures, "place": place, "megabytes": megabytes})
     return pandas().DataFrame(rows, columns=None if rows else ["seed", "split", "test", "valid"])
