@@ -203,7 +203,7 @@ def _records(
         watch.begin(len(seeds))
         with peak_memory(device) as peak:
             runs = [Run(seed, job.split(seed), config) for seed in seeds]
-            results = train_stacked(task, runs, device, stop=watch, keep_errors=True)
+            results = train_stacked(task, runs, device, stop=watch)
         diverged = [one for one in results if isinstance(one, NonFiniteLossError)]
         records = [one for one in results if isinstance(one, RunRecord)]
         whole = [one for one in records if one.status != "interrupted"]
