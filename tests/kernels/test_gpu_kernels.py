@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from difformer import DIFFormer, Graph
-from difformer.kernels.features import linear
+from difformer.kernels.fused import linear
 from difformer.kernels.rows import LayerNorm, by_rows, unit_rows
 
 pytestmark = [

@@ -9,7 +9,7 @@ import torch
 from difformer import DIFFormer, DIFFormerConv, Graph
 from difformer.kernels.cpu import explain, library, passes
 from difformer.kernels.cpu import input as input_kernel
-from difformer.kernels.fused import fused_step
+from difformer.kernels.fused import fused_layer
 from difformer.nn.dropout import dropout_key
 from difformer.nn.structure import as_structure
 
@@ -62,10 +62,10 @@ def test_sizes_that_do_not_fit_are_told_not_read(monkeypatch):
         dropping(torch.randn(30, 5))
     layer, z = DIFFormerConv(8, 8, source_weight=0.5), torch.randn(30, 8)
     with pytest.raises(ValueError, match="source has 80"):
-        fused_step(layer, z, as_structure(30, None, None, None), torch.randn(10, 8))
+        fused_layer(layer, z, as_structure(30, None, None, None), torch.randn(10, 8))
     graph = Graph(torch.randint(0, 20, (2, 50)), 20)
     with pytest.raises(ValueError, match="crow has 21"):
-        fused_step(layer, z, as_structure(20, graph, None, None), z)
+        fused_layer(layer, z, as_structure(20, graph, None, None), z)
 
 
 def test_gradients_are_finished_by_the_kernels_that_began(monkeypatch, model):

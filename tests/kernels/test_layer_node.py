@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from difformer import DIFFormer, DIFFormerConv, Graph
-from difformer.kernels import layer_node as node_module
+from difformer.kernels import layer_nodes as node_module
 from difformer.nn.dropout import dropout_key
 
 N, D = 30, 6
@@ -18,8 +18,8 @@ GPU = pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])
 def calls(monkeypatch):
     """Counts the nodes that are made."""
     made = []
-    apply = node_module._LayerNode.apply
-    monkeypatch.setattr(node_module._LayerNode, "apply", lambda *given: made.append(1) or apply(*given))
+    apply = node_module.LayerNode.apply
+    monkeypatch.setattr(node_module.LayerNode, "apply", lambda *given: made.append(1) or apply(*given))
     return made
 
 
@@ -27,7 +27,7 @@ def results(model, x, edges, formula, key=None, mode="training"):
     leaf = x.clone().requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
         if formula:
-            patch.setattr("difformer.nn.difformer.fused_layer", lambda *_: None)
+            patch.setattr("difformer.nn.difformer.why_not_fused", lambda *_: "asked for the formula")
             patch.setattr("difformer.nn.conv.why_not_fused", lambda *_: "asked for the formula")
         model.train(mode == "training")
         torch.manual_seed(5)

@@ -10,7 +10,8 @@ from difformer import DIFFormer, Graph
 from difformer.kernels.cpu import explain, library, passes
 from difformer.kernels.cpu import input as input_module
 from difformer.kernels.cpu import layer as layer_module
-from difformer.kernels.cpu.layer import Tail
+from difformer.kernels.cpu.layer import tail_fields
+from difformer.kernels.layer_nodes import Tail
 from difformer.nn import dropout as dropout_module
 from difformer.nn.dropout import dropout_key, dropout_keys, keep_mask, next_mask
 from difformer.sparse import SparseMatrix, add_product, reference_matmul
@@ -30,7 +31,7 @@ def test_masks_are_those_of_torch_to_the_bit(columns, rate, numbered):
             mask = next_mask(rate, training=True)
             assert place.site == site + 1
         out = torch.empty(70, columns)
-        passes.run("finish_rows", 70, columns, columns, z=ones, out=out, **Tail(mask=mask).fields(None, None))
+        passes.run("finish_rows", 70, columns, columns, z=ones, out=out, **tail_fields(Tail(mask=mask), None, None))
         key = dropout_keys([seed], [9])[0, 0]
         assert torch.equal(out, keep_mask(ones, rate, dropout_module._Place(key, rows, site)))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from difformer import DIFFormerConv, Graph
-from difformer.kernels import step as kernels
+from difformer.kernels import layer_nodes as kernels
 from difformer.nn import conv as conv_module
 from difformer.nn.structure import Structure
 
@@ -158,7 +158,7 @@ def test_frozen_maps_and_a_second_backward_pass():
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_a_second_derivative_is_refused_or_right(backend):
-    conv = DIFFormerConv(6, 6, transform=False, qk_norm="global", backend=backend).double()
+    conv = DIFFormerConv(6, 6, transform=False, backend=backend).double()
     z = torch.randn(30, 6, requires_grad=True, dtype=torch.float64)
     (first,) = torch.autograd.grad(conv(z).square().sum(), z, create_graph=True)
     if backend == "auto":

@@ -157,7 +157,7 @@ def test_a_changed_module_counts_with_a_graph_as_with_an_edge_index(change, opti
             if form == "formula":
                 patch.setattr("difformer.nn.conv.why_not_fused", lambda *_: "asked for the formula")
                 patch.setattr("difformer.nn.conv.why_not_gram", lambda *_: "asked for the formula")
-                patch.setattr("difformer.nn.difformer.fused_layer", lambda *_: None)
+                patch.setattr("difformer.nn.difformer.fused_layer", lambda *_, **__: None)
             for _ in range(2):  # pruned weights once were stale in the second pass
                 out = model(features(device), given(form, device))
                 model.zero_grad()

@@ -9,18 +9,17 @@ plain formula, and so does everything while a program is traced, compiled or tra
 from __future__ import annotations
 
 import functools
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from difformer._compat import has_global_hooks, is_forward_mode, is_traced
 from difformer.kernels import cpu
-from difformer.kernels.cpu.layer import MaskKey, Plan, Tail
 from difformer.kernels.cpu.passes import serves
-from difformer.kernels.layer_node import NodePlan, is_small, layer_node
+from difformer.kernels.layer_nodes import LayerNode, Plan, RowStep, Tail, Weights, is_small
 from difformer.kernels.rows import LayerNorm
-from difformer.kernels.step import Weights, gram_step, unit_step
 from difformer.shortcut import is_eager
 from difformer.sparse import CSR, SparseMatrix
 
@@ -29,6 +28,9 @@ Layer = Any
 Context = Any
 
 NOT_IN_C = "the kernels in C take many rows of float32 on a CPU, where a compiler is at hand"
+# Rows of features that do not begin on a multiple of 16 bytes are read four bytes at a time: on a GPU a product then
+# takes tens of times as long as its data take to be copied.
+ALIGNED_CHANNELS, FEWEST_ROWS = 8, 4096
 _METHODS = {"forward", "latent", "mixed", "values", "queries_and_keys", "_queries_and_keys"}
 
 
@@ -107,6 +109,8 @@ def why_not_fused(conv: Layer, z: Tensor, structure: Context) -> str | None:
         return f"precision is {z.dtype}, or mixed"
     if not is_eager(z, *_parameters(conv)) or is_forward_mode(z):
         return "the program is inside torch.func, or has tensors of a class of their own"
+    if conv.qk_norm != "row" and not _in_c(conv, z, _terms(conv, z, structure)[1]):
+        return f"qk_norm {conv.qk_norm!r}: {NOT_IN_C}"
     return None
 
 
@@ -135,69 +139,56 @@ def why_not_fused_input(layer: nn.Module, norm: nn.Module, x: Tensor | SparseMat
     return None if serves(x.shape[0], layer.out_features, *given) else NOT_IN_C
 
 
-def fused_step(conv: Layer, z: Tensor, structure: Context, source: Tensor | None) -> Tensor:
-    """Z⁺ of a layer for which `why_not_fused` found no reason; `structure` is then a `Structure`."""
-    weights, matrix = _terms(conv, z, structure)
-    if _in_c(conv, z, source, matrix):
-        plan = _plan(conv, z, matrix, weights, Tail())
-        return cpu.layer.fused_layer(z, source, None, plan, _parameters(conv))
-    if conv.qk_norm == "row" and _is_small(conv, z):
-        return layer_node(_node_plan(conv, matrix, weights), z, source, None, (), _parameters(conv))
-    assert conv.query is not None
-    if conv.qk_norm == "row":
-        return unit_step(z, conv.query, conv.key, conv.value, source, matrix, weights)
-    return gram_step(z, conv.query, conv.key, source, matrix, weights, scaled=conv.qk_norm == "global")
-
-
-class Dropout(Protocol):
-    """How a layer's dropout is made: by the kernels in C from a key, or by a mask or torch's generator."""
-
-    def key(self) -> MaskKey | None:
-        """Of the next mask; None where `apply` has to follow."""
-
-    def mask(self, like: Tensor) -> tuple[Tensor | None, float]:
-        """Factors of the outputs, or the rate of dropout drawn from torch's generator."""
-
-    def apply(self, x: Tensor) -> Tensor:
-        """Dropout by itself."""
-
-
 def fused_layer(
-    conv: Layer, norm: nn.Module, z: Tensor, structure: Context, source: Tensor | None, relu: bool, dropout: Dropout
+    conv: Layer,
+    z: Tensor,
+    structure: Context,
+    source: Tensor | None,
+    norm: nn.Module | None = None,
+    *,
+    relu: bool = False,
+    dropout: Any = None,
 ) -> Tensor | None:
-    """Z⁺ with norm, activation and dropout by one kernel; None where they go one after the other.
+    """Z⁺ of a layer for which `why_not_fused` found no reason, with what follows it where `norm` is given.
 
     Args:
-        conv, norm: Of the layer.
+        conv: The layer.
         z, structure, source: As in `DIFFormerConv.forward`.
-        relu: Whether the activation is ReLU; otherwise there must be none.
-        dropout: What follows.
+        norm: What follows first: a LayerNorm, or `nn.Identity`; None for the step alone.
+        relu: Whether the activation is ReLU; otherwise there is none.
+        dropout: How dropout is made: `difformer.nn.dropout.LayerDropout`.
+
+    Returns:
+        None where norm, activation and dropout have to follow one after the other.
     """
-    if why_not_fused(conv, z, structure) is not None or not is_plain_norm(norm):
-        return None
     weights, matrix = _terms(conv, z, structure)
-    found = norm if type(norm) is LayerNorm else None
-    scales = () if found is None else (found.weight, found.bias)
     source = source if conv.source_weight else None
-    if _in_c(conv, z, source, matrix, *scales):
-        key = dropout.key()
-        plan = _plan(conv, z, matrix, weights, Tail(None if found is None else found.eps, relu, key))
-        out = cpu.layer.fused_layer(z, source, found, plan, _parameters(conv))
-        return out if key is not None else dropout.apply(out)
-    if conv.qk_norm != "row" or not _is_small(conv, z) or any(x.dtype != z.dtype for x in scales):
+    found = norm if isinstance(norm, LayerNorm) else None
+    scales = () if found is None else (found.weight, found.bias)
+    if norm is not None and not is_plain_norm(norm):
         return None
-    mask, rate = dropout.mask(z)
-    node = _node_plan(conv, matrix, weights)
-    node = node._replace(eps=None if found is None else found.eps, relu=relu, rate=rate)
-    return layer_node(node, z, source, mask, scales, _parameters(conv))
+    options = (conv.form == "sigmoid", conv.key is None, conv.value is not None, conv.qk_norm)
+    tail = Tail(None if found is None else found.eps, relu)
+    parameters = _parameters(conv)
+    if _in_c(conv, z, matrix, *scales, *(() if source is None else (source,))):
+        key = None if dropout is None else dropout.key()
+        edges = _identity(z.shape[0]) if matrix is None and weights.observed else matrix
+        plan = Plan(weights, edges, tail._replace(mask=key), *options)
+        out = cpu.layer.fused_layer(z, source, found, plan, parameters)
+        return out if dropout is None or key is not None else dropout.apply(out)
+    if conv.qk_norm != "row":
+        return None
+    if not _is_small(conv, z):
+        return RowStep.apply(Plan(weights, matrix, tail, *options), z, source, *parameters) if norm is None else None
+    if any(x.dtype != z.dtype for x in scales):
+        return None
+    mask, rate = (None, 0.0) if dropout is None else dropout.mask(z)
+    plan = Plan(weights, matrix, tail._replace(rate=rate), *options)
+    return LayerNode.apply(plan, z, source, mask, *scales, *parameters)
 
 
 def _is_small(conv: Layer, z: Tensor) -> bool:
     return is_small(conv.form, z.shape[0], max(conv.in_channels, conv.out_channels), z.device)
-
-
-def _node_plan(conv: Layer, matrix: SparseMatrix | None, weights: Weights) -> NodePlan:
-    return NodePlan(weights, matrix, conv.form == "sigmoid", conv.key is None, conv.value is not None)
 
 
 def _terms(conv: Layer, z: Tensor, structure: Context) -> tuple[Weights, SparseMatrix | None]:
@@ -219,21 +210,13 @@ def _identity(n: int) -> SparseMatrix:
         return SparseMatrix((n, n), rows, rows)
 
 
-def _in_c(conv: Layer, z: Tensor, source: Tensor | None, matrix: SparseMatrix | None, *parameters: Tensor) -> bool:
+def _in_c(conv: Layer, z: Tensor, matrix: SparseMatrix | None, *others: Tensor) -> bool:
     """Whether the kernels in C take these tensors: float32 on a CPU, enough rows, a compiler at hand."""
     if conv.form != "simple" or z.device.type != "cpu":
         return False
     if matrix is not None and matrix.rows.crow.dtype != torch.int32:
         return False
-    given = (z, *parameters, *_parameters(conv), *(() if source is None else (source,)))
-    return serves(z.shape[0], max(conv.in_channels, conv.out_channels), *given)
-
-
-def _plan(conv: Layer, z: Tensor, matrix: SparseMatrix | None, weights: Weights, tail: Tail) -> Plan:
-    linear = conv.qk_norm != "row"
-    if matrix is None and weights.observed:
-        matrix = _identity(z.shape[0])
-    return Plan(weights, matrix, tail, linear, scaled=conv.qk_norm == "global", tied=conv.key is None)
+    return serves(z.shape[0], max(conv.in_channels, conv.out_channels), z, *others, *_parameters(conv))
 
 
 def _parameters(conv: Layer) -> tuple[Tensor, ...]:
@@ -245,3 +228,42 @@ def _parameters(conv: Layer) -> tuple[Tensor, ...]:
         if part is not None:
             found += (part._parameters["weight"], part._parameters["bias"])
     return found
+
+
+def linear(layer: nn.Linear, x: Tensor | SparseMatrix) -> Tensor:
+    """``x Wᵀ + b`` for features ``[N, d]``, dense, a torch sparse tensor or a `SparseMatrix`."""
+    if isinstance(x, Tensor) and x.layout != torch.strided:
+        x = SparseMatrix.of(x)
+    plain = type(layer) is nn.Linear and not is_touched(layer)
+    if isinstance(x, SparseMatrix):
+        if not plain:  # what was replaced, hooked or wrapped is called, with what it expects
+            return layer(x.to_dense())
+        product = x @ layer.weight.T
+        return product if layer.bias is None else product + layer.bias
+    missing = -x.shape[-1] % ALIGNED_CHANNELS
+    if missing and x.is_cuda and x.shape[0] >= FEWEST_ROWS and plain and _serves(x, layer):
+        return _Padded.apply(x, layer.weight, layer.bias, missing)
+    return layer(x)
+
+
+def _serves(x: Tensor, layer: nn.Linear) -> bool:
+    """Plain matrices of one type; mixed precision and compilers choose for themselves."""
+    same = x.dim() == 2 and x.dtype == layer.weight.dtype
+    return same and is_eager(x, layer.weight) and not torch.is_autocast_enabled("cuda")
+
+
+class _Padded(torch.autograd.Function):
+    """The map with `missing` channels of zeros appended; features are padded again backward, not kept twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, missing: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.missing, ctx.bias = missing, bias is not None
+        return functional.linear(functional.pad(x, (0, missing)), functional.pad(weight, (0, missing)), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        x_grad = grad @ weight if ctx.needs_input_grad[0] else None
+        weight_grad = (grad.T @ functional.pad(x, (0, ctx.missing)))[:, : x.shape[1]]
+        return x_grad, weight_grad, grad.sum(0) if ctx.bias else None, None

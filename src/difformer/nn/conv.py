@@ -16,7 +16,7 @@ from difformer.attention.segments import Segments
 from difformer.diffusivity import Diffusivity, as_diffusivity
 from difformer.errors import UserError
 from difformer.graph import GRAPH_NORMS, Graph
-from difformer.kernels.fused import fused_step, why_not_fused, why_not_gram
+from difformer.kernels.fused import fused_layer, why_not_fused, why_not_gram
 from difformer.kernels.gram import gram_attention
 from difformer.kernels.rows import unit_rows
 from difformer.nn.context import Context
@@ -274,8 +274,8 @@ class DIFFormerConv(nn.Module):
             context = as_structure(z.shape[0], edge_index, edge_weight, batch)
         elif edge_index is not None or edge_weight is not None or batch is not None:
             raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
-        if why_not_fused(self, z, context) is None:
-            return fused_step(self, z, context, source)
+        if why_not_fused(self, z, context) is None and (out := fused_layer(self, z, context, source)) is not None:
+            return out
         v = self.values(z)
         own = over_heads(v)  # the graph is the same for every head, so their mean suffices
         mask = self.edge_mask()

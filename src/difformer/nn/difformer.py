@@ -17,8 +17,7 @@ from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.graph import Graph
 from difformer.kernels.cpu.input import fused_input
-from difformer.kernels.features import linear
-from difformer.kernels.fused import fused_layer, why_not_fused_input
+from difformer.kernels.fused import fused_layer, linear, why_not_fused, why_not_fused_input
 from difformer.kernels.rows import LayerNorm
 from difformer.nn.checks import check_range
 from difformer.nn.context import Context
@@ -168,10 +167,11 @@ class DIFFormer(nn.Module):
         layer, norm = self.layers[k], self.norms[k]
         if context is None and type(layer) is DIFFormerConv and self._may_fuse:
             structure = as_structure(z.shape[0], edge_index, edge_weight, batch)
-            tail = LayerDropout(self.dropout, self.training)
-            out = fused_layer(layer, norm, z, structure, source, self.activation == "relu", tail)
-            if out is not None:
-                return out
+            if why_not_fused(layer, z, structure) is None:
+                drop, relu = LayerDropout(self.dropout, self.training), self.activation == "relu"
+                out = fused_layer(layer, z, structure, source, norm, relu=relu, dropout=drop)
+                if out is not None:
+                    return out
         # A layer that replaces ours need not know of contexts unless it is given one.
         options = {} if context is None else {"context": context}
         z = norm(layer(z, edge_index, edge_weight, batch, source=source, **options))

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from difformer.kernels.cpu.layer import MaskKey
+from difformer.kernels.layer_nodes import MaskKey
 
 
 class _Place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -137,7 +138,7 @@ def _named(splits: Sequence[Split]) -> str:
     if len(names) == 1:
         return names[0]
     ways, seeds = {name.partition("/seed=")[0] for name in names}, [name.partition("/seed=")[2] for name in names]
-    if len(ways) > 1 or not all(seeds):
+    if len(ways) > 1 or not all(re.fullmatch(r"-?\d{1,20}", seed) for seed in seeds):
         return f"{len(names)} splits, {names[0]} to {names[-1]}"
     run = [str(seed) for seed in range(int(seeds[0]), int(seeds[0]) + len(seeds))]
     shown = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 2 and seeds == run else ", ".join(seeds)
@@ -171,9 +172,9 @@ def drawn_splits(
     targets: Targets | None, size: int, fractions: Sequence[float] | None, seeds: Sequence[int]
 ) -> tuple[Split, ...]:
     """Random splits of what is labelled, classes in proportion; without targets, those of a series in time order."""
-    if not seeds:
-        raise UserError("seeds: got none, expected one per split")
-    shares = tuple(fractions) if fractions is not None else SERIES if targets is None else HALVES
+    if not isinstance(seeds, Iterable) or not (seeds := list(seeds)):
+        raise UserError(f"seeds: expected whole numbers, one per split, got {seeds!r}")
+    shares = fractions if fractions is not None else SERIES if targets is None else HALVES
     if targets is None:
         splits = [time_split(size, ratio=shares)]
     else:

@@ -3,7 +3,7 @@
 `difformer.kernels.cpu.explain()` says whether they are used, and why not. ``DIFFORMER_NATIVE=0`` switches them off.
 """
 
-from difformer.kernels.cpu import input, layer, product
+from difformer.kernels.cpu import input, layer
 from difformer.kernels.cpu.build import explain, library
 
-__all__ = ["explain", "input", "layer", "library", "product"]
+__all__ = ["explain", "input", "layer", "library"]

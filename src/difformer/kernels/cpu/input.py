@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.kernels.cpu.layer import MaskKey, Tail, tracks
+from difformer.kernels.cpu.layer import tail_fields, tracks
 from difformer.kernels.cpu.passes import padded, run, space
+from difformer.kernels.layer_nodes import MaskKey, Tail
 from difformer.sparse import SparseMatrix, add_product
 
 
@@ -44,7 +45,7 @@ def _forward(
         "out": rows if out is None else out,
         "kept": rows if keep else None,
     }
-    run("finish_rows", n, c, c, **given, inverse=inverse, **tail.fields(*norm))
+    run("finish_rows", n, c, c, **given, inverse=inverse, **tail_fields(tail, *norm))
     return (rows, None, None) if out is None else (out, rows, inverse)
 
 
@@ -82,7 +83,7 @@ def _gradients(grad: Tensor, inputs: list[Any], rows: Tensor, inverse: Tensor, c
     x, weight, _, norm, norm_bias = inputs
     n, c = rows.shape
     out, sums = space(n, c), (padded(c),) * 3
-    fields = ctx.tail.fields(norm, norm_bias)
+    fields = tail_fields(ctx.tail, norm, norm_bias)
     given = {"grad": grad.contiguous(), "kept": rows, "inverse": inverse, "x_grad": out}
     w_grad, b_grad, shift = (found[:c] for found in run("pull_finish", n, c, c, sums=sums, **given, **fields))
     x_grad = out @ weight if ctx.needs_input_grad[0] else None
@@ -105,7 +106,15 @@ def _graph(grad: Tensor, inputs: list[Any], ctx: Any) -> list[Tensor | None]:
     out = functional.relu(out)
     if ctx.tail.mask is not None:
         mask, (n, c) = space(*out.shape), out.shape
-        run("finish_rows", n, c, c, z=torch.ones_like(mask), out=mask, **Tail(mask=ctx.tail.mask).fields(None, None))
+        run(
+            "finish_rows",
+            n,
+            c,
+            c,
+            z=torch.ones_like(mask),
+            out=mask,
+            **tail_fields(Tail(mask=ctx.tail.mask), None, None),
+        )
         out = out * mask
     asked = [given for given in own if given is not None and given.requires_grad]
     found = iter(torch.autograd.grad(out, asked, grad, create_graph=True))
@@ -113,14 +122,7 @@ def _graph(grad: Tensor, inputs: list[Any], ctx: Any) -> list[Tensor | None]:
 
 
 def fused_input(layer: nn.Linear, norm: nn.LayerNorm | None, x: Tensor | SparseMatrix, mask: MaskKey | None) -> Tensor:
-    """Z⁰ ``[N, c]`` from features ``[N, d]``, where `difformer.kernels.fused.why_not_fused_input` finds no reason.
-
-    Args:
-        layer: The map.
-        norm: The LayerNorm, where there is one.
-        x: Features, dense or sparse.
-        mask: Of dropout; None where nothing is dropped.
-    """
+    """Z⁰ ``[N, c]`` from features ``[N, d]``, where `difformer.kernels.fused.why_not_fused_input` finds no reason."""
     tail = Tail(None if norm is None else norm.eps, True, mask)
     scale = (None, None) if norm is None else (norm.weight, norm.bias)
     given = (None, x) if isinstance(x, SparseMatrix) else (x, None)
