@@ -23,9 +23,9 @@ No rank ever holds more than about its share of the scores, and the result is ex
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from difformer.data import Split, Task
 from difformer.data.batches import GraphBatches, epoch_generator
+from difformer.distributed.partition_folder import Partition
 from difformer.distributed.process_group import Ranks, sum_gradients
 from difformer.distributed.senders import Rows
 from difformer.distributed.shard import Shard
@@ -55,27 +56,9 @@ from difformer.training.record import Row, RunRecord
 SAMPLES = 64  # scores per column that each rank shows to each rank, to find ranges of equal size
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a model needs to know about a task that no rank holds as a whole."""
-
-    name: str
-    problem: str
-    metric: str
-    num_features: int
-    num_outputs: int
-    kind: str = "nodes"
-    y: Tensor = field(default_factory=lambda: torch.zeros(0))  # targets of own rows, where a rank has read them
-
-    @staticmethod
-    def of(about: Mapping[str, Any]) -> Facts:
-        """From the manifest of a partition."""
-        return Facts(**{name: about[name] for name in ("name", "problem", "metric", "num_features", "num_outputs")})
-
-
-def check_config(facts: Facts, config: TrainConfig, num_nodes: int) -> None:
+def check_config(partition: Partition, config: TrainConfig) -> None:
     """Refuses settings that cannot be trained over ranks, before anything is read."""
-    if config.batch_size is not None and config.batch_size < num_nodes:
+    if config.batch_size is not None and config.batch_size < partition.num_nodes:
         raise UserError(
             f"batch_size={config.batch_size}: a partitioned graph is trained whole, in every pass; leave batch_size out"
         )
@@ -86,10 +69,10 @@ def check_config(facts: Facts, config: TrainConfig, num_nodes: int) -> None:
         )
     if config.loss != "auto":
         raise UserError(f"loss={config.loss!r} is for series; nodes over ranks take loss='auto'")
-    if facts.problem == "regression" and (config.label_smoothing or config.class_weights):
+    if partition.about["problem"] == "regression" and (config.label_smoothing or config.class_weights):
         raise UserError("label_smoothing and class_weights are for classes; this task is a regression")
     with isolated_rng(torch.device("cpu")):
-        model = build_model(facts, config)  # type: ignore[arg-type]
+        model = build_model(partition.stand_in(), config)
     if not isinstance(model, DIFFormer):
         raise UserError(
             f"model {config.model!r} cannot be trained on a partitioned graph; difformer, difformer-s and difformer-a "
@@ -245,25 +228,25 @@ class RanksTrainer(Trainer):
 class ShardedTrainer(RanksTrainer):
     """A model on every rank, rows on one; `number` is that of the split."""
 
-    def __init__(self, facts: Facts, shard: Shard, number: int, config: TrainConfig, seed: int) -> None:
-        ranks, split, own = shard.ranks, shard.splits[number], replace(facts, y=shard.y)
+    def __init__(self, partition: Partition, shard: Shard, number: int, config: TrainConfig, seed: int) -> None:
+        ranks, split, own = shard.ranks, shard.splits[number], partition.stand_in(shard.y)
         device = ranks.device
-        check_config(facts, config, shard.rows.total)
+        check_config(partition, config)
 
         def summed(x: Tensor) -> Tensor:
             return ranks.sum_(x.to(device), "plan").to(x.device)
 
         targets = shard.y[split.train]
-        model = build_model(own, config, seed).to(device)  # type: ignore[arg-type]
-        units = target_units(targets, facts.num_outputs, facts.problem, config, summed)
+        model = build_model(own, config, seed).to(device)
+        units = target_units(targets, own.num_outputs, own.problem, config, summed)
         if units is not None:
             set_units(model, *units)
         for value in model.state_dict().values():  # the same on every rank, also on unlike machines
             if ranks.rank:
                 value.zero_()
             ranks.sum_(value, "plan")
-        weights = class_weights(targets, facts.num_outputs, summed).to(device) if config.class_weights else None
-        loss = problem_loss(facts.problem, config.label_smoothing, weights)
+        weights = class_weights(targets, own.num_outputs, summed).to(device) if config.class_weights else None
+        loss = problem_loss(own.problem, config.label_smoothing, weights)
         loss = loss if units is None else scaled_loss(units[1].to(device))
         mass = summed(loss.mass(targets.to(device)).double().reshape(1)).item()
         rows = shard.rows if config.graph == "given" else Rows(ranks, shard.rows.numbers, shard.rows.sizes, None)
