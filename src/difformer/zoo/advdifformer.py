@@ -67,7 +67,6 @@ class AdvDIFFormer(Encoder):
         self.output = nn.Linear(hidden_channels, out_channels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """Diffused states."""
         z = dropout(functional.relu(self.norm(linear(self.input, x))), self.dropout, self.training)
         q, k = (unit_rows(layer(z).unflatten(1, (self.num_heads, -1))) for layer in (self.query, self.key))
         solve = self._series if self.solver == "series" else self._inverse

@@ -166,7 +166,6 @@ class GCN(Stack):
         return observed.looped if self.neighbours is None else self.neighbours.looped(x, observed)
 
     def spread(self, z: Tensor, graph: Any) -> Tensor:
-        """S z."""
         return graph.propagate(z)
 
     def maps(self, k: int) -> list[Tensor]:
@@ -242,7 +241,6 @@ class GATLayer(nn.Module):
         return target, source
 
     def weights(self, values: Tensor, graph: Graph) -> Tensor:
-        """Attention ``[E, H]``."""
         to_target, to_source = self.scores(values)
         scores = from_targets(to_target, graph) + from_sources(to_source, graph)
         return edge_softmax(functional.leaky_relu(scores, SLOPE), graph)
@@ -307,7 +305,6 @@ class GAT(Stack):
         return self.attend(self.last, values, z.unsqueeze(1).expand(-1, self.last.shape[0], -1), graph).flatten(1)
 
     def decode(self, states: Tensor) -> Tensor:
-        """The last layer's map of each head, averaged."""
         if self.linear_head:
             return self.output(states)
         heads, channels = self.last.shape
@@ -380,7 +377,6 @@ class SGC(Encoder):
         nn.init.zeros_(self.output.bias)
 
     def diffused(self, z: Tensor, observed: Observed) -> Tensor:
-        """S^K z."""
         graph = observed.looped
         for _ in range(self.num_layers):
             z = graph.propagate(z)
@@ -414,7 +410,6 @@ class APPNP(Encoder):
         self.output = nn.Linear(sizes[-1], out_channels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States of the MLP, propagated."""
         graph, features = observed.looped, x
         for layer in self.hidden:
             features = functional.relu(linear(layer, features, self.dropout, self.training))  # type: ignore[arg-type]
@@ -447,7 +442,6 @@ class GCNII(Encoder):
         self.output = nn.Linear(hidden_channels, out_channels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States after the last layer."""
         graph = observed.looped
         z = initial = functional.relu(linear(self.input, x, self.dropout, self.training))
         for k, weight in enumerate(self.maps, 1):

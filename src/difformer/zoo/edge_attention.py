@@ -82,7 +82,6 @@ class Ends:
     other: Order | None = None
 
     def turned(self) -> Ends:
-        """The edges the other way round."""
         return Ends(self.nodes, self.out_of, self.into, self.other, self.order)
 
 

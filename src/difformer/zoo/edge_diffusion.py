@@ -120,7 +120,6 @@ class GRAND(Encoder):
         return reached
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """ReLU of the states at the end of the integration."""
         graph = observed.looped
         passes = self.num_layers * (4 if self.method == "rk4" else 1)
         needed = attention_bytes(graph, self.heads, self.output.in_features, passes)
@@ -212,7 +211,6 @@ class EdgeDiffusion(Encoder):
         self.output = nn.Linear(hidden_channels, out_channels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States after the last step."""
         graph = observed.looped
         needed = 4.0 * 4 * graph.num_edges * self.output.in_features * len(self.maps)
         what = f"{len(self.maps)} steps of edge attention on {{:,}} edges"

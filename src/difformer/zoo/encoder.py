@@ -204,15 +204,9 @@ class Encoder(nn.Module):
         """Makes the layers."""
         raise NotImplementedError(f"{type(self).__name__} must define make(in_channels, hidden_channels, out_channels)")
 
-    def look(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Observed:
-        """What the model sees beside the features."""
-        return Observed.of(x, edge_index, edge_weight, batch)
+    def look(self, x: Features, *structure: Any) -> Observed:
+        """What the model sees beside the features: edges, their weights and the batch."""
+        return Observed.of(x, *structure)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States ``[N, hidden]`` before the output layer."""

@@ -54,7 +54,6 @@ class GLCN(Penalised, GCN, only=()):
             nn.init.xavier_uniform_(weight)
 
     def surroundings(self, x: Features, observed: Observed) -> _OnEdges | _OnPairs:
-        """S."""
         p = linear(self.project, x)
         learned = self._on_edges(p, observed.looped) if observed.given else self._on_pairs(p, observed.segments)
         self._penalty = self.graph_loss * learned.loss(p, self.sparsity)

@@ -87,7 +87,6 @@ class Graphormer(Encoder):
         self._distances: ResultCache[Tensor] = ResultCache()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States after the last norm."""
         segments, count = observed.segments, pairs(observed.rows, observed.segments)
         largest = observed.rows if segments is None else segments.largest
         held = count if segments is None else min(count, largest**2 + 2**26)

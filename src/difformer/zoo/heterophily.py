@@ -218,7 +218,6 @@ class GloGNN(Encoder):
         self.output = nn.Linear(hidden_channels, out_channels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States after the last layer."""
         graph = observed.looped
         z = functional.relu(linear(self.first, x, self.dropout, self.training))
         h = h0 = self.second(dropout(z, self.dropout, self.training))
@@ -314,7 +313,6 @@ class CPGNN(Penalised):
         return now
 
     def decode(self, states: Tensor) -> Tensor:
-        """Beliefs are logits already."""
         return states
 
     def _logits(self, x: Features) -> Tensor:
@@ -387,7 +385,6 @@ class LINKX(Encoder):
         self.nodes = nn.Parameter(weight)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States before the output layer."""
         observed.one_graph("linkx", "knows the nodes of one graph")
         if self.nodes is None:
             self._begin(observed.rows)
@@ -402,7 +399,6 @@ class LINKX(Encoder):
         return dropout(self.hidden_norm(functional.relu(self.hidden(z))), self.dropout, self.training)
 
     def _rows(self, observed: Observed) -> Tensor:
-        """A W + b."""
         weight = self.nodes
         assert weight is not None
         known, rows = weight.shape[0], observed.rows

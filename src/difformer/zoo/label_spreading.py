@@ -99,7 +99,6 @@ class LabelSpreading(Encoder):
         self._labels = torch.full_like(y, -1).index_copy(0, known, labels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """Distribution over classes of each instance."""
         from sklearn.semi_supervised import LabelSpreading as Estimator
 
         if self._labels is None or self._labels.numel() != x.shape[0]:

@@ -31,6 +31,7 @@ from difformer.zoo.encoder import (
     class_labels,
     dropout,
     keyed_uniform,
+    mapped,
     one_of,
     option,
     refuse_beyond_memory,
@@ -110,7 +111,6 @@ class LDS(Encoder):
         return x, edge_index, edge_weight
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """Propagated states before the last linear map."""
         observed.one_graph("lds", "learns the edges of one graph")
         if not self.theta.numel():
             self._begin(x, observed.graph)
@@ -179,10 +179,8 @@ class LDS(Encoder):
 
 def draw(theta: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """A symmetric graph ``[N, N]`` of zeros and ones, each pair joined with its probability."""
-    if generator is None:
-        uniform = _uniform(theta.shape, theta.device)
-    else:
-        uniform = torch.rand(theta.shape, generator=generator, device=theta.device)
+    shape, device = theta.shape, theta.device
+    uniform = _uniform(shape, device) if generator is None else torch.rand(shape, generator=generator, device=device)
     upper = (uniform < theta).to(theta.dtype).triu_(1)
     return upper.T.contiguous().add_(upper)  # a transposed operand would be read across rows
 
@@ -218,7 +216,6 @@ class Network(nn.Module):
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in sizes[1:])
 
     def weights(self) -> Weights:
-        """Maps and biases, layer by layer."""
         return list(zip(self.maps, self.biases, strict=True))
 
 
@@ -232,16 +229,10 @@ def network_states(weights: Weights, x: Features, adjacency: Tensor, rate: float
 
     z = x
     for weight, bias in weights:
-        z = functional.relu(propagate(_product(z, weight)) + bias)
+        z = functional.relu(propagate(mapped(weight.T, z)) + bias)
         z = dropout(z, rate, rate > 0)
     assert isinstance(z, Tensor)  # there is a hidden layer
     return propagate(z)
-
-
-def _product(z: Features, weight: Tensor) -> Tensor:
-    if isinstance(z, Tensor) and z.layout != torch.strided:
-        z = SparseMatrix.from_tensor(z)
-    return z @ weight
 
 
 class OuterStep(nn.Module):
@@ -256,10 +247,9 @@ class OuterStep(nn.Module):
         super().__init__()
         self.rate, self.inner_steps, self.inner_rate, self.restart_every = rate, inner_steps, inner_rate, restart_every
         self.sizes = sizes
-        self.names: list[str] = []
-        for k, tensor in enumerate(self._fresh()):
-            self.names.append(f"w{k}")
-            self.register_buffer(self.names[-1], tensor)
+        self.names = [f"w{k}" for k in range(2 * (len(sizes) - 1))]
+        for name, tensor in zip(self.names, self._fresh(), strict=True):
+            self.register_buffer(name, tensor)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self.register_buffer("halves_seed", torch.zeros((), dtype=torch.long))
         self.steps: Tensor
@@ -289,13 +279,12 @@ class OuterStep(nn.Module):
         flat: list[Tensor] = [getattr(self, name) for name in self.names]
         with torch.inference_mode(False), torch.enable_grad():
             flat = [tensor.detach().requires_grad_() for tensor in flat]
-            graphs = []
-            for _ in range(self.inner_steps):
-                graphs.append(_drawn(theta))
-                loss = self._loss(flat, x, graphs[-1], index[inner], labels[inner])
+            # They are differentiated as if they were θ itself: straight through the drawing.
+            graphs = [draw(theta).requires_grad_() for _ in range(self.inner_steps + 1)]
+            for graph in graphs[:-1]:
+                loss = self._loss(flat, x, graph, index[inner], labels[inner])
                 slopes = torch.autograd.grad(loss, flat, create_graph=True)
                 flat = [w - self.inner_rate * slope for w, slope in zip(flat, slopes, strict=True)]
-            graphs.append(_drawn(theta))
             reached = self._loss(flat, x, graphs[-1], *held)
             slopes = torch.autograd.grad(reached, graphs)
         total = torch.zeros_like(theta)
@@ -323,8 +312,3 @@ class OuterStep(nn.Module):
         states = network_states(weights[:-1], x, adjacency)
         last, bias = weights[-1]
         return functional.cross_entropy(states[index] @ last + bias, labels)
-
-
-def _drawn(theta: Tensor) -> Tensor:
-    """A graph that is differentiated as if it were θ itself: straight through the drawing."""
-    return draw(theta).requires_grad_()

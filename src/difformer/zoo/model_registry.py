@@ -251,7 +251,6 @@ class Plain(Encoder):
         edge_weight: Tensor | None = None,
         batch: Tensor | Segments | None = None,
     ) -> Tensor:
-        """The model's outputs."""
         edges = edge_index
         if isinstance(edge_index, Graph):
             edges, edge_weight = edge_index.edge_index, edge_index.edge_weight
@@ -264,5 +263,4 @@ class Plain(Encoder):
     forward = embed
 
     def decode(self, states: Tensor) -> Tensor:
-        """States are outputs already."""
         return states

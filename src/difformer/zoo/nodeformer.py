@@ -67,7 +67,6 @@ class NodeFormer(Penalised):
         nn.init.zeros_(self.input.bias)  # beside features whose rows sum to one it would be all that the norm sees
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States after the last layer, or of all layers side by side."""
         graph = observed.looped if observed.given else None
         needed, rows = self._bytes(x.shape[0]), x.shape[0]
         remedy = "train with batch_size=…, or fewer samples, random_features or num_heads"

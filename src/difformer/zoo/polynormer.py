@@ -144,7 +144,6 @@ class Polynormer(Encoder):
         self._passes = Passes()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """The sum of the local layers' states, or what the global layers make of it."""
         graph = observed.looped
         needed = attention_bytes(graph, self.heads, 5 * self.input.out_features, len(self.local))
         what, edges = "polynormer on {:,} edges", graph.num_edges

@@ -90,7 +90,6 @@ class SGFormer(Encoder):
         self.output = nn.Linear((1 if self.join == "add" else 2) * hidden_channels, out_channels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """Both branches, added or side by side."""
         graph = observed.looped
         local: Features = x
         for k, (layer, norm) in enumerate(zip(self.local, self.local_norms, strict=True)):
