@@ -21,8 +21,7 @@ from pathlib import Path
 
 import torch
 
-from difformer.data import Task
-from difformer.data.datasets.planetoid import planetoid
+from difformer.data import Task, load
 from difformer.training import RunRecord, train_one
 from difformer.training.config import make_config
 from difformer.training.devices import describe, resolve
@@ -58,7 +57,7 @@ def main() -> None:
     given = arguments()
     device = resolve(given.device)
     torch.backends.cuda.matmul.allow_tf32 = given.tf32
-    task = planetoid(given.npz.stem, given.npz.resolve().parents[1], protocol="random", num_splits=given.splits)
+    task = load(given.npz.stem, given.npz.resolve().parents[1], protocol="random", num_splits=given.splits)
     points = [dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())][: given.settings]
     shared = {
         "num_layers": given.layers,
@@ -81,7 +80,7 @@ def main() -> None:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
     started = time.perf_counter()
-    results = train_stacked(task, runs, device, keep_errors=True, chunk=given.chunk)
+    results = train_stacked(task, runs, device, chunk=given.chunk)
     seconds = time.perf_counter() - started
     print(f"{seconds:.1f} s, {1000 * seconds / given.epochs:.1f} ms per epoch, {seconds / len(runs):.3f} s per run")
     if device.type == "cuda":

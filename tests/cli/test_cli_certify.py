@@ -49,7 +49,7 @@ def test_a_run_folder_is_no_data_set(call, tmp_path):
     (tmp_path / "ws" / "config.toml").write_text("")
     answer = call("certify", "ws")
     assert answer.code == 2
-    assert "ws is a run folder, but certify takes the name of a data set" in answer.err
+    assert "ws is a run folder, not a data set" in answer.err
     assert "difformer energy ws" in answer.err
 
 

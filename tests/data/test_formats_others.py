@@ -13,8 +13,8 @@ from published_files import csv, tarred, undirected, write, zipped
 
 from difformer.data import DataError, load
 from difformer.data.datasets.common import csr_of
-from difformer.data.datasets.planetoid import read_raw
-from difformer.data.datasets.texts import GROUPS, published_order, tfidf
+from difformer.data.datasets.instances import GROUPS, published_order, tfidf
+from difformer.data.datasets.planetoid import Planetoid
 from difformer.data.lookup import locate
 
 
@@ -130,7 +130,7 @@ class TestOtherPublishedFiles:
         assert mine == list(bunch.data)
 
     def test_words_below_five_percent_are_left_out(self):
-        arrays = tfidf(["apples pears"] + ["apples"] * 39, [0] * 40)
+        arrays = tfidf([("apples pears", 0)] + [("apples", 0)] * 39)
         assert arrays["vocabulary"].tolist() == ["apples"]
 
     def synmol(self, folder, count):
@@ -174,7 +174,7 @@ class TestPlanetoid:
 
     def test_rows_find_their_nodes(self, cache, tmp_path):
         self.put(tmp_path)
-        read = read_raw(locate("cora", tmp_path))
+        read = Planetoid("cora").read(locate("cora", tmp_path))
         words = csr_of(read).toarray()
         assert (words[[8, 5, 6]] == np.eye(9)[[8, 5, 6]]).all()
         assert not words[7].any()

@@ -12,7 +12,7 @@ from scipy import sparse
 
 from difformer.data import DataError, from_arrays, from_files, load, load_splits
 from difformer.data.archives import read_npz, read_zip
-from difformer.data.datasets.pokec import _profiles
+from difformer.data.datasets.pokec import read_profiles
 from difformer.data.lookup import locate, reading
 
 HUGE = 2**30
@@ -26,7 +26,13 @@ def forged(kind="csr", **changes):
     return matrix
 
 
-FORGERIES = [{"indices": (2, HUGE)}, {"indices": (2, -1)}, {"indptr": (4, HUGE)}, {"indptr": (3, 7)}]
+FORGERIES = [
+    {"indices": (2, HUGE)},
+    {"indices": (2, -1)},
+    {"indptr": (4, HUGE)},
+    {"indptr": (3, 7)},
+    {"indptr": (-1, 0)},
+]
 
 
 @pytest.mark.parametrize("kind", ["csr", "csc"])
@@ -164,4 +170,4 @@ def test_lines_of_profiles_have_a_largest_length(tmp_path, monkeypatch):
     path = tmp_path / "soc-pokec-profiles.txt.gz"
     path.write_bytes(gzip.compress(b"1\t" + b"x" * 5000 + b"\n"))
     with pytest.raises(DataError, match=r"line 1: has more than 1,000 characters"):
-        _profiles(path)
+        read_profiles(path)

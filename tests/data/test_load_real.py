@@ -10,7 +10,7 @@ import torch
 from difformer.data import ENTRIES, DataError, DownloadError, dataset_options, list_datasets, load, load_images
 from difformer.data.catalogue import FORMS
 from difformer.data.datasets.common import csr_of
-from difformer.data.datasets.planetoid import read_raw
+from difformer.data.datasets.planetoid import Planetoid
 from difformer.data.datasets.temporal import period_scale
 from difformer.data.lookup import find
 
@@ -119,7 +119,7 @@ def test_raw_files_give_the_same_arrays(real_data, name):
     found = find(name, real_data, forms=("raw",))
     if found is None or not (real_data / "planetoid" / f"{name}.npz").exists():
         pytest.skip("one of the two forms is absent")
-    raw, prepared = read_raw(found), np.load(real_data / "planetoid" / f"{name}.npz")
+    raw, prepared = Planetoid(name).read(found), np.load(real_data / "planetoid" / f"{name}.npz")
     assert (csr_of(raw) != csr_of(prepared)).nnz == 0
     assert (raw["y"] == prepared["y"]).all()
     assert {tuple(e) for e in raw["edge_index"].T.tolist()} == {tuple(e) for e in prepared["edge_index"].T.tolist()}

@@ -60,8 +60,6 @@ def test_energies_are_those_of_the_model_and_the_theorem_falls():
     assert found.rank == pytest.approx(profile.effective_rank.tolist(), rel=1e-4)
     assert len(found.theorem) == 5
     assert all(after < before for before, after in zip(found.theorem, found.theorem[1:], strict=False))
-    assert any("queries and keys" in reason for reason in found.reasons)
-    assert any("observed edges" in reason for reason in found.reasons)
     unit = torch.nn.functional.normalize(scene.states[2], dim=1)
     assert found.spread[2] == pytest.approx(float(torch.cdist(unit, unit).square().mean()), abs=1e-4)
     groups = [unit[i::2] for i in range(2)]
@@ -70,28 +68,23 @@ def test_energies_are_those_of_the_model_and_the_theorem_falls():
 
 
 @pytest.mark.parametrize("weight", [None, 0.8])
-@pytest.mark.parametrize("layers", [1, 3])
-def test_a_network_that_is_the_diffusion_is_covered_while_its_states_are_on_the_sphere(layers, weight):
+def test_a_network_that_is_the_diffusion_has_the_energy_of_the_theorem(weight):
     plain = {"transform": False, "norm": False, "tied_qk": True, "source_weight": 0.0, "graph_weight": weight}
-    model = DIFFormer(4, 4, 2, num_layers=layers, step_size=0.4, **plain)
+    model = DIFFormer(4, 4, 2, num_layers=1, step_size=0.4, **plain)
     for linear in (model.input, *(layer.query for layer in model.layers)):
         linear.weight.data.copy_(torch.eye(4))
         linear.bias.data.zero_()
     x = torch.nn.functional.normalize(torch.rand(20, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     scene = scene_of(model, x)
     found = layer_energies(scene)
-    assert found.reasons == (() if layers == 1 else ("the states are not all of unit length",))
-    other = DIFFormer(4, 4, 2, num_layers=1, qk_norm="global", **plain)
-    other.load_state_dict({k: v for k, v in model.state_dict().items() if "layers." not in k or "layers.0." in k})
-    assert "qk_norm=global" in layer_energies(scene_of(other, x)).reasons[0]
-    own = [float(penalty("simple")(z.double())) / 400 for z in scene.states[:2]]
-    assert found.theorem[:2] == pytest.approx(own, abs=1e-5)
+    own = [float(penalty("simple")(z.double())) / 400 for z in scene.states]
+    assert found.theorem == pytest.approx(own, abs=1e-5)
     assert found.separation is None
 
 
 def energies(spread, rank=None, separation=None):
     n = len(spread)
-    return LayerEnergies([1.0] * n, None, rank or [8.0] * n, spread, separation, None, (), None)
+    return LayerEnergies([1.0] * n, None, rank or [8.0] * n, spread, separation, None, None)
 
 
 def test_sentences():

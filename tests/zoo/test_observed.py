@@ -304,7 +304,7 @@ def test_what_does_not_fit_is_refused_beforehand(monkeypatch):
         ("graphheat", {"time": -1.0}, "time must be a number above 0"),
         ("manireg", {"penalty_weight": -1.0}, "penalty_weight must not be negative"),
         ("diffusion-edge-attention", {"step_size": 2.0}, "step_size must lie in"),
-        ("diffusion-edge-attention", {"similarity": "angle"}, "similarity must be one of distance, cosine"),
+        ("diffusion-edge-attention", {"similarity": "angle"}, "similarity must be one of cosine, distance"),
     ],
 )
 def test_options_out_of_range_are_explained(name, options, complaint):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +11,6 @@ from difformer.cli.command import CHECK_FAILED, command
 from difformer.cli.inputs import Data, takes_data
 from difformer.cli.options import Json, option
 from difformer.cli.output import Output
-from difformer.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,11 +43,6 @@ def certify(
     output = Output(as_json)
     if data.dataset is None and data.features is None:
         data = replace(data, dataset=DEFAULT_DATASET)
-    if data.dataset is not None and (Path(data.dataset) / "config.toml").is_file():
-        raise UserError(
-            f"{data.dataset} is a run folder, but certify takes the name of a data set (`difformer datasets` lists "
-            f"them); for the energy of a run: difformer energy {data.dataset}"
-        )
     task = data.source().load()
     task.check_finite()
     states, graph, said = _states(task, nodes)
@@ -57,25 +50,17 @@ def certify(
     found = run_all(
         states, graph, diffusivity=diffusivity, step_size=step_size, steps=steps, source_weight=source_weight
     )
-    rows: list[dict[str, Any]] = [
-        {**asdict(one), "holds": one.holds, "verdict": one.verdict, "details": dict(one.details)} for one in found
-    ]
-    output.json({"data": said, "diffusivity": diffusivity, "summary": certificate_summary(found), "certificates": rows})
-    output.records(
-        {
-            "certificate": lambda one: one.name,
-            "verdict": lambda one: one.verdict,
-            "violation": lambda one: f"{one.violation:.1e}",
-            "condition": lambda one: one.condition,
-            "claim": lambda one: one.claim,
-        },
-        found,
+    rows = [{**asdict(one), "holds": one.holds, "verdict": one.verdict, "details": dict(one.details)} for one in found]
+    summary = certificate_summary(found)
+    output.json({"data": said, "diffusivity": diffusivity, "summary": summary, "certificates": rows})
+    output.table(
+        ["certificate", "verdict", "violation", "condition", "claim"],
+        [[one.name, one.verdict, f"{one.violation:.1e}", one.condition, one.claim] for one in found],
     )
-    failed = [one.name for one in found if one.verdict == "fails"]
-    output.say(certificate_summary(found))
+    output.say(summary)
     if graph is None:
         output.say("There is no graph in these data, so the claims about graphs were left out.")
-    if failed:
+    if failed := [one.name for one in found if one.verdict == "fails"]:
         output.remark(f"violated: {', '.join(failed)}")
         raise typer.Exit(CHECK_FAILED)
 
@@ -88,10 +73,10 @@ def _states(task: Task, limit: int) -> tuple[Tensor, Graph | None, str]:
     from difformer.graph import Graph
     from difformer.report.gather import draw
 
-    x, edges, weight, which = task.x, task.edge_index, task.edge_weight, task.name
+    x, which = task.x, task.name
+    edges, weight = (one[0] if isinstance(one, tuple) else one for one in (task.edge_index, task.edge_weight))
     if task.kind == "series":
         x, which = x[0], f"{which}, first snapshot"
-        edges, weight = (part[0] if isinstance(part, tuple) else part for part in (edges, weight))
     keep = torch.arange(x.shape[0])
     if task.node_ptr is not None:
         keep, which = torch.arange(int(task.node_ptr[0]), int(task.node_ptr[1])), f"{which}, first graph"
@@ -100,8 +85,6 @@ def _states(task: Task, limit: int) -> tuple[Tensor, Graph | None, str]:
     states = (x.to_dense() if x.layout != torch.strided else x)[keep]
     graph, said = None, f"{which}: {len(states)} states of length {states.shape[1]}"
     if edges is not None:
-        assert not isinstance(edges, tuple)
-        assert not isinstance(weight, tuple)
         edges, weight = induced_subgraph(keep, edges, weight, num_nodes=x.shape[0])
         graph = Graph(edges, keep.numel(), weight)
     return states, graph, f"{said}, no graph" if graph is None else f"{said}, {graph.num_edges:,} edges"

@@ -32,32 +32,22 @@ def compare(
     output.json({**asdict(found), "sides": sides})
     spread = "; mean ± standard deviation" if any(len(side.values) > 1 for side in found.sides) else ""
     output.say(f"{found.metric}, {'higher' if found.higher_is_better else 'lower'} is better{spread}")
-    rows = []
+    rows: list[list[object]] = []
     for side in found.sides:
         means = [mean_and_deviation(*side.means[part], len(side.values)) for part in PARTS]
         rows.append([side.name, side.model, len(side.values), *means, clock_time(side.seconds)])
     output.table(["run", "model", "seeds", *PARTS, "time per seed"], rows)
-    output.records(
-        {
-            "against the first": lambda one: one.name,
-            "pairs": lambda one: one.pairs,
-            "difference": lambda one: mean_and_deviation(one.difference, one.deviation, one.pairs, "+"),
-            "95 % interval": lambda one: "–" if one.interval is None else "{:+.4f} … {:+.4f}".format(*one.interval),
-            "better in": lambda one: f"{one.wins}/{one.pairs}",
-            "p (t)": lambda one: _p(one.t_test),
-            "p (overlap)": lambda one: _p(one.corrected),
-            "p (ranks)": lambda one: _p(one.ranks),
-            "verdict": lambda one: one.verdict,
-        },
-        found.against_first,
-    )
+    rows = []
+    for one in found.against_first:
+        difference = mean_and_deviation(one.difference, one.deviation, one.pairs, "+")
+        interval = "–" if one.interval is None else "{:+.4f} … {:+.4f}".format(*one.interval)
+        tests = ["–" if p is None else f"{p:.3g}" for p in (one.t_test, one.corrected, one.ranks)]
+        rows.append([one.name, one.pairs, difference, interval, f"{one.wins}/{one.pairs}", *tests, one.verdict])
+    headings = ["against the first", "pairs", "difference", "95 % interval", "better in"]
+    output.table([*headings, "p (t)", "p (overlap)", "p (ranks)", "verdict"], rows)
     if found.settings:
         output.say("settings that differ:")
         differing = [[key, *map(shown, values)] for key, values in found.settings.items()]
         output.table(["setting", *(side.name for side in found.sides)], differing)
     for note in found.notes:
         output.say(f"note: {note}")
-
-
-def _p(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"

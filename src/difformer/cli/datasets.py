@@ -12,14 +12,13 @@ from difformer.cli.options import Json, argument, dataset_names, option
 from difformer.cli.output import Output, count, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from difformer.data.catalogue import Entry
     from difformer.data.lookup import Listing
 
 
 WIDE = 130  # terminal columns from which all columns of the list fit
 NARROW = ("name", "size", "edges", "files")
+COLUMNS = ("name", "kind", "size", "edges", "features", "outputs", "protocols", "licence", "files")
 
 # Terms that are too long for a table of all.
 _SHORT = {
@@ -52,19 +51,12 @@ def datasets(
         return
     listed = list_datasets(root)
     output.json([_document(one) for one in listed])
-    columns: dict[str, Callable[[Listing], str]] = {
-        "name": lambda one: one.entry.name,
-        "kind": lambda one: one.entry.kind,
-        "size": lambda one: _size(one.entry),
-        "edges": lambda one: _edges(one.entry),
-        "features": lambda one: count(one.entry.features),
-        "outputs": lambda one: count(one.entry.outputs),
-        "protocols": lambda one: ", ".join(one.entry.protocols) or "–",
-        "licence": lambda one: _SHORT.get(one.entry.licence, one.entry.licence),
-        "files": _where,
-    }
     narrow = output.out.width < WIDE
-    output.records({name: columns[name] for name in (NARROW if narrow else columns)}, listed)
+    rows = []
+    for one in listed:
+        facts = _facts(one.entry) | {"files": _where(one), "licence": _SHORT.get(one.entry.licence, one.entry.licence)}
+        rows.append([facts[name] for name in (NARROW if narrow else COLUMNS)])
+    output.table(NARROW if narrow else COLUMNS, rows)
     output.say("Edges are undirected and counted once, though a task lists both directions, unless it says directed.")
     more = "features, protocols, licence, " if narrow else ""
     output.say(f"`difformer datasets NAME` shows {more}metric, options and source; `difformer fit NAME` trains on it.")
@@ -73,6 +65,21 @@ def datasets(
 def _document(listing: Listing) -> dict[str, Any]:
     entry = listing.entry
     return {**asdict(entry), "source": entry.source, "place": listing.place, "lacks": listing.lacks}
+
+
+def _facts(entry: Entry) -> dict[str, str]:
+    return {
+        "name": entry.name,
+        "about": entry.about,
+        "kind": entry.kind,
+        "size": _size(entry),
+        "edges": _edges(entry),
+        "features": count(entry.features),
+        "outputs": count(entry.outputs),
+        "metric": entry.metric,
+        "protocols": ", ".join(entry.protocols) or "–",
+        "licence": entry.licence,
+    }
 
 
 def _size(entry: Entry) -> str:
@@ -110,22 +117,8 @@ def _one(entry: Entry, root: Path | None, output: Output) -> None:
     options: dict[str, Any] = dataset_options(entry.name)
     explained = {key: meanings(loader_of(entry.name)).get(key, "") for key in options}
     output.json({**_document(listing), "options": options, "meanings": explained})
-    output.facts(
-        {
-            "name": entry.name,
-            "about": entry.about,
-            "kind": entry.kind,
-            "size": _size(entry),
-            "edges": _edges(entry, at_length=True),
-            "features": count(entry.features),
-            "outputs": count(entry.outputs),
-            "metric": entry.metric,
-            "protocols": ", ".join(entry.protocols) or "–",
-            "licence": entry.licence,
-            "source": entry.source,
-            "files": listing.place or "to download",
-            "lacks": f"{listing.lacks}: train it (docs/data.md), or --data features=pca" if listing.lacks else "",
-        }
-    )
+    lacks = f"{listing.lacks}: train it (docs/data.md), or --data features=pca" if listing.lacks else ""
+    here = {"source": entry.source, "files": listing.place or "to download", "lacks": lacks}
+    output.facts(_facts(entry) | {"edges": _edges(entry, at_length=True)} | here)
     output.say("options (`--data KEY=VALUE`), with their defaults:")
     output.table(["option", "default", "meaning"], [[k, shown(v), explained[k]] for k, v in options.items()])

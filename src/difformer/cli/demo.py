@@ -66,31 +66,18 @@ def demo(
         with output.err.status(f"training {label}: {counted(splits, 'runs')}"):
             before = time.monotonic()
             summary = _train(source, model, settings, splits, device, folder if model == KEPT else None)
-        rows.append(
-            {
-                "model": model,
-                "label": label,
-                "structure": structure,
-                "test": summary.mean("test"),
-                "std": summary.std("test"),
-                "valid": summary.mean("valid"),
-                "values": summary.values("test"),
-                "seconds": time.monotonic() - before,
-                "settings": settings,
-            }
-        )
+        scores = {"test": summary.mean("test"), "std": summary.std("test"), "valid": summary.mean("valid")}
+        about = {"model": model, "label": label, "structure": structure, "values": summary.values("test")}
+        rows.append({**about, **scores, "seconds": time.monotonic() - before, "settings": settings})
     report = _report(folder, device, output)
     seconds = time.monotonic() - started
     output.json({"task": task.facts(), "seconds": seconds, "systems": rows, "run": folder, "report": report})
-    output.records(
-        {
-            "model": lambda row: row["label"],
-            "structure": lambda row: row["structure"],
-            "test accuracy": lambda row: f"{100 * row['test']:.1f}{_deviation(row, splits)} %",
-            "seconds": lambda row: f"{row['seconds']:.1f}",
-        },
-        rows,
-    )
+    shown = []
+    for row in rows:
+        deviation = f" ± {100 * row['std']:.1f}" if splits > 1 else ""
+        accuracy = f"{100 * row['test']:.1f}{deviation} %"
+        shown.append([row["label"], row["structure"], accuracy, f"{row['seconds']:.1f}"])
+    output.table(["model", "structure", "test accuracy", "seconds"], shown)
     over = f"Mean and standard deviation over {splits} splits" if splits > 1 else "One split"
     output.say(f"{over}; {clock_time(seconds)} in all.")
     output.say(f"Run folder of the last model: {folder}")
@@ -100,10 +87,6 @@ def demo(
             import webbrowser
 
             webbrowser.open(report.resolve().as_uri())
-
-
-def _deviation(row: dict[str, Any], splits: int) -> str:
-    return f" ± {100 * row['std']:.1f}" if splits > 1 else ""
 
 
 def _train(
@@ -131,8 +114,5 @@ def _report(folder: Path, device: str, output: Output) -> Path | None:
 
 def _new_folder() -> Path:
     """``runs/demo``, or the first of ``runs/demo-2``, ``runs/demo-3``, … that does not exist."""
-    for number in count(1):
-        folder = Path("runs", "demo" if number == 1 else f"demo-{number}")
-        if not folder.exists():
-            return folder
-    raise AssertionError("counting does not end")
+    names = (Path("runs", "demo" if number == 1 else f"demo-{number}") for number in count(1))
+    return next(name for name in names if not name.exists())

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from difformer.cli.command import as_typed
+from difformer.cli.command import with_options
 from difformer.cli.inputs import DEFAULT_MODEL, PAPER_MODEL
 from difformer.cli.output import Output, clock_time, counted, listed, mean_and_deviation, score, shown
 
@@ -40,7 +40,7 @@ def describe_task(task: Task, config: TrainConfig | None = None) -> list[str]:
     if task.preprocessing is not None:
         lines += ["columns:", *(f"  {line}" for line in task.preprocessing.describe().splitlines())]
     notes = [*task.notes, *([] if config is None else _missing_edges(task, config))]
-    return lines + [f"note: {as_typed(note)}" for note in notes]
+    return lines + [f"note: {with_options(note)}" for note in notes]
 
 
 def _missing_edges(task: Task, config: TrainConfig) -> list[str]:
@@ -160,18 +160,12 @@ def meanings(documented: Callable[..., Any]) -> dict[str, str]:
 def report_results(summary: Summary, output: Output, about: Mapping[str, Any]) -> None:
     """The table of seeds, the result in one line, notes, and the run folder."""
     output.json({**about, **summary.to_dict(), "notes": list(summary.notes), "run": summary.folder})
-    output.records(
-        {
-            "seed": lambda result: result["seed"],
-            "split": lambda result: result["split"],
-            "best epoch": lambda result: f"{result['best_epoch']}/{result['epochs']}",
-            "train": lambda result: score(result["train"]),
-            "valid": lambda result: score(result["valid"]),
-            "test": lambda result: score(result["test"]),
-            "time": lambda result: clock_time(result["seconds"]),
-        },
-        summary.results,
-    )
+    parts = ("train", "valid", "test")
+    rows = []
+    for r in summary.results:
+        epoch, scores = f"{r['best_epoch']}/{r['epochs']}", [score(r[part]) for part in parts]
+        rows.append([r["seed"], r["split"], epoch, *scores, clock_time(r["seconds"])])
+    output.table(["seed", "split", "best epoch", *parts, "time"], rows)
     output.say(headline(summary))
     for note in summary.notes:
         output.say(f"note: {note}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from difformer.cli.command import as_typed
+from difformer.cli.command import with_options
 from difformer.cli.options import DATA, OWN_DATA, argument, dataset_names, metric_setting, option, read_data_options
 from difformer.cli.output import Output
 from difformer.errors import UserError
@@ -88,7 +88,8 @@ class Data:
                 raise UserError(f"give either a data set ({dataset!r}) or your own files (--{first}), not both")
             if (Path(dataset) / "config.toml").is_file():
                 raise UserError(
-                    f"{dataset} is a run folder, not a data set; to resume it: difformer fit --resume {dataset}"
+                    f"{dataset} is a run folder, not a data set; to resume it: difformer fit --resume {dataset}; "
+                    f"for its energy: difformer energy {dataset}"
                 )
             return self._named(dataset)
         if not files:
@@ -291,7 +292,7 @@ def new_rows(run: Path, features: Path | None, edges: Path | None, output: Outpu
             index, weight, num_nodes=count, directed=bool(options.get("directed", False)), **kept
         )
     for note in notes:
-        output.remark(f"note: {as_typed(note)}")
+        output.remark(f"note: {with_options(note)}")
     return NewRows(found.x, found.ids, index, weight)
 
 
@@ -312,6 +313,7 @@ def _familiar(task: Task, found: Any) -> list[str]:
 def _index(task: Task, found: Any, together: bool) -> dict[str, int] | None:
     """Position of every id, the run's instances first; None where rows are known by number."""
     from difformer.data import DataError
+    from difformer.data.own.table import index_of_ids
 
     old = task.instance_names if together else ()
     if not found.ids and not old:
@@ -319,10 +321,11 @@ def _index(task: Task, found: Any, together: bool) -> dict[str, int] | None:
     if together and bool(found.ids) != bool(old):
         known, unknown = ("new rows", "instances of the run") if found.ids else ("instances of the run", "new rows")
         raise DataError(f"the {known} have ids and the {unknown} have none, so edges cannot name both", path=found.path)
-    index = {name: place for place, name in enumerate(old)}
-    for row, name in enumerate(found.ids):
+    index, column = {name: place for place, name in enumerate(old)}, None if found.roles is None else found.roles.ids
+    new = index_of_ids(found.ids, found.table, column)
+    for name in new:
         if name in index:
-            whose = "an instance of the run" if index[name] < len(old) else "another row"
-            raise found.error(f"id {name!r} is that of {whose}", row, found.id_column)
-        index[name] = len(old) + row
-    return index
+            where: dict[str, Any] = {"path": found.path, "row": new[name]}
+            problem = f"id {name!r} is that of an instance of the run"
+            raise DataError(problem, **where) if found.table is None else found.table.error(problem, new[name], column)
+    return index | {name: len(old) + row for name, row in new.items()}

@@ -63,10 +63,6 @@ class Output:
         """A table of two columns, without what is empty; nothing with ``--json``."""
         self.table(["", ""], [fact for fact in facts.items() if fact[1]])
 
-    def records(self, columns: Mapping[str, Callable[[Any], object]], records: Iterable[Any]) -> None:
-        """A table with a row per record, and a function of it per heading; nothing with ``--json``."""
-        self.table(list(columns), ([cell(one) for cell in columns.values()] for one in records))
-
     def show(self, what: Table | str) -> None:
         """A table that was made elsewhere, or a paragraph, in lines that fit; nothing with ``--json``."""
         if not self.as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -33,23 +34,11 @@ def report(
     if out is not None:
         check_new(out, force)
     written = write_report(run, out, seed=seed, nodes=tuple(node or ()), device=device)
-    output.json(
-        {
-            "run": run,
-            "report": written.path,
-            "bytes": written.size,
-            "answer": written.answer,
-            "warnings": list(written.warnings),
-            "verdict": written.verdict,
-            "notes": list(written.notes),
-        }
-    )
-    output.say(written.answer)
-    for warning in written.warnings:
-        output.say(f"warning: {warning}")
-    for note in (written.verdict, *written.notes):
-        if note:
-            output.say(note)
+    document = asdict(written)
+    output.json({"run": run, "report": document.pop("path"), "bytes": document.pop("size"), **document})
+    warnings = [f"warning: {warning}" for warning in written.warnings]
+    for said in filter(None, (written.answer, *warnings, written.verdict, *written.notes)):
+        output.say(said)
     output.say(f"report: {written.path} ({written.size / 1e6:.1f} MB)")
     if open_it:
         import webbrowser

@@ -28,56 +28,18 @@ from difformer.data.sparse import from_scipy, take_rows, to_scipy
 from difformer.errors import UserError
 
 Metric = Literal["cosine", "euclidean"]
+Found = tuple[Tensor, Tensor]  # neighbours and their distances
 
 BLOCK_BYTES = 192 * 2**20  # distances held at a time
-CHUNK_BYTES = 64 * 2**20  # candidates measured at a time
+CHUNK_NUMBERS = 2**23  # coordinates of pairs measured at a time
 CHUNK_ROWS = 8192  # points brought to double precision at a time
 SPARE = 16  # candidates beyond k that single precision may leave; a row with more goes to double precision
 SMALL_SET = 256  # points; beyond, the search of a single set is worth its fixed cost
-NUMBERS = 2**22  # coordinates of pairs held at a time
 
 
-def knn_graph(
-    x: Any,
-    k: int,
-    *,
-    metric: Metric = "cosine",
-    include_self: bool = False,
-    symmetric: bool = False,
-    approximate: bool = False,
-    node_ptr: Tensor | None = None,
-    block_size: int | None = None,
-    seed: int = 0,
-) -> Tensor:
-    """Edges from every node's k nearest neighbours to it; `knn_edges` gives their distances too.
-
-    Args:
-        x: Points ``[N, F]``: a tensor (dense, on any device, or sparse CSR), a numpy array or a scipy sparse matrix.
-        k: Neighbours a node; at most N - 1, or N with `include_self`.
-        metric: ``"cosine"`` or ``"euclidean"``.
-        include_self: Count every node as the first of its own k neighbours.
-        symmetric: List both directions, each edge once; otherwise edges run from the neighbour to the node only.
-        approximate: Search with pynndescent (the ``neighbours`` extra): for more points than N² allows.
-        node_ptr: Search within each of several point sets, ``x[node_ptr[g]:node_ptr[g + 1]]``; in a set of too few
-            points every point has as many neighbours as there are.
-        block_size: Rows at a time; None takes blocks of 192 MB. The result does not depend on it.
-        seed: Of the approximate search.
-
-    Returns:
-        ``edge_index [2, E]``, row 0 the neighbours. Sorted by target, then distance, then source; where `symmetric`, by
-        source and target.
-    """
-    return knn_edges(
-        x,
-        k,
-        metric=metric,
-        include_self=include_self,
-        symmetric=symmetric,
-        approximate=approximate,
-        node_ptr=node_ptr,
-        block_size=block_size,
-        seed=seed,
-    )[0]
+def knn_graph(x: Any, k: int, **options: Any) -> Tensor:
+    """Edges ``[2, E]`` from every node's k nearest neighbours to it: `knn_edges`, with its options, less distances."""
+    return knn_edges(x, k, **options)[0]
 
 
 def knn_edges(
@@ -89,51 +51,59 @@ def knn_edges(
     symmetric: bool = False,
     approximate: bool = False,
     node_ptr: Tensor | None = None,
-    block_size: int | None = None,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """`knn_graph` with the distance of every edge: ``edge_index [2, E]`` and ``distances [E]`` in double precision."""
+    """Edges from every node's k nearest neighbours to it, and their distances.
+
+    Args:
+        x: Points ``[N, F]``: a tensor (dense, on any device, or sparse CSR), a numpy array or a scipy sparse matrix.
+        k: Neighbours a node; at most N - 1, or N with `include_self`.
+        metric: ``"cosine"`` or ``"euclidean"``.
+        include_self: Count every node as the first of its own k neighbours.
+        symmetric: List both directions, each edge once; otherwise edges run from the neighbour to the node only.
+        approximate: Search with pynndescent (the ``neighbours`` extra): for more points than N² allows.
+        node_ptr: Search within each of several point sets, ``x[node_ptr[g]:node_ptr[g + 1]]``; in a set of too few
+            points every point has as many neighbours as there are.
+        seed: Of the approximate search.
+
+    Returns:
+        ``edge_index [2, E]``, row 0 the neighbours, sorted by target, then distance, then source (where `symmetric`, by
+        source and target); and ``distances [E]`` in double precision.
+    """
     points = _points(x)
+    n = points.shape[0]
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
         raise UserError(f"k: expected a whole number, got {k!r}")
     if metric not in ("cosine", "euclidean"):
         raise UserError(f"metric: expected 'cosine' or 'euclidean', got {metric!r}")
-    if block_size is not None and block_size < 1:
-        raise UserError(f"block_size: expected at least 1, got {block_size}")
-    if node_ptr is not None and approximate:
-        raise UserError("approximate: a search within many small sets is exact; leave approximate out")
     if node_ptr is not None:
+        if approximate:
+            raise UserError("approximate: a search within many small sets is exact; leave approximate out")
         node_ptr = torch.as_tensor(node_ptr)
-        ends = (0, points.shape[0])
         rising = node_ptr.dim() == 1 and node_ptr.numel() > 1 and not node_ptr.is_floating_point()
-        if not rising or (int(node_ptr[0]), int(node_ptr[-1])) != ends or bool((node_ptr.diff() < 0).any()):
-            raise UserError(f"node_ptr: expected whole numbers that rise from 0 to the {ends[1]} points of x")
-    most = points.shape[0] - (0 if include_self else 1)
+        if not rising or (int(node_ptr[0]), int(node_ptr[-1])) != (0, n) or bool((node_ptr.diff() < 0).any()):
+            raise UserError(f"node_ptr: expected whole numbers that rise from 0 to the {n} points of x")
+    most = n - (0 if include_self else 1)
     if k < 1 or (node_ptr is None and k > most):
-        raise UserError(f"k: {points.shape[0]} points have at most {most} neighbours each, got k = {k}")
-    node = torch.arange(points.shape[0], device=points.device)
-    others = k - 1 if include_self else k
+        raise UserError(f"k: {n} points have at most {most} neighbours each, got k = {k}")
+    node, others = torch.arange(n, device=points.device), k - 1 if include_self else k
     if others == 0:
         source, distances, target = node[:0], node[:0].double(), node[:0]
     elif node_ptr is not None:
-        source, distances, count = nearest_within(points, node_ptr, others, metric=metric, block_size=block_size)
+        source, distances, count = _nearest_within(points, node_ptr, others, metric)
         target = node.repeat_interleave(count)
     else:
-        index, length = (
-            _approximately(points, others, metric, seed)
-            if approximate
-            else nearest(points, others, metric=metric, block_size=block_size)
-        )
-        source, distances, target = index.reshape(-1), length.reshape(-1), node.repeat_interleave(others)
+        found = _approximately(points, others, metric, seed) if approximate else nearest(points, others, metric)
+        source, distances, target = found[0].reshape(-1), found[1].reshape(-1), node.repeat_interleave(others)
     if include_self:
         order = torch.cat([node, target]).argsort(stable=True)  # of each target itself first
         source, target = torch.cat([node, source])[order], torch.cat([node, target])[order]
-        distances = torch.cat([distances.new_zeros(node.numel()), distances])[order]
+        distances = torch.cat([distances.new_zeros(n), distances])[order]
     edge_index = torch.stack([source, target])
     if not symmetric:
         return edge_index, distances
-    found, lengths = tidy_edges(edge_index, distances, num_nodes=points.shape[0], self_loops="keep", duplicates="max")
-    return found, distances if lengths is None else lengths
+    both, lengths = tidy_edges(edge_index, distances, num_nodes=n, self_loops="keep", duplicates="max")
+    return both, distances if lengths is None else lengths
 
 
 def _points(x: Any) -> Tensor:
@@ -150,88 +120,35 @@ def _points(x: Any) -> Tensor:
     return points if points.is_floating_point() else points.double()
 
 
-def _approximately(points: Tensor, k: int, metric: Metric, seed: int) -> tuple[Tensor, Tensor]:
-    """Candidates by nearest-neighbour descent; their distances, and their order, are exact."""
-    pynndescent = require("pynndescent", extra="neighbours", purpose="an approximate neighbour graph")
-    sparse = points.layout == torch.sparse_csr
-    data = to_scipy(points) if sparse else points.float().numpy(force=True)
-    n = points.shape[0]
-    # The descent finds the first of a longer list far more surely than the whole of a short one.
-    search = pynndescent.NNDescent(data, metric=metric, n_neighbors=min(k + 1 + max(10, k // 2), n), random_state=seed)
-    found = torch.from_numpy(np.asarray(search.neighbor_graph[0], dtype=np.int64))
-    row, place = ((found >= 0) & (found != torch.arange(n)[:, None])).nonzero(as_tuple=True)
-    if int(torch.bincount(row, minlength=n).min()) < k:
-        raise UserError(f"approximate: found fewer than k = {k} neighbours for a point; use the exact search")
-    candidate = found[row, place].to(points.device)
-    row = row.to(points.device)
-    if sparse:
-        length = distance_sparse(data.astype(np.float64), row.numpy(), candidate.numpy(), metric)
-    else:
-        length = distance(points, norms(points), row, candidate, metric)
-    neighbours = torch.empty(n, k, dtype=torch.long, device=points.device)
-    distances = torch.empty(n, k, dtype=torch.double, device=points.device)
-    keep_nearest(row, candidate, length, neighbours, distances)
-    return neighbours, distances
-
-
-def nearest(points: Tensor, k: int, *, metric: Metric, block_size: int | None = None) -> tuple[Tensor, Tensor]:
+def nearest(points: Tensor, k: int, metric: Metric) -> Found:
     """The k nearest other points of every point, and their distances: both ``[N, k]``, nearest first."""
     if points.layout == torch.sparse_csr:
-        return _nearest_sparse(points, k, metric, block_size)
-    n = points.shape[0]
-    neighbours = torch.empty(n, k, dtype=torch.long, device=points.device)
-    distances = torch.empty(n, k, dtype=torch.double, device=points.device)
-    norm = norms(points)
-    rows = torch.arange(n, device=points.device)
+        return _nearest_sparse(points, k, metric)
+    found = _empty(points, k)
+    norm, rows = _norms(points), torch.arange(points.shape[0], device=points.device)
     if metric == "cosine":
         # At distance 1 from everything: its neighbours are the first k others, and no product need find that out.
-        empty = rows[norm == 0]
-        neighbours[empty] = torch.arange(k, device=points.device) + (rows[:k] >= empty[:, None])
-        distances[empty] = 1.0
+        zero = rows[norm == 0]
+        found[0][zero] = torch.arange(k, device=points.device) + (rows[:k] >= zero[:, None])
+        found[1][zero] = 1.0
         rows = rows[norm > 0]
     # A product of lowered precision (TF32, bfloat16) would break the bound on its error.
     trusted = points.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
     for dtype in (torch.float32, torch.float64) if trusted else (torch.float64,):
         if rows.numel():
-            rows = _search(points, rows, norm, dtype, metric, block_size, neighbours, distances)
-    return neighbours, distances
+            rows = _search(points, rows, norm, dtype, metric, found)
+    return found
 
 
-def distance(points: Tensor, norm: Tensor, first: Tensor, second: Tensor, metric: Metric) -> Tensor:
-    """Distances between ``points[first]`` and ``points[second]``, pair by pair, in double precision."""
-    result = torch.empty(first.numel(), dtype=torch.double, device=points.device)
-    chunk = max(1, CHUNK_BYTES // (8 * max(1, points.shape[1])))
-    for start in range(0, first.numel(), chunk):
-        i, j = first[start : start + chunk], second[start : start + chunk]
-        if metric == "euclidean":
-            part = (points[i].double() - points[j].double()).square_().sum(1).sqrt_()
-        else:
-            scale = torch.where(norm > 0, norm, 1.0)
-            a, b = points[i].double() / scale[i, None], points[j].double() / scale[j, None]
-            part = (1 - (a * b).sum(1)).clamp_(min=0)
-        result[start : start + chunk] = part
-    return result
-
-
-def _search(
-    points: Tensor,
-    rows: Tensor,
-    norm: Tensor,
-    dtype: torch.dtype,
-    metric: Metric,
-    block_size: int | None,
-    neighbours: Tensor,
-    distances: Tensor,
-) -> Tensor:
+def _search(points: Tensor, rows: Tensor, norm: Tensor, dtype: torch.dtype, metric: Metric, found: Found) -> Tensor:
     """Fill in the neighbours of `rows`; give back the rows that this precision cannot settle (none in double)."""
-    n, k = points.shape[0], neighbours.shape[1]
+    n, k = points.shape[0], found[0].shape[1]
     rough, half_square = _rough(points, norm, dtype, metric)
     length = rough.norm(dim=1)
     unit = (points.shape[1] + 8) * torch.finfo(dtype).eps
     wanted = min(k + SPARE, n)
-    size = block_size or max(1, BLOCK_BYTES // (n * rough.element_size()))
-    unsettled = []
-    for block in rows.split(size):
+    unsettled = [rows[:0]]
+    for block in rows.split(max(1, BLOCK_BYTES // (n * rough.element_size()))):
         # ‖a - b‖²/2 less ‖a‖²/2, which a row has in common; for unit vectors -aᵀb.
         keys = torch.addmm(half_square, rough[block], rough.T, alpha=-1)
         keys.scatter_(1, block[:, None], torch.inf)
@@ -240,16 +157,16 @@ def _search(
             limit = keys.topk(k, dim=1, largest=False).values[:, -1:] + slack
             row, candidate = (keys <= limit).nonzero(as_tuple=True)
         else:
-            near, found = keys.topk(wanted, dim=1, largest=False)
+            near, index = keys.topk(wanted, dim=1, largest=False)
             limit = near[:, k - 1 : k] + slack
             open_ = (near[:, -1] <= limit[:, 0]) if wanted < n else torch.zeros_like(block, dtype=torch.bool)
             unsettled.append(block[open_])
             row, place = ((near <= limit) & ~open_[:, None]).nonzero(as_tuple=True)
-            candidate = found[row, place]
+            candidate = index[row, place]
         del keys
         row = block[row]
-        keep_nearest(row, candidate, distance(points, norm, row, candidate, metric), neighbours, distances)
-    return torch.cat(unsettled) if unsettled else rows[:0]
+        _keep_nearest(row, candidate, _distance(points, norm, row, candidate, metric), found)
+    return torch.cat(unsettled)
 
 
 def _rough(points: Tensor, norm: Tensor, dtype: torch.dtype, metric: Metric) -> tuple[Tensor, Tensor]:
@@ -269,24 +186,41 @@ def _rough(points: Tensor, norm: Tensor, dtype: torch.dtype, metric: Metric) -> 
     return rough, torch.cat(half_square).to(dtype)
 
 
-def keep_nearest(row: Tensor, candidate: Tensor, length: Tensor, neighbours: Tensor, distances: Tensor) -> None:
+def _norms(points: Tensor) -> Tensor:
+    return torch.cat([part.double().norm(dim=1) for part in points.split(CHUNK_ROWS)])
+
+
+def _empty(points: Tensor, k: int) -> Found:
+    neighbours = torch.empty(points.shape[0], k, dtype=torch.long, device=points.device)
+    return neighbours, torch.empty_like(neighbours, dtype=torch.double)
+
+
+def _distance(points: Tensor, norm: Tensor, first: Tensor, second: Tensor, metric: Metric) -> Tensor:
+    """Distances between ``points[first]`` and ``points[second]``, pair by pair, in double precision."""
+    result = torch.empty(first.numel(), dtype=torch.double, device=points.device)
+    scale = torch.where(norm > 0, norm, 1.0)[:, None]
+    chunk = max(1, CHUNK_NUMBERS // max(1, points.shape[1]))
+    for part, i, j in zip(*(t.split(chunk) for t in (result, first, second)), strict=True):
+        if metric == "euclidean":
+            part.copy_((points[i].double() - points[j].double()).square_().sum(1).sqrt_())
+        else:
+            a, b = points[i].double() / scale[i], points[j].double() / scale[j]
+            part.copy_((1 - (a * b).sum(1)).clamp_(min=0))
+    return result
+
+
+def _keep_nearest(row: Tensor, candidate: Tensor, length: Tensor, found: Found) -> None:
     """Of every row's candidates keep the k nearest, the smaller index first where distances tie."""
     order = candidate.argsort(stable=True)
     for key in (length, row):
         order = order[key[order].argsort(stable=True)]
-    row, candidate, length = row[order], candidate[order], length[order]
-    which, count = row.unique_consecutive(return_counts=True)
+    which, count = row[order].unique_consecutive(return_counts=True)
     first = count.cumsum(0) - count
-    place = first[:, None] + torch.arange(neighbours.shape[1], device=row.device)
-    neighbours[which] = candidate[place]
-    distances[which] = length[place]
+    place = order[first[:, None] + torch.arange(found[0].shape[1], device=row.device)]
+    found[0][which], found[1][which] = candidate[place], length[place]
 
 
-def norms(points: Tensor) -> Tensor:
-    return torch.cat([part.double().norm(dim=1) for part in points.split(CHUNK_ROWS)])
-
-
-def _nearest_sparse(points: Tensor, k: int, metric: Metric, block_size: int | None) -> tuple[Tensor, Tensor]:
+def _nearest_sparse(points: Tensor, k: int, metric: Metric) -> Found:
     """As for dense points, from one sparse product a block in double precision.
 
     Cosines are read off the product, which always sums alike. In squared distances large norms may cancel:
@@ -300,14 +234,13 @@ def _nearest_sparse(points: Tensor, k: int, metric: Metric, block_size: int | No
     row_of = np.repeat(np.arange(n), np.diff(x.indptr))
     # bincount adds one after the other as the sparse product does, so that a point is at distance 0 from its copy.
     square = np.bincount(row_of, weights=x.data**2, minlength=n)
-    if metric == "cosine":
-        x.data /= np.sqrt(square)[row_of]
-    transposed = x.T.tocsr()
-    neighbours = torch.empty(n, k, dtype=torch.long)
-    distances = torch.empty(n, k, dtype=torch.double)
-    size = block_size or max(1, BLOCK_BYTES // (8 * n))
     norm = np.sqrt(square)
+    if metric == "cosine":
+        x.data /= norm[row_of]
+    transposed = x.T.tocsr()
+    found = _empty(points.cpu(), k)
     unit = 2 * (int(np.diff(x.indptr).max(initial=0)) + 8) * np.finfo(np.float64).eps
+    size = max(1, BLOCK_BYTES // (8 * n))
     for start in range(0, n, size):
         rows = slice(start, start + size)
         product = (x[rows] @ transposed).toarray()
@@ -317,32 +250,48 @@ def _nearest_sparse(points: Tensor, k: int, metric: Metric, block_size: int | No
             rough, slack = square[rows, None] + square - 2 * product, unit * (norm[rows, None] + norm.max()) ** 2
         rough[np.arange(len(rough)), np.arange(start, start + len(rough))] = np.inf
         row, candidate = np.nonzero(rough <= np.partition(rough, k - 1, axis=1)[:, k - 1 : k] + slack)
-        if metric == "cosine":
-            length = torch.from_numpy(rough[row, candidate])
-        else:
-            length = distance_sparse(x, row + start, candidate, metric)
-        keep_nearest(torch.from_numpy(row + start), torch.from_numpy(candidate), length, neighbours, distances)
-    return neighbours.to(points.device), distances.to(points.device)
+        length = rough[row, candidate] if metric == "cosine" else _sparse_distance(x, row + start, candidate, metric)
+        _keep_nearest(torch.from_numpy(row + start), torch.from_numpy(candidate), torch.from_numpy(length), found)
+    return found[0].to(points.device), found[1].to(points.device)
 
 
-def distance_sparse(x: Any, first: Any, second: Any, metric: Metric) -> Tensor:
-    """Distances between chosen pairs of rows of a scipy matrix."""
-    if metric == "cosine":
-        norm = np.sqrt(x.multiply(x).sum(axis=1))
-        x.data /= np.repeat(norm, np.diff(x.indptr))
+def _sparse_distance(x: Any, first: Any, second: Any, metric: Metric) -> Any:
+    """Distances between pairs of rows of a scipy matrix, for ``"cosine"`` of unit rows."""
     parts = []
     for start in range(0, first.size, 2**18):
-        a, b = x[first[start : start + 2**18]], x[second[start : start + 2**18]]
+        a, b = (x[index[start : start + 2**18]] for index in (first, second))
+        cosine = metric == "cosine"
+        parts.append(np.maximum(1 - a.multiply(b).sum(axis=1), 0) if cosine else np.sqrt((a - b).power(2).sum(axis=1)))
+    return np.concatenate(parts)
+
+
+def _approximately(points: Tensor, k: int, metric: Metric, seed: int) -> Found:
+    """Candidates by nearest-neighbour descent; their distances, and their order, are exact."""
+    pynndescent = require("pynndescent", extra="neighbours", purpose="an approximate neighbour graph")
+    sparse = points.layout == torch.sparse_csr
+    data = to_scipy(points) if sparse else points.float().numpy(force=True)
+    n = points.shape[0]
+    # The descent finds the first of a longer list far more surely than the whole of a short one.
+    search = pynndescent.NNDescent(data, metric=metric, n_neighbors=min(k + 1 + max(10, k // 2), n), random_state=seed)
+    listed = torch.from_numpy(np.asarray(search.neighbor_graph[0], dtype=np.int64))
+    row, place = ((listed >= 0) & (listed != torch.arange(n)[:, None])).nonzero(as_tuple=True)
+    if int(torch.bincount(row, minlength=n).min()) < k:
+        raise UserError(f"approximate: found fewer than k = {k} neighbours for a point; use the exact search")
+    candidate = listed[row, place]
+    if sparse:
+        wide: Any = data.astype(np.float64)
         if metric == "cosine":
-            parts.append(np.maximum(1 - a.multiply(b).sum(axis=1), 0))
-        else:
-            parts.append(np.sqrt((a - b).power(2).sum(axis=1)))
-    return torch.from_numpy(np.concatenate(parts))
+            wide.data /= np.repeat(np.sqrt(wide.multiply(wide).sum(axis=1)), np.diff(wide.indptr))
+        length = torch.from_numpy(_sparse_distance(wide, row.numpy(), candidate.numpy(), metric)).to(points.device)
+    row, candidate = row.to(points.device), candidate.to(points.device)
+    if not sparse:
+        length = _distance(points, _norms(points), row, candidate, metric)
+    found = _empty(points, k)
+    _keep_nearest(row, candidate, length, found)
+    return found
 
 
-def nearest_within(
-    points: Tensor, ptr: Tensor, k: int, *, metric: Metric, block_size: int | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _nearest_within(points: Tensor, ptr: Tensor, k: int, metric: Metric) -> tuple[Tensor, Tensor, Tensor]:
     """For every point its k nearest of the same set ``points[ptr[s]:ptr[s + 1]]``, or all others if there are fewer.
 
     Returns the neighbours ``[E]`` of point 0, nearest first, then those of point 1, …; their distances; and how many
@@ -351,44 +300,32 @@ def nearest_within(
     device = points.device
     ptr = ptr.to(device)
     size = ptr.diff()
-    set_of = torch.repeat_interleave(torch.arange(size.numel(), device=device), size)
-    count = (size - 1).clamp(max=k)[set_of]
+    count = (size - 1).clamp(max=k).repeat_interleave(size)
     begin = count.cumsum(0) - count
     neighbours = torch.empty(int(count.sum()), dtype=torch.long, device=device)
-    distances = torch.empty(neighbours.numel(), dtype=torch.double, device=device)
+    distances = torch.empty_like(neighbours, dtype=torch.double)
 
     def put(nodes: Tensor, index: Tensor, length: Tensor) -> None:
         place = begin[nodes, None] + torch.arange(index.shape[1], device=device)
-        neighbours[place] = index
-        distances[place] = length
+        neighbours[place], distances[place] = index, length
 
-    small = (size <= SMALL_SET) & (size * size * points.shape[1] <= NUMBERS)
-    if points.layout != torch.strided:
-        small = size <= 1
+    dense = points.layout == torch.strided
+    norm = _norms(points) if dense else torch.empty(0)
+    pair = 2 * max(1, points.shape[1])  # coordinates
+    small = (size <= SMALL_SET) & (size * size * pair <= CHUNK_NUMBERS) & dense
     for start, end in zip(ptr[:-1][~small].tolist(), ptr[1:][~small].tolist(), strict=True):
         nodes = torch.arange(start, end, device=device)
         if end - start > 1:
-            found = nearest(take_rows(points, nodes), min(k, end - start - 1), metric=metric, block_size=block_size)
-            put(nodes, found[0] + start, found[1])
+            index, length = nearest(take_rows(points, nodes), min(k, end - start - 1), metric)
+            put(nodes, index + start, length)
     for n in size[small & (size > 1)].unique().tolist():
         sets = (small & (size == n)).nonzero().squeeze(1)
-        for chunk in sets.split(max(1, NUMBERS // (n * n * points.shape[1]))):
-            nodes = ptr[chunk, None] + torch.arange(n, device=device)
-            length, near = _all_pairs(points[nodes.reshape(-1)], n, metric).sort(dim=2, stable=True)
-            index = near[:, :, : min(k, n - 1)] + ptr[chunk, None, None]
-            put(nodes.reshape(-1), index.flatten(0, 1), length[:, :, : min(k, n - 1)].flatten(0, 1))
+        for chunk in sets.split(max(1, CHUNK_NUMBERS // (n * n * pair))):
+            nodes = ptr[chunk, None] + torch.arange(n, device=device)  # [g, n], then all their pairs [g, n, n]
+            first, second = torch.broadcast_tensors(nodes[:, :, None], nodes[:, None])
+            length = _distance(points, norm, first.reshape(-1), second.reshape(-1), metric).view(-1, n, n)
+            length.diagonal(dim1=1, dim2=2).fill_(torch.inf)
+            length, near = length.flatten(0, 1).sort(dim=1, stable=True)
+            most = min(k, n - 1)
+            put(nodes.reshape(-1), near[:, :most] + ptr[chunk].repeat_interleave(n)[:, None], length[:, :most])
     return neighbours, distances, count
-
-
-def _all_pairs(points: Tensor, n: int, metric: Metric) -> Tensor:
-    """Distances ``[g, n, n]`` within g sets of n points each, in double precision; the diagonal is infinite."""
-    p = points.double()
-    if metric == "cosine":
-        norm = norms(points)
-        p = (p / torch.where(norm > 0, norm, 1.0)[:, None]).unflatten(0, (-1, n))
-        length = (1 - (p[:, :, None] * p[:, None]).sum(-1)).clamp_(min=0)
-    else:
-        p = p.unflatten(0, (-1, n))
-        length = (p[:, :, None] - p[:, None]).square_().sum(-1).sqrt_()
-    length.diagonal(dim1=1, dim2=2).fill_(torch.inf)
-    return length

@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 
 from difformer.data.catalogue import ENTRIES, Entry, entry, own_entry, plain_name
+from difformer.data.datasets.common import Reader
 from difformer.data.task import Kind, Task
 from difformer.errors import UserError, did_you_mean
+
+_registered: dict[str, Callable[..., Task]] = {}
 
 
 def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) -> Task:
@@ -39,19 +42,35 @@ def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) 
     """
     found = entry(name)
     function = loader_of(name)
-    known = _options(function)
-    for option in options:
+    known, kinds = dataset_options(name), annotations_of(function)
+    for option, value in options.items():
         if option not in known:
-            raise UserError(_unknown_option(found.name, option, known))
-    _check_kinds(found.name, options, annotations_of(function))
+            listed = ", ".join(f"{key}={default!r}" for key, default in known.items()) or "none"
+            hint = did_you_mean(option, known)
+            raise UserError(f"data set {found.name!r} has no option {option!r}; {hint}it takes {listed}")
+        # Python would take self_loops="no" for a yes; options of other kinds check themselves.
+        allowed = [part.strip() for part in kinds[option].split("|")]
+        if all(kind in _KINDS for kind in allowed) and not any(_KINDS[kind][1](value) for kind in allowed):
+            expected = " or ".join(_KINDS[kind][0] for kind in allowed)
+            raise UserError(f"data set {found.name!r}: {option} must be {expected}, got {value!r}")
     takes_files = "root" in inspect.signature(function).parameters
-    task = function(found.name, root, **options) if takes_files else function(**options)
+    made: Any = function(found.name, root, **options) if takes_files else function(**options)
+    task = made.load() if isinstance(made, Reader) else made
     if not isinstance(task, Task):
         raise UserError(
             f"data set {found.name!r}: {found.loader} must return a difformer.data.Task, such as from_arrays makes; "
             f"got {type(task).__name__}"
         )
     return task
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "bool": ("True or False", lambda value: isinstance(value, (bool, np.bool_))),
+    "int": ("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
+    "float": ("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)),
+    "str": ("a text", lambda value: isinstance(value, str)),
+    "None": ("None", lambda value: value is None),
+}
 
 
 def register_dataset(
@@ -95,9 +114,6 @@ def register_dataset(
     return ENTRIES[plain]
 
 
-_registered: dict[str, Callable[..., Task]] = {}
-
-
 def _check_loader(name: str, loader: Any) -> None:
     if not callable(loader):
         raise UserError(f"data set {name!r}: expected a function that returns a Task, got {loader!r}")
@@ -112,9 +128,30 @@ def _check_loader(name: str, loader: Any) -> None:
         )
 
 
+def loader_of(name: str) -> Callable[..., Task | Reader]:
+    """The function or the `Reader` that makes a data set; its docstring explains the options."""
+    found = entry(name)
+    if found.name in _registered:
+        return _registered[found.name]
+    module, _, attribute = found.loader.partition(":")
+    ours = module.startswith("difformer.")
+    try:
+        loader: Any = attrgetter(attribute)(import_module(module))
+    except (ImportError, AttributeError) as error:
+        if ours:
+            raise
+        raise UserError(
+            f"data set {name!r}: {found.loader} cannot be imported ({error}); it is package.module:function, and the "
+            f"package must be installed or on PYTHONPATH"
+        ) from error
+    if not ours:
+        _check_loader(found.name, loader)
+    return loader
+
+
 def dataset_options(name: str) -> dict[str, Any]:
     """What `load` can be asked for a data set: every option with its default."""
-    return _options(loader_of(name))
+    return {p.name: p.default for p in _keyword_parameters(loader_of(name))}
 
 
 def option_kinds(name: str) -> dict[str, str]:
@@ -122,59 +159,14 @@ def option_kinds(name: str) -> dict[str, str]:
     return annotations_of(loader_of(name))
 
 
-def loader_of(name: str) -> Callable[..., Task]:
-    """The function that makes a data set; its docstring explains the options."""
-    found = entry(name)
-    if found.name in _registered:
-        return _registered[found.name]
-    module, _, attribute = found.loader.partition(":")
-    try:
-        loader: Any = attrgetter(attribute)(import_module(module))
-    except (ImportError, AttributeError) as error:
-        if module.startswith("difformer."):
-            raise
-        raise UserError(
-            f"data set {name!r}: {found.loader} cannot be imported ({error}); it is package.module:function, and the "
-            f"package must be installed or on PYTHONPATH"
-        ) from error
-    if not module.startswith("difformer."):
-        _check_loader(found.name, loader)
-    return loader
-
-
-def annotations_of(function: Callable[..., Task]) -> dict[str, str]:
+def annotations_of(function: Callable[..., Any]) -> dict[str, str]:
     """Annotations of the options that a reader takes by keyword alone."""
     found = {}
-    for p in inspect.signature(function).parameters.values():
-        if p.kind is inspect.Parameter.KEYWORD_ONLY:
-            kind = type(p.default) if p.annotation is inspect.Parameter.empty else p.annotation
-            found[p.name] = kind if isinstance(kind, str) else inspect.formatannotation(kind)
+    for p in _keyword_parameters(function):
+        kind = type(p.default) if p.annotation is inspect.Parameter.empty else p.annotation
+        found[p.name] = kind if isinstance(kind, str) else inspect.formatannotation(kind)
     return found
 
 
-def _options(function: Callable[..., Task]) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-
-
-_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "bool": ("True or False", lambda value: isinstance(value, (bool, np.bool_))),
-    "int": ("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
-    "float": ("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)),
-    "str": ("a text", lambda value: isinstance(value, str)),
-    "None": ("None", lambda value: value is None),
-}
-
-
-def _check_kinds(name: str, options: dict[str, Any], annotations: dict[str, str]) -> None:
-    """Refuse ``self_loops="no"``, which Python would take for a yes; options of other kinds check themselves."""
-    for option, value in options.items():
-        kinds = [part.strip() for part in annotations[option].split("|")]
-        if all(kind in _KINDS for kind in kinds) and not any(_KINDS[kind][1](value) for kind in kinds):
-            expected = " or ".join(_KINDS[kind][0] for kind in kinds)
-            raise UserError(f"data set {name!r}: {option} must be {expected}, got {value!r}")
-
-
-def _unknown_option(name: str, option: str, known: dict[str, Any]) -> str:
-    listed = ", ".join(f"{key}={value!r}" for key, value in known.items())
-    return f"data set {name!r} has no option {option!r}; {did_you_mean(option, known)}it takes {listed or 'none'}"
+def _keyword_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(function).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]

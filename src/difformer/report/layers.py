@@ -10,7 +10,7 @@ and uniform attention would give the share of class c(i) among the labelled.
 The measured energy is the mean of δ(||z_i - z_j||²) over pairs of unit states (as `difformer energy` shows it). What a
 theorem says is another curve: the diffusion from the same Z⁰, with the same f and step size, whose exchange is a
 function of distances. There E(Z^(k+1), k) ≤ E(Z^(k), k), hence Σδ never rises. A trained network is covered by the
-theorem only if it *is* that diffusion; where it is not, the reasons are named.
+theorem only if it *is* that diffusion.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from difformer.attention.summary import LINEAR
 from difformer.diffusion import AllPairAttention, diffuse, penalty
 from difformer.diffusion.energy import effective_rank
 from difformer.diffusivity import CONSTANT
-from difformer.nn import DIFFormer, DIFFormerConv
+from difformer.nn import DIFFormerConv
 from difformer.nn.inspection import PAIRS_OF_A_BLOCK
 from difformer.report.gather import Scene, draw
 
@@ -184,7 +184,6 @@ class LayerEnergies:
     # share of the variance of unit states that lies between classes; None without classes
     separation: list[float] | None
     theorem: list[float] | None  # mean δ along the diffusion that the theorem covers; None where it has nothing to say
-    reasons: tuple[str, ...]  # why the run itself is not covered; empty where it is
     sampled: int | None  # size of the sample that `energy` was measured on; None where all states were taken
 
 
@@ -217,7 +216,6 @@ def layer_energies(scene: Scene, classes: Tensor | None = None) -> LayerEnergies
         spread,
         separation or None,
         None if layer is None else _theorem(layer, states[0], len(model.layers), scene.graph is not None),
-        () if layer is None else uncovered(model, scene),
         None if some is None else some.numel(),
     )
 
@@ -247,38 +245,6 @@ def _theorem(layer: DIFFormerConv, z: Tensor, steps: int, edges: bool) -> list[f
     states = diffuse(start, AllPairAttention(layer.diffusivity), steps=steps, step_size=step, save="all")
     measure = penalty(layer.diffusivity)
     return [float(measure(state)) / start.shape[0] ** 2 for state in states]
-
-
-def uncovered(model: DIFFormer, scene: Scene) -> tuple[str, ...]:
-    """What keeps a network from being the diffusion of the theorem, one clause each."""
-    layer: DIFFormerConv = model.layers[0]  # type: ignore[assignment]
-    asks, tied = layer.query is not None, layer.tied_qk
-    isometric = not asks or not tied or all(_isometry(one) for one in model.layers)  # type: ignore[arg-type]
-    assert scene.states is not None
-    lengths = scene.states[:-1].norm(dim=-1)  # those that are stepped from
-    reasons = {
-        "queries and keys are divided by the norm of all rows (qk_norm=global), not by their own": asks
-        and layer.qk_norm == "global",
-        "queries and keys have weights of their own, so the exchange is not symmetric": asks and not tied,
-        "the map to queries is no isometry, so the exchange is no function of the states' distances": not isometric,
-        "values are transformed (transform=true)": layer.value is not None,
-        "a LayerNorm follows every step": model.config["norm"],
-        f"an activation ({model.activation}) follows every step": model.activation is not None,
-        "a step keeps nothing of the state (the theorem needs a step size below 1)": not layer.residual
-        or layer.step_size >= 1,
-        f"{layer.num_heads} heads are averaged": layer.num_heads > 1,
-        "there is a source term": layer.source_weight,
-        "observed edges take part": scene.graph is not None,
-        "the states are not all of unit length": not bool(((lengths - 1).abs() < 1e-3).all()),
-    }
-    return tuple(reason for reason, holds in reasons.items() if holds)
-
-
-def _isometry(layer: DIFFormerConv) -> bool:
-    assert layer.query is not None
-    weight = layer.query.weight.detach().double()
-    gram = weight.T @ weight - torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
-    return float(gram.abs().max()) < 1e-3 and float(layer.query.bias.detach().abs().max()) < 1e-6
 
 
 def smoothed_layers(measured: LayerEnergies) -> list[int]:

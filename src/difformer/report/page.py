@@ -19,10 +19,9 @@ from typing import Any
 
 import torch
 
-from difformer.attention import explain
 from difformer.data import Task
 from difformer.files import csv_text, finite, printable, write_bytes
-from difformer.nn import DIFFormer, DIFFormerConv
+from difformer.nn import DIFFormer
 from difformer.report import ATTENTION_OFF, plots
 from difformer.report.comparison import attention_off
 from difformer.report.explanation import Place, explain_nodes, worth_explaining
@@ -112,7 +111,9 @@ def write_report(
     summary, options = folder.summary(), folder.about["model"].get("options", {})
     diffuses = isinstance(encoder_of(loaded.model), DIFFormer)
     scene = None if task.kind == "graphs" and not diffuses else make_scene(loaded)
-    explanations = explain_nodes(loaded, list(dict.fromkeys([*nodes, *worth_explaining(material)])))
+    columns = column_importance(material)
+    wrong = errors(material, columns.names)
+    explanations = explain_nodes(loaded, list(dict.fromkeys([*nodes, *worth_explaining(material, wrong.places)])))
     always = [] if scene is None else [one.node for one in explanations if one.number == scene.number]
     maps = make_maps(material, scene, [node for node in always if node is not None])
     attention, energies, depth = maps[-1].attention, None, ""
@@ -120,8 +121,7 @@ def write_report(
         energies = layer_energies(scene, material.classes)
         depth = verdict(energies, float(scene.difformer.config["source_weight"]))
     found, base = quality(task, material.predictions, material.part), baselines(material)
-    sure, columns = calibration(task, material.predictions, material.part), column_importance(material)
-    wrong = errors(material, columns.names)
+    sure = calibration(task, material.predictions, material.part)
     curves, thinned = plots.learning_curves(folder, summary.metric)
     drawn = curves | plots.predictions(found) | plots.reliability(sure) | plots.importance(columns, summary.metric)
     drawn |= plots.within(attention) | plots.energies(energies)
@@ -209,7 +209,7 @@ def _warnings(
 
 
 def _cost(loaded: Loaded) -> dict[str, Any]:
-    """Of a pass over some or all instances: its time, and what it keeps for its backward pass; and the operator."""
+    """Of a pass over some or all instances: its time, what it keeps for its backward pass, how layers are computed."""
     model, passes = loaded.model, loaded.feed.passes()
     held, inputs = list(model.parameters()), passes[0]
     device = held[0].device if held else torch.device("cpu")
@@ -223,30 +223,16 @@ def _cost(loaded: Loaded) -> dict[str, Any]:
         return time.perf_counter() - begun
 
     timed()  # graphs are sorted at their first use
+    operators, encoder = [""], encoder_of(model)
+    if isinstance(encoder, DIFFormer) and len(encoder.layers):
+        operators = [said.partition(": ")[2] for said in encoder.explain(inputs.x, inputs.graph, None, inputs.batch)]
     with torch.enable_grad():
         saved = saved_bytes(lambda: inputs.outputs(model), besides=held)
     return {
         "parameters": sum(p.numel() for p in held), "bytes": sum(p.numel() * p.element_size() for p in held),
-        "milliseconds": 1000 * timed(), "saved": saved, "device": device, "operator": _operator(loaded),
+        "milliseconds": 1000 * timed(), "saved": saved, "device": device, "operator": operators[0],
         "what": "all instances" if len(passes) == 1 else f"a batch of {inputs.x.shape[0]:,} rows",
     }  # fmt: skip
-
-
-def _operator(loaded: Loaded) -> str:
-    """The operator for all pairs and why it was chosen; empty where there are no diffusion layers."""
-    encoder = encoder_of(loaded.model)
-    if not isinstance(encoder, DIFFormer) or not len(encoder.layers):
-        return ""
-    layer: DIFFormerConv = encoder.layers[0]  # type: ignore[assignment]
-    if layer.diffusivity is None:
-        return "no latent pairs: observed edges alone"
-    if layer.backend != "auto":
-        return f"{layer.backend}: requested by the setting backend={layer.backend}"
-    inputs = loaded.feed.passes()[0]
-    if layer.form == "simple" and layer.qk_norm != "row" and inputs.batch is None:
-        return "linear: simple is a sum; with this norm of queries and keys the states' Gram matrix is all it needs"
-    rows, device = inputs.x.shape[0] if inputs.batch is None else inputs.batch.largest, inputs.x.device
-    return str(explain(rows, layer.out_channels, diffusivity=layer.diffusivity, heads=layer.num_heads, device=device))
 
 
 def _libraries() -> tuple[str, Any]:

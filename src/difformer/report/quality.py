@@ -198,9 +198,9 @@ def baselines(material: Material) -> tuple[Baseline, Baseline]:
         sampled |= train.numel() < split.train.numel()
         y = task.y[part]
         shape = (*y.shape[: 2 if task.kind == "series" else 1], task.num_outputs)
-        constant = _constant(task, train, part)
-        for outputs, values in zip((constant, _linear(task, train, part, constant)), found, strict=True):
-            values.append(float(metric(torch.from_numpy(outputs).float().reshape(shape), y)))
+        for linear, values in enumerate(found):
+            outputs = torch.from_numpy(_simple(task, train, part, bool(linear))).float().reshape(shape)
+            values.append(float(metric(outputs, y)))
     names = {
         "multiclass": ("always predicting the most frequent class", "a logistic regression"),
         "multilabel": ("always predicting the base rate", "a linear model"),
@@ -227,42 +227,34 @@ def _flat(task: Task, rows: Tensor) -> Array:
     return np.where(y < 0, np.nan, y) if task.problem == "multiclass" else y
 
 
-def _constant(task: Task, train: Tensor, part: Tensor) -> Array:
-    """The most frequent class, or the mean of every column; outputs are logits, hence a rate less one half."""
-    y, size = _flat(task, train), len(_flat(task, part))
-    if task.problem == "multiclass":
-        counts = np.bincount(y[~np.isnan(y)].astype(int), minlength=task.num_outputs)
-        return np.tile(np.eye(task.num_outputs)[counts.argmax()], (size, 1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a column without any label
-        mean = np.nan_to_num(np.nanmean(y, axis=0))
-    return np.tile(mean if task.problem == "regression" else mean - 0.5, (size, 1))
-
-
-def _linear(task: Task, train: Tensor, part: Tensor, constant: Array) -> Array:
-    """A linear model per column; the constant where there is nothing to fit."""
+def _simple(task: Task, train: Tensor, part: Tensor, linear: bool) -> Array:
+    """Outputs of a constant or a linear model, fitted column by column: logits of classes, or values."""
+    from sklearn.dummy import DummyClassifier, DummyRegressor
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import Normalizer, StandardScaler
 
-    x, y, asked, outputs = _table(task, train), _flat(task, train), _table(task, part), constant.copy()
+    x, y, asked = _table(task, train), _flat(task, train), _table(task, part)
+    outputs = np.zeros((asked.shape[0], task.num_outputs))
     scale = Normalizer if hasattr(x, "tocsr") or (x == 0).mean() > MOSTLY_ZERO else StandardScaler
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # not converged is close enough for a yardstick
-        for c in range(y.shape[1]):
+        for c in np.flatnonzero(~np.isnan(y).all(0)):
             known = ~np.isnan(y[:, c])
             values = y[known, c]
-            if values.size and (task.problem == "regression" or y.shape[1] > FIT_COLUMNS):
-                fitted = make_pipeline(scale(), Ridge()).fit(x[known], values)
+            if task.problem == "regression" or (linear and y.shape[1] > FIT_COLUMNS):
+                fitted = make_pipeline(scale(), Ridge() if linear else DummyRegressor()).fit(x[known], values)
                 outputs[:, c] = fitted.predict(asked) - (0.5 if task.problem == "multilabel" else 0)
-            elif len(np.unique(values)) > 1:
-                fitted = make_pipeline(scale(), LogisticRegression(max_iter=200)).fit(x[known], values.astype(int))
-                chances = np.log(fitted.predict_proba(asked).clip(1e-12))
-                if task.problem == "multilabel":
-                    outputs[:, c] = chances[:, 1] - chances[:, 0]
-                else:
-                    outputs = np.full(outputs.shape, np.log(1e-12))
-                    outputs[:, fitted[-1].classes_] = chances
+                continue
+            able = linear and len(np.unique(values)) > 1
+            model = make_pipeline(scale(), LogisticRegression(max_iter=200) if able else DummyClassifier())
+            fitted = model.fit(x[known], values.astype(int))
+            logits = np.full((asked.shape[0], max(2, task.num_outputs)), np.log(1e-12))
+            logits[:, fitted[-1].classes_] = np.log(fitted.predict_proba(asked).clip(1e-12))
+            if task.problem == "multilabel":
+                outputs[:, c] = logits[:, 1] - logits[:, 0]
+            else:
+                outputs = logits[:, : task.num_outputs]
     return outputs
 
 
@@ -338,6 +330,7 @@ class ErrorList:
     headings: list[str]  # of the columns
     rows: list[list[Any]]  # one per error
     right: list[int]  # numbers of the columns that hold numbers
+    places: list[Any]  # the instance of every row; of a series snapshot and node
     said: str  # how many there are, and how many are listed
 
 
@@ -351,10 +344,11 @@ def errors(material: Material, important: Sequence[str]) -> ErrorList:
     numbers = part[[place[0] for place in places]]
     held = original_cells(task, numbers, [columns] * len(places)) if columns and places else [[]] * len(places)
     names = task.instance_names if not series or len(task.instance_names) == task.num_nodes else ()
+    instances = [(n, at[1]) if series else n for n, at in zip(numbers.tolist(), places, strict=True)]
     table = []
-    for place, number, own, more in zip(places, numbers.tolist(), cells, held, strict=True):
-        which = place[1] if series else number
-        table.append([*([number] if series else []), names[which] if names else which, *own, *more])
+    for one, own, more in zip(instances, cells, held, strict=True):
+        which = one[1] if isinstance(one, tuple) else one
+        table.append([*([one[0]] if series else []), names[which] if names else which, *own, *more])
     said = (
         f"{count:,} of {total:,} {material.part} predictions of seed {material.seed} {'is' if count == 1 else 'are'} "
     )
@@ -363,7 +357,7 @@ def errors(material: Material, important: Sequence[str]) -> ErrorList:
         said = f"The {len(table)} largest of {total:,} {material.part} errors of seed {material.seed}."
     headings = [*(["snapshot"] if series else []), WHAT[task.kind], *heads, *columns]
     right = [c for c in range(len(headings)) if table and all(_is_number(row[c]) for row in table)]
-    return ErrorList(headings, table, right, said)
+    return ErrorList(headings, table, right, instances, said)
 
 
 def _is_number(cell: Any) -> bool:

@@ -96,13 +96,9 @@ class TensorBoard:
 class TrainingInterrupted(KeyboardInterrupt):
     """Training was stopped by Ctrl-C, after everything that can be saved was saved.
 
-    Args:
-        summary: Results so far; None where no epoch had been evaluated yet.
-        folder: The run folder to resume, as text; empty without one.
-        again: Whether results were saved but no checkpoint, as for a stack that did not fit into memory as a whole.
-
-    Attributes:
-        kept: What was saved, what was not, and how to resume; empty without a folder.
+    `summary` has the results so far, None where no epoch had been evaluated yet; `folder` is the run folder to resume,
+    empty without one; `kept` says what was saved, what was not, and how to resume. A stack that did not fit into memory
+    as a whole has no checkpoint, and starts `again`.
     """
 
     def __init__(self, summary: Summary | None, folder: str, again: bool = False) -> None:

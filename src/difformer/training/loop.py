@@ -90,11 +90,7 @@ class Trainer:
     """A model, its optimiser, and the state of their training.
 
     Args:
-        task: What is to be learnt.
-        split: The split.
-        config: Model and training.
-        seed: Of everything that is random.
-        device: Where to train.
+        task, split, config, seed, device: As in `train_one`.
         model: Trained instead of the configuration's model; already on the device.
         feed: Used instead of the task's own feed.
         loss: Used instead of the configuration's loss: ``(outputs, targets) -> scalar``.

@@ -40,23 +40,14 @@ ENTRIES_AT_ONCE = 2**22  # of a multi-label AUC: bounds its memory to about 200 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric by name.
-
-    Args:
-        name: As in a configuration.
-        higher_is_better: Whether larger is better.
-        problems: Problems it can measure.
-        counts: ``(outputs, targets) -> tensor``; counts of two sets of rows add up to those of both where `adds`.
-        finish: From counts to the value, a scalar; by default the first over the second, NaN where nothing is labelled.
-        adds: Whether counts add up; ROC-AUC does not, because it needs the order of all scores.
-    """
+    """A metric: counts of outputs and targets, and how to finish them to a scalar, NaN where nothing is labelled."""
 
     name: str
     higher_is_better: bool
-    problems: tuple[str, ...]
+    problems: tuple[str, ...]  # that it can measure
     counts: Callable[[Tensor, Tensor], Tensor]
-    finish: Callable[[Tensor], Tensor] = lambda counts: counts[0] / counts[1]
-    adds: bool = True
+    finish: Callable[[Tensor], Tensor] = lambda counts: counts
+    adds: bool = True  # whether counts of two sets of rows add up; ROC-AUC needs the order of all scores
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         # An output that is NaN has no class and no rank, yet argmax and sort would give it one.
@@ -192,14 +183,15 @@ def _broadcast_counts(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 _CLASSES = ("multiclass", "multilabel")
+_ratio: Callable[[Tensor], Tensor] = lambda counts: counts[0] / counts[1]
 _METRICS = (
-    Metric("accuracy", True, _CLASSES, _right_answers),
-    Metric("rocauc", True, _CLASSES, rocauc, lambda counts: counts, adds=False),
+    Metric("accuracy", True, _CLASSES, _right_answers, _ratio),
+    Metric("rocauc", True, _CLASSES, rocauc, adds=False),
     Metric("f1", True, _CLASSES, class_counts, _f1_macro),
     Metric("f1-micro", True, _CLASSES, class_counts, _f1_micro),
-    Metric("mse", False, ("regression",), _error_counts(torch.square)),
-    Metric("mae", False, ("regression",), _error_counts(torch.abs)),
-    Metric("broadcast-mse", False, ("regression",), _broadcast_counts),
+    Metric("mse", False, ("regression",), _error_counts(torch.square), _ratio),
+    Metric("mae", False, ("regression",), _error_counts(torch.abs), _ratio),
+    Metric("broadcast-mse", False, ("regression",), _broadcast_counts, _ratio),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
 ALIASES = {"roc_auc": "rocauc", "roc-auc": "rocauc", "auc": "rocauc", "acc": "accuracy", "f1-macro": "f1"}

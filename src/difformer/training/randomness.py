@@ -24,8 +24,11 @@ NEW = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomi
 DRAWS = IN_PLACE | INITIALISERS | NEW
 
 
-class _PrivateDraws(TorchFunctionMode):
-    """Within it, draws of this thread that name no generator come from one of its own."""
+class private_rng(TorchFunctionMode):
+    """Within it, whatever this thread draws on the CPU follows from `seed`; torch's global generator is not touched.
+
+    The numbers are those that the global generator would give after ``torch.manual_seed(seed)``.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -38,14 +41,6 @@ class _PrivateDraws(TorchFunctionMode):
         if getattr(func, "__name__", "") in DRAWS and given.get("generator") is None:
             given = given | {"generator": self.generator}
         return func(*args, **given)
-
-
-def private_rng(seed: int) -> TorchFunctionMode:
-    """Within it, whatever this thread draws on the CPU follows from `seed`; torch's global generator is not touched.
-
-    The numbers are those that the global generator would give after ``torch.manual_seed(seed)``.
-    """
-    return _PrivateDraws(seed)
 
 
 _lock = threading.Lock()

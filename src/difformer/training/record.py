@@ -143,23 +143,14 @@ def spread(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Outputs of a model for instances.
+    """Outputs of a model for instances; targets and names where they are known."""
 
-    Args:
-        problem: ``"multiclass"``, ``"multilabel"`` or ``"regression"``.
-        outputs: ``[instances, …, C]`` as the model gives them.
-        class_names: Names of classes or target columns, where known.
-        instance_names: Names of instances, where known.
-        targets: What they should be, where known.
-        part: Of each instance: ``"train"``, ``"valid"``, ``"test"`` or ``""``.
-    """
-
-    problem: str
-    outputs: Tensor = field(repr=False)
-    class_names: tuple[str, ...] = ()
+    problem: str  # "multiclass", "multilabel" or "regression"
+    outputs: Tensor = field(repr=False)  # [instances, …, C] as the model gives them
+    class_names: tuple[str, ...] = ()  # of classes or target columns
     instance_names: tuple[str, ...] = ()
     targets: Tensor | None = field(default=None, repr=False)
-    part: tuple[str, ...] = field(default=(), repr=False)
+    part: tuple[str, ...] = field(default=(), repr=False)  # of each instance: "train", "valid", "test" or ""
 
     @staticmethod
     def of(task: Task, outputs: Tensor, split: Split | None = None) -> Predictions:

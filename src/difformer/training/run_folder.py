@@ -39,22 +39,11 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from difformer import files
 from difformer.data import DataError, Preprocessing, Split, Task, dataset_options, from_files, load
 from difformer.data.split import save_splits
 from difformer.errors import UserError
-from difformer.files import (
-    LOCK,
-    RunFolderError,
-    append_bytes,
-    finite,
-    read_json,
-    read_text,
-    whole_folder,
-    within,
-    write_bytes,
-    write_json,
-    writing,
-)
+from difformer.files import RunFolderError, read_json, read_text, within, write_bytes, write_json, writing
 from difformer.kernels.cpu import library
 from difformer.kernels.cpu.passes import FEWEST_ELEMENTS
 from difformer.schema import check
@@ -235,7 +224,7 @@ class RunFolder:
             text = toml.dumps(about)
         except TypeError as error:
             raise UserError(f"this run cannot be kept in a folder: {error}; train it with out=None") from error
-        with writing(path), whole_folder(path) as new:
+        with writing(path), files.whole_folder(path) as new:
             write_bytes(new / CONFIG, text.encode())
             if task.preprocessing is not None:
                 write_bytes(new / PREPROCESSING, json.dumps(task.preprocessing.to_dict(), indent=1).encode())
@@ -286,9 +275,9 @@ class RunFolder:
 
     def discard(self) -> None:
         """Removes the folder if the run has left nothing in it; a folder with anything else in it stays as it is."""
-        files = tuple(self.path.iterdir())
-        own = {path.name for path in files} <= {CONFIG, METRICS, LOCK}
-        if own and not any(path.name == METRICS and path.stat().st_size for path in files):
+        found = tuple(self.path.iterdir())
+        own = {path.name for path in found} <= {CONFIG, METRICS, files.LOCK}
+        if own and not any(path.name == METRICS and path.stat().st_size for path in found):
             shutil.rmtree(self.path)
 
     def task(self, given: Task | None = None) -> Task:
@@ -367,7 +356,7 @@ class RunFolder:
         """Where the trainer of a seed writes rows and snapshots: its arguments `log` and `save`."""
         path = within(self.path, self.path / METRICS)
         return {
-            "log": lambda rows: append_bytes(path, _lines({"seed": seed} | row for row in rows)),
+            "log": lambda rows: files.append_bytes(path, _lines({"seed": seed} | row for row in rows)),
             "save": lambda snapshot: self.write_checkpoint(seed, snapshot),
         }
 
@@ -499,7 +488,7 @@ def _hash(content: bytes) -> str:
 
 
 def _lines(rows: Iterable[Row]) -> bytes:
-    return "".join(f"{json.dumps(finite(row))}\n" for row in rows).encode()
+    return "".join(f"{json.dumps(files.finite(row))}\n" for row in rows).encode()
 
 
 def _refuse_links(path: Path) -> None:

@@ -25,21 +25,13 @@ WITHOUT = ("graph_weight", "activation", "gradient_clip")  # settings that take 
 
 @dataclass(frozen=True)
 class Space:
-    """A grid of settings.
+    """A grid of settings."""
 
-    Args:
-        name: ``"observed"``, ``"series"``, ``"unobserved"``, or another.
-        axes: Values of each setting that competes.
-        fixed: Settings that stay the same.
-        source: Where it comes from.
-        difformer: Settings that stay the same for the paper's encoders, and are left to themselves for other systems.
-    """
-
-    name: str
-    axes: Mapping[str, tuple[Any, ...]]
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    source: str = ""
-    difformer: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # "observed", "series", "unobserved", or another
+    axes: Mapping[str, tuple[Any, ...]]  # values of each setting that competes
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # settings that stay the same
+    source: str = ""  # where it comes from
+    difformer: Mapping[str, Any] = field(default_factory=dict)  # fixed for the paper's encoders, not for other systems
 
     def __post_init__(self) -> None:
         for key, values in self.axes.items():
@@ -113,14 +105,7 @@ def default_space(kind: str, *, observed: bool, model: str, own: bool = False, r
 
     For own data it is one that a practitioner would choose, around the defaults. For a data set of the literature it is
     the space of the model's authors where the catalogue has one, or the paper's grid. Without a graph, a model whose
-    diffusivity is free also tries the sharp form, which selects, unless all pairs of rows would cost too much.
-
-    Args:
-        kind: ``"nodes"``, ``"series"`` or ``"graphs"``.
-        observed: Whether the task has a graph.
-        model: Name of the model.
-        own: Whether the data are the user's own.
-        rows: Nodes of the task.
+    diffusivity is free also tries the sharp form, which selects, unless all pairs of `rows` would cost too much.
     """
     from difformer.zoo import find, options_of
 

@@ -2,20 +2,14 @@
 
 Seeds, splits, learning rates, weight decays, dropout rates, step sizes, graph and source weights may differ from run to
 run; everything that changes a shape or the order of operations may not. Each run has the initialisation, the dropout
-masks and the steps of its own single run, so its result is that of `train_one` up to rounding.
-
-A small model leaves a GPU idle between kernels; a stack of many fills it. A CPU is idle only while operations are
-called, which takes microseconds: states of 20 nodes × 4 channels gain sevenfold from a stack of 20, those of Cora
-(2,708 × 64), which keep all cores busy and fit the cache, nothing (`faster`).
+masks and the steps of its own single run, so its result is that of `train_one` up to rounding. A small model leaves a
+GPU idle between kernels; a stack of many fills it. On a CPU only tiny states gain (`faster`).
 
 `torch.vmap` runs the model's own code on all runs at once: a linear map becomes a batched product, the graph multiplies
-the columns of all runs side by side. Hyper-parameters that differ from run to run are tensors with one value per run,
-put in place of the modules' plain attributes during the pass (`StackModel`).
-
-The loop has the epochs, evaluations and best epochs of `difformer.training.loop`, but nothing is read from the device
-while it works: everything known about the runs stays there until the end (`difformer.training.journal`); callbacks look
-at every evaluation, early stopping looks now and then. So an epoch is a list of kernels that never changes, and on a
-GPU it is recorded (`difformer.training.cuda_graph`): `vmap` takes longer to launch that list than a GPU to execute it.
+the columns of all runs side by side. Hyper-parameters that differ are tensors with one value per run, put in place of
+the modules' plain attributes during the pass. Nothing is read from the device while it works: callbacks look at every
+evaluation, early stopping looks now and then. So an epoch is a list of kernels that never changes, and on a GPU it is
+recorded (`difformer.training.cuda_graph`): `vmap` takes longer to launch that list than a GPU to execute it.
 """
 
 from __future__ import annotations
@@ -68,7 +62,6 @@ def train_stacked(
     *,
     callbacks: Iterable[Callback] = (),
     stop: Callable[[], bool] | None = None,
-    keep_errors: bool = False,
     chunk: int | None = None,
     state: Snapshot | None = None,
     save: Callable[[Snapshot], None] | None = None,
@@ -82,18 +75,15 @@ def train_stacked(
         callbacks: Called after every evaluated epoch of every run; a GPU has to wait for each.
         stop: Called after every epoch; once it returns True the runs end as ``"interrupted"``. Chunks that were not
             started are left out of the result.
-        keep_errors: Whether a run whose loss does not stay finite gives its `NonFiniteLossError` in place of a record;
-            otherwise the first such error is raised, after all runs are done.
         chunk: Largest number of runs to train as one; None leaves it to the memory.
         state: A snapshot of the same stack, which is resumed.
         save: Called with a snapshot to resume from, as often as the configuration says; only where all runs fit into
             one chunk.
 
     Returns:
-        One `RunRecord` per run, in their order.
+        One `RunRecord` per run, in their order; a `NonFiniteLossError` in place of one whose loss did not stay finite.
 
     Raises:
-        NonFiniteLossError: See `keep_errors`.
         CheckpointError: If `state` is one of other runs.
         UserError: If the runs cannot be stacked, naming what differs.
     """
@@ -128,10 +118,6 @@ def train_stacked(
                 waiting = [part[: len(part) // 2], part[len(part) // 2 :], *waiting]
             else:
                 found.update(zip(part, records, strict=True))
-    if not keep_errors:
-        for i in sorted(found):
-            if isinstance(error := found[i], NonFiniteLossError):
-                raise error
     return [found[i] for i in range(len(runs)) if i in found]
 
 

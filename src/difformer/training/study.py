@@ -4,19 +4,16 @@ A trial trains one setting on one or more splits and scores the mean over them o
 
     v(setting) = (1/R) Σ_r max_e valid_r(e)        (min for an error),
 
-the same rule by which a run keeps its epoch. The trainer is given no test part (`without_test`): `fit` measures
-what the best setting is worth. The defaults of the model are always trial one, settings given as `first` (such as
-published ones) follow. Three samplers choose the rest: ``"random"`` draws different points of the grid, ``"tpe"``
-proposes points by optuna's estimator, ``"grid"`` takes the points in order. Every model gets the same number of trials.
-A trial whose validation curve stays below the median of the earlier trials is stopped early.
+the rule by which a run keeps its epoch. The trainer is given no test part (`without_test`). The defaults of the model
+are trial one, settings given as `first` follow, and a sampler chooses the rest: ``"random"`` draws different points of
+the grid, ``"tpe"`` proposes points by optuna's estimator, ``"grid"`` takes them in order. A trial whose validation
+curve stays below the median of the earlier trials is stopped early. On a GPU, settings that share shapes are trained
+as one (`difformer.training.stack`), none of them stopped early. Processes (`jobs`) and ranks share the trials.
 
 The folder of a study holds ``study.json``, what was asked, and ``trials*.jsonl``, one line per trial that has ended and
 one file per process. A trial is identified by its number, from which its setting follows: so a second call with the
 same question continues the study, whether it had ended, was interrupted or was killed, and repeats no trial. A
 different question in the same folder is refused.
-
-Settings that share shapes are trained as one (`difformer.training.stack`) on a GPU: a whole group costs little more
-than one of its runs, so no trial is stopped early. Processes (`jobs`) and ranks share the trials that are left.
 """
 
 from __future__ import annotations
@@ -68,25 +65,15 @@ Work = tuple[str, int]  # a trial to be made: of which model, and its number
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a study about one model; two calls with equal questions share a study.
-
-    Args:
-        model: Name of the model.
-        space: What competes, and what is fixed.
-        runs: Seeds and splits that a trial averages over: seed r uses split r modulo the number of splits.
-        sampler: ``"random"``, ``"tpe"`` or ``"grid"``.
-        seed: Of the choice of settings.
-        prune: Whether hopeless trials are stopped early.
-        first: Settings that are tried right after the defaults, such as published ones.
-    """
+    """What is asked of a study about one model; two calls with equal questions share a study."""
 
     model: str
-    space: Space
-    runs: int = 1
-    sampler: str = "random"
-    seed: int = 0
-    prune: bool = True
-    first: tuple[Mapping[str, Any], ...] = ()
+    space: Space  # what competes, and what is fixed
+    runs: int = 1  # seeds and splits that a trial averages over: seed r uses split r modulo the number of splits
+    sampler: str = "random"  # or "tpe", "grid"
+    seed: int = 0  # of the choice of settings
+    prune: bool = True  # whether hopeless trials are stopped early
+    first: tuple[Mapping[str, Any], ...] = ()  # settings tried right after the defaults, such as published ones
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
@@ -134,17 +121,10 @@ class Question:
 
     def written(self, task: Task) -> dict[str, Any]:
         """As it is kept with the study."""
-        document = {
-            "model": self.model,
-            "axes": {key: list(values) for key, values in self.space.axes.items()},
-            "fixed": dict(self.space.fixed),
-            "runs": self.runs,
-            "sampler": self.sampler,
-            "seed": self.seed,
-            "prune": self.prune,
-            "data": task.fingerprint(),
-            **({"first": [dict(point) for point in self.first]} if self.first else {}),
-        }
+        document = {name: getattr(self, name) for name in ("model", "runs", "sampler", "seed", "prune")}
+        document |= {"axes": self.space.axes, "fixed": self.space.fixed, "data": task.fingerprint()}
+        if self.first:
+            document["first"] = self.first
         return dict(json.loads(json.dumps(document)))  # as it is read back
 
     def why_not_stacked(self, task: Task) -> str:
@@ -413,7 +393,7 @@ class _Worker:
             started, seeds = time.perf_counter(), range(question.runs)
             configs = [question.config(planned[number]) for number in group]
             runs = [Run(seed, split_number(self.task, seed), config) for config in configs for seed in seeds]
-            results = iter(train_stacked(self.task, runs, self.device, keep_errors=True))
+            results = iter(train_stacked(self.task, runs, self.device))
             each, trials = (time.perf_counter() - started) / len(group), []
             for number in group:
                 own = [next(results) for _ in seeds]

@@ -191,9 +191,10 @@ def energy(run: RunFolder | str | Path, **given: Any) -> EnergyProfile:
 
     Arguments are those of `load_run`; a model that has no energy to measure is refused.
     """
-    loaded = load_run(run, **given)
+    folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
+    loaded = load_run(folder, **given)
     if (measure := hook(loaded.model, "energy")) is None:
-        raise UserError(f"model {type(loaded.model).__name__} does not measure an energy; DIFFormer models do")
+        raise UserError(f"model {folder.config.model!r} does not measure an energy; DIFFormer models do")
     profiles = [measure(inputs.x, inputs.graph, None, inputs.batch) for inputs in loaded.feed.passes()]
     means: dict[str, Any] = {}
     for name in ("energy", "dirichlet", "effective_rank"):

@@ -6,11 +6,12 @@ pass are checked once, before that, so a model never sees an ``edge_index`` that
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,33 +30,26 @@ from difformer.shortcut import is_eager
 from difformer.sparse import CSR, SparseMatrix
 
 __all__ = [
-    "CSR", "GRAPH_NORMS", "Edges", "Encoder", "Features", "Graph", "Observed", "Passes", "ResultCache",
+    "CSR", "GRAPH_NORMS", "Edges", "Encoder", "Features", "Graph", "Observed", "Passes", "Penalised", "ResultCache",
     "Segments", "SparseMatrix", "as_segments", "check_choice", "check_count", "check_heads", "check_option",
-    "class_labels", "dense", "dropout", "is_eager", "keyed_uniform", "linear", "make_norm", "mapped",
-    "refuse_beyond_memory", "self_loops", "unit_rows", "without_loops",
+    "class_labels", "dense", "dropout", "is_eager", "keyed_uniform", "linear", "make_norm", "mapped", "one_of",
+    "option", "refuse_beyond_memory", "self_loops", "unit_rows", "without_loops",
 ]  # fmt: skip
 
 WORTH_A_LOOK = 2**28  # bytes: what is smaller is not worth asking the system for
 NORMS = ("batch", "layer", "none")
+SIZES = ("in_channels", "hidden_channels", "out_channels")
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a forward pass knows beside the features, checked.
+    """What a forward pass knows beside the features, checked."""
 
-    Args:
-        rows: N.
-        device: Where the features are.
-        graph: Observed edges; None where there are none.
-        segments: The graphs of a batch; None for a single graph.
-        given: Whether edges were given at all, if only an empty list of them.
-    """
-
-    rows: int
-    device: torch.device
-    graph: Graph | None
-    segments: Segments | None
-    given: bool
+    rows: int  # N
+    device: torch.device  # where the features are
+    graph: Graph | None = None  # observed edges; None where there are none
+    segments: Segments | None = None  # the graphs of a batch; None for a single graph
+    given: bool = False  # whether edges were given at all, if only an empty list of them
 
     @staticmethod
     def of(
@@ -64,11 +58,7 @@ class Observed:
         edge_weight: Tensor | None = None,
         batch: Tensor | Segments | None = None,
     ) -> Observed:
-        """Arguments of a forward pass in one form.
-
-        Raises:
-            ValueError: If edges, weights or batch do not fit the rows of `x`.
-        """
+        """Arguments of a forward pass in one form; an error if edges, weights or batch do not fit the rows of `x`."""
         structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
         return Observed(x.shape[0], x.device, structure.graph, structure.segments, edge_index is not None)
 
@@ -127,40 +117,104 @@ def _others(graph: Graph) -> Graph:
     return Graph(graph.edge_index[:, other], graph.num_nodes, weight, keep=graph.keep)
 
 
+@dataclass(frozen=True)
+class Option:
+    """An option of a model: its default and meaning, its annotation, and which values it takes (`check_option`)."""
+
+    default: Any
+    about: str = ""
+    choices: tuple[str, ...] = ()
+    least: int = 1
+    annotation: str = ""
+
+    def check(self, name: str, value: Any) -> None:
+        if self.choices:
+            check_choice(name, value, self.choices)
+        elif not (value is None and "None" in self.annotation):
+            check_option(name, value, self.least)
+
+
+def option(default: Any, about: str = "", *, least: int = 1) -> Any:
+    """An option with its meaning, which joins the docstring of its class; `least` is that of a count."""
+    return Option(default, about, least=least)
+
+
+def one_of(*choices: str, about: str = "") -> Any:
+    """An option that takes one of these names; the first is its default."""
+    return Option(choices[0], about or f"One of {', '.join(choices)}.", choices)
+
+
 class Encoder(nn.Module):
-    """A model in the form of `difformer.nn.Model`; subclasses give `states`, and `output` for a linear decoder.
+    """A model in the form of `difformer.nn.Model`.
+
+    A subclass declares its options in its body, ``name: type = option(default, meaning)``, and gives `make` and
+    `states`; `make` sets `output` for a linear decoder. Options are checked by their names, see `check_option`, and
+    stored before `make` runs. A subclass has the options of the classes above it; with ``only=(…)``, those of them
+    that it names.
 
     Args:
         in_channels: Features per instance.
-        hidden_channels: Length of a state.
+        hidden_channels: Length of a state, all heads together.
         out_channels: Outputs per instance.
     """
 
     output: nn.Linear
+    _options: ClassVar[dict[str, Option]] = {}
+    _settable: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, least: Mapping[str, int] | None = None, **options: Any) -> None:
-        """Checks options by their names, see `check_option`, and stores them.
+    def __init_subclass__(cls, only: tuple[str, ...] | None = None, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        own = {}
+        for name, annotation in inspect.get_annotations(cls).items():
+            if name in vars(cls) and not name.startswith("_"):
+                given = vars(cls)[name]
+                own[name] = replace(given if isinstance(given, Option) else Option(given), annotation=str(annotation))
+                delattr(cls, name)  # it would hide a module of that name
+        doc = (cls.__doc__ or "").rstrip()
+        known = [(f"\n        {name}: ", one.about) for name, one in own.items()]
+        said = [name + about for name, about in known if about and name not in doc]
+        if said:
+            cls.__doc__ = "".join([doc, "" if "\n    Args:\n" in doc else "\n\n    Args:", *said])
+        above = [base for base in cls.__bases__ if issubclass(base, Encoder)]
+        inherited = [name for base in above for name in base._settable] if only is None else only
+        cls._settable = tuple(dict.fromkeys((*own, *inherited)))
+        cls._options = {name: option for base in above for name, option in base._options.items()} | own
+        keyword, positional = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        sizes = [inspect.Parameter(name, positional, annotation="int") for name in SIZES]
+        named = [(name, cls._options[name]) for name in cls._settable]
+        options = [inspect.Parameter(n, keyword, default=o.default, annotation=o.annotation) for n, o in named]
+        # A class with a constructor of its own is known by that.
+        cls.__signature__ = None if "__init__" in vars(cls) else inspect.Signature(sizes + options)  # type: ignore[attr-defined]
 
-        Args:
-            least: Least values of counts that may be 0, or must be above 1.
-            options: Values by name.
-        """
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, **options: Any) -> None:
         super().__init__()
-        for name, value in options.items():
-            check_option(name, value, (least or {}).get(name, 1))
+        if unknown := options.keys() - {*self._settable}:
+            raise TypeError(f"{type(self).__name__} has no option {min(unknown)!r}; it has {', '.join(self._settable)}")
+        for name, option in self._options.items():
+            value = options.get(name, option.default)
+            option.check(name, value)
             setattr(self, name, value)
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...  # options
+        self.make(in_channels, hidden_channels, out_channels)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: the penalty of the last pass holds on to that pass and is left out."""
         return {**vars(self), "_penalty": None} if "_penalty" in vars(self) else vars(self)
 
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        """Makes the layers."""
+        raise NotImplementedError(f"{type(self).__name__} must define make(in_channels, hidden_channels, out_channels)")
+
+    def look(self, x: Features, *structure: Any) -> Observed:
+        """What the model sees beside the features: edges, their weights and the batch."""
+        return Observed.of(x, *structure)
+
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States ``[N, hidden]`` before the output layer."""
         raise NotImplementedError(f"{type(self).__name__} must define states(x, observed)")
+
+    def outputs(self, x: Features, observed: Observed) -> Tensor:
+        """Outputs ``[N, out_channels]``."""
+        return self.decode(self.states(x, observed))
 
     def embed(
         self,
@@ -170,7 +224,7 @@ class Encoder(nn.Module):
         batch: Tensor | Segments | None = None,
     ) -> Tensor:
         """States ``[N, hidden]`` before the output layer."""
-        return self.states(x, Observed.of(x, edge_index, edge_weight, batch))
+        return self.states(x, self.look(x, edge_index, edge_weight, batch))
 
     def decode(self, states: Tensor) -> Tensor:
         """Outputs of states, or of pooled states: ``[…, out_channels]``."""
@@ -184,7 +238,19 @@ class Encoder(nn.Module):
         batch: Tensor | Segments | None = None,
     ) -> Tensor:
         """Outputs ``[N, out_channels]``."""
-        return self.decode(self.embed(x, edge_index, edge_weight, batch))
+        return self.outputs(x, self.look(x, edge_index, edge_weight, batch))
+
+
+class Penalised(Encoder):
+    """An encoder whose pass leaves a term of the loss in ``_penalty``."""
+
+    _penalty: Tensor | None = None
+
+    def penalty(self) -> Tensor:
+        """The term of the last pass."""
+        if self._penalty is None:
+            raise UserError(f"{type(self).__name__} has no penalty yet: it is that of the last pass, so make one first")
+        return self._penalty
 
 
 # ---- checks of options
@@ -193,26 +259,21 @@ SHARES = ("alpha", "graph_weight", "residual_weight")
 POSITIVE = ("inner_rate", "outer_rate", "step_size", "temperature", "theta", "threshold", "time", "tolerance")
 COUNTS = (
     "attention_layers", "degree", "edge_layers", "encoding_steps", "feature_layers", "global_layers", "graph_channels",
-    "bias_order", "inner_steps", "local_passes", "max_degree", "max_distance", "mlp_layers", "num_heads", "num_layers",
-    "outer_every", "output_heads", "prior_layers", "random_features", "restart_every", "samples", "virtual_nodes",
-    "widening",
+    "bias_order", "hops", "inner_steps", "k", "local_passes", "max_degree", "max_distance", "mlp_layers", "num_heads",
+    "num_layers", "num_nodes", "outer_every", "output_heads", "prior_layers", "random_features", "restart_every",
+    "samples", "virtual_nodes", "widening",
 )  # fmt: skip
 
 
 def check_option(name: str, value: Any, least: int = 1) -> None:
-    """Raises a ValueError unless `value` is one that options of this name can have; other names are not checked.
-
-    A rate of dropout lies in [0, 1); rates other than `dropout` may be None, which selects another rate.
-    """
+    """Raises a ValueError unless `value` is one that options of this name can have; other names are not checked."""
     if name in COUNTS:
         check_count(name, value, least)
-    elif name.endswith("dropout"):
-        if not (value is None and name != "dropout") and not 0 <= value < 1:
-            raise UserError(f"{name} must lie in [0, 1), got {value!r}")
-    elif name in SHARES:
-        if not 0 <= value <= 1:
-            raise UserError(f"{name} must lie in [0, 1], got {value!r}")
-    elif name in POSITIVE and value is not None and not 0 < value < math.inf:
+    elif name.endswith("dropout") and not 0 <= value < 1:
+        raise UserError(f"{name} must lie in [0, 1), got {value!r}")
+    elif name in SHARES and not 0 <= value <= 1:
+        raise UserError(f"{name} must lie in [0, 1], got {value!r}")
+    elif name in POSITIVE and not 0 < value < math.inf:
         raise UserError(f"{name} must be a number above 0, got {value!r}")
 
 
@@ -313,16 +374,14 @@ def _product(x: SparseMatrix, values: Tensor, columns: Tensor) -> Tensor:
 # ---- memory, and counts of passes
 
 
-def refuse_beyond_memory(needed: float, device: torch.device, what: str, remedy: str) -> None:
-    """Raises a `WouldNotFitError` before a pass that cannot fit, with what it needs and what is free.
+def refuse_beyond_memory(
+    needed: float, device: torch.device, what: str, remedy: str, *, count: int = 0, training: bool = False
+) -> None:
+    """Raises a `WouldNotFitError` before `what` runs, if it needs more bytes than are free, with a remedy.
 
-    Args:
-        needed: Bytes.
-        device: Where they are needed.
-        what: What needs them, for example ``"gat on 5,000,000 edges"``.
-        remedy: What to do instead.
+    `what` may say ``{:,}`` for a count. With `training`, only a pass with gradients is refused.
     """
-    if needed < WORTH_A_LOOK or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or (training and not torch.is_grad_enabled()) or needed < WORTH_A_LOOK:
         return
     # Work that is being recorded has run before; a question to the device may spoil the recording.
     if device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -334,7 +393,8 @@ def refuse_beyond_memory(needed: float, device: torch.device, what: str, remedy:
         if device.type != "cpu" and needed <= (of_machine := free_bytes(torch.device("cpu"))):
             remedy += f", or take device='cpu', where {of_machine / gib:,.1f} GiB are free"
         raise WouldNotFitError(
-            f"{what} needs about {needed / gib:,.1f} GiB, and {free / gib:,.1f} GiB are free on {device}; {remedy}"
+            f"{what.format(count)} needs about {needed / gib:,.1f} GiB, and {free / gib:,.1f} GiB are free on "
+            f"{device}; {remedy}"
         )
 
 

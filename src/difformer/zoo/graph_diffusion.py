@@ -25,7 +25,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,8 +41,8 @@ from difformer.zoo.encoder import (
     ResultCache,
     Segments,
     SparseMatrix,
-    check_choice,
-    check_option,
+    one_of,
+    option,
     refuse_beyond_memory,
 )
 
@@ -61,15 +60,10 @@ def is_undirected(graph: Graph) -> bool:
 
 @dataclass(frozen=True)
 class Filter:
-    """A polynomial of the propagation matrix.
+    """A polynomial of the propagation matrix."""
 
-    Args:
-        coefficients: c_0 … c_K.
-        chebyshev: Whether they are of Chebyshev polynomials, or of powers.
-    """
-
-    coefficients: tuple[float, ...]
-    chebyshev: bool
+    coefficients: tuple[float, ...]  # c_0 … c_K
+    chebyshev: bool  # whether they are of Chebyshev polynomials, or of powers
 
     def __call__(self, product: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
         """f(T) z, where `product` gives T z; one product per degree."""
@@ -122,8 +116,6 @@ def _powers(coefficient: Callable[[int], float], tolerance: float) -> Filter:
     return Filter(tuple(found), False)
 
 
-KERNELS = ("ppr", "heat")
-TRANSITIONS = ("gcn", "random_walk")
 DENSE = 1024  # nodes up to which the closed form is taken
 BLOCK_ENTRIES = 2**23  # entries of the rows that are computed at a time
 TOLERANCE = 1e-6  # of entries in rows that sum to about one; the closed form is exact
@@ -148,10 +140,6 @@ class Diffusion:
     transition: str = "gcn"
 
     def __post_init__(self) -> None:
-        check_choice("kernel", self.kernel, KERNELS)
-        check_choice("graph_norm", self.transition, TRANSITIONS)
-        check_option("time", self.time)
-        check_option("threshold", self.threshold)
         if not 0 < self.teleport < 1:
             raise UserError(f"teleport must lie between 0 and 1, got {self.teleport!r}")
         if self.top_k is not None and self.top_k < 1:
@@ -184,11 +172,7 @@ _diffused: ResultCache[Graph] = ResultCache()
 
 
 def diffused(graph: Graph, diffusion: Diffusion, segments: Segments | None = None) -> Graph:
-    """The diffused graph, a weighted one; computed once for a graph that is used again.
-
-    Raises:
-        MemoryError: If the result would not fit, before it is begun.
-    """
+    """The diffused graph, a weighted one; computed once for a graph that is used again."""
     return _diffused.of(graph, (diffusion,), lambda: _make(graph, diffusion, segments))
 
 
@@ -261,34 +245,19 @@ class GDC(GCN):
 
     The diffused graph is computed once per `Graph`, and anew for edges that come as tensors. Edge weights that are
     trained get no gradient through it.
-
-    Args:
-        dropout: After each activation.
-        kernel: ``"ppr"`` or ``"heat"``.
-        teleport: α of PageRank.
-        time: t of heat.
-        top_k: Neighbours that a node keeps; None keeps those of at least `threshold`.
-        threshold: Least entry of the diffusion matrix that is kept, where `top_k` is None.
-        graph_norm: T: ``"gcn"`` or ``"random_walk"``.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        dropout: float = 0.5,
-        kernel: str = "ppr",
-        teleport: float = 0.05,
-        time: float = 5.0,
-        top_k: int | None = 64,
-        threshold: float = 1e-4,
-        graph_norm: str = "gcn",
-        **options: Any,
-    ) -> None:
-        super().__init__(in_channels, hidden_channels, out_channels, dropout=dropout, **options)
-        self.diffusion = Diffusion(kernel, teleport, time, top_k, threshold, graph_norm)
+    dropout: float = option(0.5, "After each activation.")
+    kernel: str = one_of("ppr", "heat", about='``"ppr"`` or ``"heat"``.')
+    teleport: float = option(0.05, "α of PageRank.")
+    time: float = option(5.0, "t of heat.")
+    top_k: int | None = option(64, "Neighbours that a node keeps; None keeps those of at least `threshold`.")
+    threshold: float = option(1e-4, "Least entry of the diffusion matrix that is kept, where `top_k` is None.")
+    graph_norm: str = one_of("gcn", "random_walk", about='T: ``"gcn"`` or ``"random_walk"``.')
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        super().make(in_channels, hidden_channels, out_channels)
+        self.diffusion = Diffusion(self.kernel, self.teleport, self.time, self.top_k, self.threshold, self.graph_norm)
 
     def surroundings(self, x: Features, observed: Observed) -> Graph:
         return diffused(observed.edges, self.diffusion, observed.segments).with_self_loops()
@@ -300,29 +269,11 @@ class GraphHeat(GCN):
     The heat kernel is a low-pass filter whose range s sets, where a neighbourhood of K hops has a hard border. It is
     applied by its Chebyshev expansion, exact to single precision and never a matrix; the authors build the matrix and
     cut off what is small. No self-loops are added.
-
-    Args:
-        time: s, how far heat spreads.
-        dropout: After each activation.
-        input_dropout: On the features; None is the same as `dropout`.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        time: float = 3.5,
-        dropout: float = 0.5,
-        input_dropout: float | None = None,
-        **options: Any,
-    ) -> None:
-        check_option("time", time)
-        super().__init__(
-            in_channels, hidden_channels, out_channels, dropout=dropout, input_dropout=input_dropout, **options
-        )
-        self.time = time
+    time: float = option(3.5, "s, how far heat spreads.")
+    dropout: float = option(0.5, "After each activation.")
+    input_dropout: float | None = option(None, "On the features; None is the same as `dropout`.")
 
     def surroundings(self, x: Features, observed: Observed) -> Graph:
         return observed.edges

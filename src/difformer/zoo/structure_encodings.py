@@ -40,15 +40,8 @@ def hop_distances(
 ) -> Tensor:
     """Hops from every node of a graph to node i along edges, ``[N, largest graph]`` uint8.
 
-    Args:
-        graph: Observed edges; None for none.
-        num_nodes: N.
-        segments: The graphs; None for one.
-        most: Distances above count as this one; at most 250.
-        device: Where.
-
-    Returns:
-        0 at the node itself, up to `most`; ``most + 1`` where there is no way, and at columns beyond i's graph.
+    0 at the node itself; larger ones count as `most`, at most 250. ``most + 1`` where there is no way, and at columns
+    beyond i's graph.
     """
     place, width = place_in_graph(num_nodes, segments, device)
     found = torch.full((num_nodes, width), most + 1, dtype=torch.uint8, device=device)

@@ -14,13 +14,14 @@ Edges lose direction, duplicates and self-loops, then every node gets a self-loo
   of every column of the profile but gender, a missing one being a value like any other. Nodes of unknown gender take
   part in propagation and are in no split.
 * Friends on Deezer in Europe: gender from the artists they like.
+* Zachary's karate club, which needs no file.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import os
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,282 +29,216 @@ import torch
 from scipy import sparse as sp
 
 from difformer.data.archives import read_mat, read_npz, read_zip
-from difformer.data.catalogue import ENTRIES
 from difformer.data.datasets.common import (
-    check_graph,
-    choice,
-    class_task,
+    Arrays,
+    GraphReader,
+    SeededReader,
     csr_arrays,
     csr_of,
+    node_graph,
     one_hot_columns,
     row_normalised,
-    seeded,
-    seeds_of,
-    share_splits,
 )
 from difformer.data.errors import DataError
-from difformer.data.lookup import Found, locate, reading
-from difformer.data.processed import Arrays, stored_arrays
-from difformer.data.split import Split, masks_split, per_class_split
+from difformer.data.lookup import Found
+from difformer.data.split import Split, index_split, masks_split, per_class_split, random_split
 from difformer.data.task import Task
 
-FEATURES = ("row", "raw")
 GENDER = 1  # column of the profile
 
 
-def wikipedia(
-    name: str,
-    root: str | os.PathLike[str] | None = None,
-    *,
-    protocol: str = "published",
-    self_loops: bool = True,
-    sparse: bool | None = None,
-    features: str = "row",
-) -> Task:
-    """One of the heterophilous graphs, with its ten splits.
-
-    Args:
-        name: ``"chameleon"``, ``"squirrel"``, ``"chameleon-unfiltered"``, ``"squirrel-unfiltered"`` or ``"actor"``.
-        root: Folder to search first.
-        protocol: ``"published"``, the ten splits in the file.
-        self_loops: Whether every node gets an edge to itself.
-        sparse: Features as sparse CSR (True), dense (False), or whichever suits them (None).
-        features: ``"row"`` divides every row by its sum, ``"raw"`` leaves features as published.
-    """
-    choice("features", features, FEATURES)
-    return _published(name, root, protocol, self_loops, sparse, features)
-
-
-def heterophilous(
-    name: str,
-    root: str | os.PathLike[str] | None = None,
-    *,
-    protocol: str = "published",
-    self_loops: bool = True,
-    sparse: bool | None = None,
-) -> Task:
+@dataclass(frozen=True, kw_only=True)
+class Heterophilous(GraphReader):
     """One of the five graphs of the "critical look" benchmark, with its ten splits; features as published.
 
     Args:
-        name: ``"roman-empire"``, ``"amazon-ratings"``, ``"minesweeper"``, ``"tolokers"`` or ``"questions"``.
-        root: Folder to search first.
         protocol: ``"published"``, the ten splits in the file.
-        self_loops: Whether every node gets an edge to itself.
-        sparse: Features as sparse CSR (True), dense (False), or whichever suits them (None).
     """
-    return _published(name, root, protocol, self_loops, sparse, "raw")
 
+    protocol: str = "published"
 
-def _published(
-    name: str,
-    root: str | os.PathLike[str] | None,
-    protocol: str,
-    self_loops: bool,
-    sparse: bool | None,
-    features: str,
-) -> Task:
-    choice("protocol", protocol, ("published",))
-    found = locate(name, root)
-    with reading(found):
+    def content(self, found: Found) -> Any:
         file = read_npz(found.path)
-        x, y, edges = file["node_features"], file["node_labels"], file["edges"].T
-        check_graph(x, y, edges)
+        graph = {"x": file["node_features"], "y": file["node_labels"], "edge_index": file["edges"].T}
         splits = masks_split(file["train_masks"], file["val_masks"], file["test_masks"])
-    bare = int((x.sum(axis=1) == 0).sum())
-    notes = [f"{bare} nodes have no features; the published splits hold them nevertheless."] if bare else []
-    if name.endswith("-unfiltered"):
-        notes.append("Holds duplicated nodes, so that test labels leak into training; the filtered graph does not.")
-    if name == "actor":
-        notes.append("The paper's code runs Actor without its graph.")
-    return class_task(
-        name,
-        x=row_normalised(x) if features == "row" else x,
-        y=y,
-        edges=edges,
-        splits=splits,
-        self_loops=self_loops,
-        sparse=sparse,
-        steps="rows of features sum to one" if features == "row" else "features as published",
-        protocol=f"published: {len(splits)} splits",
-        notes=notes,
-        metric=ENTRIES[name].metric,
-    )
+        return node_graph({**graph, "splits": splits})
+
+    def task(self, content: Any) -> Task:
+        x, splits, row = content["x"], content["splits"], getattr(self, "features", "raw") == "row"
+        bare = int((x.sum(axis=1) == 0).sum())
+        notes = [f"{bare} nodes have no features; the published splits hold them nevertheless."] if bare else []
+        if self.name.endswith("-unfiltered"):
+            notes.append("Holds duplicated nodes, so that test labels leak into training; the filtered graph does not.")
+        if self.name == "actor":
+            notes.append("The paper's code runs Actor without its graph.")
+        return self.node_task(
+            {**content, "x": row_normalised(x) if row else x},
+            (splits, f"published: {len(splits)} splits"),
+            steps="rows of features sum to one" if row else "features as published",
+            notes=tuple(notes),
+        )
 
 
-def gnn_benchmark(
-    name: str,
-    root: str | os.PathLike[str] | None = None,
-    *,
-    protocol: str = "20/30",
-    num_splits: int = 10,
-    seed: int = 0,
-    self_loops: bool = True,
-    sparse: bool | None = None,
-) -> Task:
-    """One of the four graphs.
+@dataclass(frozen=True, kw_only=True)
+class Wikipedia(Heterophilous):
+    """Chameleon, Squirrel or Actor, with its ten splits.
 
     Args:
-        name: ``"amazon-photo"``, ``"amazon-computers"``, ``"coauthor-cs"`` or ``"coauthor-physics"``.
-        root: Folder to search first.
-        protocol: ``"20/30"`` (labels per class for training and validation) or ``"60/20/20"``.
-        num_splits: How many splits.
-        seed: Of the first; the others follow.
-        self_loops: Whether every node gets an edge to itself.
-        sparse: Features as sparse CSR (True), dense (False), or whichever suits them (None).
+        features: ``"row"`` divides every row by its sum, ``"raw"`` leaves features as published.
     """
-    choice("protocol", protocol, ("20/30", "60/20/20"))
-    found = locate(name, root)
-    with reading(found):
-        words, labels, edges = _read_benchmark(found)
-        check_graph(words, labels, edges)
-    words.data = (words.data > 0).astype(np.float32)
-    y = torch.from_numpy(labels)
-    if protocol == "20/30":
-        splits = seeded(lambda s: _per_class(y, s), num_splits=num_splits, seed=seed)
-        said = "20/30: 20 labels a class, 30 a class for validation, the rest test"
-    else:
-        splits = share_splits(y, protocol, num_splits=num_splits, seed=seed)
-        said = "60/20/20: random shares of all nodes"
-    return class_task(
-        name,
-        x=row_normalised(words),
-        y=y,
-        edges=edges,
-        splits=splits,
-        self_loops=self_loops,
-        sparse=sparse,
-        steps="features 0 or 1, then rows sum to one",
-        protocol=f"{said}, {seeds_of(num_splits, seed)}",
-    )
+
+    features: str = "row"
+    choices = (("features", ("row", "raw")),)
 
 
-def _per_class(y: Any, seed: int) -> Split:
+@dataclass(frozen=True, kw_only=True)
+class GnnBenchmark(SeededReader, GraphReader):
+    """Goods of Amazon, or co-authors.
+
+    Args:
+        protocol: ``"20/30"`` (labels per class for training and validation) or ``"60/20/20"``.
+    """
+
+    protocol: str = "20/30"
+    num_splits: int = 10
+
+    def content(self, found: Found) -> Any:
+        file = read_npz(found.path)
+        if found.form != "arrays":
+            edges = np.stack(csr_of(file, "adj").nonzero())
+            file = {"x": csr_of(file, "attr"), "y": file["labels"], "edge_index": edges}
+        return node_graph(file)
+
+    def task(self, content: Any) -> Task:
+        words, y = content["x"], content["y"]
+        words.data = (words.data > 0).astype(np.float32)
+        if self.protocol == "20/30":
+            said = "20/30: 20 labels a class, 30 a class for validation, the rest test"
+            splits = self.draw(lambda s: _twenty_thirty(y, s), said)
+        else:
+            splits = self.shares(y, self.protocol, "60/20/20: random shares of all nodes")
+        steps = "features 0 or 1, then rows sum to one"
+        return self.node_task({**content, "x": row_normalised(words)}, splits, steps=steps)
+
+
+def _twenty_thirty(labels: Any, seed: int) -> Split:
     """20 per class to train and 30 per class to valid: two draws, the second from what the first left."""
+    y = torch.from_numpy(labels)
     first = per_class_split(y, per_class=20, num_valid=0, num_test=None, seed=seed)
     second = per_class_split(y, per_class=30, num_valid=0, num_test=None, seed=seed, exclude=first.train)
     return Split(f"20/30/seed={seed}", first.train, second.train, second.test)
 
 
-def _read_benchmark(found: Found) -> tuple[Any, Any, Any]:
-    file = read_npz(found.path)
-    if found.form == "arrays":
-        return csr_of(file), file["y"].astype(np.int64), file["edge_index"]
-    words, links = csr_of(file, "attr"), csr_of(file, "adj")
-    return words, file["labels"].astype(np.int64), np.stack(links.nonzero())
-
-
-def facebook100(
-    name: str,
-    root: str | os.PathLike[str] | None = None,
-    *,
-    protocol: str = "50/25/25",
-    num_splits: int = 5,
-    seed: int = 0,
-    self_loops: bool = True,
-    sparse: bool | None = None,
-) -> Task:
+@dataclass(frozen=True, kw_only=True)
+class Facebook100(SeededReader, GraphReader):
     """One school.
 
     Args:
-        name: ``"facebook100-reed98"``, ``"facebook100-johnshopkins55"``, ``"facebook100-cornell5"``, …
-        root: Folder to search first.
         protocol: ``"50/25/25"``, or ``"10/10/80"`` as the paper splits Pokec.
-        num_splits: How many splits.
-        seed: Of the first; the others follow.
-        self_loops: Whether every node gets an edge to itself.
-        sparse: Features as sparse CSR (True), dense (False), or whichever suits them (None).
     """
-    choice("protocol", protocol, ("50/25/25", "10/10/80"))
-    found = locate(name, root)
-    with reading(found):
-        profile, edges = _read_profiles(found)
-        y = torch.from_numpy(profile[:, GENDER].astype(np.int64) - 1)
-        check_graph(profile, profile[:, GENDER], edges)
+
+    protocol: str = "50/25/25"
+
+    def content(self, found: Found) -> Any:
+        """From the profile ``[N, 7]`` and the edges."""
+        if found.form == "arrays":
+            file = read_npz(found.path)
+            profile, edges = file["metadata"], file["edge_index"]
+        else:
+            matlab = read_mat(found.path)
+            profile, edges = matlab["local_info"], np.stack(matlab["A"].nonzero())
+        x, y = one_hot_columns(np.delete(profile, GENDER, axis=1)), profile[:, GENDER].astype(np.int64) - 1
+        return node_graph({"x": x, "y": y, "edge_index": edges})
+
+    def task(self, content: Any) -> Task:
+        splits = self.shares(content["y"], self.protocol, f"{self.protocol} of the nodes with known gender")
+        notes = unknown_gender(content["y"], "nodes")
+        return self.node_task(content, splits, steps="profile one-hot without gender", notes=notes)
+
+
+def unknown_gender(y: Any, who: str) -> tuple[str, ...]:
     unknown = int((y < 0).sum())
-    return class_task(
-        name,
-        x=one_hot_columns(np.delete(profile, GENDER, axis=1)),
-        y=y,
-        edges=edges,
-        splits=share_splits(y, protocol, num_splits=num_splits, seed=seed),
-        num_classes=2,
-        self_loops=self_loops,
-        sparse=sparse,
-        steps="profile one-hot without gender",
-        protocol=f"{protocol} of the nodes with known gender, {seeds_of(num_splits, seed)}",
-        notes=[f"The gender of {unknown} nodes is unknown; they are in no split."] if unknown else [],
-    )
+    return (f"The gender of {unknown} {who} is unknown; they are in no split.",) if unknown else ()
 
 
-def _read_profiles(found: Found) -> tuple[Any, Any]:
-    """Profile ``[N, 7]`` and edges ``[2, E]``."""
-    if found.form == "arrays":
-        file = read_npz(found.path)
-        return file["metadata"], file["edge_index"]
-    content = read_mat(found.path)
-    return content["local_info"], np.stack(content["A"].nonzero())
-
-
-def deezer_europe(
-    name: str,
-    root: str | os.PathLike[str] | None = None,
-    *,
-    protocol: str = "50/25/25",
-    num_splits: int = 5,
-    seed: int = 0,
-    self_loops: bool = True,
-    sparse: bool | None = None,
-) -> Task:
+@dataclass(frozen=True, kw_only=True)
+class DeezerEurope(SeededReader, GraphReader):
     """Deezer's friends.
 
     Args:
-        name: ``"deezer-europe"``.
-        root: Folder to search first.
         protocol: ``"50/25/25"``.
-        num_splits: How many splits.
-        seed: Of the first; the others follow.
-        self_loops: Whether every node gets an edge to itself.
-        sparse: Features as sparse CSR (True), dense (False), or whichever suits them (None).
     """
-    choice("protocol", protocol, ("50/25/25",))
-    found = locate(name, root)
-    with reading(found):
-        arrays = stored_arrays(found, read_archive)
-        likes, y = csr_of(arrays), torch.from_numpy(arrays["y"].astype(np.int64))
-        check_graph(likes, arrays["y"], arrays["edge_index"])
-    return class_task(
-        name,
-        x=likes,
-        y=y,
-        edges=arrays["edge_index"],
-        splits=share_splits(y, protocol, num_splits=num_splits, seed=seed),
-        num_classes=2,
-        self_loops=self_loops,
-        sparse=sparse,
-        steps="features 0 or 1",
-        protocol=f"50/25/25: random shares, {seeds_of(num_splits, seed)}",
-    )
+
+    protocol: str = "50/25/25"
+
+    def read(self, found: Found) -> Arrays:
+        """``deezer_europe.zip``: edges and targets as CSV with a header, artists as JSON, a list per user."""
+        names = [f"deezer_europe_{part}" for part in ("edges.csv", "target.csv", "features.json")]
+        first, second, third = read_zip(found.path, names).values()
+        edges, target = (
+            np.loadtxt(io.BytesIO(text), delimiter=",", skiprows=1, dtype=np.int64, ndmin=2) for text in (first, second)
+        )
+        liked = json.loads(third)
+        if not isinstance(liked, dict) or not all(isinstance(artists, list) for artists in liked.values()):
+            raise DataError("features.json must hold a list of artists per user")
+        if not all(type(artist) in (int, str) for artists in liked.values() for artist in artists):
+            raise DataError("features.json must name artists by number")
+        y = np.empty(len(target), dtype=np.int64)
+        y[target[:, 0]] = target[:, 1]
+        rows = np.repeat(np.array([int(user) for user in liked]), [len(artists) for artists in liked.values()])
+        columns = np.array([int(artist) for artists in liked.values() for artist in artists])
+        shape = (len(y), int(columns.max()) + 1)
+        x = sp.csr_matrix((np.ones(len(rows), dtype=np.float32), (rows, columns)), shape=shape)
+        x.sum_duplicates()
+        x.data[:] = 1
+        return {**csr_arrays(x), "y": y, "edge_index": edges.T.astype(np.int32)}
+
+    def task(self, content: Any) -> Task:
+        splits = self.shares(content["y"], self.protocol, "50/25/25: random shares")
+        return self.node_task(content, splits, steps="features 0 or 1")
 
 
-def read_archive(found: Found) -> Arrays:
-    """``deezer_europe.zip`` as published: edges and targets as CSV with a header, artists as JSON, a list per user."""
-    names = [f"deezer_europe_{part}" for part in ("edges.csv", "target.csv", "features.json")]
-    first, second, third = read_zip(found.path, names).values()
-    edges, target, liked = _csv(first), _csv(second), json.loads(third)
-    if not isinstance(liked, dict) or not all(isinstance(artists, list) for artists in liked.values()):
-        raise DataError("features.json must hold a list of artists per user")
-    if not all(type(artist) in (int, str) for artists in liked.values() for artist in artists):
-        raise DataError("features.json must name artists by number")
-    n = len(target)
-    y = np.empty(n, dtype=np.int64)
-    y[target[:, 0]] = target[:, 1]
-    rows = np.repeat(np.array([int(user) for user in liked]), [len(artists) for artists in liked.values()])
-    columns = np.array([int(artist) for artists in liked.values() for artist in artists])
-    x = sp.csr_matrix((np.ones(len(rows), dtype=np.float32), (rows, columns)), shape=(n, int(columns.max()) + 1))
-    x.sum_duplicates()
-    x.data[:] = 1
-    return {**csr_arrays(x), "y": y, "edge_index": edges.T.astype(np.int32)}
+INSTRUCTOR, PRESIDENT = 0, 33
+# Who met whom outside the club, members counted from 0: for every member those with a higher number (Zachary 1977).
+_KARATE = """
+0: 1 2 3 4 5 6 7 8 10 11 12 13 17 19 21 31; 1: 2 3 7 13 17 19 21 30; 2: 3 7 8 9 13 27 28 32; 3: 7 12 13; 4: 6 10;
+5: 6 10 16; 6: 16; 8: 30 32 33; 9: 33; 13: 33; 14: 32 33; 15: 32 33; 18: 32 33; 19: 33; 20: 32 33; 22: 32 33;
+23: 25 27 29 32 33; 24: 25 27 31; 25: 31; 26: 29 33; 27: 33; 28: 31 33; 29: 32 33; 30: 32 33; 31: 32 33; 32: 33
+"""
+# Those who stayed with the president ("Officers") when the club split; the others followed the instructor ("Mr. Hi").
+_OFFICERS = (9, 14, 15, 18, 20, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33)
 
 
-def _csv(text: bytes) -> Any:
-    return np.loadtxt(io.BytesIO(text), delimiter=",", skiprows=1, dtype=np.int64, ndmin=2)
+@dataclass(frozen=True, kw_only=True)
+class Karate(SeededReader, GraphReader):
+    """Zachary's karate club: 34 members, 78 friendships, and whom each followed when the club broke apart.
+
+    Args:
+        protocol: ``"one-a-side"`` trains on the two leaders alone and tests on everybody else but two drawn for
+            validation; ``"random"`` draws 20 %, 20 % and 60 %.
+    """
+
+    protocol: str = "one-a-side"
+    num_splits: int = 10
+    sparse: bool | None = False
+
+    def task(self, content: Any) -> Task:
+        friends = (entry.split(":") for entry in _KARATE.split(";"))
+        edges = np.array([(int(member), int(other)) for member, others in friends for other in others.split()]).T
+        y = torch.zeros(34, dtype=torch.long)
+        y[list(_OFFICERS)] = 1
+        leaders = [INSTRUCTOR, PRESIDENT]
+
+        def one_a_side(s: int) -> Split:
+            rest = per_class_split(y, per_class=1, num_valid=0, num_test=None, seed=s, exclude=leaders)
+            return index_split(f"one-a-side/seed={s}", leaders, rest.train, rest.test)
+
+        if self.protocol == "one-a-side":
+            said = "one-a-side: the two leaders train, two others validate, the rest tests"
+            splits = self.draw(one_a_side, said)
+        else:
+            shares = (0.2, 0.2, 0.6)
+            said = "random: 20/20/60, stratified"
+            splits = self.draw(lambda s: random_split(y, fractions=shares, seed=s, stratify=True), said)
+        graph = {"x": np.eye(34, dtype=np.float32), "y": y.numpy(), "edge_index": edges}
+        return self.node_task(graph, splits, steps="features are the identity", class_names=("Mr. Hi", "Officer"))

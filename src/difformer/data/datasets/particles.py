@@ -23,290 +23,247 @@ out, as those who published the data did) as make up ten tracks.
 
 from __future__ import annotations
 
+import io
 import os
-import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from difformer.data.archives import check_size
-from difformer.data.datasets.common import choice, seeded, seeds_of, sentence, share_splits
-from difformer.data.datasets.pickles import Frame, read_pickle, read_tensors
-from difformer.data.datasets.synmol import read_synmol
+from difformer.data.archives import read_npz, read_zip
+from difformer.data.datasets.common import Array, Arrays, Reader, seeded
+from difformer.data.datasets.pickles import read_pickle, read_tensors
+from difformer.data.datasets.synmol import ATOM_NAMES, build_synmol, read_smiles
 from difformer.data.errors import DataError
 from difformer.data.knn import knn_graph
-from difformer.data.lookup import Found, locate, reading
-from difformer.data.processed import Arrays, stored_arrays
+from difformer.data.lookup import Found, locate
 from difformer.data.sparse import segments
-from difformer.data.split import Split, index_split
+from difformer.data.split import Split, fraction_split, index_split
 from difformer.data.task import Task
 
-PROTOCOLS = ("paper", "lri", "public-code")
-LRI_VALID = 1000
-LRI_SEED = 42
+LRI_VALID, LRI_SEED = 1000, 42
 
 
-def synmol(
-    name: str,
-    root: str | os.PathLike[str] | None = None,
-    *,
-    protocol: str = "paper",
-    num_splits: int = 3,
-    seed: int | None = None,
-    graph: str | None = "knn",
-    knn: int = 5,
-    positions: bool = True,
-) -> Task:
-    """Molecules in space.
+@dataclass(frozen=True, kw_only=True)
+class PointSetReader(Reader):
+    """Sets of points.
 
     Args:
-        name: ``"synmol"``.
-        root: Folder to search first.
-        protocol: ``"paper"`` (10/10/80), ``"lri"`` (shares of the publication) or ``"public-code"``.
-        num_splits: How many splits.
-        seed: Of the first; the others follow. By default 0, and 42 for ``"lri"`` and ``"public-code"``.
-        graph: ``"knn"``, ``"bonds"`` for the covalent ones in both directions, or None.
-        knn: Nearest points an atom is joined to, itself counted.
-        positions: Whether positions are features too.
-    """
-    choice("protocol", protocol, PROTOCOLS)
-    if graph is not None:
-        choice("graph", graph, ("knn", "bonds"))
-    atoms = read_synmol(name, root)
-    kept = np.flatnonzero(atoms["has_pos"])
-    kept_molecules = torch.from_numpy(kept)
-    rows, node_ptr = segments(torch.from_numpy(atoms["node_ptr"]), kept_molecules)
-    pos = torch.from_numpy(atoms["pos"][rows].astype(np.float32))
-    kind = torch.from_numpy(atoms["atom_type"][rows].astype(np.int64))
-    names = [str(symbol) for symbol in atoms["atom_names"]]
-    if protocol == "public-code":
-        type_columns, labels = kind[:, None].float(), ["atom type"]
-    else:
-        type_columns, labels = torch.nn.functional.one_hot(kind, len(names)).float(), names
-    bonds = None
-    if graph == "bonds":
-        columns, edge_ptr = segments(torch.from_numpy(atoms["edge_ptr"]), kept_molecules)
-        shift = torch.repeat_interleave(node_ptr[:-1], edge_ptr.diff())
-        bonds = torch.from_numpy(atoms["edge_index"][:, columns].astype(np.int64)) + shift
-    y = torch.from_numpy(atoms["y"][kept].astype(np.int64))
-    new_number = np.full(len(atoms["y"]), -1)
-    new_number[kept] = np.arange(len(kept))
-
-    def lri(s: int) -> Split:
-        others = atoms["train_index"].copy()
-        order = np.arange(len(others))
-        np.random.RandomState(s).shuffle(order)  # the published split was drawn by this generator
-        parts = others[order[:-LRI_VALID]], others[order[-LRI_VALID:]], atoms["test_index"]
-        return index_split(f"lri/seed={s}", *(new_number[part][new_number[part] >= 0] for part in parts))
-
-    splits, said = _splits(protocol, y, lri, "LRI's split", num_splits, seed)
-    lost = len(atoms["y"]) - len(kept)
-    return _task(
-        name,
-        x=torch.cat([type_columns, pos], dim=1) if positions else type_columns,
-        y=y,
-        node_ptr=node_ptr,
-        edge_index=bonds if graph != "knn" else _nearest(pos, node_ptr, knn),
-        splits=splits,
-        protocol=said,
-        steps=sentence(
-            [
-                "atom type as a number" if protocol == "public-code" else "atom types one-hot",
-                "positions in Å" if positions else None,
-                {"knn": f"{knn} nearest atoms (self counted)", "bonds": "covalent bonds", None: "no graph"}[graph],
-            ]
-        ),
-        feature_names=[*labels, *(("x", "y", "z") if positions else ())],
-        notes=[f"{lost} molecules without positions are left out."] if lost else [],
-    )
-
-
-def actstrack(
-    name: str,
-    root: str | os.PathLike[str] | None = None,
-    *,
-    protocol: str = "paper",
-    num_splits: int = 3,
-    seed: int | None = None,
-    graph: str | None = "knn",
-    knn: int = 5,
-    source: str = "auto",
-    positions: bool = True,
-) -> Task:
-    """Tracks in a detector.
-
-    Args:
-        name: ``"actstrack"``.
-        root: Folder to search first.
         protocol: ``"paper"`` (10/10/80), ``"lri"`` (shares of the publication) or ``"public-code"``.
         num_splits: How many splits.
         seed: Of the first; the others follow. By default 0, and 42 for ``"lri"`` and ``"public-code"``.
         graph: ``"knn"`` or None.
-        knn: Nearest hits a hit is joined to, itself counted.
-        source: ``"processed"``, the published choice of ten tracks per event; ``"raw"``, the events, from which ten
-            tracks each are drawn here, seed 42; ``"auto"`` for whichever is on disk.
+        knn: Nearest points a point is joined to, itself counted.
         positions: Whether positions are features too.
     """
-    choice("protocol", protocol, PROTOCOLS)
-    if graph is not None:
-        choice("graph", graph, ("knn",))
-    choice("source", source, ("auto", "processed", "raw"))
-    hits, form = read_actstrack(name, root, source)
-    x, pos = (torch.from_numpy(hits[key].astype(np.float32)) for key in ("x", "pos"))
-    y, node_ptr = (torch.from_numpy(hits[key].astype(np.int64)) for key in ("y", "node_ptr"))
 
-    def lri(s: int) -> Split:
-        order = np.arange(len(y))
-        np.random.RandomState(s).shuffle(order)  # the published split was drawn by this generator
-        train, valid = int(0.7 * len(y)), int(0.15 * len(y))
-        return index_split(f"lri/seed={s}", order[:train], order[train : train + valid], order[train + valid :])
+    num_splits: int = 3
+    seed: int | None = None
+    graph: str | None = "knn"
+    knn: int = 5
+    positions: bool = True
 
-    splits, said = _splits(protocol, y, lri, "random 70/15/15 as in LRI", num_splits, seed)
-    direction = torch.nn.functional.normalize(pos, dim=1)
-    return _task(
-        name,
-        x=torch.cat([x, pos], dim=1) if positions else x,
-        y=y,
-        node_ptr=node_ptr,
-        edge_index=_nearest(direction, node_ptr, knn) if graph == "knn" else None,
-        splits=splits,
-        protocol=said,
-        steps=sentence(
-            [
-                f"features of hits as published ({form} files)",
-                "with positions" if positions else None,
-                f"{knn} nearest hits in direction (self counted)" if graph == "knn" else "no graph",
-            ]
-        ),
-        feature_names=[str(column) for column in hits["columns"]] + (["tx", "ty", "tz"] if positions else []),
-        notes=["Features are in the units of the detector and are not scaled."],
-    )
+    def set_task(
+        self,
+        x: Tensor,
+        pos: Tensor,
+        y: Tensor,
+        node_ptr: Tensor,
+        *,
+        edge_index: Tensor | None,
+        names: Sequence[str],
+        axes: Sequence[str],
+        published: Callable[[int], Split],
+        called: str,
+        steps: Sequence[str],
+        notes: Sequence[str],
+    ) -> Task:
+        """Of features and positions of points; `published` draws the split that the publication calls `called`."""
+        paper = self.protocol == "paper"
+        splits, said = seeded(
+            (lambda s: fraction_split(y, protocol="10/10/80", seed=s)) if paper else published,
+            self.num_splits,
+            self.seed if self.seed is not None else 0 if paper else LRI_SEED,
+            f"{self.protocol}: {'random 10/10/80' if paper else called}",
+        )
+        return Task(
+            name=self.name,
+            kind="graphs",
+            problem="multilabel",
+            metric="rocauc",
+            protocol="; ".join([said, *steps, "ROC-AUC over all graphs of a part"]),
+            x=torch.cat([x, pos], dim=1) if self.positions else x,
+            y=y[:, None].float(),
+            splits=splits,
+            num_outputs=1,
+            edge_index=edge_index,
+            node_ptr=node_ptr,
+            feature_names=(*names, *(axes if self.positions else ())),
+            notes=tuple(notes),
+        )
+
+    def nearest(self, points: Tensor, node_ptr: Tensor) -> Tensor:
+        return knn_graph(points, self.knn, metric="euclidean", include_self=True, node_ptr=node_ptr)
 
 
-def _nearest(points: Tensor, node_ptr: Tensor, knn: int) -> Tensor:
-    return knn_graph(points, knn, metric="euclidean", include_self=True, node_ptr=node_ptr)
+@dataclass(frozen=True, kw_only=True)
+class SynMol(PointSetReader):
+    """Molecules in space.
 
+    Args:
+        graph: ``"knn"``, ``"bonds"`` for the covalent ones in both directions, or None.
+    """
 
-def _splits(
-    protocol: str, y: Tensor, lri: Callable[[int], Split], called: str, num_splits: int, seed: int | None
-) -> tuple[tuple[Split, ...], str]:
-    """Splits and protocol: the paper's shares, or those of the publication, which `lri` draws."""
-    paper = protocol == "paper"
-    first = seed if seed is not None else 0 if paper else LRI_SEED
-    draw = share_splits(y, "10/10/80", num_splits=num_splits, seed=first) if paper else None
-    splits = draw or seeded(lri, num_splits=num_splits, seed=first)
-    return splits, f"{protocol}: {'random 10/10/80' if paper else called}, {seeds_of(num_splits, first)}"
+    choices = (("graph", ("knn", "bonds", None)),)
 
+    def read(self, found: Found) -> Arrays:
+        """``synmol_raw.zip`` with positions made here (some minutes, once) and labels from the rule that made them."""
+        table, split = read_zip(found.path, ("logic8_smiles.csv", "logic8_traintest_indices.npz")).values()
+        published = read_npz(io.BytesIO(split), ("train_index", "test_index"))
+        built, _ = build_synmol(read_smiles(table.decode(), found.path), workers=os.cpu_count() or 1)
+        index = {key: np.asarray(part, dtype=np.int64).ravel() for key, part in published.items()}
+        return {**built, "atom_names": np.array(ATOM_NAMES), **index}
 
-def _task(
-    name: str,
-    *,
-    x: Tensor,
-    y: Tensor,
-    node_ptr: Tensor,
-    edge_index: Tensor | None,
-    splits: tuple[Split, ...],
-    protocol: str,
-    steps: str,
-    feature_names: list[str],
-    notes: list[str],
-) -> Task:
-    return Task(
-        name=name,
-        kind="graphs",
-        problem="multilabel",
-        metric="rocauc",
-        protocol=sentence([protocol, steps, "ROC-AUC over all graphs of a part"]),
-        x=x,
-        y=y[:, None].float(),
-        splits=splits,
-        num_outputs=1,
-        edge_index=edge_index,
-        node_ptr=node_ptr,
-        feature_names=tuple(feature_names),
-        notes=tuple(notes),
-    )
+    def task(self, content: Any) -> Task:
+        kept = torch.from_numpy(np.flatnonzero(content["has_pos"]))
+        rows, node_ptr = segments(torch.from_numpy(content["node_ptr"]), kept)
+        pos = torch.from_numpy(content["pos"][rows].astype(np.float32))
+        x = torch.from_numpy(content["atom_type"][rows].astype(np.int64))
+        names = [str(symbol) for symbol in content["atom_names"]]
+        edge_index = self.nearest(pos, node_ptr) if self.graph == "knn" else None
+        if self.graph == "bonds":
+            columns, edge_ptr = segments(torch.from_numpy(content["edge_ptr"]), kept)
+            shift = torch.repeat_interleave(node_ptr[:-1], edge_ptr.diff())
+            edge_index = torch.from_numpy(content["edge_index"][:, columns].astype(np.int64)) + shift
+        count = len(content["y"])
+        new_number = np.full(count, -1)
+        new_number[kept] = np.arange(len(kept))
+
+        def published(s: int) -> Split:
+            others = content["train_index"][_shuffled(len(content["train_index"]), s)]
+            parts = (new_number[p] for p in (others[:-LRI_VALID], others[-LRI_VALID:], content["test_index"]))
+            return index_split(f"lri/seed={s}", *(part[part >= 0] for part in parts))
+
+        code = self.protocol == "public-code"
+        graphs = {"knn": f"{self.knn} nearest atoms (self counted)", "bonds": "covalent bonds", None: "no graph"}
+        types = "atom type as a number" if code else "atom types one-hot"
+        return self.set_task(
+            x[:, None].float() if code else torch.nn.functional.one_hot(x, len(names)).float(),
+            pos,
+            torch.from_numpy(content["y"].astype(np.int64))[kept],
+            node_ptr,
+            edge_index=edge_index,
+            names=["atom type"] if code else names,
+            axes=("x", "y", "z"),
+            published=published,
+            called="LRI's split",
+            steps=[types, *["positions in Å"] * self.positions, graphs[self.graph]],
+            notes=[f"{count - len(kept)} molecules without positions are left out."] * (len(kept) < count),
+        )
 
 
 COLUMNS = ("tt", "tpx", "tpy", "tpz", "te", "deltapx", "deltapy", "deltapz", "deltae")
 POSITION = ("tx", "ty", "tz")
 Z_MASS, TOLERANCE = 91.1876, 2.0  # GeV
 MUON, ELECTRON = 13, 11
-TRACKS = 10
-DRAW_SEED = 42
+TRACKS, DRAW_SEED = 10, 42
 
 
-def read_actstrack(name: str, root: str | os.PathLike[str] | None, source: str) -> tuple[Arrays, str]:
-    """Hits ``x``, ``pos``, ``node_label``, events' ``node_ptr`` and ``y``, and ``columns``; and from which files."""
-    forms = {"auto": None, "processed": ("processed-folder", "processed"), "raw": ("raw-folder", "raw")}[source]
-    found = locate(name, root, forms=forms)
-    with reading(found):
-        kind = found.form.removesuffix("-folder")
-        read = read_collated if kind == "processed" else read_events
-        return stored_arrays(found, read, name=f"{name}-{kind}"), kind
+@dataclass(frozen=True, kw_only=True)
+class ActsTrack(PointSetReader):
+    """Tracks in a detector.
+
+    Args:
+        source: ``"processed"``, the published choice of ten tracks per event; ``"raw"``, the events, from which ten
+            tracks each are drawn here, seed 42; ``"auto"`` for whichever is on disk.
+    """
+
+    source: str = "auto"
+    choices = (("graph", ("knn", None)), ("source", ("auto", "processed", "raw")))
+
+    def locate(self) -> Found:
+        forms = None if self.source == "auto" else (f"{self.source}-folder", self.source)
+        return locate(self.name, self.root, forms=forms)
+
+    def content(self, found: Found) -> Any:
+        return {**super().content(found), "form": found.form.removesuffix("-folder")}
+
+    def read(self, found: Found) -> Arrays:
+        return read_events(found) if found.form.startswith("raw") else read_collated(found)
+
+    def task(self, content: Any) -> Task:
+        x, pos = (torch.from_numpy(content[key].astype(np.float32)) for key in ("x", "pos"))
+        y, node_ptr = (torch.from_numpy(content[key].astype(np.int64)) for key in ("y", "node_ptr"))
+
+        def published(s: int) -> Split:
+            order, train, valid = _shuffled(len(y), s), int(0.7 * len(y)), int(0.15 * len(y))
+            return index_split(f"lri/seed={s}", order[:train], order[train : train + valid], order[train + valid :])
+
+        near = self.graph == "knn"
+        return self.set_task(
+            x,
+            pos,
+            y,
+            node_ptr,
+            edge_index=self.nearest(torch.nn.functional.normalize(pos, dim=1), node_ptr) if near else None,
+            names=COLUMNS,
+            axes=POSITION,
+            published=published,
+            called="random 70/15/15 as in LRI",
+            steps=[
+                f"features of hits as published ({content['form']} files)",
+                *["with positions"] * self.positions,
+                f"{self.knn} nearest hits in direction (self counted)" if near else "no graph",
+            ],
+            notes=["Features are in the units of the detector and are not scaled."],
+        )
+
+
+def _shuffled(count: int, seed: int) -> Array:
+    order = np.arange(count)
+    np.random.RandomState(seed).shuffle(order)  # the published splits were drawn by this generator
+    return order
 
 
 def read_collated(found: Found) -> Arrays:
     """The processed file."""
-    with _member(found, "data_2T.pt") as stream:
-        data, slices, *_ = read_tensors(stream)
-    ptr = slices["x"].astype(np.int64)
+    data, slices, *_ = read_tensors(_member(found, "data_2T.pt"))
     if data["x"].shape[1] != len(COLUMNS) or data["pos"].shape != (len(data["x"]), 3):
         raise DataError(
             f"expected {len(COLUMNS)} features and 3 coordinates a hit, got {tuple(data['x'].shape)} and "
             f"{tuple(data['pos'].shape)}",
             path=found.path,
         )
-    return {
-        "x": data["x"],
-        "pos": data["pos"],
-        "node_label": data["node_label"].astype(np.int8),
-        "y": data["y"].ravel().astype(np.int64),
-        "node_ptr": ptr,
-        "columns": np.array(COLUMNS),
-    }
+    y, ptr = data["y"].ravel().astype(np.int64), slices["x"].astype(np.int64)
+    return {"x": data["x"], "pos": data["pos"], "y": y, "node_ptr": ptr}
 
 
 def read_events(found: Found) -> Arrays:
     """The raw events, signal first."""
     rng = np.random.default_rng(DRAW_SEED)
-    kept: list[tuple[Frame, Any, Any, int]] = []
+    tables, labels = [], []
     for kind, label in (("signal", 1), ("bkg", 0)):
-        with _member(found, f"{kind}_events_2T.pkl") as stream:
-            events = read_pickle(stream)
-        for particles, _, hits in events:
-            chosen = _choose(particles, hits, signal=label == 1, rng=rng)
-            if chosen is not None:
-                kept.append((hits, *chosen, label))
-    if not kept:
+        for particles, _, hits in read_pickle(_member(found, f"{kind}_events_2T.pkl")):
+            rows = _choose(particles, hits, signal=label == 1, rng=rng)
+            if rows is not None:
+                tables.append(np.stack([np.asarray(hits[n], np.float32)[rows] for n in (*COLUMNS, *POSITION)], 1))
+                labels.append(label)
+    if not tables:
         raise DataError("no event is left after selection", path=found.path)
-
-    def stacked(names: tuple[str, ...]) -> Any:
-        tables = [
-            np.stack([np.asarray(hits[n], dtype=np.float32)[rows] for n in names], 1) for hits, rows, _, _ in kept
-        ]
-        return np.concatenate(tables)
-
-    return {
-        "x": stacked(COLUMNS),
-        "pos": stacked(POSITION),
-        "node_label": np.concatenate([on_signal for _, _, on_signal, _ in kept]).astype(np.int8),
-        "y": np.array([label for _, _, _, label in kept], dtype=np.int64),
-        "node_ptr": np.concatenate([[0], np.cumsum([len(rows) for _, rows, _, _ in kept])]).astype(np.int64),
-        "columns": np.array(COLUMNS),
-    }
+    x, pos = np.split(np.concatenate(tables), [len(COLUMNS)], axis=1)
+    ptr = np.cumsum([0, *map(len, tables)]).astype(np.int64)
+    return {"x": x, "pos": pos, "y": np.array(labels, dtype=np.int64), "node_ptr": ptr}
 
 
-def _choose(particles: Frame, hits: Frame, *, signal: bool, rng: np.random.Generator) -> tuple[Any, Any] | None:
-    """Rows of the hits that are kept, and which of them belong to the decay; None where the event is not."""
-    if len(hits) == 0 or len(particles) == 0:
-        return None
+def _choose(particles: Arrays, hits: Arrays, *, signal: bool, rng: np.random.Generator) -> Array | None:
+    """Rows of the hits that are kept; None where the event is not."""
     owner = np.asarray(hits["particle_id"])
+    if not len(owner) or not len(particles["particle_id"]):
+        return None
     decay: list[Any] = []
     if signal:
         pairs = [pair for flavour in (ELECTRON, MUON) for pair in _decays(particles, flavour)]
@@ -314,11 +271,10 @@ def _choose(particles: Frame, hits: Frame, *, signal: bool, rng: np.random.Gener
             return None
         decay = list(pairs[0])
     drawn = rng.choice(np.unique(owner), TRACKS - len(decay))
-    rows = np.flatnonzero(np.isin(owner, [*drawn, *decay]))
-    return rows, np.isin(owner[rows], decay)
+    return np.flatnonzero(np.isin(owner, [*drawn, *decay]))
 
 
-def _decays(particles: Frame, flavour: int) -> list[tuple[Any, Any]]:
+def _decays(particles: Arrays, flavour: int) -> list[tuple[Any, Any]]:
     """Pairs of opposite charge with the mass of the z boson."""
     members = np.flatnonzero(np.abs(np.asarray(particles["particle_type"])) == flavour)
     charge, mass, number = (np.asarray(particles[key])[members] for key in ("q", "m", "particle_id"))
@@ -332,16 +288,5 @@ def _decays(particles: Frame, flavour: int) -> list[tuple[Any, Any]]:
     return found
 
 
-@contextmanager
-def _member(found: Found, name: str) -> Iterator[IO[bytes]]:
-    if found.form.endswith("-folder"):
-        with open(found[name], "rb") as stream:
-            yield stream
-        return
-    with zipfile.ZipFile(found.path) as archive:
-        inside = next((item for item in archive.namelist() if item.rsplit("/", 1)[-1] == name), None)
-        if inside is None:
-            raise DataError(f"the archive holds no {name}", path=found.path)
-        check_size(archive.getinfo(inside).file_size, name)
-        with archive.open(inside) as stream:
-            yield stream
+def _member(found: Found, name: str) -> bytes:
+    return found[name].read_bytes() if found.form.endswith("-folder") else read_zip(found.path, [name])[name]

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import zipfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,97 +24,77 @@ import numpy as np
 import torch
 
 from difformer.data.archives import check_size, limit
-from difformer.data.datasets.common import choice
+from difformer.data.datasets.common import Array, Arrays, Reader, check_ends
 from difformer.data.edges import undirected
 from difformer.data.errors import DataError
-from difformer.data.lookup import Found, locate, reading
-from difformer.data.processed import Arrays, stored_arrays
+from difformer.data.lookup import Found
 from difformer.data.split import index_split
 from difformer.data.task import Task
 from difformer.data.textnumbers import number_blocks
 
-PROTOCOLS = ("species",)
 NUM_SCORES, NUM_FUNCTIONS = 8, 112
 
 
-def proteins(
-    name: str,
-    root: str | os.PathLike[str] | None = None,
-    *,
-    protocol: str = "species",
-    self_loops: bool = True,
-) -> Task:
+@dataclass(frozen=True, kw_only=True)
+class Proteins(Reader):
     """The protein associations.
 
     Args:
-        name: ``"ogbn-proteins"``.
-        root: Folder to search first.
         protocol: ``"species"``, the published split.
         self_loops: Whether every node gets an edge to itself.
     """
-    choice("protocol", protocol, PROTOCOLS)
-    found = locate(name, root)
-    with reading(found):
-        arrays = stored_arrays(found, read_ogb)
-    y = torch.from_numpy(arrays["y"]).float()
-    loops = "self-loops added" if self_loops else "no self-loops"
-    return Task(
-        name=name,
-        kind="nodes",
-        problem="multilabel",
-        metric="rocauc",
-        protocol=f"species: OGB's split; features are means of the scores of edges; edges undirected, {loops}; ROC-AUC",
-        x=torch.from_numpy(arrays["x"]),
-        y=y,
-        splits=(index_split("species", arrays["train_idx"], arrays["val_idx"], arrays["test_idx"]),),
-        num_outputs=y.shape[1],
-        edge_index=undirected(arrays["edge_index"], len(y), self_loops=self_loops),
-        notes=("Reported is the mean of 112 ROC-AUC values, one per function.",),
-    )
+
+    protocol: str = "species"
+    self_loops: bool = True
+
+    def task(self, content: Any) -> Task:
+        y = torch.from_numpy(content["y"]).float()
+        loops = "self-loops added" if self.self_loops else "no self-loops"
+        said = f"species: OGB's split; features are means of the scores of edges; edges undirected, {loops}; ROC-AUC"
+        return Task(
+            name=self.name,
+            kind="nodes",
+            problem="multilabel",
+            metric="rocauc",
+            protocol=said,
+            x=torch.from_numpy(content["x"]),
+            y=y,
+            splits=(index_split("species", *(content[f"{part}_idx"] for part in ("train", "val", "test"))),),
+            num_outputs=y.shape[1],
+            edge_index=undirected(content["edge_index"], len(y), self_loops=self.self_loops),
+            notes=("Reported is the mean of 112 ROC-AUC values, one per function.",),
+        )
+
+    def read(self, found: Found) -> Arrays:
+        num_nodes, num_edges = (int(_table(found, f"raw/num-{kind}-list.csv.gz")[0, 0]) for kind in ("node", "edge"))
+        edges, seen = np.empty((2, num_edges), dtype=np.int32), 0
+        total, degree = np.zeros((num_nodes, NUM_SCORES)), np.zeros(num_nodes)
+        listed, scored = (_place(found, f"raw/{name}.csv.gz") for name in ("edge", "edge-feat"))
+        with _member(found, "raw/edge.csv.gz") as pairs, _member(found, "raw/edge-feat.csv.gz") as scores:
+            left = number_blocks(pairs, columns=2, dtype=np.int64, path=listed)
+            right = number_blocks(scores, columns=NUM_SCORES, dtype=np.float64, path=scored)
+            for ends, values in _in_step(left, right):
+                if seen + len(ends) > num_edges:
+                    raise DataError(f"more than the {num_edges} edges announced by num-edge-list", path=listed)
+                check_ends(ends, num_nodes, path=listed, line=seen + 1)
+                edges[:, seen : seen + len(ends)] = ends.T
+                for end in ends.T:
+                    degree += np.bincount(end, minlength=num_nodes)
+                    for column in range(NUM_SCORES):
+                        total[:, column] += np.bincount(end, weights=values[:, column], minlength=num_nodes)
+                seen += len(ends)
+        if seen != num_edges:
+            raise DataError(f"{seen} edges, but num-edge-list announces {num_edges}", path=listed)
+        parts = {"train_idx": "train", "val_idx": "valid", "test_idx": "test"}
+        return {
+            "edge_index": edges,
+            "x": (total / np.maximum(degree, 1)[:, None]).astype(np.float32),
+            "y": _table(found, "raw/node-label.csv.gz").astype(np.int8),
+            **{key: _table(found, f"split/species/{part}.csv.gz")[:, 0] for key, part in parts.items()},
+        }
 
 
-def read_ogb(found: Found) -> Arrays:
-    """The published tables as arrays."""
-    with _members(found, "raw/num-node-list.csv.gz") as (stream,):
-        num_nodes = int(stream.read().split()[0])
-    with _members(found, "raw/num-edge-list.csv.gz") as (stream,):
-        num_edges = int(stream.read().split()[0])
-    listed = _place(found, "raw/edge.csv.gz")
-    edges = np.empty((2, num_edges), dtype=np.int32)
-    total, degree, seen = np.zeros((num_nodes, NUM_SCORES)), np.zeros(num_nodes), 0
-    with _members(found, "raw/edge.csv.gz", "raw/edge-feat.csv.gz") as (pairs, scores):
-        left = number_blocks(pairs, columns=2, dtype=np.int64, path=listed)
-        right = number_blocks(scores, columns=NUM_SCORES, dtype=np.float64, path=_place(found, "raw/edge-feat.csv.gz"))
-        for ends, values in _in_step(left, right):
-            if seen + len(ends) > num_edges:
-                raise DataError(f"more than the {num_edges} edges announced by num-edge-list", path=listed)
-            if ends.min() < 0 or ends.max() >= num_nodes:
-                row = int(np.flatnonzero(((ends < 0) | (ends >= num_nodes)).any(axis=1))[0])
-                raise DataError(
-                    f"edge {tuple(ends[row].tolist())} names a node outside 0 … {num_nodes - 1}",
-                    path=listed,
-                    line=seen + row + 1,
-                )
-            edges[:, seen : seen + len(ends)] = ends.T
-            for end in ends.T:
-                degree += np.bincount(end, minlength=num_nodes)
-                for column in range(NUM_SCORES):
-                    total[:, column] += np.bincount(end, weights=values[:, column], minlength=num_nodes)
-            seen += len(ends)
-    if seen != num_edges:
-        raise DataError(f"{seen} edges, but num-edge-list announces {num_edges}", path=listed)
-    return {
-        "edge_index": edges,
-        "x": (total / np.maximum(degree, 1)[:, None]).astype(np.float32),
-        "y": _table(found, "raw/node-label.csv.gz", None).astype(np.int8),
-        "species": _table(found, "raw/node_species.csv.gz", 1)[:, 0],
-        "train_idx": _table(found, "split/species/train.csv.gz", 1)[:, 0],
-        "val_idx": _table(found, "split/species/valid.csv.gz", 1)[:, 0],
-        "test_idx": _table(found, "split/species/test.csv.gz", 1)[:, 0],
-    }
-
-
-def _in_step(left: Iterator[Any], right: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
+def _in_step(left: Iterator[Array], right: Iterator[Array]) -> Iterator[tuple[Array, Array]]:
     """Rows of two tables side by side, whatever the sizes of their blocks."""
     a, b = next(left, None), next(right, None)
     while a is not None and b is not None:
@@ -126,32 +106,30 @@ def _in_step(left: Iterator[Any], right: Iterator[Any]) -> Iterator[tuple[Any, A
         raise DataError("edge.csv.gz and edge-feat.csv.gz have different numbers of lines; one is cut short")
 
 
-def _table(found: Found, member: str, columns: int | None) -> Any:
-    with _members(found, member) as (stream,):
+def _table(found: Found, name: str) -> Array:
+    with _member(found, name) as stream:
         text = stream.read(limit("MEMBER") + 1)
-    check_size(len(text), member)
-    width = columns or text.partition(b"\n")[0].count(b",") + 1
-    return np.concatenate(
-        list(number_blocks(io.BytesIO(text), columns=width, dtype=np.int64, path=_place(found, member)))
-    )
+    check_size(len(text), name)
+    columns = text.partition(b"\n")[0].count(b",") + 1
+    blocks = number_blocks(io.BytesIO(text), columns=columns, dtype=np.int64, path=_place(found, name))
+    return np.concatenate([np.empty((0, columns), dtype=np.int64), *blocks])
 
 
-def _place(found: Found, member: str) -> Path:
+def _place(found: Found, name: str) -> Path:
     """A table's path: in the folder, whose first file is raw/edge.csv.gz, or as if the archive were one."""
-    return (found.path.parent.parent if found.form == "folder" else found.path) / member
+    return (found.path.parent.parent if found.form == "folder" else found.path) / name
 
 
 @contextmanager
-def _members(found: Found, *names: str) -> Iterator[tuple[IO[bytes], ...]]:
-    """Members of the archive, or files of the folder, open for reading and unpacked on the way."""
-    with ExitStack() as stack:
-        if found.form == "folder":
-            packed: list[Any] = [stack.enter_context(open(_place(found, name), "rb")) for name in names]
-        else:
-            archive = stack.enter_context(zipfile.ZipFile(found.path))
-            inside = {item.split("/", 1)[-1]: item for item in archive.namelist()}
-            if absent := [name for name in names if name not in inside]:
-                raise DataError(f"the archive holds no {absent[0]}", path=found.path)
-            packed = [stack.enter_context(archive.open(inside[name])) for name in names]
-        unpacked: list[Any] = [stack.enter_context(gzip.GzipFile(fileobj=stream)) for stream in packed]
-        yield tuple(unpacked)
+def _member(found: Found, name: str) -> Iterator[IO[bytes]]:
+    """A member of the archive, or a file of the folder, unpacked while it is read."""
+    if found.form == "folder":
+        with gzip.open(_place(found, name)) as stream:
+            yield stream  # type: ignore[misc]
+        return
+    with zipfile.ZipFile(found.path) as archive:
+        inside = {item.split("/", 1)[-1]: item for item in archive.namelist()}
+        if name not in inside:
+            raise DataError(f"the archive holds no {name}", path=found.path)
+        with archive.open(inside[name]) as packed, gzip.open(packed) as stream:
+            yield stream  # type: ignore[misc]

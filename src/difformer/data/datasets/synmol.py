@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,13 +26,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from difformer.data.archives import read_npz, read_zip
+from difformer.data.datasets.common import Array, Arrays
 from difformer.data.errors import DataError, require
-from difformer.data.lookup import Found, locate, reading
-from difformer.data.processed import Arrays, stored_arrays
 from difformer.errors import UserError
 
-Array = np.ndarray[Any, Any]
 Stage = Literal["parsing", "embedding", "force field"]
 
 ATOM_NAMES = ("C", "N", "O", "S", "F", "P", "Cl", "Br", "Na", "Ca", "I", "B", "H", "*")  # the last: any other element
@@ -49,25 +45,6 @@ class MoleculeError(UserError):
     def __init__(self, smiles: str, stage: Stage, reason: str) -> None:
         super().__init__(f"molecule {smiles!r}: {stage} failed: {reason}")
         self.smiles, self.stage, self.reason = smiles, stage, reason
-
-
-def read_synmol(name: str, root: str | os.PathLike[str] | None) -> Arrays:
-    """Atoms, bonds, labels and the published split; atoms of molecule i are ``node_ptr[i]:node_ptr[i + 1]``.
-
-    From ``synmol.npz`` as it is; from ``synmol_raw.zip`` with positions made here (some minutes, once) and labels from
-    the rule that made the published ones.
-    """
-    found = locate(name, root)
-    with reading(found):
-        return stored_arrays(found, _from_archive)
-
-
-def _from_archive(found: Found) -> Arrays:
-    table, split = read_zip(found.path, ("logic8_smiles.csv", "logic8_traintest_indices.npz")).values()
-    published = read_npz(io.BytesIO(split), ("train_index", "test_index"))
-    built, _ = build_synmol(read_smiles(table.decode(), found.path), workers=os.cpu_count() or 1)
-    index = {key: np.asarray(part, dtype=np.int64).ravel() for key, part in published.items()}
-    return {**built, "atom_names": np.array(ATOM_NAMES), **index}
 
 
 def read_smiles(table: str, path: object) -> list[str]:
