@@ -25,18 +25,11 @@ from torch.nn import functional
 
 from difformer.attention import propagate
 from difformer.errors import UserError
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Observed,
-    dropout,
-    linear,
-    make_norm,
-    one_of,
-    option,
-    refuse_beyond_memory,
-    unit_rows,
-)
+from difformer.kernels.rows import unit_rows
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
+from difformer.zoo.encoder import Encoder, Observed, one_of, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import linear, make_norm
 from difformer.zoo.node_pairs import by_graph, pairs, place_in_graph
 
 

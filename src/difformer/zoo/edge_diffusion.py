@@ -19,21 +19,12 @@ from difformer.diffusion.coupling import EdgeAttention
 from difformer.diffusion.dynamics import flow
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
+from difformer.graph import Graph
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
 from difformer.zoo.edge_attention import attention_bytes, edge_scores, edge_softmax, edge_sum
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Graph,
-    Observed,
-    check_heads,
-    dropout,
-    linear,
-    make_norm,
-    one_of,
-    option,
-    refuse_beyond_memory,
-    self_loops,
-)
+from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option, refuse_beyond_memory, self_loops
+from difformer.zoo.linear_maps import linear, make_norm
 
 METHODS = ("euler", "rk4", "dopri5")
 Rate = Callable[[Tensor], Tensor]

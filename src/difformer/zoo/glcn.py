@@ -16,9 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.attention.segments import Segments
+from difformer.graph import Graph
+from difformer.nn.protocol import Features
 from difformer.zoo.classic import GCN
 from difformer.zoo.edge_attention import edge_softmax, edge_sum
-from difformer.zoo.encoder import Features, Graph, Observed, Penalised, Segments, linear, option, refuse_beyond_memory
+from difformer.zoo.encoder import Observed, Penalised, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import linear
 from difformer.zoo.node_pairs import pairs
 
 PAIR_COPIES = 6  # of S: scores, weights, their gradients, and those of a layer's product

@@ -31,20 +31,15 @@ import torch
 from numpy.polynomial import chebyshev
 from torch import Tensor
 
+from difformer.attention.segments import Segments
 from difformer.diffusion.coupling.matrix import is_symmetric
 from difformer.errors import UserError
+from difformer.graph import Graph
+from difformer.nn.protocol import Features
+from difformer.result_cache import ResultCache
+from difformer.sparse import SparseMatrix
 from difformer.zoo.classic import GCN
-from difformer.zoo.encoder import (
-    Features,
-    Graph,
-    Observed,
-    ResultCache,
-    Segments,
-    SparseMatrix,
-    one_of,
-    option,
-    refuse_beyond_memory,
-)
+from difformer.zoo.encoder import Observed, one_of, option, refuse_beyond_memory
 
 FILTER_TOLERANCE = 1e-7
 LARGEST_DEGREE = 2000

@@ -11,21 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.attention import propagate
+from difformer.graph import Graph
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
+from difformer.result_cache import ResultCache
 from difformer.zoo.edge_attention import attention_bytes, edge_scores, edge_sum
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Graph,
-    Observed,
-    ResultCache,
-    check_heads,
-    dropout,
-    linear,
-    make_norm,
-    one_of,
-    option,
-    refuse_beyond_memory,
-)
+from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import linear, make_norm
 from difformer.zoo.node_pairs import draw_projection, key_features, linear_attention, relative_features
 from difformer.zoo.structure_encodings import laplacian_eigenvectors, return_probabilities
 

@@ -9,19 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from difformer.attention.segments import Segments
 from difformer.errors import UserError
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Observed,
-    ResultCache,
-    Segments,
-    check_heads,
-    dropout,
-    linear,
-    option,
-    refuse_beyond_memory,
-)
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
+from difformer.result_cache import ResultCache
+from difformer.zoo.encoder import Encoder, Observed, check_heads, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import linear
 from difformer.zoo.node_pairs import pairs
 from difformer.zoo.structure_encodings import hop_distances
 

@@ -9,26 +9,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.attention.segments import Segments
 from difformer.errors import UserError
+from difformer.graph import Graph
+from difformer.kernels.rows import unit_rows
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
+from difformer.result_cache import ResultCache
 from difformer.zoo.encoder import (
     Encoder,
-    Features,
-    Graph,
     Observed,
     Passes,
     Penalised,
-    ResultCache,
-    Segments,
     class_labels,
-    dropout,
-    linear,
-    mapped,
     one_of,
     option,
     refuse_beyond_memory,
-    unit_rows,
     without_loops,
 )
+from difformer.zoo.linear_maps import linear, mapped
 from difformer.zoo.node_pairs import by_graph
 
 MOST_CHANNELS = 1 << 16

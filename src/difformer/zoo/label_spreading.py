@@ -9,7 +9,9 @@ from torch.nn import functional
 from difformer.diffusion.coupling import GRAPH_WEIGHTS
 from difformer.diffusion.label_propagation import CLAMPS, propagate_labels
 from difformer.errors import UserError
-from difformer.zoo.encoder import Encoder, Features, Observed, class_labels, dense, one_of, option
+from difformer.nn.protocol import Features
+from difformer.zoo.encoder import Encoder, Observed, class_labels, one_of, option
+from difformer.zoo.linear_maps import dense
 
 LEAST = 1e-12
 

@@ -22,20 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.errors import UserError
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Graph,
-    Observed,
-    SparseMatrix,
-    class_labels,
-    dropout,
-    keyed_uniform,
-    mapped,
-    one_of,
-    option,
-    refuse_beyond_memory,
-)
+from difformer.graph import Graph
+from difformer.nn.dropout import dropout, keyed_uniform
+from difformer.nn.protocol import Features
+from difformer.sparse import SparseMatrix
+from difformer.zoo.encoder import Encoder, Observed, class_labels, one_of, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import mapped
 from difformer.zoo.neighbour_graph import NeighbourGraph
 
 

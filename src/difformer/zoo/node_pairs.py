@@ -20,7 +20,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from difformer.zoo.encoder import Segments, keyed_uniform
+from difformer.attention.segments import Segments
+from difformer.nn.dropout import keyed_uniform
 
 
 def by_graph(function: Callable[..., Tensor], segments: Segments | None, *tensors: Tensor) -> Tensor:

@@ -9,22 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.attention.segments import Segments
 from difformer.errors import UserError
+from difformer.graph import Graph
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
 from difformer.zoo.classic import GATLayer
 from difformer.zoo.edge_attention import attention_bytes, edge_sum
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Graph,
-    Observed,
-    Passes,
-    Segments,
-    check_heads,
-    dropout,
-    linear,
-    option,
-    refuse_beyond_memory,
-)
+from difformer.zoo.encoder import Encoder, Observed, Passes, check_heads, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import linear
 from difformer.zoo.node_pairs import linear_attention
 
 FIRST_BETA = 0.9

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from difformer.zoo.encoder import Graph, Segments, SparseMatrix
+from difformer.attention.segments import Segments
+from difformer.graph import Graph
+from difformer.sparse import SparseMatrix
 from difformer.zoo.node_pairs import place_in_graph
 
 ENTRIES = 1 << 24  # of a table that is worked on at a time
