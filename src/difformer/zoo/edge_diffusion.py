@@ -65,10 +65,8 @@ class GRAND(Encoder):
         \frac{\partial Z}{\partial t} = (S(Z) - I) Z, \qquad
         s_{ij} = \frac1H \sum_h \mathrm{softmax}_{j \in N(i)} \frac{(W_Q^h z_i)^\top W_K^h z_j}{\sqrt{d_h}},
 
-    with neighbourhoods that hold the node itself. GRAND-l (``linear=True``) takes S at Z(0) and keeps it, so that the
-    equation is a linear one. One Euler step of size τ is :math:`Z^{+} = (1 - τ) Z + τ S Z`, diffusion with edge
-    attention; it is stable for every τ up to one, because rows of S sum to one. An edge's weight multiplies its
-    exponential.
+    with neighbourhoods that hold the node itself; an edge's weight multiplies its exponential. GRAND-l
+    (``linear=True``) takes S at Z(0) and keeps it. Euler steps are stable for τ up to one, as rows of S sum to one.
     """
 
     linear: bool = option(False, "Whether attention is taken once, at the initial states.")
@@ -137,8 +135,8 @@ class GRANDPlusPlus(GRAND):
         \frac{\partial z_i}{\partial t} = \sum_j s_{ij} z_j - z_i + β \, [\, i \in I \,] \, (z_i(0) - \bar z),
         \qquad \bar z = \frac{1}{|I|} \sum_{j \in I} z_j(0),
 
-    which keeps states apart however long they diffuse, and adds nothing in total. `observe` says which nodes carry
-    training labels; before that there is no source. It needs the whole graph: parts do not know their labelled nodes.
+    which keeps states apart however long they diffuse. `observe` says which nodes are labelled; before that there is
+    no source. It needs the whole graph: parts do not know their labelled nodes.
     """
 
     source_weight: float = option(1.0, "β.")

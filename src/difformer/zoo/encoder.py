@@ -63,6 +63,22 @@ class Observed:
         return kept.of(self.graph, key if self.segments is None else (*key, self.segments.batch), work)
 
     @property
+    def pairs(self) -> int:
+        """Pairs of nodes of one graph, over all graphs of a batch, padding included."""
+        if self.segments is None:
+            return self.rows**2
+        return sum(graphs * nodes**2 for graphs, nodes, _ in self.segments.shapes)
+
+    def places(self) -> tuple[Tensor, int]:
+        """``[N]`` numbers of the rows within their graphs, in the order of blocks; and the largest graph's size."""
+        place, segments = torch.arange(self.rows, device=self.device), self.segments
+        if segments is None:
+            return place, self.rows
+        start = segments.sizes.cumsum(0) - segments.sizes
+        place = place - start[segments.batch[segments.by_graph]]
+        return torch.empty_like(place).index_copy(0, segments.by_graph, place), segments.largest
+
+    @property
     def looped(self) -> Graph:
         """The graph with a self-loop at every node; self-loops alone where there are no edges."""
         return self_loops(self.rows, self.device) if self.graph is None else self.graph.with_self_loops()

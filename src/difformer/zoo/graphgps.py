@@ -132,8 +132,8 @@ class GraphGPS(Encoder):
     def positions(self, observed: Observed) -> Tensor:
         """e of every node; computed once per graph."""
         make = return_probabilities if self.encoding == "random_walk" else laplacian_eigenvectors
-        inputs = observed.graph, observed.rows, observed.segments, self.encoding_steps, observed.device
-        return observed.once(self._positions, (self.encoding, self.encoding_steps), lambda: make(*inputs))
+        steps = self.encoding_steps
+        return observed.once(self._positions, (self.encoding, steps), lambda: make(observed, steps))
 
 
 LIMIT = 5.0  # scores are clamped to ± this, so exponentials need no largest one

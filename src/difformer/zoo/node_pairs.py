@@ -64,22 +64,6 @@ def graph_sizes(num_nodes: int, segments: Segments | None, like: Tensor) -> Tens
     return segments.sizes.to(like.dtype)[segments.batch]
 
 
-def place_in_graph(num_nodes: int, segments: Segments | None, device: torch.device) -> tuple[Tensor, int]:
-    """``[N]`` numbers of the rows within their graphs, in the order of blocks; and the size of the largest graph."""
-    if segments is None:
-        return torch.arange(num_nodes, device=device), num_nodes
-    start = segments.sizes.cumsum(0) - segments.sizes
-    place = torch.arange(num_nodes, device=device) - start[segments.batch[segments.by_graph]]
-    return torch.empty_like(place).index_copy(0, segments.by_graph, place), segments.largest
-
-
-def pairs(num_nodes: int, segments: Segments | None) -> int:
-    """Pairs of nodes of one graph, over all graphs of a batch, padding included."""
-    if segments is None:
-        return num_nodes**2
-    return sum(graphs * nodes**2 for graphs, nodes, _ in segments.shapes)
-
-
 FLOOR = 1e-6  # of a feature, whose largest is 1: a query and keys that share none still have a sum to divide by
 FEW_HEADS = 8  # for which products between heads are cheap
 SMALLEST = 1e-30  # a sum over keys is far above, but for queries of padding, which are zero

@@ -33,8 +33,7 @@ class NodeFormer(Penalised):
         Z^{(0)} = \mathrm{ELU}(\mathrm{norm}(X W + b)), \qquad
         Z^{(k+1)} = \mathrm{dropout}(\mathrm{norm}(P(Z^{(k)}) + Z^{(k)}))
 
-    While it trains, Gumbel noise and random features are drawn as dropout masks are: by seed, epoch and place, the same
-    on every device and in every stack of runs (by torch's generator outside `difformer.nn.dropout.dropout_key`). In
+    While it trains, Gumbel noise and random features are drawn as dropout masks are: by seed, epoch and place. In
     evaluation there is no noise, and the features are those that are saved with the model.
     """
 
