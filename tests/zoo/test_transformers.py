@@ -447,7 +447,7 @@ def test_graphgps_adds_messages_and_attention(local, encoding):
     z = model.input(x)
     if encoding != "none":
         make = return_probabilities if encoding == "random_walk" else laplacian_eigenvectors
-        z = z + model.position(make(graph, 24, None, 3, CPU))
+        z = z + model.position(make(Observed(24, CPU, graph), 3))
     layer = model.layers[0]
     if local == "gcn":
         passed = torch.relu(graph.with_self_loops().propagate(layer.message(z)))
@@ -527,7 +527,7 @@ def test_polynormers_global_attention_is_its_dense_form():
 
 
 def test_polynormer_drops_where_its_authors_do(monkeypatch):
-    from difformer.zoo import encoder as inputs
+    from difformer.zoo import linear_maps as inputs
     from difformer.zoo import polynormer
 
     calls = []
