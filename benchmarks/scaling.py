@@ -109,17 +109,17 @@ def _rank(rank: int, size: int, port: int, folder: str, model: str, repeats: int
 
     from difformer.distributed.partition_folder import Partition
     from difformer.distributed.process_group import join
-    from difformer.distributed.rank_trainer import Facts, ShardedTrainer
+    from difformer.distributed.rank_trainer import ShardedTrainer
 
     with join("cpu") as ranks:
         partition = Partition.open(folder)
-        trainer = ShardedTrainer(Facts.of(partition.about), partition.shard(ranks), 0, _config(model), 0)
+        trainer = ShardedTrainer(partition, partition.shard(ranks), 0, _config(model), 0)
         times, work = [], []
         for _ in range(repeats + 1):  # the first is a warm-up
             ranks.wait_for_all()
             before = dict(ranks.traffic.sent)
             start, begun = time.perf_counter(), time.thread_time()
-            trainer._train(None)
+            trainer.train_epoch()
             times.append(time.perf_counter() - start)
             work.append(time.thread_time() - begun)
         sent = {kind: count - before[kind] for kind, count in ranks.traffic.sent.items()}
@@ -136,7 +136,7 @@ def _alone(folder: str, model: str, nodes: int, repeats: int, pipe: Any) -> None
     times, work = [], []
     for _ in range(repeats + 1):
         start, begun = time.perf_counter(), time.thread_time()
-        trainer._train(None)
+        trainer.train_epoch()
         times.append(time.perf_counter() - start)
         work.append(time.thread_time() - begun)
     pipe.send((times[1:], work[1:], {}, resident("VmHWM") or 0))

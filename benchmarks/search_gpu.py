@@ -35,8 +35,8 @@ import torch
 from scipy.stats import qmc
 
 from difformer.data import DataError, Task, load
-from difformer.experiments.cells import complete, defaults_of_base
-from difformer.experiments.ledger import append_line, code_version, identity, read_lines
+from difformer.experiments.cells import defaults_of_base
+from difformer.experiments.ledger import append_line, code_version, complete, identity, read_lines
 from difformer.experiments.presets import Preset, load_presets, write_preset
 from difformer.training import NonFiniteLossError, toml, train_one
 from difformer.training.config import TrainConfig, make_config
@@ -361,7 +361,7 @@ class Search:
         asked = [(config, seed, split) for config in configs for seed, split in seeds]
         if not unstackable(task, configs[0], [split for _, split in runs]):
             stack = [Run(seed, split, config) for config, seed, split in asked]
-            results = train_stacked(task, stack, self.device, stop=self.over, keep_errors=True)
+            results = train_stacked(task, stack, self.device, stop=self.over)
         else:
             results = []
             for config, seed, split in asked:

@@ -74,7 +74,7 @@ def _ours(task: Task, size: Size) -> Work:
     trainer = Trainer(task, task.splits[0], config, 0, torch.device("cuda"))
 
     def work() -> None:
-        trainer._train(None)
+        trainer.train_epoch()
         trainer.journal.pending.clear()
 
     return work

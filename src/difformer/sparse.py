@@ -34,6 +34,8 @@ def check_scipy(matrix: Any, name: str = "") -> None:
     if hasattr(matrix, "check_format"):
         try:
             matrix.check_format(full_check=True)
+            if (matrix.indptr[1:] < matrix.indptr[:-1]).any():  # scipy does not look where the last pointer is 0
+                raise ValueError("index pointer values must not decrease")
         except ValueError as error:
             raise UserError(
                 f"{said}the indices of a sparse matrix of shape {tuple(matrix.shape)} do not fit it ({error}); make it "

@@ -142,8 +142,9 @@ def test_notes_name_the_options_that_help(call, tmp_path):
     words = ("fit", "--features", "x.csv", "--edges", "e.csv", "--model", "mlp", "--seeds", "1", *QUICK)
     answer = call(*words, "--data", "standardize=false")
     assert "note: features differ in scale: 'pay' has deviation 6.23e+03, 'age' 6.92; " in answer.out
-    assert re.search("--data standardize=true brings all columns to one scale", answer.out)
-    assert re.search("weighted by column 'jahr' of e.csv; pass --data edge_columns=.*von.*nach", answer.out)
+    assert re.search(r"standardize=true brings all columns to one scale.* \(--data standardize=…\)", answer.out)
+    said = r"weighted by column 'jahr' of e.csv; pass edge_columns=.*von.*nach.* \(--data edge_columns=…\)"
+    assert re.search(said, answer.out)
     better = call(*words, "--data", "edge_columns=von,nach")
     assert "differ in scale" not in better.out
     assert "weighted" not in better.out

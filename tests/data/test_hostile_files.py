@@ -26,7 +26,13 @@ def forged(kind="csr", **changes):
     return matrix
 
 
-FORGERIES = [{"indices": (2, HUGE)}, {"indices": (2, -1)}, {"indptr": (4, HUGE)}, {"indptr": (3, 7)}]
+FORGERIES = [
+    {"indices": (2, HUGE)},
+    {"indices": (2, -1)},
+    {"indptr": (4, HUGE)},
+    {"indptr": (3, 7)},
+    {"indptr": (-1, 0)},
+]
 
 
 @pytest.mark.parametrize("kind", ["csr", "csc"])

@@ -13,6 +13,7 @@ from difformer.data.own import from_arrays
 from difformer.data.own.arrays import read_arrays
 from difformer.data.own.targets import encode_targets
 from difformer.data.split import index_split, save_splits
+from difformer.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -300,6 +301,11 @@ def test_counts_must_agree():
 
 
 def test_splits_may_be_given_drawn_or_read(tmp_path):
+    for wrong in (7, "", [], ["x"]):
+        with pytest.raises(UserError, match=r"seeds?: expected (a )?whole number"):
+            from_arrays(X, Y, seeds=wrong)
+    named = [index_split(f"own/seed={name}", [0], [1], [2]) for name in ("x", "9" * 5000)]
+    assert "2 splits, own/seed=x to" in from_arrays(X, Y, splits=named).protocol
     assert [s.name for s in from_arrays(X, Y, seeds=(3, 5)).splits] == [
         "stratified 50/25/25/seed=3",
         "stratified 50/25/25/seed=5",

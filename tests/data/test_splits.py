@@ -22,6 +22,7 @@ from difformer.data.split import (
     save_splits,
     time_split,
 )
+from difformer.errors import UserError
 
 classes = st.lists(st.integers(-1, 3), min_size=1, max_size=80).map(torch.tensor)
 seeds = st.integers(0, 2**31)
@@ -82,6 +83,18 @@ def test_different_seeds_give_different_splits():
     assert not random_split(100, seed=0).same_as(random_split(100, seed=1))
 
 
+@pytest.mark.parametrize("seed", ["x", None, 0.5, 2**70, [1]])
+def test_a_seed_that_is_no_whole_number_is_refused(seed):
+    with pytest.raises(UserError, match="seed: expected a whole number"):
+        random_split(10, seed=seed)
+
+
+@pytest.mark.parametrize("fractions", [1, "abc", [0.5, "x", 0.1], [0.5, None, 0.5], {}, [0.5]])
+def test_fractions_that_are_no_shares_are_refused(fractions):
+    with pytest.raises(UserError, match="fractions: expected three shares"):
+        random_split(10, fractions=fractions)
+
+
 def test_targets_of_every_form_say_what_is_labelled():
     nan = float("nan")
     assert labelled(torch.tensor([0, -1, 2])).tolist() == [0, 2]
@@ -117,7 +130,8 @@ def test_numbers_that_are_no_indices_are_not_taken_for_some(make, complaint):
     with pytest.raises(ValueError, match=complaint):
         make()
     assert index_split("own", np.array([3.0, 1.0]), [], [2]).train.tolist() == [3, 1]
-    assert masks_split([1, 0], [0, 1], [0, 0])[0].sizes() == (1, 1, 0)
+    for kind in (int, np.uint64, np.float32):
+        assert masks_split(*np.array([[1, 0], [0, 1], [0, 0]], kind))[0].sizes() == (1, 1, 0)
 
 
 def test_a_series_is_split_in_time_order():

@@ -17,11 +17,8 @@ def shard_of(ranks, task, assignment, parts):
     """The shard of a rank, from a task that tests hold whole."""
     found = list(cut(task, assignment, parts))
     sizes = [part.nodes.numel() for part in found]
-    nothing = torch.full((task.num_nodes,), 0)
-    return assemble(
-        ranks, found.__getitem__, sizes, [split.name for split in task.splits],
-        num_edges=task.num_edges or 0, empty=lambda: list(cut(task, nothing, 2))[1],
-    )  # fmt: skip
+    names = [split.name for split in task.splits]
+    return assemble(ranks, found.__getitem__, sizes, names, num_edges=task.num_edges or 0)
 
 
 def one_step(ranks, task, assignment, parts, options, dtype=torch.float32):
@@ -96,7 +93,7 @@ def parts_read(ranks, path):
 
 def measured(ranks, metric, outputs, targets, assignment):
     """A metric of rows that are spread over ranks."""
-    from difformer.distributed.rank_metrics import measure
+    from difformer.distributed.rank_trainer import measure
     from difformer.training.metrics import find_metric
 
     own = assignment == ranks.rank

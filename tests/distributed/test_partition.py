@@ -163,7 +163,8 @@ def test_a_rank_reads_its_own_parts_alone(groups, tmp_path):
     assert (first, second) == ([0, 1], [2, 3, 4])
     assert sorted(rows + others) == list(range(30))
     one = write_partition(small(), tmp_path / "one", 1)
-    assert [read for read, _ in groups(2)(parts_read, one.path)] == [[], [0]]
+    found = groups(2)(parts_read, one.path)
+    assert [rows for _, rows in found] == [[], list(range(30))]  # a rank without a part reads one for its layout
 
 
 def rewritten(path, metadata=None, **changes):
@@ -324,6 +325,13 @@ def test_a_manifest_with_a_wrong_entry_is_named(tmp_path, name, value):
     path.write_text(json.dumps(nested(name, value)(json.loads(path.read_text()))))
     with pytest.raises(DataError, match=rf"partition\.json is damaged: .*{name}"):
         Partition.open(made.path)
+
+
+def test_an_unknown_entry_of_the_quality_is_ignored(tmp_path):
+    made = write_partition(small(), tmp_path / "parts", 2)
+    path = made.path / "partition.json"
+    path.write_text(json.dumps(nested("quality.x", 1)(json.loads(path.read_text()))))
+    assert Partition.open(made.path).quality == made.quality
 
 
 def test_features_that_are_not_finite_are_not_partitioned(tmp_path):

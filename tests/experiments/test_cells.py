@@ -10,11 +10,10 @@ from difformer.experiments.cells import (
     Choice,
     Request,
     choices,
-    complete,
     read_presets,
-    settings_id,
     wanted_cells,
 )
+from difformer.experiments.ledger import complete, settings_id
 from difformer.experiments.presets import Preset, load_presets, write_preset
 from difformer.experiments.spec import Data, find, shared_systems
 from difformer.zoo import options_of

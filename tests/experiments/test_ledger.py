@@ -11,8 +11,8 @@ import pytest
 from small_experiment import line
 
 from difformer.experiments.analysis import read_summary
-from difformer.experiments.cells import cells, complete
-from difformer.experiments.ledger import DONE, FAILED, Ledger, code_version, current, identity, named, reasons
+from difformer.experiments.cells import cells
+from difformer.experiments.ledger import DONE, FAILED, Ledger, code_version, complete, current, identity, named, reasons
 from difformer.experiments.presets import load_presets
 from difformer.experiments.spec import NAMES, find
 from difformer.files import RunFolderError
@@ -166,12 +166,12 @@ def test_reworded_split_names_are_the_same_split():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"settings": 0.5}, "settings is 0.5"),
-        ({"model": 3}, "model is 3"),
-        ({"seed": "x"}, "seed is x"),
-        ({"test": []}, r"test is \[\]"),
-        ({"status": "lost"}, "it has no status"),
-        ({"measures": None}, "measures is None"),
+        ({"settings": 0.5}, "settings must be a table, got 0.5"),
+        ({"model": 3}, "model must be a text, got 3"),
+        ({"seed": "x"}, "seed must be a whole number of at least 0, got 'x'"),
+        ({"test": []}, r"test must be a number or null, got \[\]"),
+        ({"status": "lost"}, "status must be one of done, failed, got 'lost'"),
+        ({"measures": None}, "measures must be a table, got None"),
     ],
 )
 def test_a_field_of_another_kind_is_an_error_with_its_line(tmp_path, change, said):
@@ -192,6 +192,15 @@ def test_half_characters_and_rows_without_a_preset_are_refused(tmp_path):
     Ledger(tmp_path).path.write_text(json.dumps({**line("gcn", 0, 0.5), "device": "\ud800"}) + "\n")
     with pytest.raises(ValueError, match="half of a character"):
         Ledger(tmp_path).read()
-    Ledger(tmp_path).path.write_text(json.dumps({k: v for k, v in line("gcn", 0, 0.5).items() if k != "preset"}) + "\n")
-    with pytest.raises(ValueError, match="preset is missing"):
-        Ledger(tmp_path).read()
+    for name in ("preset", "device"):
+        kept = {k: v for k, v in line("gcn", 0, 0.5).items() if k != name}
+        Ledger(tmp_path).path.write_text(json.dumps(kept) + "\n")
+        with pytest.raises(ValueError, match=f"{name} must be a text, got None"):
+            Ledger(tmp_path).read()
+
+
+def test_a_run_without_its_memory_is_summarised():
+    from difformer.experiments.analysis import frame
+
+    kept = {k: v for k, v in line("gcn", 0, 0.5).items() if k != "peak_memory"}
+    assert frame([{**kept, "stacked": 0}])["megabytes"].isna().all()

@@ -174,10 +174,10 @@ def test_a_written_preset_reads_back(tmp_path):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("name = 'a'\nmodel = 'mlp'", "must say dataset"),
+        ("name = 'a'\nmodel = 'mlp'", "dataset must be a text"),
         ("name = 'a'\nmodel = 'mlp'\ndataset = 'x'\ncolour = 1", "unknown field 'colour'"),
         ("name = ", "is not a TOML file"),
-        ("name = 'a'\nmodel = 'mlp'\ndataset = 'x'\nsettings = 3", r"table \[settings\]"),
+        ("name = 'a'\nmodel = 'mlp'\ndataset = 'x'\nsettings = 3", "settings must be a table"),
     ],
 )
 def test_a_file_that_is_not_a_preset_is_refused(tmp_path, content, complaint):

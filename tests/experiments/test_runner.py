@@ -19,7 +19,7 @@ from difformer.experiments.presets import Preset, write_preset
 from difformer.experiments.render import markdown
 from difformer.experiments.runner import run
 from difformer.experiments.samples import load_data
-from difformer.experiments.spec import shared_systems
+from difformer.experiments.spec import Data, System, shared_systems
 from difformer.training import NonFiniteLossError
 from difformer.training.config import TrainConfig
 
@@ -57,8 +57,7 @@ def test_two_names_of_the_same_settings_are_two_rows(tmp_path, said):
         write_preset(Preset(name, "difformer-s", "sbm", settings=same), tmp_path / f"{name}.toml")
     request = dataclasses.replace(ONLY_BLOCKS, models=("difformer-s",), preset_folder=tmp_path)
     outcome = run(SMALL, tmp_path / "out", request, said.append)
-    assert (outcome.made, outcome.taken) == (3, 3)  # the second row is the first one's runs under another name
-    assert [one for one in said if "the same run as in another row" in one] == said[3:]
+    assert outcome.made == 6
     assert {(one["preset"], one["seed"]) for one in Ledger(tmp_path / "out").read()} == {
         (name, seed) for name in ("paper", "best") for seed in range(3)
     }
@@ -242,7 +241,6 @@ def test_a_diverging_seed_does_not_stop_the_others(tmp_path, said, monkeypatch, 
         return train(task, split, config, seed, *rest, **options)
 
     def failing_stack(*args, **options):
-        assert options["keep_errors"]
         return [error if record.seed == 0 else record for record in stack(*args, **options)]
 
     monkeypatch.setattr(runner, "train_one", failing)
@@ -373,14 +371,6 @@ def test_runs_in_another_precision_count_for_their_cell(tmp_path, said):
     assert " threads in bf16; B " in text  # times of two precisions are not one median
 
 
-def test_a_reused_run_keeps_its_precision(tmp_path, said):
-    request = dataclasses.replace(ONLY_BLOCKS, models=("gcn",), seeds=1)
-    run(SMALL, tmp_path / "citation", dataclasses.replace(request, precision="bf16"), said.append)
-    other = dataclasses.replace(SMALL, name="depth")
-    assert run(other, tmp_path / "depth", request, said.append).taken == 1
-    assert Ledger(tmp_path / "depth").read()[0]["settings"]["precision"] == "bf16"
-
-
 def test_unknown_precision_and_low_precision_cost_are_refused(tmp_path, said):
     with pytest.raises(ValueError, match="--precision: expected float32 or bf16, got 'half'"):
         run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, precision="half"), said.append)
@@ -431,3 +421,14 @@ def test_training_memory_excludes_evaluation(monkeypatch):
     lines = list(runner.perform(job, [0, 1], torch.device("cpu"), runner.Watch(lambda: False), {"quick": False}))
     assert [line["peak_memory"] for line in lines] == [1234, 1234]
     assert len(seen) == 2
+
+
+def test_baselines_are_measured_by_the_metric_of_their_section(tmp_path, said):
+    """A baseline is known by its name alone, whatever it is judged by."""
+    sections = tuple(
+        Data(name, "waves", name, loader="waves", settings={"metric": name}, seeds=1)
+        for name in ("mse", "broadcast-mse")
+    )
+    series = dataclasses.replace(SMALL, data=sections, systems=(System("zeros", "zeros", baseline="zeros"),))
+    assert run(series, tmp_path, Request(device="cpu"), said.append).made == 2
+    assert [line["metric"] for line in Ledger(tmp_path).read()] == ["mse", "broadcast-mse"]

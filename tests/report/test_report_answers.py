@@ -257,7 +257,7 @@ def test_attributed_effects_add_up_where_probabilities_rise_steeply(workshop, fa
 def test_what_cannot_be_attributed_is_said(workshop, monkeypatch, capsys):
     from difformer.cli import main
 
-    monkeypatch.setattr("difformer.report.explanation.HALVINGS", 0)
+    monkeypatch.setattr("difformer.report.explanation.INTERVALS", 1)
     one = explain_nodes(steep(workshop, 10), [9])[0]
     assert abs(one.attribution.gap) > 0.1
     assert f"Not attributed: {one.attribution.gap:+.3g}" in one.remainder

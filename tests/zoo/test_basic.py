@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from difformer import Graph, zoo
-from difformer.zoo.manireg import roughness
+from difformer.zoo.classic import roughness
 
 
 def ring(nodes=12):

@@ -7,7 +7,7 @@ from difformer import Graph, zoo
 from difformer.attention.segments import Segments
 from difformer.diffusion import EdgeAttention, diffuse
 from difformer.zoo import graph_diffusion
-from difformer.zoo.grand import integrate
+from difformer.zoo.edge_diffusion import integrate
 from difformer.zoo.graph_diffusion import Diffusion, diffused, heat_filter, pagerank_filter
 
 

@@ -7,9 +7,7 @@ from torch.nn import functional
 from difformer import Graph, zoo
 from difformer.data import Split, Task
 from difformer.training import TrainConfig, train_one
-from difformer.zoo.cpgnn import estimated_compatibility, sinkhorn
-from difformer.zoo.glognn import _shrunk, rebuilt
-from difformer.zoo.h2gcn import rings
+from difformer.zoo.heterophily import _shrunk, estimated_compatibility, rebuilt, rings, sinkhorn
 
 
 def points(nodes=24, features=6, seed=0):

@@ -197,7 +197,7 @@ def test_the_weighted_distance_has_the_right_gradients_in_parts(monkeypatch):
 
 def test_lds_follows_the_gradient_through_the_inner_training():
     torch.manual_seed(0)
-    outer = OuterStep(4, 5, 2, 2, rate=0.01, inner_steps=3, inner_rate=0.5, restart_every=100).double()
+    outer = OuterStep((4, 5, 2), rate=0.01, inner_steps=3, inner_rate=0.5, restart_every=100).double()
     x = points(8, 4).double()
     y = torch.arange(8) % 2
     index = torch.tensor([0, 1, 2, 3, 4, 5])
@@ -239,7 +239,7 @@ def test_lds_moves_along_the_same_gradient_for_sparse_features():
     moved = []
     for features in (x, x.to_sparse(), SparseMatrix.from_tensor(x.to_sparse())):
         torch.manual_seed(0)
-        outer = OuterStep(4, 5, 2, 2, rate=5.0, inner_steps=3, inner_rate=0.5, restart_every=100).double()
+        outer = OuterStep((4, 5, 2), rate=5.0, inner_steps=3, inner_rate=0.5, restart_every=100).double()
         moved.append(start + start.T)
         outer.step(moved[-1], features, index, y[index])
     assert not torch.allclose(moved[0], start + start.T, atol=1e-3)

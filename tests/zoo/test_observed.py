@@ -228,7 +228,7 @@ def test_weights_of_edges_do_not_depend_on_what_scores_are_relative_to():
 def test_dropped_sparse_features_are_multiplied_as_dense_ones():
     from difformer.nn.dropout import dropout_key
     from difformer.sparse import SparseMatrix
-    from difformer.zoo import encoder as inputs
+    from difformer.zoo import linear_maps as inputs
 
     g = torch.Generator().manual_seed(0)
     x = torch.randn(30, 12, generator=g) * (torch.rand(30, 12, generator=g) < 0.3)
@@ -304,7 +304,7 @@ def test_what_does_not_fit_is_refused_beforehand(monkeypatch):
         ("graphheat", {"time": -1.0}, "time must be a number above 0"),
         ("manireg", {"penalty_weight": -1.0}, "penalty_weight must not be negative"),
         ("diffusion-edge-attention", {"step_size": 2.0}, "step_size must lie in"),
-        ("diffusion-edge-attention", {"similarity": "angle"}, "similarity must be one of distance, cosine"),
+        ("diffusion-edge-attention", {"similarity": "angle"}, "similarity must be one of cosine, distance"),
     ],
 )
 def test_options_out_of_range_are_explained(name, options, complaint):

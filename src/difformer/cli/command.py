@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from difformer.cli.output import Output, printable
-from difformer.distributed.environment import rank
+from difformer.distributed import rank
 from difformer.errors import UserError, WouldNotFitError
 
 if TYPE_CHECKING:
@@ -148,34 +147,28 @@ def explain(error: Exception) -> str:
         return f"out of memory ({text.split('. ')[0]}); try --batch-size, fewer hidden_channels{smaller}"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
-    text, option = as_typed(text), spelled(getattr(error, "argument", None))
-    return f"{text} ({option})" if option and option.rstrip("…").split(" FILE")[0] not in text else text
+    return with_options(text, getattr(error, "argument", None))
 
 
-def spelled(argument: str | None) -> str:
+def with_options(text: str, argument: str | None = None) -> str:
+    """A message with the options that it speaks of: ``pass header=true (--data header=…)``."""
+    named = [] if argument is None else [argument]
+    if _takes_data and "--" not in text:
+        named += [name for name in _file_options() if name not in ("name", "seeds") and f" {name}=" in f" {text}"]
+    typed = dict.fromkeys(filter(None, map(spelled, named)))
+    missing = [option for option in typed if option.rstrip("…").removesuffix(" FILE") not in text]
+    return f"{text} ({', '.join(missing)})" if missing else text
+
+
+def spelled(argument: str) -> str:
     """An argument of Python as it is typed on the command line: ``--data duplicates=…``."""
-    if argument is None or argument in _SPELLED:
-        return _SPELLED.get(argument or "", "")
+    if argument in _SPELLED:
+        return _SPELLED[argument]
     from difformer.training.config import TrainConfig
 
     if argument in _file_options():
         return f"--data {argument}=…" if _takes_data else ""
     return f"--set {argument}=…" if argument in vars(TrainConfig()) else ""
-
-
-def as_typed(text: str) -> str:
-    """A message whose arguments of `from_files`, such as ``header=true``, are spelled ``--data header=true``."""
-    if not _takes_data or "=" not in text or re.search(r"(^|[\s(])--[a-z]", text):
-        return text
-    names = "|".join(set(_file_options()) - {"name", "seeds"})
-    return re.sub(rf"(?<![\w'\"/-])({names})=(?=(\S?))", _option, text)
-
-
-def _option(found: re.Match[str]) -> str:
-    name, value = found[1], found[2].strip(",;.)")
-    if name in _SPELLED:
-        return _SPELLED[name].split(" FILE")[0] + " " * bool(value)
-    return f"--data {name}=" + "…" * (not value)
 
 
 def _file_options() -> list[str]:
@@ -185,4 +178,4 @@ def _file_options() -> list[str]:
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
-    print(f"warning: {printable(as_typed(str(message)))}", file=sys.stderr)
+    print(f"warning: {printable(with_options(str(message)))}", file=sys.stderr)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from difformer.cli.command import as_typed
+from difformer.cli.command import with_options
 from difformer.cli.inputs import DEFAULT_MODEL, PAPER_MODEL
 from difformer.cli.output import Output, clock_time, counted, listed, mean_and_deviation, score, shown
 
@@ -40,7 +40,7 @@ def describe_task(task: Task, config: TrainConfig | None = None) -> list[str]:
     if task.preprocessing is not None:
         lines += ["columns:", *(f"  {line}" for line in task.preprocessing.describe().splitlines())]
     notes = [*task.notes, *([] if config is None else _missing_edges(task, config))]
-    return lines + [f"note: {as_typed(note)}" for note in notes]
+    return lines + [f"note: {with_options(note)}" for note in notes]
 
 
 def _missing_edges(task: Task, config: TrainConfig) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from difformer.cli.command import as_typed
+from difformer.cli.command import with_options
 from difformer.cli.options import DATA, OWN_DATA, argument, dataset_names, metric_setting, option, read_data_options
 from difformer.cli.output import Output
 from difformer.errors import UserError
@@ -292,7 +292,7 @@ def new_rows(run: Path, features: Path | None, edges: Path | None, output: Outpu
             index, weight, num_nodes=count, directed=bool(options.get("directed", False)), **kept
         )
     for note in notes:
-        output.remark(f"note: {as_typed(note)}")
+        output.remark(f"note: {with_options(note)}")
     return NewRows(found.x, found.ids, index, weight)
 
 

@@ -56,7 +56,7 @@ def reproduce(
     """Reproduce a table or figure of the paper.
 
     Every finished run is one line of OUT/NAME/runs.jsonl, so a second call continues where the first ended. The folder
-    also gets table.md, table.tex, figure.svg and figure.png, with the paper's figures next to ours. A cell that cannot
+    also gets table.md, figure.svg and figure.png, with the paper's figures next to ours. A cell that cannot
     be run gives the reason.
     """
     from difformer.experiments.spec import NAMES, experiments, find
@@ -133,8 +133,6 @@ def _split(words: list[str] | None) -> tuple[str, ...]:
 
 def _said(outcome: Outcome) -> str:
     parts = [f"{counted(outcome.made, 'runs')} made", f"{outcome.there} existed", f"{outcome.left} left"]
-    if outcome.taken:
-        parts.insert(1, f"{outcome.taken} shared with other tables or rows")
     if outcome.failed:
         parts.append(f"{counted(len(outcome.failed), 'cells')} could not be run: the table says why")
     return ", ".join(parts)

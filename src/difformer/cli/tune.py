@@ -14,7 +14,7 @@ from difformer.cli.description import describe_task
 from difformer.cli.inputs import DEFAULT_MODEL, Data, read_settings, takes_data
 from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, key_values, metric_setting, option
 from difformer.cli.output import Output, clock_time, counted, listed, shown
-from difformer.distributed.environment import under_torchrun
+from difformer.distributed import under_torchrun
 from difformer.errors import UserError
 
 if TYPE_CHECKING:

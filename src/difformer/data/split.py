@@ -12,6 +12,7 @@ instances that carry a target (not -1, not NaN). Every draw is a ``torch.randper
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -213,7 +214,7 @@ def masks_split(train_masks: Any, valid_masks: Any, test_masks: Any, *, name: st
     if len({mask.shape for mask in masks}) != 1:
         raise UserError(f"masks: expected three of one shape, got {[tuple(mask.shape) for mask in masks]}")
     rows = enumerate(zip(*masks, strict=True))
-    return tuple(Split(f"{name}/{i}", *(mask.nonzero().squeeze(1) for mask in row)) for i, row in rows)
+    return tuple(Split(f"{name}/{i}", *((mask != 0).nonzero().squeeze(1) for mask in row)) for i, row in rows)
 
 
 def labelled(y: Any) -> Tensor:
@@ -245,13 +246,17 @@ def random_split(
         stratify: Keep the proportions of the classes in every part, to within one instance per class and cut.
         name: Instead of the name made from the fractions and the seed.
     """
-    if len(fractions) != 3 or min(fractions) < 0 or not 0 < sum(fractions) <= 1 + 1e-9:
+    try:
+        fits = len(fractions) == 3 and min(fractions) >= 0 and 0 < sum(fractions) <= 1 + 1e-9
+    except TypeError:
+        fits = False
+    if not fits:
         raise UserError(
-            f"fractions: expected three shares ≥ 0 (train, valid, test) that sum to at most 1, got {tuple(fractions)}"
+            f"fractions: expected three shares ≥ 0 (train, valid, test) that sum to at most 1, got {fractions!r}"
         )
     candidates = torch.arange(int(target)) if isinstance(target, (int, np.integer)) else labelled(target)
     n = candidates.numel()
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(n, generator=_generator(seed))
     if stratify:
         # Every prefix holds each class in proportion: sort by (rank in its class + ½) / size of it.
         classes, place = _classes(target)[candidates], torch.empty(n, dtype=torch.double)
@@ -265,6 +270,13 @@ def random_split(
     shares = "/".join(f"{100 * share:g}" for share in fractions)
     called = name or f"{'stratified' if stratify else 'random'} {shares}/seed={seed}"
     return Split(called, *candidates[order][: train + valid + test].split([train, valid, test]))
+
+
+def _generator(seed: int) -> torch.Generator:
+    try:
+        return torch.Generator().manual_seed(operator.index(seed))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"seed: expected a whole number below 2⁶⁴, got {str(seed)[:40]!r}") from error
 
 
 def fraction_split(target: Any, *, protocol: str, seed: int = 0) -> Split:
@@ -300,7 +312,7 @@ def per_class_split(
     classes, candidates = _classes(y), labelled(y)
     if exclude is not None:
         candidates = candidates[~torch.isin(candidates, torch.as_tensor(exclude, dtype=torch.long))]
-    generator = torch.Generator().manual_seed(seed)
+    generator = _generator(seed)
     train, others = [], []
     for label in classes[candidates].unique().tolist():
         members = candidates[classes[candidates] == label]

@@ -8,10 +8,12 @@ in a program that torchrun starts:
     with join() as ranks:
         summary, sent = fit_sharded(Partition.open("parts"), config, ranks=ranks, seeds=[0], out="run")
 
-Nothing is imported before it is asked for: the command line looks at `environment` alone.
+Nothing is imported before it is asked for: whether this process is one of several is known without torch.
 """
 
 from __future__ import annotations
+
+import os
 
 from difformer._lazy import lazy_names
 
@@ -25,3 +27,18 @@ __all__, __getattr__, __dir__ = lazy_names(
         "graph_partition": "partition quality",
     },
 )
+
+
+def under_torchrun() -> bool:
+    """Whether `torchrun`, or a launcher that sets the same variables, started this process as one of a group."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def rank() -> int:
+    """This process's number in its group; 0 without a group."""
+    return int(os.environ["RANK"]) if under_torchrun() else 0
+
+
+def size() -> int:
+    """Number of processes of the group; 1 without a group."""
+    return int(os.environ["WORLD_SIZE"]) if under_torchrun() else 1

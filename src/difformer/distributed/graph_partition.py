@@ -23,10 +23,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
 from difformer.data import Task
@@ -38,6 +41,7 @@ METHODS = ("auto", "metis", "stream")
 SLACK = 0.03
 PASSES = 8
 GAMMA = 1.5
+NONE = torch.zeros(0, dtype=torch.long)
 
 
 @dataclass(frozen=True)
@@ -89,13 +93,21 @@ def partition(
         raise UserError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     if parts < 1:
         raise UserError(f"parts must be at least 1, got {parts}")
-    runs = torch.arange(num_nodes) * parts // max(num_nodes, 1)
     if edge_index is None or edge_index.shape[1] == 0 or parts == 1 or num_nodes <= parts:
-        return runs, "runs"
-    matrix = _adjacency(edge_index, num_nodes)
-    if method == "metis" or (method == "auto" and _has_metis()):
-        return _metis(matrix, parts), "metis"
-    return _stream(matrix, parts, seed), "stream"
+        return torch.arange(num_nodes) * parts // max(num_nodes, 1), "runs"
+    # Symmetric, without self-loops, every edge once each way with weight one.
+    source, target = edge_index[:, edge_index[0] != edge_index[1]].numpy()
+    rows, columns = np.concatenate([source, target]), np.concatenate([target, source])
+    matrix = csr_matrix((np.ones(rows.size, dtype=np.float32), (rows, columns)), shape=(num_nodes, num_nodes))
+    matrix.sum_duplicates()
+    matrix.data[:] = 1
+    if method == "stream" or (method == "auto" and find_spec("pymetis") is None):
+        return _stream(matrix, parts, seed), "stream"
+    pymetis = require("pymetis", extra="partition", purpose="partitioning by METIS")
+    given = {"xadj": matrix.indptr, "adjncy": matrix.indices}  # of versions before 2025
+    if hasattr(pymetis, "CSRAdjacency"):
+        given = {"adjacency": pymetis.CSRAdjacency(matrix.indptr, matrix.indices)}
+    return torch.as_tensor(np.asarray(pymetis.part_graph(parts, **given)[1]), dtype=torch.long), "metis"
 
 
 def quality(edge_index: Tensor | None, assignment: Tensor, parts: int) -> Quality:
@@ -112,121 +124,71 @@ def quality(edge_index: Tensor | None, assignment: Tensor, parts: int) -> Qualit
     return Quality(int(across.sum()), int((source != target).sum()), balance, boundary)
 
 
-def _adjacency(edge_index: Tensor, num_nodes: int) -> Any:
-    """Symmetric, without self-loops, every edge once each way with weight one."""
-    from scipy.sparse import csr_matrix
-
-    source, target = edge_index.numpy()
-    kept = source != target
-    rows, columns = np.concatenate([source[kept], target[kept]]), np.concatenate([target[kept], source[kept]])
-    matrix = csr_matrix((np.ones(rows.size, dtype=np.float32), (rows, columns)), shape=(num_nodes, num_nodes))
-    matrix.sum_duplicates()
-    matrix.data[:] = 1
-    return matrix
-
-
-def _has_metis() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("pymetis") is not None
-
-
-def _metis(matrix: Any, parts: int) -> Tensor:
-    pymetis = require("pymetis", extra="partition", purpose="partitioning by METIS")
-    if hasattr(pymetis, "CSRAdjacency"):
-        given = {"adjacency": pymetis.CSRAdjacency(matrix.indptr, matrix.indices)}
-    else:  # versions before 2025
-        given = {"xadj": matrix.indptr, "adjncy": matrix.indices}
-    _, found = pymetis.part_graph(parts, **given)
-    return torch.as_tensor(np.asarray(found), dtype=torch.long)
-
-
 def _stream(matrix: Any, parts: int, seed: int) -> Tensor:
-    from scipy.sparse.csgraph import reverse_cuthill_mckee
-
     n = matrix.shape[0]
     order = reverse_cuthill_mckee(matrix, symmetric_mode=True)
     part = np.empty(n, dtype=np.int64)
     part[order] = np.arange(n, dtype=np.int64) * parts // n
-    state = _Streaming(matrix, part, parts)
-    best, fewest = part.copy(), state.cut()
-    # Blocks small enough that neighbours seldom move at once, large enough to be worth a call.
-    blocks = np.array_split(order, max(1, n // max(16, min(4096, n // (64 * parts)))))
-    random = np.random.default_rng(seed)
-    for _ in range(PASSES):
-        moved = sum(state.move(blocks[i]) for i in random.permutation(len(blocks)))
-        if (now := state.cut()) < fewest:
-            best, fewest = state.part.copy(), now
-        if not moved:
-            break
-    return torch.from_numpy(best)
+    sizes = np.bincount(part, minlength=parts)
+    capacity = max(math.ceil((1 + SLACK) * n / parts), int(sizes.max()))
+    alpha = matrix.nnz / 2 * parts ** (GAMMA - 1) / n**GAMMA
 
+    def cut() -> int:
+        ends = np.repeat(part, np.diff(matrix.indptr))
+        return int((ends != part[matrix.indices]).sum()) // 2
 
-class _Streaming:
-    """The part of each node, and the size of each part."""
-
-    def __init__(self, matrix: Any, part: np.ndarray, parts: int) -> None:
-        self.matrix, self.part, self.parts = matrix, part, parts
-        n = part.size
-        self.sizes = np.bincount(part, minlength=parts)
-        self.capacity = max(math.ceil((1 + SLACK) * n / parts), int(self.sizes.max()))
-        self.alpha = matrix.nnz / 2 * parts ** (GAMMA - 1) / n**GAMMA
-
-    def cut(self) -> int:
-        """Edges between parts."""
-        ends = np.repeat(self.part, np.diff(self.matrix.indptr))
-        return int((ends != self.part[self.matrix.indices]).sum()) // 2
-
-    def move(self, nodes: np.ndarray) -> int:
+    def move(nodes: np.ndarray) -> int:
         """Lets the nodes of a block choose again; returns how many moved."""
-        rows = self.matrix[nodes]
-        here = np.repeat(np.arange(nodes.size), np.diff(rows.indptr))
-        pairs = here * self.parts + self.part[rows.indices]
-        counts = np.bincount(pairs, minlength=nodes.size * self.parts).reshape(nodes.size, self.parts)
-        now, each = self.part[nodes], np.arange(nodes.size)
-        score = counts - self.alpha * GAMMA * self.sizes ** (GAMMA - 1)
-        to = score.argmax(1)
+        rows, each = matrix[nodes], np.arange(nodes.size)
+        pairs = np.repeat(each, np.diff(rows.indptr)) * parts + part[rows.indices]
+        counts = np.bincount(pairs, minlength=nodes.size * parts).reshape(nodes.size, parts)
+        score = counts - alpha * GAMMA * sizes ** (GAMMA - 1)
+        now, to = part[nodes], score.argmax(1)
         gain = score[each, to] - score[each, now]
         wishes = np.flatnonzero(gain > 1e-9)
         wishes = wishes[np.argsort(-gain[wishes], kind="stable")]
         moved = 0
         for k in np.unique(to[wishes]):
-            chosen = wishes[to[wishes] == k][: max(0, self.capacity - self.sizes[k])]
-            self.sizes -= np.bincount(now[chosen], minlength=self.parts)
-            self.sizes[k] += chosen.size
-            self.part[nodes[chosen]] = k
+            chosen = wishes[to[wishes] == k][: max(0, capacity - sizes[k])]
+            sizes[:] -= np.bincount(now[chosen], minlength=parts)
+            sizes[k] += chosen.size
+            part[nodes[chosen]] = k
             moved += chosen.size
         return moved
 
-
-Rows = tuple[Tensor, Tensor, Tensor]
+    best, fewest = part.copy(), cut()
+    # Blocks small enough that neighbours seldom move at once, large enough to be worth a call.
+    blocks = np.array_split(order, max(1, n // max(16, min(4096, n // (64 * parts)))))
+    random = np.random.default_rng(seed)
+    for _ in range(PASSES):
+        moved = sum(move(blocks[i]) for i in random.permutation(len(blocks)))
+        if (now := cut()) < fewest:
+            best, fewest = part.copy(), now
+        if not moved:
+            break
+    return torch.from_numpy(best)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Everything about the nodes of one part.
+    """Everything about the nodes of one part."""
 
-    Args:
-        nodes: ``[n]`` their global numbers, ascending.
-        x: ``[n, F]`` features, dense or sparse CSR.
-        y: ``[n, …]`` targets.
-        splits: Of every split, the rows to train on, to choose by and to test on.
-        source: ``[E]`` sources of the edges into the part: below n own rows, from n on halo rows; None without a graph.
-        target: ``[E]`` own rows.
-        edge_weight: ``[E]``, or None.
-        halo_part: ``[h]`` the part that each halo row belongs to, ascending.
-        halo_row: ``[h]`` its row there.
-    """
+    nodes: Tensor  # [n] their global numbers, ascending
+    x: Tensor  # [n, F] features, dense or sparse CSR
+    y: Tensor  # [n, …] targets
+    splits: tuple[tuple[Tensor, ...], ...]  # of every split, the rows to train on, to choose by and to test on
+    source: Tensor = NONE  # [E] sources of the edges into the part: below n own rows, from n on halo rows
+    target: Tensor = NONE  # [E] own rows
+    edge_weight: Tensor | None = None  # [E]
+    halo_part: Tensor = NONE  # [h] the part that each halo row belongs to, ascending
+    halo_row: Tensor = NONE  # [h] its row there
 
-    nodes: Tensor
-    x: Tensor
-    y: Tensor
-    splits: tuple[Rows, ...]
-    source: Tensor | None = None
-    target: Tensor | None = None
-    edge_weight: Tensor | None = None
-    halo_part: Tensor | None = None
-    halo_row: Tensor | None = None
+    def nothing(self) -> Part:
+        """A part without nodes, for a rank that gets no part."""
+        weight, splits = self.edge_weight, tuple((NONE, NONE, NONE) for _ in self.splits)
+        return Part(
+            NONE, take_rows(self.x, NONE), self.y[:0], splits, edge_weight=None if weight is None else weight[:0]
+        )
 
 
 def cut(task: Task, assignment: Tensor, parts: int) -> Iterator[Part]:
@@ -240,8 +202,7 @@ def cut(task: Task, assignment: Tensor, parts: int) -> Iterator[Part]:
     sizes = torch.bincount(assignment, minlength=parts)
     order = torch.argsort(assignment, stable=True)
     row_of = torch.empty_like(order)
-    starts = sizes.cumsum(0) - sizes
-    row_of[order] = torch.arange(order.numel()) - starts.repeat_interleave(sizes)
+    row_of[order] = torch.arange(order.numel()) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     edges, weight = task.edge_index, task.edge_weight
     assert edges is None or isinstance(edges, Tensor)
     assert weight is None or isinstance(weight, Tensor)
@@ -250,29 +211,20 @@ def cut(task: Task, assignment: Tensor, parts: int) -> Iterator[Part]:
         into = assignment[edges[1]]
         groups = torch.argsort(into, stable=True).split(torch.bincount(into, minlength=parts).tolist())
     for number, nodes in enumerate(order.split(sizes.tolist())):
-        splits = tuple(_local(split.parts(), assignment, row_of, number) for split in task.splits)
-        x = task.x[nodes] if task.x.layout == torch.strided else take_rows(task.x, nodes)
-        part = Part(nodes, x, task.y[nodes], splits)
+        splits = tuple(
+            tuple(row_of[index[assignment[index] == number]] for index in split.parts().values())
+            for split in task.splits
+        )
+        part = Part(nodes, take_rows(task.x, nodes), task.y[nodes], splits)
         if edges is not None:
-            own = None if weight is None else weight[groups[number]]
-            incoming: dict[str, Any] = _incoming(edges[:, groups[number]], number, nodes.numel(), assignment, row_of)
-            part = replace(part, edge_weight=own, **incoming)
+            (source, target), own = edges[:, groups[number]], groups[number]
+            owner = assignment[source]
+            away = owner != number
+            # By owner, then by node: the order in which rows will come.
+            key, place = torch.unique(owner[away] * assignment.numel() + source[away], return_inverse=True)
+            halo, local = key % assignment.numel(), row_of[source]
+            local[away] = nodes.numel() + place
+            ends: dict[str, Any] = {"source": local, "target": row_of[target]}
+            ends |= {"halo_part": assignment[halo], "halo_row": row_of[halo]}
+            part = replace(part, edge_weight=None if weight is None else weight[own], **ends)
         yield part
-
-
-def _local(split: dict[str, Tensor], assignment: Tensor, row_of: Tensor, number: int) -> Rows:
-    """Rows of a part in each part of a split, in the split's order."""
-    own = [row_of[index[assignment[index] == number]] for index in split.values()]
-    return own[0], own[1], own[2]
-
-
-def _incoming(edges: Tensor, number: int, size: int, assignment: Tensor, row_of: Tensor) -> dict[str, Tensor]:
-    """Sources, targets and halo of the edges into one part of `size` nodes."""
-    source, owner = edges[0], assignment[edges[0]]
-    away = owner != number
-    # By owner, then by node: the order in which rows will come.
-    key, place = torch.unique(owner[away] * assignment.numel() + source[away], return_inverse=True)
-    halo, local = key % assignment.numel(), row_of[source]
-    local[away] = size + place
-    rows = {"source": local, "target": row_of[edges[1]]}
-    return rows | {"halo_part": assignment[halo], "halo_row": row_of[halo]}

@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ from torch import Tensor
 
 from difformer.data import Preprocessing, Split, Task
 from difformer.data.errors import DataError
-from difformer.distributed.graph_partition import Part, Quality, cut, partition, quality
+from difformer.data.sparse import csr
+from difformer.distributed.graph_partition import NONE, Part, Quality, cut, partition, quality
 from difformer.distributed.process_group import Ranks
 from difformer.distributed.shard import Shard, assemble
 from difformer.errors import UserError
@@ -86,7 +88,10 @@ def write_partition(
     found = "given"
     if assignment is None:
         assignment, found = partition(edges, task.num_nodes, parts, method=method, seed=seed)
-    identity = _identity(task, assignment, parts)
+    # Fingerprint of the partition: of the task, and of the part of each node.
+    digest = hashlib.sha256(f"{task.fingerprint()} {parts} ".encode())
+    digest.update(assignment.long().contiguous().numpy().tobytes())
+    identity = digest.hexdigest()[:16]
     manifest = {
         "format": FORMAT,
         **{name: getattr(task, name) for name in FACTS},
@@ -110,7 +115,8 @@ def write_partition(
     }
     with whole_folder(path) as new:
         for number, part in enumerate(cut(task, assignment, parts)):
-            _write(part, new / _file(number), task.instance_names, {"partition": identity, "part": str(number)})
+            marks = {"partition": identity, "part": str(number)}
+            _write(part, new / _file(number), task.instance_names, marks, graph=edges is not None)
             if on_part is not None:
                 on_part(number)
         (new / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -127,18 +133,11 @@ def shared_partition(task: Task, parts: int, *, source: Mapping[str, Any] | None
     return write_partition(task, path, parts, source=source)
 
 
-def _identity(task: Task, assignment: Tensor, parts: int) -> str:
-    """Fingerprint of a partition: of the task, and of the part of each node."""
-    found = hashlib.sha256(f"{task.fingerprint()} {parts} ".encode())
-    found.update(assignment.long().contiguous().numpy().tobytes())
-    return found.hexdigest()[:16]
-
-
 def _file(number: int) -> str:
     return f"part-{number:05d}.safetensors"
 
 
-def _write(part: Part, path: Path, names: tuple[str, ...], metadata: dict[str, str]) -> None:
+def _write(part: Part, path: Path, names: tuple[str, ...], metadata: dict[str, str], *, graph: bool) -> None:
     tensors: dict[str, Tensor] = {"nodes": part.nodes, "y": part.y}
     if part.x.layout == torch.strided:
         tensors["x"] = part.x
@@ -146,16 +145,17 @@ def _write(part: Part, path: Path, names: tuple[str, ...], metadata: dict[str, s
         tensors |= {"x.crow": part.x.crow_indices(), "x.col": part.x.col_indices(), "x.values": part.x.values()}
     for i, split in enumerate(part.splits):
         tensors |= {f"split.{i}.{name}": rows for name, rows in zip(PARTS, split, strict=True)}
-    for name in ("source", "target", "edge_weight", "halo_part", "halo_row"):
-        if (value := getattr(part, name)) is not None:
-            tensors[name] = value if value.is_floating_point() or value.numel() >= 2**31 else value.int()
+    if graph:
+        ends = {name: getattr(part, name) for name in ("source", "target", "halo_part", "halo_row")}
+        tensors |= {name: value if value.numel() >= 2**31 else value.int() for name, value in ends.items()}
+    if part.edge_weight is not None:
+        tensors["edge_weight"] = part.edge_weight
     if names:
         text = json.dumps([names[i] for i in part.nodes.tolist()], ensure_ascii=False).encode()
         tensors["names"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, path, metadata=metadata)
 
 
-_NAME = (str, None)
 _FORM: dict[str, Any] = {
     **dict.fromkeys(("name", "metric", "protocol", "fingerprint", "partition", "method"), str),
     **{key: [str] for key in ("class_names", "notes", "splits")},
@@ -168,15 +168,11 @@ _FORM: dict[str, Any] = {
     "quality": {"cut": int, "edges": int, "balance": float, "boundary": int},
     "layout": {"sparse": bool, "weighted": bool, "x": set(DTYPES), "y": set(DTYPES), "columns": [int]},
 }
-_SOURCE = {"name": _NAME, "root": _NAME, "options": (dict, None), "files": (dict, None)}
+_SOURCE = {"name": (str, None), "root": (str, None), "options": (dict, None), "files": (dict, None)}
 
 
 def _check_manifest(about: Mapping[str, Any]) -> None:
-    """Refuses a manifest that `write_partition` could not have written.
-
-    Raises:
-        UserError: Naming the entry, what it must be and what it is.
-    """
+    """Refuses a manifest that `write_partition` could not have written, naming the entry."""
     check(about, _FORM)
     if "num_edges" not in about:
         raise UserError("num_edges must be a count, or null where there is no graph, but is missing")
@@ -194,59 +190,54 @@ def _check_manifest(about: Mapping[str, Any]) -> None:
             raise UserError(f"preprocessing: {error}") from error
 
 
-@dataclass(frozen=True)
 class _Tensors:
     """The tensors of a part, each checked when it is taken."""
 
-    found: Mapping[str, Tensor]
-    path: Path
+    def __init__(self, found: Mapping[str, Tensor], path: Path) -> None:
+        self.found, self.path = found, path
 
-    def error(self, name: str, problem: str) -> DataError:
-        return DataError(f"{name} {problem}; the file is damaged: partition the task again", path=self.path)
+    def check(self, name: str, fine: bool | Tensor, problem: str) -> None:
+        if not bool(fine):
+            raise DataError(f"{name} {problem}; the file is damaged: partition the task again", path=self.path)
 
     def take(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None = None) -> Tensor:
-        if name not in self.found:
-            raise self.error(name, "is missing")
+        self.check(name, name in self.found, "is missing")
         value = self.found[name]
-        if shape is not None and tuple(value.shape) != shape:
-            raise self.error(name, f"has shape {tuple(value.shape)}, expected {shape}")
-        if dtype is not None and value.dtype != dtype:
-            raise self.error(name, f"has type {value.dtype}, expected {dtype}")
+        self.check(name, shape in (None, tuple(value.shape)), f"has shape {tuple(value.shape)}, expected {shape}")
+        self.check(name, dtype in (None, value.dtype), f"has type {value.dtype}, expected {dtype}")
         return value
 
-    def finite(self, name: str, value: Tensor) -> Tensor:
-        if not bool(value.isfinite().all()):
-            raise self.error(name, "has values that are not finite")
+    def finite(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None = None) -> Tensor:
+        value = self.take(name, shape, dtype)
+        self.check(name, value.isfinite().all(), "has values that are not finite")
         return value
 
-    def index(self, name: str, size: int | None, *, below: int | None = None, ascending: bool = False) -> Tensor:
+    def index(self, name: str, size: int | None, below: int | None = None) -> Tensor:
         """Whole numbers in 0 … below - 1."""
         value = self.take(name, None if size is None else (size,))
-        if value.ndim != 1 or value.dtype not in (torch.int32, torch.int64):
-            raise self.error(name, f"is no list of whole numbers: {value.dtype}, shape {tuple(value.shape)}")
+        whole = value.ndim == 1 and value.dtype in (torch.int32, torch.int64)
+        self.check(name, whole, f"is no list of whole numbers: {value.dtype}, shape {tuple(value.shape)}")
         value = value.long()
-        if value.numel() and (int(value.min()) < 0 or (below is not None and int(value.max()) >= below)):
-            raise self.error(name, f"has numbers outside 0 … {'' if below is None else below - 1}")
-        if ascending and not bool((value.diff() > 0).all()):
-            raise self.error(name, "does not ascend")
+        inside = not value.numel() or (int(value.min()) >= 0 and (below is None or int(value.max()) < below))
+        self.check(name, inside, f"has numbers outside 0 … {'' if below is None else below - 1}")
         return value
 
-    def split(self, number: int, name: str, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    def split(self, number: int, name: str, rows: int) -> tuple[Tensor, ...]:
         """Disjoint rows to train on, to choose by and to test on."""
-        found = [self.index(f"split.{number}.{part}", None, below=rows) for part in PARTS]
+        found = [self.index(f"split.{number}.{part}", None, rows) for part in PARTS]
         try:
-            return tuple(Split(name, *found).parts().values())  # type: ignore[return-value]
+            return tuple(Split(name, *found).parts().values())
         except UserError as error:
-            raise self.error(f"split.{number}", f"is not one ({error})") from error
+            raise DataError(f"split.{number} is not one ({error}); partition the task again", path=self.path) from error
 
     def csr(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """``[rows, columns]``, with every invariant of the format checked."""
-        values = self.finite("x.values", self.take("x.values", None, dtype))
-        column = self.index("x.col", values.numel(), below=columns)
-        crow = self.index("x.crow", rows + 1, below=values.numel() + 1)
-        if int(crow[0]) != 0 or int(crow[-1]) != values.numel() or bool((crow.diff() < 0).any()):
-            raise self.error("x.crow", "does not count the entries of the rows")
-        return torch.sparse_csr_tensor(crow, column, values, (rows, columns))
+        values = self.finite("x.values", None, dtype)
+        column = self.index("x.col", values.numel(), columns)
+        crow = self.index("x.crow", rows + 1, values.numel() + 1)
+        counts = int(crow[0]) == 0 and int(crow[-1]) == values.numel() and bool((crow.diff() >= 0).all())
+        self.check("x.crow", counts, "does not count the entries of the rows")
+        return csr(crow, column, values, (rows, columns))
 
 
 @dataclass(frozen=True)
@@ -273,23 +264,18 @@ class Partition:
             raise DataError("holds no partitioned task; `difformer partition` writes such folders", path=path)
         try:
             about = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-            if about["format"] > FORMAT:
-                raise DataError(
-                    f"is in format {about['format']}, this difformer reads up to {FORMAT}: upgrade difformer", path=path
-                )
-            if about["format"] < FORMAT:
-                raise DataError(
-                    f"is in format {about['format']}, whose parts carry no fingerprint; partition the task again",
-                    path=path,
-                )
+            if (version := about["format"]) != FORMAT:
+                advice = "whose parts carry no fingerprint; partition the task again"
+                if version > FORMAT:
+                    advice = f"this difformer reads up to {FORMAT}: upgrade difformer"
+                raise DataError(f"is in format {version}, {advice}", path=path)
             _check_manifest(about)
-            missing = [_file(i) for i in range(len(about["sizes"])) if not (path / _file(i)).is_file()]
         except DataError:
             raise
         except (ValueError, RecursionError, KeyError, TypeError) as error:
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             raise DataError(f"its {MANIFEST} is damaged: {kind}{error}", path=path) from error
-        if missing:
+        if missing := [_file(i) for i in range(len(about["sizes"])) if not (path / _file(i)).is_file()]:
             raise DataError(f"{missing[0]} is missing; partition the task again", path=path)
         return Partition(path, about)
 
@@ -304,7 +290,21 @@ class Partition:
 
     @property
     def quality(self) -> Quality:
-        return Quality(**self.about["quality"])
+        return Quality(**{name: self.about["quality"][name] for name in _FORM["quality"]})
+
+    def stand_in(self, y: Tensor = NONE, splits: Sequence[Split] = (), names: Sequence[str] = ()) -> Any:
+        """What a model and a run folder ask of a task: facts, targets and splits, but neither features nor edges."""
+        about, given = self.about, self.about["preprocessing"]
+        return SimpleNamespace(
+            **{name: about[name] for name in (*FACTS, "num_nodes")} | {"class_names": tuple(about["class_names"])},
+            kind="nodes",
+            num_instances=self.num_nodes,
+            preprocessing=None if given is None else Preprocessing.from_dict(given),
+            fingerprint=lambda: str(about["fingerprint"]),  # that of the task that was partitioned
+            splits=tuple(splits),
+            y=y,
+            instance_names=tuple(names),
+        )
 
     def read(self, number: int) -> Part:
         """One part.
@@ -312,51 +312,36 @@ class Partition:
         Raises:
             DataError: If its file is damaged, belongs to another partition, or has an index out of range.
         """
-        path = self.path / _file(number)
+        path, about, sizes = self.path / _file(number), self.about, self.sizes
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys() if name != "names"}  # noqa: SIM118
-                metadata = file.metadata() or {}
+                marks = file.metadata() or {}
         except (SafetensorError, OSError) as error:
             raise DataError(f"is damaged: {error}; partition the task again", path=path) from error
-        if metadata.get("partition") != self.about["partition"]:
-            raise DataError(
-                f"belongs to another partition ({metadata.get('partition')}, not {self.about['partition']}); "
-                "partition the task again",
-                path=path,
-            )
-        if metadata.get("part") != str(number):
-            raise DataError(
-                f"is part {metadata.get('part')} of the partition, not part {number}; partition the task again",
-                path=path,
-            )
-        return self._part(number, _Tensors(tensors, path))
-
-    def _part(self, number: int, given: _Tensors) -> Part:
-        about, sizes = self.about, self.sizes
-        n = sizes[number]
-        layout, dtype = about["layout"], DTYPES[about["layout"]["x"]]
-        nodes = given.index("nodes", n, below=self.num_nodes, ascending=True)
-        if layout["sparse"]:
-            x = given.csr(n, about["num_features"], dtype)
-        else:
-            x = given.finite("x", given.take("x", (n, about["num_features"]), dtype))
+        if (found := marks.get("partition")) != about["partition"]:
+            said = f"belongs to another partition ({found}, not {about['partition']}); partition the task again"
+            raise DataError(said, path=path)
+        if (found := marks.get("part")) != str(number):
+            raise DataError(f"is part {found} of the partition, not part {number}; partition the task again", path=path)
+        given, n, layout = _Tensors(tensors, path), sizes[number], about["layout"]
+        nodes = given.index("nodes", n, self.num_nodes)
+        given.check("nodes", (nodes.diff() > 0).all(), "does not ascend")
+        columns, dtype, outputs = about["num_features"], DTYPES[layout["x"]], about["num_outputs"]
+        x = given.csr(n, columns, dtype) if layout["sparse"] else given.finite("x", (n, columns), dtype)
         y = given.take("y", (n, *layout["columns"]), DTYPES[layout["y"]])
-        if not y.is_floating_point() and y.numel() and not -1 <= int(y.min()) <= int(y.max()) < about["num_outputs"]:
-            raise given.error("y", f"has classes outside -1 … {about['num_outputs'] - 1}")
+        known = y.is_floating_point() or not y.numel() or -1 <= int(y.min()) <= int(y.max()) < outputs
+        given.check("y", known, f"has classes outside -1 … {outputs - 1}")
         splits = tuple(given.split(i, name, n) for i, name in enumerate(about["splits"]))
         if about["num_edges"] is None:
             return Part(nodes, x, y, splits)
-        halo_part = given.index("halo_part", None, below=len(sizes))
-        halo = halo_part.numel()
-        halo_row = given.index("halo_row", halo)
-        if halo and bool((halo_row >= torch.tensor(sizes)[halo_part]).any()):
-            raise given.error("halo_row", "has rows that the other parts do not have")
-        target = given.index("target", None, below=n)
-        source = given.index("source", target.numel(), below=n + halo)
-        weight = None
-        if layout["weighted"]:
-            weight = given.finite("edge_weight", given.take("edge_weight", (target.numel(),)))
+        halo_part = given.index("halo_part", None, len(sizes))
+        halo_row = given.index("halo_row", halo_part.numel())
+        inside = (halo_row < torch.tensor(sizes)[halo_part]).all()
+        given.check("halo_row", inside, "has rows that the other parts do not have")
+        target = given.index("target", None, n)
+        source = given.index("source", target.numel(), n + halo_part.numel())
+        weight = given.finite("edge_weight", (target.numel(),)) if layout["weighted"] else None
         return Part(nodes, x, y, splits, source, target, weight, halo_part, halo_row)
 
     def names(self, number: int) -> list[str]:
@@ -373,18 +358,7 @@ class Partition:
             raise DataError(f"names are not {self.sizes[number]} names; partition the task again", path=path)
         return [str(name) for name in found]
 
-    def empty(self) -> Part:
-        """A part without nodes, for a rank that gets no part."""
-        layout, none = self.about["layout"], torch.zeros(0, dtype=torch.long)
-        x = torch.zeros(0, self.about["num_features"], dtype=DTYPES[layout["x"]])
-        if layout["sparse"]:
-            x = torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.long), none, x.flatten(), x.shape)
-        y = torch.zeros(0, *layout["columns"], dtype=DTYPES[layout["y"]])
-        weight = torch.zeros(0) if layout["weighted"] else None
-        splits = tuple((none, none, none) for _ in self.about["splits"])
-        return Part(none, x, y, splits, none, none, weight, none, none)
-
     def shard(self, ranks: Ranks) -> Shard:
         """What this rank trains on; all ranks must call it together."""
         edges = self.about["num_edges"] or 0
-        return assemble(ranks, self.read, self.sizes, self.about["splits"], num_edges=edges, empty=self.empty)
+        return assemble(ranks, self.read, self.sizes, self.about["splits"], num_edges=edges)

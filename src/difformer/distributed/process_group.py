@@ -45,7 +45,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import difformer
-from difformer.distributed import environment
+from difformer import distributed
 from difformer.distributed.watch import Watch, naming_the_dead
 from difformer.errors import UserError
 
@@ -86,6 +86,24 @@ def readable(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+class Exchange:
+    """Rows on their way; what is sent must stay alive until it has been."""
+
+    def __init__(self, ranks: Ranks, kept: Tensor, came: Tensor, start: Callable[[], Any] | None) -> None:
+        self.ranks, self.kept, self.came, self.works = ranks, kept, came, []
+        if start is not None:
+            with naming_the_dead(ranks.watch):
+                works = start()
+            self.works = works if isinstance(works, list) else [works]
+
+    def wait(self) -> Tensor:
+        """What came."""
+        with naming_the_dead(self.ranks.watch):
+            for work in self.works:
+                work.wait()
+        return self.came
+
+
 @dataclass
 class Ranks:
     """One process of a group.
@@ -108,46 +126,40 @@ class Ranks:
         """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
-    def sum_(self, x: Tensor, kind: str) -> Tensor:
+    def sum_(self, x: Tensor, kind: str, how: Any = dist.ReduceOp.SUM) -> Tensor:
         """`x`, which must be contiguous, becomes the sum over all ranks; no gradients."""
-        return self._reduce(x, dist.ReduceOp.SUM, kind)
-
-    def max_(self, x: Tensor, kind: str = "metrics") -> Tensor:
-        """`x` becomes the largest over all ranks."""
-        return self._reduce(x, dist.ReduceOp.MAX, kind)
-
-    def _reduce(self, x: Tensor, how: Any, kind: str) -> Tensor:
         if self.size > 1 and x.numel():
-            self.traffic.add(kind, 2 * _bytes(x) * (self.size - 1) / self.size)
+            self.traffic.add(kind, 2 * x.nbytes * (self.size - 1) / self.size)
             with naming_the_dead(self.watch):
                 dist.all_reduce(x, how)
         return x
+
+    def max_(self, x: Tensor, kind: str = "metrics") -> Tensor:
+        """`x` becomes the largest over all ranks."""
+        return self.sum_(x, kind, dist.ReduceOp.MAX)
 
     def any(self, flag: bool) -> bool:
         """Whether it holds on some rank."""
         return bool(self.max_(torch.tensor([int(flag)], device=self.device)).item())
 
-    def all(self, flag: bool) -> bool:
-        """Whether it holds on every rank."""
-        return not self.any(not flag)
-
     def exchange(self, x: Tensor, sends: Sequence[int], takes: Sequence[int], kind: str) -> Exchange:
         """Begins to send ``sends[r]`` rows of ``x [Σ sends, …]`` to each rank r; `Exchange.wait` gives what came."""
         came = x.new_empty((sum(takes), *x.shape[1:]))
-        self.traffic.add(kind, _bytes(x[:1]) * (sum(sends) - sends[self.rank]) if x.shape[0] else 0)
-        work: Any = None
+        self.traffic.add(kind, x[:1].nbytes * (sum(sends) - sends[self.rank]))
         if self.size == 1:
-            came.copy_(x)
-        else:
-            with naming_the_dead(self.watch):
-                work = dist.all_to_all_single(came, x.contiguous(), list(takes), list(sends), async_op=True)
-        return Exchange(work, came, x, self.watch)
+            return Exchange(self, x, came.copy_(x), None)
+        kept = x.contiguous()
+
+        def start() -> Any:
+            return dist.all_to_all_single(came, kept, list(takes), list(sends), async_op=True)
+
+        return Exchange(self, kept, came, start)
 
     def gather(self, x: Tensor, kind: str = "metrics") -> Tensor:
         """``[P, …]``: the `x` of every rank, all of one shape, on every rank."""
         if self.size == 1:
             return x.unsqueeze(0)
-        self.traffic.add(kind, _bytes(x) * (self.size - 1))
+        self.traffic.add(kind, x.nbytes * (self.size - 1))
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
         with naming_the_dead(self.watch):
             dist.all_gather(parts, x.contiguous())
@@ -157,8 +169,7 @@ class Ranks:
         """``[Σ n_r, …]``: the rows of all ranks in rank order, on rank 0; None on the others."""
         counts = self.gather(torch.tensor([x.shape[0]], device=self.device), "plan").flatten().tolist()
         sends = [x.shape[0] if rank == 0 else 0 for rank in range(self.size)]
-        takes = counts if self.first else [0] * self.size
-        came = self.exchange(x, sends, takes, kind).wait()
+        came = self.exchange(x, sends, counts if self.first else [0] * self.size, kind).wait()
         return came if self.first else None
 
     def shared(self, value: Any) -> Any:
@@ -180,8 +191,7 @@ class Ranks:
                 failed = error
         found, failed = self.shared((found, failed))
         if failed is not None:
-            failed.of_rank_0 = True
-            raise failed
+            raise common(failed)
         return found
 
     def gather_objects(self, value: Any) -> list[Any]:
@@ -204,35 +214,38 @@ class Ranks:
         theirs = self.gather_objects(_flat(facts))
         differences = []
         for name in dict.fromkeys(name for one in theirs for name in one):
-            values = [one.get(name, "absent") for one in theirs]
-            others: dict[str, list[int]] = {}
-            for rank, value in enumerate(values):
-                if value != values[0]:
+            first, others = theirs[0].get(name, "absent"), dict[str, list[int]]()
+            for rank, one in enumerate(theirs):
+                if (value := one.get(name, "absent")) != first:
                     others.setdefault(value, []).append(rank)
             if others:
                 said = ", ".join(f"{value} on {_listed(who)}" for value, who in others.items())
-                differences.append(f"{name} is {values[0]} on rank 0 and {said}")
+                differences.append(f"{name} is {first} on rank 0 and {said}")
         if differences:
-            error = UserError(
-                f"the ranks were not started alike: {'; '.join(differences)}. Start every rank with the same command, "
-                f"data files and versions"
+            raise common(
+                UserError(
+                    f"the ranks were not started alike: {'; '.join(differences)}. Start every rank with the same "
+                    f"command, data files and versions"
+                )
             )
-            error.of_rank_0 = True  # type: ignore[attr-defined]
-            raise error
 
     def wait_for_all(self) -> None:
         """Waits until every rank has reached this point."""
         self.any(False)
 
 
+def common(error: Any) -> Any:
+    """An error that all ranks raise: rank 0 reports it."""
+    error.of_rank_0 = True
+    return error
+
+
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """``{"settings": {"epochs": 3}}`` as ``{"settings epochs": "3"}``."""
     found: dict[str, str] = {}
     for name, value in facts.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name} ")
-        else:
-            found[prefix + name] = str(value)
+        nested = isinstance(value, Mapping)
+        found |= _flat(value, f"{prefix}{name} ") if nested else {prefix + name: str(value)}
     return found
 
 
@@ -242,26 +255,6 @@ def _listed(ranks: Sequence[int]) -> str:
         return f"rank {ranks[0]}"
     shown = [str(rank) for rank in ranks] if len(ranks) <= 4 else [*map(str, ranks[:3]), f"{len(ranks) - 3} others"]
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
-
-
-@dataclass
-class Exchange:
-    """Rows on their way."""
-
-    work: Any
-    came: Tensor
-    kept: Tensor  # must stay alive until it has been sent
-    watch: Watch | None
-
-    def wait(self) -> Tensor:
-        if self.work is not None:
-            with naming_the_dead(self.watch):
-                self.work.wait()
-        return self.came
-
-
-def _bytes(x: Tensor) -> int:
-    return x.numel() * x.element_size()
 
 
 class _AllReduce(torch.autograd.Function):
@@ -303,9 +296,9 @@ def join(device: str = "auto", *, watched: bool = True) -> Iterator[Ranks]:
         UserError: If there is no such device for this process, or the ranks run different versions.
         RankLostError: From any operation that waits for a rank that has died.
     """
-    rank, size = environment.rank(), environment.size()
+    rank, size = distributed.rank(), distributed.size()
     place = _device(device, int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-    if not environment.under_torchrun():
+    if not distributed.under_torchrun():
         yield Ranks(0, 1, place)
         return
     if place.type == "cuda":
@@ -321,8 +314,7 @@ def join(device: str = "auto", *, watched: bool = True) -> Iterator[Ranks]:
         ranks.wait_for_all()  # another rank may still need what only this process keeps
     except Exception as error:
         # Errors that all ranks raise need no report: rank 0's own, or an exit after Ctrl-C.
-        common = getattr(error, "of_rank_0", False) or hasattr(error, "exit_code")
-        if watch is not None and not common:
+        if watch is not None and not getattr(error, "of_rank_0", False) and not hasattr(error, "exit_code"):
             watch.tell(error)
         raise
     finally:

@@ -19,18 +19,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from difformer.data import Split, Task
-from difformer.data.own.preprocessing import Preprocessing
+from difformer.distributed.graph_partition import NONE
 from difformer.distributed.partition_folder import Partition
-from difformer.distributed.process_group import Ranks
+from difformer.distributed.process_group import Ranks, common
 from difformer.distributed.rank_trainer import (
-    Facts,
     GraphsTrainer,
     RanksTrainer,
     ShardedTrainer,
@@ -44,7 +42,7 @@ from difformer.training.callbacks import Callback, TrainingInterrupted, stop_req
 from difformer.training.config import TrainConfig
 from difformer.training.journal import NonFiniteLossError
 from difformer.training.loop import train_one
-from difformer.training.metrics import find_metric
+from difformer.training.metrics import chosen_metric, find_metric
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import Predictions, RunRecord, Summary
 from difformer.training.run import check_together
@@ -80,41 +78,50 @@ def fit_seeds(
             then finished and saved.
         RunFolderError: If the folder exists, holds another run, or cannot be written.
     """
-    ranks.agree(**{"data fingerprint": task.fingerprint()}, setting=config.to_dict(), seeds=list(seeds))
-
-    about: dict[str, Any] = {"seeds": tuple(seeds), "device": ranks.device, "source": source, "preset": preset}
-
-    def make() -> RunFolder:
-        if resume and Path(out).exists():
-            return _same_run(out, task, config, seeds)
-        check_together(task, config, tuple(seeds))
-        return RunFolder.create(out, task, config, **about)
-
-    return _train_seeds(ranks.first_does(make), task, ranks, callbacks)
-
-
-def resume_seeds(folder: RunFolder, task: Task, *, ranks: Ranks, callbacks: Iterable[Callback] = ()) -> Summary:
-    """Resume a run folder: the seeds that are not finished are spread over ranks; see `fit_seeds`."""
-    ranks.agree(**{"data fingerprint": task.fingerprint()}, setting=folder.config.to_dict(), seeds=list(folder.seeds))
+    check = partial(check_together, task, config, tuple(seeds))
+    folder = _folder(ranks, out, resume, task, config, seeds, check, source=source, preset=preset)
     return _train_seeds(folder, task, ranks, callbacks)
 
 
-def _same_run(out: str | Path, task: Any, config: TrainConfig, seeds: Sequence[int]) -> RunFolder:
-    folder = RunFolder.open(out)
-    folder.check_same(task, config, tuple(seeds))
-    return folder
+def _folder(
+    ranks: Ranks,
+    out: str | Path,
+    resume: bool,
+    task: Any,
+    config: TrainConfig,
+    seeds: Sequence[int],
+    check: Callable[[], Any],
+    *,
+    partition: str | None = None,
+    **about: Any,
+) -> RunFolder:
+    """The run folder, which rank 0 makes after a check; the one that is there if it holds the same run to resume."""
+    facts: dict[str, Any] = {"data fingerprint": task.fingerprint(), "partition": partition}
+    ranks.agree(**facts, setting=config.to_dict(), seeds=list(seeds))
+
+    def make() -> RunFolder:
+        check()
+        if not (resume and Path(out).exists()):
+            return RunFolder.create(out, task, config, seeds=tuple(seeds), device=ranks.device, **about)
+        folder = RunFolder.open(out)
+        if folder.stacked:
+            raise RunFolderError(f"{out} was trained with all seeds stacked; resume it in one process")
+        folder.check_same(task, config, tuple(seeds))
+        return folder
+
+    return ranks.first_does(make)
 
 
 def _train_seeds(folder: RunFolder, task: Task, ranks: Ranks, callbacks: Iterable[Callback]) -> Summary:
     def share(waiting: list[int]) -> tuple[list[int], OneSeed]:
         together = len(waiting) < ranks.size and shares_batches(task, folder.config)
 
-        def one(seed: int, told: tuple[Callback, ...], stop: Callable[[], bool]) -> RunRecord:
-            given: dict[str, Any] = {"callbacks": told, "stop": stop}
+        def one(seed: int, **given: Any) -> RunRecord:
             split, config = folder.split_of(task, seed), folder.config
             if together:
-                trainer = partial(GraphsTrainer, task, split, config, seed, ranks)
-                record = _together(folder, ranks, seed, trainer, **given)
+                record = _together(
+                    folder, ranks, partial(GraphsTrainer, task, split, config, seed, ranks), seed, **given
+                )
             else:
                 given |= {"state": folder.read_checkpoint(seed), **folder.writers(seed)}
                 record = train_one(task, split, config, seed, ranks.device, **given)
@@ -127,7 +134,7 @@ def _train_seeds(folder: RunFolder, task: Task, ranks: Ranks, callbacks: Iterabl
     return _train(folder, ranks, callbacks, share, lambda: _results(folder))
 
 
-OneSeed = Callable[[int, tuple[Callback, ...], Callable[[], bool]], RunRecord]
+OneSeed = Callable[..., RunRecord]
 
 
 def _train(
@@ -137,14 +144,10 @@ def _train(
     share: Callable[[list[int]], tuple[list[int], OneSeed]],
     finish: Callable[[], tuple[dict[str, Any], ...]],
 ) -> Summary:
-    """Trains the seeds that are not finished.
+    """Trains the seeds that are not finished; rank 0 locks the folder and calls callbacks.
 
-    Args:
-        folder: The run, which rank 0 locks against other processes.
-        ranks: The group.
-        callbacks: Called on rank 0.
-        share: From the waiting seeds to those of this rank, and how to train and keep one.
-        finish: Gives the results on rank 0, when all seeds have ended.
+    `share` goes from the waiting seeds to those of this rank, and how to train and keep one; `finish` gives the results
+    on rank 0, when all seeds have ended.
     """
     told = tuple(callbacks) if ranks.first else ()
     diverged: dict[int, str] = {}
@@ -163,7 +166,7 @@ def _train(
         own, one = share(ranks.first_does(take))
         for seed in own:
             try:
-                records.append(one(seed, told, stop))
+                records.append(one(seed, callbacks=told, stop=stop))
             except NonFiniteLossError as error:  # where ranks train together, the loss is the same on all of them
                 diverged[seed] = str(error)
                 continue
@@ -172,7 +175,9 @@ def _train(
         failed = {seed: text for theirs in ranks.gather_objects(diverged) for seed, text in theirs.items()}
         results = ranks.first_does(finish)
     if failed:
-        _refuse(failed, folder)
+        said = "; ".join(f"seed {seed}: {text}" for seed, text in sorted(failed.items()))
+        others = f"The other seeds are finished and saved in {folder.path}" if len(failed) < len(folder.seeds) else ""
+        raise common(UserError(f"{said}. {others}".rstrip(". ") + ".", argument="learning_rate"))
     summary = None
     if results:
         metric = find_metric(results[0]["metric"])
@@ -182,15 +187,7 @@ def _train(
     return summary
 
 
-def _together(
-    folder: RunFolder,
-    ranks: Ranks,
-    seed: int,
-    make: Callable[[], RanksTrainer],
-    *,
-    callbacks: tuple[Callback, ...],
-    stop: Callable[[], bool],
-) -> RunRecord:
+def _together(folder: RunFolder, ranks: Ranks, make: Callable[[], RanksTrainer], seed: int, **given: Any) -> RunRecord:
     """A seed from its checkpoint, or from its beginning, by all ranks; rank 0 writes."""
     state = ranks.first_does(lambda: folder.read_checkpoint(seed))
     with isolated_rng(ranks.device):
@@ -198,7 +195,7 @@ def _together(
         trainer = make()
         if state is not None:
             state.into(trainer)
-        return trainer.run(callbacks, stop=stop, **(folder.writers(seed) if ranks.first else {}))
+        return trainer.run(**given, **(folder.writers(seed) if ranks.first else {}))
 
 
 def _results(folder: RunFolder) -> tuple[dict[str, Any], ...]:
@@ -208,28 +205,13 @@ def _results(folder: RunFolder) -> tuple[dict[str, Any], ...]:
     return results
 
 
-def _refuse(failed: dict[int, str], folder: RunFolder) -> None:
-    """The error of seeds that diverged, raised by all ranks when the other seeds have ended."""
-    said = "; ".join(f"seed {seed}: {text}" for seed, text in sorted(failed.items()))
-    others = f"The other seeds are finished and saved in {folder.path}" if len(failed) < len(folder.seeds) else ""
-    error = UserError(f"{said}. {others}".rstrip(". ") + ".", argument="learning_rate")
-    error.of_rank_0 = True  # type: ignore[attr-defined]
-    raise error
-
-
 @dataclass(frozen=True)
 class Sent:
-    """Bytes that the busiest rank sent in the last run, by kind.
+    """Bytes that the busiest rank sent in the last run, by kind."""
 
-    Args:
-        by_kind: Per epoch on average, evaluation included.
-        once: Before the first epoch and after the last.
-        ranks: Number of ranks.
-    """
-
-    by_kind: dict[str, float]
-    once: dict[str, float]
-    ranks: int
+    by_kind: dict[str, float]  # per epoch on average, evaluation included
+    once: dict[str, float]  # before the first epoch and after the last
+    ranks: int  # their number
 
 
 def partition_of(run: str | Path) -> Path | None:
@@ -266,51 +248,17 @@ def fit_sharded(
         UserError: If the ranks were started with different data or settings.
         RunFolderError: If the folder exists, holds another run, or cannot be written.
     """
-    facts = Facts.of(partition.about)
-    ranks.agree(**_identity(partition), setting=config.to_dict(), seeds=list(seeds))
+    given = partition.about["source"]
+    splits = [Split(name, NONE, NONE, NONE) for name in partition.about["splits"]]
+    task = partition.stand_in(splits=splits)
 
-    def make() -> RunFolder:
-        check_config(facts, config, partition.num_nodes)
-        find_metric(facts.metric if config.metric == "auto" else config.metric, facts.problem)
-        none = torch.zeros(0, dtype=torch.long)
-        labels = _labels(partition, [Split(name, none, none, none) for name in partition.about["splits"]], none)
-        if resume and Path(out).exists():
-            return _same_run(out, labels, config, seeds)
-        given = partition.about["source"]
-        source = None if given is None else TaskSource.from_dict(given)
-        about: dict[str, Any] = {"device": ranks.device, "source": source, "preset": preset}
-        return RunFolder.create(out, labels, config, seeds=tuple(seeds), **about)
+    def check() -> None:
+        check_config(partition, config)
+        chosen_metric(config, task)
 
-    return _train_shards(ranks.first_does(make), partition, facts, ranks, callbacks)
-
-
-def resume_sharded(
-    run: str | Path, partition: Partition, *, ranks: Ranks, callbacks: Iterable[Callback] = ()
-) -> tuple[Summary, Sent]:
-    """Resume a run folder, by any number of ranks; see `fit_sharded`."""
-    facts = Facts.of(partition.about)
-
-    def open_folder() -> RunFolder:
-        folder = RunFolder.open(run)
-        if folder.about["data"]["fingerprint"] != partition.about["fingerprint"]:
-            raise RunFolderError(f"{run} was trained on other data than those of {partition.path}")
-        if folder.stacked:
-            raise RunFolderError(f"{run} was trained with all seeds stacked; resume it in one process")
-        check_config(facts, folder.config, partition.num_nodes)
-        return folder
-
-    ranks.agree(**_identity(partition))
-    return _train_shards(ranks.first_does(open_folder), partition, facts, ranks, callbacks)
-
-
-def _identity(partition: Partition) -> dict[str, Any]:
-    """What ranks compare before they train; each may have opened another folder."""
-    return {"data fingerprint": partition.about["fingerprint"], "partition": partition.about["partition"]}
-
-
-def _train_shards(
-    folder: RunFolder, partition: Partition, facts: Facts, ranks: Ranks, callbacks: Iterable[Callback]
-) -> tuple[Summary, Sent]:
+    source = None if given is None else TaskSource.from_dict(given)
+    about: dict[str, Any] = {"source": source, "preset": preset, "partition": partition.about["partition"]}
+    folder = _folder(ranks, out, resume, task, config, seeds, check, **about)
     sent = Sent({}, {}, ranks.size)
 
     def share(waiting: list[int]) -> tuple[list[int], OneSeed]:
@@ -318,14 +266,13 @@ def _train_shards(
             shard = partition.shard(ranks) if waiting else None
             labels = None if shard is None else gather_labels(partition, shard)
 
-        def one(seed: int, told: tuple[Callback, ...], stop: Callable[[], bool]) -> RunRecord:
+        def one(seed: int, **given: Any) -> RunRecord:
             nonlocal sent
             assert shard is not None
-            number, config = seed % len(shard.splits), folder.config
             with ranks.traffic.during() as bytes_sent:
-                trainer = partial(ShardedTrainer, facts, shard, number, config, seed)
-                record = _together(folder, ranks, seed, trainer, callbacks=told, stop=stop)
-                write_outputs(folder, record, labels, shard, facts.problem)
+                trainer = partial(ShardedTrainer, partition, shard, seed % len(shard.splits), config, seed)
+                record = _together(folder, ranks, trainer, seed, **given)
+                write_outputs(folder, record, labels, shard, partition.about["problem"])
             sent = _sent(bytes_sent, at_first, record, ranks)
             return replace(record, outputs=record.outputs[:0])
 
@@ -341,6 +288,15 @@ def _train_shards(
     return _train(folder, ranks, callbacks, share, finish), sent
 
 
+def resume_sharded(
+    run: str | Path, partition: Partition, *, ranks: Ranks, callbacks: Iterable[Callback] = ()
+) -> tuple[Summary, Sent]:
+    """Resume a run folder, by any number of ranks; see `fit_sharded`."""
+    folder = ranks.first_does(lambda: RunFolder.open(run))
+    given: dict[str, Any] = {"seeds": folder.seeds, "out": run, "resume": True, "callbacks": callbacks}
+    return fit_sharded(partition, folder.config, ranks=ranks, **given)
+
+
 def _sent(bytes_sent: dict[str, int], at_first: dict[str, int], record: RunRecord, ranks: Ranks) -> Sent:
     """Of the rank that sent most, for each kind; `at_first` was sent before the first seed."""
     epochs = max(1, record.epochs)
@@ -349,23 +305,6 @@ def _sent(bytes_sent: dict[str, int], at_first: dict[str, int], record: RunRecor
     most = dict(zip(bytes_sent, ranks.max_(counts).tolist(), strict=True))
     each = {kind: count / epochs for kind, count in most.items() if kind not in ONCE}
     return Sent(each, {kind: most[kind] for kind in ONCE}, ranks.size)
-
-
-def _labels(partition: Partition, splits: Sequence[Split], y: Tensor, names: Sequence[str] = ()) -> Any:
-    """What a run folder asks of a task: facts, targets and splits, but neither features nor edges."""
-    about, given = partition.about, partition.about.get("preprocessing")
-    facts = {name: about[name] for name in ("name", "problem", "metric", "protocol", "num_outputs", "num_nodes")}
-    return SimpleNamespace(
-        **facts,
-        kind="nodes",
-        num_instances=partition.num_nodes,
-        class_names=tuple(about["class_names"]),
-        preprocessing=None if given is None else Preprocessing.from_dict(given),
-        fingerprint=lambda: str(about["fingerprint"]),  # that of the task that was partitioned
-        splits=tuple(splits),
-        y=y,
-        instance_names=tuple(names),
-    )
 
 
 def gather_labels(partition: Partition, shard: Shard) -> Any:
@@ -390,7 +329,7 @@ def gather_labels(partition: Partition, shard: Shard) -> Any:
     names = [""] * (partition.num_nodes if flat else 0)
     for number, name in zip(order.tolist(), flat, strict=False):
         names[number] = name
-    return _labels(partition, splits, y, names)
+    return partition.stand_in(y, splits, names)
 
 
 def gather_by_number(x: Tensor, numbers: Tensor, count: int, ranks: Ranks) -> Tensor | None:

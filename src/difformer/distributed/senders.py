@@ -6,7 +6,7 @@ A layer is row by row but for what its context sums (`difformer.nn.context`). He
 * a summary of fixed size (simple and constant diffusivities, polynomials) is all-reduced, so that each rank answers its
   own queries: O(d²) numbers per layer, whatever N;
 * for any other diffusivity, keys and values go round a ring (`ring`);
-* observed messages come from neighbours on other ranks (`difformer.distributed.halo`).
+* observed messages come from neighbours on other ranks (`ShardedGraph`).
 
 So ``model(x, context=rows)`` is the whole model over ranks, and its outputs are those of one process, to rounding.
 
@@ -18,6 +18,16 @@ more, and the gradients of keys and values follow them, one round behind, until 
 
 Per layer each rank sends about N (1 - 1/P) rows of keys and values forward, as many backward, and N rows of their
 gradients: O(N d) bytes. Time is O(N² d / P) per rank, memory O(N d / P).
+
+Observed edges: a rank holds the edges into its own nodes O. Sources on other ranks are its *halo* H; which rows go to
+which rank is planned once (`Plan`) and used by every layer of every step. The rows of S z that a rank owns are
+
+.. math::
+    (S z)_O = S_{OO} \, z_O + S_{OH} \, z_H,
+
+and backward a rank returns ``S_{OH}ᵀ g``, which the owners add to ``S_{OO}ᵀ g``. In both directions the boundary
+travels while the inner product is computed. The rank that owns a node holds all edges into it, hence knows its degree;
+the degrees of the halo are fetched once.
 """
 
 from __future__ import annotations
@@ -36,11 +46,106 @@ from difformer.attention.summary import Moments, Sums, adds_up, summarise
 from difformer.attention.tiles import Sums as RunningSums
 from difformer.attention.tiles import add_gradients, add_keys, row_terms
 from difformer.diffusivity import Diffusivity
-from difformer.distributed.halo import ShardedGraph
-from difformer.distributed.process_group import Ranks, all_reduce
-from difformer.distributed.watch import naming_the_dead
+from difformer.distributed.process_group import Exchange, Ranks, all_reduce
 from difformer.errors import UserError
+from difformer.graph import GRAPH_NORMS
 from difformer.nn.structure import SMALLEST_NORM
+from difformer.sparse import SparseMatrix, add_product
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rows to send and to take."""
+
+    ranks: Ranks
+    send_rows: Tensor  # own rows that others need, those for rank 0 first; listed once for each rank that needs it
+    sends: tuple[int, ...]  # how many of them go to each rank
+    takes: tuple[int, ...]  # number of halo rows from each rank; the halo is ordered by owner
+
+    @staticmethod
+    def make(ranks: Ranks, owner: Tensor, row: Tensor) -> Plan:
+        """From the owner of each halo row, ascending, and its number among the owner's rows."""
+        takes = torch.bincount(owner, minlength=ranks.size)
+        ones = [1] * ranks.size
+        sends = ranks.exchange(takes.to(ranks.device), ones, ones, "plan").wait()
+        counts = tuple(sends.tolist()), tuple(takes.tolist())
+        wanted = ranks.exchange(row.to(ranks.device), counts[1], counts[0], "plan").wait()
+        return Plan(ranks, wanted, *counts)
+
+    @property
+    def halo(self) -> int:
+        """Rows of others that this rank needs."""
+        return sum(self.takes)
+
+    def fetch(self, z: Tensor, kind: str = "boundary") -> Exchange:
+        """Begins to bring the halo rows of ``z [n, …]``."""
+        return self.ranks.exchange(z.index_select(0, self.send_rows), self.sends, self.takes, kind)
+
+    def give_back(self, halo: Tensor) -> Exchange:
+        """Begins to bring what others have for the rows that this rank sent, in the order of `send_rows`."""
+        return self.ranks.exchange(halo, self.takes, self.sends, "boundary")
+
+
+class ShardedGraph:
+    """Edges into the n own nodes of one rank: ``source [E]``, 0 … n - 1 own and from n on halo rows, ``target [E]``.
+
+    `plan` says how halo rows come; without ``edge_weight [E]`` every weight is one.
+    """
+
+    def __init__(self, plan: Plan, num_nodes: int, source: Tensor, target: Tensor, edge_weight: Tensor | None) -> None:
+        self.plan, self.num_nodes = plan, num_nodes
+        self.source, self.target, self.edge_weight = source, target, edge_weight
+        self._matrices: dict[tuple[str, torch.dtype], tuple[SparseMatrix, SparseMatrix]] = {}
+
+    def _weights(self, norm: str, dtype: torch.dtype) -> Tensor:
+        """s_ij of every edge, as `difformer.graph.Graph.normalised_weights` has them."""
+        if norm not in GRAPH_NORMS:
+            raise UserError(f"graph norm must be one of {', '.join(GRAPH_NORMS)}, got {norm!r}")
+        given = self.edge_weight
+        weight = torch.ones_like(self.source, dtype=dtype) if given is None else given.to(dtype)
+        if norm == "none":
+            return weight
+        degree = weight.new_zeros(self.num_nodes).index_add(0, self.target, weight)
+        power = -0.5 if norm == "gcn" else -1.0
+        inverse = torch.where(degree > 0, torch.where(degree > 0, degree, 1.0).pow(power), 0.0)
+        if norm == "random_walk":
+            return weight * inverse[self.target]
+        everywhere = torch.cat([inverse, self.plan.fetch(inverse, "plan").wait()])
+        return weight * inverse[self.target] * everywhere[self.source]
+
+    def matrices(self, norm: str, dtype: torch.dtype) -> tuple[SparseMatrix, SparseMatrix]:
+        """S_OO and S_OH, sorted once; all ranks must ask for them together the first time."""
+        key = (norm, dtype)
+        if key not in self._matrices:
+            with torch.inference_mode(False), torch.no_grad():
+                value, n = self._weights(norm, dtype), self.num_nodes
+                own = self.source < n
+                inner = SparseMatrix.from_entries(self.target[own], self.source[own], value[own], (n, n))
+                target, source, shape = self.target[~own], self.source[~own] - n, (n, self.plan.halo)
+                self._matrices[key] = inner, SparseMatrix.from_entries(target, source, value[~own], shape)
+        return self._matrices[key]
+
+    def propagate(self, z: Tensor, norm: str = "gcn") -> Tensor:
+        """Own rows of ``S z`` for own states ``[n, c]``."""
+        dtype = torch.float64 if z.dtype == torch.float64 else torch.float32
+        return _Propagate.apply(z.to(dtype).contiguous(), self.plan, *self.matrices(norm, dtype)).to(z.dtype)
+
+
+class _Propagate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, plan: Plan, inner: SparseMatrix, outer: SparseMatrix) -> Tensor:
+        ctx.plan, ctx.inner, ctx.outer = plan, inner, outer
+        halo = plan.fetch(z)
+        out = add_product(inner.rows, z, torch.empty_like(z), beta=0)
+        return add_product(outer.rows, halo.wait(), out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        plan, grad = ctx.plan, grad.contiguous()
+        away = grad.new_empty(plan.halo, grad.shape[1])
+        back = plan.give_back(add_product(ctx.outer.columns, grad, away, beta=0))
+        out = add_product(ctx.inner.columns, grad, torch.empty_like(grad), beta=0)
+        return out.index_add_(0, plan.send_rows, back.wait()), None, None, None
 
 
 @dataclass(frozen=True)
@@ -94,47 +199,29 @@ class Rows:
 def ring(q: Tensor, k: Tensor, v: Tensor, key: str, sizes: tuple[int, ...], ranks: Ranks) -> Tensor:
     """``q, k [n, H, d]``, ``v [n, H or 1, c]`` of one rank → ``[n, H, c]``, over the keys of all ranks.
 
-    Args:
-        q, k, v: Own rows.
-        key: Of the diffusivity, see `difformer.attention.scores.score_key`.
-        sizes: Number of rows of every rank.
-        ranks: The group.
+    `key` is that of the diffusivity (`difformer.attention.scores.score_key`), `sizes` are the rows of every rank.
     """
     wide = working_dtype(q.dtype)
     values = v.to(wide).expand(-1, q.shape[1], -1)
     return _Ring.apply(q.to(wide), k.to(wide), values, key, sizes, ranks).to(q.dtype)
 
 
-class _Hop:
-    """A block on its way to the next rank, and one on its way from the one before."""
-
-    def __init__(self, ranks: Ranks, block: Tensor, rows: int) -> None:
-        self.ranks, self.block = ranks, block
-        self.came = block.new_empty(rows, *block.shape[1:])
-        ranks.traffic.add("ring", block.numel() * block.element_size())
-        after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
-        ops = []
-        # Both sides know which blocks are empty; those are not sent.
-        if block.numel():
-            ops.append(dist.P2POp(dist.isend, block, after))
-        if self.came.numel():
-            ops.append(dist.P2POp(dist.irecv, self.came, before))
-        with naming_the_dead(ranks.watch):
-            self.works = dist.batch_isend_irecv(ops) if ops else []
-
-    def wait(self) -> Tensor:
-        with naming_the_dead(self.ranks.watch):
-            for work in self.works:
-                work.wait()
-        return self.came
+def _hop(ranks: Ranks, block: Tensor, rows: int) -> Exchange:
+    """A block on its way to the next rank, and one of `rows` rows on its way from the one before."""
+    came = block.new_empty(rows, *block.shape[1:])
+    ranks.traffic.add("ring", block.nbytes)
+    after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
+    # Both sides know which blocks are empty; those are not sent.
+    ops = [dist.P2POp(dist.isend, block, after)] if block.numel() else []
+    ops += [dist.P2POp(dist.irecv, came, before)] if rows and came.numel() else []
+    return Exchange(ranks, block, came, (lambda: dist.batch_isend_irecv(ops)) if ops else None)
 
 
 def _rounds(ranks: Ranks, block: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
     """The owner of each block that comes by, own first, and the block ``[rows, …]``."""
     for s in range(ranks.size):
-        hop = None
-        if s < ranks.size - 1:
-            hop = _Hop(ranks, block, sizes[(ranks.rank - s - 1) % ranks.size])
+        last = s == ranks.size - 1
+        hop = None if last else _hop(ranks, block, sizes[(ranks.rank - s - 1) % ranks.size])
         yield (ranks.rank - s) % ranks.size, block
         if hop is not None:
             block = hop.wait()
@@ -164,7 +251,7 @@ class _Ring(torch.autograd.Function):
         a, inner = row_terms(score, grad.transpose(0, 1).contiguous(), out, total, None, sum(sizes))
         log_total = total if score.exponential else None
         q_grad = torch.zeros_like(q)
-        follows: _Hop | None = None  # gradients of the block of this round, on their way from the rank before
+        follows: Exchange | None = None  # gradients of the block of this round, on their way from the rank before
         summed = k.new_empty(0)
         for owner, block in _rounds(ranks, torch.cat([k, v], -1), sizes):
             keys, values = _apart(block, d)
@@ -176,7 +263,7 @@ class _Ring(torch.autograd.Function):
             if follows is not None:
                 summed += follows.wait()
             if ranks.size > 1:
-                follows = _Hop(ranks, summed, sizes[(owner - 1) % ranks.size])
+                follows = _hop(ranks, summed, sizes[(owner - 1) % ranks.size])
         home = summed if follows is None else follows.wait()
         if score.exponential:
             q_grad.mul_(score.slope)

@@ -10,15 +10,15 @@ speaks of that split only), and Holm's correction covers all comparisons of a se
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from difformer.data.errors import require
-from difformer.experiments.cells import NO_TRAINING, UNTUNED, Cell, Request, cells, read_presets, wanted_cells
-from difformer.experiments.ledger import TAKEN_FROM, Ledger, Line, current, reasons
+from difformer.experiments.cells import NO_TRAINING, UNTUNED, Request, cells, read_presets, wanted_cells
+from difformer.experiments.ledger import CellKey, Ledger, Line, cell_of, current, reasons
 from difformer.experiments.presets import Preset
 from difformer.experiments.runner import Outcome
 from difformer.experiments.spec import Data, Experiment, System
@@ -48,8 +48,8 @@ class Figure:
 
     mean: float | None = None
     deviation: float | None = None
-    text: str = ""
     digits: int = 1
+    text: str = ""
 
     def __str__(self) -> str:
         given = [value for value in (self.mean, self.deviation) if value is not None]
@@ -63,53 +63,32 @@ def published() -> dict[str, Any]:
 
 
 def figure(experiment: str, source: str, data: Data, system: str) -> Figure | None:
-    """A published figure, or None.
-
-    Args:
-        experiment: Its name.
-        source: ``"paper"``, ``"authors-code"`` or ``"paper-memory"``.
-        data: The section, found by its key or, for the paper, by what it names as published.
-        system: Key of the system.
-    """
+    """The figure of a system in a source; that of the paper may stand under what the section names as published."""
     tables = published().get(experiment, {}).get(source, {})
     keys = (data.key,) if source == AUTHORS else (data.key, data.published)
     table = next((tables[key] for key in keys if system in tables.get(key, {})), None)
-    if table is None:
-        return None
-    found = table[system]
-    if isinstance(found, str):
-        return Figure(text=found)
+    if table is None or isinstance(table[system], str):
+        return None if table is None else Figure(text=table[system])
     # TOML reads 83.0 as 83: all figures of one table have the same number of digits.
     printed = [value for entry in table.values() if not isinstance(entry, str) for value in entry]
     digits = max(len(repr(value).partition(".")[2]) if isinstance(value, float) else 0 for value in printed)
-    return Figure(float(found[0]), float(found[1]) if len(found) > 1 else None, digits=digits)
+    mean, deviation = (*map(float, table[system]), None)[:2]
+    return Figure(mean, deviation, digits)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A system with one preset on one section.
-
-    Args:
-        data: The section.
-        system: The system.
-        preset: Name of its settings.
-        runs: Frame of its runs, see `frame`.
-        reason: Why runs are missing; empty if none is.
-        planned: Whether `reproduce` would run it today.
-        paper: The paper's figure.
-        authors: The figure of the authors' code.
-        memory: The paper's memory in megabytes.
-    """
+    """A system with one preset on one section."""
 
     data: Data
     system: System
-    preset: str
-    runs: Any = field(repr=False)
-    reason: str = ""
-    planned: bool = True
-    paper: Figure | None = None
-    authors: Figure | None = None
-    memory: Figure | None = None
+    preset: str  # name of its settings
+    runs: Any = field(repr=False)  # frame of its runs, see `frame`
+    reason: str = ""  # why runs are missing; empty if none is
+    planned: bool = True  # whether `reproduce` would run it today
+    paper: Figure | None = None  # the paper's figure
+    authors: Figure | None = None  # the figure of the authors' code
+    memory: Figure | None = None  # the paper's memory in megabytes
 
     @property
     def n(self) -> int:
@@ -153,9 +132,14 @@ class Row:
         values = self.values(what)
         return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
-    def scores(self, what: str = "test") -> dict[tuple[int, str], float]:
+    @property
+    def rank(self) -> float:
+        """The mean validation score, larger for better rows."""
+        return (1 if self.higher_is_better else -1) * (self.mean("valid") or 0.0)
+
+    def scores(self) -> dict[tuple[int, str], float]:
         """Scores by seed and split."""
-        return dict(self.runs.set_index(["seed", "split"])[what].dropna()) if self.n else {}
+        return dict(self.runs.set_index(["seed", "split"])["test"].dropna()) if self.n else {}
 
     @property
     def missing(self) -> str:
@@ -192,11 +176,6 @@ class Comparison:
         return self.p is not None and self.p < ALPHA
 
     @property
-    def ahead(self) -> bool:
-        assert self.test is not None
-        return (self.test.difference > 0) == self.ours.higher_is_better
-
-    @property
     def gain(self) -> float:
         """How much better ours is, in the units of the table; negative if it is worse."""
         assert self.test is not None
@@ -231,9 +210,8 @@ class Section:
 
     def best(self, role: str) -> Row | None:
         """The row of a role with the best mean validation score; None if none was run."""
-        rows = [row for row in self.rows if row.system.role == role and row.system.compared]
-        rows = [row for row in rows if row.mean("valid") is not None]
-        return max(rows, key=lambda row: (1 if row.higher_is_better else -1) * (row.mean("valid") or 0), default=None)
+        rows = (row for row in self.rows if row.system.role == role and row.system.compared)
+        return max((row for row in rows if row.mean("valid") is not None), key=lambda row: row.rank, default=None)
 
     @cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
@@ -246,28 +224,20 @@ class Section:
         code = next((row for row in self.rows if row.system == ours.system and row.preset == "public-code"), None)
         if code is not None and code.n and code is not ours:
             found.append(("the authors' settings", code))
+        scores, higher = ours.scores(), ours.higher_is_better
+        train, _, test = ours.first("sizes", (0, 0, 0))
+        ratio = test / train if train else None
         tests = {
-            what: paired(
-                row.scores(),
-                ours.scores(),
-                name=what,
-                test_to_train=_test_to_train(ours),
-                higher=ours.higher_is_better,
-            )
+            what: paired(row.scores(), scores, name=what, test_to_train=ratio, higher=higher)
             for what, row in found
-            if ours.scores().keys() & row.scores().keys()
+            if scores.keys() & row.scores().keys()
         }
-        judged = dict(zip(tests, judge(list(tests.values()), ours.higher_is_better, against=""), strict=True))
+        judged = dict(zip(tests, judge(list(tests.values()), higher, against=""), strict=True))
         return tuple(Comparison(ours, row, what, judged.get(what)) for what, row in found)
 
     def comparison(self, what: str) -> Comparison | None:
         """The comparison of this name, if both sides share runs."""
         return next((one for one in self.comparisons if one.what == what and one.test is not None), None)
-
-
-def _test_to_train(row: Row) -> float | None:
-    train, _, test = row.first("sizes", (0, 0, 0))
-    return test / train if train else None
 
 
 @dataclass(frozen=True)
@@ -301,23 +271,14 @@ def frame(lines: Sequence[Line]) -> Any:
     Runs that trained as one stack have an equal share of its memory. ``place`` is the device, with the precision if it
     is not float32: what time and memory depend on.
     """
-    runs = pandas().DataFrame(list(lines))
-    if runs.empty:
-        return pandas().DataFrame(columns=["data", "system", "preset", "seed", "split", "test", "valid"])
-    settings = [line.get("settings", {}) for line in lines]
-    low = [str(one.get("precision", "float32")) for one in settings]
-    runs["place"] = [
-        str(line["device"]) + ("" if precision == "float32" else f" in {precision}")
-        for line, precision in zip(lines, low, strict=True)
-    ]
-    runs["megabytes"] = [
-        None if line["peak_memory"] is None else line["peak_memory"] / line.get("stacked", 1) / 1e6 for line in lines
-    ]
-    for name in dict.fromkeys(name for line in lines for name in line["measures"]):
-        runs[name] = [
-            value if isinstance(value := line["measures"].get(name), (int, float)) else None for line in lines
-        ]
-    return runs
+    rows = []
+    for line in lines:
+        precision, memory = line.get("settings", {}).get("precision", "float32"), line.get("peak_memory")
+        place = str(line["device"]) + ("" if precision == "float32" else f" in {precision}")
+        megabytes = None if memory is None else memory / (line.get("stacked") or 1) / 1e6
+        measures = {name: value for name, value in line["measures"].items() if isinstance(value, (int, float))}
+        rows.append({**line, **measures, "place": place, "megabytes": megabytes})
+    return pandas().DataFrame(rows, columns=None if rows else ["seed", "split", "test", "valid"])
 
 
 def is_percent(metric: str, measure: str = "test") -> bool:
@@ -327,33 +288,26 @@ def is_percent(metric: str, measure: str = "test") -> bool:
 
 def summarise(experiment: Experiment, lines: Sequence[Line], presets: Sequence[Preset], *, quick: bool) -> Summary:
     """Rows of what is planned, and of what was run with presets that are no longer in use."""
-    planned = cells(experiment, presets, quick=quick)
-    asked = {cell.key for cell in planned}
-    runs = current(lines, {cell.key: cell.settings_id() for cell in planned} if lines else None)
+    planned = {cell.key: cell for cell in cells(experiment, presets, Request(quick=quick))}
+    runs = current(lines, {key: cell.settings_id() for key, cell in planned.items()} if lines else None)
     why = reasons(lines)
-    by_cell: dict[tuple[str, str, str], list[Line]] = {}
+    by_cell: dict[CellKey, list[Line]] = {}
     for line in sorted(runs, key=lambda one: int(one["seed"])):
-        by_cell.setdefault((line["data"], line["system"], line["preset"]), []).append(line)
+        by_cell.setdefault(cell_of(line), []).append(line)
+    keys = dict.fromkeys([*planned, *by_cell])
     sections = []
     for data in experiment.sections(quick):
         here = any(key[0] == data.key for key in by_cell)
         absent = "" if here else why.get((data.key, "", ""), "")
         rows = []
         for system in experiment.rows(data, quick):
-            for key in _keys(planned, data, system, by_cell):
+            sources = [figure(experiment.name, source, data, system.key) for source in (PAPER, AUTHORS, MEMORY)]
+            for key in (one for one in keys if one[:2] == (data.key, system.key)):
                 own = by_cell.get(key, [])
                 reason = absent.partition(":")[0] or why.get(key, "") or ("" if own else NOT_YET)
-                sources = (figure(experiment.name, source, data, system.key) for source in (PAPER, AUTHORS, MEMORY))
-                rows.append(Row(data, system, key[2], frame(own), reason, key in asked, *sources))
+                rows.append(Row(data, system, key[2], frame(own), reason, key in planned, *sources))
         sections.append(Section(data, tuple(rows), absent))
     return Summary(experiment, quick, tuple(sections))
-
-
-def _keys(
-    planned: Sequence[Cell], data: Data, system: System, made: Mapping[tuple[str, str, str], Any]
-) -> dict[tuple[str, str, str], None]:
-    keys = [*(cell.key for cell in planned), *made]
-    return dict.fromkeys(key for key in keys if key[:2] == (data.key, system.key))
 
 
 def read_summary(experiment: Experiment, folder: Path, preset_folder: Path | None = None) -> Summary:
@@ -368,7 +322,7 @@ def remaining(summary: Summary, request: Request) -> Outcome:
     outcome = Outcome(there=summary.made)
     rows = {(row.data.key, row.system.key, row.preset): row for section in summary.sections for row in section.rows}
     absent = {section.data.key: section.reason for section in summary.sections if section.reason}
-    for cell in wanted_cells(summary.experiment, Request(**{**vars(request), "quick": summary.quick})):
+    for cell in wanted_cells(summary.experiment, replace(request, quick=summary.quick)):
         row, count = rows[cell.key], request.seeds or cell.data.seeds
         # Runs of a preset that has changed are shown until the new ones are made, but do not count as done.
         same = row.n and row.first("settings_id") == cell.settings_id()
@@ -380,10 +334,3 @@ def remaining(summary: Summary, request: Request) -> Outcome:
             continue
         outcome.left += missing
     return outcome
-
-
-def reused(section: Section) -> Any:
-    """Counts of runs by the experiment that they were copied from."""
-    return (
-        section.runs[TAKEN_FROM].dropna().value_counts() if TAKEN_FROM in section.runs else pandas().Series(dtype=int)
-    )

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import quantiles
+from statistics import fmean, quantiles
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 from difformer.data.errors import require
 from difformer.experiments.analysis import PAPER, Row, Section, Summary, published
@@ -25,8 +24,12 @@ SKY, YELLOW, BLACK, GREY = "#56B4E9", "#F0E442", "#000000", "#767676"
 CYCLE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, YELLOW)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 LINES = ("-", "--", "-.", ":", (0, (3, 1, 1, 1, 1, 1)), (0, (5, 1)), (0, (1, 1)), "-")
-ROLES = {"ours": (BLUE, "o"), "rival": (GREY, "s"), "off": (RED, "X"), "variant": (GREEN, "^")}
-ROLE_NAMES = {"ours": "ours", "rival": "rival", "off": "attention off", "variant": "variant"}
+ROLES = {  # colour, marker and name
+    "ours": (BLUE, "o", "ours"),
+    "rival": (GREY, "s", "rival"),
+    "off": (RED, "X", "attention off"),
+    "variant": (GREEN, "^", "variant"),
+}
 QUICK = "quick form: the numbers mean nothing"
 LETTERS_PER_INCH = 13  # of a heading
 BARS = "bars: ± standard deviation over seeds and splits"
@@ -58,8 +61,7 @@ def pyplot() -> Any:
     Raises:
         ImportError: If it is not installed, naming the extra.
     """
-    matplotlib = require("matplotlib", extra="figures", purpose="drawing figures")
-    matplotlib.use("Agg")
+    require("matplotlib", extra="figures", purpose="drawing figures").use("Agg")
     plt = require("matplotlib.pyplot", extra="figures", purpose="drawing figures")
     plt.rcParams.update(_STYLE)
     return plt
@@ -82,33 +84,30 @@ def draw(summary: Summary) -> Any:
 
 def save(fig: Any, folder: Path, name: str = "figure") -> list[Path]:
     """Write the figure in both formats, each atomically, and close it."""
-    written = []
-    for kind in ("svg", "png"):
-        content = io.BytesIO()
-        metadata = {"Date": None} if kind == "svg" else None
-        fig.savefig(content, format=kind, bbox_inches="tight", pad_inches=0.06, metadata=metadata)
-        write_whole(folder / f"{name}.{kind}", content.getvalue())
-        written.append(folder / f"{name}.{kind}")
+    paths = [folder / f"{name}.{kind}" for kind in ("svg", "png")]
+    for path in paths:
+        content, svg = io.BytesIO(), path.suffix == ".svg"
+        look = {"bbox_inches": "tight", "pad_inches": 0.06, "metadata": {"Date": None} if svg else None}
+        fig.savefig(content, format=path.suffix[1:], **look)
+        write_whole(path, content.getvalue())
     pyplot().close(fig)
-    return written
+    return paths
 
 
 def panels(count: int, *, width: float = 3.2, height: float = 2.8, across: int = 3, **options: Any) -> tuple[Any, Any]:
     """A figure with `count` panels, `across` per row, and a flat list of their axes."""
     columns = min(across, max(count, 1))
     rows = -(-max(count, 1) // columns)
-    fig, grid = pyplot().subplots(
-        rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained", **options
-    )
-    axes = list(grid.flat)
-    for spare in axes[count:]:
+    size = (width * columns, height * rows)
+    fig, grid = pyplot().subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **options)
+    for spare in grid.flat[count:]:
         spare.set_axis_off()
-    return fig, axes[:count]
+    return fig, list(grid.flat[:count])
 
 
 def mark(label: str, **look: Any) -> Any:
-    """A legend entry; a marker without a line unless `ls` or `lw` is given."""
-    return pyplot().Line2D([], [], label=label, **({"ls": ""} if not look.keys() & {"ls", "lw"} else {}), **look)
+    """A legend entry; a marker without a line unless `lw` is given."""
+    return pyplot().Line2D([], [], label=label, **({} if "lw" in look else {"ls": ""}), **look)
 
 
 def legend_below(fig: Any, handles: Sequence[Any]) -> None:
@@ -121,11 +120,11 @@ def legend_below(fig: Any, handles: Sequence[Any]) -> None:
         legend.remove()
 
 
-def bars() -> Any:
-    return mark(BARS, color=GREY, marker="|", ms=6, lw=1.1)
+def _bars(label: str = BARS) -> Any:
+    return mark(label, color=GREY, marker="|", ms=6, lw=1.1)
 
 
-def few(row: Row, what: str = "test") -> str:
+def _few(row: Row, what: str = "test") -> str:
     """How many runs a row has if the protocol asks for more."""
     count = len(row.values(what))
     return "" if count >= row.data.seeds else f", {count} of {row.data.seeds} runs"
@@ -142,66 +141,64 @@ def near(points: Sequence[float]) -> tuple[float, float]:
     return (min(kept), max(kept)) if (max(kept) - min(kept)) * GAIN < high - low else (low, high)
 
 
-# Scores: every row a dot with its deviation, the paper's figure a hollow diamond.
+# Scores: every row a dot with its deviation, the paper's figure a hollow diamond. Cost: bars.
 
 
 def scores(summary: Summary) -> Any:
     """One panel per data set; below them two panels per section that measures cost."""
-    shown = [section for section in summary.sections if section.data.mode != "cost" and _rows(section)]
+    shown = [(section, rows) for section in summary.sections if (rows := _scored_rows(section))]
     costs = [section for section in summary.sections if section.data.mode == "cost" and len(section.runs)]
     if not shown and not costs:
         return None
-    width, height = _size(shown) if shown else (3.8, 2.2)
+    every = [row for _, rows in shown for row in rows]
+    width, height = 3.8, 2.2
+    if shown:
+        width = 2.9 + 0.075 * max(len(_name(row)) for row in every)
+        height = max(2.6, 1.6 + 0.2 * max(len(rows) for _, rows in shown))
     start = len(shown) + (len(shown) % 2 if costs else 0)  # cost starts on a row of its own
     across = 2 if costs or len(shown) in (2, 4) else 3
     fig, axes = panels(start + 2 * len(costs), width=width, height=height, across=across)
+    for ax, (section, rows) in zip(axes, shown, strict=False):
+        _score_panel(ax, section, rows[::-1])
     for spare in axes[len(shown) : start]:
         spare.set_axis_off()
-    if shown:
-        _score_panels(fig, axes[: len(shown)], shown, summary)
-    _cost_panels(axes[start:], costs)
+    for place, section in enumerate(costs):
+        _cost_panels(axes[start + 2 * place :], section)
+    if every:
+        roles = {row.system.role for row in every}
+        marks = [mark(name, marker=shape, color=hue) for role, (hue, shape, name) in ROLES.items() if role in roles]
+        if any(row.preset == UNTUNED for row in every):
+            marks.append(mark("hollow: not tuned", marker="o", mfc="white", mec=GREY))
+        if any(row.n > 1 for row in every):
+            marks.append(_bars())
+        if any(row.paper is not None for row in every):
+            source = published().get(summary.experiment.name, {}).get(f"{PAPER}-source", "")
+            marks.append(mark(fill(f"the paper's figure: {source}", 70), marker="D", mfc="none", mec=BLACK))
+        legend_below(fig, marks)
     return fig
 
 
-def _rows(section: Section) -> list[Row]:
-    return [row for row in section.rows if len(row.values(section.data.compare))]
+def _scored_rows(section: Section) -> list[Row]:
+    return [row for row in section.rows if section.data.mode != "cost" and len(row.values(section.data.compare))]
 
 
 def _name(row: Row) -> str:
-    return row.label + few(row, row.data.compare)
+    return row.label + _few(row, row.data.compare)
 
 
-def _size(sections: Sequence[Section]) -> tuple[float, float]:
-    """Width and height of a panel in inches."""
-    tallest = max(len(_rows(section)) for section in sections)
-    longest = max(len(_name(row)) for section in sections for row in _rows(section))
-    return 2.9 + 0.075 * longest, max(2.6, 1.6 + 0.2 * tallest)
-
-
-def _score_panels(fig: Any, axes: Sequence[Any], sections: Sequence[Section], summary: Summary) -> None:
-    for ax, section in zip(axes, sections, strict=True):
-        _score_panel(ax, section)
-    every = [row for section in sections for row in _rows(section)]
-    roles = {row.system.role for row in every}
-    marks = [mark(ROLE_NAMES[role], marker=ROLES[role][1], color=ROLES[role][0]) for role in ROLES if role in roles]
-    if any(row.preset == UNTUNED for row in every):
-        marks.append(mark("hollow: not tuned", marker="o", mfc="white", mec=GREY))
-    if any(row.n > 1 for row in every):
-        marks.append(bars())
-    if any(row.paper is not None for row in every):
-        source = published().get(summary.experiment.name, {}).get(f"{PAPER}-source", "")
-        marks.append(mark(fill(f"the paper's figure: {source}", 70), marker="D", mfc="none", mec=BLACK))
-    legend_below(fig, marks)
-
-
-def _score_panel(ax: Any, section: Section) -> None:
-    rows, what = _rows(section)[::-1], section.data.compare
-    factor = rows[0].scale
+def _score_panel(ax: Any, section: Section, rows: Sequence[Row]) -> None:
+    what, factor = section.data.compare, rows[0].scale
     means, spreads = [factor * (row.mean(what) or 0.0) for row in rows], [factor * row.std(what) for row in rows]
     papers = [None if row.paper is None else row.paper.mean for row in rows]
-    low, high = _limits(means, spreads, [paper for paper in papers if paper is not None])
+    # The axis contains every near point with its bar, and a margin.
+    low, high = first, last = near([*means, *(paper for paper in papers if paper is not None)])
+    for mean, spread in zip(means, spreads, strict=True):
+        if first <= mean <= last:
+            low, high = min(low, mean - spread), max(high, mean + spread)
+    margin = 0.04 * ((high - low) or abs(high) or 1.0)
+    low, high = low - margin, high + margin
     for place, (row, mean, spread, paper) in enumerate(zip(rows, means, spreads, papers, strict=True)):
-        colour, shape = ROLES[row.system.role]
+        colour, shape, _ = ROLES[row.system.role]
         filled = colour if row.preset != UNTUNED else "white"
         if low <= mean <= high:
             ax.errorbar(mean, place, xerr=spread, fmt=shape, color=colour, mfc=filled, ms=5, capsize=2, lw=1.1)
@@ -211,22 +208,12 @@ def _score_panel(ax: Any, section: Section) -> None:
             ax.plot(paper, place, "D", mfc="none", mec=BLACK, ms=4.5, mew=0.9, zorder=3)
         elif paper is not None:
             _beyond(ax, paper, place, (low, high), BLACK, "◇ ")
-    ax.set_xlim(low, high)
     ax.locator_params(axis="x", nbins=6)
     ax.set_yticks(range(len(rows)), [_name(row) for row in rows])
-    ax.set_ylim(-0.7, len(rows) - 0.3)
     ax.set_title(f"{fill(section.data.label, 34)}\n{section.counted}", loc="left")
     metric = rows[0].metric if what == "test" else what
-    ax.set_xlabel(f"test {LABELS.get(metric, metric)} {'in %' if factor == 100 else '(lower is better)'}")
-
-
-def _limits(means: Sequence[float], spreads: Sequence[float], papers: Sequence[float]) -> tuple[float, float]:
-    """An axis that contains every near point with its bar, and a margin."""
-    first, last = near([*means, *papers])
-    inside = [(m - s, m + s) for m, s in zip(means, spreads, strict=True) if first <= m <= last]
-    low, high = min([first, *(start for start, _ in inside)]), max([last, *(end for _, end in inside)])
-    margin = 0.04 * ((high - low) or abs(high) or 1.0)
-    return low - margin, high + margin
+    unit = "in %" if factor == 100 else "(lower is better)"
+    ax.set(xlim=(low, high), ylim=(-0.7, len(rows) - 0.3), xlabel=f"test {LABELS.get(metric, metric)} {unit}")
 
 
 def _beyond(ax: Any, value: float, place: int, limits: tuple[float, float], colour: str, before: str = "") -> None:
@@ -234,7 +221,7 @@ def _beyond(ax: Any, value: float, place: int, limits: tuple[float, float], colo
     right = value > limits[1]
     ax.annotate(
         f"{before}{value:.4g}",
-        xy=(limits[1] if right else limits[0], place),
+        xy=(limits[right], place),
         xytext=(-22 if right else 22, 0),
         textcoords="offset points",
         ha="right" if right else "left",
@@ -244,6 +231,19 @@ def _beyond(ax: Any, value: float, place: int, limits: tuple[float, float], colo
         arrowprops={"arrowstyle": "->", "color": colour, "lw": 1.1},
         annotation_clip=False,
     )
+
+
+def _cost_panels(axes: Any, section: Section) -> None:
+    seconds, memory = axes[:2]
+    rows, known = [row for row in section.rows if row.n][::-1], devices(section)
+    names = [f"{row.system.label}{_few(row, 'epoch_seconds')} {letters(row, known)}".rstrip() for row in rows]
+    colours = [ROLES[row.system.role][0] for row in rows]
+    where = "; ".join(f"{letter} {device}" for device, letter in known.items()) or section.runs["place"].iloc[0]
+    seconds.barh(names, [1000 * (row.mean("epoch_seconds") or 0) for row in rows], color=colours)
+    seconds.set_xlabel("milliseconds per epoch")
+    seconds.set_title(f"{section.data.label}\n{where}; {section.counted}", loc="left", fontsize=8)
+    memory.barh(names, [float(row.values("megabytes").median()) for row in rows], color=colours)
+    memory.set_xlabel("peak memory in MB")
 
 
 def attention_figure(sections: Sequence[Section]) -> Any:
@@ -256,56 +256,35 @@ def attention_figure(sections: Sequence[Section]) -> Any:
     limit = 2.5 * near(reach)[1] if reach else 1.0
     for place, (_, one) in enumerate(found):
         colour = BLUE if one.gain > 0 else RED
-        interval = one.test.interval if one.test is not None else None
-        half = 100 * (interval[1] - interval[0]) / 2 if interval is not None else 0.0
+        interval = (one.test.interval if one.test is not None else None) or (0.0, 0.0)
         shown = max(-limit, min(limit, one.gain))
         look = {"color": colour, "mfc": colour if one.significant else "white", "ms": 5, "capsize": 2, "lw": 1.1}
-        ax.errorbar(shown, place, xerr=half, fmt="o", **look)
+        ax.errorbar(shown, place, xerr=50 * (interval[1] - interval[0]), fmt="o", **look)
         if shown != one.gain:
             _beyond(ax, one.gain, place, (-limit, limit), colour)
-    ax.set_xlim(-limit, limit)
-    ax.set_ylim(-0.7, len(found) - 0.3)
     ax.set_yticks(range(len(found)), [section.data.label for section, _ in found])
-    ax.set_xlabel("our best model minus attention off, in points of accuracy or AUROC")
+    said = "our best model minus attention off, in points of accuracy or AUROC"
+    ax.set(xlim=(-limit, limit), ylim=(-0.7, len(found) - 0.3), xlabel=said)
     marks = [mark("significant", marker="o", color=BLUE), mark("not significant", marker="o", mfc="white", mec=BLUE)]
-    legend_below(fig, [*marks, mark("95 % interval", color=GREY, marker="|", ms=6, lw=1.1)])
+    legend_below(fig, [*marks, _bars("95 % interval")])
     return fig
-
-
-# Cost: bars of seconds and megabytes.
-
-
-def _cost_panels(axes: Sequence[Any], sections: Sequence[Section]) -> None:
-    for place, section in enumerate(sections):
-        rows, known = [row for row in section.rows if row.n][::-1], devices(section)
-        names = [f"{row.system.label}{few(row, 'epoch_seconds')} {letters(row, known)}".rstrip() for row in rows]
-        colours = [ROLES[row.system.role][0] for row in rows]
-        where = "; ".join(f"{letter} {device}" for device, letter in known.items()) or section.runs["place"].iloc[0]
-        seconds, memory = axes[2 * place : 2 * place + 2]
-        seconds.barh(names, [1000 * (row.mean("epoch_seconds") or 0) for row in rows], color=colours)
-        seconds.set_xlabel("milliseconds per epoch")
-        seconds.set_title(f"{section.data.label}\n{where}; {section.counted}", loc="left", fontsize=8)
-        memory.barh(names, [float(row.values("megabytes").median()) if row.n else 0 for row in rows], color=colours)
-        memory.set_xlabel("peak memory in MB")
 
 
 # Curves: depth, batch size, robustness.
 
 
-Point = tuple[str, Any, float, "float | None", str]
+class Point(NamedTuple):
+    """A point of the line `label`, with its deviation, if any, and a note."""
+
+    label: str
+    x: Any
+    y: float
+    deviation: float | None = None
+    note: str = ""
 
 
-@dataclass
-class Curves:
-    """A panel with one line per label.
-
-    Args:
-        title: Above the panel.
-        x: What the horizontal axis shows.
-        y: What the vertical axis shows.
-        points: Label, x, y, deviation (None without) and a note of each point.
-        base: Base of a logarithmic axis; None for a linear one.
-    """
+class Curves(NamedTuple):
+    """A panel with one line per label; `base` is that of a logarithmic axis."""
 
     title: str
     x: str
@@ -317,17 +296,17 @@ class Curves:
         """Draw the lines, in the look that a label's place among `labels` gives them; their marks by label."""
         marks = {}
         for number, label in enumerate(labels):
-            own = [point[1:] for point in self.points if point[0] == label]
+            own = [point for point in self.points if point.label == label]
             if not own:
                 continue
-            x, y, spread, notes = zip(*own, strict=True)
+            _, x, y, spread, notes = zip(*own, strict=True)
             error = None if None in spread else spread
             look = {"color": CYCLE[number], "ls": LINES[number], "marker": MARKERS[number], "ms": 4, "capsize": 2}
             marks[label] = ax.errorbar(x, y, yerr=error, label=label, **look)
-            for place in zip(x, y, notes, strict=True):
-                ax.annotate(place[2], place[:2], (4, 4), textcoords="offset points", fontsize=7)
+            for *place, note in zip(x, y, notes, strict=True):
+                ax.annotate(note, place, (4, 4), textcoords="offset points", fontsize=7)
         if self.base and self.points:
-            ticks = sorted({point[1] for point in self.points})
+            ticks = sorted({point.x for point in self.points})
             ax.set_xscale("log", base=self.base)
             ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
             ax.set_xlim(ticks[0] / 1.15, ticks[-1] * 1.15)
@@ -345,30 +324,29 @@ def _pairs_of_panels(found: Sequence[Curves], labels: Sequence[str], **options: 
     marks: dict[str, Any] = {}
     for ax, panel in zip(axes, found, strict=True):
         marks |= panel.draw(ax, labels)
-    legend_below(fig, [*(marks[label] for label in labels if label in marks), bars()])
+    legend_below(fig, [*(marks[label] for label in labels if label in marks), _bars()])
     return fig
 
 
-def _scored(label: str, x: Any, row: Row) -> Point:
-    return label, x, row.scale * (row.mean() or 0.0), row.scale * row.std(), ""
+def _scored(label: str, x: Any, row: Row, note: str = "") -> Point:
+    return Point(label, x, row.scale * (row.mean() or 0.0), row.scale * row.std(), note)
 
 
 def depth(summary: Summary) -> Any:
     """Accuracy against depth: one line per step size, without and with the source term, one row per data set."""
-    steps = {(row.system.role == "off", row.system.settings["step_size"]) for s in summary.sections for row in s.rows}
+
+    def step(row: Row) -> tuple[bool, float]:
+        return row.system.role == "off", row.system.settings["step_size"]
+
+    steps = {step(row) for section in summary.sections for row in section.rows}
     labels = {key: f"{'attention off, ' if key[0] else ''}τ = {key[1]:g}" for key in sorted(steps)}
     found = []
     for section in (section for section in summary.sections if len(section.runs)):
         for source in (0.0, 1.0):
-            own = [(row, row.system.settings) for row in section.rows if row.n]
-            points = [
-                _scored(labels[row.system.role == "off", chosen["step_size"]], chosen["num_layers"], row)
-                for row, chosen in own
-                if chosen["source_weight"] == source
-            ]
+            own = [row for row in section.rows if row.n and row.system.settings["source_weight"] == source]
+            points = [_scored(labels[step(row)], row.system.settings["num_layers"], row) for row in own]
             side = f"{'with' if source else 'without'} source; {section.counted}"
-            title = f"{fill(section.data.label, 42)}\n{side}"
-            found.append(Curves(title, "depth K", "test accuracy in %", points, 2))
+            found.append(Curves(f"{fill(section.data.label, 42)}\n{side}", "depth K", "test accuracy in %", points, 2))
     return _pairs_of_panels(found, list(labels.values()), sharey="row")
 
 
@@ -394,9 +372,8 @@ def batch_size(summary: Summary) -> Any:
         for row in (row for row in section.rows if len(row.values())):
             label = "attention off" if row.system.role == "off" else "DIFFormer-s"
             size = row.system.settings.get("batch_size", row.first("settings", {}).get("batch_size"))
-            point = _scored(label, str(size or "whole"), row)
-            scores.append((*point[:4], few(row).removeprefix(", ")))
-            peaks.append((*point[:2], float(row.values("megabytes").median()), None, ""))
+            scores.append(_scored(label, str(size or "whole"), row, _few(row).removeprefix(", ")))
+            peaks.append(Point(label, str(size or "whole"), float(row.values("megabytes").median())))
         if scores:
             title, places = f"{section.data.label}; {section.counted}", " / ".join(section.runs["device"].unique())
             found.append(Curves(title, "nodes per batch", "test accuracy in %", scores))
@@ -422,22 +399,18 @@ def energy(summary: Summary) -> Any:
         _form(axes[3 * place : 3 * place + 3], name)
     titles = {"energy": "mean δ over pairs", "rank": "effective rank", "separation": "variance between classes"}
     labels = list(dict.fromkeys(row.label for section in trained for row in section.rows if row.n))
-    marks: dict[str, Any] = {}
-    for place, section in enumerate(trained):
-        for ax, (what, said) in zip(axes[6 + 3 * place : 9 + 3 * place], titles.items(), strict=True):
-            points = [
-                (row.label, layer, sum(values) / len(values), None, "")
-                for row in section.rows
-                for layer, values in enumerate(zip(*_measured(row, what), strict=True))
-            ]
+    places, marks = iter(axes[6:]), dict[str, Any]()
+    for section in trained:
+        for what, said in titles.items():
+            ax, points = next(places), []
+            for row in (row for row in section.rows if row.n):
+                curves = [one[what] for one in row.runs["measures"] if one.get(what)]
+                layers = enumerate(zip(*curves, strict=True))
+                points += [Point(row.label, layer, fmean(values)) for layer, values in layers]
             marks |= Curves(f"{section.data.label}: {said}\n{section.counted}", "layer", "", points).draw(ax, labels)
             ax.xaxis.get_major_locator().set_params(integer=True)
     legend_below(fig, [marks[label] for label in labels if label in marks])
     return fig
-
-
-def _measured(row: Row, what: str) -> list[Any]:
-    return [one[what] for one in row.runs["measures"] if one.get(what)] if row.n else []
 
 
 def _form(axes: Any, name: str) -> None:
@@ -445,8 +418,7 @@ def _form(axes: Any, name: str) -> None:
 
     from difformer.diffusion import as_diffusivity
 
-    form = as_diffusivity(name)
-    curves, field, height = axes
+    (curves, field, height), form = axes, as_diffusivity(name)
     z = torch.linspace(-2, 2, 201, dtype=torch.float64)
     curves.plot(z, form.delta(z.square()), color=BLUE, label="δ(z²)")
     curves.plot(z, form.f(z.square()), color=ORANGE, ls="--", label="f(z²)")
@@ -465,12 +437,12 @@ def _form(axes: Any, name: str) -> None:
 
     place, u = grid(17)
     push = (form.f(u).unsqueeze(-1) * (stars - place.unsqueeze(-2))).sum(-2)
-    field.quiver(place[..., 0], place[..., 1], push[..., 0], push[..., 1], color=BLUE, width=0.005)
+    field.quiver(*place.unbind(-1), *push.unbind(-1), color=BLUE, width=0.005)
     place, u = grid(101)
-    drawn = height.contourf(place[..., 0], place[..., 1], form.delta(u).sum(-1), levels=20, cmap="cividis")
+    drawn = height.contourf(*place.unbind(-1), form.delta(u).sum(-1), levels=20, cmap="cividis")
     pyplot().colorbar(drawn, ax=height, label="Σⱼ δ(||z - zⱼ||²)")
     for ax, said in ((field, "velocity field"), (height, "energy of one instance")):
-        ax.plot(stars[:, 0], stars[:, 1], "*", color=RED, mec="white", mew=0.5, ms=9)
+        ax.plot(*stars.unbind(1), "*", color=RED, mec="white", mew=0.5, ms=9)
         ax.set(title=said, xlim=(-1, 1), ylim=(-1, 1), aspect="equal", xticks=(-1, 0, 1), yticks=(-1, 0, 1))
         ax.grid(False)
 

@@ -21,30 +21,50 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from difformer.errors import UserError
-from difformer.experiments.spec import NAMES
 from difformer.files import append_bytes, finite, writing
+from difformer.schema import check
+from difformer.training.config import TrainConfig
+from difformer.zoo import find, options_of
 
-DONE, FAILED, TAKEN_FROM = "done", "failed", "taken_from"
+DONE, FAILED = "done", "failed"
 Line = dict[str, Any]
 CellKey = tuple[str, str, str]
+# Fields that do not affect a result, or hold those that do.
+_IRRELEVANT = ("checkpoint_every", "checkpoint_seconds", "options")
+# Fields that are no part of an identity. Specs of series fix `scale_targets` at what was done before it existed.
+_NO_IDENTITY = ("model", "precision", "scale_targets")
+# Options whose default is not what was done before they existed.
+_BEFORE = {"initialisation": "torch"}
+# What fields are where they occur, and what a line must have.
+_FORM: dict[str, Any] = {
+    **dict.fromkeys(("key", "id", "settings_id", "fingerprint", "experiment", "protocol", "device"), str),
+    **dict.fromkeys(("model", "dataset", "system", "preset", "reason"), str),
+    **dict.fromkeys(("settings", "versions", "data_options"), dict),
+    **dict.fromkeys(("train", "valid", "seconds", "epochs", "best_epoch", "peak_memory"), (float, None)),
+    "stacked": int,
+}
+_REQUIRED: dict[str, dict[str, Any]] = {
+    DONE: {
+        **dict.fromkeys(("data", "system", "preset", "split", "metric", "device"), str),
+        "seed": int,
+        "measures": dict,
+    }
+    | {"test": (float, None)},
+    FAILED: {"data": str, "reason": str},
+}
 
 
 class Ledger:
-    """The lines of one experiment.
-
-    Args:
-        folder: Folder of the experiment; created with the first line.
-    """
+    """The lines of one experiment, in the folder `folder`, which is created with the first line."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        self.path = self.folder / "runs.jsonl"
+        self.path = Path(folder) / "runs.jsonl"
 
     def read(self) -> list[Line]:
         """Every complete line, in order, with ``key`` and ``id``.
@@ -54,10 +74,13 @@ class Ledger:
         """
         lines = read_lines(self.path)
         for number, line in enumerate(lines, 1):
-            if problem := _problem(line):
-                raise UserError(
-                    f"{self.path}, line {number}: not a run of `difformer reproduce` ({problem}); remove the line"
-                )
+            try:
+                check(line, {"status": {DONE, FAILED}})
+                present = {key: kind for key, kind in _FORM.items() if key in line}
+                check(line, present | _REQUIRED[line["status"]])
+            except UserError as error:
+                said = f"not a run of `difformer reproduce` ({error}); remove the line"
+                raise UserError(f"{self.path}, line {number}: {said}") from error
         try:
             json.dumps(lines, ensure_ascii=False).encode()
             return [named(line) for line in lines]
@@ -93,31 +116,6 @@ def read_lines(path: Path) -> list[Line]:
     return lines
 
 
-# What the fields of a line must be, where they occur.
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("data", "status", "system", "preset", "split", "protocol", "metric", "model", "dataset"), str),
-    **dict.fromkeys(("key", "id", "settings_id", "fingerprint", "experiment", "reason", "device"), str),
-    **dict.fromkeys(("settings", "measures", "versions", "data_options"), dict),
-    **dict.fromkeys(
-        ("train", "valid", "test", "seconds", "epochs", "best_epoch", "peak_memory"), (int, float, type(None))
-    ),
-    **dict.fromkeys(("seed", "stacked"), int),
-}
-_REQUIRED = {
-    DONE: {"data", "system", "preset", "seed", "split", "test", "metric", "measures"},
-    FAILED: {"data", "reason"},
-}
-
-
-def _problem(line: Any) -> str:
-    """Why a line is not a run; empty if it is one."""
-    if not isinstance(line, dict) or line.get("status") not in (DONE, FAILED):
-        return "it has no status"
-    wrong = [name for name, kind in _KINDS.items() if name in line and not isinstance(line[name], kind)]
-    missing = sorted(_REQUIRED[line["status"]] - line.keys())
-    return f"{wrong[0]} is {str(line[wrong[0]])[:40]}" if wrong else f"{missing[0]} is missing" if missing else ""
-
-
 def identity(**parts: Any) -> str:
     """A hash of the content of `parts`."""
     text = json.dumps(finite(parts), sort_keys=True, ensure_ascii=False)
@@ -133,6 +131,40 @@ def code_version() -> str:
     for path in sorted(one for one in root.rglob("*") if one.suffix in (".py", ".c", ".h")):
         found.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return f"{__version__}+{found.hexdigest()[:8]}"
+
+
+def complete(config: TrainConfig) -> dict[str, Any]:
+    """Every setting of a configuration in one mapping, including the model's defaults."""
+    fields = {key: value for key, value in config.to_dict().items() if key not in _IRRELEVANT}
+    return {**find(config.model).fixed, **options_of(config.model), **config.options, **fields}
+
+
+def settings_id(model: str, settings: Mapping[str, Any], dataset: str, options: Mapping[str, Any]) -> str:
+    """Identity of a data set with options and of settings, without the precision.
+
+    Settings at their default do not count. So a run keeps its identity when the package gains an option whose default
+    is what was done before, and lines of older versions are found again.
+    """
+    if model == "difformer" and settings.get("diffusivity", "") is None:
+        model = "difformer-off"  # its name before it had one of its own
+    if "baseline" in settings:
+        return identity(baseline=settings["baseline"], dataset=dataset, options=options)
+    try:
+        default = complete(TrainConfig(model=model))
+    except ValueError:  # a model that the package no longer has
+        default = {}
+    before = {key: value for key, value in _BEFORE.items() if key in default}
+    chosen = {
+        key: value
+        for key, value in {**before, **settings}.items()
+        if key not in _NO_IDENTITY and (key not in default or _plain(value) != _plain(default[key]))
+    }
+    return identity(model=model, settings=chosen, dataset=dataset, options=options)
+
+
+def _plain(value: Any) -> Any:
+    """Older lines have ``norm = false`` for ``"none"``."""
+    return "none" if value is False else value
 
 
 def run_key(settings_id: str, seed: int, split: str, mode: str = "score") -> str:
@@ -163,8 +195,6 @@ def named(line: Line) -> Line:
     line = {**line, **{key: _wording(line[key]) for key in ("split", "protocol") if key in line}}
     if line["status"] != DONE or "key" in line or not line.keys() >= {"id", "settings", "dataset", "model"}:
         return line
-    from difformer.experiments.cells import settings_id
-
     settings = dict(line["settings"])
     if settings.get("metric") == "cosine":  # the model's option of that name was written in place of the metric
         settings["metric"] = line["metric"] if line["metric"].endswith("mse") else "auto"
@@ -206,43 +236,3 @@ def reasons(lines: Sequence[Line]) -> dict[CellKey, str]:
 def cell_of(line: Mapping[str, Any]) -> CellKey:
     """Data, system and preset of a line."""
     return line["data"], line.get("system", ""), line.get("preset", "")
-
-
-class Finished:
-    """Finished runs of this and other experiments, for rows that ask for the same run.
-
-    A copy names the experiment that it comes from, and is never copied again: a run that is removed and repeated does
-    not come back from a copy.
-
-    Args:
-        folder: Folder of the experiment. Its sibling folders are read when they are first needed.
-        own: Lines of this experiment.
-        quick: Whether quick runs are wanted.
-        say: Takes remarks about files that cannot be read.
-    """
-
-    def __init__(self, folder: Path, own: Iterable[Line], quick: bool, say: Callable[[str], None]) -> None:
-        self.folder, self.quick, self.say = folder, quick, say
-        self._known: dict[tuple[str, str], Line] = {}
-        self._others_read = False
-        self.add(own)
-
-    def add(self, lines: Iterable[Line]) -> None:
-        """Lines that other rows may use from now on."""
-        for line in lines:
-            usable = line["status"] == DONE and line.keys() >= {"key", "fingerprint", "experiment"}
-            if usable and TAKEN_FROM not in line and bool(line.get("quick")) == self.quick and line["test"] is not None:
-                self._known.setdefault((line["key"], line["fingerprint"]), line)
-
-    def find(self, key: str, fingerprint: str, measures: Sequence[str]) -> Line | None:
-        """A finished run with this key on the same data that has all `measures`, or None."""
-        if not self._others_read:
-            self._others_read = True
-            beside = [self.folder.parent / name for name in NAMES] if self.folder.name in NAMES else []
-            for folder in beside:
-                try:
-                    self.add(Ledger(folder).read() if folder != self.folder else ())
-                except (OSError, ValueError) as error:
-                    self.say(f"{self.folder.name}: no run is reused from {folder}: {error}")
-        found = self._known.get((key, fingerprint))
-        return found if found is not None and found["measures"].keys() >= set(measures) else None

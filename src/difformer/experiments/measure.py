@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,12 +84,7 @@ class Peak:
 
 @contextmanager
 def peak_memory(device: torch.device, *, added: bool = True) -> Iterator[Peak]:
-    """Measure the peak memory of a block.
-
-    Args:
-        device: Whose memory is meant; for a CPU it is that of the process.
-        added: Whether to subtract what a GPU held before; for a CPU this is always done.
-    """
+    """Measure the peak memory of a block: of a GPU, less what it held before if `added`, or added to the process."""
     found = Peak()
     gc.collect()
     if device.type == "cuda":
@@ -101,11 +96,11 @@ def peak_memory(device: torch.device, *, added: bool = True) -> Iterator[Peak]:
         found.bytes = torch.cuda.max_memory_allocated(device) - held
         return
     was_reset = _reset_peak()
-    before = _status("VmRSS")
+    before = _entry("/proc/self/status", "VmRSS")
     yield found
-    after = _status("VmHWM")
-    if was_reset and before is not None and after is not None:
-        found.bytes = max(after - before, 0)
+    after = _entry("/proc/self/status", "VmHWM")
+    if was_reset and before and after:
+        found.bytes = max(1024 * (int(after.split()[0]) - int(before.split()[0])), 0)
 
 
 def _reset_peak() -> bool:
@@ -122,10 +117,10 @@ def _reset_peak() -> bool:
     return True
 
 
-def _status(what: str) -> int | None:
-    place = Path("/proc/self/status")
-    lines = place.read_text().splitlines() if place.is_file() else []
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(what)), None)
+def _entry(path: str, name: str) -> str:
+    """The first value of a name in a file of Linux's ``/proc``; empty elsewhere."""
+    lines = Path(path).read_text(errors="replace").splitlines() if Path(path).is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
 def training_peak(task: Task, config: TrainConfig, seed: int, device: torch.device) -> Peak:
@@ -143,36 +138,18 @@ def surroundings(device: torch.device) -> dict[str, Any]:
     """Device, threads and versions, for the ledger."""
     import numpy
 
-    return {
-        "device": f"{_processor()}, {torch.get_num_threads()} threads" if device.type == "cpu" else describe(device),
-        "versions": {
-            "difformer": code_version(),
-            "torch": torch.__version__,
-            "numpy": numpy.__version__,
-            "python": platform.python_version(),
-        },
-    }
-
-
-def _processor() -> str:
-    place = Path("/proc/cpuinfo")
-    lines = place.read_text(errors="replace").splitlines() if place.is_file() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
-
-
-class Cost(NamedTuple):
-    """Seconds per epoch, and how many epochs and seconds the measurement took with warm-up."""
-
-    each: float
-    epochs: int
-    seconds: float
+    versions = {"difformer": code_version(), "torch": torch.__version__, "numpy": numpy.__version__}
+    where = describe(device)
+    if device.type == "cpu":
+        processor = _entry("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
+        where = f"{processor}, {torch.get_num_threads()} threads"
+    return {"device": where, "versions": {**versions, "python": platform.python_version()}}
 
 
 def epoch_cost(
     task: Task, config: TrainConfig, seed: int, device: torch.device, stop: Callable[[], bool], *, quick: bool
-) -> Cost:
-    """Time the epochs of one run.
+) -> tuple[float, int, float]:
+    """Seconds per epoch of one run, and how many epochs and seconds the measurement took with warm-up.
 
     Raises:
         Interrupted: If `stop` is true.
@@ -195,7 +172,7 @@ def epoch_cost(
         before = [timed(1) for _ in range(WARM_UP)]
         number = (QUICK_EPOCHS if quick else EPOCHS) if before[-1] < LONG else 1
         counted = timed(number)
-    return Cost(counted / number, WARM_UP + number, sum(before) + counted)
+    return counted / number, WARM_UP + number, sum(before) + counted
 
 
 def look(mode: str, task: Task, config: TrainConfig, record: RunRecord, device: torch.device) -> dict[str, Any]:
@@ -220,7 +197,15 @@ def look(mode: str, task: Task, config: TrainConfig, record: RunRecord, device: 
     if latent and classes is not None:
         found |= {"within": [one.within for one in latent], "uniform": chance(classes, shown)}
         found["entropy"] = [one.entropy for one in latent]
-    return {**found, "pictures": _layers(scene, shown, classes, latent)}
+    # Input, first and last layer: states with the pairs of the step that produced them.
+    assert scene.states is not None
+    maps = project([states[shown] for states in scene.states])
+    last, own = len(maps) - 1, None if classes is None else classes[shown].tolist()
+    found["pictures"] = [
+        _picture(f"layer {k} of {last}" if k else "before diffusion", maps[k], latent[k - 1 : k] if k else [], own)
+        for k in dict.fromkeys((0, min(1, last), last))
+    ]
+    return found
 
 
 def _latent(scene: Scene, shown: Tensor, classes: Tensor | None) -> list[Any]:
@@ -230,40 +215,18 @@ def _latent(scene: Scene, shown: Tensor, classes: Tensor | None) -> list[Any]:
     return latent_layers(scene, shown, classes)
 
 
-def _layers(scene: Scene, shown: Tensor, classes: Tensor | None, latent: list[Any]) -> list[dict[str, Any]]:
-    """Input, first and last layer: states with the pairs of the step that produced them."""
-    assert scene.states is not None
-    maps = project([states[shown] for states in scene.states])
-    last = len(maps) - 1
-    own = None if classes is None else classes[shown].tolist()
-    return [
-        {
-            "title": "before diffusion" if k == 0 else f"layer {k} of {last}",
-            "x": maps[k].x,
-            "y": maps[k].y,
-            "classes": own,
-            "values": None,
-            "pairs": _pairs(latent[k - 1]) if k and latent else [],
-        }
-        for k in dict.fromkeys((0, min(1, last), last))
-    ]
-
-
 def _snapshot(loaded: Loaded, task: Task, number: int) -> dict[str, Any]:
     """Attention of the first layer at one snapshot, with nodes coloured by their targets."""
     scene = make_scene(loaded, number)
     assert scene.states is not None
     latent = _latent(scene, torch.arange(scene.size), None)
     first = project([scene.states[min(1, len(scene.states) - 1)]])[0]
-    return {
-        "title": f"snapshot {number}, layer 1",
-        "x": first.x,
-        "y": first.y,
-        "classes": None,
-        "values": [round(value, 4) for value in task.y[number].tolist()],
-        "pairs": _pairs(latent[0]) if latent else [],
-    }
+    values = [round(value, 4) for value in task.y[number].tolist()]
+    return _picture(f"snapshot {number}, layer 1", first, latent[:1], values=values)
 
 
-def _pairs(layer: Any) -> list[list[float]]:
-    return [list(one) for one in zip(layer.source[:PAIRS], layer.target[:PAIRS], layer.weight[:PAIRS], strict=True)]
+def _picture(title: str, where: Any, latent: list[Any], classes: Any = None, values: Any = None) -> dict[str, Any]:
+    """Points of a map, and the strongest pairs of a layer."""
+    ends = [(one.source[:PAIRS], one.target[:PAIRS], one.weight[:PAIRS]) for one in latent]
+    pairs = [list(pair) for one in ends for pair in zip(*one, strict=True)]
+    return {"title": title, "x": where.x, "y": where.y, "classes": classes, "values": values, "pairs": pairs}

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -97,12 +97,8 @@ class Preset:
 
     def to_dict(self) -> dict[str, Any]:
         """Fields that are set, with `settings` last, as in a file."""
-        written = {key: getattr(self, key) for key in _FIELDS if getattr(self, key) not in (None, "", {})}
+        written = {key: value for key, value in vars(self).items() if key != "settings" and value not in (None, "", {})}
         return {**written, "settings": dict(self.settings)}
-
-
-# Fields in the order of a file, which has the settings last.
-_FIELDS = tuple(one.name for one in fields(Preset) if one.name != "settings")
 
 
 @cache
@@ -128,24 +124,20 @@ def find_preset(name: str, *, model: str, dataset: str) -> Preset:
     Raises:
         UserError: If the pair has no preset of that name; the message lists those that exist.
     """
-    shipped = load_presets()
-    for preset in shipped:
-        if (preset.name, preset.model, preset.dataset, preset.variant) == (name, model, dataset, None):
+    plain = [preset for preset in load_presets() if preset.variant is None]
+    for preset in plain:
+        if preset.identity == (name, model, dataset, None):
             return preset
-    names = sorted({*NAMES, *(preset.name for preset in shipped)})
+    names = sorted({*NAMES, *(preset.name for preset in plain)})
     if name not in names:
         hint, known = did_you_mean(name, names), ", ".join(names)
         raise UserError(f"preset: there is no preset {name!r}; {hint}known are {known}, or a .toml file")
-    plain = [preset for preset in shipped if preset.variant is None]
     here = ", ".join(p.name for p in plain if (p.model, p.dataset) == (model, dataset))
-    models = ", ".join(sorted({p.model for p in plain if (p.name, p.dataset) == (name, dataset)}))
-    datasets = ", ".join(sorted({p.dataset for p in plain if (p.name, p.model) == (name, model)}))
-    exists = [f"for that pair there is {here}"] if here else []
-    if not here:
-        exists += [f"on {dataset} it exists for {models}"] if models else []
-        exists += [f"{model} has it for {datasets}"] if datasets else []
-    if not exists:
-        exists = [f"{model} has it for no data set"]
+    models = ", ".join(sorted(p.model for p in plain if (p.name, p.dataset) == (name, dataset)))
+    datasets = ", ".join(sorted(p.dataset for p in plain if (p.name, p.model) == (name, model)))
+    exists = [f"on {dataset} it exists for {models}"] if models else []
+    exists += [f"{model} has it for {datasets}"] if datasets else []
+    exists = [f"for that pair there is {here}"] if here else exists or [f"{model} has it for no data set"]
     raise UserError(
         f"preset: there is no preset {name!r} for {model} on {dataset}; {'; '.join(exists)}. "
         f"Leave --preset out to use the defaults, or find values with `difformer tune`"
@@ -178,26 +170,18 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 _FORM = {
+    **dict.fromkeys(("name", "model", "dataset"), str),
     **dict.fromkeys(("source", "protocol", "metric", "command", "note", "variant"), (str, None)),
     **dict.fromkeys(("seeds", "trials", "runs"), (int, None)),
-    **{"validation": (float, None), "data": (dict, None)},
+    **{"validation": (float, None), "data": (dict, None), "settings": (dict, None)},
 }
 
 
 def _preset(entry: Mapping[str, Any], path: Path) -> Preset:
-    unknown = sorted(set(entry) - set(_FIELDS) - {"settings"})
-    if unknown:
-        raise UserError(
-            f"preset: {path} has the unknown field {unknown[0]!r}; known are {', '.join(_FIELDS)}, settings"
-        )
-    for required in ("name", "model", "dataset"):
-        if not isinstance(entry.get(required), str):
-            raise UserError(f'preset: {path} must say {required} = "…", got {entry.get(required)!r}')
+    if unknown := sorted(set(entry) - set(_FORM)):
+        raise UserError(f"preset: {path} has the unknown field {unknown[0]!r}; known are {', '.join(_FORM)}")
     try:
         check(dict(entry), _FORM)
     except UserError as error:
         raise UserError(f"preset: {path}: {error}") from error
-    settings = entry.get("settings", {})
-    if not isinstance(settings, Mapping):
-        raise UserError(f"preset: {path} must hold a table [settings], got {settings!r}")
-    return Preset(**{**entry, "settings": dict(settings)})
+    return Preset(**entry)

@@ -1,4 +1,4 @@
-"""Tables from a summary: ``table.md``, ``table.tex``, and the one-page ``RESULTS.md``.
+"""Tables from a summary: ``table.md`` and the one-page ``RESULTS.md``.
 
 Every number is read from the ledger or from ``published.toml``; a page of results contains no typed figure.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
@@ -24,7 +25,6 @@ from difformer.experiments.analysis import (
     pandas,
     published,
     read_summary,
-    reused,
 )
 from difformer.experiments.cells import UNTUNED
 from difformer.experiments.spec import experiments
@@ -114,9 +114,9 @@ def _score_columns(section: Section, known: Mapping[str, str]) -> dict[str, Call
         "system": lambda row: row.system.label,
         "settings": lambda row: row.settings,
         f"test {unit}, mean ± std (n)": score,
-        **{LABELS.get(name, name): _of(score, name) for name in measures},
-        "validation": lambda row: score(row, "valid"),
-        **{said: _of(_by_layer, name) for name, said in _BY_LAYER.items()},
+        **{LABELS.get(name, name): partial(score, what=name) for name in measures},
+        "validation": partial(score, what="valid"),
+        **{said: partial(_by_layer, name=name) for name, said in _BY_LAYER.items()},
         "paper": lambda row: str(row.paper or NONE),
         "Δ paper": lambda row: difference(row, row.paper),
         "authors' code": lambda row: str(row.authors or NONE),
@@ -159,10 +159,6 @@ def _cost_columns(section: Section, known: Mapping[str, str]) -> dict[str, Calla
         "paper, MB": lambda row: str(row.memory or NONE),
         "authors' code on a CPU, seconds": lambda row: str(row.authors or NONE),
     }
-
-
-def _of(text: Callable[[Row, str], str], name: str) -> Callable[[Row], str]:
-    return lambda row: text(row, name)
 
 
 def _by_layer(row: Row, name: str) -> str:
@@ -226,50 +222,32 @@ def under(section: Section) -> list[str]:
     if len(marks) > 1:
         told = ", ".join(f"{mark[:8]} ({count} run{'' if count == 1 else 's'})" for mark, count in marks.items())
         said.append(f"Not all runs used bit-identical data; the fingerprints start with {told}.")
-    if len(copied := reused(section)):
-        said.append(f"Shared with {', '.join(copied.index)}: {copied.sum()} of these runs.")
-    if left := _not_run(section):
-        said.append(f"Not run yet: {left}.")
+    shown = {row.system.key for row in rows}
+    left: dict[str, str] = {}  # systems without a row, with their published figures
+    for row in (row for row in section.rows if row.system.key not in shown):
+        left[row.system.key] = row.system.label + (f" (published {row.paper})" if row.paper else "")
+    if left:
+        said.append(f"Not run yet: {', '.join(left.values())}.")
     return [*said, *map(sentence, section.comparisons), *_below_paper(section)]
-
-
-def _not_run(section: Section) -> str:
-    """Systems without a row, with their settings and published figures."""
-    shown = {row.system.key for row in section.shown}
-    left: dict[str, list[Row]] = {}
-    for row in section.rows:
-        if row.system.key not in shown:
-            left.setdefault(row.system.key, []).append(row)
-    said = []
-    for rows in left.values():
-        figures = [f"published {rows[0].paper}"] if rows[0].paper else []
-        said.append(f"{rows[0].system.label} ({'; '.join([', '.join(row.settings for row in rows), *figures])})")
-    return ", ".join(said)
 
 
 def _below_paper(section: Section) -> list[str]:
     """Rivals more than two points below the paper on the paper's own splits, with what was tried for them."""
     if not section.data.paper_protocol:
         return []
-    keys = dict.fromkeys(row.system.key for row in section.rows if row.system.role == "rival" and len(row.values()))
-    best = [max((r for r in section.rows if r.system.key == key and r.n), key=_valid) for key in keys]
-    gaps = [(row, float(difference(row, row.paper))) for row in best if row.paper is not None and row.paper.mean]
-    low = [(row, gap) for row, gap in gaps if gap < -BELOW]
-    if not gaps:
-        return []
-    if not low:
-        return [f"No rival is more than {BELOW:g} points below the paper."]
-    named = ", ".join(f"{row.system.label} {gap:+.2f} ({_tried(row)})" for row, gap in low)
-    return [f"More than {BELOW:g} points below the paper: {named}. `results/NOTES.md` says what was tried."]
-
-
-def _valid(row: Row) -> float:
-    return (1 if row.higher_is_better else -1) * (row.mean("valid") or 0.0)
-
-
-def _tried(row: Row) -> str:
-    trials, _, runs = row.budget.partition(" × ")
-    return f"{trials} settings" + (f" × {runs} runs" if runs else "") if trials else "untuned"
+    best: dict[str, Row] = {}
+    for row in (row for row in section.rows if row.system.role == "rival" and len(row.values())):
+        best[row.system.key] = max(best.get(row.system.key, row), row, key=lambda one: one.rank)
+    gaps = [(row, float(difference(row, row.paper))) for row in best.values() if row.paper and row.paper.mean]
+    said = []
+    for row, gap in gaps:
+        trials, _, runs = row.budget.partition(" × ")
+        tried = f"{trials} settings" + (f" × {runs} runs" if runs else "") if trials else "untuned"
+        said += [f"{row.system.label} {gap:+.2f} ({tried})"] if gap < -BELOW else []
+    if said:
+        tried = "`results/NOTES.md` says what was tried"
+        return [f"More than {BELOW:g} points below the paper: {', '.join(said)}. {tried}."]
+    return [f"No rival is more than {BELOW:g} points below the paper."] if gaps else []
 
 
 def remarks(summary: Summary) -> list[str]:
@@ -306,62 +284,12 @@ def _md(cells: Any) -> str:
     return "\n".join("| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in row) + " |" for row in rows)
 
 
-_TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}"}
-_TEX |= {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "–": "--", "…": r"\dots{}", "Å": r"\AA{}"}
-_TEX |= {"†": r"$\dagger$", "±": r"$\pm$", "×": r"$\times$", "→": r"$\to$", "²": "$^2$", "−": "$-$"}
-_TEX |= {"|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
-_TEX |= {"τ": r"$\tau$", "β": r"$\beta$", "δ": r"$\delta$", "Δ": r"$\Delta$", "σ": r"$\sigma$", "λ": r"$\lambda$"}
-
-
-def tex(text: str) -> str:
-    """Text with LaTeX's special characters escaped."""
-    return "".join(_TEX.get(letter, letter) for letter in text.replace("**", "").replace("`", "'"))
-
-
-def latex(summary: Summary) -> str:
-    """Every section as a table (booktabs and graphicx); a section without runs as a comment."""
-    name = summary.experiment.name
-    blocks = [f"% {summary.experiment.title}: written by `difformer reproduce {name}`"]
-    return "\n\n".join([*blocks, *(_tex_table(summary, section) for section in summary.sections)]) + "\n"
-
-
-def _tex_table(summary: Summary, section: Section) -> str:
-    title, said = f"{summary.experiment.title}: {section.data.label}.", [heading(section), section.data.note]
-    notes = [" ".join(text.split()) for text in (*said, *under(section)) if text]
-    if not section.shown:
-        return "\n".join(f"% {text}" for text in [title, *notes])
-    cells = table(section)
-    rows = [" & ".join(map(tex, row)) + r" \\" for row in [list(cells), *cells.values.tolist()]]
-    return "\n".join(
-        [
-            r"\begin{table}[t]\centering\small",
-            rf"\caption{{{tex(title)}}}",
-            r"\resizebox{\textwidth}{!}{%",
-            rf"\begin{{tabular}}{{ll{'r' * (len(cells.columns) - 2)}}}",
-            r"\toprule",
-            rows[0],
-            r"\midrule",
-            *rows[1:],
-            r"\bottomrule",
-            r"\end{tabular}}",
-            r"\par\smallskip",
-            r"\begin{minipage}{\textwidth}\footnotesize\raggedright",
-            "\n\n".join(map(tex, notes)),
-            r"\end{minipage}",
-            r"\end{table}",
-        ]
-    )
-
-
 def write_files(summary: Summary, folder: Path) -> list[Path]:
-    """Write the tables and the figure of a summary, each file atomically."""
+    """Write the table and the figure of a summary, each file atomically."""
     from difformer.experiments.figures import draw, save
 
-    written = []
-    for name, content in (("table.md", markdown(summary)), ("table.tex", latex(summary))):
-        write_whole(folder / name, content.encode())
-        written.append(folder / name)
-    return [*written, *save(draw(summary), folder)]
+    write_whole(folder / "table.md", markdown(summary).encode())
+    return [folder / "table.md", *save(draw(summary), folder)]
 
 
 # The page of results.
@@ -408,10 +336,9 @@ def results_page(folder: Path, links: str = "../results") -> str:
 def _page_row(summary: Summary, section: Section, links: str) -> dict[str, str]:
     rival, off = section.comparison("the best rival"), section.comparison("attention off")
     ours = section.comparisons[0].ours
-    won = rival is not None and rival.significant
     row, other = score(ours, count=False), NONE if rival is None else score(rival.other, count=False)
-    if won and rival is not None:
-        row, other = (f"**{row}**", other) if rival.ahead else (row, f"**{other}**")
+    if rival is not None and rival.significant:
+        row, other = (f"**{row}**", other) if rival.gain > 0 else (row, f"**{other}**")
     published_rows = [one for one in section.rows if one.system.role == "ours" and section.data.compare == "test"]
     found = {
         "data": f"[{section.data.label}]({links}/{summary.experiment.name}/table.md)",

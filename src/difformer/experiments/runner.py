@@ -22,8 +22,8 @@ import torch
 from difformer.data import DataError, Task
 from difformer.data.lookup import check_folders
 from difformer.errors import UserError, WouldNotFitError
-from difformer.experiments.cells import Cell, Request, complete, wanted_cells
-from difformer.experiments.ledger import DONE, FAILED, TAKEN_FROM, Finished, Ledger, Line, cell_of, run_id, run_key
+from difformer.experiments.cells import Cell, Request, wanted_cells
+from difformer.experiments.ledger import DONE, FAILED, CellKey, Ledger, Line, cell_of, complete, run_id, run_key
 from difformer.experiments.measure import (
     Interrupted,
     Peak,
@@ -53,25 +53,14 @@ Say = Callable[[str], None]
 
 @dataclass
 class Outcome:
-    """What a call did.
+    """What a call did."""
 
-    Args:
-        made: Runs made by this call.
-        there: Runs that existed before.
-        taken: Runs reused from another table or row.
-        failed: Cells that could not be run, with the reason.
-        errors: How many of them are errors of the program, not of data, memory or divergence.
-        left: Runs that remain.
-        stopped: ``"interrupted"``, ``"out of time"``, or empty.
-    """
-
-    made: int = 0
-    there: int = 0
-    taken: int = 0
-    failed: dict[tuple[str, str, str], str] = field(default_factory=dict)
-    errors: int = 0
-    left: int = 0
-    stopped: str = ""
+    made: int = 0  # runs made by this call
+    there: int = 0  # runs that existed before
+    failed: dict[CellKey, str] = field(default_factory=dict)  # cells that could not be run, with the reason
+    errors: int = 0  # how many of them are errors of the program, not of data, memory or divergence
+    left: int = 0  # runs that remain
+    stopped: str = ""  # "interrupted", "out of time", or empty
 
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -80,16 +69,10 @@ class Outcome:
 
 
 class Watch:
-    """Whether to stop: if `stop` is true, or if the current runs have used up their time.
-
-    Args:
-        stop: Whether the user asked for an end.
-        seconds: Time limit of one run.
-    """
+    """Whether to stop: if `stop` is true, or if the current runs have used up their `seconds` each."""
 
     def __init__(self, stop: Callable[[], bool], seconds: float = math.inf) -> None:
-        self.stop, self.limit = stop, seconds
-        self.too_long = 0.0
+        self.stop, self.limit, self.too_long = stop, seconds, 0.0
         self.begin()
 
     def begin(self, runs: int = 1) -> None:
@@ -106,13 +89,26 @@ class Watch:
 
     def reason(self, epochs: int, where: str) -> str:
         """The reason in a table for a run over its limit."""
-        had = "its first epoch" if epochs == 0 else "one epoch" if epochs == 1 else f"{epochs} epochs"
+        had = {0: "its first epoch", 1: "one epoch"}.get(epochs, f"{epochs} epochs")
         return f"too long: {self.too_long:.{0 if self.too_long >= 10 else 1}f} s for {had} on {where}"
+
+
+def why_not(cell: Cell, task: Task) -> str:
+    """Why a system cannot run on a task at all; empty if it can be tried."""
+    if cell.system.baseline:
+        return "" if task.kind == "series" else "a baseline for series"
+    info = MODELS[cell.system.model]
+    graph = str(cell.choice.settings.get("graph", "given"))
+    if task.kind not in info.kinds:
+        return f"{cell.system.model} is not for {task.kind}"
+    if info.needs_graph and not graph.startswith("knn") and (task.edge_index is None or graph != "given"):
+        return f"{cell.system.model} needs a graph, and there are no edges"
+    return ""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A cell with its task and configuration; `config` is None for a baseline.
+    """A cell with its task; `config` is None for a baseline.
 
     A precision that overrides the settings' own, like the device, does not make it another cell; its lines record it.
     """
@@ -135,10 +131,11 @@ class Job:
     def key(self, seed: int) -> str:
         return run_key(self.settings_id, seed, self.task.splits[self.split(seed)].name, self.cell.data.mode)
 
-    def line(self, seed: int) -> Line:
-        """What a line says of its run, whatever was measured."""
+    def line(self, seed: int, shared: Line, peak: Peak, **measured: Any) -> Line:
+        """The line of a finished run."""
         cell, split = self.cell, self.task.splits[self.split(seed)]
-        return {
+        line = {
+            **shared,
             "status": DONE,
             "key": self.key(seed),
             "data": cell.data.key,
@@ -156,26 +153,11 @@ class Job:
             "seed": seed,
             "split": split.name,
             "sizes": list(split.sizes()),
+            **measured,
+            "seconds": round(measured["seconds"], 4),
+            "peak_memory": peak.bytes,
         }
-
-    @property
-    def reusable(self) -> bool:
-        """Whether its runs may come from elsewhere: scores may; cost is always measured side by side."""
-        data = self.cell.data
-        return data.mode == "score" and not data.alone and not self.cell.system.baseline
-
-
-def why_not(cell: Cell, task: Task) -> str:
-    """Why a system cannot run on a task at all; empty if it can be tried."""
-    if cell.system.baseline:
-        return "" if task.kind == "series" else "a baseline for series"
-    info = MODELS[cell.system.model]
-    graph = str(cell.choice.settings.get("graph", "given"))
-    if task.kind not in info.kinds:
-        return f"{cell.system.model} is not for {task.kind}"
-    if info.needs_graph and not graph.startswith("knn") and (task.edge_index is None or graph != "given"):
-        return f"{cell.system.model} needs a graph, and there are no edges"
-    return ""
+        return {**line, "id": run_id(line)}
 
 
 def perform(job: Job, seeds: Sequence[int], device: torch.device, watch: Watch, shared: Line) -> Iterator[Line]:
@@ -185,40 +167,27 @@ def perform(job: Job, seeds: Sequence[int], device: torch.device, watch: Watch, 
         Interrupted: If `watch` stopped a run.
         NonFiniteLossError: If a seed diverged, after all others were trained.
     """
-    data, task = job.cell.data, job.task
+    data, task, config = job.cell.data, job.task, job.config or TrainConfig()
     if data.mode == "cost":
-        assert job.config is not None
+        none = dict.fromkeys(("train", "valid", "test", "best_epoch"))
         for seed in seeds:
             watch.begin()
             with peak_memory(device, added=False) as peak:
-                cost = epoch_cost(task, job.config, seed, device, watch, quick=bool(shared["quick"]))
-            scores = {"metric": "seconds per epoch", "higher_is_better": False, "train": None, "valid": None}
-            scores |= {"test": None, "measures": {"epoch_seconds": cost.each}, "best_epoch": None}
-            yield _line(job, seed, shared, scores, cost.epochs, cost.seconds, 1, peak)
+                each, epochs, seconds = epoch_cost(task, config, seed, device, watch, quick=bool(shared["quick"]))
+            found = {"metric": "seconds per epoch", "higher_is_better": False, **none, "stacked": 1}
+            found |= {"measures": {"epoch_seconds": each}, "epochs": epochs, "seconds": seconds}
+            yield job.line(seed, shared, peak, **found)
         return
     for record, peak, together in _records(job, seeds, device, watch):
-        config, split = job.config or TrainConfig(), task.splits[job.split(record.seed)]
-        measures = measure(data.measures, data.dataset, task, split, config, record.outputs)
+        measures = measure(
+            data.measures, data.dataset, task, task.splits[job.split(record.seed)], config, record.outputs
+        )
         if data.mode in ("energy", "visualise"):
             measures |= look(data.mode, task, config, record, device)
-        scores = {
-            "metric": record.metric,
-            "higher_is_better": find_metric(record.metric).higher_is_better,
-            "train": record.train,
-            "valid": record.valid,
-            "test": record.test,
-            "measures": measures,
-            "best_epoch": record.best_epoch,
-        }
-        yield _line(job, record.seed, shared, scores, record.epochs, record.seconds, together, peak)
-
-
-def _line(
-    job: Job, seed: int, shared: Line, scores: Line, epochs: int, seconds: float, together: int, peak: Peak
-) -> Line:
-    cost = {"epochs": epochs, "seconds": round(seconds, 4), "stacked": together, "peak_memory": peak.bytes}
-    line = {**shared, **job.line(seed), **scores, **cost}
-    return {**line, "id": run_id(line)}
+        names = ("metric", "train", "valid", "test", "best_epoch", "epochs", "seconds")
+        found = {name: getattr(record, name) for name in names}
+        found |= {"higher_is_better": find_metric(record.metric).higher_is_better}
+        yield job.line(record.seed, shared, peak, **found, measures=measures, stacked=together)
 
 
 def _records(
@@ -234,14 +203,14 @@ def _records(
         watch.begin(len(seeds))
         with peak_memory(device) as peak:
             runs = [Run(seed, job.split(seed), config) for seed in seeds]
-            results = train_stacked(task, runs, device, stop=watch, keep_errors=True)
+            results = train_stacked(task, runs, device, stop=watch)
         diverged = [one for one in results if isinstance(one, NonFiniteLossError)]
-        whole = [one for one in results if isinstance(one, RunRecord) and one.status != "interrupted"]
+        records = [one for one in results if isinstance(one, RunRecord)]
+        whole = [one for one in records if one.status != "interrupted"]
         for record in whole:
             yield record, peak, len(results)
         if len(whole) + len(diverged) < len(seeds):
-            cut = [one.epochs for one in results if isinstance(one, RunRecord) and one.status == "interrupted"]
-            raise Interrupted(min(cut, default=0))
+            raise Interrupted(min((one.epochs for one in records if one.status == "interrupted"), default=0))
     else:
         for seed in seeds:
             watch.begin()
@@ -268,21 +237,10 @@ def _untrained(job: Job, seed: int) -> RunRecord:
     split = task.splits[job.split(seed)]
     outputs = baseline(job.cell.system.baseline, task, split)
     metric = find_metric(job.cell.data.settings.get("metric", task.metric), task.problem)
-    scores = {part: float(metric(outputs[index], task.y[index])) for part, index in split.parts().items()}
-    return RunRecord(
-        seed=seed,
-        split=split.name,
-        metric=metric.name,
-        best_epoch=0,
-        train=scores["train"],
-        valid=scores["valid"],
-        test=scores["test"],
-        loss=math.nan,
-        history=[],
-        seconds=time.perf_counter() - started,
-        state={},
-        outputs=outputs.float(),
-    )
+    parts = (split.train, split.valid, split.test)
+    train, valid, test = (float(metric(outputs[index], task.y[index])) for index in parts)
+    seconds, name = time.perf_counter() - started, metric.name
+    return RunRecord(seed, split.name, name, 0, train, valid, test, math.nan, [], seconds, {}, outputs.float())
 
 
 def run(experiment: Experiment, folder: Path, request: Request, say: Say) -> Outcome:
@@ -297,17 +255,8 @@ def run(experiment: Experiment, folder: Path, request: Request, say: Say) -> Out
     wanted = wanted_cells(experiment, request)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(folder)
     with only_one(folder), stop_requests() as stop:
-        known = ledger.read()
-        for line in known:
-            if bool(line.get("quick")) != request.quick:
-                there, asked = ("full", "quick") if request.quick else ("quick", "full")
-                raise UserError(
-                    f"{folder} holds {there} runs, but {asked} ones were requested, and the two are never mixed: "
-                    f"choose another folder with --out, or remove this one"
-                )
-        work = _Work(experiment, ledger, known, request, device, stop, say)
+        work = _Work(experiment, Ledger(folder), request, device, stop, say)
         # Memory is measured after a garbage collection per run; objects of imported modules need not be visited again.
         gc.freeze()
         try:
@@ -318,30 +267,36 @@ def run(experiment: Experiment, folder: Path, request: Request, say: Say) -> Out
         return work.outcome
 
 
+@dataclass
 class _Work:
     """The state of one call."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        ledger: Ledger,
-        known: Sequence[Line],
-        request: Request,
-        device: torch.device,
-        stop: Callable[[], bool],
-        say: Say,
-    ) -> None:
-        self.experiment, self.ledger, self.request = experiment, ledger, request
-        self.device, self.stop, self.say = device, stop, say
-        self.began = time.monotonic()
-        self.outcome = Outcome()
+    experiment: Experiment
+    ledger: Ledger
+    request: Request
+    device: torch.device
+    stop: Callable[[], bool]
+    say: Say
+
+    def __post_init__(self) -> None:
+        self.began, self.outcome = time.monotonic(), Outcome()
         # Two rows may have the same settings under different names: a run belongs to its row.
-        self.done = {(*cell_of(line), line.get("key")) for line in known if line["status"] == DONE}
-        self.finished = Finished(ledger.folder, known, request.quick, say)
-        self.refused = _refused(known)
+        self.done: set[tuple[Any, ...]] = set()
+        self.failures: dict[CellKey, list[Line]] = {}  # since the last finished run of the cell
         self.fingerprints: dict[str, set[str]] = {}
-        for line in known:
-            if line["status"] == DONE and "fingerprint" in line:
+        for line in self.ledger.read():
+            if bool(line.get("quick")) != self.request.quick:
+                there, asked = ("full", "quick") if self.request.quick else ("quick", "full")
+                raise UserError(
+                    f"{self.ledger.path.parent} holds {there} runs, but {asked} ones were requested, and the two are "
+                    f"never mixed: choose another folder with --out, or remove this one"
+                )
+            if line["status"] == FAILED:
+                self.failures.setdefault(cell_of(line), []).append(line)
+                continue
+            self.done.add((*cell_of(line), line.get("key")))
+            self.failures.pop(cell_of(line), None)
+            if "fingerprint" in line:
                 self.fingerprints.setdefault(line["data"], set()).add(line["fingerprint"])
 
     def over(self) -> bool:
@@ -367,25 +322,22 @@ class _Work:
                 tasks[name] = loaded
             task, fingerprint = tasks[name]
             shared = {"experiment": self.experiment.name, "quick": self.request.quick, "fingerprint": fingerprint}
-            job = Job.of(cell, task, self.request.precision)
-            self._cell(job, count, {**shared, **surroundings(self.device)})
+            self._cell(Job.of(cell, task, self.request.precision), count, {**shared, **surroundings(self.device)})
 
     def _load(self, data: Data, options: Mapping[str, Any]) -> tuple[Task, str] | None:
-        about = {"data": data.key, "id": f"data:{data.key}"}
-        free = free_bytes(torch.device("cpu")) / 1e9
-        if data.needs > free:
-            self._refuse(about, f"not enough memory: the graph needs about {data.needs:g} GB, {free:.0f} GB are free")
-            return None
+        cpu = torch.device("cpu")
+        free = free_bytes(cpu) / 1e9
         try:
+            if data.needs > free:
+                raise WouldNotFitError(f"the graph needs about {data.needs:g} GB, {free:.0f} GB are free")
             task = load_data(data, options)
         except Exception as error:  # other data sets still run
+            reason, fault = reason_of(error, cpu)
             if isinstance(error, (DataError, OSError, ImportError)):
                 self.say(f"{self.experiment.name} {data.key}: {error}")
                 said = str(error).split(". ")[0].replace(str(Path.home()), "~")
-                self._refuse(about, f"data not here: {said}")
-            else:
-                self._refuse(about, reason_of(error, torch.device("cpu")))
-                self.outcome.errors += not expected(error)
+                reason, fault = f"data not here: {said}", False
+            self._refuse({"data": data.key, "id": f"data:{data.key}"}, reason, fault)
             return None
         fingerprint = task.fingerprint()
         if others := self.fingerprints.get(data.key, set()) - {fingerprint}:
@@ -400,18 +352,19 @@ class _Work:
         cell, request = job.cell, self.request
         seeds = [seed for seed in range(count) if (*cell.key, job.key(seed)) not in self.done]
         self.outcome.there += count - len(seeds)
-        seeds = [seed for seed in seeds if not self._reused(job, seed, shared)]
         if not seeds:
             return
         if self.over():
             self.outcome.left += len(seeds)
             return
         # What fails on one kind of device, or in one precision, may work on another.
-        chosen = request.precision
-        attempt = " ".join([job.settings_id, self.device.type, *([chosen] if chosen else [])])
-        about = {"data": cell.data.key, "system": cell.system.key, "preset": cell.choice.name, "id": attempt}
-        about |= {"settings_id": job.settings_id, **({"precision": chosen} if chosen else {})}
-        earlier = self.refused.get(attempt) or self.refused.get(" ".join([*cell.key, *attempt.split()[1:]]))
+        chosen = {"precision": request.precision} if request.precision else {}
+        about = dict(zip(("data", "system", "preset"), cell.key, strict=True)) | {
+            "settings_id": job.settings_id,
+            **chosen,
+        }
+        about["id"] = " ".join([job.settings_id, self.device.type, *chosen.values()])
+        earlier = self._earlier(about)
         # A run that took too long may have the time now.
         if earlier and not request.retry and not request.limit > earlier.get("limit", math.inf):
             self.outcome.failed[cell.key] = earlier["reason"]
@@ -424,7 +377,6 @@ class _Work:
         try:
             for line in perform(job, seeds, self.device, watch, shared):
                 self.ledger.append({**line, "time": _now()})
-                self.finished.add([line])
                 made += 1
                 score = "" if line["test"] is None else f": {line['metric']} {line['test']:.4f}"
                 done = f"seed {line['seed']} [{made}/{len(seeds)}]{score}, {line['seconds']:.1f} s"
@@ -437,76 +389,48 @@ class _Work:
             else:
                 self.outcome.stopped = "interrupted"
         except Exception as error:  # other systems still run; the table gives the reason
-            fault = not expected(error)
-            reason = reason_of(error, self.device) + (f" (in {chosen})" if chosen else "")
-            self._refuse({**about, "fault": True} if fault else about, reason)
-            self.outcome.errors += fault
+            reason, fault = reason_of(error, self.device)
+            self._refuse(about, reason + (f" (in {request.precision})" if chosen else ""), fault)
         self.outcome.made += made
         self.outcome.left += len(seeds) - made
 
-    def _reused(self, job: Job, seed: int, shared: Line) -> bool:
-        """Copy the same run of another row or table, if there is one."""
-        data, own = job.cell.data, self.experiment.name
-        found = self.finished.find(job.key(seed), shared["fingerprint"], data.measures) if job.reusable else None
-        if found is None:
-            return False
-        origin = found["experiment"]
-        line = {**found, **job.line(seed), "settings": found["settings"], TAKEN_FROM: origin, "experiment": own}
-        self.ledger.append(line)
-        self.outcome.taken += 1
-        where = "another row" if origin == own else origin
-        self.say(f"{own} {data.key} {line['system']} ({line['preset']}) seed {seed}: the same run as in {where}")
-        return True
+    def _earlier(self, about: Line) -> Line | None:
+        """The last failure of the same attempt; lines of older versions stand for their cell, whatever its settings."""
+        own, where = about.get("settings_id"), about["id"].split()[1:]
+        for line in reversed(self.failures.get(cell_of(about), [])):
+            if line.get("settings_id", own) == own and str(line.get("id", "")).split()[1:] == where:
+                return line
+        return None
 
-    def _refuse(self, about: Line, reason: str) -> None:
+    def _refuse(self, about: Line, reason: str, fault: bool = False) -> None:
         """Report why a cell or data set cannot be run, and write it down unless it is already known."""
-        self.outcome.failed[(about["data"], about.get("system", ""), about.get("preset", ""))] = reason
-        which = " ".join(str(about[what]) for what in ("data", "system") if about.get(what))
-        preset = f" ({about['preset']})" if about.get("preset") else ""
-        self.say(f"{self.experiment.name} {which}{preset}: {reason}")
-        if self.refused.get(about["id"], {}).get("reason") != reason:
+        self.outcome.failed[cell_of(about)] = reason
+        self.outcome.errors += fault
+        which = f"{about['system']} ({about['preset']})" if about.get("system") else ""
+        self.say(f"{self.experiment.name} {about['data']} {which}".rstrip() + f": {reason}")
+        if (self._earlier(about) or {}).get("reason") != reason:
             shared = {"experiment": self.experiment.name, "quick": self.request.quick, "device": str(self.device)}
             line = {**shared, **about, "status": FAILED, "reason": reason, "time": _now()}
-            self.refused[about["id"]] = line
+            line |= {"fault": True} if fault else {}
+            self.failures.setdefault(cell_of(about), []).append(line)
             self.ledger.append(line)
 
 
-def _refused(lines: Sequence[Line]) -> dict[str, Line]:
-    """The last failure of each attempt; a later run of the same cell clears it.
+def reason_of(error: Exception, device: torch.device) -> tuple[str, bool]:
+    """What a table shows in place of a score, and whether the program is at fault.
 
-    Lines of older versions have no ``settings_id``. They are found by their cell in place of it.
+    It is not if memory is short, if the loss diverged, or if an extra is not installed.
     """
-    found: dict[str, Line] = {}
-    for line in lines:
-        if line["status"] == FAILED:
-            old = "settings_id" not in line and line.get("system")
-            name = " ".join([*cell_of(line), *str(line["id"]).split()[1:]]) if old else line["id"]
-            found[name] = line
-        else:
-            found = {name: one for name, one in found.items() if cell_of(one) != cell_of(line)}
-    return found
-
-
-def expected(error: Exception) -> bool:
-    """Whether a failure is a result: not enough memory, divergence, an extra that is not installed."""
-    return isinstance(error, (NonFiniteLossError, ImportError)) or _out_of_memory(error)
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    )
-
-
-def reason_of(error: Exception, device: torch.device) -> str:
-    """The text that a table shows in place of a score."""
+    said = str(error).partition(";")[0]
     if isinstance(error, WouldNotFitError):
-        return f"not enough memory: {str(error).partition(';')[0]}"
-    if _out_of_memory(error):
-        return f"out of memory on {device}"
+        return f"not enough memory: {said}", False
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    ):
+        return f"out of memory on {device}", False
     if isinstance(error, NonFiniteLossError):
-        return f"diverged: {str(error).partition(';')[0]}"
-    return f"{type(error).__name__}: {error}"
+        return f"diverged: {said}", False
+    return f"{type(error).__name__}: {error}", not isinstance(error, ImportError)
 
 
 def _now() -> str:

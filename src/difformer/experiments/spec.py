@@ -12,7 +12,7 @@ This module does not import torch, so that ``difformer reproduce --list`` is imm
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -24,96 +24,59 @@ from difformer.training import toml
 SPECS = Path(__file__).with_name("specs")
 # In the order of the paper; `robustness` is this project's own.
 NAMES = (
-    "citation",
-    "heterophily",
-    "large",
-    "temporal",
-    "unobserved",
-    "particles",
-    "attention-ablation",
-    "depth",
-    "batch-size",
-    "cost",
-    "energy",
-    "visualise",
-    "robustness",
+    *("citation", "heterophily", "large", "temporal", "unobserved", "particles"),
+    *("attention-ablation", "depth", "batch-size", "cost", "energy", "visualise", "robustness"),
 )
 Role = Literal["ours", "rival", "off", "variant"]
 
 
 @dataclass(frozen=True)
 class Data:
-    """A data set under one protocol: one section of a table.
+    """A data set under one protocol: one section of a table."""
 
-    Args:
-        key: Name in the ledger and for ``--datasets``.
-        dataset: Name for `difformer.data.load` and for presets.
-        label: Name in tables.
-        options: Options of the data set.
-        alter: Changes made after loading, see `difformer.experiments.samples.altered`.
-        seeds: Number of seeds in the full protocol.
-        mode: What a run measures: ``"score"``, ``"cost"``, ``"energy"`` or ``"visualise"``.
-        settings: Settings that override any preset, such as the loss and metric of a protocol.
-        untuned: Settings of systems without a preset; they override those of the experiment.
-        needs: Gigabytes of free memory below which the data set is not loaded.
-        variant: Variant of the presets, for data sets that appear with several label counts.
-        loader: Name of a generator in `difformer.experiments.samples`, in place of `load`.
-        published: Key of the paper's figures, if it is not `key`.
-        paper_protocol: Whether the splits are the paper's, so that its figures can be compared directly.
-        measures: Measures recorded in addition to the metric, see `difformer.experiments.measure`.
-        compare: The figure compared with published ones: ``"test"`` or one of `measures`.
-        alone: Train one seed at a time, and measure the memory of training without evaluation.
-        systems: Keys of the systems that run on it; all if None.
-        note: A sentence for the table.
-    """
+    key: str  # name in the ledger and for --datasets
+    dataset: str  # name for `difformer.data.load` and for presets
+    label: str  # name in tables
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the data set
+    alter: Mapping[str, Any] = field(default_factory=dict)  # changes after loading: `difformer.experiments.samples`
+    seeds: int = 5  # in the full protocol
+    mode: str = "score"  # what a run measures: "score", "cost", "energy" or "visualise"
+    settings: Mapping[str, Any] = field(default_factory=dict)  # override any preset: loss and metric of a protocol
+    untuned: Mapping[str, Any] = field(default_factory=dict)  # of systems without a preset
+    needs: float = 0.0  # gigabytes of free memory below which the data set is not loaded
+    variant: str | None = None  # of the presets, for data sets that appear with several label counts
+    loader: str = ""  # generator in `difformer.experiments.samples`, in place of `load`
+    published: str = ""  # key of the paper's figures, if it is not `key`
+    paper_protocol: bool = False  # whether the splits are the paper's, so that its figures can be compared directly
+    measures: tuple[str, ...] = ()  # beside the metric: `difformer.experiments.measure`
+    compare: str = "test"  # what is compared with published figures: "test" or one of `measures`
+    alone: bool = False  # train one seed at a time, and measure the memory of training without evaluation
+    systems: tuple[str, ...] | None = None  # keys of the systems that run on it; all if None
+    note: str = ""  # a sentence for the table
 
-    key: str
-    dataset: str
-    label: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    alter: Mapping[str, Any] = field(default_factory=dict)
-    seeds: int = 5
-    mode: str = "score"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    untuned: Mapping[str, Any] = field(default_factory=dict)
-    needs: float = 0.0
-    variant: str | None = None
-    loader: str = ""
-    published: str = ""
-    paper_protocol: bool = False
-    measures: tuple[str, ...] = ()
-    compare: str = "test"
-    alone: bool = False
-    systems: tuple[str, ...] | None = None
-    note: str = ""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names for ``--datasets``."""
+        return self.key, self.dataset
 
 
 @dataclass(frozen=True)
 class System:
     """A row of a table.
 
-    Args:
-        key: Name in the ledger and for ``--models``.
-        label: Name in tables.
-        model: Model of the zoo; empty for a `baseline`.
-        role: ``"ours"`` and ``"rival"`` are compared by a paired test; ``"off"`` is our encoder without attention;
-            ``"variant"`` is shown only.
-        base: Model whose presets are used if the system has none of its own.
-        settings: Settings that define the system; they override presets.
-        suffix: Suffix of its preset names, as in ``public-code-no-graph``.
-        baseline: A prediction without training, see `difformer.experiments.samples.baseline`.
-        compared: Whether it can be the best row of its role; not if its validation score is not held out.
+    Rows of role ``"ours"`` and ``"rival"`` are compared by a paired test, ``"off"`` is our encoder without attention,
+    ``"variant"`` is only shown.
     """
 
-    key: str
-    label: str
-    model: str = ""
+    key: str  # name in the ledger and for --models
+    label: str  # name in tables
+    model: str = ""  # of the zoo; empty for a `baseline`
     role: Role = "rival"
-    base: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    suffix: str = ""
-    baseline: str = ""
-    compared: bool = True
+    base: str = ""  # model whose presets are used if the system has none of its own
+    settings: Mapping[str, Any] = field(default_factory=dict)  # define the system; they override presets
+    suffix: str = ""  # of its preset names, as in public-code-no-graph
+    baseline: str = ""  # a prediction without training: `difformer.experiments.samples.baseline`
+    compared: bool = True  # False if its validation score is not held out: never the best row of its role
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -123,39 +86,22 @@ class System:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure.
+    """A table or figure."""
 
-    Args:
-        name: Name for `difformer reproduce`.
-        title: Heading of the table.
-        about: One line for ``--list``.
-        source: Where the paper has it.
-        data: Sections.
-        systems: Rows.
-        untuned: Settings of systems without a preset; such rows are marked.
-        quick_data: Sections of ``--quick``.
-        quick_systems: Keys of the systems of ``--quick``; all if None.
-        quick_settings: Settings of every ``--quick`` run.
-        one_preset: Whether our systems run with their best preset only.
-        only_presets: Names of the presets in use; all if empty.
-        figure: Name of the drawing in `difformer.experiments.figures`.
-        notes: Sentences that a reader of the table needs.
-    """
-
-    name: str
-    title: str
-    about: str
-    source: str
-    data: tuple[Data, ...]
-    systems: tuple[System, ...]
-    untuned: Mapping[str, Any] = field(default_factory=dict)
-    quick_data: tuple[Data, ...] = ()
-    quick_systems: tuple[str, ...] | None = None
-    quick_settings: Mapping[str, Any] = field(default_factory=dict)
-    one_preset: bool = False
-    only_presets: tuple[str, ...] = ()
-    figure: str = "scores"
-    notes: tuple[str, ...] = ()
+    name: str  # for `difformer reproduce`
+    title: str  # heading of the table
+    about: str  # one line for --list
+    source: str  # where the paper has it
+    data: tuple[Data, ...]  # sections
+    systems: tuple[System, ...]  # rows
+    untuned: Mapping[str, Any] = field(default_factory=dict)  # of systems without a preset; such rows are marked
+    quick_data: tuple[Data, ...] = ()  # sections of --quick
+    quick_systems: tuple[str, ...] | None = None  # keys of the systems of --quick; all if None
+    quick_settings: Mapping[str, Any] = field(default_factory=dict)  # of every --quick run
+    one_preset: bool = False  # whether our systems run with their best preset only
+    only_presets: tuple[str, ...] = ()  # names of the presets in use; all if empty
+    figure: str = "scores"  # drawing in `difformer.experiments.figures`
+    notes: tuple[str, ...] = ()  # sentences that a reader of the table needs
 
     def sections(self, quick: bool) -> tuple[Data, ...]:
         """Data of the full or the quick form."""
@@ -166,38 +112,26 @@ class Experiment:
         limits = (self.quick_systems if quick else None, data.systems)
         return tuple(one for one in self.systems if all(keys is None or one.key in keys for keys in limits))
 
-    def select_data(self, names: Sequence[str], quick: bool) -> tuple[Data, ...]:
-        """Sections by key or data set; all if `names` is empty.
+    def select(self, datasets: Sequence[str], models: Sequence[str], quick: bool) -> Iterator[tuple[Data, System]]:
+        """Sections by key or data set, with their rows by key or model; all if no name is given.
 
         Raises:
             UserError: If a name is unknown.
         """
-        sections = self.sections(quick)
-        every = {name for one in self.data for name in (one.key, one.dataset)}
-        self._check("--datasets", names, {n for one in sections for n in (one.key, one.dataset)}, every, quick)
-        return tuple(one for one in sections if not names or one.key in names or one.dataset in names)
-
-    def select_systems(self, names: Sequence[str], quick: bool = False) -> frozenset[str]:
-        """Keys of systems by key or model; all if `names` is empty.
-
-        Raises:
-            UserError: If a name is unknown.
-        """
-        rows = {one.key: one for data in self.sections(quick) for one in self.rows(data, quick)}
-        every = {name for one in self.systems for name in one.names}
-        self._check("--models", names, {name for one in rows.values() for name in one.names}, every, quick)
-        return frozenset(one.key for one in rows.values() if not names or set(one.names) & set(names))
-
-    def _check(self, option: str, names: Iterable[str], known: set[str], every: set[str], quick: bool) -> None:
-        for name in names:
-            if name in known:
-                continue
-            has = ", ".join(sorted(known))
-            if quick and name in every:
-                raise UserError(
-                    f"{option}: the quick form of {self.name} has no {name!r}, only {has}; drop --quick, or {option}"
-                )
-            raise UserError(f"{option}: {self.name} has no {name!r}; it has {has}")
+        rows = [(data, system) for data in self.sections(quick) for system in self.rows(data, quick)]
+        full = [(data, system) for data in self.data for system in self.systems]
+        for option, asked, place in (("--datasets", datasets, 0), ("--models", models, 1)):
+            known, every = ({name for pair in pairs for name in pair[place].names} for pairs in (rows, full))
+            for name in (one for one in asked if one not in known):
+                has = ", ".join(sorted(known))
+                if quick and name in every:
+                    raise UserError(
+                        f"{option}: the quick form of {self.name} has no {name!r}, only {has}; drop --quick"
+                    )
+                raise UserError(f"{option}: {self.name} has no {name!r}; it has {has}")
+        for data, system in rows:
+            if all(not asked or set(one.names) & set(asked) for one, asked in ((data, datasets), (system, models))):
+                yield data, system
 
 
 def find(name: str) -> Experiment:
@@ -224,14 +158,14 @@ def read_experiment(path: Path) -> Experiment:
         UserError: If the file is not TOML or has an unknown field; the message names the file.
     """
     content = _parse(path)
-    own = [one for entry in content.pop("system", []) for one in _systems(entry, path)]
+    own = [one for entry in content.pop("system", []) for one in _entries(System, entry, path)]
     known = {**shared_systems(), **{one.key: one for one in own}}
     wanted = content.pop("systems", None) or [one.key for one in own]
     if unknown := [key for key in wanted if key not in known]:
         raise UserError(f"{path}: there is no system {unknown[0]!r}; define it as [[system]] or in systems.toml")
     content["systems"] = tuple(known[key] for key in wanted)
     for name in ("data", "quick_data"):
-        content[name] = tuple(one for entry in content.get(name, []) for one in _sections(entry, path))
+        content[name] = tuple(one for entry in content.get(name, []) for one in _entries(Data, entry, path))
     return _made(Experiment, {"name": path.stem, **content}, path)
 
 
@@ -239,7 +173,7 @@ def read_experiment(path: Path) -> Experiment:
 def shared_systems() -> dict[str, System]:
     """Systems of ``systems.toml`` by key; the model is named like the system unless it says otherwise."""
     path = SPECS / "systems.toml"
-    return {key: _system({"key": key, **entry}, path) for key, entry in _parse(path).items()}
+    return {key: next(_entries(System, {"key": key, **entry}, path)) for key, entry in _parse(path).items()}
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -249,36 +183,27 @@ def _parse(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not a TOML file ({error})") from error
 
 
-def _systems(entry: Mapping[str, Any], path: Path) -> Iterable[System]:
-    """The systems of a ``[[system]]`` table: a shared one by its key, its own, or one per combination of ``each``."""
-    if set(entry) == {"key"}:
+def _entries(kind: Any, entry: Mapping[str, Any], path: Path) -> Iterator[Any]:
+    """What a ``[[data]]`` or ``[[system]]`` table stands for: a shared system, or one per combination of ``each``.
+
+    The values are filled into key and label; they are settings of a system, and alter data.
+    """
+    if kind is System and set(entry) == {"key"}:
         if entry["key"] not in shared_systems():
             raise UserError(f"{path}: systems.toml has no system {entry['key']!r}")
         yield shared_systems()[entry["key"]]
         return
-    for chosen, rest in _combinations(entry):
-        yield _system({**rest, "settings": {**rest.get("settings", {}), **chosen}}, path)
-
-
-def _sections(entry: Mapping[str, Any], path: Path) -> Iterable[Data]:
-    """The sections of a ``[[data]]`` table: one per combination of ``each``, which alters the data."""
-    for chosen, rest in _combinations(entry):
-        yield _made(Data, {**rest, **({"alter": chosen} if chosen else {})}, path)
-
-
-def _combinations(entry: Mapping[str, Any]) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
-    """Values of ``each`` with the entry's other fields; key and label are filled in with the values."""
+    where = "settings" if kind is System else "alter"
+    if kind is System and not entry.get("baseline"):
+        entry = {"model": entry["key"], **entry}
     each: Mapping[str, Sequence[Any]] = entry.get("each", {})
-    rest = {key: value for key, value in entry.items() if key != "each"}
     for values in itertools.product(*each.values()):
-        chosen = dict(zip(each, values, strict=True))
-        named = {name: str(rest[name]).format(**chosen) for name in ("key", "label")} if chosen else {}
-        yield chosen, {**rest, **named}
-
-
-def _system(entry: Mapping[str, Any], path: Path) -> System:
-    model = "" if entry.get("baseline") else entry["key"]
-    return _made(System, {"model": model, **entry}, path)
+        made = {key: value for key, value in entry.items() if key != "each"}
+        if each:
+            chosen = dict(zip(each, values, strict=True))
+            made |= {name: str(entry[name]).format(**chosen) for name in ("key", "label")}
+            made[where] = {**entry.get(where, {}), **chosen}
+        yield _made(kind, made, path)
 
 
 def _made(kind: Any, entry: Mapping[str, Any], path: Path) -> Any:

@@ -17,76 +17,49 @@ head.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.attention import propagate
 from difformer.errors import UserError
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Observed,
-    check_choice,
-    dropout,
-    linear,
-    make_norm,
-    refuse_beyond_memory,
-    unit_rows,
-)
-from difformer.zoo.node_pairs import by_graph, pairs, place_in_graph
-
-SOLVERS = ("series", "inverse")
-DIFFUSIVITIES = ("simple", "sigmoid")
+from difformer.kernels.rows import unit_rows
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
+from difformer.zoo.encoder import Encoder, Observed, one_of, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import linear, make_norm
+from difformer.zoo.node_pairs import by_graph
 
 
 class AdvDIFFormer(Encoder):
-    r"""A linear input with ReLU, one advective diffusion in closed form, and a linear output.
+    r"""A linear input with ReLU, one advective diffusion in closed form, and a linear output."""
 
-    Args:
-        solver: ``"series"`` or ``"inverse"``.
-        num_layers: K, terms of the series beside Z(0).
-        num_heads: Heads.
-        diffusivity: Scores of C: ``"simple"`` (1 + qᵀk, linear in the nodes) or ``"sigmoid"``.
-        beta: β, weight of the observed graph.
-        theta: θ of the inverse; above β it keeps the system solvable.
-        dropout: After the input, and after the diffusion.
-        norm: After the input: ``"batch"``, ``"layer"`` or ``"none"``.
-        residual: Whether Z(0) is added to the diffused states.
-    """
+    solver: str = one_of("series", "inverse", about='``"series"`` or ``"inverse"``.')
+    num_layers: int = option(4, "K, terms of the series beside Z(0).", least=0)
+    num_heads: int = option(1, "Heads.")
+    diffusivity: str = one_of("simple", "sigmoid", about="Scores of C: 1 + qᵀk, linear in the nodes, or σ(qᵀk).")
+    beta: float = option(0.5, "β, weight of the observed graph.")
+    theta: float = option(1.0, "θ of the inverse; above β it keeps the system solvable.")
+    dropout: float = option(0.2, "After the input, and after the diffusion.")
+    norm: Any = option("layer", 'After the input: ``"batch"``, ``"layer"`` or ``"none"``.')  # becomes the module
+    residual: bool = option(True, "Whether Z(0) is added to the diffused states.")
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        solver: str = "series",
-        num_layers: int = 4,
-        num_heads: int = 1,
-        diffusivity: str = "simple",
-        beta: float = 0.5,
-        theta: float = 1.0,
-        dropout: float = 0.2,
-        norm: str = "layer",
-        residual: bool = True,
-    ) -> None:
-        super().__init__({"num_layers": 0}, num_layers=num_layers, num_heads=num_heads, dropout=dropout)
-        check_choice("solver", solver, SOLVERS)
-        check_choice("diffusivity", diffusivity, DIFFUSIVITIES)
-        if beta < 0:
-            raise UserError(f"beta must not be negative, got {beta!r}", argument="beta")
-        if solver == "inverse" and theta <= beta:
-            raise UserError(f"theta must be above beta = {beta!r} for the system to be solvable, got {theta!r}")
-        self.input, self.norm = nn.Linear(in_channels, hidden_channels), make_norm(norm, hidden_channels)
-        self.query, self.key = (nn.Linear(hidden_channels, num_heads * hidden_channels) for _ in range(2))
-        terms = num_layers + 1 if solver == "series" else 1
-        self.join = nn.Linear(num_heads * terms * hidden_channels, hidden_channels)
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        if self.beta < 0:
+            raise UserError(f"beta must not be negative, got {self.beta!r}", argument="beta")
+        if self.solver == "inverse" and self.theta <= self.beta:
+            raise UserError(
+                f"theta must be above beta = {self.beta!r} for the system to be solvable, got {self.theta!r}"
+            )
+        self.input, self.norm = nn.Linear(in_channels, hidden_channels), make_norm(self.norm, hidden_channels)
+        self.query, self.key = (nn.Linear(hidden_channels, self.num_heads * hidden_channels) for _ in range(2))
+        terms = self.num_layers + 1 if self.solver == "series" else 1
+        self.join = nn.Linear(self.num_heads * terms * hidden_channels, hidden_channels)
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.solver, self.diffusivity, self.beta, self.theta, self.residual = solver, diffusivity, beta, theta, residual
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """Diffused states."""
         z = dropout(functional.relu(self.norm(linear(self.input, x))), self.dropout, self.training)
         q, k = (unit_rows(layer(z).unflatten(1, (self.num_heads, -1))) for layer in (self.query, self.key))
         solve = self._series if self.solver == "series" else self._inverse
@@ -105,14 +78,13 @@ class AdvDIFFormer(Encoder):
 
     def _inverse(self, q: Tensor, k: Tensor, z: Tensor, observed: Observed) -> Tensor:
         """``[N, H d]``: one dense system per head."""
-        count = pairs(observed.rows, observed.segments)
-        refuse_beyond_memory(
-            16.0 * self.num_heads * count,
-            observed.device,
-            f"advdifformer, which solves systems of {count:,} pairs,",
-            "take solver=series, which is linear in the nodes",
-        )
-        advection = self._advection(z, observed)
+        count = observed.pairs
+        what, remedy = f"advdifformer, which solves systems of {count:,} pairs,", "take solver=series, which is linear"
+        refuse_beyond_memory(16.0 * self.num_heads * count, observed.device, what, remedy)
+        advection = []
+        if observed.given:  # V as a table whose columns count the nodes of a row's own graph, [N, largest graph]
+            place, width = observed.places()
+            advection = [observed.looped.propagate(functional.one_hot(place, width).to(z.dtype))]
 
         def solved(mask: Tensor | None, q: Tensor, k: Tensor, z: Tensor, *rows: Tensor) -> Tensor:
             products = torch.einsum("gnhd,gmhd->ghnm", q, k)
@@ -127,11 +99,3 @@ class AdvDIFFormer(Encoder):
             return found.transpose(1, 2)
 
         return by_graph(solved, observed.segments, q, k, z, *advection).flatten(1)
-
-    def _advection(self, z: Tensor, observed: Observed) -> list[Tensor]:
-        """V as a table whose columns count the nodes of a row's own graph, ``[N, largest graph]``."""
-        if not observed.given:
-            return []
-        place, width = place_in_graph(observed.rows, observed.segments, observed.device)
-        unit = functional.one_hot(place, width).to(z.dtype)
-        return [observed.looped.propagate(unit)]

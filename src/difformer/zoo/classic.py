@@ -2,14 +2,14 @@ r"""Classic networks: MLP, GCN, GraphSAGE, GAT, GIN, SGC, APPNP and GCNII, with 
 
 MLP, GCN, GraphSAGE, GAT and GIN are stacks of layers and share one loop (`Stack`). Its options make them the tuned
 baselines of Luo, Shi and Wu, "Classic GNNs are Strong Baselines" (NeurIPS 2024): ``gcn+``, ``sage+`` and ``gat+`` in
-the catalogue are the same classes with other defaults. GCN and GAT can also run on a k-nearest-neighbour graph of the
-features (``gcn-knn`` and ``gat-knn``).
+the catalogue are the same classes with other defaults.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,25 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.errors import UserError
+from difformer.graph import Graph
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
 from difformer.zoo.edge_attention import attention_bytes, edge_softmax, edge_sum, from_sources, from_targets
-from difformer.zoo.encoder import (
-    Edges,
-    Encoder,
-    Features,
-    Graph,
-    Observed,
-    Segments,
-    check_choice,
-    check_heads,
-    check_option,
-    dense,
-    dropout,
-    linear,
-    make_norm,
-    mapped,
-    refuse_beyond_memory,
-)
-from difformer.zoo.neighbour_graph import NeighbourGraph
+from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import dense, linear, make_norm, mapped
+from difformer.zoo.neighbour_graph import METRICS, NeighbourGraph
 
 ACTIVATIONS: dict[str, Any] = {"relu": functional.relu, "elu": functional.elu}
 SLOPE = 0.2  # of the LeakyReLU of graph attention, below zero
@@ -52,47 +40,26 @@ class Stack(Encoder):
     and activation or, with `linear_head`, a linear map of the states; with `jumping`, of their sum over all layers.
     A subclass gives `maps` and `combine`: all linear maps of a layer's input are one product, so that features may be
     sparse, and there is one dropout mask for all of them.
-
-    Args:
-        num_layers: Layers; without `linear_head` the last of them gives the outputs.
-        dropout: After each activation.
-        input_dropout: On the features; None is the same as `dropout`.
-        residual: Whether a linear map of its input is added to every hidden layer.
-        norm: Before each activation: ``"batch"``, ``"layer"`` or ``"none"``; true and false mean ``"layer"`` and
-            ``"none"``.
-        jumping: Whether the output layer sees the sum of all hidden states instead of the last.
-        linear_input: Whether a linear map and dropout come before the first layer.
-        linear_head: Whether the outputs are a linear map of the states, after `num_layers` hidden layers.
-        activation: ``"relu"`` or ``"elu"``.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_layers: int = 2,
-        dropout: float = 0.0,
-        input_dropout: float | None = 0.0,
-        residual: bool = False,
-        norm: str = "none",
-        jumping: bool = False,
-        linear_input: bool = False,
-        linear_head: bool = False,
-        activation: str = "relu",
-    ) -> None:
-        super().__init__(num_layers=num_layers, dropout=dropout, input_dropout=input_dropout)
-        check_choice("activation", activation, tuple(ACTIVATIONS))
-        hidden = num_layers if linear_head else num_layers - 1
-        if jumping and not hidden:
+    num_layers: int = option(2, "Layers; without `linear_head` the last of them gives the outputs.")
+    dropout: float = option(0.0, "After each activation.")
+    input_dropout: float | None = option(0.0, "On the features; None is the same as `dropout`.")
+    residual: bool = option(False, "Whether a linear map of its input is added to every hidden layer.")
+    norm: str = option("none", 'Before each activation: ``"batch"``, ``"layer"`` (also true) or ``"none"``.')
+    jumping: bool = option(False, "Whether the output layer sees the sum of all hidden states instead of the last.")
+    linear_input: bool = option(False, "Whether a linear map and dropout come before the first layer.")
+    linear_head: bool = option(False, "Whether a linear map of the states follows `num_layers` hidden layers.")
+    activation: str = one_of("relu", "elu")
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        hidden = self.num_layers if self.linear_head else self.num_layers - 1
+        if self.jumping and not hidden:
             raise UserError("jumping=True sums hidden states, and num_layers=1 has none; take more layers")
-        self.sizes = [hidden_channels if linear_input else in_channels] + [hidden_channels] * hidden
-        self.input = nn.Linear(in_channels, hidden_channels) if linear_input else None
-        self.norms = nn.ModuleList(make_norm(norm, hidden_channels) for _ in range(hidden))
-        sizes = pairwise(self.sizes) if residual else ()
-        self.shortcuts = nn.ModuleList(nn.Linear(a, b) for a, b in sizes)
-        self.activation, self.jumping, self.linear_head = activation, jumping, linear_head
+        self.sizes = [hidden_channels if self.linear_input else in_channels] + [hidden_channels] * hidden
+        self.input = nn.Linear(in_channels, hidden_channels) if self.linear_input else None
+        self.norms = nn.ModuleList(make_norm(self.norm, hidden_channels) for _ in range(hidden))
+        self.shortcuts = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(self.sizes) if self.residual)
 
     def maps(self, k: int) -> list[Tensor]:
         """Weights ``[out, in]`` of all linear maps that layer k takes of its input."""
@@ -137,16 +104,10 @@ class Stack(Encoder):
 
 
 class MLP(Stack):
-    r"""The multi-layer perceptron: layers :math:`σ(\mathrm{norm}(Z W_k + b_k))`; it does not look at structure.
+    r"""The multi-layer perceptron: layers :math:`σ(\mathrm{norm}(Z W_k + b_k))`; it does not look at structure."""
 
-    As diffusion it has the identity as its coupling.
-
-    Args:
-        num_layers: Linear maps, the output's included.
-    """
-
-    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, **options: Any) -> None:
-        super().__init__(in_channels, hidden_channels, out_channels, **options)
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        super().make(in_channels, hidden_channels, out_channels)
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(self.sizes))
         self.output = nn.Linear(self.sizes[-1], out_channels)
 
@@ -156,15 +117,9 @@ class MLP(Stack):
     def combine(self, k: int, products: list[Tensor], graph: None) -> Tensor:
         return products[0] + self.hidden[k].bias  # type: ignore[operator]
 
-    def embed(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
-        """States before the output layer; structure is neither used nor checked."""
-        return self.states(x, Observed(x.shape[0], x.device, None, None, False))
+    def look(self, x: Features, *structure: Any) -> Observed:
+        """Structure is neither used nor checked."""
+        return Observed(x.shape[0], x.device)
 
     def decode(self, states: Tensor) -> Tensor:
         return linear(self.output, states)
@@ -174,28 +129,14 @@ class GCN(Stack):
     r"""Graph convolution (Kipf and Welling, ICLR 2017): layers :math:`σ(S Z W_k + b_k)`.
 
     S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`. The last layer propagates as well: `embed` gives the states
-    after that propagation, so that pooled states can be decoded too. Equal to PyTorch Geometric's ``GCNConv`` layers on
-    a graph that is normalised once (a self-loop given twice counts twice here, once there).
-
-    Args:
-        num_layers: Convolutions, the output's included unless `linear_head` is set.
-        k: Replace the observed edges by those to the k nearest neighbours in feature space, the node itself counted;
-            None uses the observed edges. In a batch, and in every snapshot of a series, neighbours belong to the same
-            graph.
-        knn_metric: ``"cosine"`` or ``"euclidean"``, by which they are nearest.
+    after that propagation, so that pooled states can be decoded too. Equal to PyTorch Geometric's ``GCNConv`` layers.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        k: int | None = None,
-        knn_metric: str = "cosine",
-        **options: Any,
-    ) -> None:
-        super().__init__(in_channels, hidden_channels, out_channels, **options)
+    k: int | None = option(None, "k nearest neighbours in feature space, itself counted, replace the observed edges.")
+    knn_metric: str = one_of(*METRICS, about='``"cosine"`` or ``"euclidean"``, by which they are nearest.')
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        super().make(in_channels, hidden_channels, out_channels)
         # The bias comes after propagation, so it is kept apart from the map that comes before.
         self.hidden = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(self.sizes))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in self.sizes[1:])
@@ -203,14 +144,13 @@ class GCN(Stack):
         for layer in (*self.hidden, self.output):
             nn.init.xavier_uniform_(layer.weight)
         nn.init.zeros_(self.output.bias)
-        self.neighbours = None if k is None else NeighbourGraph(k, knn_metric)
+        self.neighbours = None if self.k is None else NeighbourGraph(self.k, self.knn_metric)
 
     def surroundings(self, x: Features, observed: Observed) -> Any:
         """The graph with self-loops, or the neighbour graph."""
-        return observed.looped if self.neighbours is None else _with_loops(self.neighbours, x, observed)
+        return observed.looped if self.neighbours is None else self.neighbours.looped(x, observed)
 
     def spread(self, z: Tensor, graph: Any) -> Tensor:
-        """S z."""
         return graph.propagate(z)
 
     def maps(self, k: int) -> list[Tensor]:
@@ -224,26 +164,17 @@ class GCN(Stack):
         return self.spread(z, graph)
 
 
-def _with_loops(neighbours: NeighbourGraph, x: Features, observed: Observed) -> Graph:
-    return neighbours(x, observed.segments).with_self_loops()
-
-
 class GraphSAGE(Stack):
     r"""GraphSAGE (Hamilton et al., NIPS 2017): :math:`σ(W_k z_i + M_k \, \mathrm{mean}_{j \in N(i)} z_j + b_k)`.
 
     The two maps of the last layer, side by side, are the decoder: `embed` gives each state beside the mean of its
-    neighbours' states. Equal to PyTorch Geometric's ``SAGEConv`` layers. Neighbourhoods are taken whole; where they do
-    not fit, ``batch_size`` trains on parts of the graph.
-
-    Args:
-        num_layers: Layers, the output's included unless `linear_head` is set.
-        dropout: After each activation.
+    neighbours' states. Equal to PyTorch Geometric's ``SAGEConv`` layers.
     """
 
-    def __init__(
-        self, in_channels: int, hidden_channels: int, out_channels: int, *, dropout: float = 0.5, **options: Any
-    ) -> None:
-        super().__init__(in_channels, hidden_channels, out_channels, dropout=dropout, **options)
+    dropout: float = option(0.5, "After each activation.")
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        super().make(in_channels, hidden_channels, out_channels)
         self.own = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(self.sizes))
         self.neighbours = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(self.sizes))
         self.output = nn.Linear((1 if self.linear_head else 2) * self.sizes[-1], out_channels)
@@ -294,7 +225,6 @@ class GATLayer(nn.Module):
         return target, source
 
     def weights(self, values: Tensor, graph: Graph) -> Tensor:
-        """Attention ``[E, H]``."""
         to_target, to_source = self.scores(values)
         scores = from_targets(to_target, graph) + from_sources(to_source, graph)
         return edge_softmax(functional.leaky_relu(scores, SLOPE), graph)
@@ -306,47 +236,20 @@ class GAT(Stack):
     The last layer averages its heads: :math:`\hat Y = \frac1H \sum_h S_h V_h + b` with V = Z W. It is computed as
     (S_h Z) W_h: `embed` gives the propagated states of all its heads, `decode` the map. Equal to PyTorch Geometric's
     ``GATConv`` layers; edge weights, which those do not take, multiply the exponentials.
-
-    Args:
-        hidden_channels: Length of a state, all heads together.
-        num_layers: Attention layers, the output's included unless `linear_head` is set.
-        num_heads: Heads of the hidden layers; None takes 8, or its largest divisor that divides `hidden_channels`.
-        output_heads: Heads of the last layer.
-        dropout: After each activation.
-        attention_dropout: On the weights of attention; None is the same as `dropout`.
-        k: Replace the observed edges by those to the k nearest neighbours in feature space, the node itself counted;
-            None uses the observed edges.
-        knn_metric: ``"cosine"`` or ``"euclidean"``, by which they are nearest.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_heads: int | None = None,
-        output_heads: int = 1,
-        dropout: float = 0.6,
-        input_dropout: float | None = None,
-        attention_dropout: float | None = None,
-        activation: str = "elu",
-        k: int | None = None,
-        knn_metric: str = "cosine",
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            hidden_channels,
-            out_channels,
-            dropout=dropout,
-            input_dropout=input_dropout,
-            activation=activation,
-            **options,
-        )
-        self.heads = check_heads(num_heads, hidden_channels)
-        check_option("output_heads", output_heads)
-        check_option("attention_dropout", attention_dropout)
+    num_heads: int | None = option(None, "Heads of hidden layers; None takes 8, or its largest divisor that fits.")
+    output_heads: int = option(1, "Heads of the last layer.")
+    dropout: float = option(0.6, "After each activation.")
+    input_dropout: float | None = None
+    attention_dropout: float | None = option(None, "On the weights of attention; None is the same as `dropout`.")
+    activation: str = one_of("elu", "relu")
+    k: int | None = option(None, "k nearest neighbours in feature space, itself counted, replace the observed edges.")
+    knn_metric: str = one_of(*METRICS, about='``"cosine"`` or ``"euclidean"``, by which they are nearest.')
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        super().make(in_channels, hidden_channels, out_channels)
+        self.heads, self.hidden_channels = check_heads(self.num_heads, hidden_channels), hidden_channels
         self.layers = nn.ModuleList(
             GATLayer(size, hidden_channels // self.heads, self.heads) for size in self.sizes[:-1]
         )
@@ -354,18 +257,16 @@ class GAT(Stack):
         if self.linear_head:
             self.output = nn.Linear(self.sizes[-1], out_channels)
         else:
-            self.last = GATLayer(self.sizes[-1], out_channels, output_heads)
+            self.last = GATLayer(self.sizes[-1], out_channels, self.output_heads)
             self.bias = nn.Parameter(torch.zeros(out_channels))
-        self.hidden_channels, self.attention_dropout = hidden_channels, attention_dropout
-        self.neighbours = None if k is None else NeighbourGraph(k, knn_metric)
+        self.neighbours = None if self.k is None else NeighbourGraph(self.k, self.knn_metric)
 
     def surroundings(self, x: Features, observed: Observed) -> Any:
         """The graph with self-loops, or the neighbour graph; refused where attention on it would not fit."""
-        graph = observed.looped if self.neighbours is None else _with_loops(self.neighbours, x, observed)
-        if torch.is_grad_enabled():
-            needed = attention_bytes(graph, self.heads, self.hidden_channels, len(self.layers) + 1)
-            what = f"attention on {graph.num_edges:,} edges"
-            refuse_beyond_memory(needed, graph.device, what, "train with batch_size=…, or fewer heads")
+        graph = observed.looped if self.neighbours is None else self.neighbours.looped(x, observed)
+        needed = attention_bytes(graph, self.heads, self.hidden_channels, len(self.layers) + 1)
+        what, remedy = "attention on {:,} edges", "train with batch_size=…, or fewer heads"
+        refuse_beyond_memory(needed, graph.device, what, remedy, count=graph.num_edges, training=True)
         return graph
 
     def attend(self, layer: GATLayer, values: Tensor, v: Tensor, graph: Any) -> Tensor:
@@ -388,7 +289,6 @@ class GAT(Stack):
         return self.attend(self.last, values, z.unsqueeze(1).expand(-1, self.last.shape[0], -1), graph).flatten(1)
 
     def decode(self, states: Tensor) -> Tensor:
-        """The last layer's map of each head, averaged."""
         if self.linear_head:
             return self.output(states)
         heads, channels = self.last.shape
@@ -415,36 +315,21 @@ class GINLayer(nn.Module):
 class GIN(Stack):
     r"""The isomorphism network (Xu et al., ICLR 2019): :math:`σ(\mathrm{norm}(\mathrm{MLP}((1 + ε) Z + A Z)))`.
 
-    Neighbours are summed, not averaged, so that multisets can be told apart; edge weights weigh the sum. The layers are
-    PyTorch Geometric's ``GINConv`` with an MLP of two maps, followed by a linear output.
-
-    Args:
-        num_layers: Sums over neighbours.
-        eps: ε, what a node's own state counts above a neighbour's.
-        learn_eps: Whether ε is trained, one per layer.
-        norm: ``"batch"`` (statistics over nodes, as its authors have it), ``"layer"`` or ``"none"``; also within the
-            MLP of each layer.
-        dropout: After each layer.
-        linear_head: Whether all `num_layers` layers are hidden; false makes the linear output the last of them.
+    Edge weights weigh the sum. The layers are PyTorch Geometric's ``GINConv`` with an MLP of two maps.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        eps: float = 0.0,
-        learn_eps: bool = False,
-        norm: str = "batch",
-        dropout: float = 0.5,
-        linear_head: bool = True,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            in_channels, hidden_channels, out_channels, norm=norm, dropout=dropout, linear_head=linear_head, **options
-        )
-        self.layers = nn.ModuleList(GINLayer(a, b, eps, learn_eps, norm) for a, b in pairwise(self.sizes))
+    eps: float = option(0.0, "ε, what a node's own state counts above a neighbour's.")
+    learn_eps: bool = option(False, "Whether ε is trained, one per layer.")
+    norm: str = option("batch", 'After each layer and within its MLP: ``"batch"``, ``"layer"`` or ``"none"``.')
+    dropout: float = option(0.5, "After each layer.")
+    linear_head: bool = option(
+        True, "Whether all `num_layers` layers are hidden; otherwise the output is the last of them."
+    )
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        super().make(in_channels, hidden_channels, out_channels)
+        layer = partial(GINLayer, eps=self.eps, learn_eps=self.learn_eps, norm=self.norm)
+        self.layers = nn.ModuleList(layer(a, b) for a, b in pairwise(self.sizes))
         self.output = nn.Linear(self.sizes[-1], out_channels)
 
     def surroundings(self, x: Features, observed: Observed) -> Graph | None:
@@ -465,17 +350,16 @@ class SGC(Encoder):
 
     Args:
         hidden_channels: Not used: there is no hidden layer.
-        num_layers: K, propagations.
     """
 
-    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, *, num_layers: int = 2) -> None:
-        super().__init__({"num_layers": 0}, num_layers=num_layers)
+    num_layers: int = option(2, "K, propagations.", least=0)
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         self.output = nn.Linear(in_channels, out_channels)
         nn.init.xavier_uniform_(self.output.weight)
         nn.init.zeros_(self.output.bias)
 
     def diffused(self, z: Tensor, observed: Observed) -> Tensor:
-        """S^K z."""
         graph = observed.looped
         for _ in range(self.num_layers):
             z = graph.propagate(z)
@@ -485,50 +369,28 @@ class SGC(Encoder):
         """Diffused features S^K X, ``[N, in_channels]``."""
         return self.diffused(dense(x), observed)
 
-    def forward(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Tensor:
-        few = mapped(self.output.weight, x)
-        return self.diffused(few, Observed.of(x, edge_index, edge_weight, batch)) + self.output.bias
+    def outputs(self, x: Features, observed: Observed) -> Tensor:
+        return self.diffused(mapped(self.output.weight, x), observed) + self.output.bias
 
 
 class APPNP(Encoder):
     r"""Predict, then propagate (Gasteiger et al., ICLR 2019): :math:`Z^{(k+1)} = (1 - α) S Z^{(k)} + α Z^{(0)}`.
 
-    Z⁰ are the states of an MLP and S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`; after many steps Z is the
-    personalised PageRank :math:`α (I - (1 - α) S)^{-1} Z^{(0)}`. The authors propagate the MLP's outputs; here its last
-    map comes after propagation, with which it commutes, so that pooled states can be decoded too, and its bias is added
-    once. The steps are PyTorch Geometric's ``APPNP``; no edges are dropped.
-
-    Args:
-        num_layers: Steps K.
-        alpha: α, the share of a node's own prediction.
-        mlp_layers: Linear maps of the MLP, the output's included.
-        dropout: Before each linear map, on features too.
+    Z⁰ are the states of an MLP and S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`. The MLP's last map comes after
+    propagation, with which it commutes, so that pooled states can be decoded too.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_layers: int = 10,
-        alpha: float = 0.1,
-        mlp_layers: int = 2,
-        dropout: float = 0.5,
-    ) -> None:
-        super().__init__({"num_layers": 0}, num_layers=num_layers, mlp_layers=mlp_layers, dropout=dropout, alpha=alpha)
-        sizes = [in_channels] + [hidden_channels] * (mlp_layers - 1)
+    num_layers: int = option(10, "Steps K.", least=0)
+    alpha: float = option(0.1, "α, the share of a node's own prediction.")
+    mlp_layers: int = option(2, "Linear maps of the MLP, the output's included.")
+    dropout: float = option(0.5, "Before each linear map, on features too.")
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        sizes = [in_channels] + [hidden_channels] * (self.mlp_layers - 1)
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.output = nn.Linear(sizes[-1], out_channels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States of the MLP, propagated."""
         graph, features = observed.looped, x
         for layer in self.hidden:
             features = functional.relu(linear(layer, features, self.dropout, self.training))  # type: ignore[arg-type]
@@ -545,35 +407,21 @@ class GCNII(Encoder):
         Z^{(k+1)} = \mathrm{ReLU}\left( \left( (1 - α) S Z^{(k)} + α Z^{(0)} \right)
         \left( (1 - β_k) I + β_k W_k \right) \right), \qquad β_k = \ln(θ / k + 1), \; k = 1 … K,
 
-    between a linear input with ReLU and a linear output; S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`. The
-    layers are PyTorch Geometric's ``GCN2Conv``.
-
-    Args:
-        num_layers: K.
-        alpha: α, the share of the initial states.
-        theta: θ, how much of a layer's map counts.
-        dropout: Before each linear map and each layer, on features too.
+    between a linear input with ReLU and a linear output. The layers are PyTorch Geometric's ``GCN2Conv``.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_layers: int = 16,
-        alpha: float = 0.1,
-        theta: float = 0.5,
-        dropout: float = 0.6,
-    ) -> None:
-        super().__init__(num_layers=num_layers, dropout=dropout, alpha=alpha, theta=theta)
+    num_layers: int = option(16, "K.")
+    alpha: float = option(0.1, "α, the share of the initial states.")
+    theta: float = option(0.5, "θ, how much of a layer's map counts.")
+    dropout: float = option(0.6, "Before each linear map and each layer, on features too.")
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         self.input = nn.Linear(in_channels, hidden_channels)
-        maps = (torch.empty(hidden_channels, hidden_channels) for _ in range(num_layers))
+        maps = (torch.empty(hidden_channels, hidden_channels) for _ in range(self.num_layers))
         self.maps = nn.ParameterList(nn.Parameter(nn.init.xavier_uniform_(weight)) for weight in maps)
         self.output = nn.Linear(hidden_channels, out_channels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States after the last layer."""
         graph = observed.looped
         z = initial = functional.relu(linear(self.input, x, self.dropout, self.training))
         for k, weight in enumerate(self.maps, 1):
@@ -582,3 +430,48 @@ class GCNII(Encoder):
             share = math.log(self.theta / k + 1)
             z = functional.relu((1 - share) * mixed + share * (mixed @ weight))
         return dropout(z, self.dropout, self.training)
+
+
+def roughness(outputs: Tensor, graph: Graph | None, norm: str = "gcn") -> Tensor:
+    r"""How much outputs vary along edges, :math:`\mathrm{tr}(F^\top L F)`.
+
+    L is :math:`D - A` (``"none"``) or :math:`D^{-1/2} (D - A) D^{-1/2}` (``"gcn"``).
+    """
+    if graph is None:
+        return outputs.new_zeros(())
+    degree = graph.degree(outputs.dtype)
+    kept = degree if norm == "none" else (degree > 0).to(outputs.dtype)
+    return (outputs * (kept.unsqueeze(1) * outputs - graph.propagate(outputs, norm))).sum()
+
+
+class ManiReg(MLP):
+    r"""An MLP whose loss has the term :math:`\frac{λ}{N} \mathrm{tr}(F^\top L F)` of its outputs F.
+
+    The graph shapes training alone: a trained model looks at each instance by itself.
+    """
+
+    dropout: float = option(0.5, "After each activation.")
+    penalty_weight: float = option(0.1, "λ.")
+    graph_norm: str = one_of("gcn", "none", about="The Laplacian, normalised (gcn) or plain (none).")
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        super().make(in_channels, hidden_channels, out_channels)
+        if not self.penalty_weight >= 0:
+            raise UserError(f"penalty_weight must not be negative, got {self.penalty_weight!r}")
+        self._last: Tensor | None = None
+
+    def look(self, x: Features, *structure: Any) -> Observed:
+        """Structure is used and checked in training alone."""
+        return Observed.of(x, *structure) if self.training else super().look(x)
+
+    def outputs(self, x: Features, observed: Observed) -> Tensor:
+        found, self._last = super().outputs(x, observed), None
+        if self.training:
+            weight = self.penalty_weight / max(1, x.shape[0])
+            self._last = weight * roughness(found, observed.graph, self.graph_norm)
+        return found
+
+    def penalty(self) -> Tensor:
+        """The term of the last pass in training mode; zero after one in evaluation mode."""
+        term, self._last = self._last, None
+        return torch.zeros((), device=self.output.weight.device) if term is None else term

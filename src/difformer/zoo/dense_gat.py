@@ -17,23 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from difformer.nn.protocol import Features
 from difformer.zoo.classic import GAT, SLOPE, GATLayer
-from difformer.zoo.encoder import Features, Observed, check_option
+from difformer.zoo.encoder import Observed, option
 from difformer.zoo.node_pairs import by_graph
 
 
 def attend_all(mask: Tensor | None, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
-    """P of the module's formula for graphs side by side.
-
-    Args:
-        mask: ``[G, n]``, False at padding; None without padding.
-        u: Terms of receivers, ``[G, n, H]``.
-        w: Terms of senders, ``[G, n, H]``.
-        v: Values ``[G, n, H, c]``.
-
-    Returns:
-        ``[G, n, H, c]``.
-    """
+    """P ``[G, n, H, c]`` of graphs side by side: ``u, w [G, n, H]``, values ``v [G, n, H, c]``, ``mask [G, n]``."""
     if mask is not None:
         w = w.masked_fill(~mask.unsqueeze(-1), -torch.inf)
     w, order = w.transpose(1, 2).sort(dim=-1)
@@ -55,38 +46,19 @@ def attend_all(mask: Tensor | None, u: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return (sums[..., :-1] / sums[..., -1:]).transpose(1, 2)
 
 
-class DenseGAT(GAT):
+class DenseGAT(GAT, only=()):
     r"""`difformer.zoo.classic.GAT` whose attention S_h runs over all pairs.
 
     Where edges are given, each layer mixes in their propagation with a weight w, as DIFFormer does:
     :math:`(1 - w) S_h V_h + w \tilde D^{-1/2} (A + I) \tilde D^{-1/2} V_h`. With w = 0, or without edges, it is equal
     to PyTorch Geometric's ``GATConv`` on the complete graph; its states are then close to each other, as every node
     sees the same nodes. The last layer has one head. No single entry of the attention exists, so it has no dropout.
-
-    Args:
-        hidden_channels: Length of a state, all heads together.
-        num_layers: Attention layers, the output's included.
-        num_heads: Heads of the hidden layers; None takes 8, or its largest divisor that divides `hidden_channels`.
-        dropout: Before every layer, on features too.
-        graph_weight: w, share of the observed edges.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_layers: int = 2,
-        num_heads: int | None = None,
-        dropout: float = 0.6,
-        graph_weight: float = 0.5,
-    ) -> None:
-        super().__init__(
-            in_channels, hidden_channels, out_channels, num_layers=num_layers, num_heads=num_heads, dropout=dropout
-        )
-        check_option("graph_weight", graph_weight)
-        self.graph_weight = graph_weight
+    num_layers: int = option(2, "Attention layers, the output's included.")
+    num_heads: int | None = option(None, "Heads of hidden layers; None takes 8, or its largest divisor that fits.")
+    dropout: float = option(0.6, "Before every layer, on features too.")
+    graph_weight: float = option(0.5, "w, share of the observed edges.")
 
     def surroundings(self, x: Features, observed: Observed) -> Observed:
         return observed

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from difformer.diffusion.coupling.interface import EDGE_ENTRIES
-from difformer.zoo.encoder import CSR, Graph, is_eager
+from difformer.graph import Graph
+from difformer.shortcut import is_eager
+from difformer.sparse import CSR
 
 HEAD_ENTRIES = 2**22  # numbers of edges times heads in one sparse product: its index is kept, 12 bytes per number
 SPREAD = 30.0  # of scores that share one largest: e^-30 is far above the smallest number there is
@@ -30,17 +32,11 @@ SPREAD = 30.0  # of scores that share one largest: e^-30 is far above the smalle
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """Edges sorted by one of their ends.
+    """Edges sorted by one of their ends, ``[E]`` each but `crow`, ``[N + 1]``."""
 
-    Args:
-        crow: ``[N + 1]`` int32: the edges of row i are ``crow[i]:crow[i + 1]``.
-        col: ``[E]`` int32, the other ends in that order.
-        order: ``[E]`` int64, the edge at each place.
-    """
-
-    crow: Tensor
-    col: Tensor
-    order: Tensor
+    crow: Tensor  # int32: the edges of row i are crow[i]:crow[i + 1]
+    col: Tensor  # int32: the other ends in that order
+    order: Tensor  # int64: the edge at each place
     _by_heads: dict[int, Order] = field(default_factory=dict)
     _collecting: dict[torch.dtype, CSR] = field(default_factory=dict)
 
@@ -81,35 +77,14 @@ class Order:
 class Ends:
     """Both ends of the edges, and their orders where they are kept: `order` by `into`, `other` by `out_of`."""
 
+    nodes: int
     into: Tensor
     out_of: Tensor
     order: Order | None = None
     other: Order | None = None
 
     def turned(self) -> Ends:
-        """The edges the other way round."""
-        return Ends(self.out_of, self.into, self.other, self.order)
-
-    def matrix(self, sorted_values: Tensor, heads: int = 1) -> CSR:
-        """A sparse matrix ``[N × heads, N × heads]`` that receives at `into`."""
-        assert self.order is not None
-        order = self.order.heads(heads)
-        return CSR(order.crow, order.col, sorted_values)
-
-    def collecting(self, like: Tensor) -> CSR:
-        """A sparse matrix ``[N, E]`` of ones that sums numbers of edges into what they end in."""
-        assert self.order is not None
-        return self.order.collecting(like.dtype)
-
-    def to_sorted(self, values: Tensor) -> Tensor:
-        """Values ``[E, H]`` as ``[E × H]`` in the order of `matrix`."""
-        assert self.order is not None
-        return values.reshape(-1).index_select(0, self.order.heads(values.shape[1]).order)
-
-    def from_sorted(self, values: Tensor, heads: int = 1) -> Tensor:
-        """The reverse of `to_sorted`."""
-        assert self.order is not None
-        return torch.empty_like(values).scatter_(0, self.order.heads(heads).order, values).view(-1, heads)
+        return Ends(self.nodes, self.out_of, self.into, self.other, self.order)
 
 
 _known: WeakKeyDictionary[Graph, Ends] = WeakKeyDictionary()
@@ -117,16 +92,22 @@ _known: WeakKeyDictionary[Graph, Ends] = WeakKeyDictionary()
 
 def ends_of(graph: Graph) -> Ends:
     """The ends of a graph's edges; sorted at first use where the graph is kept, on a CPU."""
-    source, target = graph.edge_index
+    (source, target), nodes = graph.edge_index, graph.num_nodes
     # Sorting looks at values, which a compiled program cannot.
     if not graph.keep or graph.device.type != "cpu" or torch.compiler.is_compiling():
-        return Ends(target, source)
+        return Ends(nodes, target, source)
     if graph not in _known:
         # Made under inference mode it could never be trained on.
         with torch.inference_mode(False), torch.no_grad():
-            nodes = graph.num_nodes
-            _known[graph] = Ends(target, source, Order.of(target, source, nodes), Order.of(source, target, nodes))
+            orders = Order.of(target, source, nodes), Order.of(source, target, nodes)
+            _known[graph] = Ends(nodes, target, source, *orders)
     return _known[graph]
+
+
+def _order(states: Tensor, ends: Ends) -> Order | None:
+    """The order of the edges, where sparse products can take these states."""
+    fits = states.device.type == "cpu" and states.dtype in (torch.float32, torch.float64) and states.numel() > 0
+    return ends.order if fits else None
 
 
 def _slices(edges: int, columns: int) -> list[slice]:
@@ -136,69 +117,61 @@ def _slices(edges: int, columns: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, max(1, edges), size)]
 
 
-def _sorted(states: Tensor, ends: Ends) -> bool:
-    known = ends.order is not None and states.device.type == "cpu"
-    return known and states.dtype in (torch.float32, torch.float64) and states.numel() > 0
-
-
 def _head_slices(heads: int, edges: int) -> list[slice]:
     size = min(heads, max(1, HEAD_ENTRIES // max(1, edges)))
     return [slice(start, min(heads, start + size)) for start in range(0, heads, size)]
 
 
-def _product(matrix: CSR, x: Tensor) -> Tensor:
-    out = x.new_empty(matrix.crow.numel() - 1, x.shape[1])
+def _sparse(order: Order | CSR, values: Tensor, columns: int) -> Tensor:
+    shape = (order.crow.numel() - 1, columns)
+    return torch.sparse_csr_tensor(order.crow, order.col, values, shape, check_invariants=False)
+
+
+def _product(order: Order | CSR, values: Tensor, x: Tensor) -> Tensor:
+    out = x.new_empty(order.crow.numel() - 1, x.shape[1])
     # The vendor's product: rows of single heads are too short for kernels that are made for whole states.
     with torch.autocast("cpu", enabled=False):
-        size = (out.shape[0], x.shape[0])
-        csr = torch.sparse_csr_tensor(matrix.crow, matrix.col, matrix.value, size, check_invariants=False)
-        return torch.addmm(out, csr, x.contiguous(), beta=0, out=out)
+        return torch.addmm(out, _sparse(order, values, x.shape[0]), x.contiguous(), beta=0, out=out)
 
 
-def _stackable(function: Any) -> Any:
-    """A function of edges whose runs of a stack lie side by side like heads: one call serves all of them."""
+class _EdgeFunction(torch.autograd.Function):
+    """A function of tensors and `Ends`, whose runs of a stack lie side by side like heads: one call serves them."""
 
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        runs = info.batch_size
-        beside = (
-            (x.unsqueeze(1).expand(-1, runs, *x.shape[1:]) if dim is None else x.movedim(dim, 1)).flatten(1, 2)
-            if isinstance(x, Tensor)
-            else x
-            for x, dim in zip(inputs, in_dims, strict=True)
-        )
-        return function.apply(*beside).unflatten(1, (runs, -1)), 1
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.ends = inputs
+        if len(tensors) > 1:
+            ctx.save_for_backward(*tensors)
 
-    function.vmap = staticmethod(vmap)
-    return function
+    def __init_subclass__(cls) -> None:
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+            runs = info.batch_size
+            beside = (
+                (x.unsqueeze(1).expand(-1, runs, *x.shape[1:]) if dim is None else x.movedim(dim, 1)).flatten(1, 2)
+                for x, dim in zip(inputs[:-1], in_dims, strict=False)
+            )
+            return cls.apply(*beside, inputs[-1]).unflatten(1, (runs, -1)), 1
+
+        cls.vmap = staticmethod(vmap)  # type: ignore[method-assign]
 
 
-@_stackable
-class _Scores(torch.autograd.Function):
+class _Scores(_EdgeFunction):
     """``q, k [N, H, C]`` → ``[E, H]``: products of what edges end in with what they come from."""
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, ends: Ends) -> Tensor:
-        if _sorted(q, ends):
-            edges = ends.into.numel()
+        left, right, edges = ends.into, ends.out_of, ends.into.numel()
+        if order := _order(q, ends):
             each = []
             for at in _head_slices(q.shape[1], edges):
-                left, right = q[:, at].flatten(0, 1), k[:, at].flatten(0, 1)
-                heads, nodes = at.stop - at.start, left.shape[0]
-                pattern = ends.matrix(q.new_zeros(edges * heads), heads)
-                pairs = torch.sparse_csr_tensor(
-                    pattern.crow, pattern.col, pattern.value, (nodes, nodes), check_invariants=False
-                )
-                products = torch.sparse.sampled_addmm(pairs, left, right.T, beta=0.0).values()
-                each.append(ends.from_sorted(products, heads))
+                heads, rows = order.heads(at.stop - at.start), q[:, at].flatten(0, 1)
+                pattern = _sparse(heads, q.new_zeros(heads.order.numel()), rows.shape[0])
+                products = torch.sparse.sampled_addmm(pattern, rows, k[:, at].flatten(0, 1).T, beta=0.0).values()
+                unsorted = torch.empty_like(products).scatter_(0, heads.order, products)
+                each.append(unsorted.view(edges, -1))
             return each[0] if len(each) == 1 else torch.cat(each, 1)
-        parts = _slices(ends.into.numel(), q.shape[1] * q.shape[2])
-        left, right = ends.into, ends.out_of
+        parts = _slices(edges, q.shape[1] * q.shape[2])
         return torch.cat([(q.index_select(0, left[at]) * k.index_select(0, right[at])).sum(-1) for at in parts])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-        ctx.ends = inputs[2]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -206,28 +179,22 @@ class _Scores(torch.autograd.Function):
         return _Sum.apply(grad, k, ctx.ends), _Sum.apply(grad, q, ctx.ends.turned()), None
 
 
-@_stackable
-class _Sum(torch.autograd.Function):
+class _Sum(_EdgeFunction):
     """``w [E, H]``, ``v [N, H, C]`` → ``[N, H, C]``: what edges end in receives from what they come from."""
 
     @staticmethod
     def forward(w: Tensor, v: Tensor, ends: Ends) -> Tensor:
-        if _sorted(v, ends):
-            each = [
-                _product(ends.matrix(ends.to_sorted(w[:, at]), at.stop - at.start), v[:, at].flatten(0, 1))
-                for at in _head_slices(v.shape[1], ends.into.numel())
-            ]
-            parts = [states.view(v.shape[0], -1, v.shape[2]) for states in each]
-            return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        if order := _order(v, ends):
+            each = []
+            for at in _head_slices(v.shape[1], ends.into.numel()):
+                heads = order.heads(at.stop - at.start)
+                values = w[:, at].reshape(-1).index_select(0, heads.order)
+                each.append(_product(heads, values, v[:, at].flatten(0, 1)).view(v.shape[0], -1, v.shape[2]))
+            return each[0] if len(each) == 1 else torch.cat(each, 1)
         total = torch.zeros_like(v)
         for at in _slices(ends.into.numel(), v.shape[1] * v.shape[2]):
             total = total.index_add(0, ends.into[at], w[at].unsqueeze(-1) * v.index_select(0, ends.out_of[at]))
         return total
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-        ctx.ends = inputs[2]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -235,8 +202,7 @@ class _Sum(torch.autograd.Function):
         return _Scores.apply(grad, v, ctx.ends), _Sum.apply(w, grad, ctx.ends.turned()), None
 
 
-@_stackable
-class _Spread(torch.autograd.Function):
+class _Spread(_EdgeFunction):
     """``x [N, H]`` → ``[E, H]``: at every edge the number of what it ends in."""
 
     @staticmethod
@@ -244,32 +210,23 @@ class _Spread(torch.autograd.Function):
         return x.index_select(0, ends.into)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.ends = inputs[1]
-        ctx.nodes = inputs[0].shape[0]
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _Collect.apply(grad, ctx.ends, ctx.nodes), None
+        return _Collect.apply(grad, ctx.ends), None
 
 
-@_stackable
-class _Collect(torch.autograd.Function):
+class _Collect(_EdgeFunction):
     """``y [E, H]`` → ``[N, H]``: at every node the sum over the edges that end in it."""
 
     @staticmethod
-    def forward(y: Tensor, ends: Ends, nodes: int) -> Tensor:
-        if _sorted(y, ends):
-            return _product(ends.collecting(y), y)
-        return y.new_zeros(nodes, y.shape[1]).index_add(0, ends.into, y)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.ends = inputs[1]
+    def forward(y: Tensor, ends: Ends) -> Tensor:
+        if order := _order(y, ends):
+            collecting = order.collecting(y.dtype)
+            return _product(collecting, collecting.value, y)
+        return y.new_zeros(ends.nodes, y.shape[1]).index_add(0, ends.into, y)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _Spread.apply(grad, ctx.ends), None, None
+        return _Spread.apply(grad, ctx.ends), None
 
 
 def edge_scores(q: Tensor, k: Tensor, graph: Graph) -> Tensor:
@@ -302,7 +259,7 @@ def edge_softmax(scores: Tensor, graph: Graph) -> Tensor:
     each = torch.exp(scores - _largest(scores.detach(), graph))
     if graph.edge_weight is not None:
         each = each * graph.weights(each.dtype).unsqueeze(1)
-    total = _Collect.apply(each, ends_of(graph), graph.num_nodes)
+    total = _Collect.apply(each, ends_of(graph))
     return each * from_targets(torch.where(total > 0, total, 1.0).reciprocal(), graph)
 
 

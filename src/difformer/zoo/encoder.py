@@ -1,4 +1,4 @@
-"""What every model of the zoo is made from: the encoder, checks of options, features of any layout, and the graph.
+"""What every model of the zoo is made from: the encoder, its options, and what a pass observes beside the features.
 
 A model gives `Encoder.states`: states from features and from what is observed beside them (`Observed`). Arguments of a
 pass are checked once, before that, so a model never sees an ``edge_index`` that does not fit its rows.
@@ -6,56 +6,39 @@ pass are checked once, before that, so a model never sees an ``edge_index`` that
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from difformer.attention.segments import Segments, as_segments
+from difformer.attention.segments import Segments
 from difformer.errors import UserError, WouldNotFitError
 from difformer.free_memory import free_bytes
-from difformer.graph import GRAPH_NORMS, Graph
-from difformer.kernels.rows import unit_rows
+from difformer.graph import Graph
 from difformer.nn.conv import check_count
-from difformer.nn.dropout import dropout, keyed_uniform
 from difformer.nn.protocol import Edges, Features
 from difformer.nn.structure import as_structure
 from difformer.result_cache import ResultCache
 from difformer.shortcut import is_eager
-from difformer.sparse import CSR, SparseMatrix
-
-__all__ = [
-    "CSR", "GRAPH_NORMS", "Edges", "Encoder", "Features", "Graph", "Observed", "Passes", "ResultCache",
-    "Segments", "SparseMatrix", "as_segments", "check_choice", "check_count", "check_heads", "check_option",
-    "class_labels", "dense", "dropout", "is_eager", "keyed_uniform", "linear", "make_norm", "mapped",
-    "refuse_beyond_memory", "self_loops", "unit_rows", "without_loops",
-]  # fmt: skip
 
 WORTH_A_LOOK = 2**28  # bytes: what is smaller is not worth asking the system for
-NORMS = ("batch", "layer", "none")
+SIZES = ("in_channels", "hidden_channels", "out_channels")
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a forward pass knows beside the features, checked.
+    """What a forward pass knows beside the features, checked."""
 
-    Args:
-        rows: N.
-        device: Where the features are.
-        graph: Observed edges; None where there are none.
-        segments: The graphs of a batch; None for a single graph.
-        given: Whether edges were given at all, if only an empty list of them.
-    """
-
-    rows: int
-    device: torch.device
-    graph: Graph | None
-    segments: Segments | None
-    given: bool
+    rows: int  # N
+    device: torch.device  # where the features are
+    graph: Graph | None = None  # observed edges; None where there are none
+    segments: Segments | None = None  # the graphs of a batch; None for a single graph
+    given: bool = False  # whether edges were given at all, if only an empty list of them
 
     @staticmethod
     def of(
@@ -64,11 +47,7 @@ class Observed:
         edge_weight: Tensor | None = None,
         batch: Tensor | Segments | None = None,
     ) -> Observed:
-        """Arguments of a forward pass in one form.
-
-        Raises:
-            ValueError: If edges, weights or batch do not fit the rows of `x`.
-        """
+        """Arguments of a forward pass in one form; an error if edges, weights or batch do not fit the rows of `x`."""
         structure = as_structure(x.shape[0], edge_index, edge_weight, batch)
         return Observed(x.shape[0], x.device, structure.graph, structure.segments, edge_index is not None)
 
@@ -82,6 +61,22 @@ class Observed:
         if self.graph is None:
             return work()
         return kept.of(self.graph, key if self.segments is None else (*key, self.segments.batch), work)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of nodes of one graph, over all graphs of a batch, padding included."""
+        if self.segments is None:
+            return self.rows**2
+        return sum(graphs * nodes**2 for graphs, nodes, _ in self.segments.shapes)
+
+    def places(self) -> tuple[Tensor, int]:
+        """``[N]`` numbers of the rows within their graphs, in the order of blocks; and the largest graph's size."""
+        place, segments = torch.arange(self.rows, device=self.device), self.segments
+        if segments is None:
+            return place, self.rows
+        start = segments.sizes.cumsum(0) - segments.sizes
+        place = place - start[segments.batch[segments.by_graph]]
+        return torch.empty_like(place).index_copy(0, segments.by_graph, place), segments.largest
 
     @property
     def looped(self) -> Graph:
@@ -127,40 +122,104 @@ def _others(graph: Graph) -> Graph:
     return Graph(graph.edge_index[:, other], graph.num_nodes, weight, keep=graph.keep)
 
 
+@dataclass(frozen=True)
+class Option:
+    """An option of a model: its default and meaning, its annotation, and which values it takes (`check_option`)."""
+
+    default: Any
+    about: str = ""
+    choices: tuple[str, ...] = ()
+    least: int = 1
+    annotation: str = ""
+
+    def check(self, name: str, value: Any) -> None:
+        if self.choices:
+            check_choice(name, value, self.choices)
+        elif not (value is None and "None" in self.annotation):
+            check_option(name, value, self.least)
+
+
+def option(default: Any, about: str = "", *, least: int = 1) -> Any:
+    """An option with its meaning, which joins the docstring of its class; `least` is that of a count."""
+    return Option(default, about, least=least)
+
+
+def one_of(*choices: str, about: str = "") -> Any:
+    """An option that takes one of these names; the first is its default."""
+    return Option(choices[0], about or f"One of {', '.join(choices)}.", choices)
+
+
 class Encoder(nn.Module):
-    """A model in the form of `difformer.nn.Model`; subclasses give `states`, and `output` for a linear decoder.
+    """A model in the form of `difformer.nn.Model`.
+
+    A subclass declares its options in its body, ``name: type = option(default, meaning)``, and gives `make` and
+    `states`; `make` sets `output` for a linear decoder. Options are checked by their names, see `check_option`, and
+    stored before `make` runs. A subclass has the options of the classes above it; with ``only=(…)``, those of them
+    that it names.
 
     Args:
         in_channels: Features per instance.
-        hidden_channels: Length of a state.
+        hidden_channels: Length of a state, all heads together.
         out_channels: Outputs per instance.
     """
 
     output: nn.Linear
+    _options: ClassVar[dict[str, Option]] = {}
+    _settable: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, least: Mapping[str, int] | None = None, **options: Any) -> None:
-        """Checks options by their names, see `check_option`, and stores them.
+    def __init_subclass__(cls, only: tuple[str, ...] | None = None, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        own = {}
+        for name, annotation in inspect.get_annotations(cls).items():
+            if name in vars(cls) and not name.startswith("_"):
+                given = vars(cls)[name]
+                own[name] = replace(given if isinstance(given, Option) else Option(given), annotation=str(annotation))
+                delattr(cls, name)  # it would hide a module of that name
+        doc = (cls.__doc__ or "").rstrip()
+        known = [(f"\n        {name}: ", one.about) for name, one in own.items()]
+        said = [name + about for name, about in known if about and name not in doc]
+        if said:
+            cls.__doc__ = "".join([doc, "" if "\n    Args:\n" in doc else "\n\n    Args:", *said])
+        above = [base for base in cls.__bases__ if issubclass(base, Encoder)]
+        inherited = [name for base in above for name in base._settable] if only is None else only
+        cls._settable = tuple(dict.fromkeys((*own, *inherited)))
+        cls._options = {name: option for base in above for name, option in base._options.items()} | own
+        keyword, positional = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        sizes = [inspect.Parameter(name, positional, annotation="int") for name in SIZES]
+        named = [(name, cls._options[name]) for name in cls._settable]
+        options = [inspect.Parameter(n, keyword, default=o.default, annotation=o.annotation) for n, o in named]
+        # A class with a constructor of its own is known by that.
+        cls.__signature__ = None if "__init__" in vars(cls) else inspect.Signature(sizes + options)  # type: ignore[attr-defined]
 
-        Args:
-            least: Least values of counts that may be 0, or must be above 1.
-            options: Values by name.
-        """
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, **options: Any) -> None:
         super().__init__()
-        for name, value in options.items():
-            check_option(name, value, (least or {}).get(name, 1))
+        if unknown := options.keys() - {*self._settable}:
+            raise TypeError(f"{type(self).__name__} has no option {min(unknown)!r}; it has {', '.join(self._settable)}")
+        for name, option in self._options.items():
+            value = options.get(name, option.default)
+            option.check(name, value)
             setattr(self, name, value)
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...  # options
+        self.make(in_channels, hidden_channels, out_channels)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: the penalty of the last pass holds on to that pass and is left out."""
         return {**vars(self), "_penalty": None} if "_penalty" in vars(self) else vars(self)
 
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        """Makes the layers."""
+        raise NotImplementedError(f"{type(self).__name__} must define make(in_channels, hidden_channels, out_channels)")
+
+    def look(self, x: Features, *structure: Any) -> Observed:
+        """What the model sees beside the features: edges, their weights and the batch."""
+        return Observed.of(x, *structure)
+
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States ``[N, hidden]`` before the output layer."""
         raise NotImplementedError(f"{type(self).__name__} must define states(x, observed)")
+
+    def outputs(self, x: Features, observed: Observed) -> Tensor:
+        """Outputs ``[N, out_channels]``."""
+        return self.decode(self.states(x, observed))
 
     def embed(
         self,
@@ -170,7 +229,7 @@ class Encoder(nn.Module):
         batch: Tensor | Segments | None = None,
     ) -> Tensor:
         """States ``[N, hidden]`` before the output layer."""
-        return self.states(x, Observed.of(x, edge_index, edge_weight, batch))
+        return self.states(x, self.look(x, edge_index, edge_weight, batch))
 
     def decode(self, states: Tensor) -> Tensor:
         """Outputs of states, or of pooled states: ``[…, out_channels]``."""
@@ -184,7 +243,19 @@ class Encoder(nn.Module):
         batch: Tensor | Segments | None = None,
     ) -> Tensor:
         """Outputs ``[N, out_channels]``."""
-        return self.decode(self.embed(x, edge_index, edge_weight, batch))
+        return self.outputs(x, self.look(x, edge_index, edge_weight, batch))
+
+
+class Penalised(Encoder):
+    """An encoder whose pass leaves a term of the loss in ``_penalty``."""
+
+    _penalty: Tensor | None = None
+
+    def penalty(self) -> Tensor:
+        """The term of the last pass."""
+        if self._penalty is None:
+            raise UserError(f"{type(self).__name__} has no penalty yet: it is that of the last pass, so make one first")
+        return self._penalty
 
 
 # ---- checks of options
@@ -193,26 +264,21 @@ SHARES = ("alpha", "graph_weight", "residual_weight")
 POSITIVE = ("inner_rate", "outer_rate", "step_size", "temperature", "theta", "threshold", "time", "tolerance")
 COUNTS = (
     "attention_layers", "degree", "edge_layers", "encoding_steps", "feature_layers", "global_layers", "graph_channels",
-    "bias_order", "inner_steps", "local_passes", "max_degree", "max_distance", "mlp_layers", "num_heads", "num_layers",
-    "outer_every", "output_heads", "prior_layers", "random_features", "restart_every", "samples", "virtual_nodes",
-    "widening",
+    "bias_order", "hops", "inner_steps", "k", "local_passes", "max_degree", "max_distance", "mlp_layers", "num_heads",
+    "num_layers", "num_nodes", "outer_every", "output_heads", "prior_layers", "random_features", "restart_every",
+    "samples", "virtual_nodes", "widening",
 )  # fmt: skip
 
 
 def check_option(name: str, value: Any, least: int = 1) -> None:
-    """Raises a ValueError unless `value` is one that options of this name can have; other names are not checked.
-
-    A rate of dropout lies in [0, 1); rates other than `dropout` may be None, which selects another rate.
-    """
+    """Raises a ValueError unless `value` is one that options of this name can have; other names are not checked."""
     if name in COUNTS:
         check_count(name, value, least)
-    elif name.endswith("dropout"):
-        if not (value is None and name != "dropout") and not 0 <= value < 1:
-            raise UserError(f"{name} must lie in [0, 1), got {value!r}")
-    elif name in SHARES:
-        if not 0 <= value <= 1:
-            raise UserError(f"{name} must lie in [0, 1], got {value!r}")
-    elif name in POSITIVE and value is not None and not 0 < value < math.inf:
+    elif name.endswith("dropout") and not 0 <= value < 1:
+        raise UserError(f"{name} must lie in [0, 1), got {value!r}")
+    elif name in SHARES and not 0 <= value <= 1:
+        raise UserError(f"{name} must lie in [0, 1], got {value!r}")
+    elif name in POSITIVE and not 0 < value < math.inf:
         raise UserError(f"{name} must be a number above 0, got {value!r}")
 
 
@@ -230,15 +296,6 @@ def check_heads(num_heads: int | None, hidden_channels: int, default: int = 8) -
     return heads
 
 
-def make_norm(name: str | bool, channels: int) -> nn.Module:
-    """A norm of states: ``"batch"``, ``"layer"`` (also True) or ``"none"`` (also False)."""
-    name = {True: "layer", False: "none"}[name] if isinstance(name, bool) else name
-    check_choice("norm", name, NORMS)
-    if name == "none":
-        return nn.Identity()
-    return nn.BatchNorm1d(channels) if name == "batch" else nn.LayerNorm(channels)
-
-
 def class_labels(system: str, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Those of the nodes `index` whose class is known, and their classes; an error where targets are no classes."""
     if y.dim() != 1 or y.is_floating_point():
@@ -247,82 +304,17 @@ def class_labels(system: str, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]
     return known, y[known]
 
 
-# ---- features of any layout
-
-
-def dense(x: Features) -> Tensor:
-    """Features as a dense tensor, where a model cannot do without."""
-    return x if isinstance(x, Tensor) and x.layout == torch.strided else x.to_dense()
-
-
-def linear(layer: nn.Linear, x: Features, rate: float | Tensor = 0.0, training: bool = False) -> Tensor:
-    """A linear layer whose input may be sparse, after a dropout of its input.
-
-    Of a sparse input the stored entries are dropped; all others are zero either way.
-    """
-    if isinstance(x, Tensor) and x.layout == torch.strided:
-        return layer(dropout(x, rate, training))
-    product = mapped(layer.weight, x, rate, training)
-    return product if layer.bias is None else product + layer.bias
-
-
-def mapped(weight: Tensor, x: Features, rate: float | Tensor = 0.0, training: bool = False) -> Tensor:
-    """``x Wᵀ``, dense or sparse, after a dropout of x; what `linear` computes without a bias."""
-    if isinstance(x, Tensor):
-        if x.layout == torch.strided:
-            return dropout(x, rate, training) @ weight.T
-        x = SparseMatrix.from_tensor(x)
-    if training:
-        values = dropout(x.rows.value, rate, training)
-        if values is x.rows.value:  # nothing was dropped
-            return x @ weight.T
-        if x.device.type == "cpu" and is_eager(values, weight) and not values.requires_grad:
-            return _with_values(x, values) @ weight.T
-        return _product(x, values, weight.T.contiguous())
-    return x @ weight.T
-
-
-_columns: ResultCache[tuple[Tensor, Tensor]] = ResultCache()
-
-
-def _with_values(x: SparseMatrix, values: Tensor) -> SparseMatrix:
-    """`x` with other values in the order of its rows; their order by columns is computed once."""
-    order, row = _columns.of(x, (), lambda: _by_columns(x))
-    rows, columns = x.rows, x.columns
-    return SparseMatrix(
-        x.shape, CSR(rows.crow, rows.col, values), CSR(columns.crow, row, values.index_select(0, order))
-    )
-
-
-def _by_columns(x: SparseMatrix) -> tuple[Tensor, Tensor]:
-    order = torch.argsort(x.rows.col, stable=True)
-    count = (x.rows.crow[1:] - x.rows.crow[:-1]).long()
-    row = torch.arange(count.numel(), device=count.device).repeat_interleave(count)
-    return order, row[order].to(x.columns.col.dtype)
-
-
-def _product(x: SparseMatrix, values: Tensor, columns: Tensor) -> Tensor:
-    """``x @ columns`` with other values in place of its own, which may differ from run to run of a stack."""
-    count = (x.rows.crow[1:] - x.rows.crow[:-1]).long()
-    row = torch.arange(count.numel(), device=count.device).repeat_interleave(count, output_size=x.rows.col.numel())
-    # Selecting along an axis is several times as fast as indexing, forward and backward.
-    terms = values.unsqueeze(1) * columns.index_select(0, x.rows.col.long())
-    return terms.new_zeros(x.shape[0], columns.shape[1]).index_add(0, row, terms)
-
-
 # ---- memory, and counts of passes
 
 
-def refuse_beyond_memory(needed: float, device: torch.device, what: str, remedy: str) -> None:
-    """Raises a `WouldNotFitError` before a pass that cannot fit, with what it needs and what is free.
+def refuse_beyond_memory(
+    needed: float, device: torch.device, what: str, remedy: str, *, count: int = 0, training: bool = False
+) -> None:
+    """Raises a `WouldNotFitError` before `what` runs, if it needs more bytes than are free, with a remedy.
 
-    Args:
-        needed: Bytes.
-        device: Where they are needed.
-        what: What needs them, for example ``"gat on 5,000,000 edges"``.
-        remedy: What to do instead.
+    `what` may say ``{:,}`` for a count. With `training`, only a pass with gradients is refused.
     """
-    if needed < WORTH_A_LOOK or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or (training and not torch.is_grad_enabled()) or needed < WORTH_A_LOOK:
         return
     # Work that is being recorded has run before; a question to the device may spoil the recording.
     if device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -334,7 +326,8 @@ def refuse_beyond_memory(needed: float, device: torch.device, what: str, remedy:
         if device.type != "cpu" and needed <= (of_machine := free_bytes(torch.device("cpu"))):
             remedy += f", or take device='cpu', where {of_machine / gib:,.1f} GiB are free"
         raise WouldNotFitError(
-            f"{what} needs about {needed / gib:,.1f} GiB, and {free / gib:,.1f} GiB are free on {device}; {remedy}"
+            f"{what.format(count)} needs about {needed / gib:,.1f} GiB, and {free / gib:,.1f} GiB are free on "
+            f"{device}; {remedy}"
         )
 
 

@@ -16,17 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.errors import UserError
+from difformer.attention.segments import Segments
+from difformer.graph import Graph
+from difformer.nn.protocol import Features
 from difformer.zoo.classic import GCN
 from difformer.zoo.edge_attention import edge_softmax, edge_sum
-from difformer.zoo.encoder import Features, Graph, Observed, Segments, check_count, linear, refuse_beyond_memory
-from difformer.zoo.node_pairs import pairs
+from difformer.zoo.encoder import Observed, Penalised, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import linear
 
 PAIR_COPIES = 6  # of S: scores, weights, their gradients, and those of a layer's product
 ENTRIES = 1 << 23  # differences held at a time
 
 
-class GLCN(GCN):
+class GLCN(Penalised, GCN, only=()):
     r"""Graph convolutions over a graph that is learned from projected features p = x P.
 
     .. math::
@@ -34,71 +36,47 @@ class GLCN(GCN):
         |p_i - p_l|))}, \qquad Z^{(k+1)} = \mathrm{ReLU}(S Z^{(k)} W_k + b_k).
 
     A holds the observed edges and self-loops; where no edges are given it is one for all pairs, which costs N² numbers
-    and is refused where they do not fit. The graph has a loss of its own, see `penalty`.
+    and is refused where they do not fit. The graph has a loss of its own, the penalty
 
-    Args:
-        num_layers: Convolutions, the output's included.
-        dropout: Before every convolution, on features too.
-        graph_channels: Length of p.
-        graph_loss: λ, weight of the graph's own loss.
-        sparsity: γ, within it: how much a single large weight in a row is penalised.
+    .. math::
+        \frac{λ}{N} \sum_{ij} S_{ij} ‖p_i - p_j‖^2 + \frac{λγ}{N} ‖S‖_F^2.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_layers: int = 2,
-        dropout: float = 0.6,
-        graph_channels: int = 70,
-        graph_loss: float = 0.01,
-        sparsity: float = 0.1,
-    ) -> None:
-        super().__init__(
-            in_channels, hidden_channels, out_channels, num_layers=num_layers, dropout=dropout, input_dropout=None
-        )
-        check_count("graph_channels", graph_channels)
-        self.project = nn.Linear(in_channels, graph_channels, bias=False)
-        self.metric = nn.Parameter(torch.empty(graph_channels, 1))
+    num_layers: int = option(2, "Convolutions, the output's included.")
+    dropout: float = option(0.6, "Before every convolution, on features too.")
+    graph_channels: int = option(70, "Length of p.")
+    graph_loss: float = option(0.01, "λ, weight of the graph's own loss.")
+    sparsity: float = option(0.1, "γ, within it: how much a single large weight in a row is penalised.")
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        self.input_dropout = None
+        super().make(in_channels, hidden_channels, out_channels)
+        self.project = nn.Linear(in_channels, self.graph_channels, bias=False)
+        self.metric = nn.Parameter(torch.empty(self.graph_channels, 1))
         for weight in (self.project.weight, self.metric):
             nn.init.xavier_uniform_(weight)
-        self.graph_loss, self.sparsity = graph_loss, sparsity
-        self._penalty: Tensor | None = None
 
     def surroundings(self, x: Features, observed: Observed) -> _OnEdges | _OnPairs:
-        """S."""
         p = linear(self.project, x)
-        learned = self._on_edges(p, observed.looped) if observed.given else self._on_pairs(p, observed.segments)
-        self._penalty = learned.loss(p, self.sparsity)
+        learned = self._on_edges(p, observed.looped) if observed.given else self._on_pairs(p, observed)
+        self._penalty = self.graph_loss * learned.loss(p, self.sparsity)
         return learned
-
-    def penalty(self) -> Tensor:
-        r"""λ times the loss of the graph of the last pass, a mean over nodes.
-
-        .. math::
-            \frac{1}{N} \sum_{ij} S_{ij} ‖p_i - p_j‖^2 + \frac{γ}{N} ‖S‖_F^2
-        """
-        if self._penalty is None:
-            raise UserError("glcn has no graph yet: its penalty is that of the last forward pass")
-        return self.graph_loss * self._penalty
 
     def _on_edges(self, p: Tensor, graph: Graph) -> _OnEdges:
         source, target = graph.edge_index
-        if not torch.compiler.is_compiling():
-            needed = 16.0 * graph.num_edges * p.shape[1]
-            refuse_beyond_memory(needed, p.device, f"glcn on {graph.num_edges:,} edges", "take fewer graph_channels")
+        edges, remedy = graph.num_edges, "take fewer graph_channels"
+        refuse_beyond_memory(16.0 * edges * p.shape[1], p.device, "glcn on {:,} edges", remedy, count=edges)
         distance = (p.index_select(0, target) - p.index_select(0, source)).abs() @ self.metric
         return _OnEdges(edge_softmax(functional.relu(distance), graph), graph)
 
-    def _on_pairs(self, p: Tensor, segments: Segments | None) -> _OnPairs:
-        count = pairs(p.shape[0], segments)
-        needed = 4.0 * count * (PAIR_COPIES if torch.is_grad_enabled() else 2)
-        refuse_beyond_memory(
-            needed, p.device, f"glcn on all {count:,} pairs", "give it edges, for example with graph=knn:5"
+    def _on_pairs(self, p: Tensor, observed: Observed) -> _OnPairs:
+        count = observed.pairs
+        needed, remedy = (
+            4.0 * count * (PAIR_COPIES if torch.is_grad_enabled() else 2),
+            "give it edges, for example with graph=knn:5",
         )
-        return _OnPairs(p, self.metric.squeeze(1), segments)
+        refuse_beyond_memory(needed, p.device, f"glcn on all {count:,} pairs", remedy)
+        return _OnPairs(p, self.metric.squeeze(1), observed.segments)
 
 
 class _OnEdges:

@@ -10,9 +10,8 @@ The eigenvalues of T lie in [-1, 1] where the graph is undirected. There the Che
 .. math::
     f(T) = \sum_k c_k \, T_k(T), \qquad T_{k+1}(x) = 2 x T_k(x) - T_{k-1}(x),
 
-needs the fewest products with T: about √(2/α) ln(1/ε) for PageRank, where a power iteration needs (1/α) ln(1/ε). On
-directed graphs eigenvalues are complex, within the unit disc, where powers of T converge and Chebyshev polynomials may
-not: there the filter is e^{-t} Σ_k t^k/k! T^k, or α Σ_k (1 - α)^k T^k.
+needs the fewest products with T. On directed graphs eigenvalues are complex, within the unit disc, where powers of T
+converge and Chebyshev polynomials may not: there the filter is e^{-t} Σ_k t^k/k! T^k, or α Σ_k (1 - α)^k T^k.
 
 GraphHeat applies the filter to states. GDC computes its matrix once (with self-loops in T), keeps the k largest entries
 of each row, or those of at least ε, divides by the row's sum and runs a GCN on the result. Small graphs take the closed
@@ -25,27 +24,21 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.polynomial import chebyshev
 from torch import Tensor
 
+from difformer.attention.segments import Segments
 from difformer.diffusion.coupling.matrix import is_symmetric
 from difformer.errors import UserError
+from difformer.graph import Graph
+from difformer.nn.protocol import Features
+from difformer.result_cache import ResultCache
+from difformer.sparse import SparseMatrix
 from difformer.zoo.classic import GCN
-from difformer.zoo.encoder import (
-    Features,
-    Graph,
-    Observed,
-    ResultCache,
-    Segments,
-    SparseMatrix,
-    check_choice,
-    check_option,
-    refuse_beyond_memory,
-)
+from difformer.zoo.encoder import Observed, one_of, option, refuse_beyond_memory
 
 FILTER_TOLERANCE = 1e-7
 LARGEST_DEGREE = 2000
@@ -61,15 +54,10 @@ def is_undirected(graph: Graph) -> bool:
 
 @dataclass(frozen=True)
 class Filter:
-    """A polynomial of the propagation matrix.
+    """A polynomial of the propagation matrix."""
 
-    Args:
-        coefficients: c_0 … c_K.
-        chebyshev: Whether they are of Chebyshev polynomials, or of powers.
-    """
-
-    coefficients: tuple[float, ...]
-    chebyshev: bool
+    coefficients: tuple[float, ...]  # c_0 … c_K
+    chebyshev: bool  # whether they are of Chebyshev polynomials, or of powers
 
     def __call__(self, product: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
         """f(T) z, where `product` gives T z; one product per degree."""
@@ -122,8 +110,6 @@ def _powers(coefficient: Callable[[int], float], tolerance: float) -> Filter:
     return Filter(tuple(found), False)
 
 
-KERNELS = ("ppr", "heat")
-TRANSITIONS = ("gcn", "random_walk")
 DENSE = 1024  # nodes up to which the closed form is taken
 BLOCK_ENTRIES = 2**23  # entries of the rows that are computed at a time
 TOLERANCE = 1e-6  # of entries in rows that sum to about one; the closed form is exact
@@ -135,10 +121,7 @@ Entries = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Diffusion:
-    """Which diffusion, and how sparse: the options of `GDC`, whose ``graph_norm`` is `transition`.
-
-    A row keeps a few entries more than `top_k` where several equal the last.
-    """
+    """Which diffusion, and how sparse: the options of `GDC`, whose ``graph_norm`` is `transition`."""
 
     kernel: str = "ppr"
     teleport: float = 0.05
@@ -148,10 +131,6 @@ class Diffusion:
     transition: str = "gcn"
 
     def __post_init__(self) -> None:
-        check_choice("kernel", self.kernel, KERNELS)
-        check_choice("graph_norm", self.transition, TRANSITIONS)
-        check_option("time", self.time)
-        check_option("threshold", self.threshold)
         if not 0 < self.teleport < 1:
             raise UserError(f"teleport must lie between 0 and 1, got {self.teleport!r}")
         if self.top_k is not None and self.top_k < 1:
@@ -184,11 +163,7 @@ _diffused: ResultCache[Graph] = ResultCache()
 
 
 def diffused(graph: Graph, diffusion: Diffusion, segments: Segments | None = None) -> Graph:
-    """The diffused graph, a weighted one; computed once for a graph that is used again.
-
-    Raises:
-        MemoryError: If the result would not fit, before it is begun.
-    """
+    """The diffused graph, a weighted one; computed once for a graph that is used again."""
     return _diffused.of(graph, (diffusion,), lambda: _make(graph, diffusion, segments))
 
 
@@ -261,34 +236,19 @@ class GDC(GCN):
 
     The diffused graph is computed once per `Graph`, and anew for edges that come as tensors. Edge weights that are
     trained get no gradient through it.
-
-    Args:
-        dropout: After each activation.
-        kernel: ``"ppr"`` or ``"heat"``.
-        teleport: α of PageRank.
-        time: t of heat.
-        top_k: Neighbours that a node keeps; None keeps those of at least `threshold`.
-        threshold: Least entry of the diffusion matrix that is kept, where `top_k` is None.
-        graph_norm: T: ``"gcn"`` or ``"random_walk"``.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        dropout: float = 0.5,
-        kernel: str = "ppr",
-        teleport: float = 0.05,
-        time: float = 5.0,
-        top_k: int | None = 64,
-        threshold: float = 1e-4,
-        graph_norm: str = "gcn",
-        **options: Any,
-    ) -> None:
-        super().__init__(in_channels, hidden_channels, out_channels, dropout=dropout, **options)
-        self.diffusion = Diffusion(kernel, teleport, time, top_k, threshold, graph_norm)
+    dropout: float = option(0.5, "After each activation.")
+    kernel: str = one_of("ppr", "heat", about='``"ppr"`` or ``"heat"``.')
+    teleport: float = option(0.05, "α of PageRank.")
+    time: float = option(5.0, "t of heat.")
+    top_k: int | None = option(64, "Neighbours that a node keeps; None keeps those of at least `threshold`.")
+    threshold: float = option(1e-4, "Least entry of the diffusion matrix that is kept, where `top_k` is None.")
+    graph_norm: str = one_of("gcn", "random_walk", about='T: ``"gcn"`` or ``"random_walk"``.')
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        super().make(in_channels, hidden_channels, out_channels)
+        self.diffusion = Diffusion(self.kernel, self.teleport, self.time, self.top_k, self.threshold, self.graph_norm)
 
     def surroundings(self, x: Features, observed: Observed) -> Graph:
         return diffused(observed.edges, self.diffusion, observed.segments).with_self_loops()
@@ -297,32 +257,12 @@ class GDC(GCN):
 class GraphHeat(GCN):
     r"""Layers :math:`σ(e^{-sL} Z W_k + b_k)` with :math:`L = I - D^{-1/2} A D^{-1/2}`.
 
-    The heat kernel is a low-pass filter whose range s sets, where a neighbourhood of K hops has a hard border. It is
-    applied by its Chebyshev expansion, exact to single precision and never a matrix; the authors build the matrix and
-    cut off what is small. No self-loops are added.
-
-    Args:
-        time: s, how far heat spreads.
-        dropout: After each activation.
-        input_dropout: On the features; None is the same as `dropout`.
+    The kernel is applied by its Chebyshev expansion, exact to single precision. No self-loops are added.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        time: float = 3.5,
-        dropout: float = 0.5,
-        input_dropout: float | None = None,
-        **options: Any,
-    ) -> None:
-        check_option("time", time)
-        super().__init__(
-            in_channels, hidden_channels, out_channels, dropout=dropout, input_dropout=input_dropout, **options
-        )
-        self.time = time
+    time: float = option(3.5, "s, how far heat spreads.")
+    dropout: float = option(0.5, "After each activation.")
+    input_dropout: float | None = option(None, "On the features; None is the same as `dropout`.")
 
     def surroundings(self, x: Features, observed: Observed) -> Graph:
         return observed.edges

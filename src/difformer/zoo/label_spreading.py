@@ -9,7 +9,9 @@ from torch.nn import functional
 from difformer.diffusion.coupling import GRAPH_WEIGHTS
 from difformer.diffusion.label_propagation import CLAMPS, propagate_labels
 from difformer.errors import UserError
-from difformer.zoo.encoder import Encoder, Features, Observed, check_choice, class_labels, dense
+from difformer.nn.protocol import Features
+from difformer.zoo.encoder import Encoder, Observed, class_labels, one_of, option
+from difformer.zoo.linear_maps import dense
 
 LEAST = 1e-12
 
@@ -17,45 +19,26 @@ LEAST = 1e-12
 class LabelPropagation(Encoder):
     r"""Labels diffuse over the graph, :math:`Y^{(k+1)} = \mathrm{clamp}[α S Y^{(k)} + (1 - α) Y^{(0)}]`.
 
-    Nothing is trained, and features are ignored; `observe` gives it the training labels. With α = 1,
-    ``graph_norm="random_walk"`` and ``clamp="labels"`` it is the harmonic solution of Zhu et al.; with the defaults it
-    is PyTorch Geometric's ``LabelPropagation``. Where an instance has several labels, presence and absence of each
-    diffuse by themselves, and the output is the logarithm of their ratio.
+    Nothing is trained; `observe` gives it the training labels. With α = 1, ``graph_norm="random_walk"`` and
+    ``clamp="labels"`` it is the harmonic solution of Zhu et al.; with the defaults it is PyTorch Geometric's
+    ``LabelPropagation``. Of several labels, presence and absence diffuse apart; the output is the log of their ratio.
 
     Args:
-        in_channels: Features per instance; not used.
         hidden_channels: Not used.
-        out_channels: Classes, or labels.
-        num_layers: Steps.
-        alpha: α, what part comes from the neighbours.
-        graph_norm: S: ``"gcn"``, ``"random_walk"``, ``"gin"`` or ``"raw"``, see `difformer.diffusion.GraphCoupling`.
-        clamp: ``"range"`` keeps scores in [0, 1]; ``"labels"`` puts known labels back after every step; ``"none"``.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_layers: int = 50,
-        alpha: float = 0.9,
-        graph_norm: str = "gcn",
-        clamp: str = "range",
-    ) -> None:
-        super().__init__({"num_layers": 0}, num_layers=num_layers, alpha=alpha)
-        check_choice("graph_norm", graph_norm, GRAPH_WEIGHTS)
-        check_choice("clamp", clamp, CLAMPS)
-        self.out_channels, self.graph_norm, self.clamp = out_channels, graph_norm, clamp
+    num_layers: int = option(50, "Steps.", least=0)
+    alpha: float = option(0.9, "α, what part comes from the neighbours.")
+    graph_norm: str = one_of(*GRAPH_WEIGHTS, about="S, see `difformer.diffusion.GraphCoupling`.")
+    clamp: str = one_of(*CLAMPS, about="Keep scores in [0, 1], or put known labels back after every step.")
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        self.out_channels = out_channels
         self._scores: Tensor | None = None
         self._known: Tensor | None = None
 
     def observe(self, y: Tensor, train_index: Tensor) -> None:
-        """Takes the training labels: class numbers ``[N]``, or 0 and 1 ``[N, C]`` with NaN where unknown.
-
-        Raises:
-            ValueError: If the targets are numbers to be predicted instead of labels.
-        """
+        """Takes the training labels: class numbers ``[N]``, or 0 and 1 ``[N, C]`` with NaN where unknown."""
         if y.dim() == 1 and not y.is_floating_point():
             scores = functional.one_hot(y.clamp_min(0), self.out_channels).float() * (y >= 0).unsqueeze(1)
         elif y.dim() == 2 and bool(((y == 0) | (y == 1) | y.isnan()).all()):
@@ -100,27 +83,15 @@ class LabelSpreading(Encoder):
     estimator on the given rows.
 
     Args:
-        in_channels: Features per instance; not used.
         hidden_channels: Not used.
-        out_channels: Classes.
-        neighbours: Size of the neighbourhood.
-        alpha: α, how much a label may change.
-        max_iter: Iterations at most.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        neighbours: int = 7,
-        alpha: float = 0.2,
-        max_iter: int = 100,
-    ) -> None:
-        super().__init__()
+    neighbours: int = option(7, "Size of the neighbourhood.")
+    alpha: float = option(0.2, "α, how much a label may change.")
+    max_iter: int = option(100, "Iterations at most.")
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         self.out_channels = out_channels
-        self.neighbours, self.alpha, self.max_iter = neighbours, alpha, max_iter
         self._labels: Tensor | None = None
 
     def observe(self, y: Tensor, train_index: Tensor) -> None:
@@ -129,7 +100,6 @@ class LabelSpreading(Encoder):
         self._labels = torch.full_like(y, -1).index_copy(0, known, labels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """Distribution over classes of each instance."""
         from sklearn.semi_supervised import LabelSpreading as Estimator
 
         if self._labels is None or self._labels.numel() != x.shape[0]:

@@ -22,94 +22,62 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.errors import UserError
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Graph,
-    Observed,
-    SparseMatrix,
-    check_choice,
-    class_labels,
-    dropout,
-    keyed_uniform,
-    refuse_beyond_memory,
-)
+from difformer.graph import Graph
+from difformer.nn.dropout import dropout, keyed_uniform
+from difformer.nn.protocol import Features
+from difformer.sparse import SparseMatrix
+from difformer.zoo.encoder import Encoder, Observed, class_labels, one_of, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import mapped
 from difformer.zoo.neighbour_graph import NeighbourGraph
-
-OUTER_LABELS = ("train", "validation")
 
 
 class LDS(Encoder):
     r"""A graph convolutional network on graphs that are drawn edge by edge from learned probabilities.
 
-    The training loop trains the network on all training labels, on a graph drawn anew for every pass. Every
-    `outer_every` passes the model makes one step of the outer problem by itself: `inner_steps` steps of gradient
-    descent of a second network w on one half of the training labels, each on a graph of its own, then the loss F of the
-    other half, whose gradient goes back through all these steps to the graphs and, straight through the drawing, to θ:
+    The network trains on a graph drawn anew for every pass. Every `outer_every` passes the model makes one step of the
+    outer problem: `inner_steps` steps of gradient descent of a second network w on one half of the training labels,
+    each on a graph of its own, then the loss F of the other half, whose gradient goes back through all these steps to
+    the graphs and, straight through the drawing, to θ:
 
     .. math::
         w_{s+1} = w_s - γ \nabla_w L(w_s, A_s), \qquad
         θ \leftarrow \mathrm{clip}\Big(θ - η \sum_s \frac{∂F(w_τ, A_τ)}{∂A_s}, 0, 1\Big).
 
-    Which half is which is drawn anew at each restart of w. The paper takes F from validation labels: ``"lds-valid"``
-    (``outer_labels="validation"``) does so, and its validation score is then one on labels that it has seen.
-    θ begins as the observed graph, or as neighbours in feature space where nothing is observed. Outputs in
-    evaluation are those of the mean graph θ, or the mean over drawn graphs.
-
-    The graph belongs to the nodes it was learned for: new rows may follow them, joined by their own edges.
-
-    Args:
-        out_channels: Classes.
-        num_layers: Convolutions, the output's included.
-        dropout: After each ReLU.
-        outer_every: Passes of training from one outer step to the next.
-        outer_rate: η.
-        inner_steps: τ.
-        inner_rate: γ.
-        restart_every: Outer steps after which w begins anew.
-        samples: Graphs drawn for an evaluation; 0 uses the mean graph.
-        outer_labels: Where F takes its labels: ``"train"`` (one half of them, L having the other) or ``"validation"``.
-        k: Neighbours of a node where nothing is observed, itself counted.
+    Halves are drawn anew at each restart of w. The paper takes F from validation labels, as ``"lds-valid"`` does, whose
+    validation score is then one on labels that it has seen. θ begins as the observed graph, or as neighbours in feature
+    space, and belongs to its nodes: new rows may follow them, joined by their own edges. In evaluation the graph is θ.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_layers: int = 2,
-        dropout: float = 0.5,
-        outer_every: int = 5,
-        outer_rate: float = 1.0,
-        inner_steps: int = 5,
-        inner_rate: float = 1.0,
-        restart_every: int = 20,
-        samples: int = 0,
-        outer_labels: str = "train",
-        k: int = 10,
-    ) -> None:
-        inner: dict[str, Any] = {"inner_steps": inner_steps, "inner_rate": inner_rate, "restart_every": restart_every}
-        super().__init__(
-            {"num_layers": 2, "samples": 0},
-            num_layers=num_layers,
-            dropout=dropout,
-            outer_every=outer_every,
-            outer_rate=outer_rate,
-            samples=samples,
-            **inner,
-        )
-        check_choice("outer_labels", outer_labels, OUTER_LABELS)
-        self.network = Network(in_channels, hidden_channels, num_layers)
+    num_layers: int = option(2, "Convolutions, the output's included.", least=2)
+    dropout: float = option(0.5, "After each ReLU.")
+    outer_every: int = option(5, "Passes of training from one outer step to the next.")
+    outer_rate: float = option(1.0, "η.")
+    inner_steps: int = option(5, "τ.")
+    inner_rate: float = option(1.0, "γ.")
+    restart_every: int = option(20, "Outer steps after which w begins anew.")
+    samples: int = option(0, "Graphs drawn for an evaluation; 0 uses the mean graph.", least=0)
+    outer_labels: str = one_of(
+        "train", "validation", about="Where F takes its labels; of training labels L has one half."
+    )
+    k: int = option(10, "Neighbours of a node where nothing is observed, itself counted.")
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        self.network = Network(in_channels, hidden_channels, self.num_layers)
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.outer_labels = outer_labels
-        self.neighbours = NeighbourGraph(k)
-        self.outer = OuterStep(in_channels, hidden_channels, out_channels, num_layers, rate=outer_rate, **inner)
+        self.neighbours = NeighbourGraph(self.k)
+        self.outer = OuterStep(
+            (in_channels, *[hidden_channels] * (self.num_layers - 1), out_channels),
+            rate=self.outer_rate,
+            inner_steps=self.inner_steps,
+            inner_rate=self.inner_rate,
+            restart_every=self.restart_every,
+        )
         # N is not known yet; a saved model brings its own.
         self.register_buffer("theta", torch.empty(0, 0))
         self.theta: Tensor
         self.register_buffer("seen", torch.zeros(in_channels))
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
+        self.passes: Tensor
         self._labels: tuple[Tensor, Tensor] | None = None
         self._held: tuple[Tensor, Tensor] | None = None
 
@@ -132,7 +100,6 @@ class LDS(Encoder):
         return x, edge_index, edge_weight
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """Propagated states before the last linear map."""
         observed.one_graph("lds", "learns the edges of one graph")
         if not self.theta.numel():
             self._begin(x, observed.graph)
@@ -158,15 +125,10 @@ class LDS(Encoder):
         return torch.stack([self._states(x, draw(theta, generator)) for _ in range(self.samples)]).mean(0)
 
     def _begin(self, x: Features, graph: Graph | None) -> None:
-        rows = x.shape[0]
-        device = self.theta.device
-        copies = 8 + 4 * self.outer.inner_steps
-        refuse_beyond_memory(
-            4.0 * copies * rows**2,
-            device,
-            f"lds, which learns {rows:,}² edge probabilities and differentiates {self.outer.inner_steps} inner steps,",
-            "take another system for as many nodes, or fewer inner_steps",
-        )
+        rows, device, copies = x.shape[0], self.theta.device, 8 + 4 * self.inner_steps
+        what = f"lds, which learns {rows:,}² edge probabilities and differentiates {self.inner_steps} inner steps,"
+        remedy = "take another system for as many nodes, or fewer inner_steps"
+        refuse_beyond_memory(4.0 * copies * rows**2, device, what, remedy)
         with torch.no_grad():
             if graph is None or not graph.num_edges:
                 graph = self.neighbours(x)
@@ -206,10 +168,8 @@ class LDS(Encoder):
 
 def draw(theta: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """A symmetric graph ``[N, N]`` of zeros and ones, each pair joined with its probability."""
-    if generator is None:
-        uniform = _uniform(theta.shape, theta.device)
-    else:
-        uniform = torch.rand(theta.shape, generator=generator, device=theta.device)
+    shape, device = theta.shape, theta.device
+    uniform = _uniform(shape, device) if generator is None else torch.rand(shape, generator=generator, device=device)
     upper = (uniform < theta).to(theta.dtype).triu_(1)
     return upper.T.contiguous().add_(upper)  # a transposed operand would be read across rows
 
@@ -234,11 +194,7 @@ Weights = list[tuple[Tensor, Tensor]]
 
 
 class Network(nn.Module):
-    """Weights of the hidden layers.
-
-    Args:
-        num_layers: Convolutions, the output's included, whose own map is not here.
-    """
+    """Weights of the hidden layers."""
 
     def __init__(self, in_channels: int, hidden_channels: int, num_layers: int) -> None:
         super().__init__()
@@ -249,7 +205,6 @@ class Network(nn.Module):
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in sizes[1:])
 
     def weights(self) -> Weights:
-        """Maps and biases, layer by layer."""
         return list(zip(self.maps, self.biases, strict=True))
 
 
@@ -263,80 +218,45 @@ def network_states(weights: Weights, x: Features, adjacency: Tensor, rate: float
 
     z = x
     for weight, bias in weights:
-        z = functional.relu(propagate(_product(z, weight)) + bias)
+        z = functional.relu(propagate(mapped(weight.T, z)) + bias)
         z = dropout(z, rate, rate > 0)
     assert isinstance(z, Tensor)  # there is a hidden layer
     return propagate(z)
 
 
-def _product(z: Features, weight: Tensor) -> Tensor:
-    if isinstance(z, Tensor) and z.layout != torch.strided:
-        z = SparseMatrix.from_tensor(z)
-    return z @ weight
-
-
 class OuterStep(nn.Module):
-    """The inner network w, which half of the labels trains it, and how θ is moved.
+    """The inner network w of layers between these sizes, which half of the labels trains it, and how θ is moved.
 
     Its weights are buffers: the training loop saves them and leaves them alone.
-
-    Args:
-        out_channels: Classes.
-        num_layers: Convolutions, the output's included.
-        rate: η.
-        inner_steps: τ.
-        inner_rate: γ.
-        restart_every: Steps after which w begins anew, with other halves.
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int,
-        *,
-        rate: float,
-        inner_steps: int,
-        inner_rate: float,
-        restart_every: int,
+        self, sizes: Sequence[int], *, rate: float, inner_steps: int, inner_rate: float, restart_every: int
     ) -> None:
         super().__init__()
         self.rate, self.inner_steps, self.inner_rate, self.restart_every = rate, inner_steps, inner_rate, restart_every
-        self.sizes = (in_channels, hidden_channels, num_layers, out_channels)
-        self.names: list[str] = []
-        for k, tensor in enumerate(self._fresh()):
-            self.names.append(f"w{k}")
-            self.register_buffer(self.names[-1], tensor)
+        self.sizes = sizes
+        self.names = [f"w{k}" for k in range(2 * (len(sizes) - 1))]
+        for name, tensor in zip(self.names, self._fresh(), strict=True):
+            self.register_buffer(name, tensor)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self.register_buffer("halves_seed", torch.zeros((), dtype=torch.long))
         self.steps: Tensor
         self.halves_seed: Tensor
 
     def _fresh(self) -> list[Tensor]:
-        in_channels, hidden, layers, out_channels = self.sizes
         parts = []
-        for a, b in pairwise([in_channels, *[hidden] * (layers - 1), out_channels]):
+        for a, b in pairwise(self.sizes):
             bound = math.sqrt(6 / (a + b))  # Glorot and Bengio's
             parts += [bound * (2 * _uniform((a, b), torch.device("cpu"), nodes=False) - 1), torch.zeros(b)]
         return parts
 
     def step(
-        self,
-        theta: Tensor,
-        x: Features,
-        index: Tensor,
-        labels: Tensor,
-        held: tuple[Tensor, Tensor] | None = None,
+        self, theta: Tensor, x: Features, index: Tensor, labels: Tensor, held: tuple[Tensor, Tensor] | None = None
     ) -> None:
-        """Moves θ, in place.
+        """Moves θ ``[N, N]`` in place, from the classes of the nodes `index`.
 
-        Args:
-            theta: ``[N, N]`` symmetric probabilities.
-            x: Features ``[N, F]``.
-            index: Labelled nodes.
-            labels: Their classes.
-            held: Nodes and classes of F; None takes one half of the labelled ones, and leaves the other to L.
+        `held` are nodes and classes of F; None takes one half of the labelled ones, and leaves the other to L.
         """
         if int(self.steps) % self.restart_every == 0:
             self._restart()
@@ -348,13 +268,12 @@ class OuterStep(nn.Module):
         flat: list[Tensor] = [getattr(self, name) for name in self.names]
         with torch.inference_mode(False), torch.enable_grad():
             flat = [tensor.detach().requires_grad_() for tensor in flat]
-            graphs = []
-            for _ in range(self.inner_steps):
-                graphs.append(_drawn(theta))
-                loss = self._loss(flat, x, graphs[-1], index[inner], labels[inner])
+            # They are differentiated as if they were θ itself: straight through the drawing.
+            graphs = [draw(theta).requires_grad_() for _ in range(self.inner_steps + 1)]
+            for graph in graphs[:-1]:
+                loss = self._loss(flat, x, graph, index[inner], labels[inner])
                 slopes = torch.autograd.grad(loss, flat, create_graph=True)
                 flat = [w - self.inner_rate * slope for w, slope in zip(flat, slopes, strict=True)]
-            graphs.append(_drawn(theta))
             reached = self._loss(flat, x, graphs[-1], *held)
             slopes = torch.autograd.grad(reached, graphs)
         total = torch.zeros_like(theta)
@@ -382,8 +301,3 @@ class OuterStep(nn.Module):
         states = network_states(weights[:-1], x, adjacency)
         last, bias = weights[-1]
         return functional.cross_entropy(states[index] @ last + bias, labels)
-
-
-def _drawn(theta: Tensor) -> Tensor:
-    """A graph that is differentiated as if it were θ itself: straight through the drawing."""
-    return draw(theta).requires_grad_()

@@ -17,8 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from difformer.attention.segments import Segments
 from difformer.errors import UserError, did_you_mean
-from difformer.zoo.encoder import Edges, Encoder, Features, Graph, Segments, dense
+from difformer.graph import Graph
+from difformer.nn.protocol import Edges, Features
+from difformer.zoo.encoder import Encoder
+from difformer.zoo.linear_maps import dense
 from difformer.zoo.model_catalogue import ALL_KINDS, MODELS, REMOVED, RENAMED, ModelInfo
 
 DEFAULT_HIDDEN_CHANNELS = 64
@@ -77,8 +81,8 @@ def register_model(
     check_class(name, model)
     if unknown := set(kinds) - set(ALL_KINDS):
         raise UserError(f"kinds are of {', '.join(ALL_KINDS)}, got {', '.join(sorted(unknown))}")
-    info = _info(name, model, about, kinds=kinds, needs_graph=needs_graph, stackable=stackable)
-    info = ModelInfo(**{**vars(info), "defaults": dict(defaults or {}), "space": dict(space or {})})
+    facts = {"kinds": kinds, "needs_graph": needs_graph, "stackable": stackable}
+    info = _info(name, model, about, **facts, defaults=dict(defaults or {}), space=dict(space or {}))
     _registered[name], MODELS[name] = model, info
     return info
 
@@ -134,9 +138,9 @@ def find(name: str | type[nn.Module]) -> ModelInfo:
         raise UserError(f"there is no model {name!r}: {REMOVED[name]}")
     near = difflib.get_close_matches(name.lower(), MODELS, n=1)
     # A prefix is often too short to be close to the whole name.
-    begun = [known for known in MODELS if name and known.startswith(name.lower())]
-    hint = f"; did you mean {(near or begun)[0]!r}?" if near or begun else "."
-    others = f" Other names with this prefix: {', '.join(begun[1:])}." if not near and len(begun) > 1 else ""
+    begun = [] if near else [known for known in MODELS if name and known.startswith(name.lower())]
+    hint = f"; did you mean {(near + begun)[0]!r}?" if near or begun else "."
+    others = f" Other names with this prefix: {', '.join(begun[1:])}." if len(begun) > 1 else ""
     raise UserError(
         f"unknown model {name!r}{hint}{others} Known: {', '.join(MODELS)}. Your own model is package.module:Class "
         f"or a name that difformer.register_model has given it"
@@ -170,10 +174,10 @@ def model_class(info: ModelInfo) -> type[nn.Module]:
 def parameters_of(model: type[nn.Module]) -> dict[str, inspect.Parameter]:
     """Options of a class: its keyword-only arguments and, where it passes on others, those of the classes above it."""
     found: dict[str, inspect.Parameter] = {}
-    for one in model.__mro__:
-        if "__init__" not in vars(one):
+    for one in model.__mro__[: model.__mro__.index(nn.Module)]:
+        if not {"__init__", "__signature__"} & vars(one).keys():
             continue
-        parameters = inspect.signature(one).parameters.values() if one is not nn.Module else ()
+        parameters = inspect.signature(one).parameters.values()
         for parameter in parameters:
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
                 found.setdefault(parameter.name, parameter)
@@ -202,11 +206,8 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     fixed = find(name).fixed
     for key in current_options(name, options):
         if key in fixed:
-            raise UserError(
-                f"model {name!r} fixes {key}={fixed[key]!r}; use model 'difformer' to choose it"
-                if name.startswith("difformer")
-                else f"model {name!r} fixes {key}={fixed[key]!r}"
-            )
+            advice = "; use model 'difformer' to choose it" if name.startswith("difformer") else ""
+            raise UserError(f"model {name!r} fixes {key}={fixed[key]!r}{advice}")
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
@@ -238,7 +239,7 @@ class Plain(Encoder):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.model = model
         parameters = inspect.signature(model.forward).parameters
         anything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -254,7 +255,6 @@ class Plain(Encoder):
         edge_weight: Tensor | None = None,
         batch: Tensor | Segments | None = None,
     ) -> Tensor:
-        """The model's outputs."""
         edges = edge_index
         if isinstance(edge_index, Graph):
             edges, edge_weight = edge_index.edge_index, edge_index.edge_weight
@@ -264,6 +264,7 @@ class Plain(Encoder):
         given = {"edge_index": edges, "edge_weight": edge_weight, "batch": rows}
         return self.model(dense(x), **{name: given[name] for name in self.takes})
 
+    forward = embed
+
     def decode(self, states: Tensor) -> Tensor:
-        """States are outputs already."""
         return states

@@ -11,9 +11,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from difformer.attention.segments import Segments
 from difformer.data.knn import Metric, knn_graph
 from difformer.data.sparse import take_rows
-from difformer.zoo.encoder import Features, Graph, ResultCache, Segments, SparseMatrix, check_choice, check_count
+from difformer.graph import Graph
+from difformer.nn.conv import check_count
+from difformer.nn.protocol import Features
+from difformer.result_cache import ResultCache
+from difformer.sparse import SparseMatrix
+from difformer.zoo.encoder import Observed, check_choice
 
 METRICS = ("cosine", "euclidean")
 
@@ -21,9 +27,7 @@ METRICS = ("cosine", "euclidean")
 class NeighbourGraph:
     """Neighbour graphs of feature matrices, each kept as long as its matrix.
 
-    Args:
-        k: Neighbours of a node, itself counted; where a graph has fewer nodes, all of them.
-        metric: ``"cosine"`` or ``"euclidean"``.
+    A node has k neighbours, itself counted; where a graph has fewer nodes, all of them.
     """
 
     def __init__(self, k: int, metric: str = "cosine") -> None:
@@ -36,6 +40,10 @@ class NeighbourGraph:
         """The graph of rows ``[N, F]``; with `segments` neighbours are looked for within each graph of a batch."""
         key = () if segments is None else (segments.batch,)
         return self._kept.of(x, key, lambda: self._search(x, segments))
+
+    def looped(self, x: Features, observed: Observed) -> Graph:
+        """The graph of the rows of a pass, with self-loops."""
+        return self(x, observed.segments).with_self_loops()
 
     def _search(self, x: Features, segments: Segments | None) -> Graph:
         points, count = _points(x), x.shape[0]

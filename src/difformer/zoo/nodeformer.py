@@ -3,108 +3,66 @@ r"""NodeFormer of Wu et al. (NeurIPS 2022): all-pair attention that draws latent
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.errors import UserError
+from difformer.attention.segments import Segments
+from difformer.graph import Graph
+from difformer.nn.dropout import dropout, keyed_uniform
+from difformer.nn.protocol import Features
 from difformer.zoo.edge_attention import edge_scores
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Graph,
-    Observed,
-    Segments,
-    dropout,
-    keyed_uniform,
-    linear,
-    make_norm,
-    refuse_beyond_memory,
+from difformer.zoo.encoder import Observed, Penalised, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import linear, make_norm
+from difformer.zoo.node_pairs import (
+    SMALLEST,
+    by_graph,
+    draw_projection,
+    graph_max,
+    graph_sum,
+    key_features,
+    relative_features,
 )
-from difformer.zoo.node_pairs import by_graph, graph_max, graph_sum
-from difformer.zoo.random_features import SMALLEST, draw_projection, key_features, relative_features
 
 
-class NodeFormer(Encoder):
+class NodeFormer(Penalised):
     r"""Layers of `NodeFormerLayer` with residual connections, a norm and dropout.
 
     .. math::
         Z^{(0)} = \mathrm{ELU}(\mathrm{norm}(X W + b)), \qquad
         Z^{(k+1)} = \mathrm{dropout}(\mathrm{norm}(P(Z^{(k)}) + Z^{(k)}))
 
-    While it trains, Gumbel noise and random features are drawn as dropout masks are: by seed, epoch and place, the same
-    on every device and in every stack of runs (by torch's generator outside `difformer.nn.dropout.dropout_key`). In
+    While it trains, Gumbel noise and random features are drawn as dropout masks are: by seed, epoch and place. In
     evaluation there is no noise, and the features are those that are saved with the model.
-
-    Args:
-        hidden_channels: Length of a state, and of each head.
-        num_layers: Attention layers.
-        num_heads: Heads.
-        dropout: After the input and each layer.
-        random_features: m.
-        temperature: τ.
-        samples: S, draws of Gumbel noise; 0 trains without it.
-        bias_order: Powers of the observed graph that are added; 0 for none.
-        edge_loss: λ, weight of the edge loss.
-        norm: Whether there is a LayerNorm after each layer.
-        residual: Whether a layer adds to its input.
-        activation: Whether there is an ELU after each layer.
-        jumping: Whether the output sees the states of all layers side by side instead of the last.
-        redraw: Whether random features are drawn anew in every pass of training.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_layers: int = 2,
-        num_heads: int = 4,
-        dropout: float = 0.0,
-        random_features: int = 30,
-        temperature: float = 0.25,
-        samples: int = 5,
-        bias_order: int = 2,
-        edge_loss: float = 1.0,
-        norm: bool = True,
-        residual: bool = True,
-        activation: bool = False,
-        jumping: bool = False,
-        redraw: bool = True,
-    ) -> None:
-        layer: dict[str, Any] = {"temperature": temperature, "samples": samples, "bias_order": bias_order}
-        super().__init__(
-            {"samples": 0, "bias_order": 0},
-            num_layers=num_layers,
-            num_heads=num_heads,
-            random_features=random_features,
-            dropout=dropout,
-            **layer,
-        )
-        layer["redraw"] = redraw
+    num_layers: int = option(2, "Attention layers.")
+    num_heads: int = option(4, "Heads.")
+    dropout: float = option(0.0, "After the input and each layer.")
+    random_features: int = option(30, "m.")
+    temperature: float = option(0.25, "τ.")
+    samples: int = option(5, "S, draws of Gumbel noise; 0 trains without it.", least=0)
+    bias_order: int = option(2, "Powers of the observed graph that are added; 0 for none.", least=0)
+    edge_loss: float = option(1.0, "λ, weight of the edge loss.")
+    norm: bool = option(True, "Whether there is a LayerNorm after each layer.")
+    residual: bool = option(True, "Whether a layer adds to its input.")
+    activation: bool = option(False, "Whether there is an ELU after each layer.")
+    jumping: bool = option(False, "Whether the output sees the states of all layers side by side instead of the last.")
+    redraw: bool = option(True, "Whether random features are drawn anew in every pass of training.")
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         self.input = nn.Linear(in_channels, hidden_channels)
-        self.layers = nn.ModuleList(
-            NodeFormerLayer(hidden_channels, num_heads, random_features, **layer) for _ in range(num_layers)
-        )
-        self.norms = nn.ModuleList(make_norm(norm, hidden_channels) for _ in range(num_layers + 1))
-        self.output = nn.Linear((num_layers + 1 if jumping else 1) * hidden_channels, out_channels)
+        self.layers = nn.ModuleList(NodeFormerLayer(hidden_channels, self) for _ in range(self.num_layers))
+        self.norms = nn.ModuleList(make_norm(self.norm, hidden_channels) for _ in range(self.num_layers + 1))
+        self.output = nn.Linear((self.num_layers + 1 if self.jumping else 1) * hidden_channels, out_channels)
         nn.init.zeros_(self.input.bias)  # beside features whose rows sum to one it would be all that the norm sees
-        self.edge_loss, self.residual, self.activation, self.jumping = edge_loss, residual, activation, jumping
-        self._penalty: Tensor | None = None
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States after the last layer, or of all layers side by side."""
         graph = observed.looped if observed.given else None
-        if torch.is_grad_enabled():
-            refuse_beyond_memory(
-                self._bytes(x.shape[0]),
-                x.device,
-                f"nodeformer on {x.shape[0]:,} nodes",
-                "train with batch_size=…, or fewer samples, random_features or num_heads",
-            )
+        needed, rows = self._bytes(x.shape[0]), x.shape[0]
+        remedy = "train with batch_size=…, or fewer samples, random_features or num_heads"
+        refuse_beyond_memory(needed, x.device, "nodeformer on {:,} nodes", remedy, count=rows, training=True)
         z = dropout(functional.elu(self.norms[0](linear(self.input, x))), self.dropout, self.training)
         losses, layers = [], [z]
         for layer, norm in zip(self.layers, self.norms[1:], strict=True):
@@ -115,28 +73,19 @@ class NodeFormer(Encoder):
             z = dropout(functional.elu(z) if self.activation else z, self.dropout, self.training)
             layers.append(z)
         nothing = z.new_zeros(()) if graph is None else None
-        self._penalty = torch.stack(losses).mean() if losses else nothing
+        self._penalty = self.edge_loss * torch.stack(losses).mean() if losses else nothing
         return torch.cat(layers, 1) if self.jumping else z
 
     def _bytes(self, rows: int) -> float:
         """What training keeps: features of queries and keys, those of each draw, and a few states; measured."""
-        first = self.layers[0]
-        assert isinstance(first, NodeFormerLayer)
-        (heads, channels), features = first.shape, first.projection.shape[0]
-        draws = max(1, first.samples)
-        return 4.0 * rows * len(self.layers) * (heads * (features * (4.5 * draws + 5) + 2 * channels) + 8 * channels)
-
-    def penalty(self) -> Tensor:
-        """λ times the edge loss of the last pass, a mean over layers; zero where nothing is observed."""
-        if self._penalty is None:
-            raise UserError("nodeformer's penalty is that of the last pass with gradients: make one first")
-        return self.edge_loss * self._penalty
+        channels, features = self.input.out_features, self.random_features * (4.5 * max(1, self.samples) + 5)
+        return 4.0 * rows * self.num_layers * (self.num_heads * (features + 2 * channels) + 8 * channels)
 
 
 class NodeFormerLayer(nn.Module):
     r"""Kernelised Gumbel-softmax attention, and the observed edges as a bias beside it.
 
-    With φ the positive random features of `difformer.zoo.random_features`, τ a temperature, and Gumbel noise g_j drawn
+    With φ the positive random features of `difformer.zoo.node_pairs`, τ a temperature, and Gumbel noise g_j drawn
     S times while training (none in evaluation), each head has
 
     .. math::
@@ -149,31 +98,19 @@ class NodeFormerLayer(nn.Module):
     propagated, and the values' map and the joining one are applied, as one matrix per head, to sums over nodes.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        heads: int,
-        features: int,
-        *,
-        temperature: float,
-        samples: int,
-        bias_order: int,
-        redraw: bool,
-    ) -> None:
+    def __init__(self, channels: int, options: NodeFormer) -> None:
         super().__init__()
+        heads = options.num_heads
         self.shape = (heads, channels)
         self.query, self.key, self.value = (nn.Linear(channels, heads * channels) for _ in range(3))
         self.join = nn.Linear(heads * channels, channels)
-        self.bias = nn.Parameter(torch.full((bias_order, heads), 0.1)) if bias_order else None
-        self.temperature, self.samples, self.redraw = temperature, samples, redraw
-        self.register_buffer("projection", draw_projection(features, channels))
+        self.bias = nn.Parameter(torch.full((options.bias_order, heads), 0.1)) if options.bias_order else None
+        self.temperature, self.samples, self.redraw = options.temperature, options.samples, options.redraw
+        self.register_buffer("projection", draw_projection(options.random_features, channels))
         self.projection: Tensor
 
     def forward(self, z: Tensor, observed: Observed, graph: Graph | None) -> tuple[Tensor, Tensor | None]:
-        """Propagated states ``[N, channels]`` and the layer's edge loss, see `NodeFormer.penalty`.
-
-        Without gradients there is no loss to work out, and None in its place.
-        """
+        """Propagated states ``[N, channels]`` and the layer's edge loss; None in its place without gradients."""
         projection = self.projection
         if self.training and self.redraw:
             features, channels = projection.shape
@@ -225,13 +162,8 @@ def attend_drawn(
 ) -> Tensor:
     """Sums over heads of mapped answers ``[G, n, o]`` to queries, each a mean over draws; padding is zero.
 
-    Args:
-        maps: ``[H, c, o]``.
-        mask: Not needed: padding has no features.
-        q: ``[G, n, H, m]``.
-        k: ``[G, n, H, m]``.
-        z: ``[G, n, c]``, what is averaged.
-        noise: ``[G, n, S, H]`` factors of keys, one per draw; None for one draw without noise.
+    `maps` is ``[H, c, o]``, q and k are ``[G, n, H, m]``, and z ``[G, n, c]`` is what is averaged. `noise` ``[G, n, S,
+    H]`` are factors of keys, one per draw; None for one draw without noise.
     """
     draws = 1 if noise is None else noise.shape[2]
     heads, features = q.shape[2:]

@@ -9,22 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.attention.segments import Segments
 from difformer.errors import UserError
+from difformer.graph import Graph
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
 from difformer.zoo.classic import GATLayer
 from difformer.zoo.edge_attention import attention_bytes, edge_sum
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Graph,
-    Observed,
-    Passes,
-    Segments,
-    check_heads,
-    dropout,
-    linear,
-    refuse_beyond_memory,
-)
-from difformer.zoo.random_features import linear_attention
+from difformer.zoo.encoder import Encoder, Observed, Passes, check_heads, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import linear
+from difformer.zoo.node_pairs import linear_attention
 
 FIRST_BETA = 0.9
 
@@ -42,7 +36,7 @@ class LocalLayer(nn.Module):
         M = \mathrm{ReLU}(\mathrm{GAT}(Z) + Z W), \quad H = \mathrm{ReLU}(Z U), \quad
         Z^+ = (1 - β) \, \mathrm{norm}(H ⊙ M) + β M, \qquad β = σ(b)
 
-    β has one value for each channel, 0.9 at first (the authors begin near ½, or with a constant of their choice).
+    β has one value for each channel.
     """
 
     def __init__(
@@ -83,8 +77,7 @@ class GlobalLayer(nn.Module):
         P_i = \frac{σ(q_i)^\top \sum_j σ(k_j) v_j^\top}{σ(q_i)^\top \sum_j σ(k_j)}, \qquad
         Z^+ = \mathrm{ReLU}((\mathrm{norm}(P) ⊙ (Z U + σ(b))) W_O)
 
-    W_O is shared by all global layers. The authors' code lets queries be keys; here each has a map of its own, as in
-    the paper's equation.
+    W_O is shared by all global layers.
     """
 
     def __init__(self, channels: int, heads: int) -> None:
@@ -108,72 +101,44 @@ class GlobalLayer(nn.Module):
 class Polynormer(Encoder):
     r"""Local layers, their outputs summed; then global layers on the sum.
 
-    Training goes from local to global: for the first `local_passes` passes the outputs are those of the local layers
-    with a decoder of their own, after that the global layers follow. How many passes there were is saved with the
-    model, so that the best epoch is used as it was measured.
-
-    Args:
-        hidden_channels: Length of a state, all heads together.
-        num_layers: Local layers.
-        global_layers: Global layers; 0 for none.
-        num_heads: Heads; None takes 8, or the largest part of it that divides `hidden_channels`.
-        dropout: After the input's map, on a local layer's messages, and after a global layer.
-        input_dropout: Of the features.
-        global_dropout: After a global layer; None is the same as `dropout`.
-        beta: β of the local layers at first.
-        local_passes: Passes of training without the global layers.
-        pre_norm: Whether a LayerNorm comes before each local layer: small features get lost in a deep stack without.
+    For the first `local_passes` passes of training the outputs are those of the local layers with a decoder of their
+    own. How many passes there were is saved with the model, so that the best epoch is used as it was measured.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_layers: int = 5,
-        global_layers: int = 2,
-        num_heads: int | None = None,
-        dropout: float = 0.5,
-        input_dropout: float = 0.15,
-        global_dropout: float | None = None,
-        beta: float = FIRST_BETA,
-        local_passes: int = 100,
-        pre_norm: bool = True,
-    ) -> None:
-        super().__init__(
-            {"global_layers": 0, "local_passes": 0},
-            num_layers=num_layers,
-            global_layers=global_layers,
-            local_passes=local_passes,
-            dropout=dropout,
-            input_dropout=input_dropout,
-            global_dropout=global_dropout,
-        )
-        heads = check_heads(num_heads, hidden_channels)
-        if not 0 < beta < 1:
-            raise UserError(f"beta must lie between 0 and 1, got {beta!r}", argument="beta")
+    num_layers: int = option(5, "Local layers.")
+    global_layers: int = option(2, "Global layers; 0 for none.", least=0)
+    num_heads: int | None = option(None, "Heads; None takes 8, or its largest divisor that fits.")
+    dropout: float = option(0.5, "After the input's map, on a local layer's messages, and after a global layer.")
+    input_dropout: float = option(0.15, "Of the features.")
+    global_dropout: float | None = option(None, "After a global layer; None is the same as `dropout`.")
+    beta: float = option(FIRST_BETA, "β of the local layers at first.")
+    local_passes: int = option(100, "Passes of training without the global layers.", least=0)
+    pre_norm: bool = option(True, "Whether a LayerNorm comes before each local layer; deep stacks lose small features.")
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        heads = self.heads = check_heads(self.num_heads, hidden_channels)
+        if not 0 < self.beta < 1:
+            raise UserError(f"beta must lie between 0 and 1, got {self.beta!r}", argument="beta")
         self.input = nn.Linear(in_channels, hidden_channels)
         self.local = nn.ModuleList(
-            LocalLayer(hidden_channels, heads, dropout, pre_norm, beta) for _ in range(num_layers)
+            LocalLayer(hidden_channels, heads, self.dropout, self.pre_norm, self.beta) for _ in range(self.num_layers)
         )
-        self.joining = nn.Linear(hidden_channels, hidden_channels) if global_layers else nn.Identity()
-        self.everywhere = nn.ModuleList(GlobalLayer(hidden_channels, heads) for _ in range(global_layers))
+        self.joining = nn.Linear(hidden_channels, hidden_channels) if self.global_layers else nn.Identity()
+        self.everywhere = nn.ModuleList(GlobalLayer(hidden_channels, heads) for _ in range(self.global_layers))
         self.norm = nn.LayerNorm(hidden_channels)
-        self.local_output = nn.Linear(hidden_channels, out_channels) if local_passes and global_layers else None
+        self.local_output = (
+            nn.Linear(hidden_channels, out_channels) if self.local_passes and self.global_layers else None
+        )
         self.output = nn.Linear(hidden_channels, out_channels)
-        self.heads, self.channels = heads, hidden_channels
         self.register_buffer("passes", torch.zeros((), dtype=torch.long))
+        self.passes: Tensor
         self._passes = Passes()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """The sum of the local layers' states, or what the global layers make of it."""
         graph = observed.looped
-        if torch.is_grad_enabled():
-            needed = attention_bytes(graph, self.heads, 5 * self.channels, len(self.local))
-            refuse_beyond_memory(
-                needed, graph.device, f"polynormer on {graph.num_edges:,} edges", "train with batch_size=…"
-            )
+        needed = attention_bytes(graph, self.heads, 5 * self.input.out_features, len(self.local))
+        what, edges = "polynormer on {:,} edges", graph.num_edges
+        refuse_beyond_memory(needed, graph.device, what, "train with batch_size=…", count=edges, training=True)
         if self.training:
             self._passes.add(self.passes)
         z = dropout(linear(self.input, x, self.input_dropout, self.training), self.dropout, self.training)

@@ -6,17 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Observed,
-    Segments,
-    check_choice,
-    dropout,
-    linear,
-    make_norm,
-    mapped,
-)
+from difformer.attention.segments import Segments
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
+from difformer.zoo.encoder import Encoder, Observed, one_of, option
+from difformer.zoo.linear_maps import linear, make_norm, mapped
 from difformer.zoo.node_pairs import by_graph, graph_sizes, graph_sum
 
 
@@ -28,14 +22,7 @@ def simple_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments | None)
         D = \mathrm{diag}\Big( 1 + \frac1N \tilde Q (\tilde K^\top 1) \Big), \quad
         \tilde Q = Q / ‖Q‖_F, \; \tilde K = K / ‖K‖_F
 
-    Args:
-        q: ``[N, H, d]``.
-        k: ``[N, H, d]``.
-        v: ``[N, H, c]``.
-        segments: The graphs; None for one.
-
-    Returns:
-        ``[N, H, c]``.
+    ``q, k [N, H, d]``, ``v [N, H, c]`` → ``[N, H, c]``.
     """
     count = graph_sizes(q.shape[0], segments, q).view(-1, 1, 1)
 
@@ -64,68 +51,38 @@ class SGFormer(Encoder):
 
     Each branch begins with a map of its own; ``join="cat"`` puts both side by side instead of adding them. Without
     edges the local branch has self-loops alone.
-
-    Args:
-        num_layers: Convolutions of the local branch.
-        attention_layers: Layers of attention; the paper has one.
-        num_heads: Heads of attention, averaged.
-        dropout: After each layer of the local branch.
-        attention_dropout: After each layer of the global branch.
-        residual_weight: β, share of attention against what comes in.
-        graph_weight: w, share of the local branch.
-        norm: Whether layers of the global branch have a LayerNorm.
-        local_norm: Norm of the local branch: ``"batch"``, ``"layer"`` or ``"none"``.
-        local_residual: Whether layers of the local branch after the first add to their input.
-        join: ``"add"`` or ``"cat"``, what becomes of the two branches.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        *,
-        num_layers: int = 2,
-        attention_layers: int = 1,
-        num_heads: int = 1,
-        dropout: float = 0.5,
-        attention_dropout: float = 0.2,
-        residual_weight: float = 0.5,
-        graph_weight: float = 0.8,
-        norm: bool = False,
-        local_norm: str = "none",
-        local_residual: bool = False,
-        join: str = "add",
-    ) -> None:
-        super().__init__(
-            num_layers=num_layers,
-            attention_layers=attention_layers,
-            num_heads=num_heads,
-            dropout=dropout,
-            attention_dropout=attention_dropout,
-            residual_weight=residual_weight,
-            graph_weight=graph_weight,
-        )
-        check_choice("join", join, ("add", "cat"))
-        wide = num_heads * hidden_channels
+    num_layers: int = option(2, "Convolutions of the local branch.")
+    attention_layers: int = option(1, "Layers of attention; the paper has one.")
+    num_heads: int = option(1, "Heads of attention, averaged.")
+    dropout: float = option(0.5, "After each layer of the local branch.")
+    attention_dropout: float = option(0.2, "After each layer of the global branch.")
+    residual_weight: float = option(0.5, "β, share of attention against what comes in.")
+    graph_weight: float = option(0.8, "w, share of the local branch.")
+    norm: bool = option(False, "Whether layers of the global branch have a LayerNorm.")
+    local_norm: str = option("none", 'Norm of the local branch: ``"batch"``, ``"layer"`` or ``"none"``.')
+    local_residual: bool = option(False, "Whether layers of the local branch after the first add to their input.")
+    join: str = one_of("add", "cat", about='``"add"`` or ``"cat"``, what becomes of the two branches.')
+
+    def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        wide = self.num_heads * hidden_channels
         self.input = nn.Linear(in_channels, hidden_channels)
         self.attention = nn.ModuleList(
-            nn.ModuleList(nn.Linear(hidden_channels, wide) for _ in range(3)) for _ in range(attention_layers)
+            nn.ModuleList(nn.Linear(hidden_channels, wide) for _ in range(3)) for _ in range(self.attention_layers)
         )
-        self.norms = nn.ModuleList(make_norm(norm, hidden_channels) for _ in range(attention_layers + 1))
+        self.norms = nn.ModuleList(make_norm(self.norm, hidden_channels) for _ in range(self.attention_layers + 1))
         self.local = nn.ModuleList(
-            nn.Linear(hidden_channels if k else in_channels, hidden_channels) for k in range(num_layers)
+            nn.Linear(hidden_channels if k else in_channels, hidden_channels) for k in range(self.num_layers)
         )
         for layer in self.local:
             assert isinstance(layer, nn.Linear)
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
-        self.local_norms = nn.ModuleList(make_norm(local_norm, hidden_channels) for _ in range(num_layers))
-        self.output = nn.Linear((1 if join == "add" else 2) * hidden_channels, out_channels)
-        self.local_residual, self.join = local_residual, join
+        self.local_norms = nn.ModuleList(make_norm(self.local_norm, hidden_channels) for _ in range(self.num_layers))
+        self.output = nn.Linear((1 if self.join == "add" else 2) * hidden_channels, out_channels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """Both branches, added or side by side."""
         graph = observed.looped
         local: Features = x
         for k, (layer, norm) in enumerate(zip(self.local, self.local_norms, strict=True)):
