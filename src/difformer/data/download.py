@@ -56,7 +56,7 @@ def fetch(file: RemoteFile, target: Path, *, data_set: str) -> Path:
             return target
         except urllib.error.HTTPError as error:
             reason, again = f"the server answered {error.code} {error.reason}", error.code >= 500
-        except urllib.error.URLError as error:  # nobody answered at that address: asking again at once gives the same
+        except urllib.error.URLError as error:  # no answer: another attempt would fail, too
             reason = f"no connection ({error.reason})"
         except (http.client.HTTPException, ConnectionError, TimeoutError, _BadDownloadError) as error:
             reason, again = str(error) or type(error).__name__, True
