@@ -259,7 +259,9 @@ class OuterStep(nn.Module):
         `held` are nodes and classes of F; None takes one half of the labelled ones, and leaves the other to L.
         """
         if int(self.steps) % self.restart_every == 0:
-            self._restart()
+            self.halves_seed.fill_(int(_uniform((1, 1), torch.device("cpu"), nodes=False) * 2**31))
+            for name, tensor in zip(self.names, self._fresh(), strict=True):
+                getattr(self, name).copy_(tensor)
         self.steps += 1
         inner, outer = self.halves(labels) if held is None else (slice(None), slice(None))
         held = (index[outer], labels[outer]) if held is None else held
@@ -290,11 +292,6 @@ class OuterStep(nn.Module):
         order = torch.randperm(labels.numel(), generator=generator).to(labels.device)
         by_class = order[torch.argsort(labels[order], stable=True)]
         return by_class[::2], by_class[1::2]
-
-    def _restart(self) -> None:
-        self.halves_seed.fill_(int(_uniform((1, 1), torch.device("cpu"), nodes=False) * 2**31))
-        for name, tensor in zip(self.names, self._fresh(), strict=True):
-            getattr(self, name).copy_(tensor)
 
     def _loss(self, flat: list[Tensor], x: Features, adjacency: Tensor, index: Tensor, labels: Tensor) -> Tensor:
         weights: Weights = list(zip(flat[::2], flat[1::2], strict=True))

@@ -60,7 +60,10 @@ class NodeFormer(Penalised):
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         graph = observed.looped if observed.given else None
-        needed, rows = self._bytes(x.shape[0]), x.shape[0]
+        # What training keeps: features of queries and keys, those of each draw, and a few states; measured.
+        channels, features = self.input.out_features, self.random_features * (4.5 * max(1, self.samples) + 5)
+        rows, each = x.shape[0], self.num_heads * (features + 2 * channels) + 8 * channels
+        needed = 4.0 * rows * self.num_layers * each
         remedy = "train with batch_size=…, or fewer samples, random_features or num_heads"
         refuse_beyond_memory(needed, x.device, "nodeformer on {:,} nodes", remedy, count=rows, training=True)
         z = dropout(functional.elu(self.norms[0](linear(self.input, x))), self.dropout, self.training)
@@ -75,11 +78,6 @@ class NodeFormer(Penalised):
         nothing = z.new_zeros(()) if graph is None else None
         self._penalty = self.edge_loss * torch.stack(losses).mean() if losses else nothing
         return torch.cat(layers, 1) if self.jumping else z
-
-    def _bytes(self, rows: int) -> float:
-        """What training keeps: features of queries and keys, those of each draw, and a few states; measured."""
-        channels, features = self.input.out_features, self.random_features * (4.5 * max(1, self.samples) + 5)
-        return 4.0 * rows * self.num_layers * (self.num_heads * (features + 2 * channels) + 8 * channels)
 
 
 class NodeFormerLayer(nn.Module):
@@ -123,10 +121,12 @@ class NodeFormerLayer(nn.Module):
         if self.training and self.samples:
             noise = gumbel((*phi_k.shape[:2], self.samples), z)
             noise = ((noise - graph_max(noise, observed.segments)) / self.temperature).exp().transpose(1, 2)
-        maps = self._maps()
+        # The map of a head's values and its part of the joining map, as one: [H, c, c].
+        value, join = self.value.weight.unflatten(0, self.shape), self.join.weight.unflatten(1, self.shape)
+        maps = torch.einsum("hvc,ohv->hco", value, join)
         drawn = (phi_q, phi_k, z) if noise is None else (phi_q, phi_k, z, noise)
         p = by_graph(partial(attend_drawn, maps), observed.segments, *drawn)
-        shift = (self.join.weight.unflatten(1, self.shape) * self.value.bias.view(self.shape)).sum(2)  # [c, H]
+        shift = (join * self.value.bias.view(self.shape)).sum(2)  # [c, H]
         p = p + (self.join.bias + shift.sum(1))
         if graph is not None and self.bias is not None:
             hop, ones = z, z.new_ones(z.shape[0], 1)
@@ -142,11 +142,6 @@ class NodeFormerLayer(nn.Module):
         maps = projection @ self.query.weight.unflatten(0, self.shape)  # [H, m, c]
         shift = self.query.bias.view(self.shape) @ projection.T
         return relative_features(functional.linear(z, maps.flatten(0, 1), shift.flatten()).unflatten(1, shift.shape))
-
-    def _maps(self) -> Tensor:
-        """``[H, c, c]``: the map of a head's values and its part of the joining map, as one."""
-        value, join = self.value.weight.unflatten(0, self.shape), self.join.weight.unflatten(1, self.shape)
-        return torch.einsum("hvc,ohv->hco", value, join)
 
 
 def gumbel(shape: tuple[int, ...], like: Tensor) -> Tensor:
