@@ -86,9 +86,10 @@ class _OnPairs:
         self.segments, copies = observed.segments, PAIR_COPIES if torch.is_grad_enabled() else 2
         what, remedy = f"glcn on all {observed.pairs:,} pairs", "give it edges, for example with graph=knn:5"
         refuse_beyond_memory(4.0 * observed.pairs * copies, p.device, what, remedy)
-        blocks = [] if self.segments is None else self.segments.blocks
+        blocks: list[Any] = [None] if self.segments is None else list(self.segments.blocks)
         self.parts = []
-        for mask, rows in [(b.mask, b.pad(p)) for b in blocks] or [(None, p.unsqueeze(0))]:
+        for block in blocks:
+            mask, rows = (None, p.unsqueeze(0)) if block is None else (block.mask, block.pad(p))
             scores = functional.relu(weighted_distance(rows, metric.squeeze(1)))
             if mask is not None:
                 scores = scores.masked_fill(~(mask.unsqueeze(1) & mask.unsqueeze(2)), -torch.inf)

@@ -259,9 +259,7 @@ class OuterStep(nn.Module):
         `held` are nodes and classes of F; None takes one half of the labelled ones, and leaves the other to L.
         """
         if int(self.steps) % self.restart_every == 0:
-            self.halves_seed.fill_(int(_uniform((1, 1), torch.device("cpu"), nodes=False) * 2**31))
-            for name, tensor in zip(self.names, self._fresh(), strict=True):
-                getattr(self, name).copy_(tensor)
+            self._restart()
         self.steps += 1
         inner, outer = self.halves(labels) if held is None else (slice(None), slice(None))
         held = (index[outer], labels[outer]) if held is None else held
@@ -285,6 +283,11 @@ class OuterStep(nn.Module):
         theta.sub_(total, alpha=self.rate).clamp_(0.0, 1.0)
         for name, w in zip(self.names, flat, strict=True):
             getattr(self, name).copy_(w.detach())
+
+    def _restart(self) -> None:
+        self.halves_seed.fill_(int(_uniform((1, 1), torch.device("cpu"), nodes=False) * 2**31))
+        for name, tensor in zip(self.names, self._fresh(), strict=True):
+            getattr(self, name).copy_(tensor)
 
     def halves(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Positions of the labels of L and of F: of every class one half each, the odd one to L."""

@@ -60,10 +60,7 @@ class NodeFormer(Penalised):
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         graph = observed.looped if observed.given else None
-        # What training keeps: features of queries and keys, those of each draw, and a few states; measured.
-        channels, features = self.input.out_features, self.random_features * (4.5 * max(1, self.samples) + 5)
-        rows, each = x.shape[0], self.num_heads * (features + 2 * channels) + 8 * channels
-        needed = 4.0 * rows * self.num_layers * each
+        needed, rows = self._bytes(x.shape[0]), x.shape[0]
         remedy = "train with batch_size=…, or fewer samples, random_features or num_heads"
         refuse_beyond_memory(needed, x.device, "nodeformer on {:,} nodes", remedy, count=rows, training=True)
         z = dropout(functional.elu(self.norms[0](linear(self.input, x))), self.dropout, self.training)
@@ -78,6 +75,11 @@ class NodeFormer(Penalised):
         nothing = z.new_zeros(()) if graph is None else None
         self._penalty = self.edge_loss * torch.stack(losses).mean() if losses else nothing
         return torch.cat(layers, 1) if self.jumping else z
+
+    def _bytes(self, rows: int) -> float:
+        """What training keeps: features of queries and keys, those of each draw, and a few states; measured."""
+        channels, features = self.input.out_features, self.random_features * (4.5 * max(1, self.samples) + 5)
+        return 4.0 * rows * self.num_layers * (self.num_heads * (features + 2 * channels) + 8 * channels)
 
 
 class NodeFormerLayer(nn.Module):
