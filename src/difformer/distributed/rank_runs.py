@@ -91,10 +91,13 @@ def _folder(
     config: TrainConfig,
     seeds: Sequence[int],
     check: Callable[[], Any],
+    *,
+    partition: str | None = None,
     **about: Any,
 ) -> RunFolder:
     """The run folder, which rank 0 makes after a check; the one that is there if it holds the same run to resume."""
-    ranks.agree(**{"data fingerprint": task.fingerprint()}, setting=config.to_dict(), seeds=list(seeds))
+    facts: dict[str, Any] = {"data fingerprint": task.fingerprint(), "partition": partition}
+    ranks.agree(**facts, setting=config.to_dict(), seeds=list(seeds))
 
     def make() -> RunFolder:
         check()
@@ -253,9 +256,9 @@ def fit_sharded(
         check_config(partition, config)
         chosen_metric(config, task)
 
-    ranks.agree(partition=partition.about["partition"])  # each rank may have opened another folder
     source = None if given is None else TaskSource.from_dict(given)
-    folder = _folder(ranks, out, resume, task, config, seeds, check, source=source, preset=preset)
+    about: dict[str, Any] = {"source": source, "preset": preset, "partition": partition.about["partition"]}
+    folder = _folder(ranks, out, resume, task, config, seeds, check, **about)
     sent = Sent({}, {}, ranks.size)
 
     def share(waiting: list[int]) -> tuple[list[int], OneSeed]:

@@ -11,21 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.attention import propagate
+from difformer.graph import Graph
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
+from difformer.result_cache import ResultCache
 from difformer.zoo.edge_attention import attention_bytes, edge_scores, edge_sum
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Graph,
-    Observed,
-    ResultCache,
-    check_heads,
-    dropout,
-    linear,
-    make_norm,
-    one_of,
-    option,
-    refuse_beyond_memory,
-)
+from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import linear, make_norm
 from difformer.zoo.node_pairs import draw_projection, key_features, linear_attention, relative_features
 from difformer.zoo.structure_encodings import laplacian_eigenvectors, return_probabilities
 
@@ -140,8 +132,8 @@ class GraphGPS(Encoder):
     def positions(self, observed: Observed) -> Tensor:
         """e of every node; computed once per graph."""
         make = return_probabilities if self.encoding == "random_walk" else laplacian_eigenvectors
-        inputs = observed.graph, observed.rows, observed.segments, self.encoding_steps, observed.device
-        return observed.once(self._positions, (self.encoding, self.encoding_steps), lambda: make(*inputs))
+        steps = self.encoding_steps
+        return observed.once(self._positions, (self.encoding, steps), lambda: make(observed, steps))
 
 
 LIMIT = 5.0  # scores are clamped to ± this, so exponentials need no largest one

@@ -22,41 +22,30 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.errors import UserError
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Graph,
-    Observed,
-    SparseMatrix,
-    class_labels,
-    dropout,
-    keyed_uniform,
-    mapped,
-    one_of,
-    option,
-    refuse_beyond_memory,
-)
+from difformer.graph import Graph
+from difformer.nn.dropout import dropout, keyed_uniform
+from difformer.nn.protocol import Features
+from difformer.sparse import SparseMatrix
+from difformer.zoo.encoder import Encoder, Observed, class_labels, one_of, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import mapped
 from difformer.zoo.neighbour_graph import NeighbourGraph
 
 
 class LDS(Encoder):
     r"""A graph convolutional network on graphs that are drawn edge by edge from learned probabilities.
 
-    The training loop trains the network on all training labels, on a graph drawn anew for every pass. Every
-    `outer_every` passes the model makes one step of the outer problem by itself: `inner_steps` steps of gradient
-    descent of a second network w on one half of the training labels, each on a graph of its own, then the loss F of the
-    other half, whose gradient goes back through all these steps to the graphs and, straight through the drawing, to θ:
+    The network trains on a graph drawn anew for every pass. Every `outer_every` passes the model makes one step of the
+    outer problem: `inner_steps` steps of gradient descent of a second network w on one half of the training labels,
+    each on a graph of its own, then the loss F of the other half, whose gradient goes back through all these steps to
+    the graphs and, straight through the drawing, to θ:
 
     .. math::
         w_{s+1} = w_s - γ \nabla_w L(w_s, A_s), \qquad
         θ \leftarrow \mathrm{clip}\Big(θ - η \sum_s \frac{∂F(w_τ, A_τ)}{∂A_s}, 0, 1\Big).
 
-    Which half is which is drawn anew at each restart of w. The paper takes F from validation labels: ``"lds-valid"``
-    (``outer_labels="validation"``) does so, and its validation score is then one on labels that it has seen.
-    θ begins as the observed graph, or as neighbours in feature space where nothing is observed. Outputs in
-    evaluation are those of the mean graph θ, or the mean over drawn graphs.
-
-    The graph belongs to the nodes it was learned for: new rows may follow them, joined by their own edges.
+    Halves are drawn anew at each restart of w. The paper takes F from validation labels, as ``"lds-valid"`` does, whose
+    validation score is then one on labels that it has seen. θ begins as the observed graph, or as neighbours in feature
+    space, and belongs to its nodes: new rows may follow them, joined by their own edges. In evaluation the graph is θ.
     """
 
     num_layers: int = option(2, "Convolutions, the output's included.", least=2)
