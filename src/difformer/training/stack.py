@@ -133,10 +133,8 @@ def _checked(task: Task, runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     for run in runs:
         if not 0 <= run.split < len(task.splits):
             raise UserError(f"split {run.split} of a run: task {task.name!r} has {len(task.splits)} splits")
-    for name, value in common.items():
-        for other in others:
-            if other.get(name) != value:
-                reason = reason or f"{name} is {value!r} in one of them and {other.get(name)!r} in another"
+    for name, other in ((name, other) for other in others for name in common if other.get(name) != common[name]):
+        reason = reason or f"{name} is {common[name]!r} in one of them and {other.get(name)!r} in another"
     if reason:
         raise UserError(f"runs of {config.model!r} on {task.name!r} cannot be trained as one: {reason}")
     known = {name: value for name, value in options_of(config.model).items() if name in HYPER}

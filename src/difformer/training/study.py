@@ -412,15 +412,10 @@ def _trial(
 
 def _groups(question: Question, points: Sequence[Point], numbers: Sequence[int]) -> Iterator[list[int]]:
     """Numbers of points that share all that may not differ within a stack (hidden size, layers, …)."""
-    found: list[tuple[TrainConfig, list[int]]] = []
+    found: dict[str, list[int]] = {}
     for number in numbers:
-        common = apart(question.config(points[number]))
-        known = next((group for config, group in found if config == common), None)
-        if known is None:
-            found.append((common, [number]))
-        else:
-            known.append(number)
-    for _, group in found:
+        found.setdefault(repr(apart(question.config(points[number]))), []).append(number)
+    for group in found.values():
         yield from (group[start : start + POINTS_AT_ONCE] for start in range(0, len(group), POINTS_AT_ONCE))
 
 
