@@ -71,7 +71,7 @@ def cell(task: Task, model: str, layers: int, dropout: float, given: argparse.Na
     )
     started = time.perf_counter()
     runs = [Run(seed, 0, config) for seed in range(given.seeds)]
-    records = train_stacked(task, runs, given.device, keep_errors=True)
+    records = train_stacked(task, runs, given.device)
     scores = sorted(record.test if isinstance(record, RunRecord) else 0.0 for record in records)
     median = statistics.median(scores)
     return {

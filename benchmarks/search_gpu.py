@@ -361,7 +361,7 @@ class Search:
         asked = [(config, seed, split) for config in configs for seed, split in seeds]
         if not unstackable(task, configs[0], [split for _, split in runs]):
             stack = [Run(seed, split, config) for config, seed, split in asked]
-            results = train_stacked(task, stack, self.device, stop=self.over, keep_errors=True)
+            results = train_stacked(task, stack, self.device, stop=self.over)
         else:
             results = []
             for config, seed, split in asked:

@@ -80,7 +80,7 @@ def main() -> None:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
     started = time.perf_counter()
-    results = train_stacked(task, runs, device, keep_errors=True, chunk=given.chunk)
+    results = train_stacked(task, runs, device, chunk=given.chunk)
     seconds = time.perf_counter() - started
     print(f"{seconds:.1f} s, {1000 * seconds / given.epochs:.1f} ms per epoch, {seconds / len(runs):.3f} s per run")
     if device.type == "cuda":

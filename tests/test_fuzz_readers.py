@@ -279,7 +279,6 @@ def read_partition(folder: Path) -> None:
         part = found.read(number)
         assert part.y.shape[0] == found.sizes[number]
         assert len(found.names(number)) in (0, found.sizes[number])
-    found.empty()
     _ = found.quality.share
 
 

@@ -15,7 +15,8 @@ from difformer.experiments import find_preset
 def test_settings_of_the_demo_were_chosen_on_validation_with_equal_budgets():
     for model in SYSTEMS:
         preset = find_preset("best", model=model, dataset="digits")
-        assert preset.command.startswith("difformer tune digits --data per_class=10 --data num_splits=5 --seeds 3")
+        assert preset.command.startswith("difformer tune digits --data per_class=10 --data num_splits=5 ")
+        assert "--data standardize=false --seeds 3 --trials 40" in preset.command
         assert 0.8 < preset.validation < 1
         assert preset.trials == 40
 

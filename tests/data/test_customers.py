@@ -26,7 +26,7 @@ def test_customers_are_read_as_they_are_and_known_segments_agree_with_outcomes(t
     task = from_files(customers, label_columns="segment", edges=referrals)
     assert (task.y >= 0).sum() == 40
     assert task.edge_index.shape == (2, 2 * 180 + 200)
-    read = {name: kind for name, kind, *_ in task.preprocessing.table()}
+    read = {column.name: column.kind for column in task.preprocessing.columns}
     assert (read["joined"], read["plan"], read["newsletter"]) == ("date", "category", "boolean")
     later = {row["id"]: row["segment"] for row in csv.DictReader(outcomes.open(encoding="utf-8"))}
     for row in csv.DictReader(customers.open(encoding="utf-8")):

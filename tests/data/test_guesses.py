@@ -351,7 +351,7 @@ class TestGraphsInEveryForm:
                 from_arrays(X, Y, graph)
         np.savetxt(tmp_path / "a.csv", np.eye(8), delimiter=",", fmt="%g")
         np.savez(tmp_path / "x.npz", x=X, y=Y)
-        with pytest.raises(DataError, match=r"looks like an adjacency matrix; .*numpy.save"):
+        with pytest.raises(DataError, match=r"expected 2 or 3 columns, got 8; .* adjacency matrix with numpy.save"):
             from_files(tmp_path / "x.npz", edges=tmp_path / "a.csv")
 
     def test_arrays_that_have_no_role_are_named(self, tmp_path):

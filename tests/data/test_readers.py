@@ -141,7 +141,7 @@ def test_text_columns_and_lines(write):
     assert table.texts(0) == ["ann", "bob", "eve"]
     assert table.texts(2) == ["one, two", 'a "word"\non two lines', ""]
     assert table.lines.tolist() == [3, 5, 6]  # a row is where it ends
-    assert table.notes == ("line 1 of table.csv was read as a header",)
+    assert list(table.notes) == ["line 1 of table.csv was read as a header"]
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,8 @@ def test_numbers_that_are_no_indices_are_not_taken_for_some(make, complaint):
     with pytest.raises(ValueError, match=complaint):
         make()
     assert index_split("own", np.array([3.0, 1.0]), [], [2]).train.tolist() == [3, 1]
-    assert masks_split([1, 0], [0, 1], [0, 0])[0].sizes() == (1, 1, 0)
+    for kind in (int, np.uint64, np.float32):
+        assert masks_split(*np.array([[1, 0], [0, 1], [0, 0]], kind))[0].sizes() == (1, 1, 0)
 
 
 def test_a_series_is_split_in_time_order():

@@ -89,8 +89,8 @@ def test_finished_runs_of_a_stack_over_its_limit_are_kept(tmp_path, monkeypatch,
     monkeypatch.setattr(runner, "faster", lambda *_: True)
     train = runner.train_stacked
 
-    def half(task, runs, device, stop, keep_errors):
-        records = train(task, runs, device, keep_errors=keep_errors)
+    def half(task, runs, device, stop):
+        records = train(task, runs, device)
         clock.now += 1000.0
         assert stop()
         return [records[0], dataclasses.replace(records[1], status="interrupted", history=[])]

@@ -348,6 +348,18 @@ def test_a_checkpoint_of_another_run_is_refused():
         train_one(blocks(), 0, config(), seed=2, device="cpu", state=taken[0])
     with pytest.raises(CheckpointError, match="of another model"):
         train_one(blocks(), 0, config(options={"hidden_channels": 9}), seed=1, device="cpu", state=taken[0])
+    for wrong in ({"best": [1]}, {"best": {"train": 1}}, {"history": [{}]}, {"history": [3]}, {"best_epoch": "x"}):
+        with pytest.raises(CheckpointError, match="of another model"):
+            train_one(
+                blocks(),
+                0,
+                config(),
+                seed=1,
+                device="cpu",
+                state=dataclasses.replace(taken[0], facts=taken[0].facts | wrong),
+            )
+    more = dataclasses.replace(taken[0], facts=taken[0].facts | {"best": taken[0].facts["best"] | {"": 1}})
+    assert train_one(blocks(), 0, config(), seed=1, device="cpu", state=more).epochs == config().epochs
 
 
 def test_evaluation_every_few_epochs():

@@ -133,14 +133,19 @@ def test_without_dropout_a_pass_serves_training_and_evaluation(monkeypatch):
 def test_a_diverging_run_leaves_the_others_alone():
     task, config = blocks(), TrainConfig(epochs=8, options={**OPTIONS, "norm": False, "qk_norm": "none"})
     settings = [StackedSetting(seed=0, learning_rate=0.01), StackedSetting(seed=1, learning_rate=1e30)]
-    record, error = train_stacked(task, settings, config, "cpu", keep_errors=True)
+    record, error = train_stacked(task, settings, config, "cpu")
     assert isinstance(error, NonFiniteLossError)
     with pytest.raises(NonFiniteLossError) as alone:
         train_one(task, 0, settings[1].config(config), 1, "cpu")
     assert error.epoch == alone.value.epoch
     assert_same_run(record, train_one(task, 0, settings[0].config(config), 0, "cpu"))
+    assert "learning_rate (it is 1e+30)" in str(error)
+
+
+def test_a_diverging_seed_of_a_stack_ends_the_fit(tmp_path):
+    config = TrainConfig(epochs=8, learning_rate=1e30, options={**OPTIONS, "norm": False, "qk_norm": "none"})
     with pytest.raises(NonFiniteLossError, match=r"learning_rate \(it is 1e\+30\)"):
-        train_stacked(task, settings, config, "cpu")
+        fit(blocks(), config, seeds=2, stacked=True, out=tmp_path / "run", device="cpu")
 
 
 def test_chunks_do_not_change_results():

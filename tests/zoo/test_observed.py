@@ -228,7 +228,7 @@ def test_weights_of_edges_do_not_depend_on_what_scores_are_relative_to():
 def test_dropped_sparse_features_are_multiplied_as_dense_ones():
     from difformer.nn.dropout import dropout_key
     from difformer.sparse import SparseMatrix
-    from difformer.zoo import encoder as inputs
+    from difformer.zoo import linear_maps as inputs
 
     g = torch.Generator().manual_seed(0)
     x = torch.randn(30, 12, generator=g) * (torch.rand(30, 12, generator=g) < 0.3)

@@ -7,7 +7,7 @@ from torch.nn import functional
 from difformer import Graph, zoo
 from difformer.training import TrainConfig, train_one
 from difformer.zoo.encoder import Observed
-from difformer.zoo.exphormer import LIMIT, expander
+from difformer.zoo.graphgps import LIMIT, expander
 
 
 def points(nodes=24, features=6, seed=0):

@@ -13,6 +13,7 @@ from torch.nn import functional
 from difformer import Graph, zoo
 from difformer.attention import Segments
 from difformer.nn.dropout import dropout_key, dropout_keys
+from difformer.zoo.encoder import Observed
 from difformer.zoo.graphormer import attend
 from difformer.zoo.node_pairs import (
     draw_projection,
@@ -302,11 +303,11 @@ def test_hops_are_those_of_scipy(directed, monkeypatch):
     exact = shortest_path(coo_array(([1.0] * edges.shape[1], edges.tolist()), shape=(24, 24)).tocsr(), unweighted=True)
     expected = torch.from_numpy(exact).T.clone()  # from j to i
     expected = torch.where(expected.isinf(), 6, expected.clamp(max=5)).to(torch.uint8)
-    found = hop_distances(Graph(edges, 24), 24, None, 5, CPU)
+    found = hop_distances(Observed(24, CPU, Graph(edges, 24), None), 5)
     assert torch.equal(found, expected)
     assert {0, 1, 2, 5, 6} <= set(found.unique().tolist())
     batch = Segments(torch.arange(2).repeat_interleave(24))
-    twice = hop_distances(Graph(torch.cat([edges, edges + 24], 1), 48), 48, batch, 5, CPU)
+    twice = hop_distances(Observed(48, CPU, Graph(torch.cat([edges, edges + 24], 1), 48), batch), 5)
     assert torch.equal(twice, found.repeat(2, 1))
 
 
@@ -317,7 +318,7 @@ def test_walks_come_back_as_often_as_powers_of_the_walk_matrix_say():
     a[edges[0], edges[1]] = weight
     walk = a / a.sum(1, keepdim=True).clamp_min(1e-12)
     expected = torch.stack([torch.linalg.matrix_power(walk, s).diagonal() for s in range(1, 6)], 1)
-    found = return_probabilities(Graph(edges, 24, weight), 24, None, 5, CPU)
+    found = return_probabilities(Observed(24, CPU, Graph(edges, 24, weight), None), 5)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -329,7 +330,7 @@ def test_positions_are_eigenvectors_of_the_laplacian(dense, monkeypatch):
     edges = torch.cat([some_edges(count=60), torch.stack([torch.arange(24), (torch.arange(24) + 1) % 24])], 1)
     edges = torch.cat([edges, edges.flip(0)], 1)
     edges = edges[:, edges[0] != edges[1]].unique(dim=1)
-    found = laplacian_eigenvectors(Graph(edges, 24), 24, None, 4, CPU).double()
+    found = laplacian_eigenvectors(Observed(24, CPU, Graph(edges, 24), None), 4).double()
     a = adjacency(edges, 24).double()
     scale = a.sum(1).rsqrt()
     laplacian = torch.eye(24, dtype=torch.float64) - scale[:, None] * a * scale
@@ -354,7 +355,7 @@ def test_graphormer_reads_its_tables_as_defined():
     z = z + model.in_degree.weight[degrees[0]] + model.out_degree.weight[degrees[1]]
     layer = model.layers[0]
     q, k, v = layer.qkv(layer.norm(z)).unflatten(1, (3, 2, 4)).unbind(1)
-    hops = hop_distances(Graph(edges, 24), 24, None, 3, CPU).long()
+    hops = hop_distances(Observed(24, CPU, Graph(edges, 24), None), 3).long()
     scores = torch.einsum("nhd,mhd->hnm", q, k) / 2 + model.distance.weight[hops].permute(2, 0, 1)
     z = z + layer.join(torch.einsum("hnm,mhc->nhc", torch.softmax(scores, -1), v).flatten(1))
     z = z + layer.second(functional.gelu(layer.first(layer.second_norm(z))))
@@ -446,7 +447,7 @@ def test_graphgps_adds_messages_and_attention(local, encoding):
     z = model.input(x)
     if encoding != "none":
         make = return_probabilities if encoding == "random_walk" else laplacian_eigenvectors
-        z = z + model.position(make(graph, 24, None, 3, CPU))
+        z = z + model.position(make(Observed(24, CPU, graph), 3))
     layer = model.layers[0]
     if local == "gcn":
         passed = torch.relu(graph.with_self_loops().propagate(layer.message(z)))
@@ -526,7 +527,7 @@ def test_polynormers_global_attention_is_its_dense_form():
 
 
 def test_polynormer_drops_where_its_authors_do(monkeypatch):
-    from difformer.zoo import encoder as inputs
+    from difformer.zoo import linear_maps as inputs
     from difformer.zoo import polynormer
 
     calls = []

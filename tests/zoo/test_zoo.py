@@ -17,7 +17,7 @@ from difformer.training import TrainConfig, embed, fit, predict, train_one
 from difformer.training.journal import Run
 from difformer.training.model import build_model, hook
 from difformer.training.stack import train_stacked
-from difformer.zoo.encoder import linear
+from difformer.zoo.linear_maps import linear
 from difformer.zoo.model_catalogue import ALL_KINDS
 from difformer.zoo.model_registry import model_class, parameters_of
 

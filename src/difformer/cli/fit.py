@@ -261,7 +261,7 @@ def _resume(run: Path, parts: Path | None, *, device: str, tensorboard: bool, ou
         _report(_train(train, run, config, tensorboard, *shown), output, about)
         return
     from difformer.distributed.partition_folder import Partition
-    from difformer.distributed.rank_runs import partition_of, resume_seeds, resume_sharded
+    from difformer.distributed.rank_runs import fit_seeds, partition_of, resume_sharded
 
     if folder.stacked:
         raise UserError(f"{run} was trained with all seeds stacked; resume it in one process, without torchrun")
@@ -272,7 +272,10 @@ def _resume(run: Path, parts: Path | None, *, device: str, tensorboard: bool, ou
             said, train = describe_partition(partition, ranks), partial(resume_sharded, run, partition)
         else:
             task = folder.task()
-            said, train = [describe_seeds(task, config, waiting, ranks)], partial(resume_seeds, folder, task)
+            said, train = (
+                [describe_seeds(task, config, waiting, ranks)],
+                partial(fit_seeds, task, config, seeds=folder.seeds, out=run, resume=True),
+            )
         output.say("\n".join(said))
         tensorboard = tensorboard and ranks.first
         _report(_train(partial(train, ranks=ranks), run, config, tensorboard, *shown), output, about)

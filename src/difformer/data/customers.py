@@ -70,30 +70,16 @@ def write_customers(
     city, reads = draw.choice(CITIES, num_customers), draw.random(num_customers) < 0.4 - 0.1 * np.tanh(propensity)
     known = set(draw.permutation(num_customers)[:num_known].tolist())
 
-    rows = [
-        [
-            ids[i],
-            plan[i],
-            city[i],
-            joined[i],
-            "" if gap[i] else spend[i],
-            calls[i],
-            late[i],
-            "yes" if reads[i] else "no",
-            segment[i] if i in known else "",
-        ]
-        for i in range(num_customers)
-    ]
+    kept = [segment[i] if i in known else "" for i in range(num_customers)]
+    spent, letter = ["" if g else s for g, s in zip(gap, spend, strict=True)], np.where(reads, "yes", "no")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    return (
-        _write(folder / "customers.csv", [HEADER, *rows]),
-        _write(folder / "referrals.csv", [["from", "to"], *referrals]),
-        _write(folder / "outcomes.csv", [["id", "segment"], *zip(ids, segment, strict=True)]),
-    )
-
-
-def _write(path: Path, rows: list) -> Path:  # type: ignore[type-arg]
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        csv.writer(stream, lineterminator="\n").writerows(rows)
-    return path
+    tables = {
+        "customers.csv": [HEADER, *zip(ids, plan, city, joined, spent, calls, late, letter, kept, strict=True)],
+        "referrals.csv": [("from", "to"), *referrals],
+        "outcomes.csv": [("id", "segment"), *zip(ids, segment, strict=True)],
+    }
+    for name, rows in tables.items():
+        with (folder / name).open("w", newline="", encoding="utf-8") as stream:
+            csv.writer(stream, lineterminator="\n").writerows(rows)
+    return folder / "customers.csv", folder / "referrals.csv", folder / "outcomes.csv"

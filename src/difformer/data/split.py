@@ -214,7 +214,7 @@ def masks_split(train_masks: Any, valid_masks: Any, test_masks: Any, *, name: st
     if len({mask.shape for mask in masks}) != 1:
         raise UserError(f"masks: expected three of one shape, got {[tuple(mask.shape) for mask in masks]}")
     rows = enumerate(zip(*masks, strict=True))
-    return tuple(Split(f"{name}/{i}", *(mask.nonzero().squeeze(1) for mask in row)) for i, row in rows)
+    return tuple(Split(f"{name}/{i}", *((mask != 0).nonzero().squeeze(1) for mask in row)) for i, row in rows)
 
 
 def labelled(y: Any) -> Tensor:

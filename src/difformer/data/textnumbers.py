@@ -26,10 +26,7 @@ def number_blocks(stream: IO[bytes], *, columns: int, dtype: Any, path: object =
     while True:
         block = stream.read(BLOCK_BYTES)
         text = rest + block
-        if not block:
-            cut = len(text)
-        else:
-            cut = text.rfind(b"\n") + 1
+        cut = text.rfind(b"\n") + 1 if block else len(text)
         text, rest = text[:cut], text[cut:]
         check_size(len(rest), "a line", "LINE")
         while text.startswith(b"#"):

@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor
 from difformer.data import Preprocessing, Split, Task
 from difformer.data.errors import DataError
 from difformer.data.sparse import csr
-from difformer.distributed.graph_partition import Part, Quality, cut, partition, quality
+from difformer.distributed.graph_partition import NONE, Part, Quality, cut, partition, quality
 from difformer.distributed.process_group import Ranks
 from difformer.distributed.shard import Shard, assemble
 from difformer.errors import UserError
@@ -290,6 +291,20 @@ class Partition:
     @property
     def quality(self) -> Quality:
         return Quality(**{name: self.about["quality"][name] for name in _FORM["quality"]})
+
+    def stand_in(self, y: Tensor = NONE, splits: Sequence[Split] = (), names: Sequence[str] = ()) -> Any:
+        """What a model and a run folder ask of a task: facts, targets and splits, but neither features nor edges."""
+        about, given = self.about, self.about["preprocessing"]
+        return SimpleNamespace(
+            **{name: about[name] for name in (*FACTS, "num_nodes")} | {"class_names": tuple(about["class_names"])},
+            kind="nodes",
+            num_instances=self.num_nodes,
+            preprocessing=None if given is None else Preprocessing.from_dict(given),
+            fingerprint=lambda: str(about["fingerprint"]),  # that of the task that was partitioned
+            splits=tuple(splits),
+            y=y,
+            instance_names=tuple(names),
+        )
 
     def read(self, number: int) -> Part:
         """One part.

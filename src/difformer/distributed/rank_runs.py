@@ -19,19 +19,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from difformer.data import Split, Task
-from difformer.data.own.preprocessing import Preprocessing
 from difformer.distributed.graph_partition import NONE
 from difformer.distributed.partition_folder import Partition
 from difformer.distributed.process_group import Ranks, common
 from difformer.distributed.rank_trainer import (
-    Facts,
     GraphsTrainer,
     RanksTrainer,
     ShardedTrainer,
@@ -45,7 +42,7 @@ from difformer.training.callbacks import Callback, TrainingInterrupted, stop_req
 from difformer.training.config import TrainConfig
 from difformer.training.journal import NonFiniteLossError
 from difformer.training.loop import train_one
-from difformer.training.metrics import find_metric
+from difformer.training.metrics import chosen_metric, find_metric
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import Predictions, RunRecord, Summary
 from difformer.training.run import check_together
@@ -81,42 +78,34 @@ def fit_seeds(
             then finished and saved.
         RunFolderError: If the folder exists, holds another run, or cannot be written.
     """
-    _agree(ranks, config, seeds, **{"data fingerprint": task.fingerprint()})
-
-    def check() -> None:
-        check_together(task, config, tuple(seeds))
-
-    folder = _folder(ranks, out, resume, check, task, config, seeds, source=source, preset=preset)
+    check = partial(check_together, task, config, tuple(seeds))
+    folder = _folder(ranks, out, resume, task, config, seeds, check, source=source, preset=preset)
     return _train_seeds(folder, task, ranks, callbacks)
-
-
-def resume_seeds(folder: RunFolder, task: Task, *, ranks: Ranks, callbacks: Iterable[Callback] = ()) -> Summary:
-    """Resume a run folder: the seeds that are not finished are spread over ranks; see `fit_seeds`."""
-    _agree(ranks, folder.config, folder.seeds, **{"data fingerprint": task.fingerprint()})
-    return _train_seeds(folder, task, ranks, callbacks)
-
-
-def _agree(ranks: Ranks, config: TrainConfig, seeds: Sequence[int], **data: Any) -> None:
-    ranks.agree(**data, setting=config.to_dict(), seeds=list(seeds))
 
 
 def _folder(
     ranks: Ranks,
-    out: Any,
+    out: str | Path,
     resume: bool,
-    check: Callable[[], None],
     task: Any,
     config: TrainConfig,
-    seeds: Any,
+    seeds: Sequence[int],
+    check: Callable[[], Any],
+    *,
+    partition: str | None = None,
     **about: Any,
 ) -> RunFolder:
     """The run folder, which rank 0 makes after a check; the one that is there if it holds the same run to resume."""
+    facts: dict[str, Any] = {"data fingerprint": task.fingerprint(), "partition": partition}
+    ranks.agree(**facts, setting=config.to_dict(), seeds=list(seeds))
 
     def make() -> RunFolder:
         check()
         if not (resume and Path(out).exists()):
             return RunFolder.create(out, task, config, seeds=tuple(seeds), device=ranks.device, **about)
         folder = RunFolder.open(out)
+        if folder.stacked:
+            raise RunFolderError(f"{out} was trained with all seeds stacked; resume it in one process")
         folder.check_same(task, config, tuple(seeds))
         return folder
 
@@ -259,46 +248,17 @@ def fit_sharded(
         UserError: If the ranks were started with different data or settings.
         RunFolderError: If the folder exists, holds another run, or cannot be written.
     """
-    facts, given = Facts.of(partition.about), partition.about["source"]
-    _agree(ranks, config, seeds, **_identity(partition))
+    given = partition.about["source"]
+    splits = [Split(name, NONE, NONE, NONE) for name in partition.about["splits"]]
+    task = partition.stand_in(splits=splits)
 
     def check() -> None:
-        check_config(facts, config, partition.num_nodes)
-        find_metric(facts.metric if config.metric == "auto" else config.metric, facts.problem)
+        check_config(partition, config)
+        chosen_metric(config, task)
 
-    labels = _labels(partition, [Split(name, NONE, NONE, NONE) for name in partition.about["splits"]], NONE)
     source = None if given is None else TaskSource.from_dict(given)
-    folder = _folder(ranks, out, resume, check, labels, config, seeds, source=source, preset=preset)
-    return _train_shards(folder, partition, facts, ranks, callbacks)
-
-
-def resume_sharded(
-    run: str | Path, partition: Partition, *, ranks: Ranks, callbacks: Iterable[Callback] = ()
-) -> tuple[Summary, Sent]:
-    """Resume a run folder, by any number of ranks; see `fit_sharded`."""
-    facts = Facts.of(partition.about)
-
-    def open_folder() -> RunFolder:
-        folder = RunFolder.open(run)
-        if folder.about["data"]["fingerprint"] != partition.about["fingerprint"]:
-            raise RunFolderError(f"{run} was trained on other data than those of {partition.path}")
-        if folder.stacked:
-            raise RunFolderError(f"{run} was trained with all seeds stacked; resume it in one process")
-        check_config(facts, folder.config, partition.num_nodes)
-        return folder
-
-    ranks.agree(**_identity(partition))
-    return _train_shards(ranks.first_does(open_folder), partition, facts, ranks, callbacks)
-
-
-def _identity(partition: Partition) -> dict[str, Any]:
-    """What ranks compare before they train; each may have opened another folder."""
-    return {"data fingerprint": partition.about["fingerprint"], "partition": partition.about["partition"]}
-
-
-def _train_shards(
-    folder: RunFolder, partition: Partition, facts: Facts, ranks: Ranks, callbacks: Iterable[Callback]
-) -> tuple[Summary, Sent]:
+    about: dict[str, Any] = {"source": source, "preset": preset, "partition": partition.about["partition"]}
+    folder = _folder(ranks, out, resume, task, config, seeds, check, **about)
     sent = Sent({}, {}, ranks.size)
 
     def share(waiting: list[int]) -> tuple[list[int], OneSeed]:
@@ -309,11 +269,10 @@ def _train_shards(
         def one(seed: int, **given: Any) -> RunRecord:
             nonlocal sent
             assert shard is not None
-            number, config = seed % len(shard.splits), folder.config
             with ranks.traffic.during() as bytes_sent:
-                trainer = partial(ShardedTrainer, facts, shard, number, config, seed)
+                trainer = partial(ShardedTrainer, partition, shard, seed % len(shard.splits), config, seed)
                 record = _together(folder, ranks, trainer, seed, **given)
-                write_outputs(folder, record, labels, shard, facts.problem)
+                write_outputs(folder, record, labels, shard, partition.about["problem"])
             sent = _sent(bytes_sent, at_first, record, ranks)
             return replace(record, outputs=record.outputs[:0])
 
@@ -329,6 +288,15 @@ def _train_shards(
     return _train(folder, ranks, callbacks, share, finish), sent
 
 
+def resume_sharded(
+    run: str | Path, partition: Partition, *, ranks: Ranks, callbacks: Iterable[Callback] = ()
+) -> tuple[Summary, Sent]:
+    """Resume a run folder, by any number of ranks; see `fit_sharded`."""
+    folder = ranks.first_does(lambda: RunFolder.open(run))
+    given: dict[str, Any] = {"seeds": folder.seeds, "out": run, "resume": True, "callbacks": callbacks}
+    return fit_sharded(partition, folder.config, ranks=ranks, **given)
+
+
 def _sent(bytes_sent: dict[str, int], at_first: dict[str, int], record: RunRecord, ranks: Ranks) -> Sent:
     """Of the rank that sent most, for each kind; `at_first` was sent before the first seed."""
     epochs = max(1, record.epochs)
@@ -337,23 +305,6 @@ def _sent(bytes_sent: dict[str, int], at_first: dict[str, int], record: RunRecor
     most = dict(zip(bytes_sent, ranks.max_(counts).tolist(), strict=True))
     each = {kind: count / epochs for kind, count in most.items() if kind not in ONCE}
     return Sent(each, {kind: most[kind] for kind in ONCE}, ranks.size)
-
-
-def _labels(partition: Partition, splits: Sequence[Split], y: Tensor, names: Sequence[str] = ()) -> Any:
-    """What a run folder asks of a task: facts, targets and splits, but neither features nor edges."""
-    about, given = partition.about, partition.about.get("preprocessing")
-    facts = {name: about[name] for name in ("name", "problem", "metric", "protocol", "num_outputs", "num_nodes")}
-    return SimpleNamespace(
-        **facts,
-        kind="nodes",
-        num_instances=partition.num_nodes,
-        class_names=tuple(about["class_names"]),
-        preprocessing=None if given is None else Preprocessing.from_dict(given),
-        fingerprint=lambda: str(about["fingerprint"]),  # that of the task that was partitioned
-        splits=tuple(splits),
-        y=y,
-        instance_names=tuple(names),
-    )
 
 
 def gather_labels(partition: Partition, shard: Shard) -> Any:
@@ -378,7 +329,7 @@ def gather_labels(partition: Partition, shard: Shard) -> Any:
     names = [""] * (partition.num_nodes if flat else 0)
     for number, name in zip(order.tolist(), flat, strict=False):
         names[number] = name
-    return _labels(partition, splits, y, names)
+    return partition.stand_in(y, splits, names)
 
 
 def gather_by_number(x: Tensor, numbers: Tensor, count: int, ranks: Ranks) -> Tensor | None:

@@ -11,21 +11,16 @@ process. In an evaluation batches are distributed, and every rank then knows all
 
 A loss is a ratio of sums over labelled entries (`difformer.training.losses`). Its mass depends on targets only and is
 summed over ranks once; a rank's share of the loss is its own part of the sum over that, zero if it has no label.
-Metrics are counts, which are added over ranks, except ROC-AUC, which needs an order of all scores: each rank takes a
-range of scores (found from samples, as in a sample sort), the rows travel to the rank of their range, equal scores
-always to the same one, and
-
-    n₊n₋ AUC = Σ_b ( pairs in order inside range b + n₊(b) Σ_{b' < b} n₋(b') ).
-
-No rank ever holds more than about its share of the scores, and the result is exact, ties included.
+Metrics are counts, which are added over ranks, except ROC-AUC, which needs the order of all scores: rank 0 gathers
+those of the measured rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,6 +29,7 @@ from torch import Tensor, nn
 
 from difformer.data import Split, Task
 from difformer.data.batches import GraphBatches, epoch_generator
+from difformer.distributed.partition_folder import Partition
 from difformer.distributed.process_group import Ranks, sum_gradients
 from difformer.distributed.senders import Rows
 from difformer.distributed.shard import Shard
@@ -47,35 +43,15 @@ from difformer.training.feeds import DEFAULT_BATCH_SIZE, GraphsFeed, Inputs, One
 from difformer.training.journal import Journal, Measured, NonFiniteLossError
 from difformer.training.loop import Log, Save, Trainer
 from difformer.training.losses import Ratio, class_weights, make_loss, problem_loss, scaled_loss, target_units
-from difformer.training.metrics import Metric, auc_columns, column_aucs
+from difformer.training.metrics import Metric
 from difformer.training.model import build_model, prepared_model, set_units
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import Row, RunRecord
 
-SAMPLES = 64  # scores per column that each rank shows to each rank, to find ranges of equal size
 
-
-@dataclass(frozen=True)
-class Facts:
-    """What a model needs to know about a task that no rank holds as a whole."""
-
-    name: str
-    problem: str
-    metric: str
-    num_features: int
-    num_outputs: int
-    kind: str = "nodes"
-    y: Tensor = field(default_factory=lambda: torch.zeros(0))  # targets of own rows, where a rank has read them
-
-    @staticmethod
-    def of(about: Mapping[str, Any]) -> Facts:
-        """From the manifest of a partition."""
-        return Facts(**{name: about[name] for name in ("name", "problem", "metric", "num_features", "num_outputs")})
-
-
-def check_config(facts: Facts, config: TrainConfig, num_nodes: int) -> None:
+def check_config(partition: Partition, config: TrainConfig) -> None:
     """Refuses settings that cannot be trained over ranks, before anything is read."""
-    if config.batch_size is not None and config.batch_size < num_nodes:
+    if config.batch_size is not None and config.batch_size < partition.num_nodes:
         raise UserError(
             f"batch_size={config.batch_size}: a partitioned graph is trained whole, in every pass; leave batch_size out"
         )
@@ -86,10 +62,10 @@ def check_config(facts: Facts, config: TrainConfig, num_nodes: int) -> None:
         )
     if config.loss != "auto":
         raise UserError(f"loss={config.loss!r} is for series; nodes over ranks take loss='auto'")
-    if facts.problem == "regression" and (config.label_smoothing or config.class_weights):
+    if partition.about["problem"] == "regression" and (config.label_smoothing or config.class_weights):
         raise UserError("label_smoothing and class_weights are for classes; this task is a regression")
     with isolated_rng(torch.device("cpu")):
-        model = build_model(facts, config)  # type: ignore[arg-type]
+        model = build_model(partition.stand_in(), config)
     if not isinstance(model, DIFFormer):
         raise UserError(
             f"model {config.model!r} cannot be trained on a partitioned graph; difformer, difformer-s and difformer-a "
@@ -116,51 +92,15 @@ def measure(metric: Metric, outputs: Tensor, targets: Tensor, ranks: Ranks) -> f
     broken = ranks.sum_(broken, "metrics")
     if broken[0] > 0 or broken[1] == 0:
         return math.nan
-    if metric.name == "rocauc":
-        return _rocauc(outputs, targets, ranks)
+    if not metric.adds:
+        whole: Any = [ranks.gather_rows(part.contiguous(), "metrics") for part in (outputs, targets)]
+        return ranks.first_does(lambda: float(metric(*whole)))
     if metric.name == "broadcast-mse":
         raise UserError(
             "metric broadcast-mse is not for nodes over ranks; take accuracy, rocauc, f1, f1-micro, mse or mae",
             argument="metric",
         )
     return float(metric.finish(ranks.sum_(metric.counts(outputs, targets), "metrics")))
-
-
-def _rocauc(outputs: Tensor, targets: Tensor, ranks: Ranks) -> float:
-    """Mean over columns of the exact area under the ROC curve of the rows of all ranks."""
-    scores, labels = auc_columns(outputs, targets)
-    bucket = torch.searchsorted(_limits(scores, ranks), scores.T.contiguous(), right=True).flatten()
-    column = torch.arange(scores.shape[1], device=scores.device).repeat_interleave(scores.shape[0])
-    rows = torch.stack([column.double(), scores.T.flatten().double(), labels.T.flatten().double()], 1)
-    known = ~rows[:, 2].isnan()
-    bucket, rows = bucket[known], rows[known]
-    sends, ones = torch.bincount(bucket, minlength=ranks.size), [1] * ranks.size
-    takes = ranks.exchange(sends, ones, ones, "metrics").wait().tolist()
-    mine = ranks.exchange(rows[bucket.argsort(stable=True)], sends.tolist(), takes, "metrics").wait()
-    # Of every column: ordered pairs, positives and negatives of the scores of this range.
-    found = torch.zeros(scores.shape[1], 3, dtype=torch.float64, device=scores.device)
-    for c in range(scores.shape[1]):
-        own = mine[mine[:, 0] == c]
-        found[c, 1], found[c, 2] = (own[:, 2] == 1).sum(), (own[:, 2] == 0).sum()
-        if (pairs := found[c, 1] * found[c, 2]) > 0:
-            found[c, 0] = column_aucs(own[:, 1:2], own[:, 2:])[0] * pairs
-    ordered, positive, negative = ranks.gather(found, "metrics").unbind(-1)
-    total = (ordered + positive * (negative.cumsum(0) - negative)).sum(0)
-    pairs = positive.sum(0) * negative.sum(0)
-    return float(torch.where(pairs > 0, total / pairs, torch.nan).nanmean())
-
-
-def _limits(scores: Tensor, ranks: Ranks) -> Tensor:
-    """``[C, P - 1]`` ascending: where the range of one rank ends and the next begins."""
-    count, n = SAMPLES * ranks.size, scores.shape[0]
-    shown = scores.new_full((scores.shape[1], count), torch.inf)  # infinite where there is no score
-    if n:
-        place = torch.linspace(0, n - 1, min(count, n), device=scores.device).long()
-        shown[:, : place.numel()] = scores.sort(0).values[place].T
-    every = ranks.gather(shown, "metrics").movedim(0, 1).flatten(1).sort(1).values
-    finite = every.isfinite().sum(1, keepdim=True).clamp_min(1)
-    share = torch.arange(1, ranks.size, device=scores.device) / ranks.size
-    return every.gather(1, (finite * share).long()).contiguous()
 
 
 class SharedJournal(Journal):
@@ -245,25 +185,25 @@ class RanksTrainer(Trainer):
 class ShardedTrainer(RanksTrainer):
     """A model on every rank, rows on one; `number` is that of the split."""
 
-    def __init__(self, facts: Facts, shard: Shard, number: int, config: TrainConfig, seed: int) -> None:
-        ranks, split, own = shard.ranks, shard.splits[number], replace(facts, y=shard.y)
+    def __init__(self, partition: Partition, shard: Shard, number: int, config: TrainConfig, seed: int) -> None:
+        ranks, split, own = shard.ranks, shard.splits[number], partition.stand_in(shard.y)
         device = ranks.device
-        check_config(facts, config, shard.rows.total)
+        check_config(partition, config)
 
         def summed(x: Tensor) -> Tensor:
             return ranks.sum_(x.to(device), "plan").to(x.device)
 
         targets = shard.y[split.train]
-        model = build_model(own, config, seed).to(device)  # type: ignore[arg-type]
-        units = target_units(targets, facts.num_outputs, facts.problem, config, summed)
+        model = build_model(own, config, seed).to(device)
+        units = target_units(targets, own.num_outputs, own.problem, config, summed)
         if units is not None:
             set_units(model, *units)
         for value in model.state_dict().values():  # the same on every rank, also on unlike machines
             if ranks.rank:
                 value.zero_()
             ranks.sum_(value, "plan")
-        weights = class_weights(targets, facts.num_outputs, summed).to(device) if config.class_weights else None
-        loss = problem_loss(facts.problem, config.label_smoothing, weights)
+        weights = class_weights(targets, own.num_outputs, summed).to(device) if config.class_weights else None
+        loss = problem_loss(own.problem, config.label_smoothing, weights)
         loss = loss if units is None else scaled_loss(units[1].to(device))
         mass = summed(loss.mass(targets.to(device)).double().reshape(1)).item()
         rows = shard.rows if config.graph == "given" else Rows(ranks, shard.rows.numbers, shard.rows.sizes, None)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -146,18 +146,10 @@ def surroundings(device: torch.device) -> dict[str, Any]:
     return {"device": where, "versions": {**versions, "python": platform.python_version()}}
 
 
-class Cost(NamedTuple):
-    """Seconds per epoch, and how many epochs and seconds the measurement took with warm-up."""
-
-    each: float
-    epochs: int
-    seconds: float
-
-
 def epoch_cost(
     task: Task, config: TrainConfig, seed: int, device: torch.device, stop: Callable[[], bool], *, quick: bool
-) -> Cost:
-    """Time the epochs of one run.
+) -> tuple[float, int, float]:
+    """Seconds per epoch of one run, and how many epochs and seconds the measurement took with warm-up.
 
     Raises:
         Interrupted: If `stop` is true.
@@ -180,7 +172,7 @@ def epoch_cost(
         before = [timed(1) for _ in range(WARM_UP)]
         number = (QUICK_EPOCHS if quick else EPOCHS) if before[-1] < LONG else 1
         counted = timed(number)
-    return Cost(counted / number, WARM_UP + number, sum(before) + counted)
+    return counted / number, WARM_UP + number, sum(before) + counted
 
 
 def look(mode: str, task: Task, config: TrainConfig, record: RunRecord, device: torch.device) -> dict[str, Any]:

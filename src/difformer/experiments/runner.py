@@ -173,9 +173,9 @@ def perform(job: Job, seeds: Sequence[int], device: torch.device, watch: Watch, 
         for seed in seeds:
             watch.begin()
             with peak_memory(device, added=False) as peak:
-                cost = epoch_cost(task, config, seed, device, watch, quick=bool(shared["quick"]))
+                each, epochs, seconds = epoch_cost(task, config, seed, device, watch, quick=bool(shared["quick"]))
             found = {"metric": "seconds per epoch", "higher_is_better": False, **none, "stacked": 1}
-            found |= {"measures": {"epoch_seconds": cost.each}, "epochs": cost.epochs, "seconds": cost.seconds}
+            found |= {"measures": {"epoch_seconds": each}, "epochs": epochs, "seconds": seconds}
             yield job.line(seed, shared, peak, **found)
         return
     for record, peak, together in _records(job, seeds, device, watch):
@@ -203,7 +203,7 @@ def _records(
         watch.begin(len(seeds))
         with peak_memory(device) as peak:
             runs = [Run(seed, job.split(seed), config) for seed in seeds]
-            results = train_stacked(task, runs, device, stop=watch, keep_errors=True)
+            results = train_stacked(task, runs, device, stop=watch)
         diverged = [one for one in results if isinstance(one, NonFiniteLossError)]
         records = [one for one in results if isinstance(one, RunRecord)]
         whole = [one for one in records if one.status != "interrupted"]
@@ -325,22 +325,19 @@ class _Work:
             self._cell(Job.of(cell, task, self.request.precision), count, {**shared, **surroundings(self.device)})
 
     def _load(self, data: Data, options: Mapping[str, Any]) -> tuple[Task, str] | None:
-        about = {"data": data.key, "id": f"data:{data.key}"}
-        free = free_bytes(torch.device("cpu")) / 1e9
-        if data.needs > free:
-            self._refuse(about, f"not enough memory: the graph needs about {data.needs:g} GB, {free:.0f} GB are free")
-            return None
+        cpu = torch.device("cpu")
+        free = free_bytes(cpu) / 1e9
         try:
+            if data.needs > free:
+                raise WouldNotFitError(f"the graph needs about {data.needs:g} GB, {free:.0f} GB are free")
             task = load_data(data, options)
-        except (DataError, OSError, ImportError) as error:
-            self.say(f"{self.experiment.name} {data.key}: {error}")
-            said = str(error).split(". ")[0].replace(str(Path.home()), "~")
-            self._refuse(about, f"data not here: {said}")
-            return None
         except Exception as error:  # other data sets still run
-            reason, fault = reason_of(error, torch.device("cpu"))
-            self._refuse(about, reason)
-            self.outcome.errors += fault
+            reason, fault = reason_of(error, cpu)
+            if isinstance(error, (DataError, OSError, ImportError)):
+                self.say(f"{self.experiment.name} {data.key}: {error}")
+                said = str(error).split(". ")[0].replace(str(Path.home()), "~")
+                reason, fault = f"data not here: {said}", False
+            self._refuse({"data": data.key, "id": f"data:{data.key}"}, reason, fault)
             return None
         fingerprint = task.fingerprint()
         if others := self.fingerprints.get(data.key, set()) - {fingerprint}:
@@ -362,9 +359,11 @@ class _Work:
             return
         # What fails on one kind of device, or in one precision, may work on another.
         chosen = {"precision": request.precision} if request.precision else {}
-        about = {"data": cell.data.key, "system": cell.system.key, "preset": cell.choice.name}
-        about |= {"id": " ".join([job.settings_id, self.device.type, *chosen.values()])}
-        about |= {"settings_id": job.settings_id, **chosen}
+        about = dict(zip(("data", "system", "preset"), cell.key, strict=True)) | {
+            "settings_id": job.settings_id,
+            **chosen,
+        }
+        about["id"] = " ".join([job.settings_id, self.device.type, *chosen.values()])
         earlier = self._earlier(about)
         # A run that took too long may have the time now.
         if earlier and not request.retry and not request.limit > earlier.get("limit", math.inf):
@@ -391,9 +390,7 @@ class _Work:
                 self.outcome.stopped = "interrupted"
         except Exception as error:  # other systems still run; the table gives the reason
             reason, fault = reason_of(error, self.device)
-            within = f" (in {request.precision})" if chosen else ""
-            self._refuse({**about, **({"fault": True} if fault else {})}, reason + within)
-            self.outcome.errors += fault
+            self._refuse(about, reason + (f" (in {request.precision})" if chosen else ""), fault)
         self.outcome.made += made
         self.outcome.left += len(seeds) - made
 
@@ -405,15 +402,16 @@ class _Work:
                 return line
         return None
 
-    def _refuse(self, about: Line, reason: str) -> None:
+    def _refuse(self, about: Line, reason: str, fault: bool = False) -> None:
         """Report why a cell or data set cannot be run, and write it down unless it is already known."""
         self.outcome.failed[cell_of(about)] = reason
-        which = " ".join(str(about[what]) for what in ("data", "system") if about.get(what))
-        preset = f" ({about['preset']})" if about.get("preset") else ""
-        self.say(f"{self.experiment.name} {which}{preset}: {reason}")
+        self.outcome.errors += fault
+        which = f"{about['system']} ({about['preset']})" if about.get("system") else ""
+        self.say(f"{self.experiment.name} {about['data']} {which}".rstrip() + f": {reason}")
         if (self._earlier(about) or {}).get("reason") != reason:
             shared = {"experiment": self.experiment.name, "quick": self.request.quick, "device": str(self.device)}
             line = {**shared, **about, "status": FAILED, "reason": reason, "time": _now()}
+            line |= {"fault": True} if fault else {}
             self.failures.setdefault(cell_of(about), []).append(line)
             self.ledger.append(line)
 

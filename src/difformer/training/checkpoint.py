@@ -22,6 +22,7 @@ from torch import Tensor, uint8
 from difformer.errors import UserError
 from difformer.files import write_whole
 from difformer.training.config import TrainConfig
+from difformer.training.journal import PARTS
 from difformer.training.randomness import rng_state, set_rng_state
 
 if TYPE_CHECKING:
@@ -86,9 +87,11 @@ class Snapshot:
             if self.facts["device"] == trainer.device.type:
                 set_rng_state(trainer.device, list(self._part("rng").values()))
             trainer.epoch, trainer.seconds = self.epoch, float(self.facts["seconds"])
-            journal = trainer.journal
-            journal.best_epoch, journal.best = int(self.facts["best_epoch"]), self.facts["best"]
-            journal.history = [dict(row) for row in self.facts["history"]]
+            journal, known = trainer.journal, self.facts["best"]
+            journal.best_epoch = int(self.facts["best_epoch"])
+            journal.best = None if known is None else {part: float(known[part]) for part in PARTS}
+            rows = self.facts["history"]
+            journal.history = [{**row, "epoch": int(row["epoch"]), "loss": float(row["loss"])} for row in rows]
         except (RuntimeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint is of another model: {error}") from error
 

@@ -30,7 +30,7 @@ from difformer.training.config import TrainConfig
 from difformer.training.cuda_graph import LARGEST, NotRecordableError, RecordedEpoch
 from difformer.training.devices import resolve
 from difformer.training.feeds import Feed, NodesFeed, Step, make_feed
-from difformer.training.journal import Journal, NonFiniteLossError
+from difformer.training.journal import Journal
 from difformer.training.losses import Loss, make_loss
 from difformer.training.metrics import Metric, chosen_metric
 from difformer.training.model import acts_alike, hook, prepared_model
@@ -38,8 +38,6 @@ from difformer.training.optimizer import learning_rate, make_optimizer
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import Row, RunRecord, Status, warning_signs
 from difformer.zoo import find
-
-__all__ = ["NonFiniteLossError", "Trainer", "train_one"]
 
 Log = Callable[[list[Row]], None]
 Save = Callable[[Snapshot], None]
@@ -159,7 +157,16 @@ class Trainer:
             last = self.epoch >= self.epochs
             outputs = self._forward_whole() if one_pass and not last else None
             if journal.pending and (last or self.epoch % self.config.eval_every == 0):
-                measured = self._judge(self.evaluate() if outputs is None else outputs.detach())
+                found = self.evaluate() if outputs is None else outputs.detach()
+                measured = journal.measure(self.epoch, found)
+                if self.optimizer is None:  # nothing was trained, so that no loss is known yet
+                    index = self.split.train.to(found.device)
+                    journal.pending[-1] += self.loss(
+                        found.float()[index], self.task.y[self.split.train].to(found.device)
+                    )
+                if journal.judge(self.epoch, measured):
+                    for name, value in self.model.state_dict().items():
+                        self.best_state[name].copy_(value)
                 write(measured)
                 for callback in callbacks:
                     callback.on_epoch(journal.event(self.epoch, self.seconds, measured))
@@ -236,17 +243,6 @@ class Trainer:
         self.model.eval()
         with torch.no_grad(), self._precision():
             return self.feed.outputs(self.model)
-
-    def _judge(self, outputs: Tensor) -> dict[str, float]:
-        """The metric on every part; keeps the state if it is the best on validation so far."""
-        measured = self.journal.measure(self.epoch, outputs)
-        if self.optimizer is None:
-            outputs = outputs.float()[self.split.train.to(outputs.device)]
-            self.journal.pending[-1] += self.loss(outputs, self.task.y[self.split.train].to(outputs.device))
-        if self.journal.judge(self.epoch, measured):
-            for name, value in self.model.state_dict().items():
-                self.best_state[name].copy_(value)
-        return measured
 
     # What a trainer over ranks does differently
 

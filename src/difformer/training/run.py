@@ -16,7 +16,7 @@ from difformer.training.callbacks import Callback, TrainingInterrupted, stop_req
 from difformer.training.checkpoint import CheckpointError
 from difformer.training.config import TrainConfig
 from difformer.training.devices import resolve
-from difformer.training.journal import Run
+from difformer.training.journal import NonFiniteLossError, Run
 from difformer.training.loop import train_one
 from difformer.training.losses import make_loss
 from difformer.training.metrics import chosen_metric
@@ -156,13 +156,16 @@ def _train(
                 assert folder is not None
                 place = folder.checkpoint_file(None)
                 raise RunFolderError(f"{place}: {error}; delete it to train all seeds from the beginning") from error
-            records = [record for record in found if record.seed in waiting]
+            records = [one for one in found if isinstance(one, RunRecord) and one.seed in waiting]
             if folder is not None:
                 for record in records:
                     folder.begin_seed(record.seed, record.history)
                     folder.write_record(record, task)
                 if not folder.unfinished:
                     folder.checkpoint_file(None).unlink(missing_ok=True)
+            for one in found:
+                if isinstance(one, NonFiniteLossError):  # the other seeds are saved
+                    raise one
         for seed in () if stacked else waiting:
             if folder is not None:
                 state = folder.read_checkpoint(seed)

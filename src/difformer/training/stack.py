@@ -62,7 +62,6 @@ def train_stacked(
     *,
     callbacks: Iterable[Callback] = (),
     stop: Callable[[], bool] | None = None,
-    keep_errors: bool = False,
     chunk: int | None = None,
     state: Snapshot | None = None,
     save: Callable[[Snapshot], None] | None = None,
@@ -76,18 +75,15 @@ def train_stacked(
         callbacks: Called after every evaluated epoch of every run; a GPU has to wait for each.
         stop: Called after every epoch; once it returns True the runs end as ``"interrupted"``. Chunks that were not
             started are left out of the result.
-        keep_errors: Whether a run whose loss does not stay finite gives its `NonFiniteLossError` in place of a record;
-            otherwise the first such error is raised, after all runs are done.
         chunk: Largest number of runs to train as one; None leaves it to the memory.
         state: A snapshot of the same stack, which is resumed.
         save: Called with a snapshot to resume from, as often as the configuration says; only where all runs fit into
             one chunk.
 
     Returns:
-        One `RunRecord` per run, in their order.
+        One `RunRecord` per run, in their order; a `NonFiniteLossError` in place of one whose loss did not stay finite.
 
     Raises:
-        NonFiniteLossError: See `keep_errors`.
         CheckpointError: If `state` is one of other runs.
         UserError: If the runs cannot be stacked, naming what differs.
     """
@@ -122,10 +118,6 @@ def train_stacked(
                 waiting = [part[: len(part) // 2], part[len(part) // 2 :], *waiting]
             else:
                 found.update(zip(part, records, strict=True))
-    if not keep_errors:
-        for i in sorted(found):
-            if isinstance(error := found[i], NonFiniteLossError):
-                raise error
     return [found[i] for i in range(len(runs)) if i in found]
 
 

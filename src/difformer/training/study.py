@@ -393,7 +393,7 @@ class _Worker:
             started, seeds = time.perf_counter(), range(question.runs)
             configs = [question.config(planned[number]) for number in group]
             runs = [Run(seed, split_number(self.task, seed), config) for config in configs for seed in seeds]
-            results = iter(train_stacked(self.task, runs, self.device, keep_errors=True))
+            results = iter(train_stacked(self.task, runs, self.device))
             each, trials = (time.perf_counter() - started) / len(group), []
             for number in group:
                 own = [next(results) for _ in seeds]

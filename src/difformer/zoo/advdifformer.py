@@ -25,19 +25,12 @@ from torch.nn import functional
 
 from difformer.attention import propagate
 from difformer.errors import UserError
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Observed,
-    dropout,
-    linear,
-    make_norm,
-    one_of,
-    option,
-    refuse_beyond_memory,
-    unit_rows,
-)
-from difformer.zoo.node_pairs import by_graph, pairs, place_in_graph
+from difformer.kernels.rows import unit_rows
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
+from difformer.zoo.encoder import Encoder, Observed, one_of, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import linear, make_norm
+from difformer.zoo.node_pairs import by_graph
 
 
 class AdvDIFFormer(Encoder):
@@ -67,7 +60,6 @@ class AdvDIFFormer(Encoder):
         self.output = nn.Linear(hidden_channels, out_channels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """Diffused states."""
         z = dropout(functional.relu(self.norm(linear(self.input, x))), self.dropout, self.training)
         q, k = (unit_rows(layer(z).unflatten(1, (self.num_heads, -1))) for layer in (self.query, self.key))
         solve = self._series if self.solver == "series" else self._inverse
@@ -86,12 +78,12 @@ class AdvDIFFormer(Encoder):
 
     def _inverse(self, q: Tensor, k: Tensor, z: Tensor, observed: Observed) -> Tensor:
         """``[N, H d]``: one dense system per head."""
-        count = pairs(observed.rows, observed.segments)
+        count = observed.pairs
         what, remedy = f"advdifformer, which solves systems of {count:,} pairs,", "take solver=series, which is linear"
         refuse_beyond_memory(16.0 * self.num_heads * count, observed.device, what, remedy)
         advection = []
         if observed.given:  # V as a table whose columns count the nodes of a row's own graph, [N, largest graph]
-            place, width = place_in_graph(observed.rows, observed.segments, observed.device)
+            place, width = observed.places()
             advection = [observed.looped.propagate(functional.one_hot(place, width).to(z.dtype))]
 
         def solved(mask: Tensor | None, q: Tensor, k: Tensor, z: Tensor, *rows: Tensor) -> Tensor:

@@ -2,8 +2,7 @@ r"""Classic networks: MLP, GCN, GraphSAGE, GAT, GIN, SGC, APPNP and GCNII, with 
 
 MLP, GCN, GraphSAGE, GAT and GIN are stacks of layers and share one loop (`Stack`). Its options make them the tuned
 baselines of Luo, Shi and Wu, "Classic GNNs are Strong Baselines" (NeurIPS 2024): ``gcn+``, ``sage+`` and ``gat+`` in
-the catalogue are the same classes with other defaults. GCN and GAT can also run on a k-nearest-neighbour graph of the
-features (``gcn-knn`` and ``gat-knn``).
+the catalogue are the same classes with other defaults.
 """
 
 from __future__ import annotations
@@ -19,22 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.errors import UserError
+from difformer.graph import Graph
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
 from difformer.zoo.edge_attention import attention_bytes, edge_softmax, edge_sum, from_sources, from_targets
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Graph,
-    Observed,
-    check_heads,
-    dense,
-    dropout,
-    linear,
-    make_norm,
-    mapped,
-    one_of,
-    option,
-    refuse_beyond_memory,
-)
+from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import dense, linear, make_norm, mapped
 from difformer.zoo.neighbour_graph import METRICS, NeighbourGraph
 
 ACTIVATIONS: dict[str, Any] = {"relu": functional.relu, "elu": functional.elu}
@@ -115,10 +104,7 @@ class Stack(Encoder):
 
 
 class MLP(Stack):
-    r"""The multi-layer perceptron: layers :math:`σ(\mathrm{norm}(Z W_k + b_k))`; it does not look at structure.
-
-    As diffusion it has the identity as its coupling.
-    """
+    r"""The multi-layer perceptron: layers :math:`σ(\mathrm{norm}(Z W_k + b_k))`; it does not look at structure."""
 
     def make(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().make(in_channels, hidden_channels, out_channels)
@@ -143,8 +129,7 @@ class GCN(Stack):
     r"""Graph convolution (Kipf and Welling, ICLR 2017): layers :math:`σ(S Z W_k + b_k)`.
 
     S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`. The last layer propagates as well: `embed` gives the states
-    after that propagation, so that pooled states can be decoded too. Equal to PyTorch Geometric's ``GCNConv`` layers on
-    a graph that is normalised once (a self-loop given twice counts twice here, once there).
+    after that propagation, so that pooled states can be decoded too. Equal to PyTorch Geometric's ``GCNConv`` layers.
     """
 
     k: int | None = option(None, "k nearest neighbours in feature space, itself counted, replace the observed edges.")
@@ -166,7 +151,6 @@ class GCN(Stack):
         return observed.looped if self.neighbours is None else self.neighbours.looped(x, observed)
 
     def spread(self, z: Tensor, graph: Any) -> Tensor:
-        """S z."""
         return graph.propagate(z)
 
     def maps(self, k: int) -> list[Tensor]:
@@ -184,8 +168,7 @@ class GraphSAGE(Stack):
     r"""GraphSAGE (Hamilton et al., NIPS 2017): :math:`σ(W_k z_i + M_k \, \mathrm{mean}_{j \in N(i)} z_j + b_k)`.
 
     The two maps of the last layer, side by side, are the decoder: `embed` gives each state beside the mean of its
-    neighbours' states. Equal to PyTorch Geometric's ``SAGEConv`` layers. Neighbourhoods are taken whole; where they do
-    not fit, ``batch_size`` trains on parts of the graph.
+    neighbours' states. Equal to PyTorch Geometric's ``SAGEConv`` layers.
     """
 
     dropout: float = option(0.5, "After each activation.")
@@ -242,7 +225,6 @@ class GATLayer(nn.Module):
         return target, source
 
     def weights(self, values: Tensor, graph: Graph) -> Tensor:
-        """Attention ``[E, H]``."""
         to_target, to_source = self.scores(values)
         scores = from_targets(to_target, graph) + from_sources(to_source, graph)
         return edge_softmax(functional.leaky_relu(scores, SLOPE), graph)
@@ -307,7 +289,6 @@ class GAT(Stack):
         return self.attend(self.last, values, z.unsqueeze(1).expand(-1, self.last.shape[0], -1), graph).flatten(1)
 
     def decode(self, states: Tensor) -> Tensor:
-        """The last layer's map of each head, averaged."""
         if self.linear_head:
             return self.output(states)
         heads, channels = self.last.shape
@@ -334,8 +315,7 @@ class GINLayer(nn.Module):
 class GIN(Stack):
     r"""The isomorphism network (Xu et al., ICLR 2019): :math:`σ(\mathrm{norm}(\mathrm{MLP}((1 + ε) Z + A Z)))`.
 
-    Neighbours are summed, not averaged, so that multisets can be told apart; edge weights weigh the sum. The layers are
-    PyTorch Geometric's ``GINConv`` with an MLP of two maps, followed by a linear output.
+    Edge weights weigh the sum. The layers are PyTorch Geometric's ``GINConv`` with an MLP of two maps.
     """
 
     eps: float = option(0.0, "ε, what a node's own state counts above a neighbour's.")
@@ -380,7 +360,6 @@ class SGC(Encoder):
         nn.init.zeros_(self.output.bias)
 
     def diffused(self, z: Tensor, observed: Observed) -> Tensor:
-        """S^K z."""
         graph = observed.looped
         for _ in range(self.num_layers):
             z = graph.propagate(z)
@@ -397,10 +376,8 @@ class SGC(Encoder):
 class APPNP(Encoder):
     r"""Predict, then propagate (Gasteiger et al., ICLR 2019): :math:`Z^{(k+1)} = (1 - α) S Z^{(k)} + α Z^{(0)}`.
 
-    Z⁰ are the states of an MLP and S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`; after many steps Z is the
-    personalised PageRank :math:`α (I - (1 - α) S)^{-1} Z^{(0)}`. The authors propagate the MLP's outputs; here its last
-    map comes after propagation, with which it commutes, so that pooled states can be decoded too, and its bias is added
-    once. The steps are PyTorch Geometric's ``APPNP``; no edges are dropped.
+    Z⁰ are the states of an MLP and S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`. The MLP's last map comes after
+    propagation, with which it commutes, so that pooled states can be decoded too.
     """
 
     num_layers: int = option(10, "Steps K.", least=0)
@@ -414,7 +391,6 @@ class APPNP(Encoder):
         self.output = nn.Linear(sizes[-1], out_channels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States of the MLP, propagated."""
         graph, features = observed.looped, x
         for layer in self.hidden:
             features = functional.relu(linear(layer, features, self.dropout, self.training))  # type: ignore[arg-type]
@@ -431,8 +407,7 @@ class GCNII(Encoder):
         Z^{(k+1)} = \mathrm{ReLU}\left( \left( (1 - α) S Z^{(k)} + α Z^{(0)} \right)
         \left( (1 - β_k) I + β_k W_k \right) \right), \qquad β_k = \ln(θ / k + 1), \; k = 1 … K,
 
-    between a linear input with ReLU and a linear output; S is :math:`\tilde D^{-1/2} (A + I) \tilde D^{-1/2}`. The
-    layers are PyTorch Geometric's ``GCN2Conv``.
+    between a linear input with ReLU and a linear output. The layers are PyTorch Geometric's ``GCN2Conv``.
     """
 
     num_layers: int = option(16, "K.")
@@ -447,7 +422,6 @@ class GCNII(Encoder):
         self.output = nn.Linear(hidden_channels, out_channels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States after the last layer."""
         graph = observed.looped
         z = initial = functional.relu(linear(self.input, x, self.dropout, self.training))
         for k, weight in enumerate(self.maps, 1):
@@ -473,8 +447,7 @@ def roughness(outputs: Tensor, graph: Graph | None, norm: str = "gcn") -> Tensor
 class ManiReg(MLP):
     r"""An MLP whose loss has the term :math:`\frac{λ}{N} \mathrm{tr}(F^\top L F)` of its outputs F.
 
-    The graph shapes training alone: a trained model looks at each instance by itself. It is the observed one, or a
-    neighbour graph of the features where the training is told so (``graph="knn:5"``); without edges there is no term.
+    The graph shapes training alone: a trained model looks at each instance by itself.
     """
 
     dropout: float = option(0.5, "After each activation.")

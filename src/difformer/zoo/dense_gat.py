@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from difformer.nn.protocol import Features
 from difformer.zoo.classic import GAT, SLOPE, GATLayer
-from difformer.zoo.encoder import Features, Observed, option
+from difformer.zoo.encoder import Observed, option
 from difformer.zoo.node_pairs import by_graph
 
 

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from difformer.diffusion.coupling.interface import EDGE_ENTRIES
-from difformer.zoo.encoder import CSR, Graph, is_eager
+from difformer.graph import Graph
+from difformer.shortcut import is_eager
+from difformer.sparse import CSR
 
 HEAD_ENTRIES = 2**22  # numbers of edges times heads in one sparse product: its index is kept, 12 bytes per number
 SPREAD = 30.0  # of scores that share one largest: e^-30 is far above the smallest number there is
@@ -82,7 +84,6 @@ class Ends:
     other: Order | None = None
 
     def turned(self) -> Ends:
-        """The edges the other way round."""
         return Ends(self.nodes, self.out_of, self.into, self.other, self.order)
 
 

@@ -19,21 +19,12 @@ from difformer.diffusion.coupling import EdgeAttention
 from difformer.diffusion.dynamics import flow
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
+from difformer.graph import Graph
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
 from difformer.zoo.edge_attention import attention_bytes, edge_scores, edge_softmax, edge_sum
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Graph,
-    Observed,
-    check_heads,
-    dropout,
-    linear,
-    make_norm,
-    one_of,
-    option,
-    refuse_beyond_memory,
-    self_loops,
-)
+from difformer.zoo.encoder import Encoder, Observed, check_heads, one_of, option, refuse_beyond_memory, self_loops
+from difformer.zoo.linear_maps import linear, make_norm
 
 METHODS = ("euler", "rk4", "dopri5")
 Rate = Callable[[Tensor], Tensor]
@@ -74,10 +65,8 @@ class GRAND(Encoder):
         \frac{\partial Z}{\partial t} = (S(Z) - I) Z, \qquad
         s_{ij} = \frac1H \sum_h \mathrm{softmax}_{j \in N(i)} \frac{(W_Q^h z_i)^\top W_K^h z_j}{\sqrt{d_h}},
 
-    with neighbourhoods that hold the node itself. GRAND-l (``linear=True``) takes S at Z(0) and keeps it, so that the
-    equation is a linear one. One Euler step of size τ is :math:`Z^{+} = (1 - τ) Z + τ S Z`, diffusion with edge
-    attention; it is stable for every τ up to one, because rows of S sum to one. An edge's weight multiplies its
-    exponential.
+    with neighbourhoods that hold the node itself; an edge's weight multiplies its exponential. GRAND-l
+    (``linear=True``) takes S at Z(0) and keeps it. Euler steps are stable for τ up to one, as rows of S sum to one.
     """
 
     linear: bool = option(False, "Whether attention is taken once, at the initial states.")
@@ -120,7 +109,6 @@ class GRAND(Encoder):
         return reached
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """ReLU of the states at the end of the integration."""
         graph = observed.looped
         passes = self.num_layers * (4 if self.method == "rk4" else 1)
         needed = attention_bytes(graph, self.heads, self.output.in_features, passes)
@@ -147,8 +135,8 @@ class GRANDPlusPlus(GRAND):
         \frac{\partial z_i}{\partial t} = \sum_j s_{ij} z_j - z_i + β \, [\, i \in I \,] \, (z_i(0) - \bar z),
         \qquad \bar z = \frac{1}{|I|} \sum_{j \in I} z_j(0),
 
-    which keeps states apart however long they diffuse, and adds nothing in total. `observe` says which nodes carry
-    training labels; before that there is no source. It needs the whole graph: parts do not know their labelled nodes.
+    which keeps states apart however long they diffuse. `observe` says which nodes are labelled; before that there is
+    no source. It needs the whole graph: parts do not know their labelled nodes.
     """
 
     source_weight: float = option(1.0, "β.")
@@ -212,7 +200,6 @@ class EdgeDiffusion(Encoder):
         self.output = nn.Linear(hidden_channels, out_channels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States after the last step."""
         graph = observed.looped
         needed = 4.0 * 4 * graph.num_edges * self.output.in_features * len(self.maps)
         what = f"{len(self.maps)} steps of edge attention on {{:,}} edges"

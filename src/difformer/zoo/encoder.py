@@ -1,4 +1,4 @@
-"""What every model of the zoo is made from: the encoder, checks of options, features of any layout, and the graph.
+"""What every model of the zoo is made from: the encoder, its options, and what a pass observes beside the features.
 
 A model gives `Encoder.states`: states from features and from what is observed beside them (`Observed`). Arguments of a
 pass are checked once, before that, so a model never sees an ``edge_index`` that does not fit its rows.
@@ -16,28 +16,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from difformer.attention.segments import Segments, as_segments
+from difformer.attention.segments import Segments
 from difformer.errors import UserError, WouldNotFitError
 from difformer.free_memory import free_bytes
-from difformer.graph import GRAPH_NORMS, Graph
-from difformer.kernels.rows import unit_rows
-from difformer.nn.conv import check_count
-from difformer.nn.dropout import dropout, keyed_uniform
+from difformer.graph import Graph
+from difformer.nn.checks import check_count
+from difformer.nn.context import as_structure
 from difformer.nn.protocol import Edges, Features
-from difformer.nn.structure import as_structure
 from difformer.result_cache import ResultCache
 from difformer.shortcut import is_eager
-from difformer.sparse import CSR, SparseMatrix
-
-__all__ = [
-    "CSR", "GRAPH_NORMS", "Edges", "Encoder", "Features", "Graph", "Observed", "Passes", "Penalised", "ResultCache",
-    "Segments", "SparseMatrix", "as_segments", "check_choice", "check_count", "check_heads", "check_option",
-    "class_labels", "dense", "dropout", "is_eager", "keyed_uniform", "linear", "make_norm", "mapped", "one_of",
-    "option", "refuse_beyond_memory", "self_loops", "unit_rows", "without_loops",
-]  # fmt: skip
 
 WORTH_A_LOOK = 2**28  # bytes: what is smaller is not worth asking the system for
-NORMS = ("batch", "layer", "none")
 SIZES = ("in_channels", "hidden_channels", "out_channels")
 
 
@@ -72,6 +61,22 @@ class Observed:
         if self.graph is None:
             return work()
         return kept.of(self.graph, key if self.segments is None else (*key, self.segments.batch), work)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of nodes of one graph, over all graphs of a batch, padding included."""
+        if self.segments is None:
+            return self.rows**2
+        return sum(graphs * nodes**2 for graphs, nodes, _ in self.segments.shapes)
+
+    def places(self) -> tuple[Tensor, int]:
+        """``[N]`` numbers of the rows within their graphs, in the order of blocks; and the largest graph's size."""
+        place, segments = torch.arange(self.rows, device=self.device), self.segments
+        if segments is None:
+            return place, self.rows
+        start = segments.sizes.cumsum(0) - segments.sizes
+        place = place - start[segments.batch[segments.by_graph]]
+        return torch.empty_like(place).index_copy(0, segments.by_graph, place), segments.largest
 
     @property
     def looped(self) -> Graph:
@@ -204,15 +209,9 @@ class Encoder(nn.Module):
         """Makes the layers."""
         raise NotImplementedError(f"{type(self).__name__} must define make(in_channels, hidden_channels, out_channels)")
 
-    def look(
-        self,
-        x: Features,
-        edge_index: Edges | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-    ) -> Observed:
-        """What the model sees beside the features."""
-        return Observed.of(x, edge_index, edge_weight, batch)
+    def look(self, x: Features, *structure: Any) -> Observed:
+        """What the model sees beside the features: edges, their weights and the batch."""
+        return Observed.of(x, *structure)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
         """States ``[N, hidden]`` before the output layer."""
@@ -297,84 +296,12 @@ def check_heads(num_heads: int | None, hidden_channels: int, default: int = 8) -
     return heads
 
 
-def make_norm(name: str | bool, channels: int) -> nn.Module:
-    """A norm of states: ``"batch"``, ``"layer"`` (also True) or ``"none"`` (also False)."""
-    name = {True: "layer", False: "none"}[name] if isinstance(name, bool) else name
-    check_choice("norm", name, NORMS)
-    if name == "none":
-        return nn.Identity()
-    return nn.BatchNorm1d(channels) if name == "batch" else nn.LayerNorm(channels)
-
-
 def class_labels(system: str, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Those of the nodes `index` whose class is known, and their classes; an error where targets are no classes."""
     if y.dim() != 1 or y.is_floating_point():
         raise UserError(f"{system} needs one class number per instance, got {y.dtype} {tuple(y.shape)}")
     known = index[y[index] >= 0]
     return known, y[known]
-
-
-# ---- features of any layout
-
-
-def dense(x: Features) -> Tensor:
-    """Features as a dense tensor, where a model cannot do without."""
-    return x if isinstance(x, Tensor) and x.layout == torch.strided else x.to_dense()
-
-
-def linear(layer: nn.Linear, x: Features, rate: float | Tensor = 0.0, training: bool = False) -> Tensor:
-    """A linear layer whose input may be sparse, after a dropout of its input.
-
-    Of a sparse input the stored entries are dropped; all others are zero either way.
-    """
-    if isinstance(x, Tensor) and x.layout == torch.strided:
-        return layer(dropout(x, rate, training))
-    product = mapped(layer.weight, x, rate, training)
-    return product if layer.bias is None else product + layer.bias
-
-
-def mapped(weight: Tensor, x: Features, rate: float | Tensor = 0.0, training: bool = False) -> Tensor:
-    """``x Wᵀ``, dense or sparse, after a dropout of x; what `linear` computes without a bias."""
-    if isinstance(x, Tensor):
-        if x.layout == torch.strided:
-            return dropout(x, rate, training) @ weight.T
-        x = SparseMatrix.from_tensor(x)
-    if training:
-        values = dropout(x.rows.value, rate, training)
-        if values is x.rows.value:  # nothing was dropped
-            return x @ weight.T
-        if x.device.type == "cpu" and is_eager(values, weight) and not values.requires_grad:
-            return _with_values(x, values) @ weight.T
-        return _product(x, values, weight.T.contiguous())
-    return x @ weight.T
-
-
-_columns: ResultCache[tuple[Tensor, Tensor]] = ResultCache()
-
-
-def _with_values(x: SparseMatrix, values: Tensor) -> SparseMatrix:
-    """`x` with other values in the order of its rows; their order by columns is computed once."""
-    order, row = _columns.of(x, (), lambda: _by_columns(x))
-    rows, columns = x.rows, x.columns
-    return SparseMatrix(
-        x.shape, CSR(rows.crow, rows.col, values), CSR(columns.crow, row, values.index_select(0, order))
-    )
-
-
-def _by_columns(x: SparseMatrix) -> tuple[Tensor, Tensor]:
-    order = torch.argsort(x.rows.col, stable=True)
-    count = (x.rows.crow[1:] - x.rows.crow[:-1]).long()
-    row = torch.arange(count.numel(), device=count.device).repeat_interleave(count)
-    return order, row[order].to(x.columns.col.dtype)
-
-
-def _product(x: SparseMatrix, values: Tensor, columns: Tensor) -> Tensor:
-    """``x @ columns`` with other values in place of its own, which may differ from run to run of a stack."""
-    count = (x.rows.crow[1:] - x.rows.crow[:-1]).long()
-    row = torch.arange(count.numel(), device=count.device).repeat_interleave(count, output_size=x.rows.col.numel())
-    # Selecting along an axis is several times as fast as indexing, forward and backward.
-    terms = values.unsqueeze(1) * columns.index_select(0, x.rows.col.long())
-    return terms.new_zeros(x.shape[0], columns.shape[1]).index_add(0, row, terms)
 
 
 # ---- memory, and counts of passes

@@ -16,10 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.attention.segments import Segments
+from difformer.graph import Graph
+from difformer.nn.protocol import Features
 from difformer.zoo.classic import GCN
 from difformer.zoo.edge_attention import edge_softmax, edge_sum
-from difformer.zoo.encoder import Features, Graph, Observed, Penalised, Segments, linear, option, refuse_beyond_memory
-from difformer.zoo.node_pairs import pairs
+from difformer.zoo.encoder import Observed, Penalised, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import linear
 
 PAIR_COPIES = 6  # of S: scores, weights, their gradients, and those of a layer's product
 ENTRIES = 1 << 23  # differences held at a time
@@ -54,9 +57,8 @@ class GLCN(Penalised, GCN, only=()):
             nn.init.xavier_uniform_(weight)
 
     def surroundings(self, x: Features, observed: Observed) -> _OnEdges | _OnPairs:
-        """S."""
         p = linear(self.project, x)
-        learned = self._on_edges(p, observed.looped) if observed.given else self._on_pairs(p, observed.segments)
+        learned = self._on_edges(p, observed.looped) if observed.given else self._on_pairs(p, observed)
         self._penalty = self.graph_loss * learned.loss(p, self.sparsity)
         return learned
 
@@ -67,14 +69,14 @@ class GLCN(Penalised, GCN, only=()):
         distance = (p.index_select(0, target) - p.index_select(0, source)).abs() @ self.metric
         return _OnEdges(edge_softmax(functional.relu(distance), graph), graph)
 
-    def _on_pairs(self, p: Tensor, segments: Segments | None) -> _OnPairs:
-        count = pairs(p.shape[0], segments)
+    def _on_pairs(self, p: Tensor, observed: Observed) -> _OnPairs:
+        count = observed.pairs
         needed, remedy = (
             4.0 * count * (PAIR_COPIES if torch.is_grad_enabled() else 2),
             "give it edges, for example with graph=knn:5",
         )
         refuse_beyond_memory(needed, p.device, f"glcn on all {count:,} pairs", remedy)
-        return _OnPairs(p, self.metric.squeeze(1), segments)
+        return _OnPairs(p, self.metric.squeeze(1), observed.segments)
 
 
 class _OnEdges:

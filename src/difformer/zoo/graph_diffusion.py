@@ -10,9 +10,8 @@ The eigenvalues of T lie in [-1, 1] where the graph is undirected. There the Che
 .. math::
     f(T) = \sum_k c_k \, T_k(T), \qquad T_{k+1}(x) = 2 x T_k(x) - T_{k-1}(x),
 
-needs the fewest products with T: about √(2/α) ln(1/ε) for PageRank, where a power iteration needs (1/α) ln(1/ε). On
-directed graphs eigenvalues are complex, within the unit disc, where powers of T converge and Chebyshev polynomials may
-not: there the filter is e^{-t} Σ_k t^k/k! T^k, or α Σ_k (1 - α)^k T^k.
+needs the fewest products with T. On directed graphs eigenvalues are complex, within the unit disc, where powers of T
+converge and Chebyshev polynomials may not: there the filter is e^{-t} Σ_k t^k/k! T^k, or α Σ_k (1 - α)^k T^k.
 
 GraphHeat applies the filter to states. GDC computes its matrix once (with self-loops in T), keeps the k largest entries
 of each row, or those of at least ε, divides by the row's sum and runs a GCN on the result. Small graphs take the closed
@@ -31,20 +30,15 @@ import torch
 from numpy.polynomial import chebyshev
 from torch import Tensor
 
+from difformer.attention.segments import Segments
 from difformer.diffusion.coupling.matrix import is_symmetric
 from difformer.errors import UserError
+from difformer.graph import Graph
+from difformer.nn.protocol import Features
+from difformer.result_cache import ResultCache
+from difformer.sparse import SparseMatrix
 from difformer.zoo.classic import GCN
-from difformer.zoo.encoder import (
-    Features,
-    Graph,
-    Observed,
-    ResultCache,
-    Segments,
-    SparseMatrix,
-    one_of,
-    option,
-    refuse_beyond_memory,
-)
+from difformer.zoo.encoder import Observed, one_of, option, refuse_beyond_memory
 
 FILTER_TOLERANCE = 1e-7
 LARGEST_DEGREE = 2000
@@ -127,10 +121,7 @@ Entries = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Diffusion:
-    """Which diffusion, and how sparse: the options of `GDC`, whose ``graph_norm`` is `transition`.
-
-    A row keeps a few entries more than `top_k` where several equal the last.
-    """
+    """Which diffusion, and how sparse: the options of `GDC`, whose ``graph_norm`` is `transition`."""
 
     kernel: str = "ppr"
     teleport: float = 0.05
@@ -266,9 +257,7 @@ class GDC(GCN):
 class GraphHeat(GCN):
     r"""Layers :math:`σ(e^{-sL} Z W_k + b_k)` with :math:`L = I - D^{-1/2} A D^{-1/2}`.
 
-    The heat kernel is a low-pass filter whose range s sets, where a neighbourhood of K hops has a hard border. It is
-    applied by its Chebyshev expansion, exact to single precision and never a matrix; the authors build the matrix and
-    cut off what is small. No self-loops are added.
+    The kernel is applied by its Chebyshev expansion, exact to single precision. No self-loops are added.
     """
 
     time: float = option(3.5, "s, how far heat spreads.")

@@ -10,19 +10,12 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from difformer.errors import UserError
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Observed,
-    ResultCache,
-    Segments,
-    check_heads,
-    dropout,
-    linear,
-    option,
-    refuse_beyond_memory,
-)
-from difformer.zoo.node_pairs import pairs
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
+from difformer.result_cache import ResultCache
+from difformer.zoo.encoder import Encoder, Observed, check_heads, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import linear
+from difformer.zoo.node_pairs import by_graph
 from difformer.zoo.structure_encodings import hop_distances
 
 PAIR_BYTES = 32  # held per pair at a time: one head's scores, weights and their gradients; and its distance
@@ -36,12 +29,11 @@ class Layer(nn.Module):
         Z^+ = Z' + \mathrm{FFN}(\mathrm{norm}(Z'))
     """
 
-    def __init__(self, channels: int, heads: int, wide: int) -> None:
+    def __init__(self, channels: int, wide: int) -> None:
         super().__init__()
         self.norm, self.second_norm = nn.LayerNorm(channels), nn.LayerNorm(channels)
         self.qkv, self.join = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
         self.first, self.second = nn.Linear(channels, wide), nn.Linear(wide, channels)
-        self.heads = heads
 
 
 class Graphormer(Encoder):
@@ -51,12 +43,10 @@ class Graphormer(Encoder):
         z_i^{(0)} = \mathrm{norm}(x_i W) + c^-_{\deg^-(i)} + c^+_{\deg^+(i)}, \qquad
         \mathrm{score}_{ij} = \frac{q_i^\top k_j}{\sqrt d} + b_{φ(i, j)},
 
-    φ(i, j) being the number of hops from j to i, all above `max_distance` counted as that, with a bias of its own where
-    j cannot reach i. The norm puts features on the scale that embeddings of atoms have in the paper: rows that sum to
-    one would vanish beside the centralities. The biases, one per head, are shared by all layers. Edge features and the
-    virtual node of the paper are left out: a graph's state is the readout of its nodes. Heads are computed one after
-    the other and again in the backward pass: memory is that of one N × N matrix and one byte per pair, and refused
-    where that does not fit.
+    φ(i, j) being the number of hops from j to i, with a bias of its own where j cannot reach i. The biases, one per
+    head, are shared by all layers. The norm keeps rows that sum to one from vanishing beside the centralities. Heads
+    are computed one after the other and again in the backward pass: memory is that of one N × N matrix and one byte per
+    pair.
     """
 
     num_layers: int = option(2, "Layers.")
@@ -80,15 +70,14 @@ class Graphormer(Encoder):
         for table in (self.in_degree, self.out_degree, self.distance):
             nn.init.normal_(table.weight, std=0.02)
         self.layers = nn.ModuleList(
-            Layer(hidden_channels, self.num_heads, self.widening * hidden_channels) for _ in range(self.num_layers)
+            Layer(hidden_channels, self.widening * hidden_channels) for _ in range(self.num_layers)
         )
         self.norm = nn.LayerNorm(hidden_channels)
         self.output = nn.Linear(hidden_channels, out_channels)
         self._distances: ResultCache[Tensor] = ResultCache()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States after the last norm."""
-        segments, count = observed.segments, pairs(observed.rows, observed.segments)
+        segments, count = observed.segments, observed.pairs
         largest = observed.rows if segments is None else segments.largest
         held = count if segments is None else min(count, largest**2 + 2**26)
         remedy = "take a system that is linear in the nodes, such as sgformer, or batch_size=…"
@@ -101,7 +90,7 @@ class Graphormer(Encoder):
         for layer in self.layers:
             assert isinstance(layer, Layer)
             q, k, v = layer.qkv(layer.norm(z)).unflatten(1, (3, self.num_heads, -1)).unbind(1)
-            attended = self._attend(q, k, v, hops, segments).flatten(1)
+            attended = by_graph(self._heads, segments, hops, q, k, v).flatten(1)
             z = z + dropout(layer.join(attended), self.dropout, self.training)
             inner = functional.gelu(layer.first(layer.second_norm(z)))
             z = z + dropout(layer.second(dropout(inner, self.dropout, self.training)), self.dropout, self.training)
@@ -109,8 +98,7 @@ class Graphormer(Encoder):
 
     def hops(self, observed: Observed) -> Tensor:
         """φ of every pair of one graph, see `hop_distances`; computed once per graph."""
-        inputs = observed.graph, observed.rows, observed.segments, self.max_distance, observed.device
-        return observed.once(self._distances, (self.max_distance,), lambda: hop_distances(*inputs))
+        return observed.once(self._distances, (self.max_distance,), lambda: hop_distances(observed, self.max_distance))
 
     def _centrality(self, observed: Observed) -> Tensor:
         degrees = [torch.zeros(observed.rows, dtype=torch.long, device=observed.device)] * 2
@@ -120,19 +108,9 @@ class Graphormer(Encoder):
             degrees = [torch.bincount(end, minlength=observed.rows).clamp(max=self.max_degree) for end in ends.flip(0)]
         return self.in_degree(degrees[0]) + self.out_degree(degrees[1])
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, hops: Tensor, segments: Segments | None) -> Tensor:
-        """``[N, H, c]`` from queries, keys and values of the same shape."""
-        if segments is None:
-            return self._heads(None, hops.unsqueeze(0), *(x.unsqueeze(0) for x in (q, k, v))).squeeze(0)
-        parts = []
-        for block in segments.blocks:
-            nodes = block.rows.shape[1]
-            padded = (block.pad(x) for x in (q, k, v))
-            parts.append(self._heads(None if block.full else block.mask, hops[block.rows][..., :nodes], *padded))
-        return segments.gather(parts)
-
     def _heads(self, mask: Tensor | None, hops: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         table, rate, found = self.distance.weight, self.attention_dropout, []
+        hops = hops[..., : q.shape[1]]
         for h in range(self.num_heads):
             # Masks are drawn out here: within a checkpoint they would be drawn twice.
             drop = dropout(torch.ones_like(hops, dtype=q.dtype), rate, True) if self.training and rate else None

@@ -9,26 +9,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.attention.segments import Segments
 from difformer.errors import UserError
+from difformer.graph import Graph
+from difformer.kernels.rows import unit_rows
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
+from difformer.result_cache import ResultCache
 from difformer.zoo.encoder import (
     Encoder,
-    Features,
-    Graph,
     Observed,
     Passes,
     Penalised,
-    ResultCache,
-    Segments,
     class_labels,
-    dropout,
-    linear,
-    mapped,
     one_of,
     option,
     refuse_beyond_memory,
-    unit_rows,
     without_loops,
 )
+from difformer.zoo.linear_maps import linear, mapped
 from difformer.zoo.node_pairs import by_graph
 
 MOST_CHANNELS = 1 << 16
@@ -191,9 +190,7 @@ class GloGNN(Encoder):
     r"""GloGNN (Li et al., ICML 2022): a perceptron, then layers :math:`H^{(l+1)} = (1 - γ) Z^* H^{(l)} + γ H_0`.
 
     The coefficients Z* rebuild the states from each other, near to what the graph says (`rebuilt`). λ is trained. S is
-    D̃^{-1/2} (A + I) D̃^{-1/2}. H₀ is made from the features alone: the paper can add a map of a
-    node's row of A, which fixes the nodes once for all and is left out here (its α = 0). States have `hidden_channels`
-    instead of as many channels as there are classes.
+    D̃^{-1/2} (A + I) D̃^{-1/2}, and H₀ is made from the features alone (the paper's α = 0).
     """
 
     num_layers: int = option(2, "Layers.", least=0)
@@ -218,7 +215,6 @@ class GloGNN(Encoder):
         self.output = nn.Linear(hidden_channels, out_channels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States after the last layer."""
         graph = observed.looped
         z = functional.relu(linear(self.first, x, self.dropout, self.training))
         h = h0 = self.second(dropout(z, self.dropout, self.training))
@@ -263,10 +259,7 @@ class CPGNN(Penalised):
         \bar B^{(k)} = \bar B^{(0)} + A \bar B^{(k-1)} \bar H, \quad \hat Y = \mathrm{softmax}(\bar B^{(K)}),
 
     with A the observed edges without self-loops and H̄ = H - 1/C. For the first `pretraining` passes the perceptron
-    trains by itself; then H is estimated from labels and beliefs (`estimated_compatibility`) and trained from there
-    on, together with the perceptron. `embed` gives the propagated beliefs; they are the logits.
-
-    It needs classes of nodes: the labels come by `observe`.
+    trains by itself; then H is estimated from the labels of `observe` and beliefs, and trained with the perceptron.
     """
 
     num_layers: int = option(2, "K, propagations.", least=0)
@@ -314,7 +307,6 @@ class CPGNN(Penalised):
         return now
 
     def decode(self, states: Tensor) -> Tensor:
-        """Beliefs are logits already."""
         return states
 
     def _logits(self, x: Features) -> Tensor:
@@ -353,9 +345,8 @@ class LINKX(Encoder):
         H_A = \mathrm{MLP}_A(A), \quad H_X = \mathrm{MLP}_X(X), \quad
         \hat Y = \mathrm{MLP}_f\big( σ(W_A H_A + W_X H_X + H_A + H_X) \big).
 
-    No messages are passed, so neighbours that differ do no harm. The first map of A has a row of weights for every node
-    (A W costs one sparse product), which ties the model to the nodes of one graph: new nodes may follow them, and are
-    known by their edges to the old ones. The layers are those of PyTorch Geometric's ``LINKX``.
+    The first map of A has a row of weights for every node, which ties the model to the nodes of one graph: new nodes
+    may follow them, known by their edges to the old ones. The layers are those of PyTorch Geometric's ``LINKX``.
     """
 
     num_layers: int = option(2, "Linear maps of MLP_f, the output's included.")
@@ -387,7 +378,6 @@ class LINKX(Encoder):
         self.nodes = nn.Parameter(weight)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States before the output layer."""
         observed.one_graph("linkx", "knows the nodes of one graph")
         if self.nodes is None:
             self._begin(observed.rows)
@@ -402,7 +392,6 @@ class LINKX(Encoder):
         return dropout(self.hidden_norm(functional.relu(self.hidden(z))), self.dropout, self.training)
 
     def _rows(self, observed: Observed) -> Tensor:
-        """A W + b."""
         weight = self.nodes
         assert weight is not None
         known, rows = weight.shape[0], observed.rows

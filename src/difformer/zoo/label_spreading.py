@@ -9,7 +9,9 @@ from torch.nn import functional
 from difformer.diffusion.coupling import GRAPH_WEIGHTS
 from difformer.diffusion.label_propagation import CLAMPS, propagate_labels
 from difformer.errors import UserError
-from difformer.zoo.encoder import Encoder, Features, Observed, class_labels, dense, one_of, option
+from difformer.nn.protocol import Features
+from difformer.zoo.encoder import Encoder, Observed, class_labels, one_of, option
+from difformer.zoo.linear_maps import dense
 
 LEAST = 1e-12
 
@@ -17,10 +19,9 @@ LEAST = 1e-12
 class LabelPropagation(Encoder):
     r"""Labels diffuse over the graph, :math:`Y^{(k+1)} = \mathrm{clamp}[α S Y^{(k)} + (1 - α) Y^{(0)}]`.
 
-    Nothing is trained, and features are ignored; `observe` gives it the training labels. With α = 1,
-    ``graph_norm="random_walk"`` and ``clamp="labels"`` it is the harmonic solution of Zhu et al.; with the defaults it
-    is PyTorch Geometric's ``LabelPropagation``. Where an instance has several labels, presence and absence of each
-    diffuse by themselves, and the output is the logarithm of their ratio.
+    Nothing is trained; `observe` gives it the training labels. With α = 1, ``graph_norm="random_walk"`` and
+    ``clamp="labels"`` it is the harmonic solution of Zhu et al.; with the defaults it is PyTorch Geometric's
+    ``LabelPropagation``. Of several labels, presence and absence diffuse apart; the output is the log of their ratio.
 
     Args:
         hidden_channels: Not used.
@@ -99,7 +100,6 @@ class LabelSpreading(Encoder):
         self._labels = torch.full_like(y, -1).index_copy(0, known, labels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """Distribution over classes of each instance."""
         from sklearn.semi_supervised import LabelSpreading as Estimator
 
         if self._labels is None or self._labels.numel() != x.shape[0]:

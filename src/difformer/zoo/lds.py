@@ -22,40 +22,30 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.errors import UserError
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Graph,
-    Observed,
-    SparseMatrix,
-    class_labels,
-    dropout,
-    keyed_uniform,
-    one_of,
-    option,
-    refuse_beyond_memory,
-)
+from difformer.graph import Graph
+from difformer.nn.dropout import dropout, keyed_uniform
+from difformer.nn.protocol import Features
+from difformer.sparse import SparseMatrix
+from difformer.zoo.encoder import Encoder, Observed, class_labels, one_of, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import mapped
 from difformer.zoo.neighbour_graph import NeighbourGraph
 
 
 class LDS(Encoder):
     r"""A graph convolutional network on graphs that are drawn edge by edge from learned probabilities.
 
-    The training loop trains the network on all training labels, on a graph drawn anew for every pass. Every
-    `outer_every` passes the model makes one step of the outer problem by itself: `inner_steps` steps of gradient
-    descent of a second network w on one half of the training labels, each on a graph of its own, then the loss F of the
-    other half, whose gradient goes back through all these steps to the graphs and, straight through the drawing, to θ:
+    The network trains on a graph drawn anew for every pass. Every `outer_every` passes the model makes one step of the
+    outer problem: `inner_steps` steps of gradient descent of a second network w on one half of the training labels,
+    each on a graph of its own, then the loss F of the other half, whose gradient goes back through all these steps to
+    the graphs and, straight through the drawing, to θ:
 
     .. math::
         w_{s+1} = w_s - γ \nabla_w L(w_s, A_s), \qquad
         θ \leftarrow \mathrm{clip}\Big(θ - η \sum_s \frac{∂F(w_τ, A_τ)}{∂A_s}, 0, 1\Big).
 
-    Which half is which is drawn anew at each restart of w. The paper takes F from validation labels: ``"lds-valid"``
-    (``outer_labels="validation"``) does so, and its validation score is then one on labels that it has seen.
-    θ begins as the observed graph, or as neighbours in feature space where nothing is observed. Outputs in
-    evaluation are those of the mean graph θ, or the mean over drawn graphs.
-
-    The graph belongs to the nodes it was learned for: new rows may follow them, joined by their own edges.
+    Halves are drawn anew at each restart of w. The paper takes F from validation labels, as ``"lds-valid"`` does, whose
+    validation score is then one on labels that it has seen. θ begins as the observed graph, or as neighbours in feature
+    space, and belongs to its nodes: new rows may follow them, joined by their own edges. In evaluation the graph is θ.
     """
 
     num_layers: int = option(2, "Convolutions, the output's included.", least=2)
@@ -110,7 +100,6 @@ class LDS(Encoder):
         return x, edge_index, edge_weight
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """Propagated states before the last linear map."""
         observed.one_graph("lds", "learns the edges of one graph")
         if not self.theta.numel():
             self._begin(x, observed.graph)
@@ -179,10 +168,8 @@ class LDS(Encoder):
 
 def draw(theta: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """A symmetric graph ``[N, N]`` of zeros and ones, each pair joined with its probability."""
-    if generator is None:
-        uniform = _uniform(theta.shape, theta.device)
-    else:
-        uniform = torch.rand(theta.shape, generator=generator, device=theta.device)
+    shape, device = theta.shape, theta.device
+    uniform = _uniform(shape, device) if generator is None else torch.rand(shape, generator=generator, device=device)
     upper = (uniform < theta).to(theta.dtype).triu_(1)
     return upper.T.contiguous().add_(upper)  # a transposed operand would be read across rows
 
@@ -218,7 +205,6 @@ class Network(nn.Module):
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in sizes[1:])
 
     def weights(self) -> Weights:
-        """Maps and biases, layer by layer."""
         return list(zip(self.maps, self.biases, strict=True))
 
 
@@ -232,16 +218,10 @@ def network_states(weights: Weights, x: Features, adjacency: Tensor, rate: float
 
     z = x
     for weight, bias in weights:
-        z = functional.relu(propagate(_product(z, weight)) + bias)
+        z = functional.relu(propagate(mapped(weight.T, z)) + bias)
         z = dropout(z, rate, rate > 0)
     assert isinstance(z, Tensor)  # there is a hidden layer
     return propagate(z)
-
-
-def _product(z: Features, weight: Tensor) -> Tensor:
-    if isinstance(z, Tensor) and z.layout != torch.strided:
-        z = SparseMatrix.from_tensor(z)
-    return z @ weight
 
 
 class OuterStep(nn.Module):
@@ -256,10 +236,9 @@ class OuterStep(nn.Module):
         super().__init__()
         self.rate, self.inner_steps, self.inner_rate, self.restart_every = rate, inner_steps, inner_rate, restart_every
         self.sizes = sizes
-        self.names: list[str] = []
-        for k, tensor in enumerate(self._fresh()):
-            self.names.append(f"w{k}")
-            self.register_buffer(self.names[-1], tensor)
+        self.names = [f"w{k}" for k in range(2 * (len(sizes) - 1))]
+        for name, tensor in zip(self.names, self._fresh(), strict=True):
+            self.register_buffer(name, tensor)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self.register_buffer("halves_seed", torch.zeros((), dtype=torch.long))
         self.steps: Tensor
@@ -289,13 +268,12 @@ class OuterStep(nn.Module):
         flat: list[Tensor] = [getattr(self, name) for name in self.names]
         with torch.inference_mode(False), torch.enable_grad():
             flat = [tensor.detach().requires_grad_() for tensor in flat]
-            graphs = []
-            for _ in range(self.inner_steps):
-                graphs.append(_drawn(theta))
-                loss = self._loss(flat, x, graphs[-1], index[inner], labels[inner])
+            # They are differentiated as if they were θ itself: straight through the drawing.
+            graphs = [draw(theta).requires_grad_() for _ in range(self.inner_steps + 1)]
+            for graph in graphs[:-1]:
+                loss = self._loss(flat, x, graph, index[inner], labels[inner])
                 slopes = torch.autograd.grad(loss, flat, create_graph=True)
                 flat = [w - self.inner_rate * slope for w, slope in zip(flat, slopes, strict=True)]
-            graphs.append(_drawn(theta))
             reached = self._loss(flat, x, graphs[-1], *held)
             slopes = torch.autograd.grad(reached, graphs)
         total = torch.zeros_like(theta)
@@ -323,8 +301,3 @@ class OuterStep(nn.Module):
         states = network_states(weights[:-1], x, adjacency)
         last, bias = weights[-1]
         return functional.cross_entropy(states[index] @ last + bias, labels)
-
-
-def _drawn(theta: Tensor) -> Tensor:
-    """A graph that is differentiated as if it were θ itself: straight through the drawing."""
-    return draw(theta).requires_grad_()

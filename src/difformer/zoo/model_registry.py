@@ -17,8 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from difformer.attention.segments import Segments
 from difformer.errors import UserError, did_you_mean
-from difformer.zoo.encoder import Edges, Encoder, Features, Graph, Segments, dense
+from difformer.graph import Graph
+from difformer.nn.protocol import Edges, Features
+from difformer.zoo.encoder import Encoder
+from difformer.zoo.linear_maps import dense
 from difformer.zoo.model_catalogue import ALL_KINDS, MODELS, REMOVED, RENAMED, ModelInfo
 
 DEFAULT_HIDDEN_CHANNELS = 64
@@ -251,7 +255,6 @@ class Plain(Encoder):
         edge_weight: Tensor | None = None,
         batch: Tensor | Segments | None = None,
     ) -> Tensor:
-        """The model's outputs."""
         edges = edge_index
         if isinstance(edge_index, Graph):
             edges, edge_weight = edge_index.edge_index, edge_index.edge_weight
@@ -264,5 +267,4 @@ class Plain(Encoder):
     forward = embed
 
     def decode(self, states: Tensor) -> Tensor:
-        """States are outputs already."""
         return states

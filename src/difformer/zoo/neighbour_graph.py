@@ -11,18 +11,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from difformer.attention.segments import Segments
 from difformer.data.knn import Metric, knn_graph
 from difformer.data.sparse import take_rows
-from difformer.zoo.encoder import (
-    Features,
-    Graph,
-    Observed,
-    ResultCache,
-    Segments,
-    SparseMatrix,
-    check_choice,
-    check_count,
-)
+from difformer.graph import Graph
+from difformer.nn.checks import check_count
+from difformer.nn.protocol import Features
+from difformer.result_cache import ResultCache
+from difformer.sparse import SparseMatrix
+from difformer.zoo.encoder import Observed, check_choice
 
 METRICS = ("cosine", "euclidean")
 

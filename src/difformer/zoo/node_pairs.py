@@ -20,7 +20,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from difformer.zoo.encoder import Segments, keyed_uniform
+from difformer.attention.segments import Segments
+from difformer.nn.dropout import keyed_uniform
 
 
 def by_graph(function: Callable[..., Tensor], segments: Segments | None, *tensors: Tensor) -> Tensor:
@@ -61,22 +62,6 @@ def graph_sizes(num_nodes: int, segments: Segments | None, like: Tensor) -> Tens
     if segments is None:
         return like.new_full((num_nodes,), num_nodes)
     return segments.sizes.to(like.dtype)[segments.batch]
-
-
-def place_in_graph(num_nodes: int, segments: Segments | None, device: torch.device) -> tuple[Tensor, int]:
-    """``[N]`` numbers of the rows within their graphs, in the order of blocks; and the size of the largest graph."""
-    if segments is None:
-        return torch.arange(num_nodes, device=device), num_nodes
-    start = segments.sizes.cumsum(0) - segments.sizes
-    place = torch.arange(num_nodes, device=device) - start[segments.batch[segments.by_graph]]
-    return torch.empty_like(place).index_copy(0, segments.by_graph, place), segments.largest
-
-
-def pairs(num_nodes: int, segments: Segments | None) -> int:
-    """Pairs of nodes of one graph, over all graphs of a batch, padding included."""
-    if segments is None:
-        return num_nodes**2
-    return sum(graphs * nodes**2 for graphs, nodes, _ in segments.shapes)
 
 
 FLOOR = 1e-6  # of a feature, whose largest is 1: a query and keys that share none still have a sum to divide by

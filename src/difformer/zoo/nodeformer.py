@@ -8,20 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.attention.segments import Segments
+from difformer.graph import Graph
+from difformer.nn.dropout import dropout, keyed_uniform
+from difformer.nn.protocol import Features
 from difformer.zoo.edge_attention import edge_scores
-from difformer.zoo.encoder import (
-    Features,
-    Graph,
-    Observed,
-    Penalised,
-    Segments,
-    dropout,
-    keyed_uniform,
-    linear,
-    make_norm,
-    option,
-    refuse_beyond_memory,
-)
+from difformer.zoo.encoder import Observed, Penalised, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import linear, make_norm
 from difformer.zoo.node_pairs import (
     SMALLEST,
     by_graph,
@@ -40,8 +33,7 @@ class NodeFormer(Penalised):
         Z^{(0)} = \mathrm{ELU}(\mathrm{norm}(X W + b)), \qquad
         Z^{(k+1)} = \mathrm{dropout}(\mathrm{norm}(P(Z^{(k)}) + Z^{(k)}))
 
-    While it trains, Gumbel noise and random features are drawn as dropout masks are: by seed, epoch and place, the same
-    on every device and in every stack of runs (by torch's generator outside `difformer.nn.dropout.dropout_key`). In
+    While it trains, Gumbel noise and random features are drawn as dropout masks are: by seed, epoch and place. In
     evaluation there is no noise, and the features are those that are saved with the model.
     """
 
@@ -67,7 +59,6 @@ class NodeFormer(Penalised):
         nn.init.zeros_(self.input.bias)  # beside features whose rows sum to one it would be all that the norm sees
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """States after the last layer, or of all layers side by side."""
         graph = observed.looped if observed.given else None
         needed, rows = self._bytes(x.shape[0]), x.shape[0]
         remedy = "train with batch_size=…, or fewer samples, random_features or num_heads"

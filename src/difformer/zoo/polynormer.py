@@ -9,22 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from difformer.attention.segments import Segments
 from difformer.errors import UserError
+from difformer.graph import Graph
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
 from difformer.zoo.classic import GATLayer
 from difformer.zoo.edge_attention import attention_bytes, edge_sum
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Graph,
-    Observed,
-    Passes,
-    Segments,
-    check_heads,
-    dropout,
-    linear,
-    option,
-    refuse_beyond_memory,
-)
+from difformer.zoo.encoder import Encoder, Observed, Passes, check_heads, option, refuse_beyond_memory
+from difformer.zoo.linear_maps import linear
 from difformer.zoo.node_pairs import linear_attention
 
 FIRST_BETA = 0.9
@@ -43,7 +36,7 @@ class LocalLayer(nn.Module):
         M = \mathrm{ReLU}(\mathrm{GAT}(Z) + Z W), \quad H = \mathrm{ReLU}(Z U), \quad
         Z^+ = (1 - β) \, \mathrm{norm}(H ⊙ M) + β M, \qquad β = σ(b)
 
-    β has one value for each channel, 0.9 at first (the authors begin near ½, or with a constant of their choice).
+    β has one value for each channel.
     """
 
     def __init__(
@@ -84,8 +77,7 @@ class GlobalLayer(nn.Module):
         P_i = \frac{σ(q_i)^\top \sum_j σ(k_j) v_j^\top}{σ(q_i)^\top \sum_j σ(k_j)}, \qquad
         Z^+ = \mathrm{ReLU}((\mathrm{norm}(P) ⊙ (Z U + σ(b))) W_O)
 
-    W_O is shared by all global layers. The authors' code lets queries be keys; here each has a map of its own, as in
-    the paper's equation.
+    W_O is shared by all global layers.
     """
 
     def __init__(self, channels: int, heads: int) -> None:
@@ -109,9 +101,8 @@ class GlobalLayer(nn.Module):
 class Polynormer(Encoder):
     r"""Local layers, their outputs summed; then global layers on the sum.
 
-    Training goes from local to global: for the first `local_passes` passes the outputs are those of the local layers
-    with a decoder of their own, after that the global layers follow. How many passes there were is saved with the
-    model, so that the best epoch is used as it was measured.
+    For the first `local_passes` passes of training the outputs are those of the local layers with a decoder of their
+    own. How many passes there were is saved with the model, so that the best epoch is used as it was measured.
     """
 
     num_layers: int = option(5, "Local layers.")
@@ -144,7 +135,6 @@ class Polynormer(Encoder):
         self._passes = Passes()
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """The sum of the local layers' states, or what the global layers make of it."""
         graph = observed.looped
         needed = attention_bytes(graph, self.heads, 5 * self.input.out_features, len(self.local))
         what, edges = "polynormer on {:,} edges", graph.num_edges

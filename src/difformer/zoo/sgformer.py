@@ -6,18 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.zoo.encoder import (
-    Encoder,
-    Features,
-    Observed,
-    Segments,
-    dropout,
-    linear,
-    make_norm,
-    mapped,
-    one_of,
-    option,
-)
+from difformer.attention.segments import Segments
+from difformer.nn.dropout import dropout
+from difformer.nn.protocol import Features
+from difformer.zoo.encoder import Encoder, Observed, one_of, option
+from difformer.zoo.linear_maps import linear, make_norm, mapped
 from difformer.zoo.node_pairs import by_graph, graph_sizes, graph_sum
 
 
@@ -90,7 +83,6 @@ class SGFormer(Encoder):
         self.output = nn.Linear((1 if self.join == "add" else 2) * hidden_channels, out_channels)
 
     def states(self, x: Features, observed: Observed) -> Tensor:
-        """Both branches, added or side by side."""
         graph = observed.looped
         local: Features = x
         for k, (layer, norm) in enumerate(zip(self.local, self.local_norms, strict=True)):

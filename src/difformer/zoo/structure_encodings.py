@@ -1,7 +1,7 @@
 r"""What a node can know of the structure around it: distances in hops, and how often a random walk comes back.
 
 All are computed per graph. Row i of the tables below belongs to node i of the batch; its columns count the nodes of
-i's own graph (`place_in_graph`), so one sparse product serves all graphs at once.
+i's own graph (`Observed.places`), so one sparse product serves all graphs at once.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from difformer.zoo.encoder import Graph, Segments, SparseMatrix
-from difformer.zoo.node_pairs import place_in_graph
+from difformer.sparse import SparseMatrix
+from difformer.zoo.encoder import Observed
 
 ENTRIES = 1 << 24  # of a table that is worked on at a time
 DENSE = 1500  # nodes up to which all eigenvectors of a graph are computed
@@ -35,16 +35,15 @@ def _times(matrix: SparseMatrix, x: Tensor) -> Tensor:
     return torch.sparse_csr_tensor(rows.crow, rows.col, rows.value, matrix.shape, check_invariants=False) @ x
 
 
-def hop_distances(
-    graph: Graph | None, num_nodes: int, segments: Segments | None, most: int, device: torch.device
-) -> Tensor:
+def hop_distances(observed: Observed, most: int) -> Tensor:
     """Hops from every node of a graph to node i along edges, ``[N, largest graph]`` uint8.
 
     0 at the node itself; larger ones count as `most`, at most 250. ``most + 1`` where there is no way, and at columns
     beyond i's graph.
     """
-    place, width = place_in_graph(num_nodes, segments, device)
+    (place, width), num_nodes, device = observed.places(), observed.rows, observed.device
     found = torch.full((num_nodes, width), most + 1, dtype=torch.uint8, device=device)
+    graph = observed.graph
     if graph is None:
         return found.scatter_(1, place.unsqueeze(1), 0)
     source, target = graph.edge_index
@@ -64,14 +63,13 @@ def hop_distances(
     return found
 
 
-def return_probabilities(
-    graph: Graph | None, num_nodes: int, segments: Segments | None, steps: int, device: torch.device
-) -> Tensor:
+def return_probabilities(observed: Observed, steps: int) -> Tensor:
     r"""How likely a random walk from i is at i again after 1 … S steps: :math:`((D^{-1} A)^s)_{ii}`, ``[N, S]``."""
-    back = torch.zeros(num_nodes, steps, device=device)
+    graph, num_nodes = observed.graph, observed.rows
+    back = torch.zeros(num_nodes, steps, device=observed.device)
     if graph is None:
         return back
-    place, width = place_in_graph(num_nodes, segments, device)
+    place, width = observed.places()
     source, target = graph.edge_index
     weight = graph.weights()
     total = weight.new_zeros(num_nodes).index_add(0, source, weight)
@@ -88,15 +86,14 @@ def return_probabilities(
     return back
 
 
-def laplacian_eigenvectors(
-    graph: Graph | None, num_nodes: int, segments: Segments | None, count: int, device: torch.device
-) -> Tensor:
+def laplacian_eigenvectors(observed: Observed, count: int) -> Tensor:
     """Of every graph the first eigenvectors of I - D^{-½} A D^{-½} beyond the lowest, ``[N, count]``.
 
     The edges are taken both ways. A vector's sign is such that its largest entry is positive; graphs with fewer nodes
     have zeros beyond.
     """
-    found = torch.zeros(num_nodes, count, device=device)
+    graph, num_nodes, segments = observed.graph, observed.rows, observed.segments
+    found = torch.zeros(num_nodes, count, device=observed.device)
     if graph is None:
         return found
     from scipy.sparse import coo_array, csgraph

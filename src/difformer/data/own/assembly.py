@@ -13,6 +13,7 @@ from torch import Tensor
 from difformer.data.edges import Duplicates, SelfLoops, check_choices, tidy_edges
 from difformer.data.errors import DataError, in_file, listed
 from difformer.data.own.feature_tables import PART_WORDS, Features
+from difformer.data.own.graphs import Found
 from difformer.data.own.targets import METRICS, Labels, Targets, constant_columns, encode_targets, suspicions
 from difformer.data.scaling import Scaling, uneven
 from difformer.data.split import Split, labelled, load_splits, random_split, split_of_parts, time_split
@@ -53,7 +54,7 @@ def check_names(function: str, choices: Mapping[str, object]) -> None:
 def assemble(
     found: Features,
     labels: Labels,
-    edges: tuple[Tensor, Tensor | None] | None = None,
+    graph: Found | None = None,
     *,
     edge_path: Path_ | None = None,
     node_ptr: Tensor | None = None,
@@ -74,8 +75,8 @@ def assemble(
 ) -> Task:
     """A task of nodes, or of graphs if there is a `node_ptr`; for the choices see `from_arrays`.
 
-    `edges` are ends and weights as given, in positions of nodes, from the file `edge_path`. `stored` are splits that
-    came with the data; those that were asked for come first.
+    `graph` holds edges as given, from the file `edge_path`. `stored` are splits that came with the data; those that
+    were asked for come first.
     """
     check_choices(self_loops, duplicates)
     x, scaling, encoded = found.x, None, "; columns encoded"
@@ -83,15 +84,16 @@ def assemble(
         targets = encode_targets(
             labels.columns, names=labels.names, problem=problem, class_names=class_names, missing=missing
         )
-    graph = "no graph"
-    if edges is not None:
+    remarks = [*targets.notes, *found.notes, *notes, *suspicions(found.raw, targets)]
+    said, index, weight = "no graph", None, None
+    if graph is not None:
         done = {"add": "added", "remove": "removed", "keep": "as given"}[self_loops]
-        graph = f"given graph, {'directed' if directed else 'both directions listed'}, self-loops {done}"
+        said = f"given graph, {'directed' if directed else 'both directions listed'}, self-loops {done}"
         rules: dict[str, Any] = {"directed": directed, "self_loops": self_loops, "duplicates": duplicates}
         with in_file(edge_path):
             names = found.ids if node_ptr is None else ()
-            edges = tidy_edges(*edges, num_nodes=x.shape[0], names=names, **rules)
-    remarks = [*targets.notes, *found.notes, *notes, *suspicions(found.raw, targets)]
+            index, weight = tidy_edges(*graph[:2], num_nodes=x.shape[0], names=names, **rules)
+        remarks += [*graph[2], *_unheard(index)]
     if found.preprocessing is None:
         remarks += constant_columns(found.raw)
         encoded = ""
@@ -103,8 +105,6 @@ def assemble(
         else:
             remarks += uneven(x, found.names)
     chosen = given_splits(splits) or tuple(_usable(split, targets, remarks) for split in stored)
-    if edges is not None:
-        remarks += _unheard(edges[0])
     chosen = chosen or drawn_splits(targets, targets.y.shape[0], fractions, seeds)
     remarks += _never_seen(chosen, targets)
     try:
@@ -113,13 +113,13 @@ def assemble(
             kind="nodes" if node_ptr is None else "graphs",
             problem=targets.problem,
             metric=metric or METRICS[targets.problem],
-            protocol=f"own data, {graph}{encoded}; {_named(chosen)}",
+            protocol=f"own data, {said}{encoded}; {_named(chosen)}",
             x=x,
             y=targets.y,
             splits=chosen,
             num_outputs=targets.num_outputs,
-            edge_index=None if edges is None else edges[0],
-            edge_weight=None if edges is None else edges[1],
+            edge_index=index,
+            edge_weight=weight,
             node_ptr=node_ptr,
             class_names=targets.class_names,
             instance_names=found.ids,
@@ -234,7 +234,7 @@ def _never_seen(splits: Sequence[Split], targets: Targets) -> list[str]:
 
 def split_in_column(found: Features) -> tuple[Split, ...]:
     """The split that a column of train, valid and test describes; an empty cell leaves its row out of every part."""
-    if found.table is None or found.roles is None or found.roles.split is None:
+    if found.table is None or found.roles.split is None:
         return ()
     parts: dict[str, list[int]] = {"train": [], "valid": [], "test": []}
     for row, word in enumerate(found.table.texts(found.roles.split)):

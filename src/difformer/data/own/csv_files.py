@@ -223,22 +223,16 @@ def open_table(
             raise DataError(problem, path=name, line=line_of_names, column=i + 1)
     if delimiter == " " and format.delimiter is None and width > 1:
         notes.append(f"cells of {Path(path).name} were separated at blanks; pass delimiter= if that is wrong")
-    table = TextTable(
-        name,
-        names[:width] or [str(i + 1) for i in range(width)],
-        bool(names),
-        [format.pointed(cell) for cell in begin[:width]],
-        _textual([row for _, row in filled], width),
-        notes,
+    columns, first_row = (
+        tuple(names[:width] or map(str, range(1, width + 1))),
+        [format.pointed(c) for c in begin[:width]],
     )
-    table.source = (chain(start, rows), trailing, format, keep_blank)
-    return table
+    source = (chain(start, rows), trailing, format, keep_blank)
+    return TextTable(name, columns, bool(names), first_row, _textual([row for _, row in filled], width), notes, source)
 
 
 class TextTable(Table):
     """A text file whose head is known; see `Table`."""
-
-    source: tuple[Iterator[Row], int, TextFormat, bool]
 
     def read(self, text: Collection[int], gaps: Collection[int] = ()) -> TextTable:
         """All rows, once: a file is not read twice."""

@@ -31,42 +31,30 @@ PART_WORDS = {
 
 @dataclass(frozen=True)
 class Roles:
-    """Positions of columns; `guessed` says that ids were found by their looks alone: a first column of texts."""
+    """Positions of columns."""
 
-    ids: int | None
-    guessed: bool
-    labels: list[int]
-    split: int | None
-    features: list[int]
-    notes: list[str]
+    ids: int | None = None
+    guessed: bool = False  # whether ids were found by their looks alone: a first column of texts
+    labels: Sequence[int] = ()
+    split: int | None = None
+    features: Sequence[int] = ()
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Features:
-    """Rows of features.
+    """Rows of features, and what else their file holds."""
 
-    Args:
-        x: ``[N, F]``, dense or CSR.
-        names: Of the columns, if they have names.
-        ids: Of the rows, if they have ids.
-        path: The file they are from.
-        raw: The columns of a table as they were read.
-        preprocessing: How they became `x`, if that took more than reading numbers.
-        notes: What had to be decided, one sentence each.
-        table: The table they are from, with its `roles`.
-        arrays: Everything in a file of arrays.
-    """
-
-    x: Tensor
-    names: tuple[str, ...] = ()
-    ids: tuple[str, ...] = ()
-    path: str = ""
-    raw: Sequence[tuple[str, Values]] = ()
-    preprocessing: Preprocessing | None = None
-    notes: tuple[str, ...] = ()
+    x: Tensor  # [N, F], dense or CSR
+    names: tuple[str, ...] = ()  # of the columns, if they have names
+    ids: tuple[str, ...] = ()  # of the rows, if they have ids
+    path: str = ""  # the file
+    raw: Sequence[tuple[str, Values]] = ()  # the columns of a table as they were read
+    preprocessing: Preprocessing | None = None  # how they became `x`, if that took more than reading numbers
+    notes: Sequence[str] = ()  # what had to be decided, one sentence each
     table: Table | None = None
-    roles: Roles | None = None
-    arrays: Mapping[str, Any] = field(default_factory=dict)
+    roles: Roles = Roles()  # of the columns of the table
+    arrays: Mapping[str, Any] = field(default_factory=dict)  # everything in a file of arrays
 
 
 def several(given: Column | Sequence[Column]) -> tuple[Column, ...]:
@@ -78,9 +66,9 @@ def column_roles(
     table: Table,
     *,
     ids: Column | bool | None = None,
-    labels: Sequence[Column] | None = None,
+    label_columns: Sequence[Column] | None = None,
     labels_here: bool = False,
-    split: Column | None = None,
+    split_column: Column | None = None,
     drop: Sequence[Column] = (),
     wanted: Sequence[str] = (),
     id_name: str | None = None,
@@ -91,22 +79,21 @@ def column_roles(
     `wanted` are the features by name; others are left out. A column called `id_name` holds the ids wherever it is,
     unless `ids` is False.
     """
-    label_at = [table.find(column, "label_columns") for column in labels or ()]
+    label_at = [table.find(column, "label_columns") for column in label_columns or ()]
     taken = {*(table.find(column, "drop") for column in drop), *label_at}
-    if id_name and ids is not False and table.named and id_name in table.names:
-        ids = id_name
-    chosen = set(wanted) if table.named else set()
-    asked = {i for i, name in enumerate(table.names) if name in chosen}
+    at = {name: i for i, name in enumerate(table.names)} if table.named else {}
+    ids = id_name if id_name in at and ids is not False else ids
+    asked = {at[name] for name in wanted if name in at}
     id_at, guessed = _id_column(table, ids, taken | asked)
     taken |= set() if id_at is None else {id_at}
-    split_at = None if split is None else table.find(split, "split_column")
+    split_at = None if split_column is None else table.find(split_column, "split_column")
     likely = [] if wanted else [i for i in table.named_like(SPLIT_NAMES) if i not in taken]
-    if split is None:
+    if split_column is None:
         split_at = next((i for i in likely if table.first[i].lower() in PART_WORDS), None)
     taken |= set() if split_at is None else {split_at}
     reasons = dict.fromkeys(likely, "; it does not say train and test: pass drop={} if it is no property of its row")
     notes = []
-    if labels_here and labels is None:
+    if labels_here and label_columns is None:
         label_at = _find_labels(table, taken)
         notes += [f"labels are in column {table.names[i]!r} of {table.file}" for i in label_at]
     elif not wanted:
@@ -125,9 +112,8 @@ def column_roles(
             name = table.names[i]
             notes.append(f"column {name!r} of {table.file} is used as a feature{reason.format(name)}")
     features = [i for i in range(len(table.names)) if i not in taken]
-    if chosen:
-        known = set(table.names)
-        if absent := [name for name in wanted if name not in known]:
+    if wanted and table.named:
+        if absent := [name for name in wanted if name not in at]:
             raise DataError(
                 f"lacks {len(absent)} of the {len(wanted)} columns wanted: {listed(absent)}; "
                 f"{did_you_mean(absent[0], table.names)}it has {listed(table.names)}",
@@ -135,7 +121,7 @@ def column_roles(
             )
         if extra := [table.names[i] for i in features if i not in asked]:
             notes.append(f"columns of {table.file} that training did not have are left out: {listed(extra, 6)}")
-        features = [table.find(name, "columns") for name in wanted]
+        features = [at[name] for name in wanted]
     return Roles(id_at, guessed, label_at, split_at, features, notes)
 
 
@@ -144,14 +130,13 @@ def _id_column(table: Table, ids: Column | bool | None, taken: set[int]) -> tupl
         return None, False
     if ids is not None:
         return (0 if ids is True else table.find(ids, "ids")), False
-    if table.named and "__index_level_0__" in table.names:
-        return table.names.index("__index_level_0__"), False
+    if stored := table.named_like({"__index_level_0__"}):
+        return stored[0], False
     # A table of one column holds features, whatever they look like.
-    if 0 in taken or len(table.names) < 2:
+    usual = table.named and names_ids(table.names[0])
+    if 0 in taken or len(table.names) < 2 or not (usual or table.textual[0]):
         return None, False
-    if table.named and names_ids(table.names[0]):
-        return 0, False
-    return (0, True) if table.textual[0] else (None, False)
+    return 0, not usual
 
 
 def _find_labels(table: Table, taken: set[int]) -> list[int]:
@@ -260,7 +245,7 @@ def select_features(
     if table.named:
         drop = [*drop, *(name for name in unused if name in table.names)]
     roles = column_roles(table, drop=drop, wanted=wanted, **options)
-    features, notes = roles.features, roles.notes
+    features, notes = list(roles.features), list(roles.notes)
     names = [table.names[i] for i in features]
     forced = {
         option: [table.find(column, option) for column in given]
@@ -324,7 +309,7 @@ def id_column_name(path: str | os.PathLike[str], *, ids: Column | bool | None = 
     if Path(path).suffix.lower() in (*ARRAY_ENDINGS, ".pt", ".pth"):
         return None
     table = open_table(path, format, counting=True)
-    at = column_roles(table, ids=ids, labels=(), labels_here=True).ids
+    at = column_roles(table, ids=ids, label_columns=(), labels_here=True).ids
     return table.names[at] or None if table.named and at is not None else None
 
 

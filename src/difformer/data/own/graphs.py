@@ -143,12 +143,6 @@ def read_edges(
         with in_file(path):
             return edges_from(found, named_array(arrays, "weights"), num_nodes=num_nodes, ids=ids)
     table = open_table(path, format, ids=ids)
-    if columns is None and not table.named and len(table.names) == num_nodes > 3 and not any(table.textual):
-        raise DataError(
-            f"has {num_nodes} columns of numbers, as many as there are nodes, and looks like an adjacency matrix; save "
-            f"it with numpy.save (.npy), or list its edges: one row per edge, with source, target and perhaps weight",
-            path=path,
-        )
     roles = _roles(table, columns)
     unused = [i for i in range(len(table.names)) if i not in roles]
     table.read([*unused, *(roles[:2] if ids is not None else ())])
@@ -192,6 +186,7 @@ def _roles(table: Table, columns: Sequence[str | int] | None) -> list[int]:
         return [0, 1, *weight]
     if width > 3 and not table.named:
         problem = f"expected 2 or 3 columns, got {width}; pass edge_columns=source,target,weight"
+        problem += ", or save an adjacency matrix with numpy.save (.npy)"
         raise DataError(problem, path=table.path, argument="edge_columns")
     return [0, 1, 2] if width == 3 and not table.textual[2] else [0, 1]
 

@@ -46,35 +46,20 @@ _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Su
 
 @dataclass(frozen=True)
 class Encoding:
-    """What becomes of one column.
-
-    Args:
-        name: Of the column.
-        kind: See above.
-        reason: Why it is left out.
-        gaps: Missing cells in training; more than none add an indicator.
-        fill: What they are filled with, in the units of the column.
-        shift: Subtracted from numbers and days.
-        scale: Numbers and days are divided by it.
-        categories: The values that have a column each.
-        rare: The values that share one.
-        format: Of dates.
-        months: Those that have a column each.
-        weekdays: Likewise, Monday is 0.
-    """
+    """What becomes of one column."""
 
     name: str
     kind: Kind
-    reason: str = ""
-    gaps: int = 0
-    fill: float = 0.0
-    shift: float = 0.0
-    scale: float = 1.0
-    categories: tuple[str, ...] = ()
-    rare: tuple[str, ...] = ()
-    format: str = ""
-    months: tuple[int, ...] = ()
-    weekdays: tuple[int, ...] = ()
+    reason: str = ""  # why it is left out
+    gaps: int = 0  # missing cells in training; more than none add an indicator
+    fill: float = 0.0  # what they are filled with, in the units of the column
+    shift: float = 0.0  # subtracted from numbers and days
+    scale: float = 1.0  # numbers and days are divided by it
+    categories: tuple[str, ...] = ()  # the values that have a column each
+    rare: tuple[str, ...] = ()  # the values that share one
+    format: str = ""  # of dates
+    months: tuple[int, ...] = ()  # those that have a column each
+    weekdays: tuple[int, ...] = ()  # likewise, Monday is 0
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -252,10 +237,10 @@ class Preprocessing:
                 f"lacks {len(absent)} of the {len(used)} columns wanted: {listed(absent)}; it has {listed(names)}"
             )
         if hasattr(table, "columns"):
-            frame = MemoryTable.of_frame(table)
-            place = [frame.find(column.name, "columns") for column in used]
-            frame.read([i for i in range(len(names)) if i not in place or frame.textual[i]], place)
-            table = {column.name: frame.cells[i] for i, column in zip(place, used, strict=True)}
+            frame, wanted = MemoryTable.of_frame(table), {column.name for column in used}
+            place = {name: i for i, name in enumerate(names) if name in wanted}
+            frame.read([i for i, name in enumerate(names) if name not in wanted or frame.textual[i]], place.values())
+            table = {name: frame.cells[i] for name, i in place.items()}
         known = {column.name for column in self.columns}
         new = [name for name in names if name not in known]
         notes = [f"columns that training did not have are left out: {listed(new)}"] if new else []
@@ -282,11 +267,8 @@ class Preprocessing:
         """One line per column: its name, what it was read as, how many cells are missing, and what became of it."""
         rows: list[tuple[str, ...]] = [("column", "read as", "missing", "becomes")]
         rows += [(c.name, c.kind, f"{c.gaps:,}" if c.gaps else "", c.becomes()) for c in self.columns]
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        return "\n".join(
-            "  ".join([*(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)), row[3]])
-            for row in rows
-        )
+        widths = [*(max(len(row[i]) for row in rows) for i in range(3)), 0]
+        return "\n".join("  ".join(map(str.ljust, row, widths)) for row in rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON and TOML can hold."""
@@ -330,9 +312,8 @@ def _encoding(plain: Mapping[str, Any]) -> Encoding:
 
 
 def _texts(values: Values) -> list[str]:
-    if isinstance(values, np.ndarray):
-        return ["" if np.isnan(v) else f"{v:.15g}" for v in values.tolist()]
-    return [str(value).strip() for value in values]
+    numeric = isinstance(values, np.ndarray)
+    return [("" if np.isnan(v) else f"{v:.15g}") if numeric else str(v).strip() for v in values]
 
 
 def _days(text: str, format: str) -> float | None:

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,36 +55,51 @@ def from_pyg(
     check_names("from_pyg", choices)
     choices.setdefault("self_loops", "keep")
     items = _graphs_of(data)
-    if not items:
-        raise DataError("data: an empty list, expected at least one Data")
     alone = len(items) == 1 and not isinstance(data, (list, tuple))
-    parts = [_part(item, use_positions, "data" if alone else f"graph {i}") for i, item in enumerate(items)]
-    widths = [x.shape[1] for x, _, _ in parts]
-    odd = next((i for i, width in enumerate(widths) if width != widths[0]), None)
-    if odd is not None:
-        raise DataError(f"graph {odd}: has {widths[odd]} features, graph 0 has {widths[0]}")
-    sizes = torch.tensor([x.shape[0] for x, _, _ in parts])
-    ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    edges = _joined_edges(parts, ptr)
-    notes = _notes(items[0])
-    if edges is not None and not choices.get("directed"):
-        size = int(ptr[-1])
-        code = (edges[0][0] * size + edges[0][1]).unique()
-        single = int((~torch.isin(code % size * size + code // size, code)).sum())
-        if single:
+    features, ends, weights, targets = [], [], [], []
+    ptr, notes, weighted = [0], [], False
+    for i, item in enumerate(items):
+        place = "data" if alone else f"graph {i}"
+        x, index, weight = _part(item, use_positions, place)
+        y = getattr(item, "y", None)
+        if not isinstance(y, Tensor):
+            raise DataError(f"{place}: has no tensor y, got {type(y).__name__}")
+        features.append(x)
+        targets.append(y.reshape(y.shape[0], -1) if alone and y.dim() else y.reshape(1, -1))
+        if x.shape[1] != features[0].shape[1]:
+            raise DataError(f"{place}: has {x.shape[1]} features, graph 0 has {features[0].shape[1]}")
+        if targets[-1].shape[1] != targets[0].shape[1] or not y.numel():
+            counts = f"y holds {y.numel()} numbers, that of graph 0 {targets[0].numel()}"
+            raise DataError(f"{place}: {counts}; a graph has one target, or as many as the others")
+        if index is not None:
+            ends.append(index + ptr[-1])
+            weights.append(torch.ones(index.shape[1]) if weight is None else weight)
+            weighted |= weight is not None
+        ptr.append(ptr[-1] + x.shape[0])
+    graph, stored = None, tuple[Split, ...]()
+    if ends:
+        index = torch.cat(ends, 1)
+        attribute = getattr(items[0], "edge_attr", None)
+        if attribute is not None and _weight_of(items[0]) is None:
+            notes.append(f"edge_attr with {attribute.shape[1]} columns is not used: edges carry one weight at most")
+        code = (index[0] * ptr[-1] + index[1]).unique()
+        single = int((~torch.isin(code % ptr[-1] * ptr[-1] + code // ptr[-1], code)).sum())
+        if single and not choices.get("directed"):
             count = f"{single} of {code.numel()} edges"
             notes.append(f"{count} came in one direction only; both are used: directed=true keeps them")
-    x = parts[0][0] if alone else torch.cat([features for features, _, _ in parts])
-    y = _attribute(items[0], "y", "data") if alone else _graph_targets(items)
-    cells = label_cells(
-        y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y, None, x.shape[0] if alone else len(items)
-    )
-    stored = _stored_splits(items[0], x.shape[0]) if alone and choices.get("splits") is None else ()
-    node_ptr = None if alone else ptr
-    return assemble(Features(x), Labels(*cells), edges, node_ptr=node_ptr, stored=stored, notes=notes, **choices)
-
-
-Part = tuple[Tensor, Tensor | None, Tensor | None]
+        graph = (index, torch.cat(weights) if weighted else None, tuple(notes))
+    if alone and choices.get("splits") is None:
+        masks = {name: getattr(items[0], name, None) for name in SPLIT_ARRAYS}
+        arrays = {name: np.asarray(torch.as_tensor(mask).cpu()) for name, mask in masks.items() if mask is not None}
+        try:
+            stored = stored_splits(arrays, ptr[-1], by_row=False)
+        except DataError as error:
+            raise DataError(f"data: {error}") from error
+    y, rows = torch.cat(targets), ptr[-1] if alone else len(items)
+    labels = Labels(*label_cells(y.squeeze(1) if y.shape[1] == 1 else y, None, rows))
+    node_ptr = None if alone else torch.tensor(ptr)
+    joined = features[0] if alone else torch.cat(features)
+    return assemble(Features(joined), labels, graph, node_ptr=node_ptr, stored=stored, **choices)
 
 
 def _graphs_of(data: Any) -> list[Any]:
@@ -97,13 +113,14 @@ def _graphs_of(data: Any) -> list[Any]:
     if not isinstance(data, (list, tuple, Dataset)):
         raise DataError(f"data: expected a PyG Data or a list of them, got {type(data).__name__}")
     items = [data[i] for i in range(len(data))]
-    strange = next((type(item).__name__ for item in items if not isinstance(item, Data)), None)
-    if strange is not None:
-        raise DataError(f"data: expected a list of PyG Data, got a list with {strange}")
+    if strange := [type(item).__name__ for item in items if not isinstance(item, Data)]:
+        raise DataError(f"data: expected a list of PyG Data, got a list with {strange[0]}")
+    if not items:
+        raise DataError("data: an empty list, expected at least one Data")
     return items
 
 
-def _part(data: Any, use_positions: bool, place: str) -> Part:
+def _part(data: Any, use_positions: bool, place: str) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Features, edges as given, and weights of one graph."""
     x, pos = getattr(data, "x", None), getattr(data, "pos", None)
     found = [part for part in ((x, pos) if use_positions else (pos,) if x is None else (x,)) if part is not None]
@@ -116,23 +133,19 @@ def _part(data: Any, use_positions: bool, place: str) -> Part:
         joined = features[0] if len(features) == 1 else torch.cat([part.to_dense() for part in features], 1)
         index, weight = getattr(data, "edge_index", None), _weight_of(data)
         if index is None:
-            index, weight = _adjacency(data), None
-        if index is None:
-            return joined, None, None
+            # PyG's ToSparseTensor has put the edges into adj_t: entry i, j is the edge j → i.
+            index, weight = getattr(data, "adj_t", None), None
+            if index is None:
+                return joined, None, None
+            if hasattr(index, "to_torch_sparse_coo_tensor"):  # torch_sparse's class, known by what it can do
+                index = index.to_torch_sparse_coo_tensor()
+            if not isinstance(index, Tensor):
+                raise DataError(f"adj_t must be a sparse matrix, got {type(index).__name__}")
+            index = index.to_sparse_coo().t().coalesce()
         # PyG's edge_index is [2, E], also where E = 2.
         return joined, *edges_from(index.cpu(), weight, num_nodes=joined.shape[0])[:2]
     except DataError as error:
         raise DataError(f"{place}: {error}") from error
-
-
-def _adjacency(data: Any) -> Any:
-    """``adj_t``, where PyG's ToSparseTensor has put the edges: entry i, j is the edge j → i."""
-    matrix = getattr(data, "adj_t", None)
-    if matrix is not None and not isinstance(matrix, Tensor):  # torch_sparse's class, known by what it can do
-        if not hasattr(matrix, "to_torch_sparse_coo_tensor"):
-            raise DataError(f"adj_t must be a sparse matrix, got {type(matrix).__name__}")
-        matrix = matrix.to_torch_sparse_coo_tensor()
-    return None if matrix is None else matrix.to_sparse_coo().t().coalesce()
 
 
 def _weight_of(data: Any) -> Tensor | None:
@@ -142,60 +155,13 @@ def _weight_of(data: Any) -> Tensor | None:
     return None if weight is None else weight.cpu().reshape(-1)
 
 
-def _notes(data: Any) -> list[str]:
-    attribute = getattr(data, "edge_attr", None)
-    if attribute is None or _weight_of(data) is not None:
-        return []
-    return [f"edge_attr with {attribute.shape[1]} columns is not used: edges carry one weight at most"]
-
-
-def _joined_edges(parts: list[Part], ptr: Tensor) -> tuple[Tensor, Tensor | None] | None:
-    """The edges of all graphs as given, moved to where their nodes are."""
-    given = [
-        (index + start, weight) for (_, index, weight), start in zip(parts, ptr, strict=False) if index is not None
-    ]
-    if not given:
-        return None
-    indices = torch.cat([index for index, _ in given], 1)
-    if all(weight is None for _, weight in given):
-        return indices, None
-    return indices, torch.cat([torch.ones(index.shape[1]) if weight is None else weight for index, weight in given])
-
-
-def _attribute(data: Any, name: str, place: str) -> Tensor:
-    value = getattr(data, name, None)
-    if not isinstance(value, Tensor):
-        raise DataError(f"{place}: has no tensor {name}, got {type(value).__name__}")
-    return value
-
-
-def _graph_targets(items: list[Any]) -> Tensor:
-    """One row of targets per graph."""
-    rows = [_attribute(item, "y", f"graph {i}").reshape(-1) for i, item in enumerate(items)]
-    for i, row in enumerate(rows):
-        if row.numel() != rows[0].numel() or not row.numel():
-            raise DataError(
-                f"graph {i}: y holds {row.numel()} numbers, that of graph 0 {rows[0].numel()}; a graph has one target, "
-                f"or as many as the others"
-            )
-    return torch.stack(rows)
-
-
-def _stored_splits(data: Any, num_nodes: int) -> tuple[Split, ...]:
-    found = {name: value for name in SPLIT_ARRAYS if (value := getattr(data, name, None)) is not None}
-    try:
-        arrays = {name: _attribute(data, name, "split").numpy(force=True) for name in found}
-        return stored_splits(arrays, num_nodes, by_row=False)
-    except DataError as error:
-        raise DataError(f"data: {error}") from error
-
-
 def read_pyg(path: str | os.PathLike[str]) -> Any:
     """What a file holds: a ``Data``, a list of them, or a data set that PyG has processed (as a list)."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {os.fspath(path)}")
     from torch_geometric.data import Data
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+    from torch_geometric.data.separate import separate
     from torch_geometric.data.storage import GlobalStorage
 
     try:
@@ -208,22 +174,13 @@ def read_pyg(path: str | os.PathLike[str]) -> Any:
             f"({type(error).__name__}: {str(error).partition(chr(10))[0][:200]})",
             path=path,
         ) from error
-    return _graphs(found, path)
-
-
-def _graphs(found: Any, path: str | os.PathLike[str]) -> Any:
-    from torch_geometric.data import Data
-    from torch_geometric.data.separate import separate
-    from torch_geometric.data.storage import GlobalStorage
 
     def is_graph(item: Any) -> bool:
         """Whether a ``Data`` holds what its class would have put there: the file fills it as it likes."""
         store = vars(item).get("_store") if isinstance(item, Data) else None
         return isinstance(store, GlobalStorage) and isinstance(vars(store).get("_mapping"), dict)
 
-    if is_graph(found):
-        return found
-    if isinstance(found, list) and found and all(map(is_graph, found)):
+    if is_graph(found) or (isinstance(found, list) and found and all(map(is_graph, found))):
         return found
     # As InMemoryDataset.save writes it: all graphs end to end, where each begins, and the class.
     # Before PyG 2.4 the whole itself comes first.
@@ -236,6 +193,5 @@ def _graphs(found: Any, path: str | os.PathLike[str]) -> Any:
             return [separate(Data, batch=whole, idx=i, slice_dict=slices, decrement=False) for i in range(count)]
         except Exception as error:  # whatever PyG finds wrong is the file's fault, and is named so
             raise DataError(f"its graphs cannot be told apart ({type(error).__name__}: {error})", path=path) from error
-    raise DataError(
-        f"holds a {type(found).__name__}; expected a PyG Data, a list of them, or a processed data set", path=path
-    )
+    expected = "expected a PyG Data, a list of them, or a processed data set"
+    raise DataError(f"holds a {type(found).__name__}; {expected}", path=path)

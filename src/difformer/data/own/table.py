@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,32 +45,20 @@ _TRUTH = {"true": 1.0, "false": 0.0}
 _MISSING = "a number is missing here; fill it in, or leave the row or the column out"
 
 
+@dataclass
 class Table:
-    """A table whose head is known; `read` fills `cells`.
+    """A table whose head is known; `read` fills `cells`."""
 
-    Args:
-        path: The file, or another name for errors.
-        names: Of the columns; numbers counted from one unless the columns are `named`.
-        named: Whether the columns have names.
-        first: The first row as text.
-        textual: Whether most cells of each column, in a sample of rows, are something other than numbers.
-        notes: What had to be guessed.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        names: Sequence[str],
-        named: bool,
-        first: Sequence[str],
-        textual: Sequence[bool],
-        notes: Sequence[str] = (),
-    ) -> None:
-        self.path, self.names, self.named = path, tuple(names), named
-        self.first, self.textual, self.notes = tuple(first), tuple(textual), tuple(notes)
-        self.cells: dict[int, Values] = {}  # columns by position, once they have been read
-        self.lines: Sequence[int] | None = None  # of the rows in a text file
-        self.rows = 0
+    path: str  # the file, or another name for errors
+    names: tuple[str, ...]  # of the columns; numbers counted from one unless they are `named`
+    named: bool
+    first: Sequence[str]  # the first row as text
+    textual: Sequence[bool]  # whether most cells of each column, in a sample of rows, are not numbers
+    notes: Sequence[str] = ()  # what had to be guessed
+    source: Any = None  # where `read` takes the rows from
+    cells: dict[int, Values] = field(default_factory=dict)  # columns by position, once they have been read
+    lines: Sequence[int] | None = None  # of the rows in a text file
+    rows: int = 0
 
     def read(self, text: Collection[int], gaps: Collection[int] = ()) -> Table:
         """Read all rows: columns in `text` as texts, those in `gaps` as numbers that may be missing, others as numbers.
@@ -85,14 +73,10 @@ class Table:
         """The last part of the path, for notes."""
         return Path(self.path).name
 
-    @cached_property
-    def _place(self) -> dict[str, int]:
-        return {name: i for i, name in reversed(list(enumerate(self.names)))}
-
     def find(self, column: Column, option: str) -> int:
         """Position of a column given by name, or by number counted from one, with the argument `option`."""
-        if isinstance(column, str) and column in self._place:
-            return self._place[column]
+        if isinstance(column, str) and column in self.names:
+            return self.names.index(column)
         if isinstance(column, int) and not isinstance(column, bool) and 1 <= column <= len(self.names):
             return column - 1
         hint = did_you_mean(str(column), self.names) if self.named else ""
@@ -119,10 +103,9 @@ class Table:
 
     def error(self, problem: str, row: int, column: int | None = None, argument: str | None = None) -> DataError:
         """An error that says where in the file it is."""
-        line = None if self.lines is None else int(self.lines[row])
         called = None if column is None else self.names[column] if self.named and self.names[column] else column + 1
-        row_ = row if line is None else None
-        return DataError(problem, path=self.path, line=line, row=row_, column=called, argument=argument)
+        place: Any = {"row": row} if self.lines is None else {"line": self.lines[row]}
+        return DataError(problem, path=self.path, column=called, argument=argument, **place)
 
     @contextmanager
     def locate(self, column: int) -> Iterator[None]:
@@ -165,27 +148,27 @@ class Table:
 class MemoryTable(Table):
     """A table in memory: named columns, each an array or a list of numbers, texts and None."""
 
-    def __init__(self, path: str, columns: Sequence[tuple[str, Any]]) -> None:
+    @staticmethod
+    def of(path: str, columns: Sequence[tuple[str, Any]]) -> MemoryTable:
+        """The table of named columns."""
         if not columns or not len(columns[0][1]):
             raise DataError("holds no rows", path=path)
         check_size(len(columns), "the table", "COLUMNS")
-        names = [name for name, _ in columns]
+        names, values = zip(*columns, strict=True)
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             raise DataError(f"two columns are called {twice!r}; names must differ", path=path)
-        self._columns = [values for _, values in columns]
-        first = [cell_text(values[0]) for values in self._columns]
-        super().__init__(path, names, True, first, [_is_textual(values) for values in self._columns])
-        self.rows = len(self._columns[0])
+        first, textual = [cell_text(column[0]) for column in values], [_is_textual(column) for column in values]
+        return MemoryTable(path, names, True, first, textual, source=values, rows=len(values[0]))
 
     @staticmethod
     def of_frame(frame: Any, path: str = "frame") -> MemoryTable:
         """The columns of a pandas or polars frame."""
-        return MemoryTable(path, [(str(label), frame_column(frame, i)) for i, label in enumerate(frame.columns)])
+        return MemoryTable.of(path, [(str(label), frame_column(frame, i)) for i, label in enumerate(frame.columns)])
 
     def read(self, text: Collection[int], gaps: Collection[int] = ()) -> MemoryTable:
         text, gaps = set(text), set(gaps)
-        for i, values in enumerate(self._columns):
+        for i, values in enumerate(self.source):
             if i not in text and is_numeric(values):
                 self.cells[i] = np.asarray(values, dtype=np.float64)
                 continue
@@ -312,7 +295,7 @@ def open_parquet(path: str | os.PathLike[str]) -> MemoryTable:
             raise DataError(error.problem, path=path, row=error.row, column=label) from error
         except (pyarrow.lib.ArrowException, *DAMAGE) as error:
             raise DataError(f"cannot be read ({type(error).__name__}: {error})", path=path, column=label) from error
-    return MemoryTable(os.fspath(path), parts)
+    return MemoryTable.of(os.fspath(path), parts)
 
 
 def _spread(label: str, column: Any) -> list[tuple[str, Any]]:

@@ -43,23 +43,14 @@ MOST_VALUES = 50  # different values of a column that may be a copy of the label
 
 @dataclass(frozen=True)
 class Labels:
-    """Columns of labels in the order of the instances.
+    """Columns of labels in the order of the instances."""
 
-    Args:
-        columns: Each with one cell per instance; empty if there is no label.
-        names: Of the columns.
-        path: The file they are from, if there is one.
-        table: That file, if it is a table.
-        rows: The row of the table for every instance, if they differ.
-        places: The positions of `columns` in the table.
-    """
-
-    columns: Sequence[Sequence[Any]]
-    names: tuple[str, ...] = ()
-    path: str | None = None
-    table: Table | None = None
-    rows: Sequence[int | None] | None = None
-    places: Sequence[int] = ()
+    columns: Sequence[Sequence[Any]]  # each with one cell per instance; empty if there is no label
+    names: tuple[str, ...] = ()  # of the columns
+    path: str | None = None  # the file they are from, if there is one
+    table: Table | None = None  # that file, if it is a table
+    rows: Sequence[int | None] | None = None  # the row of the table for every instance, if they differ
+    places: Sequence[int] = ()  # positions of `columns` in the table
 
     @contextmanager
     def locate(self) -> Iterator[None]:

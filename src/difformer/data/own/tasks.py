@@ -116,18 +116,10 @@ def from_files(
         decimal: ``","`` where numbers are written 1,5.
         comment: What lines above a table begin with.
         name: Of the data in reports; None takes the name of the file.
-        problem: See `from_arrays`, likewise all below.
-        metric: None takes accuracy, ROC-AUC or MSE, after the problem.
         splits: Ready-made ones, or a file of them; None takes the split column, or masks, or draws them.
-        fractions: Of train, valid and test.
-        seeds: One split each.
-        directed: Keep directions.
-        self_loops: ``"add"``, ``"remove"`` or ``"keep"``.
-        duplicates: What becomes of an edge given with different weights.
-        missing: Texts that mean no label, instead of the rule of `difformer.data.own.targets`.
-        class_names: The classes in order.
         standardize: Bring columns of numbers to mean 0 and deviation 1 over all rows; None does so for tables, and
             leaves arrays as they are.
+        problem, metric, fractions, seeds, directed, self_loops, duplicates, missing, class_names: See `from_arrays`.
 
     Raises:
         DataError: If a file is broken, or files contradict each other; with file, line and column.
@@ -141,36 +133,32 @@ def from_files(
     choices |= {"directed": directed, "self_loops": self_loops, "duplicates": duplicates}
     choices |= {"class_names": class_names, "standardize": scaled}
     columns = None if label_columns is None else several(label_columns)
-    of_table: dict[str, Any] = {"ids": ids, "drop": several(drop)}
-    of_table |= {"categories": several(categories), "dates": several(dates)}
+    options: dict[str, Any] = {"ids": ids, "drop": several(drop), "categories": several(categories)}
+    options |= {"dates": several(dates), "split_column": split_column}
+    options |= {"label_columns": columns if labels is None or suffix in PYG_ENDINGS else None}
     if not is_table:
-        named = {**of_table, "split_column": split_column, "label_columns": columns if labels is None else None}
-        problem_ = "holds arrays, which have no named columns"
+        refusal, refused = "holds arrays, which have no named columns", options
         if suffix in PYG_ENDINGS:
             beside = {"labels": labels, "edges": edges, "label_ids": label_ids, "edge_columns": edge_columns}
-            named, problem_ = {**beside, **named, "label_columns": columns}, "a PyG file holds everything itself"
-        if extra := [option for option, value in named.items() if value not in (None, False, ())]:
-            raise DataError(f"{problem_}; leave out {', '.join(extra)}", path=features)
+            refusal, refused = "a PyG file holds everything itself", {**beside, **options}
+        if extra := [option for option, value in refused.items() if value not in (None, False, ())]:
+            raise DataError(f"{refusal}; leave out {', '.join(extra)}", path=features)
         if suffix in PYG_ENDINGS:
             with in_file(features):
                 return from_pyg(read_pyg(features), **choices)
-        of_table = {}
-    else:
-        of_table |= {"labels": columns if labels is None else None, "labels_here": labels is None}
-        of_table |= {"split": split_column, "raw": True, "standardize": scaled}
 
     def format(role: str) -> TextFormat:
         own = [option.get(role) if isinstance(option, Mapping) else option for option in (delimiter, header)]
         return TextFormat(own[0], own[1], encoding, decimal, comment)  # type: ignore[arg-type]
 
-    found = load_features(features, format=format("features"), **of_table)
+    options |= {"labels_here": labels is None, "raw": True, "standardize": scaled}
+    found = load_features(features, format=format("features"), **options)
     size, arrays = found.x.shape[0], found.arrays
-    ways = "load it with numpy.load and pass its arrays to difformer.data.from_arrays"
-    if found.x.dim() == 3:
-        raise DataError(f"x has shape {list(found.x.shape)}, a series of snapshots; {ways}", path=features)
-    if "node_ptr" in arrays:
-        raise DataError(f"holds many graphs (an array node_ptr); {ways}", path=features)
-    index = index_of_ids(found.ids, found.table, found.roles.ids if found.roles else None) if found.ids else None
+    if found.x.dim() == 3 or "node_ptr" in arrays:
+        what = "a series of snapshots" if found.x.dim() == 3 else "many graphs (an array node_ptr)"
+        ways = "load it with numpy.load and pass its arrays to difformer.data.from_arrays"
+        raise DataError(f"holds {what}; {ways}", path=features)
+    index = index_of_ids(found.ids, found.table, found.roles.ids) if found.ids else None
     notes = unused_arrays(arrays, found.path)
     if labels is not None:
         given = read_labels(labels, size=size, ids=index, columns=columns, id_column=label_ids, format=format("labels"))
@@ -193,16 +181,13 @@ def from_files(
         if edges is None and (inside := named_array(arrays, "edges")) is not None:
             graph = edges_from(inside, named_array(arrays, "weights"), num_nodes=size, ids=index)
         stored = split_in_column(found) or stored_splits(arrays, size) if splits is None else ()
-    notes += graph[2] if graph is not None else ()
-    ends = None if graph is None else graph[:2]
-    return assemble(found, given, ends, edge_path=edges or features, stored=stored, notes=notes, **choices)
+    return assemble(found, given, graph, edge_path=edges or features, stored=stored, notes=notes, **choices)
 
 
 def _labels_within(found: Features) -> Labels:
     """Labels in the table of the features."""
-    assert found.table is not None
-    assert found.roles is not None
     table, at = found.table, found.roles.labels
+    assert table is not None
     return Labels([table.texts(i) for i in at], tuple(table.names[i] for i in at), found.path, table, None, at)
 
 
@@ -248,9 +233,9 @@ def from_frame(
     found = select_features(
         MemoryTable.of_frame(frame),
         ids=False if ids is None else ids,
-        labels=columns or (None if label is None else ()),
+        label_columns=columns or (None if label is None else ()),
         labels_here=True,
-        split=split_column,
+        split_column=split_column,
         drop=several(drop),
         raw=True,
         standardize=choices.setdefault("standardize", True),
@@ -258,14 +243,11 @@ def from_frame(
         dates=several(dates),
     )
     rows = found.ids or row_ids(frame)
-    index = index_of_ids(rows, found.table, found.roles.ids if found.roles else None) if rows else None
-    inside = bool(found.roles and found.roles.labels)
-    given = _labels_within(found) if inside else Labels(*label_cells(label, frame, found.x.shape[0]))
+    index = index_of_ids(rows, found.table, found.roles.ids) if rows else None
+    given = _labels_within(found) if found.roles.labels else Labels(*label_cells(label, frame, found.x.shape[0]))
     graph = None if edges is None else edges_from(edges, edge_weight, num_nodes=len(frame), ids=index)
     stored = split_in_column(found) if choices.get("splits") is None else ()
-    notes = graph[2] if graph is not None else ()
-    found = replace(found, ids=rows)
-    return assemble(found, given, None if graph is None else graph[:2], stored=stored, notes=notes, **choices)
+    return assemble(replace(found, ids=rows), given, graph, stored=stored, **choices)
 
 
 def _columns_named(y: Any, frame: Any, called: str) -> list[str]:
@@ -345,9 +327,7 @@ def from_arrays(
     graph = None
     if edge_index is not None:
         graph = edges_from(edge_index, edge_weight, num_nodes=features.shape[0], ids=index)
-    notes = graph[2] if graph is not None else ()
-    ends = None if graph is None else graph[:2]
-    return assemble(Features(features, names, ids), labels, ends, node_ptr=ptr, notes=notes, **choices)
+    return assemble(Features(features, names, ids), labels, graph, node_ptr=ptr, **choices)
 
 
 def _series(
