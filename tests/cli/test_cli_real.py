@@ -15,7 +15,7 @@ def test_cora_with_the_authors_settings_and_protocol(call):
     answer = call("fit", "cora", *words)
     assert answer.code == 0, answer.err
     assert "cora: 2,708 nodes, 13,264 edges, 1,433 features, 7 classes" in answer.out
-    assert "authors: 20 labels a class, 500, 1000, one split, seed 123" in answer.out
+    assert "authors: 20 labels per class, 500, 1000, one split, seed 123" in answer.out
     assert "preset: public-code (difformer-s on cora): the authors' public code" in answer.out
     energy = json.loads(call("energy", "run", "--json").out)
     assert len(energy["energy"]) == 9

@@ -37,9 +37,8 @@ class TestBrokenFiles:
             write(folder / "cifar10" / "cifar-10-binary.tar.gz", tarred(batches))
             return "cifar10", "cifar10/cifar-10-binary.tar.gz"
         if kind == "actstrack":
-            rng, maker = np.random.default_rng(0), particles.TestActsTrack()
-            maker.put(folder, [maker.event(rng, decay=True)], [maker.event(rng) for _ in range(9)], "folder")
-            return "actstrack", "actstrack/raw_2T/signal_events_2T.pkl"
+            particles.TestActsTrack().put(folder, "folder")
+            return "actstrack", "actstrack/processed_2T/data_2T.pt"
         others.TestOtherPublishedFiles().test_deezer(None, folder)
         return "deezer-europe", "deezer_europe/deezer_europe.zip"
 

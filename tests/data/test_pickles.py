@@ -5,9 +5,7 @@ import io
 import os
 import pickle
 import struct
-import sys
 import tracemalloc
-import types
 import zipfile
 
 import numpy as np
@@ -62,44 +60,6 @@ def test_pickles_that_call_anything_are_refused(foul, protocol):
 def test_noise_gives_an_error_or_plain_values(content):
     with contextlib.suppress(DataError):
         assert not callable(read_pickle(content))
-
-
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_tables_come_out_of_pickles_without_pandas(protocol):
-    pd = pytest.importorskip("pandas")
-    columns = {"id": np.arange(5), "a": np.linspace(0, 1, 5), "b": np.arange(5) * 2.5, "flag": np.arange(5) % 2 == 0}
-    table = pd.DataFrame(columns)
-    table.columns = pd.Index(list(columns), dtype=object)
-    for frame in (table, table[table["id"] > 1], table[["b", "id"]], table.set_index("id")[["a"]]):
-        back = read_pickle(io.BytesIO(pickle.dumps([frame], protocol=protocol)))[0]
-        assert set(back) == set(frame.columns)
-        for name in frame.columns:
-            assert (np.asarray(back[name]) == frame[name].to_numpy()).all()
-
-
-def test_tables_of_older_pandas():
-    """The layout before pandas 1.3, written by hand: axes and blocks in a nested tuple."""
-    modules = {}
-    for place, name in (("pandas.core.frame", "DataFrame"), ("pandas.core.internals.managers", "BlockManager")):
-        module = types.ModuleType(place)
-        kind = type(name, (), {"__module__": place, "__getstate__": lambda self: self.state})
-        setattr(module, name, kind)
-        modules[place] = module
-    index = np.array(["x", "y", "n"], dtype=object)
-    blocks = [
-        {"values": np.array([[1.0, 2.0], [3.0, 4.0]]), "mgr_locs": slice(0, 2, 1)},
-        {"values": np.array([[7, 8]]), "mgr_locs": np.array([2])},
-    ]
-    manager = modules["pandas.core.internals.managers"].BlockManager()
-    manager.state = ([], [], [], {"0.14.1": {"axes": [index, np.arange(2)], "blocks": blocks}})
-    frame = modules["pandas.core.frame"].DataFrame()
-    frame.state = {"_mgr": manager, "_typ": "dataframe", "_metadata": []}
-    with pytest.MonkeyPatch.context() as patch:
-        for place, module in modules.items():
-            patch.setitem(sys.modules, place, module)
-        content = pickle.dumps(frame, protocol=4)
-    back = read_pickle(content)
-    assert {name: back[name].tolist() for name in ("x", "y", "n")} == {"x": [1, 2], "y": [3, 4], "n": [7, 8]}
 
 
 def name(module, attribute):
@@ -196,9 +156,6 @@ BROKEN = {
     "empty stack": b"R",
     "no mark": ONE + b"t",
     "no such memo": b"h\x05",
-    "endless range": call(
-        name("pandas.core.indexes.base", "_new_Index"), name("pandas", "RangeIndex"), b"}" + text("start") + b"Ns"
-    ),
 }
 
 

@@ -11,7 +11,7 @@ from difformer.attention.monomials import degrees_of, total_count
 from difformer.attention.polynomial import coefficients, degree_for
 from difformer.attention.scores import diffusivity_of
 from difformer.data import Split, Task
-from difformer.distributed.process_group import Traffic, readable
+from difformer.distributed.process_group import Traffic
 from difformer.nn import DIFFormer
 
 C, LAYERS, FLOAT = 8, 2, 4
@@ -88,9 +88,3 @@ def test_traffic_is_counted_within_a_block():
         traffic.add("ring", 5)
     assert (found["sums"], found["ring"], found["boundary"]) == (10, 5, 0)
     assert dataclasses.asdict(traffic)["sent"]["sums"] == 110
-
-
-def test_readable_sizes():
-    assert [readable(n) for n in (0, 999, 1234, 5_600_000, 7e9, 2e12)] == [
-        "0 B", "999 B", "1.2 kB", "5.6 MB", "7.0 GB", "2.0 TB",
-    ]  # fmt: skip

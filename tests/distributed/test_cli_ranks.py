@@ -119,7 +119,7 @@ def test_refused(call):
 def test_what_was_sent_is_said_by_kind():
     sent = Sent({"sums": 1500.0, "boundary": 2e6, "ring": 0.0}, {"plan": 10.0, "results": 0.0}, 4)
     assert describe_sent(sent) == (
-        "sent per epoch by the busiest of 4 ranks: sums 1.5 kB, boundary 2.0 MB; once: plan 10 B"
+        "sent per epoch by the busiest of 4 ranks: sums 1.5 kB, boundary 2.0 MB; once: plan 10 bytes"
     )
     ring = describe_sent(Sent({"ring": 5e3}, {"plan": 0.0}, 2))
     assert "ring 5.0 kB (ring: keys and values of all nodes, O(N d)); once: nothing" in ring

@@ -2,7 +2,7 @@
 
 1,797 handwritten digits with ten labels per class. Six systems learn from them: without structure (perceptron), over
 nearest neighbours (label spreading, GCN), over latent pairs (DIFFormer-s as in the paper, and a sharp form that selects
-near pairs), and over neighbours and latent pairs together (DIFFormer with its default form). Their settings are the
+near pairs), and over neighbours and near pairs together (DIFFormer). Pixels are taken as they are. The settings are the
 presets ``best``, each the best of 40 trials on validation data, by the command that the preset names. The last run is
 kept in a folder, and the demo ends with its report.
 """
@@ -29,7 +29,7 @@ SYSTEMS = {  # model: what it is called here, and the structure that it uses
     "gcn": ("GCN", "neighbours"),
     "difformer-s": ("DIFFormer-s, as in the paper", "latent pairs"),
     "difformer-sharp": ("DIFFormer, sharp", "near latent pairs"),
-    "difformer": ("DIFFormer", "neighbours and latent pairs"),
+    "difformer": ("DIFFormer", "neighbours and near latent pairs"),
 }
 KEPT = "difformer"
 
@@ -54,7 +54,7 @@ def demo(
     folder = _new_folder() if out is None else out
     check_free(folder)
     started = time.monotonic()
-    source = TaskSource(DATASET, options={"per_class": LABELS_PER_CLASS, "num_splits": splits})
+    source = TaskSource(DATASET, options={"per_class": LABELS_PER_CLASS, "num_splits": splits, "standardize": False})
     task = source.load()
     output.say(
         f"{task.num_instances:,} handwritten digits, {LABELS_PER_CLASS} labels per class, "

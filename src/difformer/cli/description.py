@@ -224,10 +224,10 @@ def describe_partition(partition: Partition, ranks: Ranks) -> list[str]:
 
 def describe_sent(sent: Sent) -> str:
     """Bytes by kind, in one line."""
-    from difformer.distributed.process_group import readable
+    from rich.filesize import decimal
 
     kinds, once = (
-        ", ".join(f"{kind} {readable(count)}" for kind, count in counts.items() if count >= 1)
+        ", ".join(f"{kind} {decimal(round(count))}" for kind, count in counts.items() if count >= 1)
         for counts in (sent.by_kind, sent.once)
     )
     if not kinds:

@@ -26,6 +26,7 @@ from difformer.errors import UserError
 
 Array = np.ndarray[Any, Any]
 
+PACKED, RATIO = 1 << 30, 200  # bytes that may be unpacked to more than this many times the size of their archive
 LIMITS = {"MEMBER": 16 << 30, "LINE": 64 << 20, "COLUMNS": 1 << 20}
 
 
@@ -37,12 +38,15 @@ def limit(kind: str) -> int:
     return int(given) if given else LIMITS[kind]
 
 
-def check_size(size: int, name: str, kind: str = "MEMBER") -> None:
-    """Refuse what is larger than the limit, and say how the limit is raised."""
-    if size > limit(kind):
+def check_size(size: int, name: str, kind: str = "MEMBER", packed: int | None = None) -> None:
+    """Refuse what is larger than the limit, and say how the limit is raised; `packed` is the size of its archive."""
+    most = limit(kind)
+    if packed is not None and size > RATIO * packed and most == LIMITS[kind]:
+        most = min(most, PACKED)
+    if size > most:
         units = {"MEMBER": "bytes", "LINE": "characters", "COLUMNS": "columns"}[kind]
         raise DataError(
-            f"{name} has {size:,} {units}, more than the limit of {limit(kind):,}; if you trust the file, set "
+            f"{name} has {size:,} {units}, more than the limit of {most:,}; if you trust the file, set "
             f"DIFFORMER_MAX_{kind}={size} to read it"
         )
 
@@ -61,17 +65,23 @@ def read_npz(path: str | os.PathLike[str] | IO[bytes], names: Collection[str] | 
         DataError: If an array holds Python objects or fields, is larger than the limit, or is not all there.
         zipfile.BadZipFile: If it is not an archive; `difformer.data.errors.DAMAGE` lists what else damage raises.
     """
-    arrays = Contents()
+    arrays, size = Contents(), 0
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             key = info.filename.removesuffix(".npy")
             if names is None or key in names:
-                check_size(info.file_size, f"array {key!r}")
-                if info.flag_bits & 1:
-                    raise DataError(f"array {key!r} is encrypted, which is not supported")
-                with archive.open(info) as stream:
+                one = _checked(info, f"array {key!r}")
+                check_size(size := size + info.file_size, f"the archive up to {key!r}", packed=archive.start_dir)
+                with archive.open(one) as stream:
                     arrays[key] = _array(stream, info.file_size, key)
     return arrays
+
+
+def _checked(info: zipfile.ZipInfo, name: str, path: object = None) -> zipfile.ZipInfo:
+    check_size(info.file_size, name)
+    if info.flag_bits & 1:
+        raise DataError(f"{name} is encrypted, which is not supported", path=path)
+    return info
 
 
 def read_npy(path: str | os.PathLike[str]) -> Array:
@@ -85,17 +95,11 @@ def read_npy(path: str | os.PathLike[str]) -> Array:
 def _array(stream: IO[bytes], size: int, name: str) -> Array:
     try:
         version = npy.read_magic(stream)
-    except ValueError as error:
-        raise UserError(f"array {name!r} is not in the NPY format ({error})") from error
-    if version not in ((1, 0), (2, 0)):
-        raise DataError(f"array {name!r} is stored in version {version} of the NPY format, expected 1.0 or 2.0")
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    try:
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
         shape, fortran, dtype = read(stream)
-    except (
-        Exception
-    ) as error:  # numpy hands the header to Python's tokenizer and parser, which have errors of their own
-        raise UserError(f"array {name!r} has a header that cannot be read ({error})") from error
+    except Exception as error:  # numpy hands the header to Python's parser, which has errors of its own
+        problem = f"array {name!r} is not in the NPY format 1.0 or 2.0, or its header is damaged ({error})"
+        raise UserError(problem) from error
     if dtype.hasobject or dtype.names is not None or dtype.itemsize == 0:
         raise DataError(f"array {name!r} holds Python objects or fields, which are not read; store numbers or texts")
     left = size - stream.tell()
@@ -123,10 +127,8 @@ def read_zip(path: str | os.PathLike[str], names: Iterable[str]) -> dict[str, by
         for name in names:
             if name not in inside:
                 raise DataError(f"the archive holds no {name}", path=path)
-            check_size(inside[name].file_size, name)
-            if inside[name].flag_bits & 1:
-                raise DataError(f"{name} is encrypted, which is not supported", path=path)
-            members[name] = archive.read(inside[name])
+            check_size(inside[name].file_size, name, packed=archive.start_dir)
+            members[name] = archive.read(_checked(inside[name], name, path))
     return members
 
 

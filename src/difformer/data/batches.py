@@ -23,22 +23,19 @@ from difformer.errors import UserError
 Batch = TypeVar("Batch", bound="_Movable")
 
 
-def epoch_generator(seed: int, epoch: int, batch: int | None = None) -> torch.Generator:
-    """A CPU generator that depends on (seed, epoch), or (seed, epoch, batch), and on nothing else."""
-    key = [seed, epoch] if batch is None else [seed, epoch, 1 + batch]
-    if min(key) < 0:
+def epoch_generator(seed: int, epoch: int) -> torch.Generator:
+    """A CPU generator that depends on (seed, epoch) and on nothing else."""
+    if min(seed, epoch) < 0:
         raise UserError(f"seed, epoch: expected whole numbers ≥ 0, got {seed} and {epoch}")
-    return torch.Generator().manual_seed(
-        int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
-    )
+    state = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(state >> np.uint64(1)))
 
 
-def _check(task: Task, kind: str, **sizes: int) -> None:
+def _check(task: Task, kind: str, size: int) -> None:
     if task.kind != kind:
         raise UserError(f"task {task.name!r}: these batches need a {kind!r} task, this one is {task.kind!r}")
-    for name, size in sizes.items():
-        if size < 1:
-            raise UserError(f"{name}: expected at least 1, got {size}")
+    if size < 1:
+        raise UserError(f"{'length' if kind == 'series' else 'batch_size'}: expected at least 1, got {size}")
 
 
 class _Movable:
@@ -139,23 +136,15 @@ class SnapshotBatch(_Movable):
         )
 
 
-def partition_nodes(
-    num_nodes: int, *, batch_size: int, seed: int = 0, epoch: int = 0, even: bool = False
-) -> tuple[Tensor, ...]:
-    """All nodes in random order, cut into parts, each part sorted.
+def partition_nodes(num_nodes: int, *, batch_size: int, seed: int = 0, epoch: int = 0) -> tuple[Tensor, ...]:
+    """All nodes in random order, cut into parts of `batch_size`, the last of what is left, each part sorted.
 
-    Args:
-        num_nodes: To be distributed.
-        batch_size: Nodes per part; the last part holds what is left.
-        seed: Of the run.
-        epoch: Of the run; other epochs have other parts.
-        even: Make all parts of one size, give or take one node, and none larger than `batch_size`.
+    Seed and epoch are those of the run; other epochs have other parts.
     """
     if batch_size < 1:
         raise UserError(f"batch_size: expected at least 1, got {batch_size}")
     order = torch.randperm(num_nodes, generator=epoch_generator(seed, epoch))
-    parts = order.tensor_split(max(1, -(-num_nodes // batch_size))) if even else order.split(batch_size)
-    return tuple(part.sort().values for part in parts)
+    return tuple(part.sort().values for part in order.split(batch_size))
 
 
 def induced_subgraph(
@@ -185,22 +174,13 @@ class NodePartitions:
         task: Of kind ``"nodes"``.
         batch_size: Nodes per batch; the last batch holds what is left.
         seed: Together with the epoch's number all that the batches depend on.
-        even: Batches of one size, give or take one node.
         device: Where features, targets and edges are kept and cut into batches; the task's own place by default. The
             batches are the same wherever that is. A GPU that has room for all of it cuts them much sooner.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        *,
-        batch_size: int,
-        seed: int = 0,
-        even: bool = False,
-        device: torch.device | str | None = None,
-    ) -> None:
-        _check(task, "nodes", batch_size=batch_size)
-        self.task, self.batch_size, self.seed, self.even = task, batch_size, seed, even
+    def __init__(self, task: Task, *, batch_size: int, seed: int = 0, device: torch.device | str | None = None) -> None:
+        _check(task, "nodes", batch_size)
+        self.task, self.batch_size, self.seed = task, batch_size, seed
         self.device = task.x.device if device is None else torch.device(device)
         self.x, self.y = task.x.to(self.device), task.y.to(self.device)
         self.edge_index, self.edge_weight = (
@@ -208,40 +188,35 @@ class NodePartitions:
         )
 
     def __len__(self) -> int:
-        """Batches per epoch."""
         return -(-self.task.num_nodes // self.batch_size)
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[NodeBatch]:
         """The batches of one epoch, from batch `start` on."""
         count = self.task.num_nodes
-        found = partition_nodes(count, batch_size=self.batch_size, seed=self.seed, epoch=epoch, even=self.even)
-        parts = found
+        parts = partition_nodes(count, batch_size=self.batch_size, seed=self.seed, epoch=epoch)
         if self.device.type != "cpu":  # in one piece: every copy to a GPU is waited for
-            parts = torch.cat(found).to(self.device).split([nodes.numel() for nodes in found])
-        edges = self._edges_of(parts)
+            parts = torch.cat(parts).to(self.device).split(self.batch_size)
+        edges = () if self.edge_index is None else self._edges_of(parts, self.edge_index)
         place = torch.empty(count, dtype=torch.long, device=self.device)
         for number, nodes in enumerate(parts):
             if number < start:
                 continue
             edge_index = edge_weight = None
-            if edges is not None and self.edge_index is not None:
+            if self.edge_index is not None:
                 place[nodes] = torch.arange(nodes.numel(), device=self.device)
                 edge_index = place[self.edge_index[:, edges[number]]]
-                if self.edge_weight is not None:
-                    edge_weight = self.edge_weight[edges[number]]
+                edge_weight = None if self.edge_weight is None else self.edge_weight[edges[number]]
             yield NodeBatch(nodes, take_rows(self.x, nodes), self.y[nodes], edge_index, edge_weight)
 
-    def _edges_of(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    def _edges_of(self, parts: tuple[Tensor, ...], edge_index: Tensor) -> tuple[Tensor, ...]:
         """Positions in the edge list of every part's edges, in order."""
-        if self.edge_index is None:
-            return None
         # The smallest type keeps the table of parts in the processor's cache, and the two look-ups of every edge fast.
         small = torch.int16 if len(parts) < 2**15 else torch.int32
         part_of = torch.empty(self.task.num_nodes, dtype=small, device=self.device)
         sizes = torch.tensor([nodes.numel() for nodes in parts], device=self.device)
         part_of[torch.cat(parts)] = torch.arange(len(parts), dtype=small, device=self.device).repeat_interleave(sizes)
-        part = part_of[self.edge_index[0]]
-        inside = (part == part_of[self.edge_index[1]]).nonzero().squeeze(1)
+        part = part_of[edge_index[0]]
+        inside = (part == part_of[edge_index[1]]).nonzero().squeeze(1)
         part = part[inside]
         order = part.argsort(stable=True)
         count = torch.bincount(part, minlength=len(parts)).tolist()
@@ -262,7 +237,7 @@ class GraphBatches:
     def __init__(
         self, task: Task, *, index: Tensor | None = None, batch_size: int, shuffle: bool = True, seed: int = 0
     ) -> None:
-        _check(task, "graphs", batch_size=batch_size)
+        _check(task, "graphs", batch_size)
         assert task.node_ptr is not None
         self.task, self.batch_size, self.shuffle, self.seed = task, batch_size, shuffle, seed
         self.node_ptr = task.node_ptr
@@ -276,7 +251,6 @@ class GraphBatches:
             self.edge_ptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
 
     def __len__(self) -> int:
-        """Batches per epoch."""
         return -(-self.index.numel() // self.batch_size)
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[GraphBatch]:
@@ -318,14 +292,13 @@ class SnapshotBatches:
     def __init__(
         self, task: Task, *, index: Tensor | None = None, length: int = 1, shuffle: bool = False, seed: int = 0
     ) -> None:
-        _check(task, "series", length=length)
+        _check(task, "series", length)
         self.task, self.shuffle, self.seed = task, shuffle, seed
         times = torch.arange(task.num_instances) if index is None else index.sort().values
         gaps = (times.diff() > 1).nonzero().squeeze(1) + 1
         self.runs = [run for piece in times.tensor_split(gaps) for run in piece.split(length) if run.numel()]
 
     def __len__(self) -> int:
-        """Batches per epoch."""
         return len(self.runs)
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[SnapshotBatch]:

@@ -16,9 +16,8 @@ from difformer.errors import UserError, did_you_mean
 _toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 BUILT_IN = "built in"
-ENTRY_POINTS = "difformer.datasets"  # the group in which an installed package may name data sets of its own
-ZIP, GZIP, MAT, JSON = b"PK\x03\x04", b"\x1f\x8b", b"MATLAB 5.0 MAT-file", b"{"
-_BEGINNINGS = {"zip": ZIP, "gzip": GZIP, "mat": MAT, "json": JSON}
+ZIP, JSON = b"PK\x03\x04", b"{"
+_BEGINNINGS = {"zip": ZIP, "json": JSON, "gzip": b"\x1f\x8b", "mat": b"MATLAB 5.0 MAT-file"}
 
 
 @dataclass(frozen=True)
@@ -103,19 +102,16 @@ class Entry:
     @property
     def source(self) -> str:
         """Official address, or where it comes from otherwise."""
-        urls = (form.files[0].url for form in self.forms if form.downloadable)
-        return next((url for url in urls if url is not None), BUILT_IN)
+        return next((form.files[0].url or "" for form in self.forms if form.downloadable), BUILT_IN)
 
 
 def _entry(name: str, facts: dict[str, Any]) -> Entry:
-    forms = tuple(Form(form["name"], tuple(map(_file, form["files"]))) for form in facts.pop("forms", ()))
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
-    return Entry(name, forms=forms, **{**plain, "loader": f"difformer.data.{plain['loader']}"})
-
-
-def _file(facts: dict[str, Any]) -> RemoteFile:
-    beginning = facts.pop("begins", None)
-    return RemoteFile(**facts, magic=None if beginning is None else _BEGINNINGS[beginning])
+    for form in facts.get("forms", ()):
+        for file in form["files"]:
+            file["magic"] = _BEGINNINGS.get(file.pop("begins", ""))
+    forms = [Form(form["name"], tuple(RemoteFile(**file) for file in form["files"])) for form in facts.pop("forms", ())]
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in {**facts, "forms": forms}.items()}
+    return Entry(name, **{**plain, "loader": f"difformer.data.{plain['loader']}"})
 
 
 _TABLE = _toml.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -149,8 +145,7 @@ def own_entry(name: str, loader: str, about: str = "", kind: str = "nodes", metr
 
 def installed() -> dict[str, Entry]:
     """Data sets that installed packages name in the entry-point group ``difformer.datasets``."""
-    points = entry_points(group=ENTRY_POINTS)
-    named = {plain_name(point.name): point.value for point in points}
+    named = {plain_name(point.name): point.value for point in entry_points(group="difformer.datasets")}
     return {name: own_entry(name, place) for name, place in named.items() if name not in ENTRIES}
 
 

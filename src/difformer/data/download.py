@@ -12,10 +12,10 @@ import http.client
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from difformer.data.catalogue import JSON, ZIP, RemoteFile
 from difformer.data.errors import DataError
@@ -24,7 +24,6 @@ from difformer.files import atomic_write, write_whole
 CHUNK = 1 << 20
 TIMEOUT_S = 60.0
 ATTEMPTS = 3
-RECORD_SUFFIX = ".sha256"
 
 
 class DownloadError(DataError):
@@ -43,39 +42,31 @@ class _BadDownloadError(Exception):
     """The transfer ended, but with other bytes than promised."""
 
 
-class _Bar(Protocol):
-    def __call__(self, arrived: int) -> None: ...
-
-
 def fetch(file: RemoteFile, target: Path, *, data_set: str) -> Path:
     """Download one file to `target`, whose folder is made if it is absent.
 
     Raises:
         DownloadError: After the last attempt, with nothing under the target's name.
     """
-    if file.url is None:
-        raise DownloadError(data_set, file, target, "no address is known for it")
-    for attempt in range(1, ATTEMPTS + 1):
+    reason = ""
+    for _ in range(ATTEMPTS):
+        again = False
         try:
-            digest, size = _transfer(file, target, file.url)
+            _transfer(file, target)
+            return target
         except urllib.error.HTTPError as error:
             reason, again = f"the server answered {error.code} {error.reason}", error.code >= 500
-        except urllib.error.URLError as error:
-            # Nobody answered at that address: asking again at once gives the same.
-            reason, again = f"no connection ({error.reason})", False
+        except urllib.error.URLError as error:  # no answer: another attempt would fail, too
+            reason = f"no connection ({error.reason})"
         except (http.client.HTTPException, ConnectionError, TimeoutError, _BadDownloadError) as error:
             reason, again = str(error) or type(error).__name__, True
         except OSError as error:
-            reason, again = str(error), False
-        else:
-            if file.checksum is None:
-                write_whole(_record(target), f"{digest}  {target.name}  {size}\n".encode())
-            return target
-        if not again or attempt == ATTEMPTS:
-            # What a server answers may hold line breaks and worse.
-            said = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
-            raise DownloadError(data_set, file, target, said)
-    raise AssertionError("unreachable")
+            reason = str(error)
+        if not again:
+            break
+    # What a server answers may hold line breaks and worse.
+    said = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
+    raise DownloadError(data_set, file, target, said)
 
 
 def check_kept(path: Path, checksum: str | None, *, data_set: str) -> None:
@@ -86,21 +77,17 @@ def check_kept(path: Path, checksum: str | None, *, data_set: str) -> None:
     Raises:
         DataError: If the file has changed since it was downloaded.
     """
-    record = _record(path)
+    record, problem = _record(path), ""
     if checksum is not None:
         problem = "" if has_checksum(path, checksum) else "the file is not the published one: its checksum differs"
-    elif not record.is_file():
-        return
-    else:
-        words = record.read_text(errors="replace").split()
-        digest, size = (words[0], words[-1]) if words else ("", "")
+    elif record.is_file():
+        words = record.read_text(errors="replace").split() or [""]
         found = path.stat().st_size
-        problem = ""
-        if size.isdecimal() and len(words) > 1 and found != int(size):  # what `sha256sum` writes has no size
-            problem = f"the file has {found} bytes, but {size} were downloaded"
-        elif len(digest) != 64:
+        if words[-1].isdecimal() and len(words) > 1 and found != int(words[-1]):  # `sha256sum` writes no size
+            problem = f"the file has {found} bytes, but {words[-1]} were downloaded"
+        elif len(words[0]) != 64:
             problem = f"{record.name} beside the file is not the checksum that was kept of it"
-        elif not has_checksum(path, f"sha256:{digest.lower()}"):
+        elif not has_checksum(path, f"sha256:{words[0].lower()}"):
             problem = "the file has changed since it was downloaded"
     if problem:
         raise DataError(f"data set {data_set!r}: {problem}; delete it and load again", path=path)
@@ -117,20 +104,18 @@ def has_checksum(path: Path, checksum: str) -> bool:
 
 
 def _record(path: Path) -> Path:
-    return path.with_name(path.name + RECORD_SUFFIX)
+    return path.with_name(f"{path.name}.sha256")
 
 
-def _transfer(file: RemoteFile, target: Path, url: str) -> tuple[str, int]:
-    """One attempt; the SHA-256 and the number of bytes."""
+def _transfer(file: RemoteFile, target: Path) -> None:
+    """One attempt."""
     algorithm, _, expected = (file.checksum or "sha256:").partition(":")
     digest = hashlib.new(algorithm, usedforsecurity=False)
-    request = urllib.request.Request(url, headers={"User-Agent": "difformer"})
+    request = urllib.request.Request(file.url or "", headers={"User-Agent": "difformer"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
         announced = response.headers.get("Content-Length")
         total = int(announced) if announced and announced.isdecimal() else None
-        if file.size is not None and total is not None and total != file.size:
-            raise _BadDownloadError(f"the server offers {total} bytes where {file.size} are expected")
-        with atomic_write(target) as stream, _progress(file.name, total or file.size) as advance:
+        with atomic_write(target) as stream, _progress(file.name, total) as advance:
             arrived = 0
             while chunk := response.read(CHUNK):
                 if arrived == 0 and file.magic is not None and not chunk.startswith(file.magic):
@@ -152,7 +137,8 @@ def _transfer(file: RemoteFile, target: Path, url: str) -> tuple[str, int]:
                 raise _BadDownloadError(f"{algorithm} is {digest.hexdigest()} where {expected} is expected")
             if not expected and not _ends_well(stream, file.magic):
                 raise _BadDownloadError(f"what came, {arrived} bytes, has no proper end; it is cut short")
-    return digest.hexdigest(), arrived
+    if not expected:
+        write_whole(_record(target), f"{digest.hexdigest()}  {target.name}  {arrived}\n".encode())
 
 
 def _ends_well(stream: BinaryIO, magic: bytes | None) -> bool:
@@ -166,7 +152,7 @@ def _ends_well(stream: BinaryIO, magic: bytes | None) -> bool:
 
 
 @contextmanager
-def _progress(title: str, total: int | None) -> Iterator[_Bar]:
+def _progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """A bar on standard error, where that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn

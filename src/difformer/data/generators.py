@@ -11,7 +11,7 @@ Every generator is a pure function of its keyword options; equal options give eq
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -24,17 +24,18 @@ from torch import Tensor
 
 from difformer.data.edges import sorted_unique, undirected
 from difformer.data.knn import knn_graph
-from difformer.data.split import per_class_split, random_split
+from difformer.data.split import Split, per_class_split, random_split
 from difformer.data.task import Task
 from difformer.errors import UserError
 
 Codes = NDArray[np.int64]
 
 MOST_PAIRS_TO_PERMUTE = 20_000_000
+LaplacianKind = Literal["random-walk", "symmetric", "combinatorial"]
 
 
 def distinct_edges(num_nodes: int, num_edges: int, *, skew: float = 0.0, rng: Generator) -> Codes:
-    """Sorted codes of exactly `num_edges` distinct edges between `num_nodes` nodes, no loops.
+    """Exactly `num_edges` distinct edges ``[2, E]`` between `num_nodes` nodes, no loops, sorted.
 
     With skew s both ends are drawn with probability ∝ rank^-s, ranks given to nodes at random: for a uniform u the rank
     ⌊N · u^{1/(1 - s)}⌋ has that law.
@@ -46,18 +47,50 @@ def distinct_edges(num_nodes: int, num_edges: int, *, skew: float = 0.0, rng: Ge
             f"got {num_edges} edges and skew {skew}"
         )
     if skew == 0 and possible <= MOST_PAIRS_TO_PERMUTE and 4 * num_edges > possible:
-        return _kth_pair(np.sort(rng.choice(possible, num_edges, replace=False)), num_nodes)
+        # The k-th pair in the order {0, 1}, {0, 2}, …, {1, 2}, …; node i is the lower end of N - 1 - i pairs.
+        kth = np.sort(rng.choice(possible, num_edges, replace=False))
+        row_start = np.concatenate([[0], np.cumsum(np.arange(num_nodes - 1, 0, -1))])
+        low = np.searchsorted(row_start, kth, side="right") - 1
+        return np.stack([low, kth - row_start[low] + low + 1])
     ranked = rng.permutation(num_nodes) if skew else None
-    codes = np.empty(0, dtype=np.int64)
+
+    def draw(lacking: int) -> Codes:
+        count = lacking + lacking // 50 + 16
+        ends = []
+        for _ in range(2):
+            if ranked is None:
+                ends.append(rng.integers(num_nodes, size=count))
+            else:
+                rank = (num_nodes * rng.random(count) ** (1 / (1 - skew))).astype(np.int64)
+                ends.append(ranked[np.minimum(rank, num_nodes - 1)])
+        low, high = np.minimum(*ends), np.maximum(*ends)
+        codes: Codes = (low * num_nodes + high)[low != high]
+        return codes
+
+    codes = _distinct(num_edges, draw, rng)
+    if codes.size < num_edges:
+        raise UserError(
+            f"skew: {skew} with {num_edges} edges on {num_nodes} nodes fills the hubs; ask for fewer or less"
+        )
+    return np.stack(np.divmod(codes, num_nodes)) if codes.size else np.empty((2, 0), dtype=np.int64)
+
+
+def _distinct(count: int, draw: Callable[[int], Codes], rng: Generator) -> Codes:
+    """`count` different numbers, sorted; `draw` gives at least as many as it is asked for, some of them equal."""
+    found = np.empty(0, dtype=np.int64)
     for _ in range(200):
-        lacking = num_edges - codes.size
-        if lacking == 0:
-            return codes
-        fresh = _draw(lacking + lacking // 50 + 16, num_nodes, skew, ranked, rng)
-        codes = sorted_unique(np.concatenate([codes, fresh]))
-        if codes.size > num_edges:  # the surplus goes at random: cutting the end would spare high numbers
-            codes = np.delete(codes, rng.choice(codes.size, codes.size - num_edges, replace=False))
-    raise UserError(f"skew: {skew} with {num_edges} edges on {num_nodes} nodes fills the hubs; ask for fewer or less")
+        if found.size == count:
+            break
+        found = sorted_unique(np.concatenate([found, draw(count - found.size)]))
+        if found.size > count:  # the surplus goes at random: cutting the end would spare high numbers
+            found = np.delete(found, rng.choice(found.size, found.size - count, replace=False))
+    return found
+
+
+def _distinct_below(limit: int, count: int, rng: Generator) -> Codes:
+    if limit <= MOST_PAIRS_TO_PERMUTE and 4 * count > limit:
+        return rng.choice(limit, count, replace=False)
+    return _distinct(count, lambda lacking: rng.integers(limit, size=lacking + 16), rng)
 
 
 def block_edges(sizes: NDArray[np.int64], *, average_degree: float, homophily: float, rng: Generator) -> Codes:
@@ -66,71 +99,28 @@ def block_edges(sizes: NDArray[np.int64], *, average_degree: float, homophily: f
     With n·d/2 edges expected, the share h of them inside: p = h·n·d/2 over the pairs inside, q = (1 - h)·n·d/2 over the
     pairs across. For every two blocks the number of edges is binomial, and which pairs they are is uniform.
     """
-    inside = int((sizes * (sizes - 1) // 2).sum())
-    across = (int(sizes.sum()) ** 2 - int((sizes**2).sum())) // 2
-    wanted = average_degree * int(sizes.sum()) / 2
-    p = _probability(homophily * wanted, inside, "inside classes")
-    q = _probability((1 - homophily) * wanted, across, "across classes")
+    blocks = [int(size) for size in sizes]
+    inside = sum(size * (size - 1) // 2 for size in blocks)
+    across = (sum(blocks) ** 2 - sum(size**2 for size in blocks)) // 2
+    wanted = average_degree * sum(blocks) / 2
+    chance = []
+    for edges, pairs, where in ((homophily, inside, "inside"), (1 - homophily, across, "across")):
+        if edges * wanted > pairs:
+            raise UserError(
+                f"average_degree, homophily: {edges * wanted:.0f} edges expected {where} classes, but there are "
+                f"{pairs} pairs"
+            )
+        chance.append(edges * wanted / pairs if pairs else 0.0)
     start = np.concatenate([[0], np.cumsum(sizes)])
     found = []
-    for a in range(sizes.size):
-        count = rng.binomial(int(sizes[a]) * (int(sizes[a]) - 1) // 2, p)
-        codes = distinct_edges(int(sizes[a]), int(count), rng=rng)
-        found.append(pairs_of(codes, int(sizes[a])) + start[a])
-        for b in range(a + 1, sizes.size):
-            cells = int(sizes[a]) * int(sizes[b])
-            cell = _distinct_integers(cells, int(rng.binomial(cells, q)), rng)
-            found.append(np.stack([cell // sizes[b] + start[a], cell % sizes[b] + start[b]]))
+    for a, size in enumerate(blocks):
+        count = int(rng.binomial(size * (size - 1) // 2, chance[0]))
+        found.append(distinct_edges(size, count, rng=rng) + start[a])
+        for b in range(a + 1, len(blocks)):
+            cells = size * blocks[b]
+            cell = _distinct_below(cells, int(rng.binomial(cells, chance[1])), rng)
+            found.append(np.stack([cell // blocks[b] + start[a], cell % blocks[b] + start[b]]))
     return np.concatenate(found, axis=1)
-
-
-def pairs_of(codes: Codes, num_nodes: int) -> Codes:
-    """Both ends ``[2, E]`` of coded edges."""
-    return np.stack(np.divmod(codes, num_nodes)) if codes.size else np.empty((2, 0), dtype=np.int64)
-
-
-def _draw(count: int, num_nodes: int, skew: float, ranked: Codes | None, rng: Generator) -> Codes:
-    ends = []
-    for _ in range(2):
-        if ranked is None:
-            ends.append(rng.integers(num_nodes, size=count))
-        else:
-            rank = (num_nodes * rng.random(count) ** (1 / (1 - skew))).astype(np.int64)
-            ends.append(ranked[np.minimum(rank, num_nodes - 1)])
-    low, high = np.minimum(*ends), np.maximum(*ends)
-    different = low != high
-    codes: Codes = low[different] * num_nodes + high[different]
-    return codes
-
-
-def _distinct_integers(below: int, count: int, rng: Generator) -> Codes:
-    if below <= MOST_PAIRS_TO_PERMUTE and 4 * count > below:
-        return rng.choice(below, count, replace=False)
-    found = np.empty(0, dtype=np.int64)
-    while found.size < count:
-        fresh = rng.integers(below, size=count - found.size + 16)
-        found = sorted_unique(np.concatenate([found, fresh]))
-        if found.size > count:
-            found = np.delete(found, rng.choice(found.size, found.size - count, replace=False))
-    return found
-
-
-def _kth_pair(k: Codes, num_nodes: int) -> Codes:
-    """Codes of the k-th pairs in the order {0, 1}, {0, 2}, …, {1, 2}, …; node i is the lower end of N - 1 - i."""
-    row_start = np.concatenate([[0], np.cumsum(np.arange(num_nodes - 1, 0, -1))])
-    low = np.searchsorted(row_start, k, side="right") - 1
-    high = k - row_start[low] + low + 1
-    codes: Codes = low * num_nodes + high
-    return codes
-
-
-def _probability(edges: float, pairs: int, where: str) -> float:
-    if edges > pairs:
-        raise UserError(f"average_degree, homophily: {edges:.0f} edges expected {where}, but there are {pairs} pairs")
-    return edges / pairs if pairs else 0.0
-
-
-LaplacianKind = Literal["random-walk", "symmetric", "combinatorial"]
 
 
 def sbm(
@@ -179,16 +169,11 @@ def sbm(
     rename = rng.permutation(num_nodes)
     shuffled = torch.empty_like(y)
     shuffled[torch.from_numpy(rename)] = y
-    return _classification(
-        "sbm",
-        f"stochastic block model, homophily {homophily:g}, average degree {average_degree:g}",
-        shuffled,
-        num_classes,
-        undirected(rename[pairs], num_nodes, self_loops=self_loops),
-        (num_features, signal),
-        (fractions, num_splits),
-        rng,
-    )
+    said = f"stochastic block model, homophily {homophily:g}, average degree {average_degree:g}"
+    edge_index = undirected(rename[pairs], num_nodes, self_loops=self_loops)
+    x = _gaussian(shuffled, num_classes, num_features, signal, rng)
+    splits = tuple(random_split(shuffled, fractions=fractions, seed=s) for s in range(num_splits))
+    return _task("sbm", said, x, shuffled, splits, num_classes, edge_index)
 
 
 def random_graph(
@@ -221,20 +206,12 @@ def random_graph(
     """
     _check_sizes(num_nodes=num_nodes, num_classes=num_classes, num_features=num_features)
     rng = np.random.default_rng(seed)
-    pairs = pairs_of(distinct_edges(num_nodes, num_edges, skew=skew, rng=rng), num_nodes)
-    edge_index = undirected(pairs, num_nodes, self_loops=self_loops)
-    del pairs
+    edge_index = undirected(distinct_edges(num_nodes, num_edges, skew=skew, rng=rng), num_nodes, self_loops=self_loops)
     y = torch.from_numpy(rng.integers(num_classes, size=num_nodes))
-    return _classification(
-        "random-graph",
-        f"{num_nodes:,} nodes, {num_edges:,} undirected edges" + (f", skew {skew:g}" if skew else ""),
-        y,
-        num_classes,
-        edge_index,
-        (num_features, signal),
-        (fractions, num_splits),
-        rng,
-    )
+    said = f"{num_nodes:,} nodes, {num_edges:,} undirected edges" + (f", skew {skew:g}" if skew else "")
+    x = _gaussian(y, num_classes, num_features, signal, rng)
+    splits = tuple(random_split(y, fractions=fractions, seed=s) for s in range(num_splits))
+    return _task("random-graph", said, x, y, splits, num_classes, edge_index)
 
 
 def two_moons(
@@ -268,61 +245,35 @@ def two_moons(
     x = np.stack([y + sign * np.cos(theta), 0.5 * y + sign * np.sin(theta)], axis=1)
     x += noise * rng.standard_normal(x.shape)
     features, target = torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y)
-    edge_index = None
-    if k is not None:
-        edge_index = knn_graph(features, k, metric="euclidean", symmetric=True)
-    if per_class is None:
-        splits = tuple(random_split(target, fractions=fractions, seed=s, stratify=True) for s in range(num_splits))
-    else:
+    edge_index = None if k is None else knn_graph(features, k, metric="euclidean", symmetric=True)
+
+    def split(s: int) -> Split:
+        if per_class is None:
+            return random_split(target, fractions=fractions, seed=s, stratify=True)
         valid = (num_nodes - 2 * per_class) // 4
-        splits = tuple(
-            per_class_split(target, per_class=per_class, num_valid=valid, num_test=None, seed=s)
-            for s in range(num_splits)
-        )
-    return Task(
-        name="two-moons",
-        kind="nodes",
-        problem="multiclass",
-        metric="accuracy",
-        protocol=f"two moons, noise {noise:g}" + (f", {k} nearest neighbours" if k is not None else ", no graph"),
-        x=features,
-        y=target,
-        splits=splits,
-        num_outputs=2,
-        edge_index=edge_index,
-    )
+        return per_class_split(target, per_class=per_class, num_valid=valid, num_test=None, seed=s)
+
+    said = f"two moons, noise {noise:g}, " + ("no graph" if k is None else f"{k} nearest neighbours")
+    return _task("two-moons", said, features, target, tuple(map(split, range(num_splits))), 2, edge_index)
 
 
-def _classification(
-    name: str,
-    protocol: str,
-    y: Tensor,
-    num_classes: int,
-    edge_index: Tensor,
-    features: tuple[int, float],
-    splitting: tuple[Sequence[float], int],
-    rng: Generator,
-) -> Task:
-    """Gaussian features around the class means of `y`, and random splits."""
-    num_features, signal = features
+def _gaussian(y: Tensor, num_classes: int, num_features: int, signal: float, rng: Generator) -> Tensor:
+    """Gaussian features around the means of classes."""
     means = rng.standard_normal((num_classes, num_features), dtype=np.float32)
     means *= signal / np.linalg.norm(means, axis=1, keepdims=True)
     x = rng.standard_normal((y.numel(), num_features), dtype=np.float32)
     for label in range(num_classes):  # class by class: a gather of all means would take as much memory as x again
         x[y.numpy() == label] += means[label]
-    fractions, num_splits = splitting
-    return Task(
-        name=name,
-        kind="nodes",
-        problem="multiclass",
-        metric="accuracy",
-        protocol=protocol,
-        x=torch.from_numpy(x),
-        y=y,
-        splits=tuple(random_split(y, fractions=fractions, seed=s) for s in range(num_splits)),
-        num_outputs=num_classes,
-        edge_index=edge_index,
-    )
+    return torch.from_numpy(x)
+
+
+def _task(
+    name: str, protocol: str, x: Tensor, y: Tensor, splits: tuple[Split, ...], outputs: int, edges: Tensor | None
+) -> Task:
+    """Classification where `y` are whole numbers, otherwise regression."""
+    if y.is_floating_point():
+        return Task(name, "nodes", "regression", "mse", protocol, x, y, splits, outputs, edges)
+    return Task(name, "nodes", "multiclass", "accuracy", protocol, x, y, splits, outputs, edges)
 
 
 def _check_sizes(**sizes: int) -> None:
@@ -380,7 +331,7 @@ def heat(
         across, down = (place[:, :-1], place[:, 1:]), (place[:-1], place[1:])
         pairs = np.concatenate([np.stack([a.ravel(), b.ravel()]) for a, b in (across, down)], axis=1)
     elif graph == "random":
-        pairs = pairs_of(distinct_edges(num_nodes, round(average_degree * num_nodes / 2), rng=rng), num_nodes)
+        pairs = distinct_edges(num_nodes, round(average_degree * num_nodes / 2), rng=rng)
     else:
         raise UserError(f"graph: expected 'ring', 'grid' or 'random', got {graph!r}")
     edge_index = undirected(pairs, num_nodes, self_loops=False)
@@ -390,18 +341,9 @@ def heat(
     # The flow starts from what the task holds, so that in single precision too the answer belongs to the question.
     y = flow(edge_index, x.double(), time=time, steps=steps, laplacian=laplacian).to(dtype)
     how = "exact" if steps is None else f"{steps} Euler steps"
-    return Task(
-        name="heat",
-        kind="nodes",
-        problem="regression",
-        metric="mse",
-        protocol=f"heat on a {graph} for time {time:g}, {laplacian} Laplacian, {how}",
-        x=x,
-        y=y,
-        splits=tuple(random_split(num_nodes, fractions=fractions, seed=s) for s in range(num_splits)),
-        num_outputs=num_features,
-        edge_index=edge_index,
-    )
+    said = f"heat on a {graph} for time {time:g}, {laplacian} Laplacian, {how}"
+    splits = tuple(random_split(num_nodes, fractions=fractions, seed=s) for s in range(num_splits))
+    return _task("heat", said, x, y, splits, num_features, edge_index)
 
 
 def flow(

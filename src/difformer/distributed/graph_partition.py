@@ -46,20 +46,12 @@ NONE = torch.zeros(0, dtype=torch.long)
 
 @dataclass(frozen=True)
 class Quality:
-    """How good a partition is.
+    """How good a partition is."""
 
-    Args:
-        cut: Edges, self-loops left out, between two parts.
-        edges: Edges in all, self-loops left out.
-        balance: Nodes of the largest part over N / P; 1 is perfect.
-        boundary: Rows that are sent each time states are exchanged: pairs of a node and another part that it has an
-            edge into.
-    """
-
-    cut: int
-    edges: int
-    balance: float
-    boundary: int
+    cut: int  # edges between two parts
+    edges: int  # in all, self-loops left out
+    balance: float  # nodes of the largest part over N / P; 1 is perfect
+    boundary: int  # rows sent each time states are exchanged: pairs of a node and another part that it has an edge into
 
     @property
     def share(self) -> float:

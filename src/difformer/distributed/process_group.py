@@ -52,8 +52,6 @@ from difformer.errors import UserError
 # A rank may compute for a long time; whether it is still alive is the job of the watch.
 PATIENCE = timedelta(days=30)
 Result = TypeVar("Result")
-
-
 KINDS = ("sums", "boundary", "ring", "gradients", "metrics", "plan", "results")
 
 
@@ -75,15 +73,6 @@ class Traffic:
         finally:
             for kind, count in self.sent.items():
                 found[kind] = count - before[kind]
-
-
-def readable(count: float) -> str:
-    """1234567 as 1.2 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 class Exchange:
@@ -167,7 +156,7 @@ class Ranks:
 
     def gather_rows(self, x: Tensor, kind: str = "results") -> Tensor | None:
         """``[Σ n_r, …]``: the rows of all ranks in rank order, on rank 0; None on the others."""
-        counts = self.gather(torch.tensor([x.shape[0]], device=self.device), "plan").flatten().tolist()
+        counts = self.gather(torch.tensor([x.shape[0]], device=self.device), kind).flatten().tolist()
         sends = [x.shape[0] if rank == 0 else 0 for rank in range(self.size)]
         came = self.exchange(x, sends, counts if self.first else [0] * self.size, kind).wait()
         return came if self.first else None
@@ -219,7 +208,7 @@ class Ranks:
                 if (value := one.get(name, "absent")) != first:
                     others.setdefault(value, []).append(rank)
             if others:
-                said = ", ".join(f"{value} on {_listed(who)}" for value, who in others.items())
+                said = ", ".join(f"{value} on rank {', '.join(map(str, who))}" for value, who in others.items())
                 differences.append(f"{name} is {first} on rank 0 and {said}")
         if differences:
             raise common(
@@ -247,14 +236,6 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         nested = isinstance(value, Mapping)
         found |= _flat(value, f"{prefix}{name} ") if nested else {prefix + name: str(value)}
     return found
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    """``[1, 2]`` as "ranks 1 and 2", and a long list in short."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = [str(rank) for rank in ranks] if len(ranks) <= 4 else [*map(str, ranks[:3]), f"{len(ranks) - 3} others"]
-    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 class _AllReduce(torch.autograd.Function):

@@ -11,13 +11,8 @@ process. In an evaluation batches are distributed, and every rank then knows all
 
 A loss is a ratio of sums over labelled entries (`difformer.training.losses`). Its mass depends on targets only and is
 summed over ranks once; a rank's share of the loss is its own part of the sum over that, zero if it has no label.
-Metrics are counts, which are added over ranks, except ROC-AUC, which needs an order of all scores: each rank takes a
-range of scores (found from samples, as in a sample sort), the rows travel to the rank of their range, equal scores
-always to the same one, and
-
-    n₊n₋ AUC = Σ_b ( pairs in order inside range b + n₊(b) Σ_{b' < b} n₋(b') ).
-
-No rank ever holds more than about its share of the scores, and the result is exact, ties included.
+Metrics are counts, which are added over ranks, except ROC-AUC, which needs the order of all scores: rank 0 gathers
+those of the measured rows.
 """
 
 from __future__ import annotations
@@ -48,12 +43,10 @@ from difformer.training.feeds import DEFAULT_BATCH_SIZE, GraphsFeed, Inputs, One
 from difformer.training.journal import Journal, Measured, NonFiniteLossError
 from difformer.training.loop import Log, Save, Trainer
 from difformer.training.losses import Ratio, class_weights, make_loss, problem_loss, scaled_loss, target_units
-from difformer.training.metrics import Metric, auc_columns, column_aucs
+from difformer.training.metrics import Metric
 from difformer.training.model import build_model, prepared_model, set_units
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import Row, RunRecord
-
-SAMPLES = 64  # scores per column that each rank shows to each rank, to find ranges of equal size
 
 
 def check_config(partition: Partition, config: TrainConfig) -> None:
@@ -99,51 +92,15 @@ def measure(metric: Metric, outputs: Tensor, targets: Tensor, ranks: Ranks) -> f
     broken = ranks.sum_(broken, "metrics")
     if broken[0] > 0 or broken[1] == 0:
         return math.nan
-    if metric.name == "rocauc":
-        return _rocauc(outputs, targets, ranks)
+    if not metric.adds:
+        whole: Any = [ranks.gather_rows(part.contiguous(), "metrics") for part in (outputs, targets)]
+        return ranks.first_does(lambda: float(metric(*whole)))
     if metric.name == "broadcast-mse":
         raise UserError(
             "metric broadcast-mse is not for nodes over ranks; take accuracy, rocauc, f1, f1-micro, mse or mae",
             argument="metric",
         )
     return float(metric.finish(ranks.sum_(metric.counts(outputs, targets), "metrics")))
-
-
-def _rocauc(outputs: Tensor, targets: Tensor, ranks: Ranks) -> float:
-    """Mean over columns of the exact area under the ROC curve of the rows of all ranks."""
-    scores, labels = auc_columns(outputs, targets)
-    bucket = torch.searchsorted(_limits(scores, ranks), scores.T.contiguous(), right=True).flatten()
-    column = torch.arange(scores.shape[1], device=scores.device).repeat_interleave(scores.shape[0])
-    rows = torch.stack([column.double(), scores.T.flatten().double(), labels.T.flatten().double()], 1)
-    known = ~rows[:, 2].isnan()
-    bucket, rows = bucket[known], rows[known]
-    sends, ones = torch.bincount(bucket, minlength=ranks.size), [1] * ranks.size
-    takes = ranks.exchange(sends, ones, ones, "metrics").wait().tolist()
-    mine = ranks.exchange(rows[bucket.argsort(stable=True)], sends.tolist(), takes, "metrics").wait()
-    # Of every column: ordered pairs, positives and negatives of the scores of this range.
-    found = torch.zeros(scores.shape[1], 3, dtype=torch.float64, device=scores.device)
-    for c in range(scores.shape[1]):
-        own = mine[mine[:, 0] == c]
-        found[c, 1], found[c, 2] = (own[:, 2] == 1).sum(), (own[:, 2] == 0).sum()
-        if (pairs := found[c, 1] * found[c, 2]) > 0:
-            found[c, 0] = column_aucs(own[:, 1:2], own[:, 2:])[0] * pairs
-    ordered, positive, negative = ranks.gather(found, "metrics").unbind(-1)
-    total = (ordered + positive * (negative.cumsum(0) - negative)).sum(0)
-    pairs = positive.sum(0) * negative.sum(0)
-    return float(torch.where(pairs > 0, total / pairs, torch.nan).nanmean())
-
-
-def _limits(scores: Tensor, ranks: Ranks) -> Tensor:
-    """``[C, P - 1]`` ascending: where the range of one rank ends and the next begins."""
-    count, n = SAMPLES * ranks.size, scores.shape[0]
-    shown = scores.new_full((scores.shape[1], count), torch.inf)  # infinite where there is no score
-    if n:
-        place = torch.linspace(0, n - 1, min(count, n), device=scores.device).long()
-        shown[:, : place.numel()] = scores.sort(0).values[place].T
-    every = ranks.gather(shown, "metrics").movedim(0, 1).flatten(1).sort(1).values
-    finite = every.isfinite().sum(1, keepdim=True).clamp_min(1)
-    share = torch.arange(1, ranks.size, device=scores.device) / ranks.size
-    return every.gather(1, (finite * share).long()).contiguous()
 
 
 class SharedJournal(Journal):

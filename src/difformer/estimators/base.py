@@ -29,10 +29,10 @@ from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.estimators.estimator_files import TEXTS, export_program, load_estimator, plain_list, save_estimator
 from difformer.estimators.labels import class_labels, has_classes, known_labels, values
-from difformer.estimators.options import Recipe
 from difformer.estimators.population import Scaling, has_target, make_population, row_digests
 from difformer.estimators.predictor import GivenGraph, Predictor, Search, nearest_rows, remember
 from difformer.estimators.problem import NO_EDGES, Edges, Problem, threads_for
+from difformer.estimators.recipe import Recipe
 from difformer.estimators.row_graph import RowGraph, RowSearch, SparseRowSearch, as_matrix, receiving
 from difformer.estimators.selection import train_and_choose
 from difformer.nn import PretrainedError
@@ -138,15 +138,6 @@ class DIFFormerEstimator(BaseEstimator):
         tags.target_tags.required = True
         return tags
 
-    def _table(self, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Array | None]:
-        """Features and weights for `fit`, checked."""
-        if y is None:
-            raise UserError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
-        x = self._features(x, reset=True)
-        if sample_weight is None:
-            return x, None
-        return x, _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
-
     def _features(self, x: Any, *, reset: bool) -> Any:
         """Float64, dense or CSR; names and number of columns are noted, or compared with those noted."""
         if sparse.issparse(x):
@@ -163,26 +154,22 @@ class DIFFormerEstimator(BaseEstimator):
             checked.eliminate_zeros()
         return checked
 
-    def _fit(
-        self,
-        X: Any,
-        x: Any,
-        target: Array,
-        num_outputs: int,
-        weight: Array | None,
-        graph: Any,
-        *,
-        class_weight: Array | None = None,
-        embed: bool = False,
-    ) -> Array:
-        """Fit a checked table, and return the outputs of its rows, or their states if `embed`.
+    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, int, Array | None]:
+        """Class numbers ``[N]`` (-1 unknown) or values ``[N, T]`` (NaN unknown), number of outputs, class weights."""
+        raise NotImplementedError
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, graph: Any, *, embed: bool = False) -> Array:
+        """Fit a table, and return the outputs of its rows, or their states if `embed`.
 
         table → population (distinct rows with their masses) → scaled features → graph (given, of neighbours, or none)
         → trained models, chosen on held-out labels → models that remember the population.
-
-        `X` is the table as it was given, whose index may identify rows, and `x` its features, float64, dense or CSR;
-        `target` holds class numbers ``[N]`` (-1 unknown) or values ``[N, T]`` (NaN unknown).
         """
+        if y is None:
+            raise UserError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
+        x, weight = self._features(X, reset=True), None
+        if sample_weight is not None:
+            weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+        target, num_outputs, class_weight = self._targets(y, x, weight)
         graph = self.graph if graph is None else graph
         given = self._given(graph, X, x)
         recipe = Recipe(self, int(has_target(target).sum()), directed=given is not None and self.directed)
@@ -217,7 +204,12 @@ class DIFFormerEstimator(BaseEstimator):
                 linear=linear if linear is None or judged.share is None else replace(linear, share=judged.share),
             )
             parts, states = list(fitted.parts(population.x, given, nearest if side == "knn" else None)), []
-            landmarks = self._landmarks(population.size, recipe.seed)
+            landmarks, count = None, self.landmarks  # the rows that represent the population where keys are kept
+            if count is None and population.size > FULL_POPULATION:
+                count = LANDMARKS
+            if count is not None and count < population.size:
+                chosen = np.random.RandomState(recipe.seed % 2**32).choice(population.size, count, replace=False)
+                landmarks = torch.from_numpy(np.sort(chosen))
             for run in runs:
                 counted = None if run.in_batches else mass  # rows count as they did in training
                 polynomial = recipe.model["backend"] == "polynomial"
@@ -271,13 +263,6 @@ class DIFFormerEstimator(BaseEstimator):
             "knn": (torch.stack([nearest.reshape(-1), torch.arange(rows).repeat_interleave(k)]), None)
         }
         return search, nearest, {**sides, None: NO_EDGES} if graph == "auto" else sides
-
-    def _landmarks(self, rows: int, seed: int) -> Tensor | None:
-        """The rows that represent the population where keys are kept; None for all."""
-        count = LANDMARKS if self.landmarks is None and rows > FULL_POPULATION else self.landmarks
-        if count is None or count >= rows:
-            return None
-        return torch.from_numpy(np.sort(np.random.RandomState(seed % 2**32).choice(rows, count, replace=False)))
 
     def _predicted(self, X: Any, graph: Any, *, embed: bool = False) -> Array:
         """Outputs of rows, or their states if `embed`, with their edges from fitted rows."""
@@ -388,16 +373,17 @@ class DIFFormerClassifier(ClassifierMixin, DIFFormerEstimator):
         Raises:
             ValueError: As scikit-learn's classifiers do; and if `graph` has the wrong size.
         """
-        x, weight = self._table(X, y, sample_weight)
-        self.classes_, target = class_labels(y, x, type(self).__name__, weight)
-        per_class = None
-        if self.class_weight is not None:
-            known = self.classes_[target[target >= 0]]
-            per_class = compute_class_weight(self.class_weight, classes=self.classes_, y=known)
-        self.label_distributions_ = self._fit(X, x, target, len(self.classes_), weight, graph, class_weight=per_class)
+        self.label_distributions_ = self._fit(X, y, sample_weight, graph)
         self.temperature_ = float(self.fitted_.temperature)
         self.transduction_ = self.classes_[self.label_distributions_.argmax(1)]
         return self
+
+    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, int, Array | None]:
+        self.classes_, target = class_labels(y, x, type(self).__name__, weight)
+        if self.class_weight is None:
+            return target, len(self.classes_), None
+        known = self.classes_[target[target >= 0]]
+        return target, len(self.classes_), compute_class_weight(self.class_weight, classes=self.classes_, y=known)
 
     def predict_proba(self, X: Any, *, graph: Any = None) -> Array:
         """``[M, C]`` probabilities of rows, each in the context of the fitted population only.
@@ -471,12 +457,14 @@ class DIFFormerRegressor(RegressorMixin, DIFFormerEstimator):
 
         `y` holds ``[N]`` or ``[N, T]`` values, NaN where unknown; for the rest see `DIFFormerClassifier.fit`.
         """
-        x, weight = self._table(X, y, sample_weight)
+        self.transduction_ = self._shaped(self._fit(X, y, sample_weight, graph))
+        return self
+
+    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, int, Array | None]:
         target = values(y, x, type(self).__name__)
         self.one_column_ = target.ndim == 1
         target = target.reshape(len(target), -1)
-        self.transduction_ = self._shaped(self._fit(X, x, target, target.shape[1], weight, graph))
-        return self
+        return target, target.shape[1], None
 
     def predict(self, X: Any, *, graph: Any = None) -> Array:
         """``[M]`` or ``[M, T]`` values of rows ``X [M, F]``; `graph` as in `DIFFormerClassifier.predict_proba`."""
@@ -526,12 +514,14 @@ class DIFFormerTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DI
 
     def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None, *, graph: Any = None) -> Array:
         """`fit`, and the embeddings of the rows it was given."""
-        x, weight = self._table(X, y, sample_weight)
+        return self._fit(X, y, sample_weight, graph, embed=True)
+
+    def _targets(self, y: Any, x: Any, weight: Array | None) -> tuple[Array, int, Array | None]:
         if has_classes(y):
             classes, target = class_labels(y, x, type(self).__name__, weight)
-            return self._fit(X, x, target, len(classes), weight, graph, embed=True)
+            return target, len(classes), None
         target = values(y, x, type(self).__name__).reshape(x.shape[0], -1)
-        return self._fit(X, x, target, target.shape[1], weight, graph, embed=True)
+        return target, target.shape[1], None
 
     def transform(self, X: Any, *, graph: Any = None) -> Array:
         """``[M, n_models · hidden_channels]`` states of rows; arguments as in `DIFFormerClassifier.predict_proba`."""

@@ -128,7 +128,7 @@ def is_labelled(labels: Array, classes: Array | None = None, *, warn: bool = Fal
             f"write None to mark unlabelled rows without this warning, or another name if it is a class"
         )
     if said and warn:
-        warnings.warn(said, UserWarning, stacklevel=4)
+        warnings.warn(said, UserWarning, stacklevel=6)
     return known
 
 
@@ -185,7 +185,7 @@ def _column(y: Any) -> Array:
             "A column-vector y was passed when a 1d array was expected. Please change the shape of y to "
             "(n_samples, ), for example using ravel().",
             DataConversionWarning,
-            stacklevel=4,
+            stacklevel=6,
         )
         array = array[:, 0]
     if array.ndim != 1:

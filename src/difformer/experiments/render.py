@@ -348,7 +348,7 @@ def _page_row(summary: Summary, section: Section, links: str) -> dict[str, str]:
         "best rival": other if rival is None else f"{other} ({rival.other.system.label})",
         "off": NONE if off is None else score(off.other, count=False),
         "splits": str(len({split for _, split in ours.scores()})),
-        "trials": "/".join(_trials(one) for one in (ours, *(one.other if one else None for one in (rival, off)))),
+        "trials": "/".join(_trials(one) for one in (ours, *(one and one.other for one in (rival, off)))),
         "p, rival": _p(rival),
         "p, off": _p(off),
     }

@@ -145,7 +145,7 @@ class InstanceReader(SeededReader):
 
     def few_labels(self, y: Tensor) -> Splits:
         """The paper's splits of images and texts: few labels per class, 1000 for validation."""
-        said = f"paper: {self.per_class} labels a class, 1000 for validation, the rest test"
+        said = f"paper: {self.per_class} labels per class, 1000 for validation, the rest test"
         return self.draw(lambda s: labels_per_class_split(y, per_class=self.per_class, num_valid=1000, seed=s), said)
 
     def instance_task(self, x: Tensor, y: Tensor, splits: Splits, *, steps: str, **names: Any) -> Task:

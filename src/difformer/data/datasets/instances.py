@@ -161,7 +161,7 @@ class Table(InstanceReader):
         valid = max((len(y) - per_class * (int(y.max()) + 1)) // 2, 0)
         splits = self.draw(
             lambda s: per_class_split(y, per_class=per_class, num_valid=valid, num_test=None, seed=s),
-            f"random: {per_class} labels a class, half of the rest for validation",
+            f"random: {per_class} labels per class, half of the rest for validation",
         )
         return self.instance_task(
             torch.from_numpy(x.astype(np.float32)),

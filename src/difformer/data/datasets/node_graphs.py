@@ -113,7 +113,7 @@ class GnnBenchmark(SeededReader, GraphReader):
         words, y = content["x"], content["y"]
         words.data = (words.data > 0).astype(np.float32)
         if self.protocol == "20/30":
-            said = "20/30: 20 labels a class, 30 a class for validation, the rest test"
+            said = "20/30: 20 labels per class, 30 per class for validation, the rest test"
             splits = self.draw(lambda s: _twenty_thirty(y, s), said)
         else:
             splits = self.shares(y, self.protocol, "60/20/20: random shares of all nodes")

@@ -10,15 +10,8 @@ space for atoms, nearest in direction as seen from the collision for hits.
   last 1000 are for validation. ActsTrack: random 70/15/15.
 * ``"public-code"``: as ``"lri"``, and SynMol's atom type enters as a number, as in the authors' code.
 
-The files of ActsTrack are those of Zenodo record 7265547, magnetic field of 2 T. *Processed*: all events' hits end to
-end, ten tracks per event, as chosen by those who published them. *Raw*: two lists of events, each (particles at the
-start, something else, hits), as pandas tables. From the raw events a signal event is kept if exactly one pair of
-opposite charge, two muons or two electrons, has the mass of the z boson to within 2 GeV, where for momenta p₁, p₂
-
-    M² = 2 (m² + E₁E₂ - p₁·p₂),   E = √(m² + |p|²),
-
-and if the pair left a hit; to the pair as many particles of the event are drawn (with replacement, the pair not left
-out, as those who published the data did) as make up ten tracks.
+ActsTrack is read from the processed file of Zenodo record 7265547, magnetic field of 2 T: all events' hits end to end,
+ten tracks per event, as chosen by those who published them.
 """
 
 from __future__ import annotations
@@ -27,7 +20,6 @@ import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -36,11 +28,11 @@ from torch import Tensor
 
 from difformer.data.archives import read_npz, read_zip
 from difformer.data.datasets.common import Array, Arrays, Reader, seeded
-from difformer.data.datasets.pickles import read_pickle, read_tensors
+from difformer.data.datasets.pickles import read_tensors
 from difformer.data.datasets.synmol import ATOM_NAMES, build_synmol, read_smiles
 from difformer.data.errors import DataError
 from difformer.data.knn import knn_graph
-from difformer.data.lookup import Found, locate
+from difformer.data.lookup import Found
 from difformer.data.sparse import segments
 from difformer.data.split import Split, fraction_split, index_split
 from difformer.data.task import Task
@@ -168,9 +160,6 @@ class SynMol(PointSetReader):
 
 COLUMNS = ("tt", "tpx", "tpy", "tpz", "te", "deltapx", "deltapy", "deltapz", "deltae")
 POSITION = ("tx", "ty", "tz")
-Z_MASS, TOLERANCE = 91.1876, 2.0  # GeV
-MUON, ELECTRON = 13, 11
-TRACKS, DRAW_SEED = 10, 42
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,22 +167,23 @@ class ActsTrack(PointSetReader):
     """Tracks in a detector.
 
     Args:
-        source: ``"processed"``, the published choice of ten tracks per event; ``"raw"``, the events, from which ten
-            tracks each are drawn here, seed 42; ``"auto"`` for whichever is on disk.
+        source: ``"processed"``, the published choice of ten tracks per event; ``"auto"`` means the same.
     """
 
-    source: str = "auto"
-    choices = (("graph", ("knn", None)), ("source", ("auto", "processed", "raw")))
-
-    def locate(self) -> Found:
-        forms = None if self.source == "auto" else (f"{self.source}-folder", self.source)
-        return locate(self.name, self.root, forms=forms)
-
-    def content(self, found: Found) -> Any:
-        return {**super().content(found), "form": found.form.removesuffix("-folder")}
+    source: str = "processed"
+    choices = (("graph", ("knn", None)), ("source", ("processed", "auto")))
 
     def read(self, found: Found) -> Arrays:
-        return read_events(found) if found.form.startswith("raw") else read_collated(found)
+        inside = found.form == "processed"
+        file = read_zip(found.path, ["data_2T.pt"])["data_2T.pt"] if inside else found.path.read_bytes()
+        data, slices, *_ = read_tensors(file)
+        x, pos = data["x"], data["pos"]
+        if x.shape[1] != len(COLUMNS) or pos.shape != (len(x), 3):
+            raise DataError(
+                f"expected {len(COLUMNS)} features and 3 coordinates a hit, got {x.shape} and {pos.shape}",
+                path=found.path,
+            )
+        return {"x": x, "pos": pos, "y": data["y"].ravel().astype(np.int64), "node_ptr": slices["x"].astype(np.int64)}
 
     def task(self, content: Any) -> Task:
         x, pos = (torch.from_numpy(content[key].astype(np.float32)) for key in ("x", "pos"))
@@ -204,6 +194,7 @@ class ActsTrack(PointSetReader):
             return index_split(f"lri/seed={s}", order[:train], order[train : train + valid], order[train + valid :])
 
         near = self.graph == "knn"
+        nearest = f"{self.knn} nearest hits in direction (self counted)" if near else "no graph"
         return self.set_task(
             x,
             pos,
@@ -214,11 +205,7 @@ class ActsTrack(PointSetReader):
             axes=POSITION,
             published=published,
             called="random 70/15/15 as in LRI",
-            steps=[
-                f"features of hits as published ({content['form']} files)",
-                *["with positions"] * self.positions,
-                f"{self.knn} nearest hits in direction (self counted)" if near else "no graph",
-            ],
+            steps=["features of hits as published (processed files)", *["with positions"] * self.positions, nearest],
             notes=["Features are in the units of the detector and are not scaled."],
         )
 
@@ -227,66 +214,3 @@ def _shuffled(count: int, seed: int) -> Array:
     order = np.arange(count)
     np.random.RandomState(seed).shuffle(order)  # the published splits were drawn by this generator
     return order
-
-
-def read_collated(found: Found) -> Arrays:
-    """The processed file."""
-    data, slices, *_ = read_tensors(_member(found, "data_2T.pt"))
-    if data["x"].shape[1] != len(COLUMNS) or data["pos"].shape != (len(data["x"]), 3):
-        raise DataError(
-            f"expected {len(COLUMNS)} features and 3 coordinates a hit, got {tuple(data['x'].shape)} and "
-            f"{tuple(data['pos'].shape)}",
-            path=found.path,
-        )
-    y, ptr = data["y"].ravel().astype(np.int64), slices["x"].astype(np.int64)
-    return {"x": data["x"], "pos": data["pos"], "y": y, "node_ptr": ptr}
-
-
-def read_events(found: Found) -> Arrays:
-    """The raw events, signal first."""
-    rng = np.random.default_rng(DRAW_SEED)
-    tables, labels = [], []
-    for kind, label in (("signal", 1), ("bkg", 0)):
-        for particles, _, hits in read_pickle(_member(found, f"{kind}_events_2T.pkl")):
-            rows = _choose(particles, hits, signal=label == 1, rng=rng)
-            if rows is not None:
-                tables.append(np.stack([np.asarray(hits[n], np.float32)[rows] for n in (*COLUMNS, *POSITION)], 1))
-                labels.append(label)
-    if not tables:
-        raise DataError("no event is left after selection", path=found.path)
-    x, pos = np.split(np.concatenate(tables), [len(COLUMNS)], axis=1)
-    ptr = np.cumsum([0, *map(len, tables)]).astype(np.int64)
-    return {"x": x, "pos": pos, "y": np.array(labels, dtype=np.int64), "node_ptr": ptr}
-
-
-def _choose(particles: Arrays, hits: Arrays, *, signal: bool, rng: np.random.Generator) -> Array | None:
-    """Rows of the hits that are kept; None where the event is not."""
-    owner = np.asarray(hits["particle_id"])
-    if not len(owner) or not len(particles["particle_id"]):
-        return None
-    decay: list[Any] = []
-    if signal:
-        pairs = [pair for flavour in (ELECTRON, MUON) for pair in _decays(particles, flavour)]
-        if len(pairs) != 1 or not np.isin(owner, pairs[0]).any():
-            return None
-        decay = list(pairs[0])
-    drawn = rng.choice(np.unique(owner), TRACKS - len(decay))
-    return np.flatnonzero(np.isin(owner, [*drawn, *decay]))
-
-
-def _decays(particles: Arrays, flavour: int) -> list[tuple[Any, Any]]:
-    """Pairs of opposite charge with the mass of the z boson."""
-    members = np.flatnonzero(np.abs(np.asarray(particles["particle_type"])) == flavour)
-    charge, mass, number = (np.asarray(particles[key])[members] for key in ("q", "m", "particle_id"))
-    p = np.stack([np.asarray(particles[key], dtype=np.float64)[members] for key in ("px", "py", "pz")], axis=1)
-    found = []
-    for i, j in combinations(range(len(members)), 2):
-        m2 = float(mass[i]) ** 2
-        energy = np.sqrt((m2 + p[i] @ p[i]) * (m2 + p[j] @ p[j]))
-        if charge[i] * charge[j] <= 0 and abs(np.sqrt(2 * (m2 + energy - p[i] @ p[j])) - Z_MASS) < TOLERANCE:
-            found.append((number[i], number[j]))
-    return found
-
-
-def _member(found: Found, name: str) -> bytes:
-    return found[name].read_bytes() if found.form.endswith("-folder") else read_zip(found.path, [name])[name]

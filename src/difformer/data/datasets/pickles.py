@@ -1,17 +1,16 @@
-"""Published pickles, read as data: containers, numeric arrays, CSR matrices and pandas tables come out, nothing else.
+"""Published pickles, read as data: containers, numeric arrays, CSR matrices and tensors come out, nothing else.
 
 Some data sets are published as Python pickles. A pickle is a program, and `pickle.load` runs it. Here a small machine
 knows the opcodes that such files consist of. A global name is only a word to it: nothing is imported and nothing that a
 file names is called. The few words that it understands stand for constructors of this module, and each of them builds
 plain data from checked parts:
 
-    numpy   arrays and scalars of booleans, whole numbers and floats; arrays of objects only as tuples of texts
+    numpy   arrays and scalars of booleans, whole numbers and floats
     scipy   CSR matrices, every index checked
-    pandas  `DataFrame` as a dictionary of its columns
     torch   tensors as arrays, and PyG's ``Data`` as a dictionary of them (`read_tensors`)
 
-Everything else (other names, dtypes with fields, subtypes, BUILD on anything but an unfinished array, matrix or table)
-is refused with a `DataError`.
+Everything else (other names, dtypes of objects or with fields, subtypes, BUILD on anything but an unfinished array or
+matrix) is refused with a `DataError`.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ def read_tensors(source: bytes | IO[bytes]) -> Any:
     """The data in a file of ``torch.save``, which is an archive of a pickle and one member per storage."""
     try:
         with zipfile.ZipFile(io.BytesIO(_content(source))) as archive:
-            for info in archive.infolist():
-                check_size(info.file_size, info.filename)
+            check_size(sum(info.file_size for info in archive.infolist()), "the archive", packed=archive.start_dir)
             members = {name.split("/", 1)[-1]: name for name in archive.namelist()}
             if "constants.pkl" in members:
                 raise DataError("is a TorchScript program, not a file of tensors; it was not loaded")
@@ -271,18 +269,15 @@ def _new_array(subtype: Any, *_: Any) -> _Unfinished:
     return _Unfinished(_array)
 
 
-_TEXTS = _Word("texts")  # the dtype of arrays of objects
-
-
 def _new_dtype(code: Any, *_: Any) -> _Unfinished:
-    known = isinstance(code, str) and bool(re.fullmatch(r"[biuf][1248]|O8?", code))
+    known = isinstance(code, str) and bool(re.fullmatch(r"[biuf][1248]", code))
     _allow(known, f"makes an array of dtype {str(code)[:20]!r}")
 
     def build(state: Any) -> Any:
         """``(version, byte order, subtype, names, fields, …)``: None where the dtype is plain, as here it must be."""
         usual = isinstance(state, tuple) and len(state) >= 5 and state[1] in ("<", ">", "|", "=")
         _allow(usual and all(part is None for part in state[2:5]), "makes a dtype with fields, or in an unusual way")
-        return _TEXTS if code[0] == "O" else np.dtype(code).newbyteorder(state[1])
+        return np.dtype(code).newbyteorder(state[1])
 
     return _Unfinished(build)
 
@@ -299,10 +294,6 @@ def _filled(raw: bytes, dtype: Any, shape: Any, fortran: bool) -> Array:
 def _array(state: Any) -> Any:
     _allow(isinstance(state, tuple) and len(state) in (4, 5), "fills an array in an unusual way")
     shape, dtype, fortran, raw = state[-4:]
-    if dtype is _TEXTS:
-        texts = isinstance(raw, list) and all(type(text) is str for text in raw) and shape == (len(raw),)
-        _allow(texts, "makes an array of objects other than texts")
-        return tuple(raw)
     return _filled(_raw(raw), dtype, shape, bool(fortran))
 
 
@@ -334,65 +325,9 @@ def _set(items: Any = ()) -> set[Any]:
     return {_key(item) for item in items}
 
 
-def _slice(*limits: Any) -> slice:
-    plain = 1 <= len(limits) <= 3 and all(limit is None or type(limit) is int for limit in limits)
-    _allow(plain, "makes a slice of something other than whole numbers")
-    return slice(*limits)
-
-
 def _bytes(text: Any, encoding: Any = "latin1") -> bytes:
     _allow(isinstance(text, str) and encoding == "latin1", "asks for a codec")
     return _raw(text)
-
-
-def _index(kind: Any, state: Any) -> Any:
-    """An index of pandas: its values, or the range that it counts."""
-    _allow(kind is _INDEX and isinstance(state, dict), "makes an unusual index")
-    values, limits = state.get("data"), [state.get(key) for key in ("start", "stop", "step")]
-    if isinstance(values, (tuple, np.ndarray)):
-        return values
-    _allow(all(type(limit) is int for limit in limits), "makes an index without values or limits")
-    return range(*limits)
-
-
-@dataclass(frozen=True, eq=False)
-class _Manager:
-    """pandas' blocks of columns with their places, and the names of all columns."""
-
-    blocks: list[tuple[Array, Any]]
-    names: tuple[Any, ...]
-
-
-def _manager(blocks: Any = (), axes: Any = (), *_: Any) -> _Manager:
-    listed = isinstance(blocks, (list, tuple)) and isinstance(axes, (list, tuple)) and bool(axes)
-    _allow(listed and isinstance(axes[0], (tuple, range, np.ndarray)), "makes a table without blocks or names")
-    check_size(len(axes[0]), "the table", "COLUMNS")  # a short text can name more columns than fit into memory
-    checked = []
-    for block in blocks:
-        values, place = block if isinstance(block, tuple) and len(block) == 2 else (None, None)
-        numeric = isinstance(values, np.ndarray) and isinstance(place, (slice, np.ndarray))
-        _allow(numeric, "makes a table whose columns are not numbers")
-        checked.append((np.atleast_2d(values), place))  # type: ignore[arg-type]
-    named = len(axes[0]) == sum(len(values) for values, _ in checked)
-    _allow(named, "makes a table with more or fewer names than columns")
-    return _Manager(checked, tuple(axes[0]))
-
-
-def _old_manager(state: Any) -> _Manager:
-    """The layout before pandas 1.3."""
-    inner = state[3]["0.14.1"]
-    return _manager([(block["values"], block["mgr_locs"]) for block in inner["blocks"]], inner["axes"])
-
-
-def _frame(state: Any) -> dict[str, Array]:
-    manager = state.get("_mgr", state.get("_data")) if isinstance(state, dict) else None  # _data before pandas 1.1
-    if not isinstance(manager, _Manager):
-        raise TypeError("a table without its columns")
-    columns = {}
-    for values, place in manager.blocks:
-        for at, column in zip(np.arange(len(manager.names))[place], values, strict=True):
-            columns[str(manager.names[at])] = column
-    return columns
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> Array:
@@ -421,17 +356,14 @@ _STORAGES = {
 _MODULES = {  # that have moved
     **{"__builtin__": "builtins", "copy_reg": "copyreg", "scipy.sparse.csr": "scipy.sparse._csr"},
     **{f"numpy._core.{module}": f"numpy.core.{module}" for module in ("multiarray", "numeric")},
-    **{f"pandas.core.{module}": "pandas" for module in ("frame", "indexes.base", "indexes.range", "indexes.numeric")},
 }
-_INDICES = ("Index", "RangeIndex", "Int64Index", "UInt64Index", "Float64Index", "NumericIndex")
-_INDEX, _DICT = _Word("Index"), _Word("dict", _dict)
+_DICT = _Word("dict", _dict)
 # What each global name stands for.
 _WORDS: dict[tuple[Any, Any], _Word] = {
     ("builtins", "dict"): _DICT,
     ("builtins", "list"): _Word("list"),
     ("builtins", "object"): _Word("object"),
     ("builtins", "set"): _Word("set", _set),
-    ("builtins", "slice"): _Word("slice", _slice),
     ("collections", "defaultdict"): _DICT,
     ("collections", "OrderedDict"): _DICT,
     ("copyreg", "_reconstructor"): _Word("new object", _old_new),
@@ -442,11 +374,6 @@ _WORDS: dict[tuple[Any, Any], _Word] = {
     ("numpy.core.multiarray", "scalar"): _Word("scalar", _scalar),
     ("numpy.core.numeric", "_frombuffer"): _Word("buffer", _buffer),
     ("scipy.sparse._csr", "csr_matrix"): _Word("csr_matrix", build=_csr),
-    ("pandas", "DataFrame"): _Word("DataFrame", build=_frame),
-    ("pandas.core.internals.managers", "BlockManager"): _Word("manager", _manager, _old_manager),
-    ("pandas._libs.internals", "_unpickle_block"): _Word("block", lambda values, place, *_: (values, place)),
-    ("pandas", "_new_Index"): _Word("index", _index),
-    **{("pandas", name): _INDEX for name in _INDICES},
     ("torch._utils", "_rebuild_tensor_v2"): _Word("tensor", _tensor),
     **{("torch", name): _Word(name) for name in _STORAGES},
     ("torch_geometric.data.data", "Data"): _Word("Data", build=_attributes),
@@ -458,7 +385,7 @@ _WORDS: dict[tuple[Any, Any], _Word] = {
 
 def _check_finished(value: Any) -> None:
     """Nothing but data may come out, at any depth."""
-    plain = (*_SCALARS, np.ndarray, np.generic, sparse.csr_matrix, slice, range)
+    plain = (*_SCALARS, np.ndarray, np.generic, sparse.csr_matrix)
     waiting, seen = [value], set()
     while waiting:
         item = waiting.pop()

@@ -65,14 +65,14 @@ class Planetoid(GraphReader):
             return (index_split("public", *published),), "public: the published split"
         y = torch.from_numpy(content["y"])
         if self.protocol == "authors":
-            return (authors_split(y),), "authors: 20 labels a class, 500, 1000, one split, seed 123"
+            return (authors_split(y),), "authors: 20 labels per class, 500, 1000, one split, seed 123"
         count, first = (10, 0) if self.protocol == "random" else (1, AUTHORS_SEED)
         exclude = bare if self.protocol == "random" and len(bare) else None
         return seeded(
             lambda s: per_class_split(y, seed=s, exclude=exclude, name=f"{self.protocol}/seed={s}"),
             count if self.num_splits is None else self.num_splits,
             first if self.seed is None else self.seed,
-            f"{self.protocol}: 20 labels a class, 500, 1000",
+            f"{self.protocol}: 20 labels per class, 500, 1000",
         )
 
     def read(self, found: Found) -> Arrays:
