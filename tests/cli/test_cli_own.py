@@ -101,6 +101,16 @@ def test_rows_with_known_ids_are_pointed_out(call, run, tmp_path):
     assert len(answer.out.splitlines()) == 4
 
 
+def test_new_rows_without_edges_are_noted_where_the_run_has_a_graph(call, own, people, tmp_path):
+    edges = ("--edges", people / "friends.csv")
+    assert call("fit", *own, *edges, "--model", "gcn", "--seeds", "1", *QUICK, "--out", "joined").code == 0
+    (tmp_path / "new.csv").write_text("name,height,weight\nn1,0,0\n")
+    (tmp_path / "new_edges.csv").write_text("from,to\np1,n1\n")
+    words = ("predict", "joined", "--features", "new.csv", "--out", "-")
+    assert "note: new rows have no edges, although the run has a graph; --edges joins" in call(*words).err
+    assert "no edges" not in call(*words, "--edges", "new_edges.csv").err
+
+
 def test_ids_of_new_rows_are_found_by_the_name_they_had_in_training(call, run, tmp_path):
     (tmp_path / "last.csv").write_text("height,weight,name\n0,0,n1\n3,-2,n2\n")
     answer = call("predict", run, "--features", "last.csv", "--out", "-")

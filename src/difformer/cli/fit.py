@@ -74,8 +74,7 @@ def fit(
         ),
     ] = None,
     shard: Annotated[
-        bool,
-        option("Partition the graph on the fly, so that all ranks train each seed together.", "--shard"),
+        bool, option("Partition the graph on the fly, so that all ranks train each seed together.", "--shard")
     ] = False,
     tensorboard: Annotated[bool, option("Write TensorBoard event files too.", "--tensorboard")] = False,
     as_json: Json = False,

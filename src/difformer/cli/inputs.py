@@ -300,8 +300,10 @@ def new_rows(run: Path, features: Path | None, edges: Path | None, output: Outpu
 
 
 def _familiar(task: Task, found: Any) -> list[str]:
-    """Remarks about new rows whose id is known or repeated: without edges nothing is looked up by id."""
+    """Remarks about new rows without edges: a graph they do not join, ids that are known or repeated."""
     known, notes = set(task.instance_names), []
+    if task.edge_index is not None:
+        notes.append("new rows have no edges, although the run has a graph; --edges joins them to its instances")
     if old := [name for name in found.ids if name in known]:
         notes.append(
             f"{len(old)} of {len(found.ids)} rows of {found.path} have the id of an instance of the run "
