@@ -59,10 +59,9 @@ LOOP = ["tests/training/test_loop.py", "tests/training/test_metrics.py", "tests/
 ROOMS = {
     "nn/conv.py": NN,
     "nn/difformer.py": [*NN, "tests/kernels/test_kernel_layers.py"],
-    "nn/structure.py": NN,
     "nn/context.py": [*NN, "tests/training/test_inference.py"],
     "nn/dropout.py": NN,
-    "nn/readout.py": NN,
+    "nn/protocol.py": NN,
     "graph.py": ["tests/test_graph.py", *NN],
     "sparse.py": ["tests/test_sparse.py", "tests/test_graph.py", *NN],
     "attention/[!fpt]*.py": ["tests/attention"],

@@ -16,7 +16,7 @@ from difformer.estimators.predictor import Edges, Member, remember
 from difformer.estimators.row_graph import as_matrix
 from difformer.graph import Graph
 from difformer.nn import DIFFormer
-from difformer.nn.structure import Structure, as_structure
+from difformer.nn.context import Structure, as_structure
 
 DIFFUSIVITIES = ("simple", "constant", "sigmoid", "softmax:0.2", "gaussian:0.3", "identity")
 OPTIONS: list[dict[str, Any]] = [

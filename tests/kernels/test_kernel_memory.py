@@ -10,8 +10,8 @@ from difformer import DIFFormer, DIFFormerConv, Graph
 from difformer.kernels.cpu import explain, library, passes
 from difformer.kernels.cpu import input as input_kernel
 from difformer.kernels.fused import fused_layer
+from difformer.nn.context import as_structure
 from difformer.nn.dropout import dropout_key
-from difformer.nn.structure import as_structure
 
 pytestmark = pytest.mark.skipif(library() is None, reason=explain())
 

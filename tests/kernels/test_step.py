@@ -8,7 +8,7 @@ import torch
 from difformer import DIFFormerConv, Graph
 from difformer.kernels import layer_nodes as kernels
 from difformer.nn import conv as conv_module
-from difformer.nn.structure import Structure
+from difformer.nn.context import Structure
 
 
 def graph(nodes=30, weighted=False, seed=0):

@@ -8,8 +8,7 @@ import torch
 from difformer import DIFFormer, DIFFormerConv, Graph
 from difformer.attention import restore, summarise
 from difformer.diffusion import Diffusivity
-from difformer.nn.context import Stored, store
-from difformer.nn.structure import Structure, as_structure
+from difformer.nn.context import Stored, Structure, as_structure, store
 
 DIFFUSIVITIES = ["simple", "sigmoid", "gaussian:0.1", "constant", "identity", None]
 NORMS = ["row", "global", "none"]

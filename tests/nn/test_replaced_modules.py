@@ -9,7 +9,7 @@ from torch.nn.utils import parametrizations, prune
 
 from difformer import DIFFormer, DIFFormerConv, Graph
 from difformer.kernels.fused import why_not_fused
-from difformer.nn.structure import Structure
+from difformer.nn.context import Structure
 
 N = 300  # enough rows of 64 channels for the kernels in C
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]

@@ -49,7 +49,7 @@ from difformer.diffusivity import Diffusivity
 from difformer.distributed.process_group import Exchange, Ranks, all_reduce
 from difformer.errors import UserError
 from difformer.graph import GRAPH_NORMS
-from difformer.nn.structure import SMALLEST_NORM
+from difformer.nn.context import SMALLEST_NORM
 from difformer.sparse import SparseMatrix, add_product
 
 

@@ -5,8 +5,7 @@ from difformer.nn.checks import check_finite
 from difformer.nn.conv import DIFFormerConv
 from difformer.nn.difformer import DIFFormer
 from difformer.nn.pretrained import PretrainedError
-from difformer.nn.protocol import Model
-from difformer.nn.readout import GraphLevel, readout
+from difformer.nn.protocol import GraphLevel, Model, readout
 from difformer.sparse import SparseMatrix
 
 __all__ = [

@@ -1,18 +1,12 @@
-"""A look at features before they are used, and at the size of a model before it is built."""
+"""Arguments of models and features, looked at before they are used."""
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import operator
 
 import torch
 from torch import Tensor
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
 
 from difformer.errors import UserError
 from difformer.result_cache import ResultCache
@@ -67,34 +61,16 @@ def check_finite(x: Tensor | SparseMatrix, name: str = "x") -> None:
     )
 
 
-@contextmanager
-def no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within it, building a model that is much larger than its saved weights fails at once.
+def check_count(name: str, count: int, least: int = 1) -> None:
+    """Raises a ValueError that names the argument if `count` is no integer (numpy's count as such) or too small."""
+    try:
+        enough = operator.index(count) >= least
+    except TypeError:
+        enough = False
+    if not enough:
+        raise UserError(f"{name} must be an integer of at least {least}, got {count!r}")
 
-    A configuration from elsewhere may ask for 10⁹ layers; that its weights are of another model would be noticed only
-    after all layers were built.
 
-    Raises:
-        UserError: If this thread registers far more parameters or modules than `weights` can be those of.
-    """
-    total = sum(value.numel() for value in weights.values())
-    numbers = 10_000 + 2 * total
-    modules = 1_000 + 20 * len(weights)
-    me, counted = threading.get_ident(), {"numbers": 0, "modules": 0}
-
-    def count(kind: str, amount: int, most: int) -> None:
-        if threading.get_ident() != me:
-            return
-        counted[kind] += amount
-        if counted[kind] > most:
-            raise UserError(f"the model of the configuration is larger than its weights, of {total:,} numbers")
-
-    with ExitStack() as stack:
-        for handle in (
-            register_module_parameter_registration_hook(
-                lambda module, name, value: count("numbers", 0 if value is None else value.numel(), numbers)
-            ),
-            register_module_module_registration_hook(lambda module, name, value: count("modules", 1, modules)),
-        ):
-            stack.callback(handle.remove)
-        yield
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

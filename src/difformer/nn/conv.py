@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -12,16 +11,16 @@ from torch import Tensor, nn
 
 from difformer.attention import BACKENDS
 from difformer.attention.scores import form_of, score_key, working_dtype
-from difformer.attention.segments import Segments
 from difformer.diffusivity import Diffusivity, as_diffusivity
 from difformer.errors import UserError
-from difformer.graph import GRAPH_NORMS, Graph
+from difformer.graph import GRAPH_NORMS
 from difformer.kernels.fused import fused_layer, why_not_fused, why_not_gram
 from difformer.kernels.gram import gram_attention
 from difformer.kernels.rows import unit_rows
-from difformer.nn.context import Context
+from difformer.nn.checks import check_choice, check_count
+from difformer.nn.context import Context, Structure, as_structure
 from difformer.nn.edge_mask import mask_holder, mask_of
-from difformer.nn.structure import Structure, as_structure
+from difformer.nn.protocol import Batch, Edges, Weight
 
 QK_NORMS = ("row", "global", "none")
 INITIALISATIONS = ("identity", "torch")
@@ -96,10 +95,10 @@ class DIFFormerConv(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        _check_choice("qk_norm", qk_norm, QK_NORMS)
-        _check_choice("graph_norm", graph_norm, GRAPH_NORMS)
-        _check_choice("initialisation", initialisation, INITIALISATIONS)
-        _check_choice("backend", backend, BACKENDS)
+        check_choice("qk_norm", qk_norm, QK_NORMS)
+        check_choice("graph_norm", graph_norm, GRAPH_NORMS)
+        check_choice("initialisation", initialisation, INITIALISATIONS)
+        check_choice("backend", backend, BACKENDS)
         for name, count in (("in_channels", in_channels), ("out_channels", out_channels), ("num_heads", num_heads)):
             if name != "in_channels" or count != -1:
                 check_count(name, count)
@@ -241,9 +240,9 @@ class DIFFormerConv(nn.Module):
     def forward(
         self,
         z: Tensor,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
+        edge_index: Edges | None = None,
+        edge_weight: Weight = None,
+        batch: Batch = None,
         *,
         source: Tensor | None = None,
         context: Context | None = None,
@@ -314,18 +313,3 @@ def _near_identity(value: nn.Linear, heads: int) -> None:
     value.weight.mul_(0.1)
     value.weight.view(heads, -1, value.in_features).diagonal(dim1=1, dim2=2).add_(1)
     value.bias.zero_()
-
-
-def check_count(name: str, count: int, least: int = 1) -> None:
-    """Raises a ValueError that names the argument if `count` is no integer (numpy's count as such) or too small."""
-    try:
-        enough = operator.index(count) >= least
-    except TypeError:
-        enough = False
-    if not enough:
-        raise UserError(f"{name} must be an integer of at least {least}, got {count!r}")
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UserError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from difformer.attention.segments import Segments
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
-from difformer.graph import Graph
 from difformer.kernels.cpu.input import fused_input
 from difformer.kernels.fused import fused_layer, linear, why_not_fused, why_not_fused_input
 from difformer.kernels.rows import LayerNorm
-from difformer.nn.checks import check_range
-from difformer.nn.context import Context
-from difformer.nn.conv import DIFFormerConv, check_count, give_size, linear_map
+from difformer.nn.checks import check_count, check_range
+from difformer.nn.context import Context, Structure, as_structure, snapshots
+from difformer.nn.conv import DIFFormerConv, give_size, linear_map
 from difformer.nn.dropout import LayerDropout, dropout, next_mask, replay
-from difformer.nn.inspection import (
-    EnergyProfile,
-    StrongestPairs,
-    energy_profile,
-    explain_layer,
-    strongest_pairs,
-)
-from difformer.nn.structure import Structure, as_structure, snapshots
+from difformer.nn.inspection import EnergyProfile, StrongestPairs, energy_profile, explain_layer, strongest_pairs
+from difformer.nn.protocol import Batch, Edges, Features, Weight
 from difformer.sparse import SparseMatrix
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -113,8 +105,13 @@ class DIFFormer(nn.Module):
         given = locals()
         self.config: dict[str, Any] = {name: given[name] for name in inspect.signature(DIFFormer).parameters}
         self.checkpoint = self.config.pop("checkpoint")  # says how the model is computed, not what it is
-        sizes = {"in_channels": in_channels, "hidden_channels": hidden_channels, "out_channels": out_channels}
-        _check(sizes, num_layers, activation, dropout)
+        for name in ("in_channels", "hidden_channels", "out_channels", "num_layers"):
+            if (name, given[name]) != ("in_channels", -1):
+                check_count(name, given[name], least=0 if name == "num_layers" else 1)
+        if activation is not None and activation not in ACTIVATIONS:
+            raise UserError(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        if not 0 <= dropout < 1:
+            raise UserError(f"dropout must lie in [0, 1), got {dropout!r}")
         self.activation, self.dropout = activation, dropout
         self.input = linear_map(in_channels, hidden_channels)
         self.input_norm = LayerNorm(hidden_channels) if norm else nn.Identity()
@@ -138,8 +135,8 @@ class DIFFormer(nn.Module):
                 module.reset_parameters()
         self._begin()
 
-    def encode(self, x: Tensor | SparseMatrix) -> Tensor:
-        """Z⁰ of the features; a bag of words stays sparse."""
+    def encode(self, x: Features) -> Tensor:
+        """Z⁰ = dropout(ReLU(LayerNorm(X W_I + b_I))); a bag of words stays sparse."""
         if not isinstance(self.dropout, Tensor) and why_not_fused_input(self.input, self.input_norm, x) is None:
             mask = next_mask(self.dropout, self.training)
             norm = None if isinstance(self.input_norm, nn.Identity) else self.input_norm
@@ -147,55 +144,49 @@ class DIFFormer(nn.Module):
             return z if mask is not None else dropout(z, self.dropout, self.training)
         return dropout(functional.relu(self.input_norm(linear(self.input, x))), self.dropout, self.training)
 
-    @property
-    def _may_fuse(self) -> bool:
-        """Whether activation and dropout are ones that kernels know; a stack of runs has rates that are tensors."""
-        return self.activation in (None, "relu") and not isinstance(self.dropout, Tensor)
-
-    def advance(
-        self,
-        k: int,
-        z: Tensor,
-        source: Tensor,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
-        *,
-        context: Context | None = None,
-    ) -> Tensor:
-        """Z^(k+1) from Z^(k) and Z⁰: layer k, its norm, activation and dropout."""
+    def advance(self, k: int, z: Tensor, source: Tensor, *, context: Context | None = None) -> Tensor:
+        """Z^(k+1) from Z^(k) and Z⁰: layer k, its norm, activation and dropout; without a `context`, of one graph."""
         layer, norm = self.layers[k], self.norms[k]
-        if context is None and type(layer) is DIFFormerConv and self._may_fuse:
-            structure = as_structure(z.shape[0], edge_index, edge_weight, batch)
-            if why_not_fused(layer, z, structure) is None:
-                drop, relu = LayerDropout(self.dropout, self.training), self.activation == "relu"
-                out = fused_layer(layer, z, structure, source, norm, relu=relu, dropout=drop)
-                if out is not None:
-                    return out
-        # A layer that replaces ours need not know of contexts unless it is given one.
-        options = {} if context is None else {"context": context}
-        z = norm(layer(z, edge_index, edge_weight, batch, source=source, **options))
+        context = Structure() if context is None else context
+        # A stack of runs has rates that are tensors.
+        fusable = self.activation in (None, "relu") and not isinstance(self.dropout, Tensor)
+        if fusable and type(layer) is DIFFormerConv and why_not_fused(layer, z, context) is None:
+            drop, relu = LayerDropout(self.dropout, self.training), self.activation == "relu"
+            out = fused_layer(layer, z, context, source, norm, relu=relu, dropout=drop)
+            if out is not None:
+                return out
+        if type(context) is Structure and context.weight is None:  # which a layer that replaces ours knows as well
+            z = layer(z, context.graph, None, context.segments, source=source)
+        else:
+            z = layer(z, source=source, context=context)
+        z = norm(z)
         if self.activation is not None:
             z = ACTIVATIONS[self.activation](z)
         return dropout(z, self.dropout, self.training)
 
-    def _advance_again(self, k: int, z: Tensor, source: Tensor, *edges: Any, context: Context | None) -> Tensor:
+    def _advance_again(self, k: int, z: Tensor, source: Tensor, *, context: Context | None) -> Tensor:
         """`advance`, of which only the states before and after are kept; the backward pass runs it again."""
         same_masks = replay()
 
         def work(z: Tensor, source: Tensor) -> Tensor:
             with same_masks():
-                return self.advance(k, z, source, *edges, context=context)
+                return self.advance(k, z, source, context=context)
 
         return checkpoint(work, z, source, use_reentrant=False)
 
+    def _states(self, x: Features, contexts: Sequence[Context]) -> Iterator[Tensor]:
+        """Z⁰, Z¹, …, Z^L, one after the other."""
+        advance = self._advance_again if self.checkpoint and torch.is_grad_enabled() else self.advance
+        z = source = self.encode(x)
+        yield z
+        for k, context in enumerate(contexts):
+            z = advance(k, z, source, context=context)
+            yield z
+
     def _prepare(
-        self,
-        x: Tensor | SparseMatrix,
-        edge_index: Tensor | Graph | None,
-        edge_weight: Tensor | None,
-        batch: Tensor | Segments | None,
-    ) -> tuple[Tensor | SparseMatrix, Structure]:
+        self, x: Features, edge_index: Edges | None, edge_weight: Weight, batch: Batch
+    ) -> tuple[Features, Structure]:
+        """Features ``[N, in_channels]`` and who sends to whom, checked."""
         if self.config["in_channels"] == -1 and hasattr(x, "shape"):
             self.config["in_channels"] = x.shape[-1]
             give_size(self.input, x.shape[-1])
@@ -225,10 +216,10 @@ class DIFFormer(nn.Module):
 
     def embed(
         self,
-        x: Tensor | SparseMatrix,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
+        x: Features,
+        edge_index: Edges | None = None,
+        edge_weight: Weight = None,
+        batch: Batch = None,
         *,
         context: Context | Sequence[Context] | None = None,
     ) -> Tensor:
@@ -237,12 +228,10 @@ class DIFFormer(nn.Module):
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
         if context is not None and (edge_index is not None or batch is not None):
             raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
-        contexts = context if isinstance(context, Sequence) else (context,) * len(self.layers)
-        z = source = self.encode(x)
-        advance = self._advance_again if self.checkpoint and torch.is_grad_enabled() else self.advance
-        for k in range(len(self.layers)):
-            z = advance(k, z, source, structure.graph, None, structure.segments, context=contexts[k])
-        return z if len(shape) == 2 else z.unflatten(0, shape[:2])
+        given = structure if context is None else context
+        for z in self._states(x, given if isinstance(given, Sequence) else [given] * len(self.layers)):
+            final = z
+        return final if len(shape) == 2 else final.unflatten(0, shape[:2])
 
     def decode(self, states: Tensor) -> Tensor:
         """Outputs of states, or of pooled states: ``[…, out_channels]``."""
@@ -250,10 +239,10 @@ class DIFFormer(nn.Module):
 
     def forward(
         self,
-        x: Tensor | SparseMatrix,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
+        x: Features,
+        edge_index: Edges | None = None,
+        edge_weight: Weight = None,
+        batch: Batch = None,
         *,
         context: Context | Sequence[Context] | None = None,
     ) -> Tensor:
@@ -274,26 +263,19 @@ class DIFFormer(nn.Module):
         return self.decode(self.embed(x, edge_index, edge_weight, batch, context=context))
 
     def trajectory(
-        self,
-        x: Tensor | SparseMatrix,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
+        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
     ) -> Tensor:
         """States of every layer, ``[L + 1, N, hidden_channels]``, from Z⁰ to Z^L; snapshots one behind the other."""
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
-        states = [self.encode(x)]
-        for k in range(len(self.layers)):
-            states.append(self.advance(k, states[-1], states[0], structure.graph, None, structure.segments))
-        return torch.stack(states)
+        return torch.stack(list(self._states(x, [structure] * len(self.layers))))
 
     @torch.no_grad()
     def attention(
         self,
-        x: Tensor | SparseMatrix,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
+        x: Features,
+        edge_index: Edges | None = None,
+        edge_weight: Weight = None,
+        batch: Batch = None,
         *,
         layer: int = -1,
         top_k: int = 100,
@@ -309,57 +291,40 @@ class DIFFormer(nn.Module):
             head: One head; left out, the mean over heads.
             include_self: Whether a node may be paired with itself.
         """
-        number = layer + len(self.layers) if layer < 0 else layer
-        if not 0 <= number < len(self.layers):
+        if not -len(self.layers) <= layer < len(self.layers):
             raise UserError(f"layer must lie in {-len(self.layers)} … {len(self.layers) - 1}, got {layer}")
-        states, structure = self._inspected(x, edge_index, edge_weight, batch)
-        chosen: DIFFormerConv = self.layers[number]  # type: ignore[assignment]
-        options = {"top_k": top_k, "head": head, "include_self": include_self}
-        return strongest_pairs(chosen, states[number], structure.segments, **options)  # type: ignore[arg-type]
+        x, structure = self._prepare(x, edge_index, edge_weight, batch)
+        z = self._inspected(x, structure)[layer % len(self.layers)]
+        chosen: Any = self.layers[layer]
+        return strongest_pairs(chosen, z, structure.segments, top_k=top_k, head=head, include_self=include_self)
 
     @torch.no_grad()
     def energy(
-        self,
-        x: Tensor | SparseMatrix,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
+        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
     ) -> EnergyProfile:
         """Measured energy and effective rank of the states of every layer."""
-        states, structure = self._inspected(x, edge_index, edge_weight, batch)
-        diffusivity = self.layers[0].diffusivity if len(self.layers) else None
-        return energy_profile(states, diffusivity, structure)  # type: ignore[arg-type]
+        x, structure = self._prepare(x, edge_index, edge_weight, batch)
+        diffusivity: Any = self.layers[0].diffusivity if len(self.layers) else None
+        return energy_profile(self._inspected(x, structure), diffusivity, structure)
 
     def explain(
-        self,
-        x: Tensor | SparseMatrix,
-        edge_index: Tensor | Graph | None = None,
-        edge_weight: Tensor | None = None,
-        batch: Tensor | Segments | None = None,
+        self, x: Features, edge_index: Edges | None = None, edge_weight: Weight = None, batch: Batch = None
     ) -> list[str]:
         """One line per layer: whether a fused kernel computes it or the formula, and why."""
         x, structure = self._prepare(x, edge_index, edge_weight, batch)
         z = torch.empty(x.shape[0], self.config["hidden_channels"], dtype=x.dtype, device=x.device)
         return [f"layer {k}: {explain_layer(layer, z, structure)}" for k, layer in enumerate(self.layers)]
 
-    def _inspected(
-        self,
-        x: Tensor | SparseMatrix,
-        edge_index: Tensor | Graph | None,
-        edge_weight: Tensor | None,
-        batch: Tensor | Segments | None,
-    ) -> tuple[Tensor, Structure]:
-        """States of every layer without dropout, and the structure they were worked out on."""
-        x, structure = self._prepare(x, edge_index, edge_weight, batch)
+    def _inspected(self, x: Features, structure: Structure) -> Tensor:
+        """States of every layer without dropout."""
         # Of every module by itself: a part that was frozen in evaluation mode stays so.
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
         try:
-            states = self.trajectory(x, structure.graph, None, structure.segments)
+            return self.trajectory(x, structure.graph, None, structure.segments)
         finally:
             for module, training in modes:
                 module.training = training
-        return states, structure
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes ``config.json`` and ``model.safetensors``; see `difformer.nn.pretrained`."""
@@ -376,18 +341,7 @@ class DIFFormer(nn.Module):
 
     @classmethod
     def from_public_code(cls, state_dict: dict[str, Tensor], **options: Any) -> DIFFormer:
-        """A model from weights trained with the authors' public code; see `difformer.nn.public_code`."""
-        from difformer.nn.public_code import from_public_code
+        """A model from weights trained with the authors' public code; see `difformer.nn.pretrained`."""
+        from difformer.nn.pretrained import from_public_code
 
         return from_public_code(state_dict, **options)
-
-
-def _check(sizes: dict[str, int], num_layers: int, activation: str | None, rate: float) -> None:
-    for name, count in sizes.items():
-        if name != "in_channels" or count != -1:
-            check_count(name, count)
-    check_count("num_layers", num_layers, least=0)
-    if activation is not None and activation not in ACTIVATIONS:
-        raise UserError(f"activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-    if not 0 <= rate < 1:
-        raise UserError(f"dropout must lie in [0, 1), got {rate!r}")

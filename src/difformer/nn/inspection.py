@@ -21,7 +21,7 @@ from difformer.diffusion.energy import effective_rank, penalty
 from difformer.diffusivity import CONSTANT, Diffusivity
 from difformer.errors import UserError
 from difformer.kernels.fused import why_not_fused, why_not_plain
-from difformer.nn.structure import Structure
+from difformer.nn.context import Structure
 
 if TYPE_CHECKING:
     from difformer.nn.conv import DIFFormerConv

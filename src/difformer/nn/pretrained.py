@@ -2,12 +2,29 @@
 
 Neither file can carry code, so a file from a stranger is safe to open. Weights are read on the CPU wherever they were
 written; move the model afterwards. Every file is written beside its place and renamed into it.
+
+`from_public_code` takes over models that the authors' code trained. Their module names map one to one:
+
+=============================== ==========================================
+public code                     here
+=============================== ==========================================
+``fcs.0``, ``fcs.1``            ``input``, ``output``
+``bns.0``, ``bns.{i+1}``        ``input_norm``, ``norms.{i}`` (LayerNorms)
+``convs.{i}.Wq``, ``.Wk``       ``layers.{i}.query``, ``.key``
+``convs.{i}.Wv``                ``layers.{i}.value``, where it exists
+=============================== ==========================================
+
+What their code computes differs from the paper in ways that are options here: `simple` divides queries and keys by one
+norm of the whole tensor (``qk_norm="global"``), `sigmoid` does not normalise them (``"none"``).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +32,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
+from torch import Tensor
+from torch.nn.modules import module as module_hooks
 
 from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.files import write_whole
-from difformer.nn.checks import no_larger_than
 from difformer.nn.conv import DIFFormerConv
 
 if TYPE_CHECKING:
@@ -181,3 +199,107 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise PretrainedError(f'{path}: damaged: "config" must be a table, got {type(config).__name__}')
     return config
+
+
+@contextmanager
+def no_larger_than(weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within it, building a model that is much larger than its saved weights fails at once.
+
+    A configuration from elsewhere may ask for 10⁹ layers; that its weights are of another model would be noticed only
+    after all layers were built.
+
+    Raises:
+        UserError: If this thread registers far more parameters or modules than `weights` can be those of.
+    """
+    total = sum(value.numel() for value in weights.values())
+    numbers = 10_000 + 2 * total
+    modules = 1_000 + 20 * len(weights)
+    me, counted = threading.get_ident(), {"numbers": 0, "modules": 0}
+
+    def count(kind: str, amount: int, most: int) -> None:
+        if threading.get_ident() != me:
+            return
+        counted[kind] += amount
+        if counted[kind] > most:
+            raise UserError(f"the model of the configuration is larger than its weights, of {total:,} numbers")
+
+    with ExitStack() as stack:
+        for handle in (
+            module_hooks.register_module_parameter_registration_hook(
+                lambda module, name, value: count("numbers", 0 if value is None else value.numel(), numbers)
+            ),
+            module_hooks.register_module_module_registration_hook(
+                lambda module, name, value: count("modules", 1, modules)
+            ),
+        ):
+            stack.callback(handle.remove)
+        yield
+
+
+# The paper's form, where the options say nothing else.
+EXACT: dict[str, Any] = {"graph_weight": None, "source_weight": 0.0, "initialisation": "torch"}
+QK_NORM_OF_KERNEL = {"simple": "global", "sigmoid": "none"}
+
+
+def from_public_code(state_dict: dict[str, Tensor], *, diffusivity: str = "simple", **options: Any) -> DIFFormer:
+    """A `DIFFormer` with the weights of a model that the authors' code trained.
+
+    Args:
+        state_dict: Parameters by the authors' names, for example ``torch.load(path, weights_only=True)``.
+        diffusivity: Their ``kernel``: ``"simple"`` or ``"sigmoid"``.
+        options: What weights do not show: ``step_size`` (their ``alpha``), ``graph_weight`` (None where theirs is
+            not used), ``norm=False`` and ``residual=False`` (their ``use_bn`` and ``use_residual`` left out),
+            ``source_weight``, ``dropout``, ``activation``. Sizes, layers, heads and ``transform`` are read off
+            the weights.
+
+    Raises:
+        ValueError: If parameters are missing, left over, or do not fit together.
+    """
+    from difformer.nn.difformer import DIFFormer
+
+    _require(state_dict, "fcs.0", "fcs.1")
+    hidden, in_channels = state_dict["fcs.0.weight"].shape
+    out_channels = state_dict["fcs.1.weight"].shape[0]
+    layers = sorted({int(name.split(".")[1]) for name in state_dict if name.startswith("convs.")})
+    if layers != list(range(len(layers))):
+        raise UserError(f"layers must be numbered from 0 without a gap, got convs of {layers}")
+    _require(state_dict, *[f"convs.{i}.{part}" for i in layers for part in ("Wq", "Wk")])
+    heads = state_dict["convs.0.Wq.weight"].shape[0] // hidden if layers else 1
+    transform = "convs.0.Wv.weight" in state_dict
+    norm = options.pop("norm", "bns.0.weight" in state_dict)
+    model = DIFFormer(
+        in_channels, hidden, out_channels,
+        num_layers=len(layers), num_heads=heads, transform=transform, norm=norm, diffusivity=diffusivity,
+        qk_norm=options.pop("qk_norm", QK_NORM_OF_KERNEL.get(diffusivity, "row")), **(EXACT | options),
+    )  # fmt: skip
+    names = {"fcs.0": "input", "fcs.1": "output"}
+    if norm:
+        names |= {"bns.0": "input_norm"} | {f"bns.{i + 1}": f"norms.{i}" for i in layers}
+    for i in layers:
+        parts = {"Wq": "query", "Wk": "key"} | ({"Wv": "value"} if transform else {})
+        names |= {f"convs.{i}.{theirs}": f"layers.{i}.{ours}" for theirs, ours in parts.items()}
+    _require(state_dict, *names)
+    expected = {f"{name}.{part}" for name in names for part in ("weight", "bias")}
+    # Their LayerNorms are made, and saved, also where they are not used.
+    strange = [name for name in state_dict if name not in expected and not name.startswith("bns.")]
+    if strange:
+        raise UserError(f"parameters that no DIFFormer of the public code has: {', '.join(sorted(strange)[:5])}")
+    taken = {
+        f"{ours}.{part}": state_dict[f"{theirs}.{part}"]
+        for theirs, ours in names.items()
+        for part in ("weight", "bias")
+    }
+    try:
+        model.load_state_dict(taken)
+    except RuntimeError as error:
+        raise UserError(f"the parameters do not fit together: {error}") from error
+    return model
+
+
+def _require(state_dict: dict[str, Tensor], *modules: str) -> None:
+    missing = [f"{m}.{part}" for m in modules for part in ("weight", "bias") if f"{m}.{part}" not in state_dict]
+    if missing:
+        raise UserError(
+            f"parameters missing from the state_dict: {', '.join(missing[:5])}; expected the authors' names "
+            f"(fcs.0, fcs.1, bns.i, convs.i.Wq, convs.i.Wk, convs.i.Wv), got {', '.join(list(state_dict)[:5])} …"
+        )

@@ -20,8 +20,8 @@ from difformer.data import Split, Task
 from difformer.data.sparse import from_scipy, to_scipy
 from difformer.errors import UserError
 from difformer.files import RunFolderError
-from difformer.nn.checks import no_larger_than
 from difformer.nn.inspection import EnergyProfile
+from difformer.nn.pretrained import no_larger_than
 from difformer.training.config import knn_of
 from difformer.training.devices import resolve
 from difformer.training.feeds import Feed, make_feed, with_neighbours

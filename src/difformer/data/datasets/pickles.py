@@ -61,8 +61,7 @@ def read_tensors(source: bytes | IO[bytes]) -> Any:
     """The data in a file of ``torch.save``, which is an archive of a pickle and one member per storage."""
     try:
         with zipfile.ZipFile(io.BytesIO(_content(source))) as archive:
-            for info in archive.infolist():
-                check_size(info.file_size, info.filename)
+            check_size(sum(info.file_size for info in archive.infolist()), "the archive", packed=archive.start_dir)
             members = {name.split("/", 1)[-1]: name for name in archive.namelist()}
             if "constants.pkl" in members:
                 raise DataError("is a TorchScript program, not a file of tensors; it was not loaded")
