@@ -37,6 +37,16 @@ def test_one_split_is_said_where_the_deviation_stands(call, own):
     assert "over 3 seeds on 2 splits)" in two.out
 
 
+def test_own_files_start_from_the_setting_that_was_best_on_average(call, own):
+    answer = call("fit", *own, "--seeds", "1", *QUICK, "--set", "dropout=0.1")
+    assert "preset: own-data (difformer on own-data): the best of six settings on average" in answer.out
+    assert "learning_rate=0.01, weight_decay=0.005, dropout=0.1, hidden_channels=4" in answer.out
+    assert "own-data" not in call("fit", *own, "--seeds", "1", *QUICK, "--model", "mlp").out
+    refused = call("fit", "karate", "--preset", "own-data", "--model", "difformer", *QUICK)
+    assert refused.code == 2
+    assert "there is no preset 'own-data' for difformer on karate" in refused.err
+
+
 def test_without_a_graph_the_sharp_form_is_named(call, own):
     quick = ("--seeds", "1", *QUICK)
     assert "note: no graph: --model difformer-sharp" in call("fit", *own, "--model", "difformer", *quick).out
@@ -89,6 +99,16 @@ def test_rows_with_known_ids_are_pointed_out(call, run, tmp_path):
     assert "note: 1 of 3 rows of again.csv have the id of an instance of the run ('p1')" in answer.err
     assert "note: again.csv has 1 id in several rows, 'n1' first" in answer.err
     assert len(answer.out.splitlines()) == 4
+
+
+def test_new_rows_without_edges_are_noted_where_the_run_has_a_graph(call, own, people, tmp_path):
+    edges = ("--edges", people / "friends.csv")
+    assert call("fit", *own, *edges, "--model", "gcn", "--seeds", "1", *QUICK, "--out", "joined").code == 0
+    (tmp_path / "new.csv").write_text("name,height,weight\nn1,0,0\n")
+    (tmp_path / "new_edges.csv").write_text("from,to\np1,n1\n")
+    words = ("predict", "joined", "--features", "new.csv", "--out", "-")
+    assert "note: new rows have no edges, although the run has a graph; --edges joins" in call(*words).err
+    assert "no edges" not in call(*words, "--edges", "new_edges.csv").err
 
 
 def test_ids_of_new_rows_are_found_by_the_name_they_had_in_training(call, run, tmp_path):

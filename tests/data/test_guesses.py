@@ -232,7 +232,7 @@ class TestSplitsByIndex:
         ("arrays", "words"),
         [
             ({"train_idx": [0, 1]}, "there is no test_idx; pass splits="),
-            ({"val_idx": [0, 1]}, "validation.* alone"),
+            ({"val_idx": [0, 1]}, "there is no train_idx"),
             ({"train_idx": [0, 8], "test_idx": [1]}, "index 8.* 8 instances"),
             ({"train_idx": [0, 1], "test_idx": [1]}, "both train and test"),
             ({"train_idx": [0.5, 1], "test_idx": [1]}, "whole numbers"),

@@ -401,5 +401,5 @@ def test_new_rows_for_a_trained_model(write):
 
 def test_validation_mask_alone_is_refused(tmp_path):
     np.savez(tmp_path / "some.npz", x=X, y=Y, val_mask=np.arange(len(Y)) < 2)
-    with pytest.raises(DataError, match="validation mask alone"):
+    with pytest.raises(DataError, match="there is no train_mask; pass splits="):
         from_files(features=tmp_path / "some.npz")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from difformer.training.run_folder import TaskSource
 
 DEFAULT_MODEL = "difformer"
+OWN_PRESET = "own-data"  # the preset of the default model for data that have none
 PAPER_MODEL = "difformer-s"  # has presets for data sets where the default model has none
 OWN_SPLITS = 10  # seeded splits of a user's files, unless --data seeds or a file says otherwise
 TABLES = (".csv", ".tsv", ".txt", ".parquet", ".npz", ".npy", ".pt", ".gz")
@@ -219,6 +220,8 @@ def _read_named_preset(name: str, model: str | None, dataset: str | None) -> Pre
         if model is not None and model != found.model:
             raise UserError(f"--preset: {name} is for model {found.model!r}, but --model says {model!r}")
         return found
+    if dataset is None and name == OWN_PRESET:
+        return find_preset(name, model=model or DEFAULT_MODEL, dataset=name)
     if dataset is None:
         raise UserError(f"--preset: {name!r} belongs to a data set; with your own files give a .toml file")
     if model is None:
@@ -297,8 +300,10 @@ def new_rows(run: Path, features: Path | None, edges: Path | None, output: Outpu
 
 
 def _familiar(task: Task, found: Any) -> list[str]:
-    """Remarks about new rows whose id is known or repeated: without edges nothing is looked up by id."""
+    """Remarks about new rows without edges: a graph they do not join, ids that are known or repeated."""
     known, notes = set(task.instance_names), []
+    if task.edge_index is not None:
+        notes.append("new rows have no edges, although the run has a graph; --edges joins them to its instances")
     if old := [name for name in found.ids if name in known]:
         notes.append(
             f"{len(old)} of {len(found.ids)} rows of {found.path} have the id of an instance of the run "

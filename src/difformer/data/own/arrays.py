@@ -204,36 +204,37 @@ def stored_splits(arrays: Mapping[str, Any], rows: int, *, by_row: bool = True) 
     A validation part may be missing: it is then taken from the training part. Several masks are rows, ``[S, N]``, as in
     NPZ files, or columns, ``[N, S]``, as in PyG (`by_row` False).
     """
-    found = {form: splits for form in SPLIT_FORMS if (splits := _stored(arrays, form, rows, by_row))}
+    found: dict[str, tuple[Split, ...]] = {}
+    for form in SPLIT_FORMS:
+        named = {"train": ("train",), "valid": ("val", "valid"), "test": ("test",)}
+        given = {
+            part: [arrays[f"{n}_{form}"] for n in names if f"{n}_{form}" in arrays] for part, names in named.items()
+        }
+        if not any(given.values()):
+            continue
+        called = "masks" if form.startswith("mask") else "indices"
+        if lacking := [part for part in ("train", "test") if not given[part]]:
+            problem = f"its {called} do not say what to train on and what to test: there is no {lacking[0]}_{form}"
+            raise DataError(f"{problem}; {SET_ASIDE}")
+        train, test = np.asarray(given["train"][0]), np.asarray(given["test"][0])
+        valid = (
+            np.asarray(given["valid"][0])
+            if given["valid"]
+            else np.zeros_like(train[:0] if called == "indices" else train)
+        )
+        try:
+            if called == "indices":
+                found[form] = (index_split("indices", train, valid, test),)
+                found[form][0].check(rows)
+                continue
+            for mask in (train, valid, test):
+                if mask.ndim not in (1, 2) or mask.shape[-1 if by_row else 0] != rows:
+                    raise DataError(f"shape {list(mask.shape)} where there are {rows} rows")
+            found[form] = masks_split(*(mask if by_row else mask.T for mask in (train, valid, test)), name="masks")
+        except (ValueError, TypeError) as error:
+            raise DataError(f"its {called} are no splits: {error}; {SET_ASIDE}") from error
+    first = next(iter(found), "")
     for form, splits in found.items():
-        first, wanted = next(iter(found.items()))
-        if len(splits) != len(wanted) or not all(a.same_as(b) for a, b in zip(splits, wanted, strict=True)):
+        if len(splits) != len(found[first]) or not all(map(Split.same_as, splits, found[first])):
             raise DataError(f"the splits of train_{first} and train_{form} differ; {SET_ASIDE}")
-    return next(iter(found.values()), ())
-
-
-def _stored(arrays: Mapping[str, Any], form: str, rows: int, by_row: bool) -> tuple[Split, ...]:
-    train, valid, test = (
-        next((arrays[f"{part}_{form}"] for part in parts if f"{part}_{form}" in arrays), None)
-        for parts in (("train",), ("val", "valid"), ("test",))
-    )
-    called = "masks" if form.startswith("mask") else "indices"
-    if train is None and test is None:
-        if valid is not None:
-            raise DataError(f"it has a validation {form} alone, no train_{form} and test_{form}; {SET_ASIDE}")
-        return ()
-    if train is None or test is None:
-        lacks = f"{'train' if train is None else 'test'}_{form}"
-        raise DataError(f"its {called} do not say what to train on and what to test: there is no {lacks}; {SET_ASIDE}")
-    try:
-        if called == "indices":
-            split = index_split("indices", train, [] if valid is None else valid, test)
-            split.check(rows)
-            return (split,)
-        masks = [np.asarray(mask) for mask in (train, np.zeros_like(train) if valid is None else valid, test)]
-        for mask in masks:
-            if mask.ndim not in (1, 2) or mask.shape[-1 if by_row else 0] != rows:
-                raise DataError(f"shape {list(mask.shape)} where there are {rows} rows")
-        return masks_split(*(mask if by_row else mask.T for mask in masks), name="masks")
-    except (ValueError, TypeError) as error:
-        raise DataError(f"its {called} are no splits: {error}; {SET_ASIDE}") from error
+    return found.get(first, ())

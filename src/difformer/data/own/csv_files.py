@@ -15,8 +15,9 @@ import os
 import re
 import zlib
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 
 from difformer.data.archives import check_size, limit
-from difformer.data.errors import DataError
+from difformer.data.errors import DataError, in_file
 from difformer.data.own.table import (
     HEADER_WORDS,
     PARQUET_ENDINGS,
@@ -141,16 +142,22 @@ def open_table(
     For `ids`, `num_ids` and `counting` see `looks_like_header`. `keep_blank` takes a blank line in a table of one
     column (but not those at the end) for an empty cell.
     """
-    name, suffix = os.fspath(path), Path(path).suffix.lower()
-    if suffix in PARQUET_ENDINGS:
-        return open_parquet(path)
-    if Path(path).is_dir():
-        raise DataError("is a folder, expected a file", path=name)
-    if suffix in NOT_TEXT:
-        hint = "; what PyG has saved, load with torch and pass to from_pyg" if suffix in (".pt", ".pth") else ""
-        raise DataError(f"is not a kind of file that can be read; save it as CSV, Parquet or NPZ{hint}", path=name)
-    if not Path(path).exists():
-        raise FileNotFoundError(f"no file at {name}")
+    suffix = Path(path).suffix.lower()
+    with in_file(path):
+        if Path(path).is_dir():
+            raise DataError("is a folder, expected a file")
+        if suffix in NOT_TEXT:
+            hint = "; what PyG has saved, load with torch and pass to from_pyg" if suffix in (".pt", ".pth") else ""
+            raise DataError(f"is not a kind of file that can be read; save it as CSV, Parquet or NPZ{hint}")
+        if not Path(path).exists():
+            raise FileNotFoundError(f"no file at {os.fspath(path)}")
+        if suffix in PARQUET_ENDINGS:
+            return open_parquet(path)
+        header = partial(looks_like_header, counting=counting, ids=ids, num_ids=num_ids)
+        return _open_text(os.fspath(path), format, header, keep_blank)
+
+
+def _open_text(name: str, format: TextFormat, looks_like_names: Callable[..., bool], keep_blank: bool) -> Table:
     lines = lines_of(name, format.encoding)
     above: list[str] = []
     first = ""
@@ -169,21 +176,20 @@ def open_table(
         raise DataError(
             "holds zero bytes: it is not text, or text in UTF-16 without a mark; pass encoding=utf-16-le or "
             "encoding=utf-16-be, or save it as UTF-8",
-            path=name,
             line=zeros,
         )
-    spaces = not {".csv", ".tsv"} & {ending.lower() for ending in Path(path).suffixes}
+    spaces = not {".csv", ".tsv"} & {ending.lower() for ending in Path(name).suffixes}
     delimiter = format.delimiter or sniff_delimiter(sample, spaces=spaces)
     rows = _rows_of(name, chain(sample, lines), delimiter, len(above))
     start = list(islice(rows, max(5, min(SAMPLE_ROWS, SAMPLE_CELLS // (1 + len(_cells(first, delimiter)))))))
     filled = [row for row in start if row[1]]
     if not filled:
-        raise DataError("holds no rows", path=name)
+        raise DataError("holds no rows")
 
     def is_header(cells: Sequence[str], below: Sequence[str] | None) -> bool:
         # 1,5 below a name shows that it is one, even without decimal=",": the error comes with the number.
         plain = [[DECIMAL_COMMA.pointed(cell) for cell in row or ()] for row in (cells, below)]
-        return looks_like_header(plain[0], plain[1] or None, counting=counting, ids=ids, num_ids=num_ids)
+        return looks_like_names(plain[0], plain[1] or None)
 
     line_of_names, cells = filled[0]
     names: list[str] = []
@@ -195,34 +201,32 @@ def open_table(
         raise DataError(
             f"begins with {format.comment!r}, as a comment does, but looks like a row of the table; "
             f"pass comment=none if it is one, or delete it",
-            path=name,
             line=len(above),
         )
     elif format.header or (format.header is None and is_header(cells, filled[1][1] if filled[1:] else None)):
         names = [format.pointed(cell) for cell in cells]
         if filled[1:] and len(filled[1][1]) == len(names) + 1:
             names.insert(0, "")  # R does not name the column of the rows' names
-        notes += [f"line {line_of_names} of {Path(path).name} was read as a header"] if format.header is None else []
+        notes += [f"line {line_of_names} of {Path(name).name} was read as a header"] if format.header is None else []
         start, filled = [row for row in start if row[0] > line_of_names], filled[1:]
     check_size(max(len(names), len(filled[0][1]) if filled else 0), "the table", "COLUMNS")
     if not filled:
-        raise DataError("holds a header and no rows", path=name)
+        raise DataError("holds a header and no rows")
     line_of_first, begin = filled[0]
     # A delimiter at the end of every line, the header's too, ends a column that is not there.
     trailing = int(len(names) > 1 and not names[-1] and begin[-1].strip() == "")
     width = len(names) - trailing if names else len(begin)
     if len(begin) != width + trailing:
-        problem = f"has {len(begin)} cell(s), but the header names {width} columns"
-        raise DataError(problem, path=name, line=line_of_first)
+        raise DataError(f"has {len(begin)} cell(s), but the header names {width} columns", line=line_of_first)
     seen: dict[str, int] = {}
     for i, column in enumerate(names[:width]):
         problem = "the header leaves this column without a name" if not column and i else ""
         if seen.setdefault(column, i) != i:
             problem = problem or f"the name {column!r} is already that of column {seen[column] + 1}; names must differ"
         if problem:
-            raise DataError(problem, path=name, line=line_of_names, column=i + 1)
+            raise DataError(problem, line=line_of_names, column=i + 1)
     if delimiter == " " and format.delimiter is None and width > 1:
-        notes.append(f"cells of {Path(path).name} were separated at blanks; pass delimiter= if that is wrong")
+        notes.append(f"cells of {Path(name).name} were separated at blanks; pass delimiter= if that is wrong")
     columns, first_row = (
         tuple(names[:width] or map(str, range(1, width + 1))),
         [format.pointed(c) for c in begin[:width]],

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from difformer.data.archives import check_size
-from difformer.data.errors import DAMAGE, DataError, require
+from difformer.data.errors import DataError, require
 from difformer.errors import did_you_mean
 
 Column = str | int
@@ -278,49 +278,28 @@ def near_misses(given: Sequence[str], ids: Collection[str]) -> str:
 
 def open_parquet(path: str | os.PathLike[str]) -> MemoryTable:
     """The columns of a Parquet file; a column of lists is several of numbers. Errors name row and column."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no file at {os.fspath(path)}")
-    pyarrow = require("pyarrow", extra="frames", purpose="reading Parquet")
+    types = require("pyarrow", extra="frames", purpose="reading Parquet").types
     parquet = require("pyarrow.parquet", extra="frames", purpose="reading Parquet")
     try:
         table = parquet.ParquetFile(path).read()
+        frame = table.to_pandas(integer_object_nulls=True, ignore_metadata=True)
     except Exception as error:  # pyarrow has a dozen errors for a damaged file
         said = f"is not a Parquet file that can be read ({type(error).__name__}: {error})"
         raise DataError(said, path=path) from error
-    parts: list[tuple[str, Any]] = []
-    for label, column in zip(map(str, table.column_names), table.columns, strict=True):
-        try:
-            parts += _spread(label, column)
-        except DataError as error:
-            raise DataError(error.problem, path=path, row=error.row, column=label) from error
-        except (pyarrow.lib.ArrowException, *DAMAGE) as error:
-            raise DataError(f"cannot be read ({type(error).__name__}: {error})", path=path, column=label) from error
-    return MemoryTable.of(os.fspath(path), parts)
-
-
-def _spread(label: str, column: Any) -> list[tuple[str, Any]]:
-    """A column of lists as columns of numbers; any other as it is."""
-    import pyarrow as pa
-
-    types, kind = pa.types, column.type
-    if types.is_dictionary(kind) or types.is_decimal(kind):
-        kind = kind.value_type if types.is_dictionary(kind) else pa.float64()
-        column = column.cast(kind)
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        rows = column.to_pylist()
-        width = len(rows[0] or ()) if rows else 0
-        for row, cells in enumerate(rows):
+    columns: list[tuple[str, Any]] = []
+    for i, (label, kind) in enumerate(zip(table.column_names, table.schema.types, strict=True)):
+        values = frame_column(frame, i)
+        if not types.is_nested(kind) and not types.is_binary(kind) and not types.is_large_binary(kind):
+            columns.append((label, values))
+            continue
+        if not hasattr(kind, "value_type"):
+            said = f"holds {kind}, expected numbers, text, dates, or lists of numbers"
+            raise DataError(said, path=path, column=label)
+        width = len(values[0]) if len(values) and values[0] is not None else 0
+        for row, cells in enumerate(values):
             if cells is None or len(cells) != width or not width:
                 got = "none" if cells is None else len(cells)
-                raise DataError(f"expected a list of {width} numbers as in row 0, got {got}", row=row)
-        numbers = types.is_integer(kind.value_type) or types.is_floating(kind.value_type)
-        columns = np.array(rows, dtype=np.float64).T if numbers else zip(*rows, strict=True)  # a gap becomes NaN
-        return [(f"{label}_{i}", values) for i, values in enumerate(columns)]
-    if types.is_timestamp(kind) or types.is_date(kind):
-        return [(label, [None if moment is None else moment.isoformat() for moment in column.to_pylist()])]
-    if types.is_floating(kind) or ((types.is_boolean(kind) or types.is_integer(kind)) and not column.null_count):
-        return [(label, column.combine_chunks().to_numpy(zero_copy_only=False))]
-    others = ("is_boolean", "is_integer", "is_string", "is_large_string", "is_null", "is_string_view")
-    if any(getattr(types, name, lambda _: False)(kind) for name in others):
-        return [(label, column.to_pylist())]
-    raise DataError(f"holds {kind}, expected numbers, text, dates, or lists of numbers")
+                said = f"expected a list of {width} numbers as in row 0, got {got}"
+                raise DataError(said, path=path, row=row, column=label)
+        columns += [(f"{label}_{j}", np.array([cells[j] for cells in values])) for j in range(width)]
+    return MemoryTable.of(os.fspath(path), columns)
