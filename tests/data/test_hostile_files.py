@@ -116,6 +116,12 @@ def test_members_of_archives_have_a_limit_that_can_be_raised(tmp_path, monkeypat
         read_npz(tmp_path / "f.npz")
     monkeypatch.setenv("DIFFORMER_MAX_MEMBER", "800128")
     assert read_npz(tmp_path / "f.npz")["x"].shape == (1000, 100)
+    monkeypatch.delenv("DIFFORMER_MAX_MEMBER")
+    monkeypatch.setattr("difformer.data.archives.PACKED", 100_000)  # the file is 200 times smaller than its array
+    with pytest.raises(DataError, match=r"the archive up to 'x' has 800,128 bytes, more than the limit of 100,000"):
+        read_npz(tmp_path / "f.npz")
+    np.savez_compressed(tmp_path / "g.npz", x=np.random.default_rng(0).random((100, 1000)))
+    assert read_npz(tmp_path / "g.npz")["x"].shape == (100, 1000)
 
 
 def test_a_line_without_end_is_refused_at_the_limit(tmp_path, monkeypatch):

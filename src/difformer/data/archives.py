@@ -26,6 +26,7 @@ from difformer.errors import UserError
 
 Array = np.ndarray[Any, Any]
 
+PACKED, RATIO = 1 << 30, 200  # bytes that may be unpacked to more than this many times the size of their archive
 LIMITS = {"MEMBER": 16 << 30, "LINE": 64 << 20, "COLUMNS": 1 << 20}
 
 
@@ -37,12 +38,15 @@ def limit(kind: str) -> int:
     return int(given) if given else LIMITS[kind]
 
 
-def check_size(size: int, name: str, kind: str = "MEMBER") -> None:
-    """Refuse what is larger than the limit, and say how the limit is raised."""
-    if size > limit(kind):
+def check_size(size: int, name: str, kind: str = "MEMBER", packed: int | None = None) -> None:
+    """Refuse what is larger than the limit, and say how the limit is raised; `packed` is the size of its archive."""
+    most = limit(kind)
+    if packed is not None and size > RATIO * packed and most == LIMITS[kind]:
+        most = min(most, PACKED)
+    if size > most:
         units = {"MEMBER": "bytes", "LINE": "characters", "COLUMNS": "columns"}[kind]
         raise DataError(
-            f"{name} has {size:,} {units}, more than the limit of {limit(kind):,}; if you trust the file, set "
+            f"{name} has {size:,} {units}, more than the limit of {most:,}; if you trust the file, set "
             f"DIFFORMER_MAX_{kind}={size} to read it"
         )
 
@@ -61,12 +65,14 @@ def read_npz(path: str | os.PathLike[str] | IO[bytes], names: Collection[str] | 
         DataError: If an array holds Python objects or fields, is larger than the limit, or is not all there.
         zipfile.BadZipFile: If it is not an archive; `difformer.data.errors.DAMAGE` lists what else damage raises.
     """
-    arrays = Contents()
+    arrays, size = Contents(), 0
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             key = info.filename.removesuffix(".npy")
             if names is None or key in names:
-                with archive.open(_checked(info, f"array {key!r}")) as stream:
+                one = _checked(info, f"array {key!r}")
+                check_size(size := size + info.file_size, f"the archive up to {key!r}", packed=archive.start_dir)
+                with archive.open(one) as stream:
                     arrays[key] = _array(stream, info.file_size, key)
     return arrays
 
@@ -121,6 +127,7 @@ def read_zip(path: str | os.PathLike[str], names: Iterable[str]) -> dict[str, by
         for name in names:
             if name not in inside:
                 raise DataError(f"the archive holds no {name}", path=path)
+            check_size(inside[name].file_size, name, packed=archive.start_dir)
             members[name] = archive.read(_checked(inside[name], name, path))
     return members
 

@@ -28,7 +28,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -36,6 +36,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.spawn import start_processes
 
 from difformer.data import Split, Task
 from difformer.data.batches import GraphBatches
@@ -52,6 +53,7 @@ from difformer.training.metrics import Metric, chosen_metric
 from difformer.training.model import split_number
 from difformer.training.spaces import Space
 from difformer.training.stack import apart, train_stacked, unstackable
+from difformer.zoo import options_of
 
 SAMPLERS = ("random", "tpe", "grid")
 REPORTS_PER_RUN = 20  # points of a validation curve that are kept, and compared with those of other trials
@@ -98,8 +100,6 @@ class Question:
 
         A longer list continues a shorter one. It ends earlier where the space has no more points.
         """
-        from difformer.zoo import options_of
-
         known = {**TrainConfig().to_dict(), **options_of(self.model)}
         found = [{key: known[key] for key in self.space.axes if key in known}]
         for given in self.first:
@@ -412,15 +412,10 @@ def _trial(
 
 def _groups(question: Question, points: Sequence[Point], numbers: Sequence[int]) -> Iterator[list[int]]:
     """Numbers of points that share all that may not differ within a stack (hidden size, layers, …)."""
-    found: list[tuple[TrainConfig, list[int]]] = []
+    found: dict[str, list[int]] = {}
     for number in numbers:
-        common = apart(question.config(points[number]))
-        known = next((group for config, group in found if config == common), None)
-        if known is None:
-            found.append((common, [number]))
-        else:
-            known.append(number)
-    for _, group in found:
+        found.setdefault(repr(apart(question.config(points[number]))), []).append(number)
+    for group in found.values():
         yield from (group[start : start + POINTS_AT_ONCE] for start in range(0, len(group), POINTS_AT_ONCE))
 
 
@@ -479,32 +474,20 @@ class _Watch:
 
 
 def _in_processes(worker: _Worker, left: Sequence[Work], jobs: int) -> None:
-    """Shares trials among processes, each of which writes a file of its own."""
-    buffer = io.BytesIO()
-    torch.save(worker.task, buffer)
-    about = (worker.folder, worker.questions, buffer.getvalue(), worker.device, worker.seconds)
-    make = multiprocessing.get_context("spawn").Process
-    count = min(jobs, len(left))
-    processes = [make(target=_process, args=(about, left[i::jobs], jobs, i), daemon=True) for i in range(count)]
-    for process in processes:
-        process.start()
+    """Shares trials among processes, each of which writes a file of its own and ends with this one."""
+    packed = io.BytesIO()
+    torch.save(worker.task, packed)
+    about = (worker.folder, worker.questions, packed.getvalue(), worker.device, worker.seconds)
+    context = start_processes(_process, (about, left, jobs), min(jobs, len(left)), join=False, daemon=True)
     try:
-        while any(process.is_alive() for process in processes):
-            time.sleep(0.5)
+        while not context.join(timeout=0.5):
             worker.tell()
-    except BaseException:
-        for process in processes:
-            process.terminate()
-        raise
     finally:
-        for process in processes:
-            process.join()
-    broken = [process.exitcode for process in processes if process.exitcode]
-    if broken:
-        raise RuntimeError(f"{len(broken)} of {count} processes ended with exit code {broken[0]}; see above")
+        for process in context.processes:
+            process.terminate()
 
 
-def _process(about: tuple[Any, ...], left: Sequence[Work], jobs: int, number: int) -> None:
+def _process(number: int, about: tuple[Any, ...], left: Sequence[Work], jobs: int) -> None:
     def end_with_parent() -> None:  # a trial is made again when a study is continued
         if (parent := multiprocessing.parent_process()) is not None:
             wait([parent.sentinel])
@@ -514,8 +497,7 @@ def _process(about: tuple[Any, ...], left: Sequence[Work], jobs: int, number: in
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
     folder, questions, packed, device, seconds = about
     task = torch.load(io.BytesIO(packed), weights_only=False)  # made by our own parent a moment ago
-    with suppress(KeyboardInterrupt):
-        _Worker(folder, questions, task, device, seconds, False, lambda: None, number).work(left)
+    _Worker(folder, questions, task, device, seconds, False, lambda: None, number).work(left[number::jobs])
 
 
 def without_test(task: Task, runs: int | None = None) -> Task:
