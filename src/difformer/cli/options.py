@@ -137,7 +137,7 @@ def read_data_options(words: list[str] | None, dataset: str | None) -> dict[str,
 
     from difformer.cli.output import listed
     from difformer.data import from_files
-    from difformer.data.registry import annotations_of, dataset_options, option_kinds
+    from difformer.data.registry import annotations_of, dataset_options, loader_of
 
     if dataset is None:
         kinds, whose = annotations_of(from_files), "own files have"

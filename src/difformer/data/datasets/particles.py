@@ -8,7 +8,7 @@ SynMol: molecules, a point an atom, with type and position; positive where both 
     unbranched alkane   [R0;D2,D1][R0;D2][R0;D2,D1]    three atoms in a row, none in a ring, none with a branch
 
 The second pattern is the one the data was labelled with, and wider than its name: it does not ask for carbons. Atoms
-are the heavy ones, in the order of the SMILES; rdkit, the extra ``molecules``, places them by distance geometry (seeded)
+are the heavy ones, in the order of the SMILES; rdkit, the extra ``molecules``, places them by seeded distance geometry
 and the MMFF94 force field.
 
 Edges run from each point's five nearest ones, itself counted, to it: nearest in space for atoms, nearest in direction
