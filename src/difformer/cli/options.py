@@ -143,7 +143,7 @@ def read_data_options(words: list[str] | None, dataset: str | None) -> dict[str,
         kinds, whose = annotations_of(from_files), "own files have"
         takes = f"they take {', '.join(list(inspect.signature(from_files).parameters)[3:])}"
     else:
-        kinds, whose = option_kinds(dataset), f"data set {dataset!r} has"
+        kinds, whose = annotations_of(loader_of(dataset)), f"data set {dataset!r} has"
         takes = f"it takes, with these defaults, {listed(dataset_options(dataset))}"
     for key in given:
         if key not in kinds:
