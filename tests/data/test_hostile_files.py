@@ -12,7 +12,7 @@ from scipy import sparse
 
 from difformer.data import DataError, from_arrays, from_files, load, load_splits
 from difformer.data.archives import read_npz, read_zip
-from difformer.data.datasets.pokec import read_profiles
+from difformer.data.datasets.large_graphs import read_profiles
 from difformer.data.lookup import locate, reading
 
 HUGE = 2**30
