@@ -51,8 +51,8 @@ def test_arguments_that_a_message_names_are_followed_by_their_options(message, t
     assert explain(UserError(message)) == message + typed
 
 
-@pytest.mark.parametrize("error", [ValueError("too many values to unpack"), ZeroDivisionError("division by zero")])
-def test_a_bug_of_the_package_shows_its_traceback(installed, tmp_path, error):
+def test_a_bug_of_the_package_shows_its_traceback(installed, tmp_path):
+    error = ValueError("too many values to unpack")
     code = (
         "import difformer.training.run as run\n"
         f"def fit(*_, **__): raise {error!r}\n"

@@ -269,13 +269,6 @@ def test_an_existing_folder_is_left_alone(call, tmp_path):
     assert [path.name for path in (tmp_path / "taken").iterdir()] == ["thesis.txt"]
 
 
-def test_debug_shows_the_traceback(installed, tmp_path):
-    answer = installed("fit", "irsi", "--debug", cwd=tmp_path)
-    assert answer.code == 2
-    assert "Traceback" in answer.err
-    assert "did you mean iris" in answer.err.splitlines()[-1]
-
-
 def test_seeds_as_one_model_or_one_after_the_other(call):
     words = ["fit", "iris", "--model", "mlp", "--seeds", "3", *QUICK, "--json"]
     found = [json.loads(call(*words, how, "--out", how[2:]).out) for how in ("--stacked", "--no-stacked")]
@@ -287,7 +280,7 @@ def test_seeds_as_one_model_or_one_after_the_other(call):
 
 def test_ctrl_c_saves_and_resume_ends_as_if_nothing_had_happened(installed, environment, tmp_path):
     command = Path(sys.executable).with_name("difformer")
-    words = ["fit", "iris", "--model", "mlp", "--seeds", "2", "--set", "epochs=600", "--set", "hidden_channels=8"]
+    words = ["fit", "iris", "--model", "mlp", "--seeds", "2", "--set", "epochs=300", "--set", "hidden_channels=8"]
     words += ["--no-stacked"]
     with subprocess.Popen(
         [command, *words, "--out", "stopped"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True

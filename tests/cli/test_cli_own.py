@@ -37,6 +37,16 @@ def test_one_split_is_said_where_the_deviation_stands(call, own):
     assert "over 3 seeds on 2 splits)" in two.out
 
 
+def test_own_files_start_from_the_setting_that_was_best_on_average(call, own):
+    answer = call("fit", *own, "--seeds", "1", *QUICK, "--set", "dropout=0.1")
+    assert "preset: own-data (difformer on own-data): the best of six settings on average" in answer.out
+    assert "learning_rate=0.01, weight_decay=0.005, dropout=0.1, hidden_channels=4" in answer.out
+    assert "own-data" not in call("fit", *own, "--seeds", "1", *QUICK, "--model", "mlp").out
+    refused = call("fit", "karate", "--preset", "own-data", "--model", "difformer", *QUICK)
+    assert refused.code == 2
+    assert "there is no preset 'own-data' for difformer on karate" in refused.err
+
+
 def test_without_a_graph_the_sharp_form_is_named(call, own):
     quick = ("--seeds", "1", *QUICK)
     assert "note: no graph: --model difformer-sharp" in call("fit", *own, "--model", "difformer", *quick).out

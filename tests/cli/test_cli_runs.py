@@ -28,8 +28,8 @@ def rows_of(path):
         return list(csv.DictReader(stream))
 
 
-def test_predictions_of_all_instances_by_name(installed, own_run, tmp_path):
-    answer = installed("predict", own_run, "--out", "all.csv", cwd=tmp_path)
+def test_predictions_of_all_instances_by_name(call, own_run, tmp_path):
+    answer = call("predict", own_run, "--out", "all.csv")
     assert answer.code == 0, answer.err
     assert "60 predictions in all.csv" in answer.out
     rows = rows_of(tmp_path / "all.csv")
@@ -110,8 +110,8 @@ def test_where_predictions_go(call, own_run, tmp_path):
     assert "has no seed 7" in call("predict", own_run, "--out", "p.csv", "--seed", "7").err
 
 
-def test_evaluate_measures_what_the_run_reported(installed, own_run, tmp_path):
-    answer = installed("evaluate", own_run, "--json", cwd=tmp_path)
+def test_evaluate_measures_what_the_run_reported(call, own_run, tmp_path):
+    answer = call("evaluate", own_run, "--json")
     assert answer.code == 0, answer.err
     measured = json.loads(answer.out)["metrics"]["accuracy"]
     reported = json.loads((own_run / "summary.json").read_text())
@@ -138,8 +138,8 @@ def test_data_that_changed_since_are_noticed(call, people, own_run, tmp_path):
         path.write_text(before)
 
 
-def test_embeddings(installed, own_run, tmp_path):
-    answer = installed("embed", own_run, "--out", "states.npz", cwd=tmp_path)
+def test_embeddings(call, own_run, tmp_path):
+    answer = call("embed", own_run, "--out", "states.npz")
     assert answer.code == 0, answer.err
     assert "embeddings of shape (60, 64) in states.npz" in answer.out
     with np.load(tmp_path / "states.npz") as arrays:
@@ -158,8 +158,8 @@ def test_embeddings_as_a_table_and_of_new_rows(call, people, own_run, tmp_path):
     assert call("embed", own_run, "--edges", people / "friends.csv").code == 2
 
 
-def test_energy_by_layer(installed, own_run, tmp_path):
-    answer = installed("energy", own_run, cwd=tmp_path)
+def test_energy_by_layer(call, own_run, tmp_path):
+    answer = call("energy", own_run)
     assert answer.code == 0, answer.err
     assert "effective rank" in answer.out
     assert " input " in answer.out

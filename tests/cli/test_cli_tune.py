@@ -12,7 +12,7 @@ SMALL = ("--space", "learning_rate=0.001,0.05", "--space", "hidden_channels=4,8"
 HELD = ("--set", "num_layers=2", "--set", "dropout=0", "--set", "weight_decay=0")
 
 
-def test_a_search_ends_in_a_preset_that_fit_takes(installed, tmp_path):
+def test_a_search_ends_in_a_preset_that_fit_takes(installed, call, tmp_path):
     answer = installed("tune", "iris", "--model", "mlp", "--trials", 2, *SMALL, *HELD, "--out", "study", cwd=tmp_path)
     assert answer.code == 0, answer.err
     assert "4 settings, and the defaults" in answer.out
@@ -23,9 +23,7 @@ def test_a_search_ends_in_a_preset_that_fit_takes(installed, tmp_path):
     assert (preset.model, preset.dataset, preset.trials, preset.metric) == ("mlp", "iris", 2, "accuracy")
     assert preset.command.startswith("difformer tune iris --model mlp --trials 2")
     assert preset.settings["epochs"] == 4
-    fitted = installed(
-        "fit", "iris", "--preset", "study/best.toml", "--seeds", 1, "--json", "--out", "run", cwd=tmp_path
-    )
+    fitted = call("fit", "iris", "--preset", "study/best.toml", "--seeds", 1, "--json", "--out", "run")
     assert fitted.code == 0, fitted.err
     config = json.loads(fitted.out)["config"]
     assert config["model"] == "mlp"

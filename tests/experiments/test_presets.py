@@ -23,7 +23,7 @@ def test_a_shipped_preset_names_existing_models_and_options(preset):
     from difformer.training.config import TrainConfig
 
     assert preset.model in MODELS
-    assert preset.dataset in ENTRIES
+    assert preset.dataset in {*ENTRIES, "own-data"}
     assert preset.source
     fields = TrainConfig().to_dict()
     options = {key: value for key, value in preset.settings.items() if key not in fields}

@@ -15,6 +15,7 @@ from difformer.nn.dropout import dropout_key
 from difformer.sparse import SparseMatrix
 from difformer.training import TrainConfig, train_one
 from difformer.zoo.dense_gat import attend_all
+from difformer.zoo.encoder import Observed
 from difformer.zoo.glcn import weighted_distance
 from difformer.zoo.lds import OuterStep, draw, network_states
 from difformer.zoo.neighbour_graph import NeighbourGraph
@@ -164,7 +165,7 @@ def test_glcn_weighs_edges_by_the_learned_distance_and_rows_sum_to_one():
     s = s / s.sum(1, keepdim=True)
     torch.testing.assert_close(model.embed(x, edges), s @ x, rtol=1e-5, atol=1e-6)
     # A constant comes back as itself: rows of S sum to one.
-    ones = model._on_edges(p, graph).propagate(torch.ones(30, 1))
+    ones = model.surroundings(x, Observed.of(x, graph)).propagate(torch.ones(30, 1))
     torch.testing.assert_close(ones, torch.ones(30, 1))
     distances = (p[:, None] - p[None]).square().sum(-1)
     expected = ((s * distances).sum() + model.sparsity * s.square().sum()) / 30

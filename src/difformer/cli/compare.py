@@ -15,8 +15,7 @@ PARTS = ("train", "valid", "test")
 
 @command
 def compare(
-    runs: Annotated[list[Path], argument("Run folders of the same task.", metavar="RUN RUN…")],
-    as_json: Json = False,
+    runs: Annotated[list[Path], argument("Run folders of the same task.", metavar="RUN RUN…")], as_json: Json = False
 ) -> None:
     """Compare runs, with a paired test.
 

@@ -32,8 +32,7 @@ _SHORT = {
 @command
 def datasets(
     name: Annotated[
-        str | None,
-        argument("A data set, to see its protocols and options.", complete=dataset_names),
+        str | None, argument("A data set, to see its protocols and options.", complete=dataset_names)
     ] = None,
     root: Annotated[Path | None, option("Folder to search for files first.")] = None,
     as_json: Json = False,

@@ -18,7 +18,7 @@ from difformer.cli.description import (
     headline,
     report_results,
 )
-from difformer.cli.inputs import Data, Request, add_preset_data, read_request, takes_data
+from difformer.cli.inputs import DEFAULT_MODEL, OWN_PRESET, Data, Request, add_preset_data, read_request, takes_data
 from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, option, read_seeds
 from difformer.cli.output import Output, Progress, counted
 from difformer.distributed import under_torchrun
@@ -74,8 +74,7 @@ def fit(
         ),
     ] = None,
     shard: Annotated[
-        bool,
-        option("Partition the graph on the fly, so that all ranks train each seed together.", "--shard"),
+        bool, option("Partition the graph on the fly, so that all ranks train each seed together.", "--shard")
     ] = False,
     tensorboard: Annotated[bool, option("Write TensorBoard event files too.", "--tensorboard")] = False,
     as_json: Json = False,
@@ -110,6 +109,8 @@ def fit(
     if parts is not None and (extra := data.given()):
         raise UserError(f"{data.dataset} is a partitioned task, trained as it is; leave out {', '.join(extra)}")
     source = data.source() if parts is None else None
+    if preset is None and source is not None and source.name is None and model in (None, DEFAULT_MODEL):
+        preset = OWN_PRESET
     given: dict[str, Any] = {"model": model, "preset": preset, "settings": settings, "metric": metric}
     request = read_request(None if source is None else source.name, batch_size=batch_size, **given)
     source = None if source is None else add_preset_data(source, request.preset)

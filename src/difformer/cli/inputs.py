@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from difformer.training.run_folder import TaskSource
 
 DEFAULT_MODEL = "difformer"
+OWN_PRESET = "own-data"  # the preset of the default model for data that have none
 PAPER_MODEL = "difformer-s"  # has presets for data sets where the default model has none
 OWN_SPLITS = 10  # seeded splits of a user's files, unless --data seeds or a file says otherwise
 TABLES = (".csv", ".tsv", ".txt", ".parquet", ".npz", ".npy", ".pt", ".gz")
@@ -219,6 +220,8 @@ def _read_named_preset(name: str, model: str | None, dataset: str | None) -> Pre
         if model is not None and model != found.model:
             raise UserError(f"--preset: {name} is for model {found.model!r}, but --model says {model!r}")
         return found
+    if dataset is None and name == OWN_PRESET:
+        return find_preset(name, model=model or DEFAULT_MODEL, dataset=name)
     if dataset is None:
         raise UserError(f"--preset: {name!r} belongs to a data set; with your own files give a .toml file")
     if model is None:

@@ -33,10 +33,7 @@ KEY = (
 
 @command
 def models(
-    name: Annotated[
-        str | None,
-        argument("A model, to see its settings and presets.", complete=model_names),
-    ] = None,
+    name: Annotated[str | None, argument("A model, to see its settings and presets.", complete=model_names)] = None,
     presets: Annotated[
         bool, option("Of one model: every preset with its values and the command that found it.", "--presets")
     ] = False,

@@ -66,8 +66,7 @@ Settings = Annotated[
     ),
 ]
 Metric = Annotated[
-    str | None,
-    option("Metric that selects the epoch and is reported: accuracy, rocauc, f1, mse, mae …", panel=MODEL),
+    str | None, option("Metric that selects the epoch and is reported: accuracy, rocauc, f1, mse, mae …", panel=MODEL)
 ]
 
 

@@ -208,7 +208,7 @@ class Ranks:
                 if (value := one.get(name, "absent")) != first:
                     others.setdefault(value, []).append(rank)
             if others:
-                said = ", ".join(f"{value} on {_listed(who)}" for value, who in others.items())
+                said = ", ".join(f"{value} on rank {', '.join(map(str, who))}" for value, who in others.items())
                 differences.append(f"{name} is {first} on rank 0 and {said}")
         if differences:
             raise common(
@@ -236,14 +236,6 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         nested = isinstance(value, Mapping)
         found |= _flat(value, f"{prefix}{name} ") if nested else {prefix + name: str(value)}
     return found
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    """``[1, 2]`` as "ranks 1 and 2", and a long list in short."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = [str(rank) for rank in ranks] if len(ranks) <= 4 else [*map(str, ranks[:3]), f"{len(ranks) - 3} others"]
-    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 class _AllReduce(torch.autograd.Function):

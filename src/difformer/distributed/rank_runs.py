@@ -235,18 +235,7 @@ def fit_sharded(
 
     Args:
         partition: The partitioned task; each rank reads its own parts.
-        config: Model and training.
-        ranks: The group.
-        seeds: The seeds; seed s uses split s modulo the number of splits.
-        out: The run folder, which rank 0 creates and writes.
-        resume: Whether `out` may hold the same run, unfinished.
-        callbacks: Called on rank 0 after every evaluated epoch.
-        preset: Where the settings came from, for the record.
-
-    Raises:
-        TrainingInterrupted: After Ctrl-C on any rank, when everything is saved.
-        UserError: If the ranks were started with different data or settings.
-        RunFolderError: If the folder exists, holds another run, or cannot be written.
+        config, ranks, seeds, out, resume, callbacks, preset: As in `fit_seeds`, which also says what is raised.
     """
     given = partition.about["source"]
     splits = [Split(name, NONE, NONE, NONE) for name in partition.about["splits"]]

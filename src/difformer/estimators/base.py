@@ -29,10 +29,10 @@ from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 from difformer.estimators.estimator_files import TEXTS, export_program, load_estimator, plain_list, save_estimator
 from difformer.estimators.labels import class_labels, has_classes, known_labels, values
-from difformer.estimators.options import Recipe
 from difformer.estimators.population import Scaling, has_target, make_population, row_digests
 from difformer.estimators.predictor import GivenGraph, Predictor, Search, nearest_rows, remember
 from difformer.estimators.problem import NO_EDGES, Edges, Problem, threads_for
+from difformer.estimators.recipe import Recipe
 from difformer.estimators.row_graph import RowGraph, RowSearch, SparseRowSearch, as_matrix, receiving
 from difformer.estimators.selection import train_and_choose
 from difformer.nn import PretrainedError

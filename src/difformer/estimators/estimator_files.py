@@ -4,7 +4,7 @@
 they contain what predictions need, see `difformer.estimators.predictor`. Each file is written next to its destination
 and then renamed. Two files cannot be replaced at once, so the description holds one SHA-256 over both: a save that was
 interrupted over an older one, or a file that was changed, is refused. The hash does not protect against someone who
-writes both files on purpose. So every entry has a rule (`options.Rule`), every tensor a dtype, a shape and a range
+writes both files on purpose. So every entry has a rule (`recipe.Rule`), every tensor a dtype, a shape and a range
 (`TENSOR_RULES`), tensors that follow from others are compared with what follows, and a row is predicted on trial.
 
 **Program.** One ``.pt2`` file that runs where torch is and this package is not:
@@ -42,10 +42,10 @@ from torch import Tensor, nn
 from difformer.attention.polynomial import DEFAULT_TOL
 from difformer.diffusivity import Diffusivity, as_diffusivity
 from difformer.errors import UserError
-from difformer.estimators.options import COUNT, FINITE, FLAG, NOT_NEGATIVE, OPTIONS, SHARE, Rule, check_all, one_of
 from difformer.estimators.population import Scaling
 from difformer.estimators.predictor import Edges, GivenGraph, Member, Memory, Predictor, Search
 from difformer.estimators.problem import LinearPart
+from difformer.estimators.recipe import COUNT, FINITE, FLAG, NOT_NEGATIVE, OPTIONS, SHARE, Rule, check_all, one_of
 from difformer.estimators.row_graph import RowSearch, SparseRowSearch
 from difformer.files import RunFolderError, atomic_write, read_json, write_whole
 from difformer.nn import DIFFormer, DIFFormerConv, PretrainedError

@@ -226,7 +226,7 @@ class Predictor(nn.Module):
     ) -> None:
         super().__init__()
         for name in ("coefficients", "intercepts", "share"):
-            self.register_buffer(name, None if linear is None else getattr(linear, name))
+            self.register_buffer(name, getattr(linear, name, None))
         self.register_buffer("temperature", torch.tensor(float(temperature), dtype=torch.float64))
         self.register_buffer("shift", None if scaling.shift is None else torch.from_numpy(scaling.shift))
         self.register_buffer("scale", torch.from_numpy(scaling.scale))

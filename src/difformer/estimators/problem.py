@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from difformer.data import Split, Task
-from difformer.estimators.options import Recipe
+from difformer.estimators.recipe import Recipe
 from difformer.nn import DIFFormer
 from difformer.nn.context import as_structure
 from difformer.training import EpochEvent, RunRecord

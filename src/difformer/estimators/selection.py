@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from difformer.data import Split
-from difformer.estimators.options import ENOUGH, Recipe
 from difformer.estimators.problem import HELD_OUT, Edges, Problem, Run, train
+from difformer.estimators.recipe import ENOUGH, Recipe
 
 Array = np.ndarray[Any, Any]
 

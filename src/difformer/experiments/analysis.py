@@ -19,11 +19,10 @@ from typing import Any
 from difformer.data.errors import require
 from difformer.experiments.cells import NO_TRAINING, UNTUNED, Request, cells, read_presets, wanted_cells
 from difformer.experiments.ledger import CellKey, Ledger, Line, cell_of, current, reasons
-from difformer.experiments.presets import Preset
+from difformer.experiments.presets import Preset, read_toml
 from difformer.experiments.runner import Outcome
 from difformer.experiments.spec import Data, Experiment, System
 from difformer.report.comparison import ALPHA, Paired, judge, paired
-from difformer.training import toml
 
 NOT_YET = "not run yet"
 # The preset `paper` was tuned here; under its own name it could be mistaken for the paper's figures.
@@ -59,7 +58,7 @@ class Figure:
 @cache
 def published() -> dict[str, Any]:
     """Everything in ``published.toml``: the paper's figures, and those measured with the authors' public code."""
-    return toml.loads(PUBLISHED.read_text(encoding="utf-8"))
+    return read_toml(PUBLISHED)
 
 
 def figure(experiment: str, source: str, data: Data, system: str) -> Figure | None:

@@ -107,7 +107,7 @@ def load_presets(path: Path = SHIPPED) -> tuple[Preset, ...]:
 
     A preset's ``inherits`` names bases. Later bases override earlier ones, and its own settings override all of them.
     """
-    content = _parse(path)
+    content = read_toml(path)
     bases: dict[str, dict[str, Any]] = content.get("base", {})
     found = []
     for entry in content.get("preset", []):
@@ -154,7 +154,7 @@ def read_preset(path: str | os.PathLike[str]) -> Preset:
     place = Path(path)
     if not place.is_file():
         raise FileNotFoundError(f"preset: there is no file {os.fspath(path)}")
-    return _preset(_parse(place), place)
+    return _preset(read_toml(place), place)
 
 
 def write_preset(preset: Preset, path: str | os.PathLike[str]) -> None:
@@ -162,11 +162,12 @@ def write_preset(preset: Preset, path: str | os.PathLike[str]) -> None:
     write_whole(path, toml.dumps(preset.to_dict()).encode())
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file; an error that names the file if it is none."""
     try:
         return toml.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"preset: {path} is not a TOML file ({error})") from error
+        raise UserError(f"{path} is not a TOML file ({error})") from error
 
 
 _FORM = {

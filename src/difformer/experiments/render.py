@@ -371,45 +371,35 @@ def _p(one: Comparison | None) -> str:
 
 def _attention(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
     """Where attention helps and where it does not, from the comparisons with attention off, by kind of task."""
-    groups: dict[str, list[tuple[Section, Comparison]]] = {}
-    left_out = 0
-    for summary, section in sections:
-        one = section.comparison("attention off")
-        if one is not None and one.ours.metric == "broadcast-mse":
-            left_out += 1
-        elif one is not None:
-            groups.setdefault(summary.experiment.title, []).append((section, one))
-    rows = []
-    for title, found in groups.items():
-        gains = pandas().Series([one.gain for _, one in found])
-        unit = " points" if found[0][1].ours.scale == 100 else " (MSE)"
-        named = {
-            name: "; ".join(_short(section) for section, one in found if one.significant and sign(one))
-            for name, sign in {"helps": lambda one: one.gain > 0, "hurts": lambda one: one.gain < 0}.items()
+    compared = [(*pair, one) for pair in sections if (one := pair[1].comparison("attention off"))]
+    found = pandas().DataFrame(
+        {
+            "kind of task": summary.experiment.title,
+            "data": _short(section),
+            "gain": one.gain,
+            "sign": (1 if one.gain > 0 else -1) if one.significant else 0,
+            "unit": " points" if one.ours.scale == 100 else " (MSE)",
         }
-        rows.append(
-            {
-                "kind of task": title,
-                "attention ahead": f"{(gains > 0).sum()} of {len(gains)}",
-                "gain, median (range)": f"{gains.median():+.2g} ({gains.min():+.2g} to {gains.max():+.2g}){unit}",
-                "significantly better": named["helps"] or NONE,
-                "significantly worse": named["hurts"] or NONE,
-            }
-        )
-    every = [one for found in groups.values() for _, one in found]
-    if not every:
-        return ["Nothing was compared with attention off yet."]
-    better, worse = (sum(one.significant and (one.gain > 0) == up for one in every) for up in (True, False))
-    without = (
-        f" The {left_out} rows with the broadcast metric are not counted: a lower value of it is not a better forecast."
-        if left_out
-        else ""
+        for summary, section, one in compared
+        if one.ours.metric != "broadcast-mse"
     )
+    if found.empty:
+        return ["Nothing was compared with attention off yet."]
+    rows = []
+    for title, part in found.groupby("kind of task", sort=False):
+        gains, unit = part["gain"], part["unit"].iloc[0]
+        better, worse = ("; ".join(part["data"][part["sign"] == sign]) or NONE for sign in (1, -1))
+        row = {"kind of task": title, "attention ahead": f"{(gains > 0).sum()} of {len(gains)}"}
+        row["gain, median (range)"] = f"{gains.median():+.2g} ({gains.min():+.2g} to {gains.max():+.2g}){unit}"
+        rows.append({**row, "significantly better": better, "significantly worse": worse})
+    better, worse, other = ((found["sign"] == sign).sum() for sign in (1, -1, 0))
+    left_out = len(compared) - len(found)
+    without = f" The {left_out} rows with the broadcast metric are not counted: a lower value of it is not a better"
     return [
-        f"Of the {len(sections)} rows below, {len(every)} compare our best model with the same encoder without "
-        f"attention.{without} Attention is significantly better on {better}, significantly worse on {worse}, and on "
-        f"the other {len(every) - better - worse} no difference is shown. A positive gain means that attention is "
-        "better: points gained, or mean squared error saved.",
+        f"Of the {len(sections)} rows below, {len(found)} compare our best model with the same encoder without "
+        f"attention.{f'{without} forecast.' if left_out else ''} Attention is significantly better on {better}, "
+        f"significantly worse on {worse}, and on the other {other} no difference is shown. A positive gain means that "
+        "attention is better: points gained, or mean squared error saved.",
         _md(pandas().DataFrame(rows)),
         "Compare on your own data. Unless attention is ahead on validation, switch it off (`--model difformer-off`).",
     ]

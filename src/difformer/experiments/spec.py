@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from difformer.errors import UserError, did_you_mean
-from difformer.training import toml
+from difformer.experiments.presets import read_toml
 
 SPECS = Path(__file__).with_name("specs")
 # In the order of the paper; `robustness` is this project's own.
@@ -157,7 +157,7 @@ def read_experiment(path: Path) -> Experiment:
     Raises:
         UserError: If the file is not TOML or has an unknown field; the message names the file.
     """
-    content = _parse(path)
+    content = read_toml(path)
     own = [one for entry in content.pop("system", []) for one in _entries(System, entry, path)]
     known = {**shared_systems(), **{one.key: one for one in own}}
     wanted = content.pop("systems", None) or [one.key for one in own]
@@ -173,14 +173,7 @@ def read_experiment(path: Path) -> Experiment:
 def shared_systems() -> dict[str, System]:
     """Systems of ``systems.toml`` by key; the model is named like the system unless it says otherwise."""
     path = SPECS / "systems.toml"
-    return {key: next(_entries(System, {"key": key, **entry}, path)) for key, entry in _parse(path).items()}
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        return toml.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not a TOML file ({error})") from error
+    return {key: next(_entries(System, {"key": key, **entry}, path)) for key, entry in read_toml(path).items()}
 
 
 def _entries(kind: Any, entry: Mapping[str, Any], path: Path) -> Iterator[Any]:

@@ -18,6 +18,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -177,7 +178,7 @@ class BatchesFeed(Feed):
         if not isinstance(model, DIFFormer) or self._fits(model):
             return super().states(model)
         if self._storage is None:  # the whole graph is moved and normalised once
-            needed = 16 * self.task.num_nodes * model.input.out_features + 64 * (self.task.num_edges or 0)
+            needed = 20 * self.task.num_nodes * model.input.out_features + 64 * (self.task.num_edges or 0)
             self._storage = self.device if has_room(self.device, needed) else torch.device("cpu")
             self._graph = self._graph_on(self._storage)
         places: dict[str, Any] = {"device": self.device, "storage": self._storage}
@@ -246,58 +247,33 @@ def embed_in_batches(
     if model.training:
         raise UserError("model must be in evaluation mode: call model.eval() first")
     count = x.shape[0]
+    chunks = [slice(i, min(i + batch_size, count)) for i in range(0, count, batch_size)]
     if graph is not None and not graph.num_edges:
         graph = None
-    z = torch.cat([model.encode(_features(x, rows, device)).to(storage) for rows in _blocks(count, batch_size)])
+    z = torch.cat([model.encode(features(_rows_of(x, rows), device)).to(storage) for rows in chunks])
     source, dtype = z, torch.float64 if model.input.weight.dtype == torch.float64 else torch.float32
     for k, layer in enumerate(model.layers):
         assert isinstance(layer, DIFFormerConv)
         senders = store(layer, z, observed=graph is not None, size=batch_size, device=device)
-        matrix = None if graph is None else graph.matrix(layer.graph_norm, dtype)
-        out = torch.empty_like(z)
-        for rows in _blocks(count, batch_size):
-            edges = None if matrix is None else _rows_times(matrix, rows)
-            here, first = z[rows].to(device), source[rows].to(device)
-            out[rows] = model.advance(k, here, first, context=senders.receiving(edges)).to(z)
-        z = out
+        received: Tensor | None = None
+        if graph is not None and senders.sent is not None:
+            received = graph.matrix(layer.graph_norm, dtype) @ senders.sent
+        z, before = torch.empty_like(z), z
+        for rows in chunks:
+            edges = None if received is None else partial(_rows_of, received, rows)
+            here, first = before[rows].to(device), source[rows].to(device)
+            z[rows] = model.advance(k, here, first, context=senders.receiving(edges)).to(z)
     return z
+
+
+def _rows_of(x: Tensor, rows: slice, _: Tensor | None = None) -> Tensor:
+    """Some rows of a dense or a sparse tensor."""
+    return x[rows] if x.layout == torch.strided else take_rows(x, torch.arange(rows.start, rows.stop, device=x.device))
 
 
 def decode_in_batches(model: DIFFormer, states: Tensor, *, batch_size: int, device: torch.device) -> Tensor:
     """Outputs of all states, on the device."""
-    return torch.cat([model.decode(states[rows].to(device)) for rows in _blocks(states.shape[0], batch_size)])
-
-
-def _blocks(count: int, size: int) -> Iterator[slice]:
-    for start in range(0, count, size):
-        yield slice(start, min(start + size, count))
-
-
-def _features(x: Tensor, rows: slice, device: torch.device) -> Tensor | SparseMatrix:
-    if x.layout == torch.strided:
-        return x[rows].to(device)
-    return SparseMatrix.from_tensor(take_rows(x, torch.arange(rows.start, rows.stop, device=x.device))).to(device)
-
-
-def _rows_times(matrix: SparseMatrix, rows: slice) -> Callable[[Tensor], Tensor]:
-    """Some rows of a sparse matrix, to be multiplied by dense states."""
-    crow, col, value = matrix.rows.crow, matrix.rows.col, matrix.rows.value
-    first, last, shape = int(crow[rows.start]), int(crow[rows.stop]), rows.stop - rows.start
-
-    def times(z: Tensor) -> Tensor:
-        if first == last:
-            return z.new_zeros(shape, z.shape[1])
-        part = torch.sparse_csr_tensor(
-            crow[rows.start : rows.stop + 1] - crow[rows.start],
-            col[first:last],
-            value[first:last],
-            (shape, z.shape[0]),
-            check_invariants=False,
-        )
-        with torch.autocast(z.device.type, enabled=False):  # there are no sparse products in low precision
-            return part @ z.to(value.dtype)
-
-    return times
+    return torch.cat([model.decode(part.to(device)) for part in states.split(batch_size)])
 
 
 def has_room(device: torch.device, needed: int) -> bool:

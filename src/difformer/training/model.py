@@ -15,6 +15,7 @@ from difformer.nn import GraphLevel
 from difformer.training.config import TrainConfig
 from difformer.training.losses import target_units
 from difformer.training.randomness import private_rng
+from difformer.zoo import MODELS, build, find, options_of
 
 UNITS = ("target_mean", "target_deviation")
 # Modules of torch that draw numbers or keep statistics in training mode, whatever their rates are; the first is also
@@ -32,8 +33,6 @@ def build_model(task: Task, config: TrainConfig, seed: int | None = None) -> nn.
 
     Parameters are drawn from a private generator with the seed; from torch's global one where it is None.
     """
-    from difformer.zoo import MODELS, build, find, options_of
-
     info = find(config.model)
     if task.kind not in info.kinds:
         others = [one.name for one in MODELS.values() if one.group == info.group and task.kind in one.kinds]

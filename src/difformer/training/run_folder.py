@@ -54,6 +54,7 @@ from difformer.training.devices import describe
 from difformer.training.metrics import find_metric
 from difformer.training.model import split_number
 from difformer.training.record import Predictions, Row, RunRecord, Summary
+from difformer.zoo import options_of
 
 FORMAT = 1
 CONFIG, METRICS, SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
@@ -502,8 +503,6 @@ def _refuse_links(path: Path) -> None:
 
 def _settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
     """The tables of a model and its training, defaults included."""
-    from difformer.zoo import options_of
-
     training = {name: value for name, value in config.to_dict().items() if name not in ("model", "options")}
     model = {"name": config.model, "options": {**options_of(config.model), **config.options}}
     return {"model": model, "training": training}

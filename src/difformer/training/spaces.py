@@ -16,6 +16,7 @@ from typing import Any
 
 from difformer.errors import UserError
 from difformer.training import toml
+from difformer.zoo import find, options_of
 
 SPACES = Path(__file__).with_name("spaces.toml")
 SHARP = {"diffusivity": ("simple", "sharp"), "tied_qk": (False, True)}  # competes where there is no graph
@@ -107,8 +108,6 @@ def default_space(kind: str, *, observed: bool, model: str, own: bool = False, r
     the space of the model's authors where the catalogue has one, or the paper's grid. Without a graph, a model whose
     diffusivity is free also tries the sharp form, which selects, unless all pairs of `rows` would cost too much.
     """
-    from difformer.zoo import find, options_of
-
     spaces, info, options = load_spaces(), find(model), options_of(model)
     if model in spaces:
         return spaces[model]

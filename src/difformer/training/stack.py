@@ -41,6 +41,7 @@ from difformer.training.model import acts_alike, hook, prepared_model
 from difformer.training.optimizer import StackedAdam, clip_gradients, learning_rate
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import RunRecord, Status
+from difformer.zoo import find, options_of
 
 # Options of models that a stack may hold several values of: plain attributes that enter a pass as numbers.
 HYPER = ("dropout", "step_size", "graph_weight", "source_weight")
@@ -123,8 +124,6 @@ def train_stacked(
 
 def _checked(task: Task, runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """Runs with all of `HYPER` in their options, and the names of those options that differ between them."""
-    from difformer.zoo import options_of
-
     if not runs:
         return [], []
     config = runs[0].config
@@ -133,10 +132,8 @@ def _checked(task: Task, runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     for run in runs:
         if not 0 <= run.split < len(task.splits):
             raise UserError(f"split {run.split} of a run: task {task.name!r} has {len(task.splits)} splits")
-    for name, value in common.items():
-        for other in others:
-            if other.get(name) != value:
-                reason = reason or f"{name} is {value!r} in one of them and {other.get(name)!r} in another"
+    for name, other in ((name, other) for other in others for name in common if other.get(name) != common[name]):
+        reason = reason or f"{name} is {common[name]!r} in one of them and {other.get(name)!r} in another"
     if reason:
         raise UserError(f"runs of {config.model!r} on {task.name!r} cannot be trained as one: {reason}")
     known = {name: value for name, value in options_of(config.model).items() if name in HYPER}
@@ -147,8 +144,6 @@ def _checked(task: Task, runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 
 def unstackable(task: Task, config: TrainConfig, splits: Iterable[int] = (0,)) -> str:
     """Why runs cannot be stacked; empty where they can."""
-    from difformer.zoo import find
-
     if not find(config.model).stackable:
         return "the model is not one that can be stacked"
     if config.options.get("method") == "dopri5":
@@ -164,8 +159,6 @@ def unstackable(task: Task, config: TrainConfig, splits: Iterable[int] = (0,)) -
 
 def faster(task: Task, config: TrainConfig, runs: int, device: str | torch.device = "auto") -> bool:
     """Whether a stack of `runs` is likely to be faster than one run after the other; False where it is not possible."""
-    from difformer.zoo import find, options_of
-
     kind = resolve(device).type  # which may be mps, which has no float64 to keep scores in
     if kind not in FULL or runs < FEWEST[kind] or unstackable(task, config):
         return False
@@ -182,8 +175,6 @@ def apart(config: TrainConfig) -> TrainConfig:
 
     Two runs belong into one stack if this is equal for both; one that mixes the graph in and one that adds it do not.
     """
-    from difformer.zoo import options_of
-
     complete: dict[str, Any] = {**options_of(config.model), **config.options}
     options = {name: value for name, value in complete.items() if name not in HYPER}
     if "graph_weight" in complete:

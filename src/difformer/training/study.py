@@ -52,6 +52,7 @@ from difformer.training.metrics import Metric, chosen_metric
 from difformer.training.model import split_number
 from difformer.training.spaces import Space
 from difformer.training.stack import apart, train_stacked, unstackable
+from difformer.zoo import options_of
 
 SAMPLERS = ("random", "tpe", "grid")
 REPORTS_PER_RUN = 20  # points of a validation curve that are kept, and compared with those of other trials
@@ -98,8 +99,6 @@ class Question:
 
         A longer list continues a shorter one. It ends earlier where the space has no more points.
         """
-        from difformer.zoo import options_of
-
         known = {**TrainConfig().to_dict(), **options_of(self.model)}
         found = [{key: known[key] for key in self.space.axes if key in known}]
         for given in self.first:
@@ -412,15 +411,10 @@ def _trial(
 
 def _groups(question: Question, points: Sequence[Point], numbers: Sequence[int]) -> Iterator[list[int]]:
     """Numbers of points that share all that may not differ within a stack (hidden size, layers, …)."""
-    found: list[tuple[TrainConfig, list[int]]] = []
+    found: dict[str, list[int]] = {}
     for number in numbers:
-        common = apart(question.config(points[number]))
-        known = next((group for config, group in found if config == common), None)
-        if known is None:
-            found.append((common, [number]))
-        else:
-            known.append(number)
-    for _, group in found:
+        found.setdefault(repr(apart(question.config(points[number]))), []).append(number)
+    for group in found.values():
         yield from (group[start : start + POINTS_AT_ONCE] for start in range(0, len(group), POINTS_AT_ONCE))
 
 

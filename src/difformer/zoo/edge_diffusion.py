@@ -35,7 +35,12 @@ def integrate(
 ) -> Tensor:
     """States at time ``steps × step_size``, from z at time 0; ``"dopri5"`` chooses its own steps."""
     if method == "dopri5":
-        return _adaptive(rate, z, steps * step_size, tolerance)
+        try:
+            from torchdiffeq import odeint
+        except ImportError as missing:
+            raise ImportError("method='dopri5' needs torchdiffeq: pip install 'difformer[ode]'") from missing
+        times = torch.tensor([0.0, float(steps * step_size)], dtype=z.dtype, device=z.device)
+        return odeint(lambda _, states: rate(states), z, times, method="dopri5", rtol=tolerance, atol=tolerance)[-1]
     for _ in range(steps):
         z = z + step_size * rate(z) if method == "euler" else _rk4(rate, z, step_size)
     return z
@@ -47,15 +52,6 @@ def _rk4(rate: Rate, z: Tensor, step: float | Tensor) -> Tensor:
     third = rate(z + step / 2 * second)
     fourth = rate(z + step * third)
     return z + step / 6 * (first + 2 * second + 2 * third + fourth)
-
-
-def _adaptive(rate: Rate, z: Tensor, time: float | Tensor, tolerance: float) -> Tensor:
-    try:
-        from torchdiffeq import odeint
-    except ImportError as missing:
-        raise ImportError("method='dopri5' needs torchdiffeq: pip install 'difformer[ode]'") from missing
-    times = torch.tensor([0.0, float(time)], dtype=z.dtype, device=z.device)
-    return odeint(lambda _, states: rate(states), z, times, method="dopri5", rtol=tolerance, atol=tolerance)[-1]
 
 
 class GRAND(Encoder):

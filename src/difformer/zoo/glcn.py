@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from difformer.attention.segments import Segments
 from difformer.graph import Graph
 from difformer.nn.protocol import Features
 from difformer.zoo.classic import GCN
@@ -58,72 +57,54 @@ class GLCN(Penalised, GCN, only=()):
 
     def surroundings(self, x: Features, observed: Observed) -> _OnEdges | _OnPairs:
         p = linear(self.project, x)
-        learned = self._on_edges(p, observed.looped) if observed.given else self._on_pairs(p, observed)
-        self._penalty = self.graph_loss * learned.loss(p, self.sparsity)
+        learned = _OnEdges(p, self.metric, observed.looped) if observed.given else _OnPairs(p, self.metric, observed)
+        # Σ S_ij ‖p_i - p_j‖² = Σ_i ‖p_i‖² (1 + Σ_j S_ji) - 2 Σ_i p_iᵀ(S p)_i, as rows of S sum to one.
+        smoothness = (p.square().sum(1) * (1 + learned.given)).sum() - 2 * (p * learned.propagate(p)).sum()
+        self._penalty = self.graph_loss * ((smoothness + self.sparsity * learned.squares) / p.shape[0])
         return learned
-
-    def _on_edges(self, p: Tensor, graph: Graph) -> _OnEdges:
-        source, target = graph.edge_index
-        edges, remedy = graph.num_edges, "take fewer graph_channels"
-        refuse_beyond_memory(16.0 * edges * p.shape[1], p.device, "glcn on {:,} edges", remedy, count=edges)
-        distance = (p.index_select(0, target) - p.index_select(0, source)).abs() @ self.metric
-        return _OnEdges(edge_softmax(functional.relu(distance), graph), graph)
-
-    def _on_pairs(self, p: Tensor, observed: Observed) -> _OnPairs:
-        count = observed.pairs
-        needed, remedy = (
-            4.0 * count * (PAIR_COPIES if torch.is_grad_enabled() else 2),
-            "give it edges, for example with graph=knn:5",
-        )
-        refuse_beyond_memory(needed, p.device, f"glcn on all {count:,} pairs", remedy)
-        return _OnPairs(p, self.metric.squeeze(1), observed.segments)
 
 
 class _OnEdges:
-    """S on edges: ``weight [E, 1]``."""
+    """S on edges, ``[E, 1]``, with its column sums and the sum of its squares."""
 
-    def __init__(self, weight: Tensor, graph: Graph) -> None:
-        self.weight, self.graph = weight, graph
+    def __init__(self, p: Tensor, metric: Tensor, graph: Graph) -> None:
+        (source, target), edges, remedy = graph.edge_index, graph.num_edges, "take fewer graph_channels"
+        refuse_beyond_memory(16.0 * edges * p.shape[1], p.device, "glcn on {:,} edges", remedy, count=edges)
+        distance = (p.index_select(0, target) - p.index_select(0, source)).abs() @ metric
+        self.weight, self.graph = edge_softmax(functional.relu(distance), graph), graph
+        self.given = p.new_zeros(p.shape[0]).index_add(0, source, self.weight.squeeze(1).to(p.dtype))
+        self.squares = self.weight.square().sum()
 
     def propagate(self, z: Tensor) -> Tensor:
         return edge_sum(self.weight, z.unsqueeze(1), self.graph).squeeze(1)
-
-    def loss(self, p: Tensor, sparsity: float) -> Tensor:
-        given = p.new_zeros(p.shape[0]).index_add(0, self.graph.edge_index[0], self.weight.squeeze(1).to(p.dtype))
-        return _loss(p, given, self.propagate(p), self.weight.square().sum(), sparsity)
 
 
 class _OnPairs:
     """S on all pairs: one tensor ``[graphs, n, n]`` per block of `segments`, a single one for one graph."""
 
-    def __init__(self, p: Tensor, metric: Tensor, segments: Segments | None) -> None:
-        self.segments = segments
+    def __init__(self, p: Tensor, metric: Tensor, observed: Observed) -> None:
+        self.segments, copies = observed.segments, PAIR_COPIES if torch.is_grad_enabled() else 2
+        what, remedy = f"glcn on all {observed.pairs:,} pairs", "give it edges, for example with graph=knn:5"
+        refuse_beyond_memory(4.0 * observed.pairs * copies, p.device, what, remedy)
+        blocks: list[Any] = [None] if self.segments is None else list(self.segments.blocks)
         self.parts = []
-        for mask, rows in (
-            [(None, p.unsqueeze(0))] if segments is None else [(b.mask, b.pad(p)) for b in segments.blocks]
-        ):
-            scores = functional.relu(weighted_distance(rows, metric))
+        for block in blocks:
+            mask, rows = (None, p.unsqueeze(0)) if block is None else (block.mask, block.pad(p))
+            scores = functional.relu(weighted_distance(rows, metric.squeeze(1)))
             if mask is not None:
                 scores = scores.masked_fill(~(mask.unsqueeze(1) & mask.unsqueeze(2)), -torch.inf)
             self.parts.append(torch.softmax(scores, -1).nan_to_num(0.0))  # rows of padding have no largest score
+        self.squares = torch.stack([part.square().sum() for part in self.parts]).sum()
+        self.given = self._gather([part.sum(1) for part in self.parts])
 
     def propagate(self, z: Tensor) -> Tensor:
         if self.segments is None:
             return self.parts[0].squeeze(0) @ z
         blocks = zip(self.parts, self.segments.blocks, strict=True)
-        return self.segments.gather([part @ block.pad(z) for part, block in blocks])
+        return self._gather([part @ block.pad(z) for part, block in blocks])
 
-    def loss(self, p: Tensor, sparsity: float) -> Tensor:
-        squares = torch.stack([part.square().sum() for part in self.parts]).sum()
-        given = [part.sum(1) for part in self.parts]
-        total = given[0].squeeze(0) if self.segments is None else self.segments.gather(given)
-        return _loss(p, total, self.propagate(p), squares, sparsity)
-
-
-def _loss(p: Tensor, given: Tensor, received: Tensor, squares: Tensor, sparsity: float) -> Tensor:
-    """Σ S_ij ‖p_i - p_j‖² = Σ_i ‖p_i‖² (1 + Σ_j S_ji) - 2 Σ_i p_iᵀ(S p)_i, as rows of S sum to one."""
-    smoothness = (p.square().sum(1) * (1 + given)).sum() - 2 * (p * received).sum()
-    return (smoothness + sparsity * squares) / p.shape[0]
+    def _gather(self, parts: list[Tensor]) -> Tensor:
+        return parts[0].squeeze(0) if self.segments is None else self.segments.gather(parts)
 
 
 def _rows(p: Tensor) -> list[slice]:

@@ -286,7 +286,9 @@ class CPGNN(Penalised):
     def states(self, x: Features, observed: Observed) -> Tensor:
         """Centred beliefs after the last propagation, ``[N, C]``; the perceptron's outputs while it trains alone."""
         observed.one_graph("cpgnn", "knows labels of one graph's nodes")
-        logits = self._logits(x)
+        logits = linear(self.prior[0], x, self.dropout, self.training)  # type: ignore[arg-type]
+        for layer in self.prior[1:]:
+            logits = layer(dropout(functional.relu(logits), self.dropout, self.training))
         if self.training:
             self._passes.add(self.passes)
         self._penalty = logits.new_zeros(())
@@ -308,12 +310,6 @@ class CPGNN(Penalised):
 
     def decode(self, states: Tensor) -> Tensor:
         return states
-
-    def _logits(self, x: Features) -> Tensor:
-        z = linear(self.prior[0], x, self.dropout, self.training)  # type: ignore[arg-type]
-        for layer in self.prior[1:]:
-            z = layer(dropout(functional.relu(z), self.dropout, self.training))
-        return z
 
     def _estimate(self, graph: Graph, beliefs: Tensor) -> None:
         if self._labels is None:

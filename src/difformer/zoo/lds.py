@@ -284,17 +284,17 @@ class OuterStep(nn.Module):
         for name, w in zip(self.names, flat, strict=True):
             getattr(self, name).copy_(w.detach())
 
+    def _restart(self) -> None:
+        self.halves_seed.fill_(int(_uniform((1, 1), torch.device("cpu"), nodes=False) * 2**31))
+        for name, tensor in zip(self.names, self._fresh(), strict=True):
+            getattr(self, name).copy_(tensor)
+
     def halves(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Positions of the labels of L and of F: of every class one half each, the odd one to L."""
         generator = torch.Generator().manual_seed(int(self.halves_seed))
         order = torch.randperm(labels.numel(), generator=generator).to(labels.device)
         by_class = order[torch.argsort(labels[order], stable=True)]
         return by_class[::2], by_class[1::2]
-
-    def _restart(self) -> None:
-        self.halves_seed.fill_(int(_uniform((1, 1), torch.device("cpu"), nodes=False) * 2**31))
-        for name, tensor in zip(self.names, self._fresh(), strict=True):
-            getattr(self, name).copy_(tensor)
 
     def _loss(self, flat: list[Tensor], x: Features, adjacency: Tensor, index: Tensor, labels: Tensor) -> Tensor:
         weights: Weights = list(zip(flat[::2], flat[1::2], strict=True))

@@ -46,39 +46,30 @@ def mapped(weight: Tensor, x: Features, rate: float | Tensor = 0.0, training: bo
         if x.layout == torch.strided:
             return dropout(x, rate, training) @ weight.T
         x = SparseMatrix.from_tensor(x)
-    if training:
-        values = dropout(x.rows.value, rate, training)
-        if values is x.rows.value:  # nothing was dropped
-            return x @ weight.T
-        if x.device.type == "cpu" and is_eager(values, weight) and not values.requires_grad:
-            return _with_values(x, values) @ weight.T
-        return _product(x, values, weight.T.contiguous())
-    return x @ weight.T
+    rows = x.rows
+    values = dropout(rows.value, rate, training) if training else rows.value
+    if values is rows.value:  # nothing was dropped
+        return x @ weight.T
+    if x.device.type == "cpu" and is_eager(values, weight) and not values.requires_grad:
+        order, row = _columns.of(x, (), lambda: _by_columns(x))
+        columns = CSR(x.columns.crow, row, values.index_select(0, order))
+        return SparseMatrix(x.shape, CSR(rows.crow, rows.col, values), columns) @ weight.T
+    # The values may differ from run to run of a stack. Selecting along an axis is several times as fast as indexing,
+    # forward and backward.
+    terms = values.unsqueeze(1) * weight.T.contiguous().index_select(0, rows.col.long())
+    return terms.new_zeros(x.shape[0], weight.shape[0]).index_add(0, _row_numbers(x), terms)
 
 
 _columns: ResultCache[tuple[Tensor, Tensor]] = ResultCache()
 
 
-def _with_values(x: SparseMatrix, values: Tensor) -> SparseMatrix:
-    """`x` with other values in the order of its rows; their order by columns is computed once."""
-    order, row = _columns.of(x, (), lambda: _by_columns(x))
-    rows, columns = x.rows, x.columns
-    return SparseMatrix(
-        x.shape, CSR(rows.crow, rows.col, values), CSR(columns.crow, row, values.index_select(0, order))
-    )
-
-
 def _by_columns(x: SparseMatrix) -> tuple[Tensor, Tensor]:
+    """The order of entries by columns, and their rows in it."""
     order = torch.argsort(x.rows.col, stable=True)
-    count = (x.rows.crow[1:] - x.rows.crow[:-1]).long()
-    row = torch.arange(count.numel(), device=count.device).repeat_interleave(count)
-    return order, row[order].to(x.columns.col.dtype)
+    return order, _row_numbers(x)[order].to(x.columns.col.dtype)
 
 
-def _product(x: SparseMatrix, values: Tensor, columns: Tensor) -> Tensor:
-    """``x @ columns`` with other values in place of its own, which may differ from run to run of a stack."""
+def _row_numbers(x: SparseMatrix) -> Tensor:
     count = (x.rows.crow[1:] - x.rows.crow[:-1]).long()
-    row = torch.arange(count.numel(), device=count.device).repeat_interleave(count, output_size=x.rows.col.numel())
-    # Selecting along an axis is several times as fast as indexing, forward and backward.
-    terms = values.unsqueeze(1) * columns.index_select(0, x.rows.col.long())
-    return terms.new_zeros(x.shape[0], columns.shape[1]).index_add(0, row, terms)
+    rows = torch.arange(count.numel(), device=count.device)
+    return rows.repeat_interleave(count, output_size=x.rows.col.numel())

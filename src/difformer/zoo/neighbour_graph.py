@@ -6,13 +6,13 @@ first neighbour. The search is that of ``--set graph=knn:K`` and ``--data knn=K`
 
 from __future__ import annotations
 
-from typing import cast
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from difformer.attention.segments import Segments
-from difformer.data.knn import Metric, knn_graph
+from difformer.data.knn import knn_graph
 from difformer.data.sparse import take_rows
 from difformer.graph import Graph
 from difformer.nn.checks import check_count
@@ -47,20 +47,17 @@ class NeighbourGraph:
 
     def _search(self, x: Features, segments: Segments | None) -> Graph:
         points, count = _points(x), x.shape[0]
-        if segments is None:
-            edges = self._edges(points, min(self.k, count), None)
+        search = partial(knn_graph, metric=self.metric, include_self=True, symmetric=True)
+        if count == 0:
+            edges = torch.empty(2, 0, dtype=torch.long)
+        elif segments is None:
+            edges = search(points, min(self.k, count))
         else:
             # The search takes sets that lie one behind the other.
             order = segments.by_graph
             ptr = torch.cat([segments.sizes.new_zeros(1), segments.sizes.cumsum(0)])
-            edges = order[self._edges(take_rows(points, order.to(points.device)), self.k, ptr).to(order.device)]
+            edges = order[search(take_rows(points, order.to(points.device)), self.k, node_ptr=ptr).to(order.device)]
         return Graph(edges.to(x.device), count)
-
-    def _edges(self, points: Tensor, k: int, ptr: Tensor | None) -> Tensor:
-        if points.shape[0] == 0:
-            return torch.empty(2, 0, dtype=torch.long)
-        metric = cast(Metric, self.metric)
-        return knn_graph(points, k, metric=metric, include_self=True, symmetric=True, node_ptr=ptr)
 
 
 def _points(x: Features) -> Tensor:

@@ -123,10 +123,12 @@ class NodeFormerLayer(nn.Module):
         if self.training and self.samples:
             noise = gumbel((*phi_k.shape[:2], self.samples), z)
             noise = ((noise - graph_max(noise, observed.segments)) / self.temperature).exp().transpose(1, 2)
-        maps = self._maps()
+        # The map of a head's values and its part of the joining map, as one: [H, c, c].
+        value, join = self.value.weight.unflatten(0, self.shape), self.join.weight.unflatten(1, self.shape)
+        maps = torch.einsum("hvc,ohv->hco", value, join)
         drawn = (phi_q, phi_k, z) if noise is None else (phi_q, phi_k, z, noise)
         p = by_graph(partial(attend_drawn, maps), observed.segments, *drawn)
-        shift = (self.join.weight.unflatten(1, self.shape) * self.value.bias.view(self.shape)).sum(2)  # [c, H]
+        shift = (join * self.value.bias.view(self.shape)).sum(2)  # [c, H]
         p = p + (self.join.bias + shift.sum(1))
         if graph is not None and self.bias is not None:
             hop, ones = z, z.new_ones(z.shape[0], 1)
@@ -142,11 +144,6 @@ class NodeFormerLayer(nn.Module):
         maps = projection @ self.query.weight.unflatten(0, self.shape)  # [H, m, c]
         shift = self.query.bias.view(self.shape) @ projection.T
         return relative_features(functional.linear(z, maps.flatten(0, 1), shift.flatten()).unflatten(1, shift.shape))
-
-    def _maps(self) -> Tensor:
-        """``[H, c, c]``: the map of a head's values and its part of the joining map, as one."""
-        value, join = self.value.weight.unflatten(0, self.shape), self.join.weight.unflatten(1, self.shape)
-        return torch.einsum("hvc,ohv->hco", value, join)
 
 
 def gumbel(shape: tuple[int, ...], like: Tensor) -> Tensor:
