@@ -278,7 +278,7 @@ def read_partition(folder: Path) -> None:
     for number in range(len(found.sizes)):
         part = found.read(number)
         assert part.y.shape[0] == found.sizes[number]
-        assert len(found.names(number)) in (0, found.sizes[number])
+        assert len(part.names) in (0, found.sizes[number])
     _ = found.quality.share
 
 

@@ -104,7 +104,7 @@ def test_parts_come_back_from_disk_as_they_were(tmp_path, sparse):
         source = torch.cat([part.nodes, halo])[part.source]
         edges += zip(source.tolist(), part.nodes[part.target].tolist(), part.edge_weight.tolist(), strict=True)
         assert torch.isin(part.nodes[part.splits[0][0]], task.splits[0].train).all()
-        assert made.names(number) == [f"node {i}" for i in part.nodes]
+        assert list(part.names) == [f"node {i}" for i in part.nodes]
         assert (part.source < n + halo.numel()).all()
     assert torch.equal(x, task.x.to_dense() if sparse else task.x)
     assert torch.equal(y, task.y)

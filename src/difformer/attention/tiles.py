@@ -146,19 +146,11 @@ def add_gradients(
     padding: Tensor | None = None,
     budget: int | None = None,
 ) -> None:
-    """Adds to the gradients of q, k and v, in place, what the keys `k` and their values contribute.
+    """Adds to `grads`, those of q, k and v, in place, what the keys `k` ``[P, m, d]`` and their values contribute.
 
-    Args:
-        score: The diffusivity.
-        q: Queries ``[P, n, d]``.
-        k: Keys ``[P, m, d]``.
-        v: Values ``[P, m, c]``.
-        a: ``[P, n, c]``: ∂o_i / r_i (∂o_i for exponentials); zero in rows that do not exist.
-        inner: ``[P, n, 1]``: D_i = a_iᵀo_i, zero where r_i was clamped.
-        log_total: ``[P, n, 1]``: log r_i, for exponentials.
-        grads: Gradients of q, k and v so far.
-        padding: ``[P, m]``, True at keys that do not exist.
-        budget: Pairs of a tile.
+    `a` ``[P, n, c]`` is ∂o_i / r_i (∂o_i for exponentials), zero in rows that do not exist; `inner` ``[P, n, 1]`` is
+    D_i, zero where r_i was clamped; `log_total` is log r_i, for exponentials; `padding` ``[P, m]`` is True at keys that
+    do not exist; `budget` are the pairs of a tile.
     """
     q_grad, k_grad, v_grad = grads
     # Constants of a row ride along as one more channel, against ones: a pass over each tile less.

@@ -97,10 +97,9 @@ def read_seeds(text: str | None, default: int) -> list[int]:
     """``"5"`` is seeds 0 to 4, ``"3,7"`` are these two, ``"3,"`` is this one, ``"0-4"`` are all from 0 to 4."""
     if text is None:
         return list(range(default))
-    words = text.split(",")
     numbers: list[int] = []
     try:
-        for word in words[:-1] if len(words) > 1 and not words[-1].strip() else words:
+        for word in text.strip().removesuffix(",").split(","):
             first, _, last = word.strip().partition("-")
             numbers += range(int(first), int(last) + 1) if first and last else [int(word)]
     except ValueError:
@@ -109,14 +108,15 @@ def read_seeds(text: str | None, default: int) -> list[int]:
         ) from None
     if not numbers:
         raise UserError(f"--seeds: expected a range such as 0-4, from a smaller to a larger seed; got {text!r}")
-    if "," not in text and (text.strip()[0] == "-" or "-" not in text):
+    if "," not in text and "-" not in text.strip()[1:]:
         if numbers[0] < 1:
             raise UserError(f"--seeds: expected at least 1, got {numbers[0]}")
         return list(range(numbers[0]))
-    if negative := [number for number in numbers if number < 0]:
-        raise UserError(f"--seeds: expected seeds of at least 0, got {negative[0]} in {text!r}")
-    if twice := [number for number in numbers if numbers.count(number) > 1]:
-        raise UserError(f"--seeds: {text!r} names seed {twice[0]} more than once; every run needs its own seed")
+    for number in numbers:
+        if number < 0:
+            raise UserError(f"--seeds: expected seeds of at least 0, got {number} in {text!r}")
+        if numbers.count(number) > 1:
+            raise UserError(f"--seeds: {text!r} names seed {number} more than once; every run needs its own seed")
     return numbers
 
 

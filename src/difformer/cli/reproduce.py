@@ -120,7 +120,8 @@ def reproduce(
     for path in files:
         output.say(f"written: {path}")
     if outcome.stopped:
-        output.remark(f"{outcome.stopped}; finished runs are kept. Continue with: {_again()}")
+        again = shlex.join(["difformer", *sys.argv[1:]])  # the command that was typed
+        output.remark(f"{outcome.stopped}; finished runs are kept. Continue with: {again}")
     if outcome.stopped == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if outcome.errors:
@@ -136,8 +137,3 @@ def _said(outcome: Outcome) -> str:
     if outcome.failed:
         parts.append(f"{counted(len(outcome.failed), 'cells')} could not be run: the table says why")
     return ", ".join(parts)
-
-
-def _again() -> str:
-    """The command that was typed: the same command continues."""
-    return shlex.join(["difformer", *sys.argv[1:]])

@@ -10,6 +10,7 @@ Names are resolved on first use: `difformer.attention` needs the diffusivities a
 `difformer.attention`.
 """
 
+# ruff: noqa: F401
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from difformer.diffusion.spectrum import Spectrum, convergence_rate, laplacian_spectrum, stable_step_size
     from difformer.diffusion.surrogate import concave_conjugate, surrogate_energy
 
-_, __getattr__, __dir__ = lazy_names(
+_names, __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "certificates": "CERTIFICATES Certificate certify",
@@ -66,43 +67,4 @@ _, __getattr__, __dir__ = lazy_names(
     modules=("laplacian", "pairs"),
 )
 
-__all__ = [
-    "CERTIFICATES",
-    "COUNTEREXAMPLES",
-    "COUPLINGS",
-    "DIFFUSIVITIES",
-    "MODELS",
-    "AllPairAttention",
-    "Certificate",
-    "Coupling",
-    "Diffused",
-    "Diffusivity",
-    "EdgeAttention",
-    "Energy",
-    "GraphCoupling",
-    "Identity",
-    "MatrixCoupling",
-    "Mix",
-    "Spectrum",
-    "as_coupling",
-    "as_diffusivity",
-    "certify",
-    "concave_conjugate",
-    "convergence_rate",
-    "diffuse",
-    "dirichlet_energy",
-    "effective_rank",
-    "gaussian",
-    "laplacian_spectrum",
-    "make_coupling",
-    "mixture",
-    "nonnegative",
-    "normalised_dirichlet_energy",
-    "penalty",
-    "propagate_labels",
-    "smoothness",
-    "softmax",
-    "solve",
-    "stable_step_size",
-    "surrogate_energy",
-]
+__all__ = sorted([*_names, "DIFFUSIVITIES", "Diffusivity", "as_diffusivity", "gaussian", "softmax"])

@@ -174,6 +174,7 @@ class Part:
     edge_weight: Tensor | None = None  # [E]
     halo_part: Tensor = NONE  # [h] the part that each halo row belongs to, ascending
     halo_row: Tensor = NONE  # [h] its row there
+    names: tuple[str, ...] = ()  # of the nodes, if the task has names
 
     def nothing(self) -> Part:
         """A part without nodes, for a rank that gets no part."""
@@ -207,7 +208,8 @@ def cut(task: Task, assignment: Tensor, parts: int) -> Iterator[Part]:
             tuple(row_of[index[assignment[index] == number]] for index in split.parts().values())
             for split in task.splits
         )
-        part = Part(nodes, take_rows(task.x, nodes), task.y[nodes], splits)
+        names = tuple(task.instance_names[i] for i in nodes.tolist()) if task.instance_names else ()
+        part = Part(nodes, take_rows(task.x, nodes), task.y[nodes], splits, names=names)
         if edges is not None:
             (source, target), own = edges[:, groups[number]], groups[number]
             owner = assignment[source]

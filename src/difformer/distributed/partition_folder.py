@@ -116,7 +116,7 @@ def write_partition(
     with whole_folder(path) as new:
         for number, part in enumerate(cut(task, assignment, parts)):
             marks = {"partition": identity, "part": str(number)}
-            _write(part, new / _file(number), task.instance_names, marks, graph=edges is not None)
+            _write(part, new / _file(number), marks, graph=edges is not None)
             if on_part is not None:
                 on_part(number)
         (new / MANIFEST).write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -137,7 +137,7 @@ def _file(number: int) -> str:
     return f"part-{number:05d}.safetensors"
 
 
-def _write(part: Part, path: Path, names: tuple[str, ...], metadata: dict[str, str], *, graph: bool) -> None:
+def _write(part: Part, path: Path, metadata: dict[str, str], *, graph: bool) -> None:
     tensors: dict[str, Tensor] = {"nodes": part.nodes, "y": part.y}
     if part.x.layout == torch.strided:
         tensors["x"] = part.x
@@ -150,8 +150,8 @@ def _write(part: Part, path: Path, names: tuple[str, ...], metadata: dict[str, s
         tensors |= {name: value if value.numel() >= 2**31 else value.int() for name, value in ends.items()}
     if part.edge_weight is not None:
         tensors["edge_weight"] = part.edge_weight
-    if names:
-        text = json.dumps([names[i] for i in part.nodes.tolist()], ensure_ascii=False).encode()
+    if part.names:
+        text = json.dumps(part.names, ensure_ascii=False).encode()
         tensors["names"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, path, metadata=metadata)
 
@@ -229,6 +229,17 @@ class _Tensors:
             return tuple(Split(name, *found).parts().values())
         except UserError as error:
             raise DataError(f"split.{number} is not one ({error}); partition the task again", path=self.path) from error
+
+    def names(self, rows: int) -> tuple[str, ...]:
+        """Names of the nodes, if the task has names."""
+        if "names" not in self.found:
+            return ()
+        try:
+            found = json.loads(self.found["names"].numpy().tobytes())
+        except (ValueError, TypeError, RecursionError):
+            found = None
+        self.check("names", isinstance(found, list) and len(found) == rows, f"is no list of {rows} names")
+        return tuple(map(str, found))
 
     def csr(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """``[rows, columns]``, with every invariant of the format checked."""
@@ -315,7 +326,7 @@ class Partition:
         path, about, sizes = self.path / _file(number), self.about, self.sizes
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys() if name != "names"}  # noqa: SIM118
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 marks = file.metadata() or {}
         except (SafetensorError, OSError) as error:
             raise DataError(f"is damaged: {error}; partition the task again", path=path) from error
@@ -333,8 +344,9 @@ class Partition:
         known = y.is_floating_point() or not y.numel() or -1 <= int(y.min()) <= int(y.max()) < outputs
         given.check("y", known, f"has classes outside -1 … {outputs - 1}")
         splits = tuple(given.split(i, name, n) for i, name in enumerate(about["splits"]))
+        names = given.names(n)
         if about["num_edges"] is None:
-            return Part(nodes, x, y, splits)
+            return Part(nodes, x, y, splits, names=names)
         halo_part = given.index("halo_part", None, len(sizes))
         halo_row = given.index("halo_row", halo_part.numel())
         inside = (halo_row < torch.tensor(sizes)[halo_part]).all()
@@ -342,21 +354,7 @@ class Partition:
         target = given.index("target", None, n)
         source = given.index("source", target.numel(), n + halo_part.numel())
         weight = given.finite("edge_weight", (target.numel(),)) if layout["weighted"] else None
-        return Part(nodes, x, y, splits, source, target, weight, halo_part, halo_row)
-
-    def names(self, number: int) -> list[str]:
-        """Names of the nodes of a part, if the task has names."""
-        path = self.path / _file(number)
-        with safe_open(path, framework="pt", device="cpu") as file:
-            if "names" not in file.keys():  # noqa: SIM118
-                return []
-            try:
-                found = json.loads(file.get_tensor("names").numpy().tobytes())
-            except (ValueError, RecursionError):
-                found = None
-        if not isinstance(found, list) or len(found) != self.sizes[number]:
-            raise DataError(f"names are not {self.sizes[number]} names; partition the task again", path=path)
-        return [str(name) for name in found]
+        return Part(nodes, x, y, splits, source, target, weight, halo_part, halo_row, names)
 
     def shard(self, ranks: Ranks) -> Shard:
         """What this rank trains on; all ranks must call it together."""

@@ -35,7 +35,7 @@ from difformer.distributed.rank_trainer import (
     check_config,
     shares_batches,
 )
-from difformer.distributed.shard import Shard, parts_of
+from difformer.distributed.shard import Shard
 from difformer.errors import UserError
 from difformer.files import RunFolderError, only_one, read_json, sweep, write_bytes, write_json
 from difformer.training.callbacks import Callback, TrainingInterrupted, stop_requests
@@ -80,7 +80,25 @@ def fit_seeds(
     """
     check = partial(check_together, task, config, tuple(seeds))
     folder = _folder(ranks, out, resume, task, config, seeds, check, source=source, preset=preset)
-    return _train_seeds(folder, task, ranks, callbacks)
+
+    def share(waiting: list[int]) -> tuple[list[int], OneSeed]:
+        together = len(waiting) < ranks.size and shares_batches(task, folder.config)
+
+        def one(seed: int, **given: Any) -> RunRecord:
+            split, config = folder.split_of(task, seed), folder.config
+            if together:
+                make = partial(GraphsTrainer, task, split, config, seed, ranks)
+                record = _together(folder, ranks, make, seed, **given)
+            else:
+                given |= {"state": folder.read_checkpoint(seed), **folder.writers(seed)}
+                record = train_one(task, split, config, seed, ranks.device, **given)
+            if not together or ranks.first:
+                folder.write_record(record, task)
+            return record
+
+        return (waiting if together else waiting[ranks.rank :: ranks.size]), one
+
+    return _train(folder, ranks, callbacks, share, lambda: _results(folder))
 
 
 def _folder(
@@ -110,28 +128,6 @@ def _folder(
         return folder
 
     return ranks.first_does(make)
-
-
-def _train_seeds(folder: RunFolder, task: Task, ranks: Ranks, callbacks: Iterable[Callback]) -> Summary:
-    def share(waiting: list[int]) -> tuple[list[int], OneSeed]:
-        together = len(waiting) < ranks.size and shares_batches(task, folder.config)
-
-        def one(seed: int, **given: Any) -> RunRecord:
-            split, config = folder.split_of(task, seed), folder.config
-            if together:
-                record = _together(
-                    folder, ranks, partial(GraphsTrainer, task, split, config, seed, ranks), seed, **given
-                )
-            else:
-                given |= {"state": folder.read_checkpoint(seed), **folder.writers(seed)}
-                record = train_one(task, split, config, seed, ranks.device, **given)
-            if not together or ranks.first:
-                folder.write_record(record, task)
-            return record
-
-        return (waiting if together else waiting[ranks.rank :: ranks.size]), one
-
-    return _train(folder, ranks, callbacks, share, lambda: _results(folder))
 
 
 OneSeed = Callable[..., RunRecord]
@@ -259,7 +255,7 @@ def fit_sharded(
             nonlocal sent
             assert shard is not None
             with ranks.traffic.during() as bytes_sent:
-                trainer = partial(ShardedTrainer, partition, shard, seed % len(shard.splits), config, seed)
+                trainer = partial(ShardedTrainer, partition, shard, seed % len(shard.splits), folder.config, seed)
                 record = _together(folder, ranks, trainer, seed, **given)
                 write_outputs(folder, record, labels, shard, partition.about["problem"])
             sent = _sent(bytes_sent, at_first, record, ranks)
@@ -307,9 +303,8 @@ def gather_labels(partition: Partition, shard: Shard) -> Any:
         found = [ranks.gather_rows(numbers[index.to(ranks.device)]) for index in split.parts().values()]
         if ranks.first:
             splits.append(Split(split.name, *(part.sort().values.cpu() for part in found if part is not None)))
-    own = parts_of(ranks.rank, ranks.size, len(partition.sizes))
     # One line of JSON per rank, sent to rank 0 only.
-    line = json.dumps([name for number in own for name in partition.names(number)], ensure_ascii=False) + "\n"
+    line = json.dumps(shard.names, ensure_ascii=False) + "\n"
     lines = ranks.gather_rows(torch.frombuffer(bytearray(line.encode()), dtype=torch.uint8).to(ranks.device))
     order = ranks.gather_rows(numbers)
     if y is None or order is None or lines is None:

@@ -29,6 +29,7 @@ class Shard:
     x: Tensor  # [n, F] features
     y: Tensor  # [n, …] targets
     splits: tuple[Split, ...]  # with rows of this rank
+    names: tuple[str, ...]  # of the nodes, if the task has names
 
     @property
     def ranks(self) -> Ranks:
@@ -41,7 +42,7 @@ def parts_of(rank: int, ranks: int, parts: int) -> range:
 
 
 def assemble(
-    ranks: Ranks, read: Callable[[int], Part], sizes: Sequence[int], names: Sequence[str], *, num_edges: int
+    ranks: Ranks, read: Callable[[int], Part], sizes: Sequence[int], split_names: Sequence[str], *, num_edges: int
 ) -> Shard:
     """The shard of this rank; all ranks must call it together.
 
@@ -49,7 +50,7 @@ def assemble(
         ranks: The group.
         read: Gives a part by its number.
         sizes: Nodes of every part.
-        names: Of the splits.
+        split_names: Of the splits.
         num_edges: Edges of the whole graph; with none there is no observed structure at all.
     """
     shares = [parts_of(rank, ranks.size, len(sizes)) for rank in range(ranks.size)]
@@ -61,7 +62,7 @@ def assemble(
     owners = torch.tensor([rank for rank, share in enumerate(shares) for _ in share])
     offsets = starts[list(own)].tolist() or [0]
     splits = []
-    for i, name in enumerate(names):
+    for i, name in enumerate(split_names):
         each = [[rows + at for rows in part.splits[i]] for part, at in zip(parts, offsets, strict=True)]
         splits.append(Split(name, *(torch.cat(rows) for rows in zip(*each, strict=True))))
     graph = None
@@ -82,7 +83,8 @@ def assemble(
         graph = ShardedGraph(plan, counts[ranks.rank], *ends, torch.cat(weights).to(ranks.device) if weights else None)
     numbers = torch.cat([part.nodes for part in parts]).to(ranks.device)
     x, y = _stack([part.x for part in parts]), torch.cat([part.y for part in parts])
-    return Shard(Rows(ranks, numbers, counts, graph), x, y, tuple(splits))
+    names = tuple(name for part in parts for name in part.names)
+    return Shard(Rows(ranks, numbers, counts, graph), x, y, tuple(splits), names)
 
 
 def _stack(parts: list[Tensor]) -> Tensor:

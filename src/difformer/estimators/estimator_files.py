@@ -9,9 +9,9 @@ writes both files on purpose. So every entry has a rule (`recipe.Rule`), every t
 
 **Program.** One ``.pt2`` file that runs where torch is and this package is not:
 
-    >>> model.export("flowers.pt2")                                  # here
-    >>> program = torch.export.load("flowers.pt2").module()          # anywhere
-    >>> probabilities = program(torch.randn(5, 4))
+    model.export("flowers.pt2")                                  # here
+    program = torch.export.load("flowers.pt2").module()          # anywhere
+    probabilities = program(torch.randn(5, 4))
 
 It takes features ``[M, F]`` in single precision, as the table had them (scaling is inside), and gives probabilities,
 values or embeddings in double precision. A model fitted with a neighbour graph searches for neighbours itself; one

@@ -161,7 +161,7 @@ def next_mask(p: float, training: bool) -> MaskKey | None:
 
 
 class LayerDropout(NamedTuple):
-    """The dropout behind a layer, for kernels that make it themselves; see `difformer.kernels.fused.Dropout`."""
+    """The dropout behind a layer, for kernels that make it themselves; see `difformer.kernels.fused.fused_layer`."""
 
     rate: float
     training: bool

@@ -25,10 +25,9 @@ from torch.nn import functional
 from difformer.attention.reference import attention_matrix
 from difformer.attention.summary import LINEAR
 from difformer.diffusion import AllPairAttention, diffuse, penalty
-from difformer.diffusion.energy import effective_rank
-from difformer.diffusivity import CONSTANT
 from difformer.nn import DIFFormerConv
-from difformer.nn.inspection import PAIRS_OF_A_BLOCK
+from difformer.nn.context import Structure
+from difformer.nn.inspection import PAIRS_OF_A_BLOCK, energy_profile
 from difformer.report.gather import Scene, draw
 
 PAIRS = 400  # kept per layer
@@ -191,31 +190,28 @@ class LayerEnergies:
 def layer_energies(scene: Scene, classes: Tensor | None = None) -> LayerEnergies:
     """Of a scene with states; `classes` are -1 where unknown."""
     assert scene.states is not None
-    model, states, graph = scene.difformer, scene.states, scene.graph
-    layer: DIFFormerConv | None = model.layers[0] if len(model.layers) else None  # type: ignore[assignment]
-    diffusivity = CONSTANT if layer is None or layer.diffusivity is None else layer.diffusivity
+    states, graph = scene.states, None if scene.graph is None else scene.graph.to("cpu")
+    layers: list[DIFFormerConv] = list(scene.difformer.layers)  # type: ignore[arg-type]
+    diffusivity = layers[0].diffusivity if layers else None
     some = None
-    if diffusivity.name not in (*LINEAR, "identity") and scene.size > PAIRWISE_LIMIT:
+    if diffusivity is not None and diffusivity.name not in (*LINEAR, "identity") and scene.size > PAIRWISE_LIMIT:
         some = draw(scene.size, PAIRWISE_LIMIT)
-    graph = None if graph is None else graph.to("cpu")
-    energy, edges, rank, spread, separation = [], [], [], [], []
+    whole = energy_profile(states.double(), diffusivity if some is None else None, Structure(graph))
+    measured = whole if some is None else energy_profile(states[:, some].double(), diffusivity, Structure(None))
+    known = None if classes is None or not (classes >= 0).any() else classes >= 0
+    spread, separation = [], []
     for z in states:
         unit = functional.normalize(z, dim=-1)
-        chosen = (unit if some is None else unit[some]).double()
-        energy.append(float(penalty(diffusivity)(chosen)) / chosen.shape[0] ** 2)
-        if graph is not None:
-            edges.append(float(penalty(CONSTANT, graph=graph)(unit)) / graph.num_edges)
-        rank.append(float(effective_rank(z)))
         spread.append(float(2 * (unit.square().sum(1).mean() - unit.mean(0).square().sum())))
-        if classes is not None and (known := classes >= 0).any():
+        if known is not None and classes is not None:
             separation.append(_between(unit[known], classes[known]))
     return LayerEnergies(
-        energy,
-        edges or None,
-        rank,
+        measured.energy.tolist(),
+        None if whole.dirichlet is None else whole.dirichlet.tolist(),
+        whole.effective_rank.tolist(),
         spread,
         separation or None,
-        None if layer is None else _theorem(layer, states[0], len(model.layers), scene.graph is not None),
+        _theorem(layers[0], states[0], len(layers), graph is not None) if layers else None,
         None if some is None else some.numel(),
     )
 

@@ -28,7 +28,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -36,6 +36,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.spawn import start_processes
 
 from difformer.data import Split, Task
 from difformer.data.batches import GraphBatches
@@ -473,32 +474,20 @@ class _Watch:
 
 
 def _in_processes(worker: _Worker, left: Sequence[Work], jobs: int) -> None:
-    """Shares trials among processes, each of which writes a file of its own."""
-    buffer = io.BytesIO()
-    torch.save(worker.task, buffer)
-    about = (worker.folder, worker.questions, buffer.getvalue(), worker.device, worker.seconds)
-    make = multiprocessing.get_context("spawn").Process
-    count = min(jobs, len(left))
-    processes = [make(target=_process, args=(about, left[i::jobs], jobs, i), daemon=True) for i in range(count)]
-    for process in processes:
-        process.start()
+    """Shares trials among processes, each of which writes a file of its own and ends with this one."""
+    packed = io.BytesIO()
+    torch.save(worker.task, packed)
+    about = (worker.folder, worker.questions, packed.getvalue(), worker.device, worker.seconds)
+    context = start_processes(_process, (about, left, jobs), min(jobs, len(left)), join=False, daemon=True)
     try:
-        while any(process.is_alive() for process in processes):
-            time.sleep(0.5)
+        while not context.join(timeout=0.5):
             worker.tell()
-    except BaseException:
-        for process in processes:
-            process.terminate()
-        raise
     finally:
-        for process in processes:
-            process.join()
-    broken = [process.exitcode for process in processes if process.exitcode]
-    if broken:
-        raise RuntimeError(f"{len(broken)} of {count} processes ended with exit code {broken[0]}; see above")
+        for process in context.processes:
+            process.terminate()
 
 
-def _process(about: tuple[Any, ...], left: Sequence[Work], jobs: int, number: int) -> None:
+def _process(number: int, about: tuple[Any, ...], left: Sequence[Work], jobs: int) -> None:
     def end_with_parent() -> None:  # a trial is made again when a study is continued
         if (parent := multiprocessing.parent_process()) is not None:
             wait([parent.sentinel])
@@ -508,8 +497,7 @@ def _process(about: tuple[Any, ...], left: Sequence[Work], jobs: int, number: in
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
     folder, questions, packed, device, seconds = about
     task = torch.load(io.BytesIO(packed), weights_only=False)  # made by our own parent a moment ago
-    with suppress(KeyboardInterrupt):
-        _Worker(folder, questions, task, device, seconds, False, lambda: None, number).work(left)
+    _Worker(folder, questions, task, device, seconds, False, lambda: None, number).work(left[number::jobs])
 
 
 def without_test(task: Task, runs: int | None = None) -> Task:

@@ -1,9 +1,9 @@
 """Published pickles, read as data: containers, numeric arrays, CSR matrices and tensors come out, nothing else.
 
-Some data sets are published as Python pickles. A pickle is a program, and `pickle.load` runs it. Here a small machine
-knows the opcodes that such files consist of. A global name is only a word to it: nothing is imported and nothing that a
-file names is called. The few words that it understands stand for constructors of this module, and each of them builds
-plain data from checked parts:
+Some data sets are published as Python pickles, all of protocol 2. A pickle is a program, and `pickle.load` runs it.
+Here a small machine knows the opcodes that such files consist of. A global name is only a word to it: nothing is
+imported and nothing that a file names is called. The few words that it understands stand for constructors of this
+module, and each of them builds plain data from checked parts:
 
     numpy   arrays and scalars of booleans, whole numbers and floats
     scipy   CSR matrices, every index checked
@@ -130,8 +130,8 @@ def _run(content: bytes, persistent: Callable[[Any], Any] | None) -> Any:
         nonlocal made_bytes
         if isinstance(value, np.ndarray):
             made_bytes += value.nbytes if value.base is None else 0  # views take no room
-        elif isinstance(value, (bytes, tuple, set)):
-            made_bytes += len(value) * (1 if isinstance(value, bytes) else 8)
+        elif isinstance(value, bytes):
+            made_bytes += len(value)
         if made_bytes > most_bytes:
             raise DataError(
                 f"the pickle makes more than {most_bytes:,} bytes of data out of {len(content):,}, by using parts "
@@ -140,12 +140,10 @@ def _run(content: bytes, persistent: Callable[[Any], Any] | None) -> Any:
         stack.append(value)
 
     def since_mark() -> list[Any]:
-        at = next((i for i in range(len(stack) - 1, -1, -1) if stack[i] is _MARK), None)
-        if at is None:
-            raise IndexError("a mark is missing")
-        items = stack[at + 1 :]
-        del stack[at:]
-        return items
+        items = []
+        while (item := stack.pop()) is not _MARK:
+            items.append(item)
+        return items[::-1]
 
     def top(kind: type) -> Any:
         _allow(type(stack[-1]) is kind, f"fills a {type(stack[-1]).__name__} as if it were a {kind.__name__}")
@@ -156,46 +154,33 @@ def _run(content: bytes, persistent: Callable[[Any], Any] | None) -> Any:
         if name in _LITERALS:
             small = not isinstance(argument, int) or -(2**63) <= argument < 2**64
             _allow(small, "holds a whole number of more than 64 bits")
-            stack.append(bytes(argument) if isinstance(argument, bytearray) else argument)
+            stack.append(argument)
         elif name in _CONSTANTS:
             stack.append(_CONSTANTS[name]())
         elif name == "STOP":
             return stack.pop()
         elif name == "MARK":
             stack.append(_MARK)
-        elif name == "POP":
-            stack.pop()
-        elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            slot = len(memo) if name == "MEMOIZE" else argument
-            memo[slot] = stack[-1]
+        elif name in ("BINPUT", "LONG_BINPUT"):
+            memo[argument] = stack[-1]
             if isinstance(stack[-1], _Unfinished):
-                stack[-1].slots.append(slot)
-        elif name in ("GET", "BINGET", "LONG_BINGET"):
+                stack[-1].slots.append(argument)
+        elif name in ("BINGET", "LONG_BINGET"):
             stack.append(memo[argument])
         elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            count = int(name[-1])
-            if len(stack) < count:
-                raise IndexError("the stack is empty")
-            stack[-count:] = [tuple(stack[-count:])]
-        elif name in _MAKERS:
-            stack.append(_MAKERS[name](since_mark()))
-        elif name == "POP_MARK":
-            since_mark()
+            stack.append(tuple([stack.pop() for _ in range(int(name[-1]))][::-1]))
+        elif name == "TUPLE":
+            stack.append(tuple(since_mark()))
         elif name in ("APPEND", "APPENDS"):
             items = since_mark() if name == "APPENDS" else [stack.pop()]
             top(list).extend(items)
         elif name in ("SETITEM", "SETITEMS"):
             items = since_mark() if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
-            top(dict).update(_pairs(items))
-        elif name == "ADDITEMS":
-            items = since_mark()
-            top(set).update(_key(item) for item in items)
-        elif name in ("GLOBAL", "STACK_GLOBAL"):
-            module, attribute = argument.split(" ", 1) if name == "GLOBAL" else (stack.pop(-2), stack.pop())
-            _allow(isinstance(module, str) and isinstance(attribute, str), "asks for a name that is no text")
-            place = (_MODULES.get(module, module), attribute)
-            _allow(place in _WORDS, f"asks for {module}.{attribute}")
-            stack.append(_WORDS[place])
+            pairs = zip(items[::2], items[1::2], strict=True)
+            top(dict).update({_key(key): value for key, value in pairs})
+        elif name == "GLOBAL":
+            _allow(argument in _WORDS, f"asks for {argument.replace(' ', '.')}")
+            stack.append(_WORDS[argument])
         elif name == "REDUCE":
             arguments, word = stack.pop(), stack.pop()
             called = isinstance(word, _Word) and word.call is not None and isinstance(arguments, tuple)
@@ -203,7 +188,9 @@ def _run(content: bytes, persistent: Callable[[Any], Any] | None) -> Any:
             push(word.call(*arguments))
         elif name == "NEWOBJ":
             arguments, word = stack.pop(), stack.pop()
-            stack.append(_new(word, arguments))
+            known = isinstance(word, _Word) and word.build is not None and arguments == ()
+            _allow(known, "makes an object")
+            stack.append(_Unfinished(word.build))
         elif name == "BUILD":
             state, made = stack.pop(), stack.pop()
             _allow(isinstance(made, _Unfinished), f"changes the state of a {type(made).__name__}")
@@ -213,9 +200,9 @@ def _run(content: bytes, persistent: Callable[[Any], Any] | None) -> Any:
             push(finished)
         elif name == "BINPERSID" and persistent is not None:
             stack.append(persistent(stack.pop()))
-        elif name not in ("PROTO", "FRAME"):
+        elif name != "PROTO":
             _allow(False, f"holds the opcode {name}")
-    raise EOFError("it has no end")
+    raise ValueError("it has no end")
 
 
 def _key(value: Any) -> Any:
@@ -225,24 +212,10 @@ def _key(value: Any) -> Any:
     return value
 
 
-def _pairs(items: list[Any]) -> dict[Any, Any]:
-    return {_key(key): value for key, value in zip(items[::2], items[1::2], strict=True)}
-
-
-_LITERALS = frozenset(
-    (
-        *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-        *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-        *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
-    )
-)
+_LITERALS = ("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "BINSTRING", "SHORT_BINSTRING", "BINUNICODE")
 _CONSTANTS: dict[str, Callable[[], Any]] = {
     **{"NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False},
-    **{"EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_DICT": dict, "EMPTY_SET": set},
-}
-_MAKERS: dict[str, Callable[[list[Any]], Any]] = {
-    **{"TUPLE": tuple, "LIST": list, "DICT": _pairs},
-    "FROZENSET": lambda items: frozenset(map(_key, items)),
+    **{"EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_DICT": dict},
 }
 
 
@@ -253,19 +226,8 @@ def _raw(value: Any) -> bytes:
     return raw
 
 
-def _new(word: Any, arguments: Any = ()) -> _Unfinished:
-    """A new object of a class, as NEWOBJ and its forerunner make it."""
-    _allow(isinstance(word, _Word) and word.build is not None and arguments == (), "makes an object")
-    return _Unfinished(word.build)
-
-
-def _old_new(word: Any, base: Any, state: Any) -> _Unfinished:
-    _allow(base is _WORDS["builtins", "object"] and state is None, "makes an object")
-    return _new(word)
-
-
 def _new_array(subtype: Any, *_: Any) -> _Unfinished:
-    _allow(subtype is _WORDS["numpy", "ndarray"], "makes an array of a subtype")
+    _allow(subtype is _NDARRAY, "makes an array of a subtype")
     return _Unfinished(_array)
 
 
@@ -301,10 +263,6 @@ def _scalar(dtype: Any, raw: Any) -> Any:
     return _filled(_raw(raw), dtype, (), False)[()]
 
 
-def _buffer(raw: Any, dtype: Any, shape: Any, order: Any) -> Array:
-    return _filled(_raw(raw), dtype, shape, order == "F")
-
-
 def _csr(state: Any) -> Any:
     _allow(isinstance(state, dict), "fills a matrix in an unusual way")
     shape = state.get("_shape", state.get("shape"))
@@ -315,14 +273,9 @@ def _csr(state: Any) -> Any:
 
 
 def _dict(*factory: Any) -> dict[Any, Any]:
-    known = len(factory) == 1 and (factory[0] is _DICT or factory[0] is _WORDS["builtins", "list"])
+    known = len(factory) == 1 and (factory[0] is _DICT or factory[0] is _LIST)
     _allow(known or not factory, "makes a dictionary with a factory")
     return {}
-
-
-def _set(items: Any = ()) -> set[Any]:
-    _allow(type(items) in (list, tuple), "makes a set from something other than a list")
-    return {_key(item) for item in items}
 
 
 def _bytes(text: Any, encoding: Any = "latin1") -> bytes:
@@ -353,33 +306,22 @@ _STORAGES = {
     **{"DoubleStorage": "f8", "FloatStorage": "f4", "HalfStorage": "f2", "LongStorage": "i8", "IntStorage": "i4"},
     **{"ShortStorage": "i2", "CharStorage": "i1", "ByteStorage": "u1", "BoolStorage": "b1"},
 }
-_MODULES = {  # that have moved
-    **{"__builtin__": "builtins", "copy_reg": "copyreg", "scipy.sparse.csr": "scipy.sparse._csr"},
-    **{f"numpy._core.{module}": f"numpy.core.{module}" for module in ("multiarray", "numeric")},
-}
-_DICT = _Word("dict", _dict)
+_DICT, _LIST, _CSR = _Word("dict", _dict), _Word("list"), _Word("csr_matrix", build=_csr)
+_NDARRAY, _ARRAY, _SCALAR = _Word("ndarray"), _Word("array", _new_array), _Word("scalar", _scalar)
 # What each global name stands for.
-_WORDS: dict[tuple[Any, Any], _Word] = {
-    ("builtins", "dict"): _DICT,
-    ("builtins", "list"): _Word("list"),
-    ("builtins", "object"): _Word("object"),
-    ("builtins", "set"): _Word("set", _set),
-    ("collections", "defaultdict"): _DICT,
-    ("collections", "OrderedDict"): _DICT,
-    ("copyreg", "_reconstructor"): _Word("new object", _old_new),
-    ("_codecs", "encode"): _Word("bytes", _bytes),
-    ("numpy", "ndarray"): _Word("ndarray"),
-    ("numpy", "dtype"): _Word("dtype", _new_dtype),
-    ("numpy.core.multiarray", "_reconstruct"): _Word("array", _new_array),
-    ("numpy.core.multiarray", "scalar"): _Word("scalar", _scalar),
-    ("numpy.core.numeric", "_frombuffer"): _Word("buffer", _buffer),
-    ("scipy.sparse._csr", "csr_matrix"): _Word("csr_matrix", build=_csr),
-    ("torch._utils", "_rebuild_tensor_v2"): _Word("tensor", _tensor),
-    **{("torch", name): _Word(name) for name in _STORAGES},
-    ("torch_geometric.data.data", "Data"): _Word("Data", build=_attributes),
-    ("torch_geometric.data.storage", "GlobalStorage"): _Word("GlobalStorage", build=_attributes),
-    ("torch_geometric.data.data", "DataTensorAttr"): _Word("attributes", build=lambda state: None),
-    ("torch_geometric.data.data", "DataEdgeAttr"): _Word("attributes", build=lambda state: None),
+_WORDS = {
+    **{"__builtin__ list": _LIST, "builtins list": _LIST, "__builtin__ dict": _DICT, "builtins dict": _DICT},
+    **{"collections defaultdict": _DICT, "collections OrderedDict": _DICT, "_codecs encode": _Word("bytes", _bytes)},
+    **{"numpy ndarray": _NDARRAY, "numpy dtype": _Word("dtype", _new_dtype)},
+    **{f"numpy.{core}.multiarray _reconstruct": _ARRAY for core in ("core", "_core")},
+    **{f"numpy.{core}.multiarray scalar": _SCALAR for core in ("core", "_core")},
+    **{"scipy.sparse.csr csr_matrix": _CSR, "scipy.sparse._csr csr_matrix": _CSR},
+    "torch._utils _rebuild_tensor_v2": _Word("tensor", _tensor),
+    **{f"torch {name}": _Word(name) for name in _STORAGES},
+    "torch_geometric.data.data Data": _Word("Data", build=_attributes),
+    "torch_geometric.data.storage GlobalStorage": _Word("GlobalStorage", build=_attributes),
+    "torch_geometric.data.data DataTensorAttr": _Word("attributes", build=lambda state: None),
+    "torch_geometric.data.data DataEdgeAttr": _Word("attributes", build=lambda state: None),
 }
 
 
@@ -391,6 +333,6 @@ def _check_finished(value: Any) -> None:
         item = waiting.pop()
         if isinstance(item, plain) or id(item) in seen:
             continue
-        _allow(isinstance(item, (list, tuple, dict, set, frozenset)), "holds something that is not data")
+        _allow(isinstance(item, (list, tuple, dict)), "holds something that is not data")
         seen.add(id(item))
         waiting.extend([*item, *item.values()] if isinstance(item, dict) else item)

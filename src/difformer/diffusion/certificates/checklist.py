@@ -24,17 +24,7 @@ from difformer.graph import Graph
 
 @dataclass(frozen=True)
 class Case:
-    """Data and settings that a certificate is run on.
-
-    Args:
-        z: States ``[N, d]``, in double precision.
-        static: The constant coupling, where there is one.
-        graph: The observed graph, where there is one.
-        diffusivity: Of the attention.
-        step_size: τ of the attention; constant couplings take the largest step that their theorem allows.
-        steps: How many steps are taken.
-        source_weight: β.
-    """
+    """Data and settings that a certificate is run on; constant couplings take the largest step their theorem allows."""
 
     z: Tensor
     static: Coupling | None
@@ -62,79 +52,51 @@ class Case:
 
 @dataclass(frozen=True)
 class Entry:
-    """How a certificate is run on a case, and what the case must bring.
+    """A certificate, the fields of a case that it takes in order, and those that it takes by name."""
 
-    Args:
-        run: From a case to its certificate.
-        needs: ``"static"`` (a constant coupling), ``"graph"`` (an observed graph) or ``"states"`` (nothing more).
-    """
+    function: Callable[..., Certificate]
+    fields: tuple[str, ...]
+    options: tuple[str, ...] = ()
 
-    run: Callable[[Case], Certificate]
-    needs: str = "states"
+    @property
+    def needs(self) -> str:
+        """``"static"`` (a constant coupling), ``"graph"`` (an observed graph) or ``"states"`` (nothing more)."""
+        return next((name for name in ("static", "graph") if name in self.fields), "states")
 
     def fits(self, case: Case) -> bool:
-        return {"static": case.static, "graph": case.graph, "states": case.z}[self.needs] is not None
+        return self.needs == "states" or getattr(case, self.needs) is not None
+
+    def run(self, case: Case) -> Certificate:
+        options = {name: getattr(case, name) for name in self.options}
+        return self.function(*(getattr(case, name) for name in self.fields), **options)
 
 
-def _static(function: Callable[..., Certificate], **options: str) -> Entry:
-    """Options name fields of the case."""
-    return Entry(
-        lambda case: function(case.z, case.static, **{key: getattr(case, name) for key, name in options.items()}),
-        "static",
-    )
-
-
-_STEPS = {"steps": "steps"}
-_SOURCE = {"steps": "steps", "source_weight": "source_weight"}
+_STATIC, _ATTENTION = ("z", "static"), ("z", "attention")
+_STEPS, _TAU = ("steps",), ("step_size", "steps")
+_SOURCE = ("steps", "source_weight")
 
 CERTIFICATES: dict[str, Entry] = {
-    "thm-gcn": _static(matrix.thm_gcn, **_STEPS),
-    "thm-gcn (one step)": _static(matrix.thm_gcn_step, **_STEPS),
-    "prop-bound": _static(matrix.prop_bound, **_STEPS),
-    "cora-conv": _static(matrix.cora_conv, **_STEPS),
-    "corollary-gcn-cont": _static(matrix.corollary_gcn_cont),
-    "exa-gcn": Entry(lambda case: matrix.example_gcn(case.z, _graph(case), steps=case.steps), "graph"),
-    "prop-convergence": _static(matrix.prop_convergence, **_SOURCE),
-    "prop-convergence (one step)": _static(matrix.prop_convergence_step, **_SOURCE),
-    "prop-convergence (drift)": _static(matrix.source_drift, **_SOURCE),
-    "prop-convergence (limit)": _static(matrix.source_limit, **_SOURCE),
-    "prop-energy": Entry(lambda case: exchange.prop_energy(case.z, case.diffusivity)),
-    "thm-main": Entry(
-        lambda case: exchange.thm_main(case.z, case.attention, step_size=case.step_size, steps=case.steps)
-    ),
-    "thm-main (definite)": Entry(
-        lambda case: exchange.thm_main_definite(case.z, case.attention, step_size=case.step_size, steps=case.steps)
-    ),
-    "coro-main": Entry(lambda case: exchange.coro_main(case.z, case.attention)),
-    "prop-feattrans": Entry(
-        lambda case: exchange.prop_feattrans(
-            case.z, case.attention, case.transform, step_size=case.step_size, steps=case.steps
-        )
-    ),
-    "prop-feattrans (activation)": Entry(
-        lambda case: exchange.activation_contracts(case.z, case.diffusivity, torch.relu)
-    ),
+    "thm-gcn": Entry(matrix.thm_gcn, _STATIC, _STEPS),
+    "thm-gcn (one step)": Entry(matrix.thm_gcn_step, _STATIC, _STEPS),
+    "prop-bound": Entry(matrix.prop_bound, _STATIC, _STEPS),
+    "cora-conv": Entry(matrix.cora_conv, _STATIC, _STEPS),
+    "corollary-gcn-cont": Entry(matrix.corollary_gcn_cont, _STATIC),
+    "exa-gcn": Entry(matrix.example_gcn, ("z", "graph"), _STEPS),
+    "prop-convergence": Entry(matrix.prop_convergence, _STATIC, _SOURCE),
+    "prop-convergence (one step)": Entry(matrix.prop_convergence_step, _STATIC, _SOURCE),
+    "prop-convergence (drift)": Entry(matrix.source_drift, _STATIC, _SOURCE),
+    "prop-convergence (limit)": Entry(matrix.source_limit, _STATIC, _SOURCE),
+    "prop-energy": Entry(exchange.prop_energy, ("z", "diffusivity")),
+    "thm-main": Entry(exchange.thm_main, _ATTENTION, _TAU),
+    "thm-main (definite)": Entry(exchange.thm_main_definite, _ATTENTION, _TAU),
+    "coro-main": Entry(exchange.coro_main, _ATTENTION),
+    "prop-feattrans": Entry(exchange.prop_feattrans, (*_ATTENTION, "transform"), _TAU),
+    "prop-feattrans (activation)": Entry(exchange.activation_contracts, ("z", "diffusivity")),
     "prop-trans-oversmooth": Entry(
-        lambda case: exchange.prop_trans_oversmooth(
-            case.with_room,
-            case.attention,
-            source_weight=case.source_weight,
-            step_size=case.step_size,
-            steps=case.steps,
-        )
+        exchange.prop_trans_oversmooth, ("with_room", "attention"), (*_TAU, "source_weight")
     ),
-    "eqn-energy-graph": Entry(
-        lambda case: exchange.eqn_energy_graph(
-            case.z, _graph(case), case.diffusivity, step_size=case.step_size, steps=case.steps
-        ),
-        "graph",
-    ),
+    "eqn-energy-graph": Entry(exchange.eqn_energy_graph, ("z", "graph", "diffusivity"), _TAU),
 }
-
-
-def _graph(case: Case) -> Graph:
-    assert case.graph is not None  # Entry.fits has seen to it
-    return case.graph
 
 
 def certify(

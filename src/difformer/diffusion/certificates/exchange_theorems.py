@@ -39,12 +39,7 @@ AnyAttention = AllPairAttention | EdgeAttention
 
 
 def checked(coupling: Coupling, *, normalised: bool = True) -> AnyAttention:
-    """The coupling, if the theorems speak of it.
-
-    Raises:
-        TypeError: If it is not attention.
-        ValueError: If it is computed on cosines, or is not normalised where it must be.
-    """
+    """The coupling, if the theorems speak of it: attention on distances, normalised where it must be."""
     if not isinstance(coupling, AllPairAttention | EdgeAttention):
         raise TypeError(f"coupling must be AllPairAttention or EdgeAttention, got {type(coupling).__name__}")
     if coupling.metric != "distance":
@@ -84,14 +79,10 @@ def _within(z: Tensor, coupling: AllPairAttention) -> bool:
 def least_weight(
     states: Tensor, coupling: AnyAttention, step_size: float, *, definite: bool = False, everywhere: bool = False
 ) -> float:
-    """The λ from which on every step descends, over all given states.
+    """The λ from which on every step from ``states [K, N, d]`` descends.
 
-    Args:
-        states: States at which steps are taken, ``[K, N, d]``.
-        coupling: The attention.
-        step_size: τ.
-        definite: Whether Ω is positive semi-definite, which asks for less.
-        everywhere: Whether nodes without an exchange partner count too; without a source they do not move.
+    It is less where Ω is positive semi-definite (`definite`). Nodes without an exchange partner do not move without a
+    source; with `everywhere` they count, too.
     """
     left = 2 * (2 - step_size) if definite else 4 * (1 - step_size)
     if left <= 0:
@@ -122,11 +113,7 @@ def smallest_exchange_eigenvalue(z: Tensor, coupling: AnyAttention) -> float:
 def step_violation(energies: list[Energy], before: Tensor, after: Tensor, anchors: Tensor | None = None) -> float:
     """The largest rise from E(Z, k) at the state where step k begins to E(Z^(k+1), k), one energy per step.
 
-    Args:
-        energies: E(·, k) for each step.
-        before: The states where each step begins: Z^(k), or h(Z^(k)).
-        after: The states where each step ends.
-        anchors: Z^(k), where it differs from `before`.
+    A step begins at Z^(k), or at h(Z^(k)), and then `anchors` are the Z^(k).
     """
     anchors = before if anchors is None else anchors
     start = [energy(z, anchor) for energy, z, anchor in zip(energies, before, anchors, strict=True)]

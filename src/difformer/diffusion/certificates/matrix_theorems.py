@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,15 +55,8 @@ class Static:
         return Static(z, chosen, largest, usual if step_size is None else step_size, chosen.symmetric(z))
 
     def trajectory(self, steps: int, source: Tensor | None = None, source_weight: float | None = None) -> Tensor:
-        return diffuse(
-            self.z,
-            self.coupling,
-            steps=steps,
-            step_size=self.step_size,
-            source=source,
-            source_weight=source_weight,
-            save="all",
-        )
+        inflow: dict[str, Any] = {"source": source, "source_weight": source_weight}
+        return diffuse(self.z, self.coupling, steps=steps, step_size=self.step_size, save="all", **inflow)
 
     def rate(self) -> float:
         """ρ = max(|1 - τμ|, |1 - τλ₁|), the factor of the slowest mode; not a number where S is not symmetric."""
@@ -166,16 +160,13 @@ def corollary_gcn_cont(z: Tensor, coupling: AnyCoupling) -> Certificate:
     case = Static.of(z, coupling, None, 1.0)
     at = case.z.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(Energy(smoothness(case.coupling), 0.5)(at, case.z), at)
+    size = float(case.coupling.degree(case.z).max() * case.z.abs().max())
     return Certificate(
         name="corollary-gcn-cont",
         claim="dZ/dt = -½ ∇E(Z, t) with λ = ½",
         condition="S = Sᵀ",
         condition_met=case.symmetric,
-        violation=largest_gap(
-            flow(case.z, case.coupling),
-            -gradient / 2,
-            magnitude=float(case.coupling.degree(case.z).max() * case.z.abs().max()),
-        ),
+        violation=largest_gap(flow(case.z, case.coupling), -gradient / 2, magnitude=size),
         details={"weight": 0.5},
     )
 
@@ -226,16 +217,13 @@ def prop_convergence(
     states = case.trajectory(steps, source=inflow, source_weight=source_weight)
     values = [case.coupling.variation(now) / 4 - source_weight * (now * inflow).sum() for now in states]
     size = float(states.flatten(1).norm(dim=1).max())
+    magnitude = size**2 * case.largest + abs(source_weight) * size * float(inflow.norm())
     return Certificate(
         name="prop-convergence",
         claim="F(Z) = ½ tr(ZᵀΔZ) - β⟨Z, H⟩ does not rise",
         condition="S = Sᵀ ≥ 0, 0 < τ ≤ 2/λ₁",
         condition_met=case.up_to(2),
-        violation=largest_rise(
-            values[:-1],
-            values[1:],
-            magnitude=size**2 * case.largest + abs(source_weight) * size * float(inflow.norm()),
-        ),
+        violation=largest_rise(values[:-1], values[1:], magnitude=magnitude),
         details=case.details(source_weight=source_weight),
     )
 

@@ -57,7 +57,7 @@ class Mix(Coupling):
             raise UserError(f"a mix needs one weight per part, got {len(self.parts)} parts and {len(given)} weights")
 
     @property
-    def static(self) -> bool:
+    def static(self) -> bool:  # type: ignore[override]
         return all(part.static for part in self.parts)
 
     @property

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,8 +23,8 @@ from difformer.attention import propagate
 from difformer.attention.reference import attention_matrix, exchange
 from difformer.attention.scores import form_of, slope_of
 from difformer.attention.segments import Segments, as_segments
-from difformer.diffusion.coupling.interface import Coupling, SparseCoupling, edge_distances, edge_products
-from difformer.diffusion.coupling.matrix import is_symmetric
+from difformer.diffusion.coupling.interface import Coupling, edge_distances, edge_products
+from difformer.diffusion.coupling.matrix import EdgeCoupling
 from difformer.diffusion.pairs import BLOCK_SIZE, distance_factors, exchange_sums
 from difformer.diffusivity import IDENTITY, Diffusivity, as_diffusivity
 from difformer.errors import UserError
@@ -45,10 +45,6 @@ class Attention(Coupling):
     diffusivity: str | Diffusivity
     metric: str
     normalised: bool
-
-    @property
-    def static(self) -> bool:
-        return False
 
     @abstractmethod
     def exchange_sums(self, z: Tensor) -> Tensor:
@@ -137,7 +133,7 @@ class AllPairAttention(Attention):
 
 
 @dataclass(frozen=True, eq=False)
-class EdgeAttention(SparseCoupling, Attention):
+class EdgeAttention(EdgeCoupling, Attention):
     """Attention on observed edges: the paper's extension of graph attention networks.
 
     The exchange on an edge is a_ij f(u_ij) or a_ij g(x_ij), a_ij its weight. A node without edges receives nothing.
@@ -158,10 +154,6 @@ class EdgeAttention(SparseCoupling, Attention):
         self._check()
         if self.diffusivity == "identity" or self.diffusivity is IDENTITY:
             raise UserError("diffusivity 'identity' takes nothing from neighbours; use the Identity coupling")
-
-    @property
-    def num_nodes(self) -> int:
-        return self.graph.num_nodes
 
     def _exchange(self, z: Tensor) -> Tensor:
         source, target = self.graph.edge_index
@@ -195,12 +187,6 @@ class EdgeAttention(SparseCoupling, Attention):
             sums = z.new_zeros(z.shape[0]).index_add(0, target, exchange)
             exchange = exchange / torch.where(sums > 0, sums, 1.0)[target]
         return target, source, exchange
-
-    @cached_property
-    def undirected(self) -> bool:
-        """Whether the graph's own weights are symmetric."""
-        source, target = self.graph.edge_index
-        return is_symmetric(target, source, self.graph.weights(torch.float64), self.num_nodes)
 
     def balance(self, z: Tensor) -> Tensor | None:
         return self._balance(z) if self.undirected else None

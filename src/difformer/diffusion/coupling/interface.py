@@ -21,10 +21,7 @@ EDGE_ENTRIES = 2**23  # numbers gathered at once when a sum runs over edges: 64 
 class Coupling(ABC):
     """The pairwise influence S(z) between N states ``z [N, d]``."""
 
-    @property
-    @abstractmethod
-    def static(self) -> bool:
-        """Whether S is the same for every z."""
+    static: bool = False  # whether S is the same for every z
 
     @property
     def num_nodes(self) -> int | None:

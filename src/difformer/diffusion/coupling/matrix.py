@@ -28,9 +28,7 @@ def is_symmetric(row: Tensor, column: Tensor, value: Tensor, num_nodes: int) -> 
 class Identity(SparseCoupling):
     """S = I: every state is on its own. With a transformation and an activation this is an MLP."""
 
-    @property
-    def static(self) -> bool:
-        return True
+    static = True
 
     def propagate(self, z: Tensor, values: Tensor | None = None) -> Tensor:
         return z if values is None else values
@@ -58,6 +56,7 @@ class MatrixCoupling(SparseCoupling):
     """
 
     values: Tensor | SparseMatrix
+    static = True
 
     def __post_init__(self) -> None:
         shape = tuple(self.values.shape)
@@ -65,10 +64,6 @@ class MatrixCoupling(SparseCoupling):
             raise UserError(f"a coupling matrix must be square, [N, N], got shape {shape}")
         if isinstance(self.values, Tensor) and self.values.layout != torch.strided:
             object.__setattr__(self, "values", SparseMatrix.from_tensor(self.values))
-
-    @property
-    def static(self) -> bool:
-        return True
 
     @property
     def num_nodes(self) -> int:
@@ -95,8 +90,24 @@ class MatrixCoupling(SparseCoupling):
         return z.new_ones(z.shape[0]) if self._symmetric else None
 
 
+class EdgeCoupling(SparseCoupling):
+    """A coupling over the edges of a graph."""
+
+    graph: Graph
+
+    @property
+    def num_nodes(self) -> int:
+        return self.graph.num_nodes
+
+    @cached_property
+    def undirected(self) -> bool:
+        """Whether the graph's own weights are symmetric."""
+        source, target = self.graph.edge_index
+        return is_symmetric(target, source, self.graph.weights(torch.float64), self.num_nodes)
+
+
 @dataclass(frozen=True, eq=False)
-class GraphCoupling(SparseCoupling):
+class GraphCoupling(EdgeCoupling):
     r"""Propagation over observed edges.
 
     With weights :math:`a_{ij}` and in-degrees :math:`d_i`,
@@ -117,6 +128,7 @@ class GraphCoupling(SparseCoupling):
 
     graph: Graph
     weights: str = "gcn"
+    static = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.graph, Graph):
@@ -124,14 +136,6 @@ class GraphCoupling(SparseCoupling):
             raise TypeError(f"graph must be a Graph, got {got}; write Graph(edge_index, num_nodes)")
         if self.weights not in GRAPH_WEIGHTS:
             raise UserError(f"weights must be one of {', '.join(GRAPH_WEIGHTS)}, got {self.weights!r}")
-
-    @property
-    def static(self) -> bool:
-        return True
-
-    @property
-    def num_nodes(self) -> int:
-        return self.graph.num_nodes
 
     @property
     def _norm(self) -> str:
@@ -153,12 +157,6 @@ class GraphCoupling(SparseCoupling):
             torch.cat([source, loops]),
             torch.cat([value, value.new_ones(self.num_nodes)]),
         )
-
-    @cached_property
-    def undirected(self) -> bool:
-        """Whether the graph's own weights are symmetric."""
-        source, target = self.graph.edge_index
-        return is_symmetric(target, source, self.graph.weights(torch.float64), self.num_nodes)
 
     def balance(self, z: Tensor) -> Tensor | None:
         if not self.undirected:
