@@ -50,7 +50,7 @@ def test_demo_prints_one_table_and_ends_with_the_report(call, brief, tmp_path, m
 
 def test_demo_refuses_a_taken_folder_before_it_trains(call, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "difformer.cli.demo._train", lambda *given: pytest.fail("trained before the folder was checked")
+        "difformer.training.fit", lambda *given, **more: pytest.fail("trained before the folder was checked")
     )
     (tmp_path / "file").touch()
     answer = call("demo", "--out", tmp_path)

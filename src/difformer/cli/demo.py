@@ -12,14 +12,11 @@ from __future__ import annotations
 import time
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from difformer.cli.command import command
 from difformer.cli.options import Device, Json, option
 from difformer.cli.output import Output, clock_time, counted
-
-if TYPE_CHECKING:
-    from difformer.training import Summary, TaskSource
 
 DATASET = "digits"
 LABELS_PER_CLASS = 10
@@ -47,7 +44,8 @@ def demo(
     There are 1,797 digits with ten labels per class. The last model's run is kept, and the demo ends with its report.
     """
     from difformer.experiments import find_preset
-    from difformer.training import TaskSource
+    from difformer.training import TaskSource, fit
+    from difformer.training.config import make_config
     from difformer.training.run_folder import check_free
 
     output = Output(as_json)
@@ -65,7 +63,8 @@ def demo(
         settings = dict(find_preset("best", model=model, dataset=DATASET).settings)
         with output.err.status(f"training {label}: {counted(splits, 'runs')}"):
             before = time.monotonic()
-            summary = _train(source, model, settings, splits, device, folder if model == KEPT else None)
+            config, kept = make_config(model, {**settings, "eval_every": 5}), folder if model == KEPT else None
+            summary = fit(source, config, seeds=splits, out=kept, device=device, preset="best")
         scores = {"test": summary.mean("test"), "std": summary.std("test"), "valid": summary.mean("valid")}
         about = {"model": model, "label": label, "structure": structure, "values": summary.values("test")}
         rows.append({**about, **scores, "seconds": time.monotonic() - before, "settings": settings})
@@ -87,17 +86,6 @@ def demo(
             import webbrowser
 
             webbrowser.open(report.resolve().as_uri())
-
-
-def _train(
-    source: TaskSource, model: str, settings: dict[str, Any], runs: int, device: str, folder: Path | None
-) -> Summary:
-    """All splits with one preset, through the same loop as `difformer fit`."""
-    from difformer.training import fit
-    from difformer.training.config import make_config
-
-    config = make_config(model, {**settings, "eval_every": 5})
-    return fit(source, config, seeds=runs, out=folder, device=device, preset="best")
 
 
 def _report(folder: Path, device: str, output: Output) -> Path | None:

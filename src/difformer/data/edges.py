@@ -6,7 +6,7 @@ An edge list as people keep it names an undirected edge once or twice, repeats l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -102,13 +102,10 @@ def sorted_unique(codes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def check_choices(self_loops: str, duplicates: str) -> None:
-    """Raises a ValueError for a word that `tidy_edges` does not know."""
-    for name, given, known in (
-        ("self_loops", self_loops, get_args(SelfLoops)),
-        ("duplicates", duplicates, get_args(Duplicates)),
-    ):
-        if given not in known:
-            raise UserError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
+    """Raises a UserError for a word that `tidy_edges` does not know."""
+    for name, given, kind in (("self_loops", self_loops, SelfLoops), ("duplicates", duplicates, Duplicates)):
+        if given not in get_args(kind):
+            raise UserError(f"{name}: expected one of {', '.join(get_args(kind))}, got {given!r}")
 
 
 def _merge(
@@ -120,25 +117,18 @@ def _merge(
     unique, place = code.unique(return_inverse=True)
     if unique.numel() == code.numel():
         return unique, torch.empty_like(weight).scatter_(0, place, weight)
-    low, high = (_reduce(weight, place, unique.numel(), r) for r in ("amin", "amax"))
+    empty = weight.new_zeros(unique.numel())
+    low, high = (empty.scatter_reduce(0, place, weight, how, include_self=False) for how in ("amin", "amax"))
     different = low != high
-    if how == "error":
-        if bool(different.any()):
-            _refuse(int(unique[different][0]), code, weight, names)
-        return unique, low
-    merged = _reduce(weight, place, unique.numel(), {"max": "amax"}.get(how, how))
-    return unique, torch.where(different, merged, low) if directions else merged
-
-
-def _reduce(weight: Tensor, place: Tensor, size: int, how: str) -> Tensor:
-    return weight.new_zeros(size).scatter_reduce_(0, place, weight, how, include_self=False)
-
-
-def _refuse(edge: int, code: Tensor, weight: Tensor, names: Sequence[object]) -> NoReturn:
-    found = ", ".join(f"{value:g}" for value in weight[code == edge].unique().tolist()[:4])
-    first, second = (names[node] for node in divmod(edge, len(names)))
-    raise DataError(
-        f"the edge between nodes {first} and {second} is given more than once, with different "
-        f"weights ({found}); pass directed=true if its two directions differ, or duplicates=sum, mean or max",
-        argument="duplicates",
-    )
+    if how != "error":
+        merged = empty.scatter_reduce(0, place, weight, "amax" if how == "max" else how, include_self=False)
+        return unique, torch.where(different, merged, low) if directions else merged
+    for edge in unique[different][:1].tolist():
+        found = ", ".join(f"{value:g}" for value in weight[code == edge].unique().tolist()[:4])
+        first, second = (names[node] for node in divmod(edge, len(names)))
+        raise DataError(
+            f"the edge between nodes {first} and {second} is given more than once, with different "
+            f"weights ({found}); pass directed=true if its two directions differ, or duplicates=sum, mean or max",
+            argument="duplicates",
+        )
+    return unique, low

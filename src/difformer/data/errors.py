@@ -56,24 +56,17 @@ class DataError(UserError):
         column: str | int | None = None,
         argument: str | None = None,
     ) -> None:
-        place = [] if path is None else [str(path)]
-        if line is not None:
-            place.append(f"line {line}")
-        if row is not None:
-            place.append(f"row {row}")
-        if column is not None:
-            place.append(f"column {column!r}" if isinstance(column, str) else f"column {column}")
-        self.problem = problem
-        self.path = None if path is None else str(path)
-        self.line = line
-        self.row = row
-        self.column = column
-        super().__init__(f"{', '.join(place)}: {problem}" if place else problem, argument=argument)
+        self.problem, self.path = problem, None if path is None else str(path)
+        self.line, self.row, self.column = line, row, column
+        shown = repr(column) if isinstance(column, str) else column
+        parts = {"": path, "line ": line, "row ": row, "column ": None if column is None else shown}
+        place = ", ".join(f"{word}{value}" for word, value in parts.items() if value is not None)
+        super().__init__(f"{place}: {problem}" if place else problem, argument=argument)
 
     def reworded(self, problem: str, *, path: object = None) -> DataError:
         """The same place with another text, in the file `path` where none was named."""
-        place = {"path": self.path or path, "line": self.line, "row": self.row, "column": self.column}
-        return DataError(problem, argument=self.argument, **place)  # type: ignore[arg-type]
+        place = {"line": self.line, "row": self.row, "column": self.column, "argument": self.argument}
+        return DataError(problem, path=self.path or path, **place)  # type: ignore[arg-type]
 
 
 @contextmanager

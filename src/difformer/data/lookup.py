@@ -36,10 +36,10 @@ class Found:
 
 def folders(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
     """The folders that are searched, in order; absent ones are left out."""
-    chosen = [root, os.environ.get("DIFFORMER_DATA") or None, cache_folder()]
-    return tuple(
-        path for path in (Path(folder).expanduser() for folder in chosen if folder is not None) if path.is_dir()
-    )
+    chosen = [
+        Path(folder).expanduser() for folder in (root, os.environ.get("DIFFORMER_DATA"), cache_folder()) if folder
+    ]
+    return tuple(path for path in chosen if path.is_dir())
 
 
 def check_folders(root: str | os.PathLike[str] | None = None) -> None:
@@ -66,18 +66,11 @@ def find_file(path: str, root: str | os.PathLike[str] | None = None) -> Path | N
 
 @dataclass(frozen=True)
 class Listing:
-    """An entry, and where its files are.
-
-    Args:
-        entry: The data set.
-        place: Folder of its files, ``"built in"`` for what needs none, None where it would be downloaded.
-        lacks: A file that `load` needs by default and that is not offered for download: learned features of images.
-            None where nothing is lacking.
-    """
+    """An entry, and where its files are."""
 
     entry: Entry
-    place: str | None
-    lacks: str | None = None
+    place: str | None  # folder of its files, "built in" for what needs none, None where it would be downloaded
+    lacks: str | None = None  # a file that `load` needs by default and cannot download: learned features of images
 
     @property
     def on_disk(self) -> bool:

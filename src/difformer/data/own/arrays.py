@@ -176,6 +176,16 @@ def named_array(arrays: Mapping[str, Any], *roles: str) -> Any:
     return next((arrays[name] for role in roles for name in ARRAY_NAMES[role] if name in arrays), None)
 
 
+def needed_array(path: str | os.PathLike[str], *roles: str) -> tuple[Any, dict[str, Any]]:
+    """The array of a file that plays one of the roles, and all of them."""
+    arrays = read_arrays(path)
+    found = named_array(arrays, *roles)
+    if found is None:
+        usual = " or ".join(ARRAY_NAMES[roles[0]][0:3:2])
+        raise DataError(f"holds no array called {usual}; it has {', '.join(arrays)}", path=path)
+    return found, arrays
+
+
 def unused_arrays(arrays: Mapping[str, Any], path: str) -> list[str]:
     """A note on arrays that play no role."""
     roles = {next((n for n in names if n in arrays), "") for names in ARRAY_NAMES.values()}

@@ -51,21 +51,13 @@ Row = tuple[int, list[str]]
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How a text file is written; None means: find out.
+    """How a text file is written; None means: find out."""
 
-    Args:
-        delimiter: Between cells; ``" "`` is any run of spaces and tabs.
-        header: Whether the first row names the columns.
-        encoding: For example ``"latin-1"``; found out among UTF-8 and UTF-16.
-        decimal: ``","`` where numbers are written 1,5.
-        comment: Lines above the table that begin so are skipped; None keeps them.
-    """
-
-    delimiter: str | None = None
-    header: bool | None = None
-    encoding: str | None = None
-    decimal: str = "."
-    comment: str | None = "#"
+    delimiter: str | None = None  # between cells; " " is any run of spaces and tabs
+    header: bool | None = None  # whether the first row names the columns
+    encoding: str | None = None  # for example "latin-1"; found out among UTF-8 and UTF-16
+    decimal: str = "."  # "," where numbers are written 1,5
+    comment: str | None = "#"  # lines above the table that begin so are skipped; None keeps them
 
     def __post_init__(self) -> None:
         mark = "," if self.delimiter is None else self.delimiter

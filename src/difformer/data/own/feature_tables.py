@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from difformer.data.errors import DataError, in_file, listed
-from difformer.data.own.arrays import ARRAY_ENDINGS, features_from, named_array, read_arrays
+from difformer.data.own.arrays import ARRAY_ENDINGS, features_from, named_array, needed_array
 from difformer.data.own.csv_files import DELIMITERS, TextFormat, open_table
 from difformer.data.own.preprocessing import LARGE, Preprocessing, large_numbers
 from difformer.data.own.table import LABEL_NAMES, SPLIT_NAMES, Column, Table, Values, canonical_id, names_ids
@@ -314,10 +314,7 @@ def id_column_name(path: str | os.PathLike[str], *, ids: Column | bool | None = 
 
 
 def _from_arrays(path: str | os.PathLike[str]) -> Features:
-    arrays = read_arrays(path)
-    found = named_array(arrays, "x")
-    if found is None:
-        raise DataError(f"holds no array called x or features; it has {', '.join(arrays)}", path=path)
+    found, arrays = needed_array(path, "x")
     with in_file(path):
         x, _ = features_from(found)
     named: dict[str, tuple[str, ...]] = {}

@@ -17,7 +17,7 @@ from scipy import sparse
 from torch import Tensor
 
 from difformer.data.errors import DataError, in_file
-from difformer.data.own.arrays import ARRAY_ENDINGS, named_array, read_arrays
+from difformer.data.own.arrays import ARRAY_ENDINGS, named_array, needed_array
 from difformer.data.own.csv_files import TextFormat, open_table
 from difformer.data.own.table import SOURCE_NAMES, TARGET_NAMES, WEIGHT_NAMES, Table, canonical_id, near_misses, number
 from difformer.data.sparse import sparse_to_scipy
@@ -136,10 +136,7 @@ def read_edges(
     finds them by their usual names, or takes the first two, and a third that is all there is left for weights.
     """
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
-        arrays = read_arrays(path)
-        found = named_array(arrays, "edges", "x")
-        if found is None:
-            raise DataError(f"holds no array called edge_index; it has {', '.join(arrays)}", path=path)
+        found, arrays = needed_array(path, "edges", "x")
         with in_file(path):
             return edges_from(found, named_array(arrays, "weights"), num_nodes=num_nodes, ids=ids)
     table = open_table(path, format, ids=ids)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from difformer.data.errors import DataError, in_file, listed
-from difformer.data.own.arrays import ARRAY_ENDINGS, label_cells, named_array, read_arrays
+from difformer.data.own.arrays import ARRAY_ENDINGS, label_cells, needed_array
 from difformer.data.own.csv_files import TextFormat, open_table
 from difformer.data.own.table import GAP_WORDS, Column, Table, Values, canonical_id, is_missing, names_ids, near_misses
 from difformer.data.own.table import number as number_of
@@ -239,12 +239,8 @@ def read_labels(
     """
     name = os.fspath(path)
     if Path(path).suffix.lower() in ARRAY_ENDINGS:
-        arrays = read_arrays(path)
-        found = named_array(arrays, "y", "x")
-        if found is None:
-            raise DataError(f"holds no array called y or labels; it has {', '.join(arrays)}", path=path)
         with in_file(path):
-            cells, _ = label_cells(found, None, size)
+            cells, _ = label_cells(needed_array(path, "y", "x")[0], None, size)
         return Labels(cells, tuple(str(i + 1) for i in range(len(cells))), name)
     table = open_table(path, format, ids=ids, num_ids=1, keep_blank=True)
     table.read(range(len(table.names)))
@@ -287,19 +283,15 @@ def _rows_in_order(table: Table, size: int) -> list[int | None]:
         rows = [row for row in rows if table.texts(0)[row]]
     if len(rows) == size:
         return list(rows)
-    blank = table.rows - len(rows)
+    blank, hint = table.rows - len(rows), "one label per row, or a column of ids"
     beside = f" beside {blank} blank line{'s' * (blank > 1)} (which may mean no label)" if blank else ""
-    hint = ""
     if table.rows == size + 1 and not table.named:
-        hint = "; pass header=true if the first row is a name"
+        hint += "; pass header=true if the first row is a name"
     elif len(rows) == size - 1 and table.named:
-        hint = "; pass header=false if the first row is a label"
+        hint += "; pass header=false if the first row is a label"
     elif table.rows < size and len(table.names) == 1:
-        hint = "; blank lines at the end do not count: give every label the id of its row, or pass missing= a word"
-    raise DataError(
-        f"has {len(rows)} rows{beside}, the features have {size}; give one label per row, or a column of ids{hint}",
-        path=table.path,
-    )
+        hint += "; blank lines at the end do not count: give every label the id of its row, or pass missing= a word"
+    raise DataError(f"has {len(rows)} rows{beside}, the features have {size}; give {hint}", path=table.path)
 
 
 def _rows_by_id(table: Table, at: int, size: int, ids: Mapping[str, int] | None) -> list[int | None]:
