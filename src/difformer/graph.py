@@ -114,23 +114,24 @@ class Graph:
         if isinstance(device, torch.dtype):
             raise TypeError(f"a Graph moves to a device, not to {device}; its weights follow the states' precision")
         weight = None if self.edge_weight is None else self.edge_weight.to(device)
-        moved = Graph.__new__(Graph)
-        moved.edge_index, moved.edge_weight, moved.num_nodes = self.edge_index.to(device), weight, self.num_nodes
-        moved.keep = self.keep
         self._refresh()
+        moved = self._copy(self.edge_index.to(device), weight)
         moved._looped = None if self._looped is None else self._looped.to(device)
         moved._matrices = {key: matrix.to(device) for key, matrix in self._matrices.items()}
-        moved._note()
         return moved
 
     def with_weights(self, edge_weight: Tensor) -> Graph:
         """The same edges with other weights ``[E]``, whose indices need not be checked again."""
         _check_weight(edge_weight, self.edge_index)
-        other = Graph.__new__(Graph)
-        other.edge_index, other.edge_weight, other.num_nodes = self.edge_index, edge_weight, self.num_nodes
-        other.keep, other._matrices, other._looped = self.keep, {}, None
-        other._note()
-        return other
+        return self._copy(self.edge_index, edge_weight)
+
+    def _copy(self, edge_index: Tensor, edge_weight: Tensor | None) -> Graph:
+        """A graph of as many nodes, without a look at its edges."""
+        made = Graph.__new__(Graph)
+        made.edge_index, made.edge_weight, made.num_nodes = edge_index, edge_weight, self.num_nodes
+        made.keep, made._matrices, made._looped = self.keep, {}, None
+        made._note()
+        return made
 
     def with_self_loops(self) -> Graph:
         """The graph with a self-loop of weight one at every node that has none; worked out once."""

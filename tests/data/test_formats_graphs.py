@@ -11,7 +11,7 @@ from published_files import csv, undirected, write, zipped
 
 from difformer.data import DataError, DownloadError, load
 from difformer.data.catalogue import FORMS
-from difformer.data.datasets.pokec import NUM_TEXTS
+from difformer.data.datasets.large_graphs import NUM_TEXTS
 
 
 class TestProteins:

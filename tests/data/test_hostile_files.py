@@ -12,8 +12,9 @@ from scipy import sparse
 
 from difformer.data import DataError, from_arrays, from_files, load, load_splits
 from difformer.data.archives import read_npz, read_zip
-from difformer.data.datasets.pokec import read_profiles
+from difformer.data.datasets.large_graphs import read_profiles
 from difformer.data.lookup import locate, reading
+from difformer.errors import UserError
 
 HUGE = 2**30
 
@@ -177,3 +178,14 @@ def test_lines_of_profiles_have_a_largest_length(tmp_path, monkeypatch):
     path.write_bytes(gzip.compress(b"1\t" + b"x" * 5000 + b"\n"))
     with pytest.raises(DataError, match=r"line 1: has more than 1,000 characters"):
         read_profiles(path)
+
+
+@pytest.mark.parametrize("name", ["delimiter", "decimal", "encoding", "comment"])
+@pytest.mark.parametrize("value", [3, ["x"], "a\x00", "rot13"])
+def test_a_format_of_the_wrong_kind_is_refused(tmp_path, name, value):
+    (tmp_path / "f.csv").write_text("a,label\n" + "1,u\n2,v\n" * 12)
+    if name == "comment" and isinstance(value, str):
+        assert from_files(tmp_path / "f.csv", comment=value).num_nodes == 24
+        return
+    with pytest.raises(UserError, match=f"{name}: "):
+        from_files(tmp_path / "f.csv", **{name: value})

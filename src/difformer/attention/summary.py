@@ -39,6 +39,7 @@ from difformer.diffusivity import Diffusivity
 from difformer.errors import UserError
 
 S = TypeVar("S", bound="Summary")
+F = TypeVar("F", bound="FixedSize")
 LINEAR = frozenset({"simple", "constant"})  # forms that are sums
 
 
@@ -59,15 +60,25 @@ class Summary(Protocol):
 
 
 @dataclass(frozen=True)
-class Sums:
-    """g(x) = 1 + x, or 1: sums whose size does not depend on the number of senders.
+class FixedSize:
+    """Sums whose size does not depend on the number of senders.
 
     Args:
-        sums: ``[H, 1 + d, 1 + c]``: Σ_j w_j [1, k_j]ᵀ[1, v_j]; d is 0 for the constant diffusivity. To sum over ranks,
-            all-reduce this tensor and put it back with ``dataclasses.replace``.
+        sums: The sums of each head. To sum over ranks, all-reduce them and put them back with ``dataclasses.replace``.
     """
 
     sums: Tensor
+
+    def __add__(self: F, other: F) -> F:
+        return replace(self, sums=self.sums + other.sums)
+
+    def to(self: F, device: torch.device | str) -> F:
+        return replace(self, sums=self.sums.to(device))
+
+
+@dataclass(frozen=True)
+class Sums(FixedSize):
+    """g(x) = 1 + x, or 1: ``[H, 1 + d, 1 + c]`` sums Σ_j w_j [1, k_j]ᵀ[1, v_j]; d is 0 for the constant diffusivity."""
 
     @staticmethod
     def of(k: Tensor | None, v: Tensor, weight: Tensor | None) -> Sums:
@@ -87,44 +98,30 @@ class Sums:
         total = safe_total(torch.baddbmm(count, queries, state[:, 1:, :1]), count.detach())
         return (torch.baddbmm(values, queries, state[:, 1:, 1:]) / total).transpose(0, 1).to(q.dtype)
 
-    def __add__(self, other: Sums) -> Sums:
-        return Sums(self.sums + other.sums)
-
-    def to(self, device: torch.device | str) -> Sums:
-        return Sums(self.sums.to(device))
-
     def state(self) -> dict[str, Tensor]:
         return {"sums": self.sums}
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Any g as a polynomial on [-1, 1]: sums over the monomials of the keys, whose rows have norm at most one.
+class Moments(FixedSize):
+    """Any g as a polynomial on [-1, 1]: ``[H, monomials, c + 1]`` sums over the monomials of keys of norm at most one.
 
     Args:
-        moments: ``[H, monomials, c + 1]``, see `difformer.attention.polynomial`; all-reduce it to sum over ranks.
-        powers: Coefficients of the polynomial.
+        powers: Coefficients of the polynomial, see `difformer.attention.polynomial`.
     """
 
-    moments: Tensor
     powers: tuple[float, ...]
 
     def answer(self, q: Tensor) -> Tensor:
         polynomial.check_norms(q=q)
-        state = self.moments.to(working_dtype(q.dtype))
+        state = self.sums.to(working_dtype(q.dtype))
         sums = evaluate(q.to(state.dtype), state, self.powers)
         # The first monomial is 1, where there is a constant: its last column counts the rows.
         count = state[:, 0, -1:].detach() if self.powers[0] != 0 else torch.ones_like(state[:, 0, -1:])
         return (sums[..., :-1] / safe_total(sums[..., -1:], count)).to(q.dtype)
 
-    def __add__(self, other: Moments) -> Moments:
-        return replace(self, moments=self.moments + other.moments)
-
-    def to(self, device: torch.device | str) -> Moments:
-        return replace(self, moments=self.moments.to(device))
-
     def state(self) -> dict[str, Tensor]:
-        return {"moments": self.moments}
+        return {"moments": self.sums}
 
 
 @dataclass(frozen=True)

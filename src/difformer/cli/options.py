@@ -137,13 +137,13 @@ def read_data_options(words: list[str] | None, dataset: str | None) -> dict[str,
 
     from difformer.cli.output import listed
     from difformer.data import from_files
-    from difformer.data.registry import annotations_of, dataset_options, option_kinds
+    from difformer.data.registry import annotations_of, dataset_options, loader_of
 
     if dataset is None:
         kinds, whose = annotations_of(from_files), "own files have"
         takes = f"they take {', '.join(list(inspect.signature(from_files).parameters)[3:])}"
     else:
-        kinds, whose = option_kinds(dataset), f"data set {dataset!r} has"
+        kinds, whose = annotations_of(loader_of(dataset)), f"data set {dataset!r} has"
         takes = f"it takes, with these defaults, {listed(dataset_options(dataset))}"
     for key in given:
         if key not in kinds:

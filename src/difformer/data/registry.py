@@ -154,13 +154,8 @@ def dataset_options(name: str) -> dict[str, Any]:
     return {p.name: p.default for p in _keyword_parameters(loader_of(name))}
 
 
-def option_kinds(name: str) -> dict[str, str]:
-    """What kind of value each option of a data set takes, as its annotation writes it: ``{"knn": "int | None", …}``."""
-    return annotations_of(loader_of(name))
-
-
 def annotations_of(function: Callable[..., Any]) -> dict[str, str]:
-    """Annotations of the options that a reader takes by keyword alone."""
+    """Annotations of the options that a loader takes by keyword alone: ``{"knn": "int | None", …}``."""
     found = {}
     for p in _keyword_parameters(function):
         kind = type(p.default) if p.annotation is inspect.Parameter.empty else p.annotation

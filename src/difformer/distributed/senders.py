@@ -187,10 +187,8 @@ class Rows:
             return ring(q, k, v, score_key(diffusivity, q.shape[-1]), self.sizes, self.ranks)
         with torch.autocast(q.device.type, enabled=False):
             own = summarise(k, v, diffusivity, tol=tol)
-            if isinstance(own, Sums):
-                return replace(own, sums=all_reduce(own.sums, self.ranks)).answer(q)
-            assert isinstance(own, Moments)
-            return replace(own, moments=all_reduce(own.moments, self.ranks)).answer(q)
+            assert isinstance(own, Sums | Moments)
+            return replace(own, sums=all_reduce(own.sums, self.ranks)).answer(q)
 
     def observed(self, v: Tensor, norm: str) -> Tensor | None:
         return None if self.graph is None else self.graph.propagate(v, norm)

@@ -86,19 +86,12 @@ def attention_rows(
         if not 0 <= head < layer.num_heads:
             raise UserError(f"head must lie in 0 … {layer.num_heads - 1}, got {head}")
         q, k = q[:, head : head + 1], k[:, head : head + 1]
-    for nodes in _graphs(z, segments):
+    everything = torch.arange(z.shape[0], device=z.device)
+    for nodes in [everything] if segments is None else segments.by_graph.split(segments.sizes.tolist()):
         keys = k[nodes]
         step = block_size or max(PAIRS_OF_A_BLOCK // max(nodes.numel(), 1), 1)
         for targets in nodes.split(step):
             yield targets, nodes, attention_matrix(q[targets], keys, layer.diffusivity).mean(0)
-
-
-def _graphs(z: Tensor, segments: Segments | None) -> Iterator[Tensor]:
-    """The rows of each graph."""
-    if segments is None:
-        yield torch.arange(z.shape[0], device=z.device)
-    else:
-        yield from segments.by_graph.split(segments.sizes.tolist())
 
 
 def strongest_pairs(
@@ -121,10 +114,8 @@ def strongest_pairs(
             weights = weights.masked_fill(rows.unsqueeze(1) == columns, -torch.inf)
         value, place = weights.flatten().topk(min(top_k, weights.numel()))
         best = torch.cat([best, value])
-        source, target = (
-            torch.cat([source, columns[place % len(columns)]]),
-            torch.cat([target, rows[place // len(columns)]]),
-        )
+        source = torch.cat([source, columns[place % len(columns)]])
+        target = torch.cat([target, rows[place // len(columns)]])
         best, order = best.topk(min(top_k, best.numel()))
         source, target = source[order], target[order]
     kept = best > -torch.inf

@@ -2,17 +2,15 @@
 
 Edges lose direction, duplicates and self-loops, then every node gets a self-loop.
 
-* Chameleon, Squirrel and Actor: neighbours tend to differ; ten published splits each. The first two are Wikipedia's
-  pages on one subject, by traffic; the filtered ones lack the duplicated nodes that let test labels leak into training.
-  Actor joins actors who are named on one page. Features are divided by their row's sum.
+* Chameleon, Squirrel and Actor: neighbours tend to differ. The first two are Wikipedia's pages on one subject, by
+  traffic; the filtered ones lack the duplicated nodes that let test labels leak into training. Features are divided by
+  their row's sum.
 * Roman-empire, Amazon-ratings, Minesweeper, Tolokers and Questions (Platonov et al., "A critical look at the evaluation
-  of GNNs under heterophily", 2023): ten published splits each, accuracy for the first two, ROC-AUC for the others.
+  of GNNs under heterophily", 2023).
 * Amazon's goods bought together and Microsoft's co-authors: counts of words become 0 and 1, rows are divided by their
-  sum. Protocol ``"20/30"`` draws 20 nodes per class for training and 30 per class for validation, the rest is test;
-  ``"60/20/20"`` draws shares of all nodes.
-* Friends at American colleges in 2005: gender from friends and profile. Features are one-hot, a column for every value
-  of every column of the profile but gender, a missing one being a value like any other. Nodes of unknown gender take
-  part in propagation and are in no split.
+  sum.
+* Friends at American colleges in 2005: gender from friends and profile, one-hot, a missing value being one like any
+  other. Nodes of unknown gender take part in propagation and are in no split.
 * Friends on Deezer in Europe: gender from the artists they like.
 * Zachary's karate club, which needs no file.
 """

@@ -7,7 +7,6 @@ right (ragged rows, cells that are not numbers, bytes that are not text) is a `D
 
 from __future__ import annotations
 
-import codecs
 import csv
 import gzip
 import io
@@ -61,15 +60,16 @@ class TextFormat:
     comment: str | None = "#"  # lines above the table that begin so are skipped; None keeps them
 
     def __post_init__(self) -> None:
-        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
+        mark = "," if self.delimiter is None else self.delimiter
+        if not isinstance(mark, str) or len(mark) != 1 or mark in '"\r\n':
             raise UserError(f"delimiter: expected one character, such as ',' or '\\t', got {self.delimiter!r}")
         if self.decimal not in (".", ","):
             raise UserError(f"decimal: expected '.' or ',', got {self.decimal!r}")
-        if self.comment == "":
-            raise UserError("comment: expected the sign that comments begin with, or None; got an empty text")
+        if self.comment is not None and (not isinstance(self.comment, str) or not self.comment):
+            raise UserError(f"comment: expected the sign that comments begin with, or None; got {self.comment!r}")
         try:
-            codecs.lookup(self.encoding or "utf-8")
-        except LookupError as error:
+            "".encode(self.encoding or "utf-8")
+        except (LookupError, TypeError, ValueError) as error:
             raise UserError(f"encoding: {error}; usual ones are 'utf-8', 'latin-1' and 'utf-16'") from error
 
     def pointed(self, cell: str) -> str:
