@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -117,13 +118,16 @@ def load_pretrained(
 ) -> DIFFormer:
     """Reads a model that `save_pretrained` wrote; `kind` is `DIFFormer` or a class that extends it.
 
+    Args:
+        folder: Where it was saved, or ``"ORG/NAME"``: a model of the Hugging Face Hub (extra ``hub``).
+
     Raises:
         FileNotFoundError: If a file is missing.
         PretrainedError: If a file is damaged, of another program, or of a newer version of this one.
     """
     from difformer.nn.difformer import DIFFormer
 
-    folder = Path(folder)
+    folder = _local(folder)
     config = _read_config(folder / CONFIG)
     named = config.get("diffusivity")
     if diffusivity is not None:
@@ -163,6 +167,23 @@ def load_pretrained(
     except RuntimeError as error:
         raise PretrainedError(f"{path}: damaged, or not the weights of the model in {CONFIG}: {error}") from error
     return model
+
+
+def _local(folder: str | Path) -> Path:
+    """The folder itself, or the downloaded files of ``"ORG/NAME"`` where there is no such folder."""
+    if Path(folder).exists() or not isinstance(folder, str) or not re.fullmatch(r"[\w.-]+/[\w.-]+", folder):
+        return Path(folder)
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as missing:
+        raise FileNotFoundError(
+            f"{folder} is not a folder; to read it as a model of the Hugging Face Hub: pip install 'difformer[hub]'"
+        ) from missing
+    try:
+        hf_hub_download(folder, WEIGHTS)
+        return Path(hf_hub_download(folder, CONFIG)).parent
+    except (OSError, ValueError) as error:  # no network, no such model, no such file in it
+        raise FileNotFoundError(f"{folder} is neither a folder nor a model of the Hugging Face Hub: {error}") from error
 
 
 def read_metadata(content: bytes) -> dict[str, str]:
