@@ -275,7 +275,7 @@ def test_a_model_of_the_hub_is_fetched_by_its_name(tmp_path, monkeypatch):
     again = DIFFormer.from_pretrained("org/name").eval()
     assert torch.equal(again(torch.ones(3, 4)), model(torch.ones(3, 4)))
     assert asked == [("org/name", "model.safetensors"), ("org/name", "config.json")]
-    with pytest.raises(FileNotFoundError, match="org/other is neither a folder nor a model of the .* Hub: 404"):
+    with pytest.raises(FileNotFoundError, match=r"org/other is neither a folder nor a model of the .* Hub: 404"):
         DIFFormer.from_pretrained("org/other")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(FileNotFoundError, match=r"pip install 'difformer\[hub\]'"):
