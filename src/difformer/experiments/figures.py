@@ -299,7 +299,7 @@ def depth(summary: Summary) -> Any:
     def step(row: Row) -> tuple[bool, float]:
         return row.system.role == "off", row.system.settings["step_size"]
 
-    steps = {step(row) for section in summary.sections for row in section.rows}
+    steps = {step(row) for row in summary.rows}
     labels = {key: f"{'attention off, ' if key[0] else ''}τ = {key[1]:g}" for key in sorted(steps)}
     found = []
     for section in (section for section in summary.sections if len(section.runs)):
@@ -315,14 +315,14 @@ def depth(summary: Summary) -> Any:
 def robustness(summary: Summary) -> Any:
     """Accuracy against labels per class and against removed edges, one row per data set, one line per system."""
     kinds = {"labels_per_class": ("training labels per class", 10), "edges_removed": ("share of edges removed", 0)}
-    rows = [row for section in summary.sections for row in section.rows if row.n]
+    rows = [row for row in summary.rows if row.n]
     found = []
     for name in dict.fromkeys(row.data.dataset for row in rows):
         for kind, (x, base) in kinds.items():
             own = [row for row in rows if row.data.dataset == name and kind in row.data.alter]
             points = [_scored(row.system.label, row.data.alter[kind], row) for row in own]
             found.append({"title": name, "x": x, "points": points, "base": base})
-    labels = dict.fromkeys(row.system.label for section in summary.sections for row in section.rows)
+    labels = dict.fromkeys(row.system.label for row in summary.rows)
     return _pairs_of_panels(found, list(labels), sharey="row")
 
 

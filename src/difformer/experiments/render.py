@@ -153,7 +153,7 @@ def _cost_columns(section: Section, known: Mapping[str, str]) -> dict[str, Calla
         "× GCN": partial(relative, of=measured),
         "peak MB (median)": lambda row: _median(row, "megabytes", known, ",.0f"),
         "paper, seconds": lambda row: str(row.paper or NONE),
-        "paper, × GCN": partial(relative, of=lambda row: row.paper and row.paper.mean),
+        "paper, × GCN": partial(relative, of=lambda row: row.paper.mean if row.paper else None),
         "paper, MB": lambda row: str(row.memory or NONE),
         "authors' code on a CPU, seconds": lambda row: str(row.authors or NONE),
     }
@@ -190,9 +190,7 @@ def sentence(one: Comparison) -> str:
         return f"{start}no seed and split in common, so nothing can be tested."
     unit = " points" if one.ours.scale == 100 else ""
     who = "equal" if one.gain == 0 else f"{abs(one.gain):.3g}{unit} {'better' if one.gain > 0 else 'worse'}"
-    ties = sum(
-        one.ours.scores()[pair] == value for pair, value in one.other.scores().items() if pair in one.ours.scores()
-    )
+    ties = len(one.ours.scores().items() & one.other.scores().items())
     wins = f"better in {test.wins} of {test.pairs} pairs" + (f", equal in {ties}" if ties else "")
     if one.p is None:
         return f"{start}{who} ({wins}); one pair cannot be tested."
@@ -220,11 +218,10 @@ def under(section: Section) -> list[str]:
     if len(marks) > 1:
         told = ", ".join(f"{mark[:8]} ({count} run{'' if count == 1 else 's'})" for mark, count in marks.items())
         said.append(f"Not all runs used bit-identical data; the fingerprints start with {told}.")
-    shown = {row.system.key for row in rows}
-    left: dict[str, str] = {}  # systems without a row, with their published figures
-    for row in (row for row in section.rows if row.system.key not in shown):
-        left[row.system.key] = row.system.label + (f" (published {row.paper})" if row.paper else "")
-    if left:
+    absent = (row for row in section.rows if row.system not in [one.system for one in rows])
+    if left := {
+        row.system.key: row.system.label + (f" (published {row.paper})" if row.paper else "") for row in absent
+    }:
         said.append(f"Not run yet: {', '.join(left.values())}.")
     return [*said, *map(sentence, section.comparisons), *_below_paper(section)]
 
@@ -255,7 +252,7 @@ def remarks(summary: Summary) -> list[str]:
     tables = published().get(summary.experiment.name, {})
     sources = {"paper": PAPER, "authors' code": AUTHORS}
     said = [f"Column {name}: {text}." for name, kind in sources.items() if (text := tables.get(f"{kind}-source"))]
-    if any(row.preset == "paper" and row.n for section in summary.sections for row in section.rows):
+    if any(row.preset == "paper" and row.n for row in summary.rows):
         said.append("Settings called paper's grid were tuned here over the grid of the paper's Appendix E.")
     said.append(
         "The epoch of a run, the settings of a tuned row and the best row of a kind are chosen on validation. Rows are "
