@@ -148,8 +148,8 @@ def surroundings(device: torch.device) -> dict[str, Any]:
 
 def epoch_cost(
     task: Task, config: TrainConfig, seed: int, device: torch.device, stop: Callable[[], bool], *, quick: bool
-) -> tuple[float, int, float]:
-    """Seconds per epoch of one run, and how many epochs and seconds the measurement took with warm-up.
+) -> dict[str, Any]:
+    """Seconds per epoch of one run as its measure, and how many epochs and seconds this took with warm-up.
 
     Raises:
         Interrupted: If `stop` is true.
@@ -172,7 +172,8 @@ def epoch_cost(
         before = [timed(1) for _ in range(WARM_UP)]
         number = (QUICK_EPOCHS if quick else EPOCHS) if before[-1] < LONG else 1
         counted = timed(number)
-    return counted / number, WARM_UP + number, sum(before) + counted
+    measures = {"epoch_seconds": counted / number}
+    return {"measures": measures, "epochs": WARM_UP + number, "seconds": sum(before) + counted}
 
 
 def look(mode: str, task: Task, config: TrainConfig, record: RunRecord, device: torch.device) -> dict[str, Any]:
