@@ -39,6 +39,7 @@ METRICS = {"multiclass": "accuracy", "multilabel": "rocauc", "regression": "mse"
 MANY_CLASSES = 20
 FEW_ROWS = 10  # labelled rows below which a perfect association may well be chance
 MOST_VALUES = 50  # different values of a column that may be a copy of the label
+DETERMINES = "determines the label in all"  # what a note on such a column says
 
 
 @dataclass(frozen=True)
@@ -337,7 +338,7 @@ def suspicions(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[
     for name, values in columns:
         if (_same_numbers if targets.problem == "regression" else _determines)(values, y, known):
             notes.append(
-                f"column {name!r} determines the label in all {len(known)} labelled rows; if it is a copy of the "
+                f"column {name!r} {DETERMINES} {len(known)} labelled rows; if it is a copy of the "
                 f"label, or is known only afterwards, pass drop={name}"
             )
     return notes
