@@ -197,6 +197,13 @@ def _expect_notices() -> None:
         torch.sparse_csr_tensor([0, 1], [0], [1.0], (1, 1), check_invariants=False)
 
 
+def _side_by_side(multiply: Callable[[Tensor], Tensor], x: Tensor, dim: int) -> tuple[Tensor, int]:
+    """Columns of all runs side by side: one product for all of them."""
+    runs = x.movedim(dim, 1)
+    out = multiply(runs.reshape(runs.shape[0], -1))
+    return out.reshape(out.shape[0], *runs.shape[1:]), 1
+
+
 class _Product(torch.autograd.Function):
     """``S X`` of plain tensors, and inside `torch.func`."""
 
@@ -210,10 +217,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[None, int], matrix: SparseMatrix, x: Tensor) -> tuple[Tensor, int]:
-        # Columns of all runs side by side: one product for all of them.
-        runs = x.movedim(in_dims[1], 1)
-        out = _Product.apply(matrix, runs.reshape(runs.shape[0], -1))
-        return out.reshape(out.shape[0], *runs.shape[1:]), 1
+        return _side_by_side(lambda columns: _Product.apply(matrix, columns), x, in_dims[1])
 
     @staticmethod
     def jvp(ctx: Any, _: None, tangent: Tensor) -> Tensor:
@@ -249,10 +253,7 @@ def _vmap(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor
     *matrix, x = tensors
     if any(dim is not None for dim in in_dims[:6]):
         raise NotImplementedError("vmap over the sparse matrix itself: only the dense factor may carry a run axis")
-    # Columns of all runs side by side: one product for all of them.
-    runs = x.movedim(in_dims[6], 1)
-    out = _matmul(*matrix, runs.reshape(runs.shape[0], -1))
-    return out.reshape(out.shape[0], *runs.shape[1:]), 1
+    return _side_by_side(lambda columns: _matmul(*matrix, columns), x, in_dims[6])
 
 
 _matmul.register_autograd(_backward, setup_context=_keep)

@@ -142,7 +142,7 @@ def test_single_precision_stays_single():
         ({"steps": -1}, "steps must be a number of steps, 0 or more, got -1"),
         ({"save": "some"}, "save must be 'last' or 'all', got 'some'"),
         ({"coupling_at": "output"}, "coupling_at must be one of transformed, input, got 'output'"),
-        ({"source": torch.zeros(3, 2)}, r"one row a state, got shape \(3, 2\)"),
+        ({"source": torch.zeros(3, 2)}, r"one row per state, got shape \(3, 2\)"),
     ],
 )
 def test_wrong_options_are_refused(options, complaint):
@@ -192,7 +192,7 @@ def test_a_module_list_is_one_transformation_a_step():
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        (torch.ones(4), r"source must be a tensor \[4, 3\], one row a state, got shape \(4,\)"),
+        (torch.ones(4), r"source must be a tensor \[4, 3\], one row per state, got shape \(4,\)"),
         (torch.ones(5, 3), r"got shape \(5, 3\)"),
         (torch.ones(4, 1), r"source has shape \(4, 1\), but is added to states of shape \(4, 3\)"),
         (1.0, "got float"),

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from difformer.experiments.cells import (
-    UNTUNED,
-    Cell,
-    Choice,
-    Request,
-    choices,
-    read_presets,
-    wanted_cells,
-)
+from difformer.experiments.cells import UNTUNED, Cell, Request, choices, read_presets, wanted_cells
 from difformer.experiments.ledger import complete, settings_id
 from difformer.experiments.presets import Preset, load_presets, write_preset
 from difformer.experiments.spec import Data, find, shared_systems
@@ -66,14 +58,14 @@ def test_class_defaults_and_attention_off_have_different_identities_and_presets(
     general = shared_systems()["difformer"]
     tuned = preset("best", "difformer", settings={"learning_rate": 0.1})
     cells = [Cell(CORA, system, choices(CITATION, CORA, system, [tuned])[0]) for system in (general, OFF)]
-    assert [cell.choice.name for cell in cells] == ["best", UNTUNED]
-    plain = [Cell(CORA, system, Choice(UNTUNED, {})) for system in (general, OFF)]
+    assert [cell.preset.name for cell in cells] == ["best", UNTUNED]
+    plain = [Cell(CORA, system, preset(UNTUNED, system.model, settings={})) for system in (general, OFF)]
     assert len({cell.settings_id() for cell in plain}) == 2
     assert complete(plain[1].config())["diffusivity"] is None
 
 
 def test_lines_of_attention_off_from_before_it_had_a_model_keep_their_identity():
-    cell = Cell(CORA, OFF, Choice("best", {"learning_rate": 0.1}))
+    cell = Cell(CORA, OFF, preset("best", "difformer-off", settings={"learning_rate": 0.1}))
     old = settings_id("difformer", {**cell.settings(), "diffusivity": None}, "cora", CORA.options)
     assert old == cell.settings_id()
     assert settings_id("difformer", {**cell.settings(), "diffusivity": "simple"}, "cora", CORA.options) != old

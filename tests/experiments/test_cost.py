@@ -10,8 +10,9 @@ import torch
 from small_experiment import BLOCKS, GCN
 
 from difformer.experiments import measure
-from difformer.experiments.cells import Cell, Choice
+from difformer.experiments.cells import Cell
 from difformer.experiments.measure import Interrupted
+from difformer.experiments.presets import Preset
 from difformer.experiments.runner import Job, Watch, perform
 from difformer.experiments.samples import load_data
 
@@ -21,7 +22,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def what():
-    return Job.of(Cell(COST, GCN, Choice("untuned", {"hidden_channels": 4})), load_data(BLOCKS, BLOCKS.options))
+    preset = Preset("untuned", "gcn", "sbm", {"hidden_channels": 4})
+    return Job(Cell(COST, GCN, preset), load_data(BLOCKS, BLOCKS.options))
 
 
 def measured(monkeypatch, what, seconds, stop=lambda: False):

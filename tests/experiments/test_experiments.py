@@ -56,12 +56,12 @@ def test_every_cell_has_valid_settings(name):
     found = cells(find(name), load_presets())
     for cell in found:
         if not cell.system.baseline:
-            make_config(cell.system.model, cell.choice.settings)
+            make_config(cell.system.model, cell.preset.settings)
     assert len({cell.key for cell in found}) == len(found)
 
 
 def test_cost_without_a_graph_uses_nearest_neighbours_for_gcn_and_gat():
-    chosen = {cell.key[:2]: cell.choice.settings for cell in cells(find("cost"), load_presets())}
+    chosen = {cell.key[:2]: cell.preset.settings for cell in cells(find("cost"), load_presets())}
     for data in ("stl10", "cifar10"):
         assert chosen[data, "gcn"]["graph"] == chosen[data, "gat"]["graph"] == "knn:5"
         assert chosen[data, "difformer-s"].get("graph", "none") == "none"

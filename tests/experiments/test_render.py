@@ -14,7 +14,7 @@ from small_experiment import ABSENT, BLOCKS, SMALL, line
 from difformer.experiments.analysis import summarise
 from difformer.experiments.ledger import FAILED, Ledger
 from difformer.experiments.presets import Preset
-from difformer.experiments.render import DAGGER, markdown, results_page, sentence, write_results
+from difformer.experiments.render import DAGGER, markdown, sentence, write_results
 from difformer.experiments.spec import find
 
 # Published figures of Cora stand beside the made-up runs.
@@ -343,7 +343,8 @@ def test_the_page_has_one_row_per_data_set_and_answers_the_question(tmp_path):
 
 def test_a_page_without_full_runs_says_so(tmp_path):
     Ledger(tmp_path / "depth").append(line("K2-t0.5", 0, 0.5, quick=True))
-    assert "only the quick form was run" in results_page(tmp_path)
+    write_results(tmp_path, tmp_path / "page.md")
+    assert "only the quick form was run" in (tmp_path / "page.md").read_text()
 
 
 def test_the_page_in_the_documentation_is_short():

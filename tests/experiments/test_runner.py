@@ -13,7 +13,7 @@ from small_experiment import ABSENT, BLOCKS, SMALL
 from difformer.data import DataError, load
 from difformer.experiments import measure, runner
 from difformer.experiments.analysis import read_summary, summarise
-from difformer.experiments.cells import UNTUNED, Cell, Choice, Request
+from difformer.experiments.cells import UNTUNED, Cell, Request
 from difformer.experiments.ledger import FAILED, Ledger
 from difformer.experiments.presets import Preset, write_preset
 from difformer.experiments.render import markdown
@@ -70,7 +70,7 @@ def test_a_changed_preset_is_run_again(tmp_path, said):
     for epochs in (1, 3):
         write_preset(Preset("best", "gcn", "sbm", settings={"epochs": epochs}), tmp_path / "gcn.toml")
         assert run(SMALL, tmp_path / "out", request, said.append).made == 3
-    row = summarise(SMALL, Ledger(tmp_path / "out").read(), (), quick=False).section("blocks").rows
+    row = summarise(SMALL, Ledger(tmp_path / "out").read(), (), quick=False).sections[0].rows
     (gcn,) = [one for one in row if one.n]
     assert [one["settings"]["epochs"] for one in gcn.runs.to_dict("records")] == [3, 3, 3]
 
@@ -80,7 +80,7 @@ def test_a_restored_preset_is_shown_without_new_runs(tmp_path, said):
     for epochs, made in ((1, 3), (3, 3), (1, 0)):
         write_preset(Preset("best", "gcn", "sbm", settings={"epochs": epochs}), tmp_path / "gcn.toml")
         assert run(SMALL, tmp_path / "out", request, said.append).made == made
-    (gcn,) = [row for row in read_summary(SMALL, tmp_path / "out", tmp_path).section("blocks").rows if row.n]
+    (gcn,) = [row for row in read_summary(SMALL, tmp_path / "out", tmp_path).sections[0].rows if row.n]
     assert [one["settings"]["epochs"] for one in gcn.runs.to_dict("records")] == [1, 1, 1]
 
 
@@ -186,7 +186,7 @@ def test_missing_data_are_recorded_once_as_a_reason(tmp_path, said, offline):
     run(SMALL, tmp_path, request, said.append)
     lines = Ledger(tmp_path).read()
     assert [one["status"] for one in lines] == [FAILED]  # the same reason is not written twice
-    section = summarise(SMALL, lines, (), quick=False).section("absent")
+    section = summarise(SMALL, lines, (), quick=False).sections[1]
     assert len(section.rows) == 4
     assert all("data not here" in row.reason for row in section.rows)
 
@@ -248,7 +248,7 @@ def test_a_diverging_seed_does_not_stop_the_others(tmp_path, said, monkeypatch, 
     outcome = run(SMALL, tmp_path, dataclasses.replace(ONLY_BLOCKS, models=("gcn",)), said.append)
     assert (outcome.made, outcome.left, outcome.errors) == (2, 1, 0)
     assert [one.get("seed") for one in Ledger(tmp_path).read()] == [1, 2, None]
-    (gcn,) = [row for row in read_summary(SMALL, tmp_path).section("blocks").rows if row.n]
+    (gcn,) = [row for row in read_summary(SMALL, tmp_path).sections[0].rows if row.n]
     assert gcn.missing == "; diverged: the training loss is nan at epoch 3"
 
 
@@ -305,8 +305,8 @@ def test_too_many_pairs_are_refused_in_advance(tmp_path, said, monkeypatch):
 def test_a_model_that_needs_a_graph_is_refused_without_one():
     task = load("sbm", num_nodes=100)
     gcn = shared_systems()["gcn"]
-    assert "needs a graph" in runner.why_not(Cell(BLOCKS, gcn, Choice("best", {"graph": "none"})), task)
-    assert runner.why_not(Cell(BLOCKS, gcn, Choice("best", {})), task) == ""
+    assert "needs a graph" in runner.why_not(Cell(BLOCKS, gcn, Preset("best", "gcn", "sbm", {"graph": "none"})), task)
+    assert runner.why_not(Cell(BLOCKS, gcn, Preset("best", "gcn", "sbm")), task) == ""
 
 
 @pytest.mark.parametrize(
@@ -416,8 +416,8 @@ def test_training_memory_excludes_evaluation(monkeypatch):
     monkeypatch.undo()
     seen = []
     monkeypatch.setattr(runner, "training_peak", lambda *args: seen.append(args) or runner.Peak(1234))
-    cell = Cell(alone.data[0], shared_systems()["gcn"], Choice(UNTUNED, {"epochs": 2}))
-    job = runner.Job.of(cell, load("sbm", num_nodes=60))
+    cell = Cell(alone.data[0], shared_systems()["gcn"], Preset(UNTUNED, "gcn", "sbm", {"epochs": 2}))
+    job = runner.Job(cell, load("sbm", num_nodes=60))
     lines = list(runner.perform(job, [0, 1], torch.device("cpu"), runner.Watch(lambda: False), {"quick": False}))
     assert [line["peak_memory"] for line in lines] == [1234, 1234]
     assert len(seen) == 2

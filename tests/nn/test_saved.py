@@ -1,5 +1,7 @@
 import json
 import pickle
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -256,3 +258,27 @@ def test_a_configuration_larger_than_its_weights_is_refused_at_once(tmp_path, la
     (tmp_path / "config.json").write_text(text.replace('"num_layers": 2', f'"num_layers": {layers}'))
     with pytest.raises(PretrainedError, match=r"the model of the configuration is larger than its weights|too large"):
         DIFFormer.from_pretrained(tmp_path)
+
+
+def test_a_model_of_the_hub_is_fetched_by_its_name(tmp_path, monkeypatch):
+    model = DIFFormer(4, 8, 2).eval()
+    model.save_pretrained(tmp_path / "cache")
+    asked = []
+
+    def download(repository, name):
+        asked.append((repository, name))
+        if repository != "org/name":
+            raise OSError("404")
+        return str(tmp_path / "cache" / name)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
+    again = DIFFormer.from_pretrained("org/name").eval()
+    assert torch.equal(again(torch.ones(3, 4)), model(torch.ones(3, 4)))
+    assert asked == [("org/name", "model.safetensors"), ("org/name", "config.json")]
+    with pytest.raises(FileNotFoundError, match=r"org/other is neither a folder nor a model of the .* Hub: 404"):
+        DIFFormer.from_pretrained("org/other")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(FileNotFoundError, match=r"pip install 'difformer\[hub\]'"):
+        DIFFormer.from_pretrained("org/name")
+    with pytest.raises(FileNotFoundError, match=r"nowhere.config.json is missing"):
+        DIFFormer.from_pretrained("nowhere")

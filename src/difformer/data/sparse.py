@@ -73,25 +73,21 @@ def from_scipy(matrix: Any) -> Tensor:
     return csr(ptr, columns, torch.from_numpy(np.array(values)), (rows.shape[0], rows.shape[1]))
 
 
-def sparse_to_scipy(x: Tensor) -> Any:
-    """A sparse tensor of any layout as a scipy matrix; its indices are not checked."""
+def to_scipy(x: Tensor) -> Any:
+    """A dense tensor as a scipy CSR array; a sparse one as CSR, its indices checked, or COO, not checked."""
+    x = x.detach()
+    if x.layout == torch.strided:
+        return sparse.csr_array(x.numpy(force=True))
     if x.layout == torch.sparse_csr:
-        return to_scipy(x.detach())
-    index = x.detach().to_sparse_coo().coalesce()
+        parts = (x.values(), x.col_indices(), x.crow_indices())
+        values, columns, ptr = (part.numpy(force=True) for part in parts)
+        matrix = sparse.csr_array((values, columns, ptr), shape=tuple(x.shape))
+        matrix.check_format(full_check=True)
+        return matrix
+    index = x.to_sparse_coo().coalesce()
     row, column = index.indices().numpy(force=True)
     shape = (int(x.shape[0]), int(x.shape[1]))
     return sparse.coo_array((index.values().numpy(force=True), (row, column)), shape=shape)
-
-
-def to_scipy(x: Tensor) -> Any:
-    """A dense or CSR tensor as a scipy CSR array, its indices checked."""
-    if x.layout != torch.sparse_csr:
-        return sparse.csr_array(x.numpy(force=True))
-    parts = (x.values(), x.col_indices(), x.crow_indices())
-    values, columns, ptr = (part.numpy(force=True) for part in parts)
-    matrix = sparse.csr_array((values, columns, ptr), shape=tuple(x.shape))
-    matrix.check_format(full_check=True)
-    return matrix
 
 
 def feature_tensor(x: Any, *, as_sparse: bool | None = None) -> Tensor:

@@ -216,5 +216,5 @@ def _checked(z: Tensor, coupling: Any, step_size: float, conservation: str, sour
         raise UserError(f"step_size must be positive and finite, got {step_size!r}")
     if source is not None and (not isinstance(source, Tensor) or source.dim() != 2 or source.shape[0] != z.shape[0]):
         got = f"shape {tuple(source.shape)}" if isinstance(source, Tensor) else type(source).__name__
-        raise UserError(f"source must be a tensor [{z.shape[0]}, {z.shape[1]}], one row a state, got {got}")
+        raise UserError(f"source must be a tensor [{z.shape[0]}, {z.shape[1]}], one row per state, got {got}")
     return as_coupling(coupling, num_nodes=z.shape[0])

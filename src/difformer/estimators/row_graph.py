@@ -24,7 +24,7 @@ from sklearn.utils.validation import check_array
 from torch import Tensor, nn
 
 from difformer.data.own.graphs import edge_ends
-from difformer.data.sparse import sparse_to_scipy
+from difformer.data.sparse import to_scipy
 from difformer.errors import UserError
 from difformer.estimators.population import find_rows, row_digests
 from difformer.graph import Graph
@@ -144,7 +144,7 @@ def as_matrix(graph: Any, rows: int, fitted: int | None = None) -> Any:
         index, weight = graph.edge_index.numpy(force=True), graph.weights().numpy(force=True)
         matrix: Any = sparse.csr_array((weight, (index[0], index[1])), shape=(graph.num_nodes,) * 2)
     elif sparse.issparse(graph) or (isinstance(graph, Tensor) and graph.layout != torch.strided):
-        matrix = graph if sparse.issparse(graph) else sparse_to_scipy(graph)
+        matrix = graph if sparse.issparse(graph) else to_scipy(graph)
         kind = f"a matrix of shape {matrix.shape}"
     else:
         matrix = np.asarray(graph.numpy(force=True) if isinstance(graph, Tensor) else graph)

@@ -33,11 +33,7 @@ PAPER, AUTHORS, MEMORY = "paper", "authors-code", "paper-memory"
 
 
 def pandas() -> Any:
-    """The pandas module.
-
-    Raises:
-        ImportError: If it is not installed, naming the extra.
-    """
+    """The pandas module, or an error that names the extra."""
     return require("pandas", extra="figures", purpose="making tables of results")
 
 
@@ -107,8 +103,9 @@ class Row:
         return str(self.first("metric", ""))
 
     @property
-    def higher_is_better(self) -> bool:
-        return bool(self.first("higher_is_better", True))
+    def sign(self) -> int:
+        """1 if a higher score is better, otherwise -1."""
+        return 1 if self.first("higher_is_better", True) else -1
 
     @property
     def scale(self) -> float:
@@ -134,7 +131,7 @@ class Row:
     @property
     def rank(self) -> float:
         """The mean validation score, larger for better rows."""
-        return (1 if self.higher_is_better else -1) * (self.mean("valid") or 0.0)
+        return self.sign * (self.mean("valid") or 0.0)
 
     def scores(self) -> dict[tuple[int, str], float]:
         """Scores by seed and split."""
@@ -178,7 +175,7 @@ class Comparison:
     def gain(self) -> float:
         """How much better ours is, in the units of the table; negative if it is worse."""
         assert self.test is not None
-        return self.ours.scale * self.test.difference * (1 if self.ours.higher_is_better else -1)
+        return self.ours.scale * self.test.difference * self.ours.sign
 
 
 @dataclass(frozen=True)
@@ -223,7 +220,7 @@ class Section:
         code = next((row for row in self.rows if row.system == ours.system and row.preset == "public-code"), None)
         if code is not None and code.n and code is not ours:
             found.append(("the authors' settings", code))
-        scores, higher = ours.scores(), ours.higher_is_better
+        scores, higher = ours.scores(), ours.sign > 0
         train, _, test = ours.first("sizes", (0, 0, 0))
         ratio = test / train if train else None
         tests = {
@@ -248,20 +245,19 @@ class Summary:
     sections: tuple[Section, ...]
 
     @property
+    def rows(self) -> list[Row]:
+        return [row for section in self.sections for row in section.rows]
+
+    @property
     def made(self) -> int:
-        return sum(row.n for section in self.sections for row in section.rows)
+        return sum(row.n for row in self.rows)
 
     @property
     def counted(self) -> str:
         """``"1185 of 1215 runs, and 35 from earlier presets"``."""
-        rows = [row for section in self.sections for row in section.rows]
-        wanted = sum(row.data.seeds for row in rows if row.planned)
-        besides = sum(row.n for row in rows if not row.planned)
-        more = f", and {besides} from earlier presets" if besides else ""
-        return f"{self.made - besides} of {wanted} runs{more}"
-
-    def section(self, key: str) -> Section | None:
-        return next((one for one in self.sections if one.data.key == key), None)
+        wanted = sum(row.data.seeds for row in self.rows if row.planned)
+        besides = sum(row.n for row in self.rows if not row.planned)
+        return f"{self.made - besides} of {wanted} runs" + (f", and {besides} from earlier presets" if besides else "")
 
 
 def frame(lines: Sequence[Line]) -> Any:
@@ -319,7 +315,7 @@ def read_summary(experiment: Experiment, folder: Path, preset_folder: Path | Non
 def remaining(summary: Summary, request: Request) -> Outcome:
     """What a call without ``--table-only`` would find: runs that exist, runs that are left, and failures."""
     outcome = Outcome(there=summary.made)
-    rows = {(row.data.key, row.system.key, row.preset): row for section in summary.sections for row in section.rows}
+    rows = {(row.data.key, row.system.key, row.preset): row for row in summary.rows}
     absent = {section.data.key: section.reason for section in summary.sections if section.reason}
     for cell in wanted_cells(summary.experiment, replace(request, quick=summary.quick)):
         row, count = rows[cell.key], request.seeds or cell.data.seeds

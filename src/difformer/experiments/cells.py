@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,33 +29,21 @@ RIVALS = ("best", "paper")
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Settings and their origin."""
-
-    name: str  # a preset's name, "untuned" or "no training"
-    settings: Mapping[str, Any] = field(default_factory=dict)  # as `--set` takes them
-    origin: str = ""  # where they come from, in a sentence
-    trials: int | None = None  # number of settings that were compared, if known
-    runs: int | None = None  # number of runs that each of them was averaged over, if known
-    data: Mapping[str, Any] = field(default_factory=dict)  # options of the data set, such as features="raw"
-
-
-@dataclass(frozen=True)
 class Cell:
-    """One row of one section."""
+    """One row of one section; the preset holds all its settings, and is called ``"untuned"`` if there was none."""
 
     data: Data
     system: System
-    choice: Choice
+    preset: Preset
 
     @property
     def key(self) -> CellKey:
-        return self.data.key, self.system.key, self.choice.name
+        return self.data.key, self.system.key, self.preset.name
 
     @property
     def options(self) -> dict[str, Any]:
         """Options of the data set, those of the settings included."""
-        return {**self.data.options, **self.choice.data}
+        return {**self.data.options, **self.preset.data}
 
     def config(self) -> TrainConfig | None:
         """The training configuration; None for a baseline.
@@ -62,7 +51,7 @@ class Cell:
         Raises:
             UserError: If a setting is unknown to the model.
         """
-        return None if self.system.baseline else make_config(self.system.model, self.choice.settings)
+        return None if self.system.baseline else make_config(self.system.model, self.preset.settings)
 
     def settings(self) -> dict[str, Any]:
         """Every setting including defaults; of a baseline its name."""
@@ -108,20 +97,17 @@ def read_presets(folder: str | Path | None) -> tuple[Preset, ...]:
     if not found:
         raise UserError(f"--presets: {place} holds no .toml file; give a folder of files as `difformer tune` writes")
     known = [*OURS, *(f"{name}-no-graph" for name in OURS), TUNED]
-    for path, preset in found.items():
-        if preset.name not in known:
-            raise UserError(
-                f"--presets: {path} has name = {preset.name!r}, which no row uses; expected one of {', '.join(known)}"
-            )
+    for path, name in ((path, preset.name) for path, preset in found.items() if preset.name not in known):
+        raise UserError(f"--presets: {path} has name = {name!r}, which no row uses; expected one of {', '.join(known)}")
     return (*(replace(one, name="best") if one.name == TUNED else one for one in found.values()), *load_presets())
 
 
 def choices(
     experiment: Experiment, data: Data, system: System, presets: Sequence[Preset], *, quick: bool = False
-) -> tuple[Choice, ...]:
-    """The settings that a system runs with on a section, one row each."""
+) -> tuple[Preset, ...]:
+    """The settings that a system runs with on a section, one row each, with their origin as `source`."""
     if system.baseline:
-        return (Choice(NO_TRAINING, {}, "no training"),)
+        return (Preset(NO_TRAINING, "", data.dataset, source="no training"),)
     fields = {*TrainConfig().to_dict(), *options_of(system.model)}
 
     def known(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,17 +116,18 @@ def choices(
     base = defaults_of_base(system.model, system.base)
     last = {**(known(experiment.quick_settings) if quick else {}), **system.settings, **known(data.settings)}
     found = [
-        Choice(name, {**base, **preset.settings, **last}, preset.describe(), preset.trials, preset.runs, preset.data)
+        replace(preset, name=name, settings={**base, **preset.settings, **last}, source=preset.describe())
         for name in experiment.only_presets or (RIVALS if system.role == "rival" else OURS)
         if (preset := preset_of(name + system.suffix, system, data, presets)) is not None
     ]
     if system.role == "rival":
         found = found[:1]
     elif experiment.one_preset:
-        found = sorted(found, key=lambda choice: PREFERRED.index(choice.name))[:1]
+        found = sorted(found, key=lambda preset: PREFERRED.index(preset.name))[:1]
     if not found:
         settings = {**base, **known({**experiment.untuned, **data.untuned}), **last}
-        found = [Choice(UNTUNED, settings, "not tuned: one set of customary values for every such system")]
+        origin = "not tuned: one set of customary values for every such system"
+        found = [Preset(UNTUNED, system.model, data.dataset, settings, origin)]
     return tuple(found)
 
 
@@ -152,15 +139,11 @@ def defaults_of_base(model: str, base: str) -> dict[str, Any]:
 
 def preset_of(name: str, system: System, data: Data, presets: Sequence[Preset]) -> Preset | None:
     """The preset of the system, or of the model it is a variant of; a section's variant precedes the general one."""
-    for model in dict.fromkeys((system.model, system.base or system.model)):
-        for variant in dict.fromkeys((data.variant, None)):
-            for preset in presets:
-                if preset.identity != (name, model, data.dataset, variant):
-                    continue
-                # A preset of the general encoder belongs to the system whose defining settings it was tuned with.
-                agrees = all(preset.settings.get(key, ...) == value for key, value in system.settings.items())
-                if model == system.base or not system.base or agrees:
-                    return preset
+    for model, variant in product((system.model, system.base), (data.variant, None)):
+        for preset in (one for one in presets if one.identity == (name, model, data.dataset, variant)):
+            # A preset of the general encoder belongs to the system whose defining settings it was tuned with.
+            if system.base in ("", model) or system.settings.items() <= preset.settings.items():
+                return preset
     return None
 
 
@@ -172,9 +155,9 @@ def cells(experiment: Experiment, presets: Sequence[Preset], request: Request | 
     """
     request = request or Request()
     return tuple(
-        Cell(data, system, choice)
+        Cell(data, system, preset)
         for data, system in experiment.select(request.datasets, request.models, request.quick)
-        for choice in choices(experiment, data, system, presets, quick=request.quick)
+        for preset in choices(experiment, data, system, presets, quick=request.quick)
     )
 
 
@@ -190,19 +173,17 @@ def wanted_cells(experiment: Experiment, request: Request) -> list[Cell]:
         raise UserError(
             f"--models {','.join(request.models)}: {experiment.name} does not run them on {','.join(request.datasets)}"
         )
-    wanted = [c for c in chosen if not request.presets or c.choice.name in (*request.presets, NO_TRAINING)]
+    wanted = [c for c in chosen if not request.presets or c.preset.name in (*request.presets, NO_TRAINING)]
     if all(cell.system.baseline for cell in wanted) and not all(cell.system.baseline for cell in chosen):
-        there = ", ".join(dict.fromkeys(cell.choice.name for cell in chosen))
+        there = ", ".join(dict.fromkeys(cell.preset.name for cell in chosen))
         raise UserError(
             f"--preset {','.join(request.presets)}: no selected row of {experiment.name} has such a preset; there are "
             f"rows of {there}. `difformer tune` finds presets, --presets FOLDER reads them"
         )
     measured = next((cell.data.key for cell in wanted if cell.data.mode == "cost" or cell.data.alone), None)
     if measured is not None and request.precision not in (None, "float32"):
-        raise UserError(
-            f"--precision {request.precision}: {measured} measures time or memory, in float32 for all systems; "
-            f"drop --precision"
-        )
+        why = f"{measured} measures time or memory, in float32 for all systems"
+        raise UserError(f"--precision {request.precision}: {why}; drop --precision")
     return wanted
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean, quantiles
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Any
 
 from difformer.data.errors import require
 from difformer.experiments.analysis import PAPER, Row, Section, Summary, published
@@ -36,34 +37,23 @@ BARS = "bars: ± standard deviation over seeds and splits"
 # Points outside [q₁ - 3 (q₃ - q₁), q₃ + 3 (q₃ - q₁)] are drawn at the edge if that more than doubles the scale.
 FAR, GAIN, FEWEST = 3.0, 2.0, 5
 
-_STYLE: Mapping[str, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#E2E2E2",
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "figure.dpi": 100,
-    "savefig.dpi": 160,
-    "svg.hashsalt": "difformer",  # the same figure gives the same file
-    "svg.fonttype": "none",
+_STYLE: Mapping[str, Mapping[str, Any]] = {
+    "font": {"size": 9},
+    "axes": {"titlesize": 9.5, "labelsize": 9, "grid": True, "axisbelow": True},
+    "axes.spines": {"top": False, "right": False},
+    "grid": {"color": "#E2E2E2", "linewidth": 0.6},
+    "legend": {"frameon": False, "fontsize": 8},
+    "savefig": {"dpi": 160},
+    "svg": {"hashsalt": "difformer", "fonttype": "none"},  # the same figure gives the same file
 }
 
 
 def pyplot() -> Any:
-    """Matplotlib without a display, in the style of this package.
-
-    Raises:
-        ImportError: If it is not installed, naming the extra.
-    """
+    """Matplotlib without a display, in the style of this package; an error that names the extra if it is missing."""
     require("matplotlib", extra="figures", purpose="drawing figures").use("Agg")
     plt = require("matplotlib.pyplot", extra="figures", purpose="drawing figures")
-    plt.rcParams.update(_STYLE)
+    for group, style in _STYLE.items():
+        plt.rc(group, **style)
     return plt
 
 
@@ -76,8 +66,7 @@ def draw(summary: Summary) -> Any:
         said = f"{summary.experiment.title}: nothing was run yet"
         ax.text(0.5, 0.5, said, ha="center", va="center", transform=ax.transAxes, wrap=True)
         return drawn
-    lines = [summary.experiment.title, *([QUICK] if summary.quick else [])]
-    wide = int(LETTERS_PER_INCH * drawn.get_figwidth())
+    lines, wide = [summary.experiment.title, *[QUICK] * summary.quick], int(LETTERS_PER_INCH * drawn.get_figwidth())
     drawn.suptitle("\n".join(fill(line, wide) for line in lines), fontsize=10)
     return drawn
 
@@ -85,10 +74,9 @@ def draw(summary: Summary) -> Any:
 def save(fig: Any, folder: Path, name: str = "figure") -> list[Path]:
     """Write the figure in both formats, each atomically, and close it."""
     paths = [folder / f"{name}.{kind}" for kind in ("svg", "png")]
-    for path in paths:
-        content, svg = io.BytesIO(), path.suffix == ".svg"
-        look = {"bbox_inches": "tight", "pad_inches": 0.06, "metadata": {"Date": None} if svg else None}
-        fig.savefig(content, format=path.suffix[1:], **look)
+    for path, metadata in zip(paths, ({"Date": None}, None), strict=True):
+        content = io.BytesIO()
+        fig.savefig(content, format=path.suffix[1:], bbox_inches="tight", pad_inches=0.06, metadata=metadata)
         write_whole(path, content.getvalue())
     pyplot().close(fig)
     return paths
@@ -146,8 +134,10 @@ def near(points: Sequence[float]) -> tuple[float, float]:
 
 def scores(summary: Summary) -> Any:
     """One panel per data set; below them two panels per section that measures cost."""
-    shown = [(section, rows) for section in summary.sections if (rows := _scored_rows(section))]
     costs = [section for section in summary.sections if section.data.mode == "cost" and len(section.runs)]
+    scored = [section for section in summary.sections if section.data.mode != "cost"]
+    found = ((section, [row for row in section.rows if len(row.values(row.data.compare))]) for section in scored)
+    shown = [(section, rows) for section, rows in found if rows]
     if not shown and not costs:
         return None
     every = [row for _, rows in shown for row in rows]
@@ -176,10 +166,6 @@ def scores(summary: Summary) -> Any:
             marks.append(mark(fill(f"the paper's figure: {source}", 70), marker="D", mfc="none", mec=BLACK))
         legend_below(fig, marks)
     return fig
-
-
-def _scored_rows(section: Section) -> list[Row]:
-    return [row for row in section.rows if section.data.mode != "cost" and len(row.values(section.data.compare))]
 
 
 def _name(row: Row) -> str:
@@ -219,18 +205,11 @@ def _score_panel(ax: Any, section: Section, rows: Sequence[Row]) -> None:
 def _beyond(ax: Any, value: float, place: int, limits: tuple[float, float], colour: str, before: str = "") -> None:
     """A value outside the axis: an arrow at the edge, and the number."""
     right = value > limits[1]
-    ax.annotate(
-        f"{before}{value:.4g}",
-        xy=(limits[right], place),
-        xytext=(-22 if right else 22, 0),
-        textcoords="offset points",
-        ha="right" if right else "left",
-        va="center",
-        fontsize=8,
-        color=colour,
-        arrowprops={"arrowstyle": "->", "color": colour, "lw": 1.1},
-        annotation_clip=False,
-    )
+    look = {"fontsize": 8, "color": colour, "va": "center", "ha": "right" if right else "left"}
+    arrow = {"arrowstyle": "->", "color": colour, "lw": 1.1}
+    edge, shift = (limits[right], place), (-22 if right else 22, 0)
+    said = f"{before}{value:.4g}"
+    ax.annotate(said, edge, shift, textcoords="offset points", arrowprops=arrow, annotation_clip=False, **look)
 
 
 def _cost_panels(axes: Any, section: Section) -> None:
@@ -270,66 +249,48 @@ def attention_figure(sections: Sequence[Section]) -> Any:
     return fig
 
 
-# Curves: depth, batch size, robustness.
+# Curves: depth, batch size, robustness. A point is (label of its line, x, y, deviation or None, note).
 
 
-class Point(NamedTuple):
-    """A point of the line `label`, with its deviation, if any, and a note."""
-
-    label: str
-    x: Any
-    y: float
-    deviation: float | None = None
-    note: str = ""
-
-
-class Curves(NamedTuple):
-    """A panel with one line per label; `base` is that of a logarithmic axis."""
-
-    title: str
-    x: str
-    y: str
-    points: Sequence[Point]
-    base: int | None = None
-
-    def draw(self, ax: Any, labels: Sequence[str]) -> dict[str, Any]:
-        """Draw the lines, in the look that a label's place among `labels` gives them; their marks by label."""
-        marks = {}
-        for number, label in enumerate(labels):
-            own = [point for point in self.points if point.label == label]
-            if not own:
-                continue
-            _, x, y, spread, notes = zip(*own, strict=True)
+def _curves(ax: Any, labels: Sequence[str], points: Any, *, title: str, x: str, y: str = "", base: int = 0) -> None:
+    """One line per label, in the look of its place among `labels`; `base` is that of a logarithmic axis."""
+    for number, label in enumerate(labels):
+        if own := [point[1:] for point in points if point[0] == label]:
+            xs, ys, spread, notes = zip(*own, strict=True)
             error = None if None in spread else spread
             look = {"color": CYCLE[number], "ls": LINES[number], "marker": MARKERS[number], "ms": 4, "capsize": 2}
-            marks[label] = ax.errorbar(x, y, yerr=error, label=label, **look)
-            for *place, note in zip(x, y, notes, strict=True):
+            ax.errorbar(xs, ys, yerr=error, label=label, **look)
+            for *place, note in zip(xs, ys, notes, strict=True):
                 ax.annotate(note, place, (4, 4), textcoords="offset points", fontsize=7)
-        if self.base and self.points:
-            ticks = sorted({point.x for point in self.points})
-            ax.set_xscale("log", base=self.base)
-            ax.set_xticks(ticks, [f"{x:g}" for x in ticks])
-            ax.set_xlim(ticks[0] / 1.15, ticks[-1] * 1.15)
-            ax.minorticks_off()
-        ax.set(xlabel=self.x, ylabel=self.y)
-        ax.set_title(self.title, loc="left")
-        return marks
+    if base and points:
+        ticks = sorted({point[1] for point in points})
+        ax.set_xscale("log", base=base)
+        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        ax.set_xlim(ticks[0] / 1.15, ticks[-1] * 1.15)
+        ax.minorticks_off()
+    ax.set(xlabel=x, ylabel=y)
+    ax.set_title(title, loc="left")
 
 
-def _pairs_of_panels(found: Sequence[Curves], labels: Sequence[str], **options: Any) -> Any:
-    """Two panels per row, with one legend; None without panels."""
-    if not found:
-        return None
-    fig, axes = panels(len(found), width=3.8, height=2.8, across=2, **options)
-    marks: dict[str, Any] = {}
-    for ax, panel in zip(axes, found, strict=True):
-        marks |= panel.draw(ax, labels)
-    legend_below(fig, [*(marks[label] for label in labels if label in marks), _bars()])
+def _legend_of_lines(fig: Any, labels: Sequence[str], *more: Any) -> Any:
+    """The figure, with one legend for the lines of all panels."""
+    found = {one.get_label(): one for ax in fig.axes for one in ax.get_legend_handles_labels()[0]}
+    legend_below(fig, [*(found[label] for label in labels if label in found), *more])
     return fig
 
 
-def _scored(label: str, x: Any, row: Row, note: str = "") -> Point:
-    return Point(label, x, row.scale * (row.mean() or 0.0), row.scale * row.std(), note)
+def _pairs_of_panels(found: Sequence[dict[str, Any]], labels: Sequence[str], **options: Any) -> Any:
+    """Curves in two panels per row, with one legend; None without panels."""
+    if not found:
+        return None
+    fig, axes = panels(len(found), width=3.8, height=2.8, across=2, **options)
+    for ax, panel in zip(axes, found, strict=True):
+        _curves(ax, labels, **{"y": "test accuracy in %", **panel})
+    return _legend_of_lines(fig, labels, _bars())
+
+
+def _scored(label: str, x: Any, row: Row, note: str = "") -> tuple[Any, ...]:
+    return label, x, row.scale * (row.mean() or 0.0), row.scale * row.std(), note
 
 
 def depth(summary: Summary) -> Any:
@@ -338,7 +299,7 @@ def depth(summary: Summary) -> Any:
     def step(row: Row) -> tuple[bool, float]:
         return row.system.role == "off", row.system.settings["step_size"]
 
-    steps = {step(row) for section in summary.sections for row in section.rows}
+    steps = {step(row) for row in summary.rows}
     labels = {key: f"{'attention off, ' if key[0] else ''}τ = {key[1]:g}" for key in sorted(steps)}
     found = []
     for section in (section for section in summary.sections if len(section.runs)):
@@ -346,21 +307,22 @@ def depth(summary: Summary) -> Any:
             own = [row for row in section.rows if row.n and row.system.settings["source_weight"] == source]
             points = [_scored(labels[step(row)], row.system.settings["num_layers"], row) for row in own]
             side = f"{'with' if source else 'without'} source; {section.counted}"
-            found.append(Curves(f"{fill(section.data.label, 42)}\n{side}", "depth K", "test accuracy in %", points, 2))
+            title = f"{fill(section.data.label, 42)}\n{side}"
+            found.append({"title": title, "x": "depth K", "points": points, "base": 2})
     return _pairs_of_panels(found, list(labels.values()), sharey="row")
 
 
 def robustness(summary: Summary) -> Any:
     """Accuracy against labels per class and against removed edges, one row per data set, one line per system."""
-    kinds = {"labels_per_class": ("training labels per class", 10), "edges_removed": ("share of edges removed", None)}
-    rows = [row for section in summary.sections for row in section.rows if row.n]
+    kinds = {"labels_per_class": ("training labels per class", 10), "edges_removed": ("share of edges removed", 0)}
+    rows = [row for row in summary.rows if row.n]
     found = []
     for name in dict.fromkeys(row.data.dataset for row in rows):
         for kind, (x, base) in kinds.items():
             own = [row for row in rows if row.data.dataset == name and kind in row.data.alter]
             points = [_scored(row.system.label, row.data.alter[kind], row) for row in own]
-            found.append(Curves(name, x, "test accuracy in %", points, base))
-    labels = dict.fromkeys(row.system.label for section in summary.sections for row in section.rows)
+            found.append({"title": name, "x": x, "points": points, "base": base})
+    labels = dict.fromkeys(row.system.label for row in summary.rows)
     return _pairs_of_panels(found, list(labels), sharey="row")
 
 
@@ -373,11 +335,11 @@ def batch_size(summary: Summary) -> Any:
             label = "attention off" if row.system.role == "off" else "DIFFormer-s"
             size = row.system.settings.get("batch_size", row.first("settings", {}).get("batch_size"))
             scores.append(_scored(label, str(size or "whole"), row, _few(row).removeprefix(", ")))
-            peaks.append(Point(label, str(size or "whole"), float(row.values("megabytes").median())))
+            peaks.append((label, str(size or "whole"), float(row.values("megabytes").median()), None, ""))
         if scores:
             title, places = f"{section.data.label}; {section.counted}", " / ".join(section.runs["device"].unique())
-            found.append(Curves(title, "nodes per batch", "test accuracy in %", scores))
-            found.append(Curves(places, "nodes per batch", "peak memory in MB", peaks))
+            found.append({"title": title, "x": "nodes per batch", "points": scores})
+            found.append({"title": places, "x": "nodes per batch", "y": "peak memory in MB", "points": peaks})
     return _pairs_of_panels(found, ["DIFFormer-s", "attention off"])
 
 
@@ -399,18 +361,16 @@ def energy(summary: Summary) -> Any:
         _form(axes[3 * place : 3 * place + 3], name)
     titles = {"energy": "mean δ over pairs", "rank": "effective rank", "separation": "variance between classes"}
     labels = list(dict.fromkeys(row.label for section in trained for row in section.rows if row.n))
-    places, marks = iter(axes[6:]), dict[str, Any]()
-    for section in trained:
-        for what, said in titles.items():
-            ax, points = next(places), []
-            for row in (row for row in section.rows if row.n):
-                curves = [one[what] for one in row.runs["measures"] if one.get(what)]
-                layers = enumerate(zip(*curves, strict=True))
-                points += [Point(row.label, layer, fmean(values)) for layer, values in layers]
-            marks |= Curves(f"{section.data.label}: {said}\n{section.counted}", "layer", "", points).draw(ax, labels)
-            ax.xaxis.get_major_locator().set_params(integer=True)
-    legend_below(fig, [marks[label] for label in labels if label in marks])
-    return fig
+    for ax, (section, what) in zip(axes[6:], product(trained, titles), strict=True):
+        points = []
+        for row in (row for row in section.rows if row.n):
+            curves = [one[what] for one in row.runs["measures"] if one.get(what)]
+            layers = enumerate(zip(*curves, strict=True))
+            points += [(row.label, layer, fmean(values), None, "") for layer, values in layers]
+        title = f"{section.data.label}: {titles[what]}\n{section.counted}"
+        _curves(ax, labels, points, title=title, x="layer")
+        ax.xaxis.get_major_locator().set_params(integer=True)
+    return _legend_of_lines(fig, labels)
 
 
 def _form(axes: Any, name: str) -> None:

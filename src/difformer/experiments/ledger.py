@@ -50,12 +50,8 @@ _FORM: dict[str, Any] = {
     "stacked": int,
 }
 _REQUIRED: dict[str, dict[str, Any]] = {
-    DONE: {
-        **dict.fromkeys(("data", "system", "preset", "split", "metric", "device"), str),
-        "seed": int,
-        "measures": dict,
-    }
-    | {"test": (float, None)},
+    DONE: dict.fromkeys(("data", "system", "preset", "split", "metric", "device"), str)
+    | {"seed": int, "measures": dict, "test": (float, None)},
     FAILED: {"data": str, "reason": str},
 }
 

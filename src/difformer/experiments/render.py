@@ -6,7 +6,7 @@ Every number is read from the ledger or from ``published.toml``; a page of resul
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from string import ascii_uppercase
@@ -129,8 +129,8 @@ def _score_columns(section: Section, known: Mapping[str, str]) -> dict[str, Call
 
 
 def _cost_columns(section: Section, known: Mapping[str, str]) -> dict[str, Callable[[Row], str]]:
-    base = next((row for row in section.rows if row.system.key == "gcn" and row.n), None)
-    paper = next((row.paper for row in section.rows if row.system.key == "gcn" and row.paper), None)
+    gcn = [row for row in section.rows if row.system.key == "gcn"]
+    base = next((row for row in gcn if row.n), None)
 
     def seconds(row: Row) -> str:
         mean = row.mean("epoch_seconds")
@@ -139,23 +139,21 @@ def _cost_columns(section: Section, known: Mapping[str, str]) -> dict[str, Calla
         spread = f" ± {row.std('epoch_seconds'):.2g}" if row.n > 1 else ""
         return f"{mean:.3g}{spread}{_count(row, row.n, True).removesuffix(' †')} {letters(row, known)}".rstrip()
 
-    def relative(row: Row) -> str:
-        mine, theirs = row.mean("epoch_seconds"), base.mean("epoch_seconds") if base else None
-        same = base is not None and letters(row, known) == letters(base, known)
-        return f"{mine / theirs:.2f}" if mine and theirs and same else NONE
+    def relative(row: Row, of: Callable[[Row], float | None]) -> str:
+        mine, theirs = of(row), next(filter(None, map(of, gcn)), None)
+        return f"{mine / theirs:.2f}" if mine and theirs else NONE
 
-    def relative_paper(row: Row) -> str:
-        there = row.paper and row.paper.mean and paper and paper.mean
-        return f"{row.paper.mean / paper.mean:.2f}" if there else NONE  # type: ignore[union-attr, operator]
+    def measured(row: Row) -> float | None:
+        return row.mean("epoch_seconds") if base and letters(row, known) == letters(base, known) else None
 
     return {
         "system": lambda row: row.system.label,
         "settings": lambda row: row.settings,
         "seconds per epoch, mean ± std (n)": seconds,
-        "× GCN": relative,
+        "× GCN": partial(relative, of=measured),
         "peak MB (median)": lambda row: _median(row, "megabytes", known, ",.0f"),
         "paper, seconds": lambda row: str(row.paper or NONE),
-        "paper, × GCN": relative_paper,
+        "paper, × GCN": partial(relative, of=lambda row: row.paper.mean if row.paper else None),
         "paper, MB": lambda row: str(row.memory or NONE),
         "authors' code on a CPU, seconds": lambda row: str(row.authors or NONE),
     }
@@ -192,9 +190,7 @@ def sentence(one: Comparison) -> str:
         return f"{start}no seed and split in common, so nothing can be tested."
     unit = " points" if one.ours.scale == 100 else ""
     who = "equal" if one.gain == 0 else f"{abs(one.gain):.3g}{unit} {'better' if one.gain > 0 else 'worse'}"
-    ties = sum(
-        one.ours.scores()[pair] == value for pair, value in one.other.scores().items() if pair in one.ours.scores()
-    )
+    ties = len(one.ours.scores().items() & one.other.scores().items())
     wins = f"better in {test.wins} of {test.pairs} pairs" + (f", equal in {ties}" if ties else "")
     if one.p is None:
         return f"{start}{who} ({wins}); one pair cannot be tested."
@@ -222,11 +218,10 @@ def under(section: Section) -> list[str]:
     if len(marks) > 1:
         told = ", ".join(f"{mark[:8]} ({count} run{'' if count == 1 else 's'})" for mark, count in marks.items())
         said.append(f"Not all runs used bit-identical data; the fingerprints start with {told}.")
-    shown = {row.system.key for row in rows}
-    left: dict[str, str] = {}  # systems without a row, with their published figures
-    for row in (row for row in section.rows if row.system.key not in shown):
-        left[row.system.key] = row.system.label + (f" (published {row.paper})" if row.paper else "")
-    if left:
+    absent = (row for row in section.rows if row.system not in [one.system for one in rows])
+    if left := {
+        row.system.key: row.system.label + (f" (published {row.paper})" if row.paper else "") for row in absent
+    }:
         said.append(f"Not run yet: {', '.join(left.values())}.")
     return [*said, *map(sentence, section.comparisons), *_below_paper(section)]
 
@@ -257,7 +252,7 @@ def remarks(summary: Summary) -> list[str]:
     tables = published().get(summary.experiment.name, {})
     sources = {"paper": PAPER, "authors' code": AUTHORS}
     said = [f"Column {name}: {text}." for name, kind in sources.items() if (text := tables.get(f"{kind}-source"))]
-    if any(row.preset == "paper" and row.n for section in summary.sections for row in section.rows):
+    if any(row.preset == "paper" and row.n for row in summary.rows):
         said.append("Settings called paper's grid were tuned here over the grid of the paper's Appendix E.")
     said.append(
         "The epoch of a run, the settings of a tuned row and the best row of a kind are chosen on validation. Rows are "
@@ -309,89 +304,101 @@ better of ours and the rival if p < 0.05. With few training labels the correctio
 significant is not shown to be zero."""
 
 
-def results_page(folder: Path, links: str = "../results") -> str:
-    """The page of all results, from whatever was run.
+def write_results(folder: Path, path: Path) -> None:
+    """Write the page of results and its figure, each atomically, from whatever was run.
 
-    Args:
-        folder: Folder of results.
-        links: The same folder as seen from the page.
+    Raises:
+        FileNotFoundError: If the folder of results does not exist.
     """
+    from difformer.experiments.figures import attention_figure, save
+
+    if not folder.is_dir():
+        raise FileNotFoundError(f"--out: there is no folder {folder}; run `difformer reproduce NAME` first")
+    links = Path(os.path.relpath(folder.resolve(), path.resolve().parent)).as_posix()
     found = [read_summary(one, folder / one.name) for one in experiments()]
     full = [one for one in found if one.made and not one.quick]
+    tables = [one for one in full if one.experiment.name in ON_PAGE]
+    sections = [(one, section) for one in tables for section in one.sections if section.comparisons]
     if not full:
         only = any(one.quick for one in found)
         why = "only the quick form was run, which measures nothing" if only else "nothing was run"
-        return f"{_OPENING}\n\nNo results yet: {why}.\n"
-    tables = [one for one in full if one.experiment.name in ON_PAGE]
-    sections = [(one, section) for one in tables for section in one.sections if section.comparisons]
-    parts = [_OPENING, "## Does all-pair attention help, and where?", *_attention(sections)]
-    if (folder / "attention.png").is_file():
-        parts.append(f"![What all-pair attention adds, by data set]({links}/attention.png)")
-    parts += ["## One row per data set", _HOW_TO_READ]
-    parts.append(_md(pandas().DataFrame([_page_row(one, section, links) for one, section in sections])))
-    parts += ["## Where rivals win", *_losses(sections), "## All tables", _list_of_tables(found, links)]
-    return "\n\n".join(parts) + "\n"
+        parts = [_OPENING, f"No results yet: {why}."]
+    else:
+        parts = [_OPENING, "## Does all-pair attention help, and where?", *_attention(sections)]
+        if any(section.comparison("attention off") for _, section in sections):
+            save(attention_figure([section for _, section in sections]), folder, "attention")
+            parts.append(f"![What all-pair attention adds, by data set]({links}/attention.png)")
+        parts += ["## One row per data set", _HOW_TO_READ]
+        parts.append(_md(pandas().DataFrame([_page_row(one, section, links) for one, section in sections])))
+        parts += ["## Where rivals win", _losses(sections), "## All tables", _list_of_tables(found, links)]
+    write_whole(path, ("\n\n".join(parts) + "\n").encode())
 
 
 def _page_row(summary: Summary, section: Section, links: str) -> dict[str, str]:
     rival, off = section.comparison("the best rival"), section.comparison("attention off")
-    ours = section.comparisons[0].ours
-    row, other = score(ours, count=False), NONE if rival is None else score(rival.other, count=False)
-    if rival is not None and rival.significant:
-        row, other = (f"**{row}**", other) if rival.gain > 0 else (row, f"**{other}**")
-    published_rows = [one for one in section.rows if one.system.role == "ours" and section.data.compare == "test"]
+    ours, published_rows = section.comparisons[0].ours, [row for row in section.rows if row.system.role == "ours"]
+
+    def top(source: str) -> str:
+        """The best figure of a source."""
+        known = [one for row in published_rows if (one := getattr(row, source)) is not None and one.mean is not None]
+        best = min if any(one.mean < 2 for one in known) else max  # errors of series: lower is better
+        return str(best(known, key=lambda one: one.mean)) if known and section.data.compare == "test" else NONE
+
+    def result(row: Row, *, bold: bool) -> str:
+        mark = "**" if bold and rival is not None and rival.significant else ""
+        return f"{mark}{score(row, count=False)}{mark} ({row.system.label})"
+
+    budgets = [ours.budget, *(one.other.budget if one else NONE for one in (rival, off))]
     found = {
         "data": f"[{section.data.label}]({links}/{summary.experiment.name}/table.md)",
-        "paper": _top(one.paper for one in published_rows),
-        "authors' code": _top(one.authors for one in published_rows),
-        "ours": f"{row} ({ours.system.label})",
-        "best rival": other if rival is None else f"{other} ({rival.other.system.label})",
-        "off": NONE if off is None else score(off.other, count=False),
+        "paper": top("paper"),
+        "authors' code": top("authors"),
+        "ours": result(ours, bold=rival is not None and rival.gain > 0),
+        "best rival": result(rival.other, bold=rival.gain <= 0) if rival else NONE,
+        "off": score(off.other, count=False) if off else NONE,
         "splits": str(len({split for _, split in ours.scores()})),
-        "trials": "/".join(_trials(one) for one in (ours, *(one.other if one else None for one in (rival, off)))),
+        "trials": "/".join({"": "0", "borrowed": "*"}.get(one, one.partition(" × ")[0]) for one in budgets),
         "p, rival": _p(rival),
         "p, off": _p(off),
     }
     return {key: value.replace(" ± ", "±") for key, value in found.items()}
 
 
-def _top(figures: Iterable[Figure | None]) -> str:
-    known = [one for one in figures if one is not None and one.mean is not None]
-    errors = any(one.mean is not None and one.mean < 2 for one in known)  # of series: lower is better
-    return str((min if errors else max)(known, key=lambda one: one.mean or 0.0)) if known else NONE
-
-
-def _trials(row: Row | None) -> str:
-    return NONE if row is None else {"": "0", "borrowed": "*"}.get(row.budget, row.budget.partition(" × ")[0])
-
-
 def _p(one: Comparison | None) -> str:
     return NONE if one is None or one.p is None else f"{one.p:.2g}"
 
 
-def _attention(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
-    """Where attention helps and where it does not, from the comparisons with attention off, by kind of task."""
-    compared = [(*pair, one) for pair in sections if (one := pair[1].comparison("attention off"))]
-    found = pandas().DataFrame(
+def _gains(sections: Sequence[tuple[Summary, Section]], what: str) -> Any:
+    """Ours against another row: a frame with one row per section that has both."""
+    return pandas().DataFrame(
         {
-            "kind of task": summary.experiment.title,
-            "data": _short(section),
+            "task": summary.experiment.title,
+            "data": section.data.label.partition(", ten ")[0].partition(", five ")[0],  # without the splits
+            "other": one.other.system.label,
+            "metric": one.ours.metric,
             "gain": one.gain,
             "sign": (1 if one.gain > 0 else -1) if one.significant else 0,
-            "unit": " points" if one.ours.scale == 100 else " (MSE)",
+            "points": one.ours.scale == 100,
         }
-        for summary, section, one in compared
-        if one.ours.metric != "broadcast-mse"
+        for summary, section in sections
+        if (one := section.comparison(what))
     )
+
+
+def _attention(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
+    """Where attention helps and where it does not, from the comparisons with attention off, by kind of task."""
+    compared = _gains(sections, "attention off")
+    found = compared if compared.empty else compared[compared["metric"] != "broadcast-mse"]
     if found.empty:
         return ["Nothing was compared with attention off yet."]
     rows = []
-    for title, part in found.groupby("kind of task", sort=False):
-        gains, unit = part["gain"], part["unit"].iloc[0]
-        better, worse = ("; ".join(part["data"][part["sign"] == sign]) or NONE for sign in (1, -1))
+    for title, part in found.groupby("task", sort=False):
+        gains, unit = part["gain"], " points" if part["points"].iloc[0] else " (MSE)"
         row = {"kind of task": title, "attention ahead": f"{(gains > 0).sum()} of {len(gains)}"}
         row["gain, median (range)"] = f"{gains.median():+.2g} ({gains.min():+.2g} to {gains.max():+.2g}){unit}"
-        rows.append({**row, "significantly better": better, "significantly worse": worse})
+        for sign, said in ((1, "better"), (-1, "worse")):
+            row[f"significantly {said}"] = "; ".join(part["data"][part["sign"] == sign]) or NONE
+        rows.append(row)
     better, worse, other = ((found["sign"] == sign).sum() for sign in (1, -1, 0))
     left_out = len(compared) - len(found)
     without = f" The {left_out} rows with the broadcast metric are not counted: a lower value of it is not a better"
@@ -405,47 +412,22 @@ def _attention(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
     ]
 
 
-def _short(section: Section) -> str:
-    """The label without the splits."""
-    return section.data.label.partition(", ten ")[0].partition(", five ")[0]
-
-
-def _losses(sections: Sequence[tuple[Summary, Section]]) -> list[str]:
-    found = [(section, one) for _, section in sections if (one := section.comparison("the best rival"))]
-    lost = [(section, one) for section, one in found if one.gain < 0]
-    if not lost:
-        return ["On every data set ours is ahead of the best rival."]
+def _losses(sections: Sequence[tuple[Summary, Section]]) -> str:
+    found = _gains(sections, "the best rival")
+    lost = [one for one in found.itertuples() if one.gain < 0]
     named = "; ".join(
-        f"{_short(section)}: {one.other.system.label} by "
-        f"{-one.gain:.2g}{' points' if one.ours.scale == 100 else ''}{' (significant)' if one.significant else ''}"
-        for section, one in lost
+        f"{one.data}: {one.other} by {-one.gain:.2g}{' points' * one.points}{' (significant)' * abs(one.sign)}"
+        for one in lost
     )
-    return [f"The best rival is ahead of ours on {len(lost)} of {len(found)}. {named}."]
+    if not lost:
+        return "On every data set ours is ahead of the best rival."
+    return f"The best rival is ahead of ours on {len(lost)} of {len(found)}. {named}."
 
 
 def _list_of_tables(found: Sequence[Summary], links: str) -> str:
     lines = []
     for one in found:
-        name = one.experiment.name
-        run = one.made and not one.quick
+        name, run = one.experiment.name, one.made and not one.quick
         title = f"[{name}]({links}/{name}/table.md)" if run else name
         lines.append(f"- {title}: {one.experiment.about}. {one.counted if run else 'Not run'}.")
     return "\n".join(lines)
-
-
-def write_results(folder: Path, path: Path) -> None:
-    """Write the page of results and its figure, each atomically.
-
-    Raises:
-        FileNotFoundError: If the folder of results does not exist.
-    """
-    from difformer.experiments.figures import attention_figure, save
-
-    if not folder.is_dir():
-        raise FileNotFoundError(f"--out: there is no folder {folder}; run `difformer reproduce NAME` first")
-    found = [read_summary(one, folder / one.name) for one in experiments() if one.name in ON_PAGE]
-    sections = [section for one in found if one.made and not one.quick for section in one.sections]
-    if any(section.comparison("attention off") for section in sections):
-        save(attention_figure(sections), folder, "attention")
-    links = Path(os.path.relpath(folder.resolve(), path.resolve().parent)).as_posix()
-    write_whole(path, results_page(folder, links).encode())

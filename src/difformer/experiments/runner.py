@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 
 from difformer.data import DataError, Task
 from difformer.data.lookup import check_folders
-from difformer.errors import UserError, WouldNotFitError
+from difformer.errors import UserError, WouldNotFitError, out_of_memory
 from difformer.experiments.cells import Cell, Request, wanted_cells
 from difformer.experiments.ledger import DONE, FAILED, CellKey, Ledger, Line, cell_of, complete, run_id, run_key
 from difformer.experiments.measure import (
@@ -98,7 +99,7 @@ def why_not(cell: Cell, task: Task) -> str:
     if cell.system.baseline:
         return "" if task.kind == "series" else "a baseline for series"
     info = MODELS[cell.system.model]
-    graph = str(cell.choice.settings.get("graph", "given"))
+    graph = str(cell.preset.settings.get("graph", "given"))
     if task.kind not in info.kinds:
         return f"{cell.system.model} is not for {task.kind}"
     if info.needs_graph and not graph.startswith("knn") and (task.edge_index is None or graph != "given"):
@@ -108,22 +109,23 @@ def why_not(cell: Cell, task: Task) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """A cell with its task; `config` is None for a baseline.
+    """A cell with its task.
 
-    A precision that overrides the settings' own, like the device, does not make it another cell; its lines record it.
+    A `precision` that overrides the settings' own, like the device, does not make it another cell; its lines record it.
     """
 
     cell: Cell
     task: Task
-    config: TrainConfig | None
-    settings_id: str
+    precision: str | None = None
 
-    @classmethod
-    def of(cls, cell: Cell, task: Task, precision: str | None = None) -> Job:
-        config = cell.config()
-        if config is not None and precision is not None:
-            config = config.replace(precision=precision)
-        return cls(cell, task, config, cell.settings_id())
+    @cached_property
+    def config(self) -> TrainConfig | None:
+        config = self.cell.config()
+        return config.replace(precision=self.precision) if config is not None and self.precision else config
+
+    @cached_property
+    def settings_id(self) -> str:
+        return self.cell.settings_id()
 
     def split(self, seed: int) -> int:
         return seed % len(self.task.splits)
@@ -133,21 +135,19 @@ class Job:
 
     def line(self, seed: int, shared: Line, peak: Peak, **measured: Any) -> Line:
         """The line of a finished run."""
-        cell, split = self.cell, self.task.splits[self.split(seed)]
+        cell, preset, split = self.cell, self.cell.preset, self.task.splits[self.split(seed)]
         line = {
             **shared,
+            **dict(zip(("data", "system", "preset"), cell.key, strict=True)),
             "status": DONE,
             "key": self.key(seed),
-            "data": cell.data.key,
             "dataset": cell.data.dataset,
             "data_options": {**cell.options, **cell.data.alter},
             "protocol": self.task.protocol,
-            "system": cell.system.key,
             "model": cell.system.model or cell.system.baseline,
-            "preset": cell.choice.name,
-            "origin": cell.choice.origin,
-            "trials": cell.choice.trials,
-            "tuning_runs": cell.choice.runs,
+            "origin": preset.source,
+            "trials": preset.trials,
+            "tuning_runs": preset.runs,
             "settings": cell.settings() if self.config is None else complete(self.config),
             "settings_id": self.settings_id,
             "seed": seed,
@@ -169,14 +169,13 @@ def perform(job: Job, seeds: Sequence[int], device: torch.device, watch: Watch, 
     """
     data, task, config = job.cell.data, job.task, job.config or TrainConfig()
     if data.mode == "cost":
-        none = dict.fromkeys(("train", "valid", "test", "best_epoch"))
+        none: Line = dict.fromkeys(("train", "valid", "test", "best_epoch"))
+        none |= {"metric": "seconds per epoch", "higher_is_better": False, "stacked": 1}
         for seed in seeds:
             watch.begin()
             with peak_memory(device, added=False) as peak:
-                each, epochs, seconds = epoch_cost(task, config, seed, device, watch, quick=bool(shared["quick"]))
-            found = {"metric": "seconds per epoch", "higher_is_better": False, **none, "stacked": 1}
-            found |= {"measures": {"epoch_seconds": each}, "epochs": epochs, "seconds": seconds}
-            yield job.line(seed, shared, peak, **found)
+                found = epoch_cost(task, config, seed, device, watch, quick=bool(shared["quick"]))
+            yield job.line(seed, shared, peak, **none, **found)
         return
     for record, peak, together in _records(job, seeds, device, watch):
         measures = measure(
@@ -237,8 +236,7 @@ def _untrained(job: Job, seed: int) -> RunRecord:
     split = task.splits[job.split(seed)]
     outputs = baseline(job.cell.system.baseline, task, split)
     metric = find_metric(job.cell.data.settings.get("metric", task.metric), task.problem)
-    parts = (split.train, split.valid, split.test)
-    train, valid, test = (float(metric(outputs[index], task.y[index])) for index in parts)
+    train, valid, test = (float(metric(outputs[part], task.y[part])) for part in split.parts().values())
     seconds, name = time.perf_counter() - started, metric.name
     return RunRecord(seed, split.name, name, 0, train, valid, test, math.nan, [], seconds, {}, outputs.float())
 
@@ -311,20 +309,20 @@ class _Work:
     def section(self, data: Data, wanted: Sequence[Cell]) -> None:
         """Every cell of one section; its data are loaded once per set of options."""
         count = self.request.seeds or data.seeds
-        tasks: dict[str, tuple[Task, str]] = {}
+        loaded: dict[str, tuple[Task, Line]] = {}
         for place, cell in enumerate(wanted):
             name = str(cell.options)
-            if name not in tasks:
-                loaded = None if self.over() else self._load(data, cell.options)
-                if loaded is None:
+            if name not in loaded:
+                found = None if self.over() else self._load(data, cell.options)
+                if found is None:
                     self.outcome.left += count * (len(wanted) - place)
                     return
-                tasks[name] = loaded
-            task, fingerprint = tasks[name]
-            shared = {"experiment": self.experiment.name, "quick": self.request.quick, "fingerprint": fingerprint}
-            self._cell(Job.of(cell, task, self.request.precision), count, {**shared, **surroundings(self.device)})
+                loaded[name] = found
+            task, shared = loaded[name]
+            self._cell(Job(cell, task, self.request.precision), count, shared)
 
-    def _load(self, data: Data, options: Mapping[str, Any]) -> tuple[Task, str] | None:
+    def _load(self, data: Data, options: Mapping[str, Any]) -> tuple[Task, Line] | None:
+        """The task and what all its lines share; None if it cannot be loaded."""
         cpu = torch.device("cpu")
         free = free_bytes(cpu) / 1e9
         try:
@@ -346,7 +344,8 @@ class _Work:
                 f"{', '.join(sorted(others))}, now {fingerprint}); they still count. To repeat them, remove their "
                 f"lines from {self.ledger.path}"
             )
-        return task, fingerprint
+        shared = {"experiment": self.experiment.name, "quick": self.request.quick, "fingerprint": fingerprint}
+        return task, shared | surroundings(self.device)
 
     def _cell(self, job: Job, count: int, shared: Line) -> None:
         cell, request = job.cell, self.request
@@ -359,10 +358,8 @@ class _Work:
             return
         # What fails on one kind of device, or in one precision, may work on another.
         chosen = {"precision": request.precision} if request.precision else {}
-        about = dict(zip(("data", "system", "preset"), cell.key, strict=True)) | {
-            "settings_id": job.settings_id,
-            **chosen,
-        }
+        about = dict(zip(("data", "system", "preset"), cell.key, strict=True))
+        about |= {"settings_id": job.settings_id, **chosen}
         about["id"] = " ".join([job.settings_id, self.device.type, *chosen.values()])
         earlier = self._earlier(about)
         # A run that took too long may have the time now.
@@ -380,7 +377,7 @@ class _Work:
                 made += 1
                 score = "" if line["test"] is None else f": {line['metric']} {line['test']:.4f}"
                 done = f"seed {line['seed']} [{made}/{len(seeds)}]{score}, {line['seconds']:.1f} s"
-                self.say(f"{self.experiment.name} {cell.data.key} {cell.system.key} ({cell.choice.name}) {done}")
+                self.say(f"{self.experiment.name} {cell.data.key} {cell.system.key} ({cell.preset.name}) {done}")
                 if made < len(seeds) and self.over():
                     break
         except Interrupted as cut:
@@ -424,9 +421,7 @@ def reason_of(error: Exception, device: torch.device) -> tuple[str, bool]:
     said = str(error).partition(";")[0]
     if isinstance(error, WouldNotFitError):
         return f"not enough memory: {said}", False
-    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    ):
+    if out_of_memory(error):
         return f"out of memory on {device}", False
     if isinstance(error, NonFiniteLossError):
         return f"diverged: {said}", False

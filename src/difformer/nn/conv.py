@@ -19,7 +19,7 @@ from difformer.kernels.gram import gram_attention
 from difformer.kernels.rows import unit_rows
 from difformer.nn.checks import check_choice, check_count
 from difformer.nn.context import Context, Structure, as_structure
-from difformer.nn.edge_mask import mask_holder, mask_of
+from difformer.nn.inspection import mask_holder, mask_of
 from difformer.nn.protocol import Batch, Edges, Weight
 
 QK_NORMS = ("row", "global", "none")

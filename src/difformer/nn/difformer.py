@@ -337,7 +337,10 @@ class DIFFormer(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, diffusivity: Diffusivity | None = None) -> DIFFormer:
-        """Reads what `save_pretrained` wrote, on any device; your own diffusivity has to be given again."""
+        """Reads what `save_pretrained` wrote, from a folder or, as ``"ORG/NAME"``, from the Hugging Face Hub.
+
+        Your own diffusivity has to be given again.
+        """
         from difformer.nn.pretrained import load_pretrained
 
         return load_pretrained(folder, cls, diffusivity=diffusivity)

@@ -2,13 +2,21 @@
 
 In a trained network the exchange is inferred from queries and keys, not from the states themselves, so no theorem
 covers it: what is reported here is measured.
+
+An explainer of PyTorch Geometric looks for `MessagePassing` modules among ``model.modules()`` and sets a mask m ``[E]``
+on each of them; the message along edge e is then multiplied by σ(m_e), after normalisation. Once torch_geometric is
+loaded, a layer shows such a module beside itself (`mask_holder`), takes the mask from there (`mask_of`) and leaves the
+fused kernels. The package itself never loads torch_geometric.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -86,19 +94,12 @@ def attention_rows(
         if not 0 <= head < layer.num_heads:
             raise UserError(f"head must lie in 0 … {layer.num_heads - 1}, got {head}")
         q, k = q[:, head : head + 1], k[:, head : head + 1]
-    for nodes in _graphs(z, segments):
+    everything = torch.arange(z.shape[0], device=z.device)
+    for nodes in [everything] if segments is None else segments.by_graph.split(segments.sizes.tolist()):
         keys = k[nodes]
         step = block_size or max(PAIRS_OF_A_BLOCK // max(nodes.numel(), 1), 1)
         for targets in nodes.split(step):
             yield targets, nodes, attention_matrix(q[targets], keys, layer.diffusivity).mean(0)
-
-
-def _graphs(z: Tensor, segments: Segments | None) -> Iterator[Tensor]:
-    """The rows of each graph."""
-    if segments is None:
-        yield torch.arange(z.shape[0], device=z.device)
-    else:
-        yield from segments.by_graph.split(segments.sizes.tolist())
 
 
 def strongest_pairs(
@@ -121,10 +122,8 @@ def strongest_pairs(
             weights = weights.masked_fill(rows.unsqueeze(1) == columns, -torch.inf)
         value, place = weights.flatten().topk(min(top_k, weights.numel()))
         best = torch.cat([best, value])
-        source, target = (
-            torch.cat([source, columns[place % len(columns)]]),
-            torch.cat([target, rows[place // len(columns)]]),
-        )
+        source = torch.cat([source, columns[place % len(columns)]])
+        target = torch.cat([target, rows[place // len(columns)]])
         best, order = best.topk(min(top_k, best.numel()))
         source, target = source[order], target[order]
     kept = best > -torch.inf
@@ -164,3 +163,45 @@ def energy_profile(states: Tensor, diffusivity: Diffusivity | None, structure: S
             edge_energies.append(penalty(CONSTANT, graph=graph)(unit) / graph.num_edges)
     dirichlet = torch.stack(edge_energies) if edge_energies else None
     return EnergyProfile(torch.stack(energies), dirichlet, torch.stack(ranks))
+
+
+_HOLDERS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # beside the layers, so that no file contains them
+
+
+@functools.cache
+def _holder_class(base: type[nn.Module]) -> type[nn.Module]:
+    class EdgeMask(base):  # type: ignore[misc, valid-type]
+        """What explainers expect of a layer, without any messages of its own."""
+
+        explain: bool | None = None
+        flow = "source_to_target"
+
+        def __init__(self) -> None:
+            nn.Module.__init__(self)  # a MessagePassing generates code when it is made
+            self._edge_mask = self._loop_mask = None
+            self._apply_sigmoid = True
+
+        def __repr__(self) -> str:
+            return "EdgeMask()"
+
+    return EdgeMask
+
+
+def mask_holder(layer: nn.Module) -> nn.Module | None:
+    """The module on which explainers set the masks of `layer`; None while torch_geometric is not loaded."""
+    base = getattr(sys.modules.get("torch_geometric.nn.conv"), "MessagePassing", None)
+    if base is None or torch.compiler.is_compiling():
+        return None
+    if layer not in _HOLDERS:
+        _HOLDERS[layer] = _holder_class(base)()
+    return _HOLDERS[layer]
+
+
+def mask_of(layer: nn.Module) -> Tensor | None:
+    """Factors ``[E]`` of the messages that an explainer asks for; None where there is none."""
+    if torch.compiler.is_compiling() or not _HOLDERS:
+        return None
+    holder = _HOLDERS.get(layer)
+    if holder is None or not holder.explain or holder._edge_mask is None:
+        return None
+    return holder._edge_mask.sigmoid() if holder._apply_sigmoid else holder._edge_mask

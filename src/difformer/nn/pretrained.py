@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -117,13 +118,16 @@ def load_pretrained(
 ) -> DIFFormer:
     """Reads a model that `save_pretrained` wrote; `kind` is `DIFFormer` or a class that extends it.
 
+    Args:
+        folder: Where it was saved, or ``"ORG/NAME"``: a model of the Hugging Face Hub (extra ``hub``).
+
     Raises:
         FileNotFoundError: If a file is missing.
         PretrainedError: If a file is damaged, of another program, or of a newer version of this one.
     """
     from difformer.nn.difformer import DIFFormer
 
-    folder = Path(folder)
+    folder = _local(folder)
     config = _read_config(folder / CONFIG)
     named = config.get("diffusivity")
     if diffusivity is not None:
@@ -134,15 +138,15 @@ def load_pretrained(
             f"file cannot hold; pass it again: from_pretrained(folder, diffusivity=…)"
         )
     path = folder / WEIGHTS
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; a saved model is {CONFIG} and {WEIGHTS} in one folder")
-    content = path.read_bytes()
+    content = _content(path)
     try:
         state = load_tensors(content)
     except SafetensorError as error:
         raise PretrainedError(f"{path}: damaged, or not the weights of a model: {error}") from error
     try:
-        _check_flags(config)
+        for name in ("transform", "norm", "residual", "tied_qk"):  # a text would count as true
+            if not isinstance(config.get(name, True), bool):
+                raise UserError(f"{name} must be true or false, got {config[name]!r}")
         with no_larger_than(state):
             model = (kind or DIFFormer)(**config)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -165,11 +169,21 @@ def load_pretrained(
     return model
 
 
-def _check_flags(config: dict[str, Any]) -> None:
-    """Flags are true or false: a text would count as true."""
-    for name in ("transform", "norm", "residual", "tied_qk"):
-        if not isinstance(config.get(name, True), bool):
-            raise UserError(f"{name} must be true or false, got {config[name]!r}")
+def _local(folder: str | Path) -> Path:
+    """The folder itself, or the downloaded files of ``"ORG/NAME"`` where there is no such folder."""
+    if Path(folder).exists() or not isinstance(folder, str) or not re.fullmatch(r"[\w.-]+/[\w.-]+", folder):
+        return Path(folder)
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as missing:
+        raise FileNotFoundError(
+            f"{folder} is not a folder; to read it as a model of the Hugging Face Hub: pip install 'difformer[hub]'"
+        ) from missing
+    try:
+        hf_hub_download(folder, WEIGHTS)
+        return Path(hf_hub_download(folder, CONFIG)).parent
+    except (OSError, ValueError) as error:  # no network, no such model, no such file in it
+        raise FileNotFoundError(f"{folder} is neither a folder nor a model of the Hugging Face Hub: {error}") from error
 
 
 def read_metadata(content: bytes) -> dict[str, str]:
@@ -178,11 +192,15 @@ def read_metadata(content: bytes) -> dict[str, str]:
     return dict(json.loads(content[8 : 8 + length]).get("__metadata__", {}))
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _content(path: Path) -> bytes:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; a saved model is {CONFIG} and {WEIGHTS} in one folder")
+    return path.read_bytes()
+
+
+def _read_config(path: Path) -> dict[str, Any]:
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description = json.loads(_content(path).decode())
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PretrainedError(f"{path}: damaged: {error}") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
@@ -279,18 +297,13 @@ def from_public_code(state_dict: dict[str, Tensor], *, diffusivity: str = "simpl
         parts = {"Wq": "query", "Wk": "key"} | ({"Wv": "value"} if transform else {})
         names |= {f"convs.{i}.{theirs}": f"layers.{i}.{ours}" for theirs, ours in parts.items()}
     _require(state_dict, *names)
-    expected = {f"{name}.{part}" for name in names for part in ("weight", "bias")}
+    taken = {f"{theirs}.{part}": f"{ours}.{part}" for theirs, ours in names.items() for part in ("weight", "bias")}
     # Their LayerNorms are made, and saved, also where they are not used.
-    strange = [name for name in state_dict if name not in expected and not name.startswith("bns.")]
+    strange = [name for name in state_dict if name not in taken and not name.startswith("bns.")]
     if strange:
         raise UserError(f"parameters that no DIFFormer of the public code has: {', '.join(sorted(strange)[:5])}")
-    taken = {
-        f"{ours}.{part}": state_dict[f"{theirs}.{part}"]
-        for theirs, ours in names.items()
-        for part in ("weight", "bias")
-    }
     try:
-        model.load_state_dict(taken)
+        model.load_state_dict({ours: state_dict[theirs] for theirs, ours in taken.items()})
     except RuntimeError as error:
         raise UserError(f"the parameters do not fit together: {error}") from error
     return model

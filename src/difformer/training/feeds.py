@@ -37,7 +37,7 @@ from difformer.graph import Graph
 from difformer.kernels.rows import LayerNorm
 from difformer.nn import DIFFormer, DIFFormerConv
 from difformer.nn.context import store
-from difformer.nn.edge_mask import mask_holder
+from difformer.nn.inspection import mask_holder
 from difformer.result_cache import ResultCache
 from difformer.sparse import SparseMatrix
 from difformer.training.config import TrainConfig, knn_of

@@ -15,7 +15,7 @@ from torch import Tensor
 from difformer.data.archives import read_npy, read_npz
 from difformer.data.errors import DAMAGE, DataError
 from difformer.data.own.table import MemoryTable, canonical_id, frame_column, is_pandas, number
-from difformer.data.sparse import checked_csr, from_scipy, sparse_to_scipy
+from difformer.data.sparse import checked_csr, from_scipy, to_scipy
 from difformer.data.split import Split, index_split, masks_split
 
 ARRAY_ENDINGS = (".npz", ".npy")
@@ -45,7 +45,7 @@ def features_from(
     names: tuple[str, ...] = ()
     if hasattr(x, "tocsr") or (isinstance(x, Tensor) and x.layout != torch.strided):
         try:
-            tensor = from_scipy(x if hasattr(x, "tocsr") else sparse_to_scipy(x)).float()
+            tensor = from_scipy(x if hasattr(x, "tocsr") else to_scipy(x)).float()
         except ValueError as error:
             raise DataError(f"{name}: is not a sparse matrix that can be used: {error}") from error
     elif isinstance(x, Tensor):

@@ -20,7 +20,7 @@ from difformer.data.errors import DataError, in_file
 from difformer.data.own.arrays import ARRAY_ENDINGS, named_array, needed_array
 from difformer.data.own.csv_files import TextFormat, open_table
 from difformer.data.own.table import SOURCE_NAMES, TARGET_NAMES, WEIGHT_NAMES, Table, canonical_id, near_misses, number
-from difformer.data.sparse import sparse_to_scipy
+from difformer.data.sparse import to_scipy
 from difformer.errors import UserError
 from difformer.sparse import check_scipy
 
@@ -91,7 +91,7 @@ def _matrix(edges: Any, num_nodes: int) -> Any:
         return sparse.coo_array(np.asarray(edges)) if len(edges) == len(edges.columns) == num_nodes > 3 else None
     if hasattr(edges, "tocoo") or (isinstance(edges, Tensor) and edges.layout != torch.strided):
         try:
-            matrix = edges if hasattr(edges, "tocoo") else sparse_to_scipy(edges)
+            matrix = edges if hasattr(edges, "tocoo") else to_scipy(edges)
             check_scipy(matrix)
         except ValueError as error:
             raise DataError(f"edge_index: is not an adjacency matrix that can be used: {error}") from error
