@@ -14,6 +14,7 @@ applied to new rows by `Preprocessing.transform`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -36,6 +37,7 @@ RARE = 0.01  # share of the rows below which a category is grouped with others
 MOST_CATEGORIES = 50
 MANY_TEXTS = 20  # different texts, more than half of all, from which a column holds names, not categories
 LARGE = 1e15  # numbers beyond this are codes or mistakes: they have no room for a fraction
+SINGLE = 2.0**-23  # how far a feature in single precision may be off, relative to its size
 GAP, OTHER = "(missing)", "(other)"
 VERSION = 1
 
@@ -88,9 +90,9 @@ class Encoding:
         words += [f"gaps filled with {self._shown(self.fill)} and marked"] if self.gaps else []
         return ", ".join(words)
 
-    def _shown(self, value: float) -> str:
+    def _shown(self, value: float, within: float = 0.0) -> str:
         if self.kind != "date":
-            return f"{value:.6g}"
+            return written(value, within)
         minutes = round(float(value) * 1440)  # single precision tells minutes apart, not seconds
         return (datetime(1, 1, 1) + timedelta(minutes=minutes - 1440)).isoformat(" ")[:16].removesuffix(" 00:00")
 
@@ -154,8 +156,27 @@ class Encoding:
             return [values[i] if encoded[row, i] > 0.5 else "" for row, i in enumerate(best)]
         raw = encoded[:, 0] * self.scale + self.shift
         missing = encoded[:, -1] > 0.5 if self.gaps else np.zeros(len(raw), bool)
-        shown = [("yes" if v > 0.5 else "no") if self.kind == "boolean" else self._shown(float(v)) for v in raw]
+        if self.kind == "boolean":
+            shown = ["yes" if value > 0.5 else "no" for value in raw]
+        else:
+            shown = list(map(self._shown, raw.tolist(), (SINGLE * self.scale * np.abs(encoded[:, 0])).tolist()))
         return ["" if gap else cell for cell, gap in zip(shown, missing, strict=True)]
+
+
+def written(value: float, within: float = 0.0) -> str:
+    """A number as a person writes it: the shortest that differs by `within` at most, up to six significant digits.
+
+    Whole numbers keep all of theirs.
+    """
+    if abs(value) <= within:
+        return "0"
+    size = math.floor(math.log10(abs(value))) if value else 0
+    if not -5 < size < 15:
+        return f"{value:.6g}"
+    most = max(0, 5 - size)
+    places = next((p for p in range(-size, most) if abs(round(value, p) - value) <= within), most)
+    text = f"{round(value, places):.{max(places, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ MANY_CLASSES = 20
 FEW_ROWS = 10  # labelled rows below which a perfect association may well be chance
 NEAR_ROWS = 20  # labelled rows from which a nearly perfect one is pointed out too
 MOST_VALUES = 50  # different values of a column that may be a copy of the label
+DETERMINES = "determines the label in"  # what a note on such a column says
 
 
 @dataclass(frozen=True)
@@ -358,7 +359,7 @@ def suspicions(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[
         if count:
             rows = f"all {count}" if count == len(known) else f"{count} of the {len(known)}"
             notes.append(
-                f"{how}column {name!r} determines the label in {rows} labelled rows; if it is a copy of the label, or "
+                f"{how}column {name!r} {DETERMINES} {rows} labelled rows; if it is a copy of the label, or "
                 f"is known only afterwards, pass drop={name}"
             )
     return notes
