@@ -41,6 +41,7 @@ def test_own_files_start_from_the_setting_that_was_best_on_average(call, own):
     answer = call("fit", *own, "--seeds", "1", *QUICK, "--set", "dropout=0.1")
     assert "preset: own-data (difformer on own-data): the best of six settings on average" in answer.out
     assert "learning_rate=0.01, weight_decay=0.005, dropout=0.1, hidden_channels=4" in answer.out
+    assert "settings: preset own-data, with epochs=2, hidden_channels=4, dropout=0.1\n" in answer.out
     assert "own-data" not in call("fit", *own, "--seeds", "1", *QUICK, "--model", "mlp").out
     refused = call("fit", "karate", "--preset", "own-data", "--model", "difformer", *QUICK)
     assert refused.code == 2
