@@ -13,6 +13,7 @@ from difformer._version import __version__
 if TYPE_CHECKING:
     from difformer.data import register_dataset as register_dataset
     from difformer.diffusion import Diffusivity as Diffusivity
+    from difformer.diffusion import register_diffusivity as register_diffusivity
     from difformer.estimators import DIFFormerClassifier as DIFFormerClassifier
     from difformer.estimators import DIFFormerRegressor as DIFFormerRegressor
     from difformer.estimators import DIFFormerTransformer as DIFFormerTransformer
@@ -26,7 +27,7 @@ _names, __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "data": "register_dataset",
-        "diffusion": "Diffusivity",
+        "diffusion": "Diffusivity register_diffusivity",
         "estimators": "DIFFormerClassifier DIFFormerRegressor DIFFormerTransformer",
         "graph": "Graph",
         "nn": "DIFFormer DIFFormerConv GraphLevel",

@@ -22,6 +22,7 @@ identity   none: self-loops only  0                            0
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -133,7 +134,9 @@ class Diffusivity:
         return f"Diffusivity({self.name!r})"
 
     def is_named(self) -> bool:
-        """Whether the name alone gives the diffusivity back, as ``"gaussian:0.5"`` does."""
+        """Whether the name alone gives the diffusivity back in every process, as ``"gaussian:0.5"`` does."""
+        if self.name in OWN or is_place(self.name):
+            return False
         try:
             again = as_diffusivity(self.name)
         except ValueError:
@@ -260,6 +263,62 @@ DIFFUSIVITIES: dict[str, Callable[[int], Diffusivity]] = {
 }
 
 PARAMETRIC: dict[str, Callable[[float], Diffusivity]] = {"softmax": softmax, "gaussian": gaussian, "sharp": sharp}
+OWN: dict[str, Diffusivity] = {}  # what `register_diffusivity` has added
+
+
+def register_diffusivity(name: str, diffusivity: Diffusivity) -> Diffusivity:
+    """Adds your own diffusivity, so that models, ``fit``, ``tune`` and all else take its name.
+
+    The name is known in this process. A command line takes it as ``package.module:name`` without registration.
+
+    Args:
+        name: What ``diffusivity=`` and ``--set diffusivity=`` take.
+        diffusivity: What it stands for.
+
+    Raises:
+        UserError: If the name is that of a diffusivity of the package, or `diffusivity` is something else.
+
+    Example:
+        >>> register_diffusivity("cauchy", Diffusivity("cauchy", f=lambda u: 1 / (1 + u)))
+        Diffusivity('cauchy')
+        >>> as_diffusivity("cauchy").g(torch.tensor(1.0))
+        tensor(1.)
+    """
+    if not name or set(name) & set(" :/\\"):
+        raise UserError(f"a diffusivity's name has no spaces, colons or slashes, got {name!r}")
+    if name in DIFFUSIVITIES:
+        raise UserError(f"{name!r} is a diffusivity of the package; register yours under another name")
+    if not isinstance(diffusivity, Diffusivity):
+        raise UserError(f"diffusivity {name!r} must be a Diffusivity, got {diffusivity!r}")
+    OWN[name] = diffusivity
+    return diffusivity
+
+
+def is_place(name: str) -> bool:
+    """Whether a name is ``package.module:name``, which has to be imported."""
+    return ":" in name and name.partition(":")[0] not in DIFFUSIVITIES
+
+
+def _imported(place: str) -> Diffusivity:
+    module, _, attribute = place.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except (ImportError, ValueError) as error:
+        raise UserError(
+            f"unknown diffusivity {place!r}: cannot import {module!r} ({error}); write your own as "
+            f"package.module:name; the package must be installed or on PYTHONPATH"
+        ) from error
+    if not isinstance(found, Diffusivity):
+        raise UserError(f"unknown diffusivity {place!r}: {attribute!r} in {module!r} is {found!r}, not a Diffusivity")
+    return found
+
+
+def storable(given: object) -> object:
+    """A diffusivity as the name that gives it back, where there is one; anything else as it is."""
+    if not isinstance(given, Diffusivity):
+        return given
+    named = [name for name, known in OWN.items() if known is given]
+    return named[0] if named else given.name if given.is_named() else given
 
 
 def as_diffusivity(given: str | Diffusivity, *, channels: int = 1) -> Diffusivity:
@@ -267,7 +326,7 @@ def as_diffusivity(given: str | Diffusivity, *, channels: int = 1) -> Diffusivit
 
     Args:
         given: A name from `DIFFUSIVITIES`, a name with its parameter (``"softmax:8"``, ``"gaussian:0.5"``,
-            ``"sharp:40"``), or a `Diffusivity`.
+            ``"sharp:40"``), a registered name, ``"package.module:name"``, or a `Diffusivity`.
         channels: Length d of the states, which gives plain ``"softmax"`` its temperature √d.
 
     Raises:
@@ -277,6 +336,10 @@ def as_diffusivity(given: str | Diffusivity, *, channels: int = 1) -> Diffusivit
         return given
     if not isinstance(given, str):
         raise TypeError(f"diffusivity must be a name or a Diffusivity, got {type(given).__name__}")
+    if given in OWN:
+        return OWN[given]
+    if is_place(given):
+        return _imported(given)
     name, _, parameter = given.partition(":")
     if parameter and name in PARAMETRIC:
         try:
@@ -287,9 +350,10 @@ def as_diffusivity(given: str | Diffusivity, *, channels: int = 1) -> Diffusivit
             ) from None
         return PARAMETRIC[name](value)
     if name not in DIFFUSIVITIES or parameter:
-        near = difflib.get_close_matches(name, DIFFUSIVITIES, n=1)
+        near = difflib.get_close_matches(name, [*DIFFUSIVITIES, *OWN], n=1)
         hint = f"; did you mean {near[0]!r}?" if near and not parameter else ""
         raise UserError(
-            f"unknown diffusivity {given!r}{hint or '.'} Known: {', '.join(DIFFUSIVITIES)}, or a Diffusivity object"
+            f"unknown diffusivity {given!r}{hint or '.'} Known: {', '.join([*DIFFUSIVITIES, *OWN])}. Your own one is a "
+            f"Diffusivity object, package.module:name, or a name that difformer.register_diffusivity has given it"
         )
     return DIFFUSIVITIES[name](channels)

@@ -53,6 +53,11 @@ def test_fit_says_what_is_outside(call):
     assert "Link prediction and edge features are outside of this package for now" in said
 
 
+def test_usage_of_compare_and_own_models_in_fit(call):
+    assert "difformer compare [OPTIONS] RUN..." in call("compare", "--help").out
+    assert "package.module:Class" in call("fit", "--help").out
+
+
 def test_difformer_alone_shows_the_three_most_useful_commands(call):
     answer = call()
     assert answer.code == 0

@@ -1,5 +1,7 @@
 """A data set of your own by its place, from fit to tune."""
 
+import json
+
 SOURCE = '''
 from difformer.data import from_arrays
 
@@ -18,6 +20,7 @@ def test_fit_predict_resume_and_tune_take_a_function(call, tmp_path, monkeypatch
     assert call("predict", "run", "--out", "p.csv").code == 0
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 33
     assert call("evaluate", "run").code == 0
-    assert call("datasets", "stripes_package:stripes").code == 0
+    shown = json.loads(call("datasets", "stripes_package:stripes", "--json").out)
+    assert (shown["source"], shown["place"]) == ("stripes_package:stripes", "your own")
     answer = call("tune", "stripes_package:stripes", "--trials", 1, *few, "--out", "study")
     assert answer.code == 0, answer.err

@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -225,6 +227,14 @@ def test_parquet_columns_that_are_not_what_they_seem(tmp_path):
         assert read(a=column, b=range(8), label=label).feature_names == ("a", "a missing", "b")
     with pytest.raises(DataError, match=r"own\.parquet, row 0, column 'id': the id is missing"):
         read(id=[None, *range(large, large + 7)], a=range(8), label=label)
+
+
+def test_parquet_without_pandas_names_the_extra(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "own.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"reading Parquet needs pandas.*pip install 'difformer\[frames\]'"):
+        from_files(tmp_path / "own.parquet")
 
 
 def test_a_number_of_thousands_of_digits_is_no_row(write):

@@ -79,7 +79,7 @@ def test_many_graphs_of_pyg():
     ("make", "complaint"),
     [
         (lambda: data(x=None), "data: has neither x nor pos"),
-        (lambda: data(y=None), "data: has no tensor y"),
+        (lambda: data(y=None), "data: expected a tensor y with the targets, but it has no y"),
         (lambda: data(edge_index=torch.tensor([[9], [0]])), "data: edge_index, edge 0: there is no node 9"),
         (lambda: data(x=[1.0] * 8), "data: x and pos must be tensors, got list"),
         (lambda: data(edge_index=None, adj_t=[[0, 1]]), "data: adj_t must be a sparse matrix, got list"),

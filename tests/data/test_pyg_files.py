@@ -90,7 +90,7 @@ def test_other_files_and_contradictions(tmp_path):
         from_files(tmp_path / "dict.pt")
     with pytest.raises(DataError, match=r"text.pt: is damaged"):
         from_files(tmp_path / "text.pt")
-    with pytest.raises(DataError, match=r"unlabelled.pt: data: has no tensor y"):
+    with pytest.raises(DataError, match=r"unlabelled.pt: data: expected a tensor y with the targets, but it has no y"):
         from_files(tmp_path / "unlabelled.pt")
     with pytest.raises(DataError, match="leave out labels, drop"):
         from_files(tmp_path / "own.pt", labels="y.csv", drop="a")

@@ -10,7 +10,9 @@ from torch import nn
 
 import difformer
 from difformer import zoo
+from difformer.files import RunFolderError
 from difformer.training import TrainConfig, fit, predict, train_one
+from difformer.training.config import parse_settings
 from difformer.training.spaces import default_space
 from difformer.zoo import model_registry
 from difformer.zoo.model_registry import Plain, name_of
@@ -150,6 +152,25 @@ def test_a_plain_model_is_given_what_its_signature_names():
     Plain(Curious())(x)
     assert seen["edges"].shape == (2, 0)
     assert seen["weight"] is None
+
+
+def test_options_need_not_be_keyword_only(names):
+    class Loose(Mean):
+        def __init__(self, in_channels, hidden_channels, out_channels, scale=1.0, dropout=0.1):
+            super().__init__(in_channels, hidden_channels, out_channels, scale=scale)
+            self.dropout = dropout
+
+    difformer.register_model("loose", Loose)
+    assert parse_settings(["dropout=0.2"], "loose") == ({}, {"dropout": 0.2})
+    assert zoo.build("loose", 6, 3, dropout=0.2).model.dropout == 0.2
+
+
+def test_a_run_of_a_model_that_is_not_registered_here_says_so(names, tmp_path):
+    difformer.register_model("sand", Mean)
+    fit(nodes_task(), TrainConfig(model="sand", epochs=1), seeds=1, device="cpu", out=tmp_path / "run")
+    del zoo.MODELS["sand"], model_registry._registered["sand"]
+    with pytest.raises(RunFolderError, match=r"'sand' of this run is not known here.*import the code that registers"):
+        predict(tmp_path / "run", task=nodes_task(), device="cpu")
 
 
 def test_names_that_cannot_be_imported_are_explained(sandwich):

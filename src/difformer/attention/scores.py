@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from difformer._compat import constant_result
-from difformer.diffusivity import CONSTANT, IDENTITY, SIGMOID, SIMPLE, Diffusivity, Elementwise, as_diffusivity
+from difformer.diffusivity import CONSTANT, IDENTITY, OWN, SIGMOID, SIMPLE, Diffusivity, Elementwise, as_diffusivity
 
 # Where all exchanges of a row vanish (every k_j opposite to q_i under `simple`), 0/0 becomes 0 instead of NaN. What
 # rounding leaves of 1 + (-1) is no exchange either; the others are sums of positive numbers, however small they are.
@@ -112,7 +112,8 @@ def score_key(given: str | Diffusivity, channels: int = 1) -> str:
     """A string for a diffusivity or its name, the same at every call; a key passes through."""
     if isinstance(given, str) and given in _SCORES:
         return given
-    diffusivity = _named(given, channels) if isinstance(given, str) else as_diffusivity(given)
+    named = isinstance(given, str) and given not in OWN  # what is registered can be replaced, so it is not kept
+    diffusivity = _named(given, channels) if named else as_diffusivity(given)
     score = vars(diffusivity).get("_score")
     if score is None:
         score = _made(diffusivity)

@@ -25,7 +25,9 @@ DEFAULT_DATASET = "sbm"
 @takes_data
 def certify(
     data: Data,
-    diffusivity: Annotated[str, option("simple, sigmoid, softmax, gaussian, constant …", default=True)] = "simple",
+    diffusivity: Annotated[
+        str, option("simple, sigmoid, softmax, gaussian, constant …, or package.module:name.", default=True)
+    ] = "simple",
     step_size: Annotated[float, option("Step size of the diffusion.", default=True)] = 0.5,
     steps: Annotated[int, option("Number of steps.", low=1, default=True)] = 6,
     source_weight: Annotated[float, option("Weight of the source term.", default=True)] = 0.1,
@@ -34,8 +36,8 @@ def certify(
 ) -> None:
     """Check the theorems on data.
 
-    The table has what each states, under which condition, and the largest violation measured. Proven statements and
-    those that are measured only are counted apart. Exit code 1 if a statement fails although its condition is met.
+    The table shows what each theorem states, under which condition, and the largest violation measured. Proven and
+    measured statements are counted apart. Exit code 1 if a statement fails although its condition is met.
     """
     from difformer.diffusion import certify as run_all
     from difformer.diffusion.certificates import certificate_summary

@@ -15,7 +15,8 @@ PARTS = ("train", "valid", "test")
 
 @command
 def compare(
-    runs: Annotated[list[Path], argument("Run folders of the same task.", metavar="RUN RUN…")], as_json: Json = False
+    runs: Annotated[list[Path], argument("Two or more run folders of the same task.", metavar="RUN")],
+    as_json: Json = False,
 ) -> None:
     """Compare runs, with a paired test.
 

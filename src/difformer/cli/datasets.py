@@ -105,7 +105,7 @@ def _where(listing: Listing) -> str:
         return "lacks features"  # not offered for download, so the data set does not load yet
     if listing.place is None:
         return "to download"
-    return listing.place if listing.place == "built in" else "on disk"
+    return listing.place if listing.place in ("built in", "your own") else "on disk"
 
 
 def _one(entry: Entry, root: Path | None, output: Output) -> None:

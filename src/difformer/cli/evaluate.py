@@ -53,7 +53,7 @@ def energy(run: Run, seed: Seed = None, device: Device = "auto", as_json: Json =
     """Show energy and effective rank of every layer.
 
     Energy that falls to 0 and rank that falls to 1 mean that all states have become alike (over-smoothing); a source
-    term (`--set source_weight=0.5`) or fewer layers hold against it.
+    term (`--set source_weight=0.5`) or fewer layers prevent it.
     """
     from difformer.training.trained_run import energy as measure
 

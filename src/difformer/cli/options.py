@@ -53,7 +53,12 @@ Force = Annotated[bool, option("Overwrite an existing file.", "--force")]
 Json = Annotated[bool, option("Print one JSON document; progress goes to stderr.", "--json")]
 Device = Annotated[str, option("auto, cpu, cuda, cuda:1 or mps.", default=True)]
 Model = Annotated[
-    str | None, option("Model to train; `difformer models` lists them.", panel=MODEL, complete=model_names)
+    str | None,
+    option(
+        "Model to train; `difformer models` lists them. Your own: package.module:Class.",
+        panel=MODEL,
+        complete=model_names,
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

@@ -15,7 +15,7 @@ from difformer.errors import UserError, did_you_mean
 
 _toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
-BUILT_IN = "built in"
+BUILT_IN, OWN = "built in", "your own"
 ZIP, JSON = b"PK\x03\x04", b"{"
 _BEGINNINGS = {"zip": ZIP, "json": JSON, "gzip": b"\x1f\x8b", "mat": b"MATLAB 5.0 MAT-file"}
 
@@ -101,8 +101,9 @@ class Entry:
 
     @property
     def source(self) -> str:
-        """Official address, or where it comes from otherwise."""
-        return next((form.files[0].url or "" for form in self.forms if form.downloadable), BUILT_IN)
+        """Official address, or where it comes from otherwise: for your own, the function that makes it."""
+        otherwise = BUILT_IN if self.licence != OWN else self.loader
+        return next((form.files[0].url or "" for form in self.forms if form.downloadable), otherwise)
 
 
 def _entry(name: str, facts: dict[str, Any]) -> Entry:
@@ -140,7 +141,7 @@ def plain_name(name: str) -> str:
 
 def own_entry(name: str, loader: str, about: str = "", kind: str = "nodes", metric: str = "any") -> Entry:
     """The entry of a data set that is not the package's."""
-    return Entry(name, about or f"made by {loader}", kind, metric, loader, licence="your own")
+    return Entry(name, about or f"made by {loader}", kind, metric, loader, licence=OWN)
 
 
 def installed() -> dict[str, Entry]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from difformer.data.catalogue import BUILT_IN, ENTRIES, FORMS, Entry, Form, installed
+from difformer.data.catalogue import BUILT_IN, ENTRIES, FORMS, OWN, Entry, Form, installed
 from difformer.data.download import DownloadError, check_kept, fetch, has_checksum
 from difformer.data.errors import DAMAGE, DataError
 from difformer.files import cache_folder as cache_folder
@@ -69,7 +69,9 @@ class Listing:
     """An entry, and where its files are."""
 
     entry: Entry
-    place: str | None  # folder of its files, "built in" for what needs none, None where it would be downloaded
+    place: (
+        str | None
+    )  # folder of its files, "built in" or "your own" for what needs none, None where it would be downloaded
     lacks: str | None = None  # a file that `load` needs by default and cannot download: learned features of images
 
     @property
@@ -89,7 +91,8 @@ def list_datasets(root: str | os.PathLike[str] | None = None) -> tuple[Listing, 
 def listing(one: Entry, root: str | os.PathLike[str] | None = None) -> Listing:
     """A data set, and where its files are."""
     found = find(one.name, root) if one.forms else None
-    place = BUILT_IN if not one.forms else None if found is None else str(found.path.parent)
+    without = OWN if one.licence == OWN else BUILT_IN
+    place = without if not one.forms else None if found is None else str(found.path.parent)
     lacks = one.learned if one.learned is not None and find_file(one.learned, root) is None else None
     return Listing(one, place, lacks)
 

@@ -16,7 +16,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from difformer._lazy import lazy_names
-from difformer.diffusivity import DIFFUSIVITIES, Diffusivity, as_diffusivity, gaussian, softmax
+from difformer.diffusivity import (
+    DIFFUSIVITIES,
+    Diffusivity,
+    as_diffusivity,
+    gaussian,
+    register_diffusivity,
+    softmax,
+)
 
 if TYPE_CHECKING:
     from difformer.diffusion.certificates import CERTIFICATES, Certificate, certify
@@ -67,4 +74,6 @@ _names, __getattr__, __dir__ = lazy_names(
     modules=("laplacian", "pairs"),
 )
 
-__all__ = sorted([*_names, "DIFFUSIVITIES", "Diffusivity", "as_diffusivity", "gaussian", "softmax"])
+__all__ = sorted(
+    [*_names, "DIFFUSIVITIES", "Diffusivity", "as_diffusivity", "gaussian", "register_diffusivity", "softmax"]
+)

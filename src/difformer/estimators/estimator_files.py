@@ -40,7 +40,7 @@ from scipy import sparse
 from torch import Tensor, nn
 
 from difformer.attention.polynomial import DEFAULT_TOL
-from difformer.diffusivity import Diffusivity, as_diffusivity
+from difformer.diffusivity import Diffusivity, as_diffusivity, is_place
 from difformer.errors import UserError
 from difformer.estimators.population import Scaling
 from difformer.estimators.predictor import Edges, GivenGraph, Member, Memory, Predictor, Search
@@ -278,11 +278,13 @@ def _estimator(description: dict[str, Any], tensors: _Tensors, own: Diffusivity 
     params, config, facts = description["params"], description["model"], description["facts"]
     if own is not None:
         params["diffusivity"] = config["diffusivity"] = own
-    elif isinstance(named := config.get("diffusivity"), dict):
-        raise PretrainedError(
-            f"the estimator was fitted with a custom diffusivity, {named.get('own')!r}, which a file cannot hold; pass "
-            f"it again: from_pretrained(folder, diffusivity=…)"
-        )
+    for named in (config.get("diffusivity"), params.get("diffusivity")):
+        if isinstance(named, dict) or (isinstance(named, str) and is_place(named)):  # a file has nothing imported
+            own_name = named.get("own") if isinstance(named, dict) else named
+            raise PretrainedError(
+                f"the estimator was fitted with a custom diffusivity, {own_name!r}, which a file cannot hold; pass it "
+                f"again: from_pretrained(folder, diffusivity=…)"
+            )
     check_all({**PARAMS, **PARAMS_OF.get(name, {})}, params, "params.")
     check_all({**FACTS, **FACTS_OF.get(name, {})}, facts, "facts.")
     check_all(MODEL, config, "model.")

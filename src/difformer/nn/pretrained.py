@@ -36,7 +36,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 from torch.nn.modules import module as module_hooks
 
-from difformer.diffusivity import Diffusivity
+from difformer.diffusivity import Diffusivity, is_place
 from difformer.errors import UserError
 from difformer.files import write_whole
 from difformer.nn.conv import DIFFormerConv
@@ -132,9 +132,10 @@ def load_pretrained(
     named = config.get("diffusivity")
     if diffusivity is not None:
         config["diffusivity"] = diffusivity
-    elif isinstance(named, dict):
+    elif isinstance(named, dict) or (isinstance(named, str) and is_place(named)):  # a file has nothing imported
+        own = named.get("own") if isinstance(named, dict) else named
         raise PretrainedError(
-            f"{folder / CONFIG}: the model was trained with a diffusivity of its own, {named.get('own')!r}, which a "
+            f"{folder / CONFIG}: the model was trained with a diffusivity of its own, {own!r}, which a "
             f"file cannot hold; pass it again: from_pretrained(folder, diffusivity=…)"
         )
     path = folder / WEIGHTS

@@ -167,7 +167,7 @@ class Comparison:
         higher_is_better: Whether a larger one is better.
         sides: The runs, in the order given.
         against_first: One entry for every run but the first.
-        settings: Settings that differ, by name, one value per run.
+        settings: Settings that differ, by name, one value per run; ``–`` where its model has no such option.
         notes: What a reader should know, one sentence each.
     """
 
@@ -242,10 +242,10 @@ def _test_to_train(folder: RunFolder) -> float | None:
 
 
 def _differing(folders: Sequence[RunFolder]) -> dict[str, tuple[Any, ...]]:
-    """Settings of model and training that are not the same in all runs; None where a model lacks one."""
+    """Settings of model and training that are not the same in all runs; a dash where a model lacks one."""
     tables = [{"model": f.config.model, **f.about["model"].get("options", {}), **f.about["training"]} for f in folders]
     keys = dict.fromkeys(key for one in tables for key in one)
-    values = {key: tuple(one.get(key) for one in tables) for key in keys}
+    values = {key: tuple(one.get(key, "–") for one in tables) for key in keys}
     return {key: held for key, held in values.items() if any(v != held[0] for v in held[1:])}
 
 

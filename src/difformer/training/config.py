@@ -108,7 +108,7 @@ class TrainConfig:
             from difformer.zoo.model_registry import name_of
 
             object.__setattr__(self, "model", name_of(self.model))
-        object.__setattr__(self, "options", dict(self.options))
+        object.__setattr__(self, "options", {name: _storable(value) for name, value in self.options.items()})
         for name, (kind, (holds, expected)) in _RULES.items():
             value = getattr(self, name)
             if (
@@ -138,6 +138,15 @@ class TrainConfig:
 
 # What every field but the model and its options takes, as its type and its rule; the names a command line can set.
 _RULES = {f.name: (str(f.type), f.metadata["rule"]) for f in dataclasses.fields(TrainConfig) if f.metadata}
+
+
+def _storable(value: Any) -> Any:
+    """A `Diffusivity` by its name where it has one, so that the configuration can be written to a file."""
+    if type(value).__name__ != "Diffusivity":  # without torch
+        return value
+    from difformer.diffusivity import storable
+
+    return storable(value)
 
 
 def knn_of(graph: str) -> int | None:

@@ -224,7 +224,8 @@ class RunFolder:
         try:
             text = toml.dumps(about)
         except TypeError as error:
-            raise UserError(f"this run cannot be kept in a folder: {error}; train it with out=None") from error
+            advice = "register it with difformer.register_diffusivity, or " if "Diffusivity" in str(error) else ""
+            raise UserError(f"this run cannot be kept in a folder: {error}; {advice}train it with out=None") from error
         with writing(path), files.whole_folder(path) as new:
             write_bytes(new / CONFIG, text.encode())
             if task.preprocessing is not None:

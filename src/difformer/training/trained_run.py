@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from difformer.data import Split, Task
 from difformer.data.sparse import from_scipy, to_scipy
+from difformer.diffusivity import as_diffusivity
 from difformer.errors import UserError
 from difformer.files import RunFolderError
 from difformer.nn.inspection import EnergyProfile
@@ -29,7 +31,9 @@ from difformer.training.metrics import METRICS
 from difformer.training.model import UNITS, build_model, hook, set_units
 from difformer.training.randomness import isolated_rng
 from difformer.training.record import Predictions
-from difformer.training.run_folder import RunFolder
+from difformer.training.run_folder import CONFIG, RunFolder
+from difformer.zoo.model_catalogue import REMOVED
+from difformer.zoo.model_registry import find
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,7 @@ def _load(folder: RunFolder, own: Task, seed: int | None, on: Task | None, devic
         used = with_neighbours(used, own, folder.split_of(own, chosen), neighbours)
         config = config.replace(graph="given")
     weights = folder.read_weights(chosen)
+    _check_known(folder)
     with isolated_rng(place):
         try:
             with no_larger_than(weights):
@@ -146,6 +151,22 @@ def _load(folder: RunFolder, own: Task, seed: int | None, on: Task | None, devic
         if (observe := hook(model, "observe")) is not None:
             observe(used.y.to(place), split.train.to(place))
         return Loaded(model, make_feed(used, split, config, chosen, place, model), used, split, config.precision)
+
+
+def _check_known(folder: RunFolder) -> None:
+    """Refuses a run whose model or diffusivity is not known in this process."""
+    given = folder.config.options.get("diffusivity")
+    named: list[tuple[str, str, Callable[[str], object]]] = [("model", folder.config.model, find)]
+    if isinstance(given, str):
+        named.append(("diffusivity", given, as_diffusivity))
+    for what, name, lookup in named:
+        try:
+            lookup(name)
+        except UserError as error:
+            first = f"if it is your own, import the code that registers it first (difformer.register_{what})"
+            said = f"the {what} {name!r} of this run is not known here; {first}"
+            known = ":" in name or name in REMOVED  # the error says all
+            raise RunFolderError(f"{folder.path / CONFIG}: {error if known else said}") from error
 
 
 def evaluate(

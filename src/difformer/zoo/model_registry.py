@@ -172,14 +172,15 @@ def model_class(info: ModelInfo) -> type[nn.Module]:
 
 
 def parameters_of(model: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """Options of a class: its keyword-only arguments and, where it passes on others, those of the classes above it."""
+    """Options of a class: its arguments after the three sizes; where it passes on others, also those of its bases."""
     found: dict[str, inspect.Parameter] = {}
     for one in model.__mro__[: model.__mro__.index(nn.Module)]:
         if not {"__init__", "__signature__"} & vars(one).keys():
             continue
         parameters = inspect.signature(one).parameters.values()
-        for parameter in parameters:
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+        for place, parameter in enumerate(parameters):
+            later = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and place >= 3
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY or later:
                 found.setdefault(parameter.name, parameter)
         if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
             break

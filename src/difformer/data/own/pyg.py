@@ -63,7 +63,8 @@ def from_pyg(
         x, index, weight = _part(item, use_positions, place)
         y = getattr(item, "y", None)
         if not isinstance(y, Tensor):
-            raise DataError(f"{place}: has no tensor y, got {type(y).__name__}")
+            got = "it has no y" if y is None else f"y is a {type(y).__name__}"
+            raise DataError(f"{place}: expected a tensor y with the targets, but {got}")
         features.append(x)
         targets.append(y.reshape(y.shape[0], -1) if alone and y.dim() else y.reshape(1, -1))
         if x.shape[1] != features[0].shape[1]:
@@ -109,7 +110,7 @@ def _graphs_of(data: Any) -> list[Any]:
     if isinstance(data, Data):
         return list(data.to_data_list()) if isinstance(data, Batch) else [data]
     if isinstance(data, HeteroData):
-        raise DataError("data: graphs with several types of nodes or edges are no task of this package")
+        raise DataError("data: graphs with several types of nodes or edges are not supported; pass one type as a Data")
     if not isinstance(data, (list, tuple, Dataset)):
         raise DataError(f"data: expected a PyG Data or a list of them, got {type(data).__name__}")
     items = [data[i] for i in range(len(data))]

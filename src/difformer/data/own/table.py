@@ -301,6 +301,7 @@ def open_parquet(path: str | os.PathLike[str]) -> MemoryTable:
     """The columns of a Parquet file; a column of lists is several of numbers. Errors name row and column."""
     types = require("pyarrow", extra="frames", purpose="reading Parquet").types
     parquet = require("pyarrow.parquet", extra="frames", purpose="reading Parquet")
+    require("pandas", extra="frames", purpose="reading Parquet")
     try:
         table = parquet.ParquetFile(path).read()
         frame = table.to_pandas(integer_object_nulls=True, ignore_metadata=True)
