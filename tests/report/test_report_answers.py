@@ -333,6 +333,12 @@ def test_the_sentence_names_what_matters_and_sums_up_the_rest():
         "Predicted churns (0.71; 0.65 with average features): age (+0.02); all other instances (+0.04)."
     )
     assert sentence(nodes_task(), "churns", None) == "Predicted churns."
+    many = sentence(
+        nodes_task(), "churns", Attribution(0.7, 0.1, {f"c{i}": 0.2 - i / 100 for i in range(10)}, {}, 0.0, 0.0)
+    )
+    assert "c7 (+0.13), 2 other columns (+0.23)" in many
+    eight = sentence(nodes_task(), "churns", Attribution(0.7, 0.1, {f"c{i}": 0.1 for i in range(8)}, {}, 0.0, 0.0))
+    assert "other column" not in eight
 
 
 def test_a_sampled_baseline_is_named_as_such(workshop, monkeypatch):

@@ -300,7 +300,7 @@ def test_nothing_is_left_of_a_stack():
     train()
     before = tensors()
     train()
-    assert tensors() == before
+    assert tensors() <= before  # fewer where a cache that an earlier test filled is emptied meanwhile
 
 
 def test_what_cannot_be_stacked_says_why():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from difformer.cli.command import with_options
 from difformer.cli.options import DATA, OWN_DATA, argument, dataset_names, metric_setting, option, read_data_options
-from difformer.cli.output import Output
+from difformer.cli.output import Output, listed
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ class Data:
             return self._named(dataset)
         if not files:
             raise UserError(
-                "say what to train on: a data set by name (`difformer datasets` lists them), or --features x.csv "
-                "--labels y.csv and, if there is a graph, --edges e.csv"
+                "say what to train on: a data set by name (`difformer datasets` lists them), a table (FILE --label "
+                "COLUMN), or --features x.csv --labels y.csv; --edges e.csv gives a graph"
             )
         return self._own(files)
 
@@ -172,7 +172,7 @@ class Request:
     config: TrainConfig  # the complete configuration
     preset: Preset | None = None  # the preset, if one was named
     dataset: str | None = None  # name of the data set; None for own files
-    origin: str | None = None  # the preset as it was named: its name, or the path of its file
+    origin: str | None = None  # the preset as it was named, by name or file, and what the command line changed in it
 
 
 def read_request(
@@ -191,8 +191,10 @@ def read_request(
     chosen = model or (found.model if found is not None else DEFAULT_MODEL)
     words = [*(settings or ()), *metric_setting(metric)]
     words += [] if batch_size is None else [f"batch_size={batch_size}"]
-    merged = {**(found.settings if found is not None else {}), **read_settings(words, chosen)}
-    return Request(merged, make_config(chosen, merged), found, dataset, preset)
+    known, typed = {} if found is None else found.settings, read_settings(words, chosen)
+    merged, changed = {**known, **typed}, {k: v for k, v in typed.items() if k not in known or known[k] != v}
+    origin = f"{preset}, with {listed(changed)}" if preset is not None and changed else preset
+    return Request(merged, make_config(chosen, merged), found, dataset, origin)
 
 
 def add_preset_data(source: TaskSource, preset: Preset | None) -> TaskSource:
