@@ -29,6 +29,12 @@ class WouldNotFitError(MemoryError):
     """A model needs more memory than is free; raised before any work is done, with advice in the message."""
 
 
+def out_of_memory(error: Exception) -> bool:
+    """By its name: torch, whose error it is on a GPU, may not be loaded. On a CPU torch has no class for it."""
+    on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or on_cpu
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"did you mean cora? "`` where a known name is close to `word` or begins with it; otherwise nothing.
 

@@ -201,7 +201,7 @@ def test_a_preset_of_the_package(call, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["fit"], "say what to train on"),
+        (["fit"], r"a table \(FILE --label COLUMN\)"),
         (["fit", "irsi"], "did you mean iris"),
         (["fit", "iris", "--model", "difformer"[:-1]], "did you mean 'difformer'"),
         (["fit", "iris", "--set", "hiden_channels=4"], "did you mean hidden_channels"),

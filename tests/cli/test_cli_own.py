@@ -41,6 +41,7 @@ def test_own_files_start_from_the_setting_that_was_best_on_average(call, own):
     answer = call("fit", *own, "--seeds", "1", *QUICK, "--set", "dropout=0.1")
     assert "preset: own-data (difformer on own-data): the best of six settings on average" in answer.out
     assert "learning_rate=0.01, weight_decay=0.005, dropout=0.1, hidden_channels=4" in answer.out
+    assert "settings: preset own-data, with epochs=2, hidden_channels=4, dropout=0.1\n" in answer.out
     assert "own-data" not in call("fit", *own, "--seeds", "1", *QUICK, "--model", "mlp").out
     refused = call("fit", "karate", "--preset", "own-data", "--model", "difformer", *QUICK)
     assert refused.code == 2
@@ -191,6 +192,11 @@ def test_a_table_of_texts_dates_and_gaps_is_fitted_and_new_rows_are_predicted(ca
     assert "column 'plan': 'gold' (1 row) did not occur in training" in said
     assert "columns of new.csv that training did not have are left out: 'shoe'" in said
     assert [line.split(",")[0] for line in (tmp_path / "p.csv").read_text().splitlines()[1:]] == ["n0", "n1"]
+    (tmp_path / "bad.csv").write_text("customer_id,age,plan,joined\nn0,x31,basic,2024-03-11\n")
+    refused = call("predict", "run", "--features", "bad.csv", "--out", "q.csv")
+    assert refused.code == 2
+    assert "line 2, column 'age': expected a number, got 'x31'; this column held numbers in training" in refused.err
+    assert not re.search("categories|drop|--data", refused.err)
     (tmp_path / "run" / "preprocessing.json").write_text("[]")
     refused = call("predict", "run", "--features", "new.csv", "--out", "q.csv")
     assert refused.code == 2

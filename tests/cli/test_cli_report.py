@@ -73,6 +73,33 @@ def test_explain_is_one_sentence(call, runs):
     assert sum(effects) == pytest.approx(found["value"] - found["base"], abs=1e-5)
 
 
+def test_explain_takes_new_rows_as_predict_does(call, runs, tmp_path):
+    (tmp_path / "new.csv").write_text("name,height,weight\nNEW-0,1,2\np7,0,0\n")
+    (tmp_path / "joined.csv").write_text("from,to\np1,NEW-0\n")
+    (tmp_path / "one.csv").write_text("name,height,weight\nNEW-0,1,2\n")
+    words = (runs / "gcn", "--features", "one.csv", "--edges", "joined.csv")
+    predicted = call("predict", *words, "--out", "-").out.splitlines()[1].split(",")[1]
+    answer = call("explain", *words, "--node", "NEW-0")
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith(f"NEW-0: Predicted {predicted} (")
+    assert "neighbour p1 (" in answer.out
+    assert "target" not in answer.out
+    alone = call("explain", runs / "gcn", "--features", "new.csv", "--node", "p7")
+    assert alone.out.startswith("p7: Predicted ")
+    assert "note: new rows have no edges" in alone.err
+
+
+def test_explain_names_the_target_of_several(call, people):
+    (people / "two.csv").write_text("name,pay,rate\n" + "".join(f"p{i},{i}.5,0.{i}\n" for i in range(40)))
+    files = ("--features", people / "people.csv", "--labels", people / "two.csv")
+    quick = ("--model", "mlp", "--set", "epochs=2", "--seeds", "1", "--out", "two")
+    assert call("fit", *files, *quick).code == 0
+    unknown = call("explain", "two", "--node", "p50", "--target", "rate").out
+    assert "Its target" not in unknown
+    assert "; rate (" in unknown
+    assert "Its target is pay 3.5, rate 0.3." in call("explain", "two", "--node", "p3").out
+
+
 def test_explain_says_what_is_wrong(call, runs):
     unknown = call("explain", runs / "difformer-s", "--node", "nobody")
     assert unknown.code == 2

@@ -9,6 +9,7 @@ import torch
 
 from difformer.data import DataError, Preprocessing, from_files, from_frame, read_features
 from difformer.data.own.preprocessing import OTHER
+from difformer.data.own.targets import encode_targets, suspicions
 
 N = 300
 
@@ -149,7 +150,8 @@ def test_what_new_rows_bring_along_is_said(task, tmp_path):
     raw = {name: cells[:4] for name, cells in customers().items() if name != "segment"}
     raw["joined"] = ["2021-03-04", "yesterday", "", ""]
     with pytest.raises(
-        DataError, match=r"new\.csv, line 3, column 'joined': expected a date as in training, got 'yest"
+        DataError,
+        match=r"new\.csv, line 3, column 'joined': expected a date such as 2024-03-31 as in training, got 'yest",
     ):
         read_features(write(tmp_path / "new.csv", raw), preprocessing=task.preprocessing)
 
@@ -196,6 +198,33 @@ def test_one_table_says_what_became_of_each_column(task):
     assert task.preprocessing.describe() in task.describe()
 
 
+@pytest.mark.parametrize("forced", [[], ["shop"]])
+def test_a_column_of_rare_categories_alone_is_left_out_and_that_is_said(forced):
+    cells = [f"s{i % 300}" for i in range(3000)]
+    made = Preprocessing.fit([("shop", cells), ("size", np.arange(3000.0))], categories=forced)
+    assert made.feature_names == ("size",)
+    reason = "300 different values, each in less than 1% of the rows: too rare to learn from"
+    assert any(
+        line.startswith("shop") and "left out" in line and reason in line for line in made.describe().splitlines()
+    )
+    assert any(reason in note for note in made.notes)
+    common = Preprocessing.fit([("shop", ["s0"] * 30 + cells[30:])])
+    assert common.feature_names == ("shop=s0", f"shop={OTHER}")
+
+
+@pytest.mark.parametrize("cells", [["$1,234.50", "$80.00"], ["12%", "7.5 %"], ["1,234.50", "20,000.00"], ["€5", "-€3"]])
+def test_amounts_with_signs_are_pointed_out(cells):
+    hint = f"column 'a' looks like numbers with a currency, percent or thousands sign, for example {cells[0]!r}"
+    assert any(hint in note for note in Preprocessing.fit([("a", cells * 20)]).notes)
+
+
+@pytest.mark.parametrize(
+    "cells", [["A$1", "B$2"], ["1.2.3", "2.0.1"], ["10-20", "20-30"], ["1,2,3", "4,5"], ["50%", *"xyz"]]
+)
+def test_codes_are_not_taken_for_amounts(cells):
+    assert not Preprocessing.fit([("a", cells * 20)]).notes
+
+
 def test_a_table_of_numbers_is_standardised_by_default(tmp_path):
     rows = "".join(f"{i},{1000 * i},{'ab'[i % 2]}\n" for i in range(12))
     (tmp_path / "f.csv").write_text("a,b,label\n" + rows)
@@ -240,6 +269,30 @@ def test_a_typing_error_in_a_column_of_numbers_is_located(tmp_path):
         from_files(tmp_path / "f.csv")
 
 
+@pytest.mark.parametrize(
+    ("column", "cell", "complaint"),
+    [
+        (
+            "age",
+            "x12",
+            "expected a number, got 'x12'; this column held numbers in training: write one, as in 1234.5, or",
+        ),
+        ("age", "1,5", "expected a number, got '1,5'; this column held numbers in training"),
+        ("active", "maybe", "expected yes or no as in training, got 'maybe'; correct the cell, or leave it empty"),
+        ("joined", "soon", "expected a date such as 2024-03-31 as in training, got 'soon'; correct the cell, or leave"),
+    ],
+)
+def test_a_bad_cell_of_new_rows_says_what_training_had(task, tmp_path, column, cell, complaint):
+    new = customers()
+    new[column][2] = f'"{cell}"'
+    path = write(tmp_path / "new.csv", new, slice(5))
+    with pytest.raises(DataError) as refused:
+        read_features(path, preprocessing=task.preprocessing, id_name="customer_id")
+    assert f"new.csv, line 4, column '{column}': {complaint}" in str(refused.value)
+    assert refused.value.argument is None
+    assert "categories=" not in str(refused.value)
+
+
 class TestFrames:
     def frame(self):
         pd = pytest.importorskip("pandas")
@@ -272,6 +325,21 @@ class TestFrames:
         assert made.instance_names[:2] == ("c0", "c1")
         assert {tuple(e) for e in made.edge_index.T.tolist()} == {(0, 1), (1, 0), (1, 2), (2, 1), (2, 9), (9, 2)}
         assert int((made.y >= 0).sum()) == 100
+
+    def test_edges_by_id_without_ids_name_the_column_to_pass(self, tmp_path):
+        frame, edges = self.frame(), [("c0", "c1"), ("c1", "c2")]
+        complaint = "edge 0: 'c0' is not the number of a row, and the nodes have no ids; pass ids=customer_id, where no"
+        with pytest.raises(DataError, match=complaint) as refused:
+            from_frame(frame, "segment", edges=edges)
+        assert refused.value.argument == "ids"
+        assert from_frame(frame, "segment", edges=edges, ids="customer_id").num_edges
+        with pytest.raises(DataError, match=r"the nodes have no ids$"):
+            from_frame(frame[["age", "plan", "segment"]], "segment", edges=edges)
+        table = customers()
+        path = write(tmp_path / "f.csv", {"age": table["age"], **table})
+        (tmp_path / "e.csv").write_text("from,to\nc0,c1\nc1,c2\n")
+        with pytest.raises(DataError, match=r"e\.csv, line 2, column 'from': 'c0' .*pass ids=customer_id"):
+            from_files(path, edges=tmp_path / "e.csv", label_columns="segment")
 
     def test_polars_and_what_is_no_frame(self):
         polars = pytest.importorskip("polars")
@@ -306,6 +374,40 @@ class TestSuspicions:
         assert any("column 'code' determines the label in all 40 labelled rows" in note for note in task.notes)
         assert not any("'size' determines" in note or "'other' determines" in note for note in task.notes)
 
+    @pytest.mark.parametrize("copy", [[7, 9], ["down", "up"]])
+    def test_a_typing_error_in_the_label_does_not_hide_a_copy(self, tmp_path, copy):
+        draw = np.random.default_rng(0)
+        y = draw.integers(0, 2, 150)
+        label = [("leaves", "stays")[i] for i in y]
+        label[label.index("stays")] = "stayz"
+        size = np.where(y, 5.0, 2.0) + draw.normal(size=150) / 4
+        columns = {"code": [copy[i] for i in y], "size": size, "label": label}
+        notes = self.read(tmp_path, columns, ids=False).notes
+        assert any(
+            note.startswith("column 'code' determines the label in 149 of the 150 labelled rows") for note in notes
+        )
+        assert any(note.startswith("the size of the numbers in column 'size' determines the label") for note in notes)
+
+    @pytest.mark.parametrize("share", [0.5, 0.9, 0.97])
+    @pytest.mark.parametrize("rows", [20, 60, 150])
+    def test_random_columns_are_no_copies(self, share, rows):
+        for seed in range(20):
+            draw = np.random.default_rng(seed)
+            y = np.array(["a", "b"])[(draw.random(rows) > share).astype(int)]
+            y[:6] = ["a", "b"] * 3
+            columns = {
+                f"c{k}": [f"v{i}" for i in draw.integers(0, k, rows)] for k in (2, 3, rows // 6, rows // 3, rows)
+            }
+            columns |= {"n": draw.normal(size=rows), "k": draw.integers(0, 9, rows).astype(float)}
+            columns["sorted"] = np.sort(columns["k"])
+            assert not suspicions([*columns.items()], encode_targets([y.tolist()]))
+
+    def test_iris_has_no_copy_of_its_label(self):
+        from sklearn.datasets import load_iris
+
+        x, y = load_iris(return_X_y=True)
+        assert not suspicions([(f"x{i}", x[:, i]) for i in range(4)], encode_targets([[str(label) for label in y]]))
+
     def test_a_copy_of_a_number_to_predict_is_pointed_out(self, tmp_path):
         draw = np.random.default_rng(0)
         y = draw.normal(size=40).round(3)
@@ -330,6 +432,26 @@ class TestSuspicions:
         (tmp_path / "e.csv").write_text("source,target\ncust 0,cust1\ncust1,cust2\n")
         with pytest.raises(DataError, match=r"1 of the 1 ids that do not match differ in spaces only.*'cust 0' here"):
             from_files(tmp_path / "f.csv", tmp_path / "l.csv", tmp_path / "e.csv")
+
+    @pytest.mark.parametrize("stranger", ["", "zoe,ann\n"])
+    def test_edges_in_another_case_do_not_blame_the_header(self, tmp_path, stranger):
+        (tmp_path / "f.csv").write_text("id,a,label\n" + "".join(f"C{i},{i},{'uv'[i % 2]}\n" for i in range(40)))
+        rows = "".join(f"c{i},c{i + 1}\n" for i in range(30))
+        (tmp_path / "e.csv").write_text(f"referrer,referred\n{rows}{stranger}")
+        complaint = (
+            rf"e\.csv, line 2, column 'referrer': 30 of the {30 + bool(stranger)} ids that do not match differ in case "
+            r"only, for example 'c0' here and 'C0' in the features"
+        )
+        with pytest.raises(DataError, match=complaint):
+            from_files(tmp_path / "f.csv", edges=tmp_path / "e.csv")
+
+    def test_labels_in_another_case_do_not_blame_the_header(self, tmp_path):
+        (tmp_path / "f.csv").write_text("id,a\n" + "".join(f"C{i},{i}\n" for i in range(20)))
+        (tmp_path / "l.csv").write_text("client,group\n" + "".join(f"c{i},{'ab'[i % 2]}\n" for i in range(20)))
+        with pytest.raises(
+            DataError, match=r"l\.csv, line 2, column 'client': 20 of the 20 ids .* differ in case only"
+        ):
+            from_files(tmp_path / "f.csv", tmp_path / "l.csv")
 
     def test_constant_columns_and_large_numbers_are_pointed_out(self, tmp_path):
         columns = {"a": range(12), "same": [3] * 12, "code": [10**16 + i for i in range(12)], "label": ["u", "v"] * 6}

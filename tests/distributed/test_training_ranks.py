@@ -10,6 +10,7 @@ from ranks_work import compare_versions, train, train_seeds, train_unlike
 from safetensors.torch import load_file
 from test_exact import graph_task
 
+from difformer.data import from_files
 from difformer.distributed.partition_folder import Partition, write_partition
 from difformer.training import RunFolder, TrainConfig, TrainingInterrupted, evaluate, fit, resume
 
@@ -115,6 +116,20 @@ def test_an_interrupted_run_goes_on_with_another_number_of_ranks(groups, parted,
         assert result["best_epoch"] == record.best_epoch
     rows = RunFolder.open(out).rows()
     same_history([row for row in rows if row.pop("seed") == 0], expected.records[0].history)
+
+
+def test_a_run_on_parts_of_a_table_is_resumed(groups, tmp_path):
+    rows = [f"n{i},{'red' if i % 3 else 'blue'},{i % 7},{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "x.csv").write_text("\n".join(["id,colour,size,label", *rows]))
+    (tmp_path / "e.csv").write_text("\n".join(["source,target", *(f"n{i},n{(7 * i + 1) % 40}" for i in range(40))]))
+    task = from_files(tmp_path / "x.csv", edges=tmp_path / "e.csv", label_columns="label")
+    assert task.preprocessing is not None
+    parts, config = write_partition(task, tmp_path / "parts", 2).path, setting(epochs=6, checkpoint_every=2)
+    expected = groups(2)(train, parts, tmp_path / "whole", config, [0])[0]
+    assert groups(2)(train, parts, tmp_path / "run", config, [0], 4)[0][0] == "interrupted"
+    found = groups(2)(train, parts, tmp_path / "run", None, None, None, True)[0]
+    assert found[1][0]["loss"] == expected[1][0]["loss"]
+    assert found[1][0]["weights"] == expected[1][0]["weights"]
 
 
 def test_a_checkpoint_is_that_of_one_process(groups, parted, tmp_path):

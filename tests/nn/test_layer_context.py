@@ -172,3 +172,11 @@ def test_a_context_without_one_of_its_norms_says_so(missing):
     assert [x.item() for x in Stored(None, **norms).norms(q, q)] == [1.0, 1.0]
     with pytest.raises(ValueError, match="holds no norms of its senders"):
         Stored(None, **{**norms, missing: None}).norms(q, q)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_contexts_that_are_not_one_per_layer_are_refused(count):
+    model, x = DIFFormer(6, 6, 2, num_layers=2), torch.randn(N, 6)
+    with pytest.raises(ValueError, match=f"one per layer: 2, got {count}"):
+        model(x, context=[as_structure(N)] * count)
+    torch.testing.assert_close(model.eval()(x, context=[as_structure(N)] * 2), model(x))

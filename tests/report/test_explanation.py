@@ -47,6 +47,44 @@ def test_nodes_of_series_and_whole_graphs(workshop):
     assert whole.prediction == str(int(predict(path, task=task).outputs[4].argmax()))
 
 
+def test_of_several_targets_the_explained_one_is_named(workshop):
+    path, task = workshop.run("regression")
+    outputs = predict(path, task=task).outputs[5].tolist()
+    first, second = (explain_node(path, 5, task=task, target=target) for target in (None, "target 1"))
+    said = f"target 0 {outputs[0]:.4g}, target 1 {outputs[1]:.4g}"
+    for column, found in enumerate((first, second)):
+        assert found.prediction == said
+        assert found.sentence.startswith(
+            f"Predicted {said}; target {column} ({found.attribution.base:.3g} with average"
+        )
+        assert found.attribution.value == pytest.approx(outputs[column], abs=1e-5)
+    assert explain_node(path, 0, task=task).target == f"target 0 {float(task.y[0, 0]):.4g}"  # the other is unknown
+    with pytest.raises(ValueError, match=r"target: there is no target 'age'; expected names such as 'target 0'"):
+        explain_node(path, 5, task=task, target="age")
+    path, task = workshop.run("multilabel")
+    found = explain_node(path, 5, task=task, target=2)
+    assert found.attribution.explained == "target 2"
+    assert found.attribution.value == pytest.approx(float(predict(path, task=task).outputs[5, 2].sigmoid()), abs=1e-5)
+    path, task = workshop.run("nodes")
+    with pytest.raises(ValueError, match="target: the run predicts one label"):
+        explain_node(path, 5, task=task, target="d")
+
+
+def test_a_new_row_is_explained_as_it_is_predicted(workshop):
+    path, task = workshop.run("nodes")
+    new = {"features": task.x[:2] + 0.5, "edges": [[7, 61], [61, 7]]}
+    outputs = predict(path, task=task, **new).outputs
+    found = explain_node(path, "NEW-1", task=task, names=("p7", "NEW-1"), **new)
+    assert (found.title, found.target) == ("NEW-1", "")
+    assert found.attribution.value == pytest.approx(float(outputs[1].softmax(-1).max()), abs=1e-5)
+    assert "p7" in found.attribution.neighbours
+    assert explain_node(path, 1, task=task, **new).title == "new row 1"
+    with pytest.raises(
+        ValueError, match="no new row 'p5'; expected names such as 'new row 0', or a number from 0 to 1"
+    ):
+        explain_node(path, "p5", task=task, **new)
+
+
 def test_names_of_nodes_and_graphs_stand_beside_their_numbers(tmp_path):
     towns = tuple(f"town {i}" for i in range(series_task().num_nodes))
     fit(replace(series_task(), instance_names=towns), config(epochs=1), seeds=1, out=tmp_path / "series")

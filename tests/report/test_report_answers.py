@@ -208,6 +208,51 @@ def test_the_csv_of_errors_holds_no_formula(tmp_path):
     assert not any(cell.startswith(("@", "+")) for row in rows[1:] for cell in row)
 
 
+@pytest.fixture(scope="module")
+def balances(tmp_path_factory):
+    """A table with zeros, debts, large numbers, a category, and a copy of the label."""
+    pd = pytest.importorskip("pandas")
+    from difformer.data import from_frame
+
+    g = np.random.default_rng(3)
+    y = g.integers(0, 2, 90)
+    balance = g.normal(0, 80, 90).round(2)
+    balance[::3] = 0.0
+    frame = pd.DataFrame(
+        {"balance": balance, "turnover": g.integers(1, 9_999_999, 90), "plan": g.choice(["a", "b"], 90)}
+    )
+    frame["group"], frame["code"] = np.where(y == 1, "x", "y"), np.where(y == 1, "A17", "B4")
+    task = from_frame(frame, label="group")
+    path = tmp_path_factory.mktemp("balances") / "run"
+    fit(task, config("mlp", epochs=1), seeds=1, out=path)
+    return frame, task, write_report(path, task=task)
+
+
+def test_original_values_are_written_as_in_the_table(balances):
+    frame, task, _ = balances
+    names = ["balance", "turnover"]
+    cells = original_cells(task, torch.arange(90), [names] * 90)
+    expected = [[f"{value:.2f}".rstrip("0").rstrip(".") for value in row] for row in frame[names].to_numpy()]
+    assert cells == expected
+    plain = replace(
+        task, preprocessing=None, scaling=None, x=torch.tensor([[6689143.0, -0.1]] * 90), feature_names=("a", "b")
+    )
+    assert original_cells(plain, torch.tensor([0]), [["a", "b"]]) == [[6689143, -0.1]]
+
+
+def test_negative_numbers_of_the_csv_stay_numbers(balances):
+    link = re.search(r'href="data:text/csv;base64,([^"]+)"', Page(balances[2]).body)[1]
+    rows = list(csv.DictReader(io.StringIO(base64.b64decode(link).decode())))
+    found = [float(row["balance"]) for row in rows]  # an apostrophe would be an error
+    assert min(found) < 0
+    assert 0.0 in found
+
+
+def test_a_column_that_determines_the_label_is_a_warning_at_the_top(balances):
+    assert balances[2].warnings[0].startswith("Column 'code' determines the label in all 90 labelled rows; ")
+    assert "determines the label" in Page(balances[2]).body.partition("<main>")[0]
+
+
 def test_no_better_than_a_constant_is_a_warning(tmp_path):
     g = torch.Generator().manual_seed(1)
     y = (torch.rand(80, generator=g) < 0.2).long()
@@ -288,6 +333,12 @@ def test_the_sentence_names_what_matters_and_sums_up_the_rest():
         "Predicted churns (0.71; 0.65 with average features): age (+0.02); all other instances (+0.04)."
     )
     assert sentence(nodes_task(), "churns", None) == "Predicted churns."
+    many = sentence(
+        nodes_task(), "churns", Attribution(0.7, 0.1, {f"c{i}": 0.2 - i / 100 for i in range(10)}, {}, 0.0, 0.0)
+    )
+    assert "c7 (+0.13), 2 other columns (+0.23)" in many
+    eight = sentence(nodes_task(), "churns", Attribution(0.7, 0.1, {f"c{i}": 0.1 for i in range(8)}, {}, 0.0, 0.0))
+    assert "other column" not in eight
 
 
 def test_a_sampled_baseline_is_named_as_such(workshop, monkeypatch):

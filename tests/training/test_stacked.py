@@ -172,6 +172,23 @@ def test_a_chunk_that_does_not_fit_is_halved(monkeypatch):
     assert sizes == [4, 2, 1, 1, 2, 1, 1]
 
 
+def test_a_resumed_stack_that_does_not_fit_starts_again_in_halves(monkeypatch):
+    task, config = blocks(), TrainConfig(epochs=4, checkpoint_every=2, options=OPTIONS)
+    saved: list[Snapshot] = []
+    expected = train_stacked(task, DIFFERENT, config, "cpu", save=saved.append)
+    train = StackTrainer.run
+
+    def short_of_memory(self, *given):
+        if len(self.runs) > 2:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return train(self, *given)
+
+    monkeypatch.setattr(StackTrainer, "run", short_of_memory)
+    found = train_stacked(task, DIFFERENT, config, "cpu", state=saved[0])
+    for record, other in zip(found, expected, strict=True):
+        assert_same_run(record, other, 1e-5)
+
+
 def test_the_generator_and_the_modules_are_left_as_they_were():
     torch.manual_seed(4)
     expected = torch.rand(3)
@@ -283,7 +300,7 @@ def test_nothing_is_left_of_a_stack():
     train()
     before = tensors()
     train()
-    assert tensors() == before
+    assert tensors() <= before  # fewer where a cache that an earlier test filled is emptied meanwhile
 
 
 def test_what_cannot_be_stacked_says_why():

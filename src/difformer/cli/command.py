@@ -21,7 +21,7 @@ import typer
 
 from difformer.cli.output import Output, printable
 from difformer.distributed import rank
-from difformer.errors import UserError, WouldNotFitError
+from difformer.errors import UserError, WouldNotFitError, out_of_memory
 
 if TYPE_CHECKING:
     from difformer.distributed.process_group import Ranks
@@ -69,7 +69,7 @@ def command(function: Function) -> Function:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except Exception as error:
-            if not isinstance(error, EXPECTED) and not _out_of_memory(error):
+            if not isinstance(error, EXPECTED) and not out_of_memory(error):
                 print("This is a bug in difformer; please report it with the traceback.", file=sys.stderr)
                 raise
             if _debug:
@@ -130,18 +130,12 @@ def _saved(error: KeyboardInterrupt) -> str:
     return f"{said}: difformer fit --resume {saved or begun}" if saved or begun else ""
 
 
-def _out_of_memory(error: Exception) -> bool:
-    """By its name: torch, whose error it is on a GPU, may not be loaded. On a CPU torch has no class for it."""
-    on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or on_cpu
-
-
 def explain(error: Exception) -> str:
     """The sentence that the command line shows for an expected error."""
     text = str(error) or type(error).__name__
     if isinstance(error, WouldNotFitError):
         return f"refused for lack of memory: {text}"
-    if _out_of_memory(error):
+    if out_of_memory(error):
         on_gpu = type(error).__name__ == "OutOfMemoryError"
         smaller = ", --set precision=bf16 or --device cpu" if on_gpu else " or --set precision=bf16"
         return f"out of memory ({text.split('. ')[0]}); try --batch-size, fewer hidden_channels{smaller}"

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,8 +95,8 @@ class Data:
             return self._named(dataset)
         if not files:
             raise UserError(
-                "say what to train on: a data set by name (`difformer datasets` lists them), or --features x.csv "
-                "--labels y.csv and, if there is a graph, --edges e.csv"
+                "say what to train on: a data set by name (`difformer datasets` lists them), a table (FILE --label "
+                "COLUMN), or --features x.csv --labels y.csv; --edges e.csv gives a graph"
             )
         return self._own(files)
 
@@ -173,6 +173,7 @@ class Request:
     preset: Preset | None = None  # the preset, if one was named
     dataset: str | None = None  # name of the data set; None for own files
     origin: str | None = None  # the preset as it was named: its name, or the path of its file
+    overrides: dict[str, Any] = field(default_factory=dict)  # what the command line changes in the preset
 
 
 def read_request(
@@ -191,8 +192,9 @@ def read_request(
     chosen = model or (found.model if found is not None else DEFAULT_MODEL)
     words = [*(settings or ()), *metric_setting(metric)]
     words += [] if batch_size is None else [f"batch_size={batch_size}"]
-    merged = {**(found.settings if found is not None else {}), **read_settings(words, chosen)}
-    return Request(merged, make_config(chosen, merged), found, dataset, preset)
+    known, typed = {} if found is None else found.settings, read_settings(words, chosen)
+    merged, changed = {**known, **typed}, {k: v for k, v in typed.items() if k not in known or known[k] != v}
+    return Request(merged, make_config(chosen, merged), found, dataset, preset, changed)
 
 
 def add_preset_data(source: TaskSource, preset: Preset | None) -> TaskSource:

@@ -49,6 +49,7 @@ from difformer.estimators.recipe import COUNT, FINITE, FLAG, NOT_NEGATIVE, OPTIO
 from difformer.estimators.row_graph import RowSearch, SparseRowSearch
 from difformer.files import RunFolderError, atomic_write, read_json, write_whole
 from difformer.nn import DIFFormer, DIFFormerConv, PretrainedError
+from difformer.sparse import check_scipy
 
 if TYPE_CHECKING:
     from difformer.estimators.base import DIFFormerEstimator
@@ -409,7 +410,7 @@ def _csr(tensors: _Tensors, name: str, shape: Any) -> Any:
     """A sparse matrix, its row pointers and column indices checked: scipy reads out of bounds where they lie."""
     parts = tuple(tensors[f"{name}.{part}"].numpy() for part in ("data", "indices", "indptr"))
     matrix = sparse.csr_array(parts, shape=tuple(shape))
-    matrix.check_format(full_check=True)
+    check_scipy(matrix)
     return matrix
 
 

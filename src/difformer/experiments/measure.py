@@ -30,8 +30,8 @@ from torch import Tensor
 
 from difformer.data import Split, Task, period_scale
 from difformer.experiments.ledger import code_version
-from difformer.report.gather import Scene, draw, make_scene
-from difformer.report.layers import chance, latent_layers, layer_energies, why_no_attention
+from difformer.report.gather import draw, make_scene
+from difformer.report.layers import chance, latent_layers, layer_energies, why_no_pairs
 from difformer.report.maps import project
 from difformer.training.config import TrainConfig
 from difformer.training.devices import describe
@@ -194,7 +194,7 @@ def look(mode: str, task: Task, config: TrainConfig, record: RunRecord, device: 
     if task.kind == "series":
         return {**found, "pictures": [_snapshot(loaded, task, n) for n in split.test[:SNAPSHOTS].tolist()]}
     shown = draw(scene.size, POINTS)
-    latent = _latent(scene, shown, classes)
+    latent = [] if why_no_pairs(scene) else latent_layers(scene, shown, classes)
     if latent and classes is not None:
         found |= {"within": [one.within for one in latent], "uniform": chance(classes, shown)}
         found["entropy"] = [one.entropy for one in latent]
@@ -209,18 +209,11 @@ def look(mode: str, task: Task, config: TrainConfig, record: RunRecord, device: 
     return found
 
 
-def _latent(scene: Scene, shown: Tensor, classes: Tensor | None) -> list[Any]:
-    """Latent layers; empty if the model has no attention to show."""
-    if not len(scene.difformer.layers) or why_no_attention(scene.difformer.layers[0]):  # type: ignore[arg-type]
-        return []
-    return latent_layers(scene, shown, classes)
-
-
 def _snapshot(loaded: Loaded, task: Task, number: int) -> dict[str, Any]:
     """Attention of the first layer at one snapshot, with nodes coloured by their targets."""
     scene = make_scene(loaded, number)
     assert scene.states is not None
-    latent = _latent(scene, torch.arange(scene.size), None)
+    latent = [] if why_no_pairs(scene) else latent_layers(scene, torch.arange(scene.size), None)
     first = project([scene.states[min(1, len(scene.states) - 1)]])[0]
     values = [round(value, 4) for value in task.y[number].tolist()]
     return _picture(f"snapshot {number}, layer 1", first, latent[:1], values=values)

@@ -22,7 +22,7 @@ import torch
 
 from difformer.data import DataError, Task
 from difformer.data.lookup import check_folders
-from difformer.errors import UserError, WouldNotFitError
+from difformer.errors import UserError, WouldNotFitError, out_of_memory
 from difformer.experiments.cells import Cell, Request, wanted_cells
 from difformer.experiments.ledger import DONE, FAILED, CellKey, Ledger, Line, cell_of, complete, run_id, run_key
 from difformer.experiments.measure import (
@@ -236,8 +236,7 @@ def _untrained(job: Job, seed: int) -> RunRecord:
     split = task.splits[job.split(seed)]
     outputs = baseline(job.cell.system.baseline, task, split)
     metric = find_metric(job.cell.data.settings.get("metric", task.metric), task.problem)
-    parts = (split.train, split.valid, split.test)
-    train, valid, test = (float(metric(outputs[index], task.y[index])) for index in parts)
+    train, valid, test = (float(metric(outputs[part], task.y[part])) for part in split.parts().values())
     seconds, name = time.perf_counter() - started, metric.name
     return RunRecord(seed, split.name, name, 0, train, valid, test, math.nan, [], seconds, {}, outputs.float())
 
@@ -310,20 +309,20 @@ class _Work:
     def section(self, data: Data, wanted: Sequence[Cell]) -> None:
         """Every cell of one section; its data are loaded once per set of options."""
         count = self.request.seeds or data.seeds
-        tasks: dict[str, tuple[Task, str]] = {}
+        loaded: dict[str, tuple[Task, Line]] = {}
         for place, cell in enumerate(wanted):
             name = str(cell.options)
-            if name not in tasks:
-                loaded = None if self.over() else self._load(data, cell.options)
-                if loaded is None:
+            if name not in loaded:
+                found = None if self.over() else self._load(data, cell.options)
+                if found is None:
                     self.outcome.left += count * (len(wanted) - place)
                     return
-                tasks[name] = loaded
-            task, fingerprint = tasks[name]
-            shared = {"experiment": self.experiment.name, "quick": self.request.quick, "fingerprint": fingerprint}
-            self._cell(Job(cell, task, self.request.precision), count, {**shared, **surroundings(self.device)})
+                loaded[name] = found
+            task, shared = loaded[name]
+            self._cell(Job(cell, task, self.request.precision), count, shared)
 
-    def _load(self, data: Data, options: Mapping[str, Any]) -> tuple[Task, str] | None:
+    def _load(self, data: Data, options: Mapping[str, Any]) -> tuple[Task, Line] | None:
+        """The task and what all its lines share; None if it cannot be loaded."""
         cpu = torch.device("cpu")
         free = free_bytes(cpu) / 1e9
         try:
@@ -345,7 +344,8 @@ class _Work:
                 f"{', '.join(sorted(others))}, now {fingerprint}); they still count. To repeat them, remove their "
                 f"lines from {self.ledger.path}"
             )
-        return task, fingerprint
+        shared = {"experiment": self.experiment.name, "quick": self.request.quick, "fingerprint": fingerprint}
+        return task, shared | surroundings(self.device)
 
     def _cell(self, job: Job, count: int, shared: Line) -> None:
         cell, request = job.cell, self.request
@@ -421,9 +421,7 @@ def reason_of(error: Exception, device: torch.device) -> tuple[str, bool]:
     said = str(error).partition(";")[0]
     if isinstance(error, WouldNotFitError):
         return f"not enough memory: {said}", False
-    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    ):
+    if out_of_memory(error):
         return f"out of memory on {device}", False
     if isinstance(error, NonFiniteLossError):
         return f"diverged: {said}", False

@@ -229,7 +229,10 @@ class DIFFormer(nn.Module):
         if context is not None and (edge_index is not None or batch is not None):
             raise UserError("context says who sends, so edge_index, edge_weight and batch must be left out")
         given = structure if context is None else context
-        for z in self._states(x, given if isinstance(given, Sequence) else [given] * len(self.layers)):
+        contexts = given if isinstance(given, Sequence) else [given] * len(self.layers)
+        if len(contexts) != len(self.layers):
+            raise UserError(f"context must be one for all, or one per layer: {len(self.layers)}, got {len(contexts)}")
+        for z in self._states(x, contexts):
             final = z
         return final if len(shape) == 2 else final.unflatten(0, shape[:2])
 

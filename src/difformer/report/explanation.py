@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ QUADRATURE, COARSE, MANY = 24, 4, 20_000  # points of an interval, and fewer whe
 INTERVALS = 32  # at most
 TOLERANCE = 0.005  # of a probability, or of the deviation of targets: the largest gap that is not mentioned
 LEAST = 0.01  # effects below this share of all are summed up
-NAMED = 5  # columns and neighbours of a sentence
+NAMED = 8  # columns of a sentence, and neighbours, at most
 WRONG, NARROW = 2, 1  # instances that a report explains by itself
 # A number, a name, or both a snapshot and a node of it.
 Place = int | str | tuple[int, int]
@@ -59,6 +60,7 @@ class Attribution:
         neighbours: Effect of each instance that an observed edge leads from, by name; self-loops are not neighbours.
         others: Effect of all other instances together.
         gap: What quadrature leaves of value - base.
+        explained: The target that value and base are of, where the run has several.
     """
 
     value: float
@@ -67,6 +69,7 @@ class Attribution:
     neighbours: dict[str, float]
     others: float
     gap: float
+    explained: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,27 +104,31 @@ def explain_node(
     run: RunFolder | str | Path,
     node: Place,
     *,
-    seed: int | None = None,
-    task: Task | None = None,
-    device: str | torch.device = "auto",
+    target: int | str | None = None,
+    names: Sequence[str] = (),
+    **given: Any,
 ) -> Explanation:
     """Explains one prediction of a run.
 
     Args:
         run: The run folder.
-        node: An instance by number or name. Of a series ``"SNAPSHOT:NODE"`` or a pair of numbers, or a node of the last
-            test snapshot.
-        seed: Which of the run's seeds; the best on validation by default.
-        task: The run's task, where it was made from a task object.
-        device: Where to.
+        node: An instance by number or name; of new rows one of those. Of a series ``"SNAPSHOT:NODE"`` or a pair of
+            numbers, or a node of the last test snapshot.
+        target: By name or number where a run has several; by default the first number, or the surest yes or no.
+        names: Ids of new rows.
+        given: Seed, task, device, and new rows with their edges, as in `difformer.training.trained_run.load_run`.
 
     Raises:
-        UserError: If there is no such instance.
+        UserError: If there is no such instance or target.
     """
-    return explain_nodes(load_run(run, seed=seed, task=task, device=device), [node])[0]
+    loaded = load_run(run, **given)
+    if names and loaded.new is not None:
+        every = (*loaded.task.instance_names[: loaded.new], *names)
+        loaded = replace(loaded, task=replace(loaded.task, instance_names=every))
+    return explain_nodes(loaded, [node], target)[0]
 
 
-def explain_nodes(loaded: Loaded, nodes: Sequence[Place]) -> list[Explanation]:
+def explain_nodes(loaded: Loaded, nodes: Sequence[Place], target: int | str | None = None) -> list[Explanation]:
     """Several predictions of a run that is loaded."""
     task, found = loaded.task, []
     scenes: dict[int | None, Scene] = {}
@@ -136,10 +143,10 @@ def explain_nodes(loaded: Loaded, nodes: Sequence[Place]) -> list[Explanation]:
         if number is not None:
             where = f"graph {number}" if place is None else f"node {place} of snapshot {number}{chosen}"
             title = where if where == name or where.startswith(f"{name} of ") else f"{name} ({where})"
-        prediction, target = _texts(task, outputs, task.y[tuple(at for at in (number, place) if at is not None)])
-        parts = attribute(loaded, scene, place, outputs)
-        text = sentence(task, prediction, parts)
-        found.append(Explanation(name, place, number, prediction, target, title, parts, text, remainder(task, parts)))
+        said = _texts(task, outputs, task.y[tuple(at for at in (number, place) if at is not None)])
+        parts = attribute(loaded, scene, place, _column(task, outputs, target))
+        rest = sentence(task, said[0], parts), remainder(task, parts)
+        found.append(Explanation(name, place, number, *said, title, parts, *rest))
     return found
 
 
@@ -149,7 +156,11 @@ def locate(loaded: Loaded, node: Place) -> tuple[int | None, int | None, str]:
     if task.kind != "series":
         if isinstance(node, tuple):
             raise UserError(f"node: {node} names a snapshot and a node; {task.name!r} has no snapshots")
-        found = find(node, task.num_instances, task.instance_names, "graph" if task.kind == "graphs" else "instance")
+        start, what = (
+            loaded.new or 0,
+            "graph" if task.kind == "graphs" else "instance" if loaded.new is None else "new row",
+        )
+        found = start + find(node, task.num_instances - start, task.instance_names[start:], what)
         return (found, None, "") if task.kind == "graphs" else (None, found, "")
     names = task.instance_names if len(task.instance_names) == task.num_nodes else ()
     first: int | str | None = None
@@ -165,25 +176,28 @@ def locate(loaded: Loaded, node: Place) -> tuple[int | None, int | None, str]:
     return number, second, f", the last of the {part} part" if rows.numel() else ", the last"
 
 
-def find(word: int | str, count: int, names: Sequence[str], what: str) -> int:
+def find(word: int | str, count: int, names: Sequence[str], what: str, argument: str = "node") -> int:
     """By name or number; a whole number from Python is a number, a text is a name first."""
     if isinstance(word, str) and word in names:
         places = [place for place, name in enumerate(names) if name == word]
         if len(places) > 1:
             shown = ", ".join(map(str, places[:5])) + (" …" if len(places) > 5 else "")
-            raise UserError(f"node: {len(places)} have the name {word!r}; give the number of one of them: {shown}")
+            raise UserError(
+                f"{argument}: {len(places)} have the name {word!r}; give the number of one of them: {shown}"
+            )
         return places[0]
     if str(word).isdecimal() and int(word) < count:
         return int(word)
     known = f"names such as {names[0]!r}, or " if names else ""
     hint = did_you_mean(str(word), names) if isinstance(word, str) and not word.isdecimal() else ""
     raise UserError(
-        f"node: there is no {what} {word!r}; {hint}{'E' if hint else 'e'}xpected {known}a number from 0 to {count - 1}"
+        f"{argument}: there is no {what} {word!r}; {hint}{'E' if hint else 'e'}xpected {known}a number from 0 to "
+        f"{count - 1}"
     )
 
 
 def _texts(task: Task, outputs: Tensor, y: Tensor) -> tuple[str, str]:
-    """Prediction and target as texts."""
+    """Prediction and target as texts, the latter empty where unknown."""
     names = column_names(task)
     if task.problem == "multiclass":
         return names[int(outputs.argmax())], names[int(y)] if int(y) >= 0 else ""
@@ -191,19 +205,37 @@ def _texts(task: Task, outputs: Tensor, y: Tensor) -> tuple[str, str]:
     if task.problem == "multilabel":
         answers = (both[0] > 0, both[1] > 0.5)
         said = [[name for name, yes in zip(names, one.tolist(), strict=True) if yes] for one in answers]
-        return ", ".join(said[0]) or "none", ", ".join(said[1]) or "none"
-    first, second = (", ".join("" if v != v else f"{v:.4g}" for v in one.tolist()) for one in both)
+        return ", ".join(said[0]) or "none", "" if y.isnan().all() else ", ".join(said[1]) or "none"
+    names = [""] if len(names) == 1 else [f"{_target_name(task, c)} " for c in range(len(names))]
+    first, second = (
+        ", ".join(f"{name}{v:.4g}" for name, v in zip(names, one.tolist(), strict=True) if v == v) for one in both
+    )
     return first, second
 
 
-def attribute(loaded: Loaded, scene: Scene, place: int | None, outputs: Tensor) -> Attribution | None:
-    """Integrated gradients of what is predicted for an instance, or for a whole graph where `place` is None."""
+def _target_name(task: Task, column: int) -> str:
+    return task.class_names[column] if task.class_names else f"target {column}"
+
+
+def _column(task: Task, outputs: Tensor, target: int | str | None) -> int:
+    """Of the outputs, the one to explain."""
+    if task.problem == "multiclass":
+        if target is not None:
+            raise UserError("target: the run predicts one label, whose probability is explained; leave it out")
+        return int(outputs.argmax())
+    if target is not None:
+        return find(
+            target, task.num_outputs, [_target_name(task, c) for c in range(task.num_outputs)], "target", "target"
+        )
+    return 0 if task.problem == "regression" else int(outputs.abs().argmax())
+
+
+def attribute(loaded: Loaded, scene: Scene, place: int | None, column: int) -> Attribution | None:
+    """Integrated gradients of an output of an instance, or of a whole graph where `place` is None."""
     task = loaded.task
     if scene.size * scene.inputs.x.shape[1] > DENSE_ENTRIES:
         return None
     x = scene.inputs.x.to_dense().detach()
-    column = int(outputs.argmax() if task.problem == "multiclass" else outputs.abs().argmax())
-    column = 0 if task.problem == "regression" else column
 
     def value(features: Tensor) -> Tensor:
         out = replace(scene.inputs, x=features).outputs(loaded.model)[place or 0]
@@ -253,7 +285,8 @@ def attribute(loaded: Loaded, scene: Scene, place: int | None, outputs: Tensor) 
             name = name_of(task, j)
             neighbours[name if name not in neighbours else f"{name} (number {j})"] = float(each[j])
     others = 0.0 if place is None else float(each.sum() - each[place]) - sum(neighbours.values())
-    return Attribution(at(1.0), at(0.0), columns, neighbours, others, sum(gap for gap, *_ in found))
+    explained = _target_name(task, column) if task.problem != "multiclass" and task.num_outputs > 1 else ""
+    return Attribution(at(1.0), at(0.0), columns, neighbours, others, sum(gap for gap, *_ in found), explained)
 
 
 def tolerance(task: Task) -> float:
@@ -294,6 +327,7 @@ def sentence(task: Task, prediction: str, found: Attribution | None) -> str:
     if abs(found.others) >= least and found.others:
         parts.append(f"all other instances ({found.others:+{form}})")
     value = "" if task.problem == "regression" else f"{found.value:{form}}; "
+    prediction += f"; {found.explained}" if found.explained else ""
     return f"Predicted {prediction} ({value}{found.base:{form}} with average features): {'; '.join(parts)}."
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from difformer.data import Split, Task, induced_subgraph
+from difformer.data.own.preprocessing import SINGLE, written
 from difformer.data.sparse import take_rows
 from difformer.files import RunFolderError
 from difformer.graph import Graph
@@ -228,11 +229,16 @@ def original_cells(task: Task, rows: Tensor, columns: Sequence[Sequence[str]]) -
     if task.preprocessing is not None:
         held = task.preprocessing.original(x)
         return [[cells[name] for name in names] for cells, names in zip(held, columns, strict=True)]
+    x = x.double()
+    within = SINGLE * x.abs()
     if scaling is not None:
-        x = x.double() * scaling.scale + (0.0 if scaling.shift is None else scaling.shift)
-        x = torch.where(x.abs() < 1e-6 * scaling.scale, 0.0, x)  # what rounding leaves of a zero
+        x = x * scaling.scale + (0.0 if scaling.shift is None else scaling.shift)
+        within = within * scaling.scale
     place = {name: c for name, (c,) in source_columns(task).items()}
-    return [[rounded(float(row[place[n]]), 4) for n in names] for row, names in zip(x, columns, strict=True)]
+    return [
+        [rounded(float(written(float(row[place[n]]), float(off[place[n]]))), 15) for n in names]
+        for row, off, names in zip(x, within, columns, strict=True)
+    ]
 
 
 def name_of(task: Task, place: int) -> str:

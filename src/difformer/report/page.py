@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from difformer.data import Task
+from difformer.data.own.targets import DETERMINES
 from difformer.files import csv_text, finite, printable, write_bytes
 from difformer.nn import DIFFormer
 from difformer.report import ATTENTION_OFF, plots
@@ -44,6 +45,7 @@ from difformer.report.quality import (
     calibration,
     column_importance,
     errors,
+    is_number,
     quality,
 )
 from difformer.training.devices import saved_bytes
@@ -180,7 +182,8 @@ def _warnings(
     summary, part, count = material.folder.summary(), material.part, material.rows.numel()
     sign = 1 if summary.higher_is_better else -1
     mean, train, (constant, linear) = summary.mean(part), summary.mean("train"), base
-    said = [f"{note[0].upper()}{note[1:]}." for note in summary.notes]
+    copies = [note for note in material.task.notes if DETERMINES in note]
+    said = [f"{note[0].upper()}{note[1:]}." for note in (*copies, *summary.notes)]
     error = math.sqrt(max(mean * (1 - mean), 0) / max(count, 1)) if summary.metric == "accuracy" else 0
     ahead = sign * (mean - constant.mean)
     if ahead <= 2 * error:
@@ -274,9 +277,9 @@ def _embedded(document: Any) -> str:
 
 
 def _csv_link(found: ErrorList) -> str:
-    """The table as a link to save; a spreadsheet must not take a text for a formula."""
+    """The table as a link to save; a spreadsheet must not take a text for a formula, and takes numbers as they are."""
     text = csv_text(
-        [f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@\t\r") else v for v in row]
+        [f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@\t\r") and not is_number(v) else v for v in row]
         for row in (found.headings, *found.rows)
     )
     return "data:text/csv;base64," + base64.b64encode(text.encode()).decode()

@@ -356,11 +356,12 @@ def errors(material: Material, important: Sequence[str]) -> ErrorList:
     if task.problem == "regression":
         said = f"The {len(table)} largest of {total:,} {material.part} errors of seed {material.seed}."
     headings = [*(["snapshot"] if series else []), WHAT[task.kind], *heads, *columns]
-    right = [c for c in range(len(headings)) if table and all(_is_number(row[c]) for row in table)]
+    right = [c for c in range(len(headings)) if table and all(is_number(row[c]) for row in table)]
     return ErrorList(headings, table, right, instances, said)
 
 
-def _is_number(cell: Any) -> bool:
+def is_number(cell: Any) -> bool:
+    """Whether a cell holds a finite number, or nothing."""
     try:
         return cell in (None, "") or math.isfinite(float(cell))
     except ValueError:

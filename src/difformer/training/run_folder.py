@@ -288,16 +288,19 @@ class RunFolder:
                 f"{self.path} was trained on a task that was handed over as an object; pass that task again: task=…"
             )
         task = given if given is not None else self.source.load()  # type: ignore[union-attr]
+        self._check_data(task)
+        stored = within(self.path, self.path / PREPROCESSING)
+        if task.preprocessing is None or not stored.is_file():
+            return task
+        return replace(task, preprocessing=Preprocessing.read(stored, task.feature_names))
+
+    def _check_data(self, task: Task) -> None:
         expected, found = self.about["data"]["fingerprint"], task.fingerprint()
         if found != expected:
             raise RunFolderError(
                 f"the data of {self.path} have changed: the run was made on {self.about['data']['task']!r} with "
                 f"fingerprint {expected[:12]}…, what is there now has {found[:12]}…; restore the data, or fit anew"
             )
-        stored = within(self.path, self.path / PREPROCESSING)
-        if task.preprocessing is None or not stored.is_file():
-            return task
-        return replace(task, preprocessing=Preprocessing.read(stored, task.feature_names))
 
     def split_of(self, task: Task, seed: int) -> Split:
         """Seed s uses split s modulo the number of splits."""
@@ -305,7 +308,7 @@ class RunFolder:
 
     def check_same(self, task: Task, config: TrainConfig, seeds: tuple[int, ...]) -> None:
         """Refuses to resume a folder that holds another run."""
-        self.task(task)
+        self._check_data(task)
         differs = [
             f"{name} is {self.about[table].get(name)!r} there and {value!r} here"
             for table, asked in _settings(config).items()

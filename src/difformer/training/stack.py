@@ -96,9 +96,10 @@ def train_stacked(
     def train(part: list[int]) -> tuple[Status, list[RunRecord | NonFiniteLossError]]:
         """One chunk, whose tensors are freed before the next."""
         trainer = StackTrainer(task, [runs[i] for i in part], hyper, place)
-        if state is not None:
+        whole = part == order
+        if state is not None and whole:  # one that did not fit into memory starts again in halves
             trainer.restore(state)
-        status = trainer.run(listeners, stop, save if part == order else None)
+        status = trainer.run(listeners, stop, save if whole else None)
         return status, trainer.records(status)
 
     with isolated_rng(place):

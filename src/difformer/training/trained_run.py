@@ -253,6 +253,7 @@ def new_task(
         pairs = torch.as_tensor(np.asarray(edges), dtype=torch.long)
         parts.insert(len(parts[:1]) if together else 0, (pairs, new))
     weighted = any(part is not None for _, part in parts)
+    names = (task.instance_names or tuple(f"instance {i}" for i in range(start)))[:start]
     joined = replace(
         task,
         x=_below(task.x, x) if together else x,
@@ -260,7 +261,7 @@ def new_task(
         edge_index=torch.cat([pairs for pairs, _ in parts], 1) if parts else None,
         edge_weight=torch.cat([torch.ones(i.shape[1]) if w is None else w for i, w in parts]) if weighted else None,
         splits=task.splits if together else nothing,
-        instance_names=(),
+        instance_names=(*names, *(f"new row {i}" for i in range(x.shape[0]))),
     )
     return joined, start
 

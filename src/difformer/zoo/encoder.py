@@ -159,7 +159,7 @@ class Encoder(nn.Module):
 
     Args:
         in_channels: Features per instance.
-        hidden_channels: Length of a state, all heads together.
+        hidden_channels: Length of a state.
         out_channels: Outputs per instance.
     """
 

@@ -72,6 +72,9 @@ class H2GCN(Encoder):
     Ā_1 the graph of neighbours and Ā_2 that of nodes at exactly two hops (`rings`), both without self-loops and
     normalised by 1/√(d_i d_j) with their own degrees. A round doubles the channels: K rounds give (2^{K+1} - 1) times
     `hidden_channels`, so K is small.
+
+    Args:
+        hidden_channels: Length of R⁰.
     """
 
     num_layers: int = option(2, "K, rounds.", least=0)
@@ -113,6 +116,9 @@ class FSGNN(Encoder):
 
     with S = D^{-1/2} A D^{-1/2} without and S̃ with self-loops, α = softmax(a), and unit the division of every row by
     its length. Propagation and map commute, so it is the mapped features that are propagated.
+
+    Args:
+        hidden_channels: Length of each mapped matrix; a state has 2K + 1 of them.
     """
 
     num_layers: int = option(3, "K, hops.", least=0)
@@ -260,6 +266,9 @@ class CPGNN(Penalised):
 
     with A the observed edges without self-loops and H̄ = H - 1/C. For the first `pretraining` passes the perceptron
     trains by itself; then H is estimated from the labels of `observe` and beliefs, and trained with the perceptron.
+
+    Args:
+        hidden_channels: Length of the perceptron's states.
     """
 
     num_layers: int = option(2, "K, propagations.", least=0)

@@ -35,6 +35,9 @@ class NodeFormer(Penalised):
 
     While it trains, Gumbel noise and random features are drawn as dropout masks are: by seed, epoch and place. In
     evaluation there is no noise, and the features are those that are saved with the model.
+
+    Args:
+        hidden_channels: Length of a state, and of each head.
     """
 
     num_layers: int = option(2, "Attention layers.")

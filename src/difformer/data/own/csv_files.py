@@ -32,6 +32,7 @@ from difformer.data.own.table import (
     Table,
     canonical_id,
     is_gap,
+    loose_id,
     names_ids,
     number,
     open_parquet,
@@ -366,12 +367,16 @@ def looks_like_header(
     program wrote without a name); if no cell is a number and one is a usual name such as ``id``, ``label``, ``source``;
     and, with `counting`, if it reads 0, 1, 2, … over at least three columns, as data frames without names are written.
     With `ids`, those of the nodes that the first `num_ids` columns name, it does not if it names nodes, and does if the
-    next row does and it does not.
+    next row does and it does not, if need be but for case and blanks.
     """
     if ids:
         if any(canonical_id(cell) in ids for cell in first[:num_ids]):
             return False
         if second is not None and all(canonical_id(cell) in ids for cell in second[:num_ids]):
+            return True
+        loose = {loose_id(name) for name in ids}
+        named = [{loose_id(cell) in loose for cell in row[:num_ids]} for row in (first, second or ())]
+        if named == [{False}, {True}]:
             return True
     is_number = [number(cell) is not None for cell in first]
     if first[0] == "" and len(first) > 1 and all(first[1:]):

@@ -259,6 +259,7 @@ def select_features(
     else:
         textual = {i for i in features if raw and (table.textual[i] or i in (*forced["categories"], *forced["dates"]))}
     numeric = [i for i in features if i not in textual]
+    table.trained = bool(wanted)
     table.read(set(range(len(table.names))) - set(numeric), numeric if raw else ())
     if roles.guessed:
         cells, name = table.texts(0), table.names[0]

@@ -79,9 +79,8 @@ def edges_from(edges: Any, weights: Any = None, *, num_nodes: int, ids: Ids | No
         index = np.stack([_positions(end, num_nodes, ids) for end in ends])
         weight = None if weights is None else _weights(weights, index.shape[1])
     except DataError as error:
-        raise DataError(
-            error.problem if error.row is None else f"edge_index, edge {error.row}: {error.problem}"
-        ) from error
+        place = "" if error.row is None else f"edge_index, edge {error.row}: "
+        raise DataError(f"{place}{error.problem}", argument=error.argument) from error
     return torch.from_numpy(index), weight, () if note is None else (note,)
 
 
@@ -142,7 +141,7 @@ def read_edges(
     table = open_table(path, format, ids=ids)
     roles = _roles(table, columns)
     unused = [i for i in range(len(table.names)) if i not in roles]
-    table.read([*unused, *(roles[:2] if ids is not None else ())])
+    table.read([*unused, *(i for i in roles[:2] if ids is not None or table.textual[i])])
     ends = []
     for i in roles[:2]:
         with table.locate(i):
@@ -194,10 +193,12 @@ def _positions(values: Any, num_nodes: int, ids: Ids | None) -> NDArray[np.int64
         names = values if isinstance(values, list) else values.tolist()
         found = [ids.get(name if name in ids else canonical_id(name), -1) for name in names]
         if -1 in found:
-            row = found.index(-1)
-            some, close = ", ".join(map(repr, list(ids)[:3])), near_misses(names, ids)
-            problem = f"no node is called {str(names[row])!r}; the {num_nodes} there are begin with {some}{close}"
-            raise DataError(problem, row=row)
+            row, some = found.index(-1), ", ".join(map(repr, list(ids)[:3]))
+            close, nearly = near_misses(names, ids)
+            if nearly is not None:
+                raise DataError(close, row=nearly)
+            problem = f"no node is called {str(names[row])!r}; the {num_nodes} there are begin with {some}"
+            raise DataError(f"{problem}; {close}" if close else problem, row=row)
         return np.array(found, dtype=np.int64)
     array = np.asarray(values)
     if array.dtype.kind not in "iuf":
@@ -205,7 +206,7 @@ def _positions(values: Any, num_nodes: int, ids: Ids | None) -> NDArray[np.int64
         if None in cells:
             row = cells.index(None)
             problem = f"{str(values[row])!r} is not the number of a row, and the nodes have no ids"
-            raise DataError(problem, row=row)
+            raise DataError(problem, row=row, argument="ids")
         array = np.array(cells, dtype=np.float64)
     outside = ~((array >= 0) & (array < num_nodes))
     wrong = outside | (array != np.floor(array))

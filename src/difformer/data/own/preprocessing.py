@@ -4,7 +4,7 @@
     boolean    0 or 1, also for yes and no; gaps as above
     category   one column per value, rare values together in one, a gap as a value of its own
     date       days, standardised as a number; one column per month and per weekday; gaps as above
-    left out   empty, constant, or a different text in nearly every row
+    left out   empty, constant, a different text in nearly every row, or rare values alone
 
 scikit-learn's `SimpleImputer` and `StandardScaler` find medians and scales on all rows, labelled or not, and values are
 counted; no label is used. What was found is kept as plain numbers and texts (`Preprocessing.to_dict`), and
@@ -14,7 +14,9 @@ applied to new rows by `Preprocessing.transform`.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -35,12 +37,14 @@ RARE = 0.01  # share of the rows below which a category is grouped with others
 MOST_CATEGORIES = 50
 MANY_TEXTS = 20  # different texts, more than half of all, from which a column holds names, not categories
 LARGE = 1e15  # numbers beyond this are codes or mistakes: they have no room for a fraction
+SINGLE = 2.0**-23  # how far a feature in single precision may be off, relative to its size
 GAP, OTHER = "(missing)", "(other)"
 VERSION = 1
 
 _TRUTH = {"true": 1.0, "yes": 1.0, "t": 1.0, "y": 1.0, "false": 0.0, "no": 0.0, "f": 0.0, "n": 0.0}
 _ISO = "iso"
 _DATE_FORMATS = (_ISO, "%d.%m.%Y", "%Y/%m/%d", "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y %H:%M", "%d %b %Y", "%b %d, %Y")
+_AMOUNT = re.compile(r"(?=.*[$€£¥%]|.*\d,\d{3}\b)[-+$€£¥ ]*\d[\d,]*(\.\d+)? *[$€£¥%]?\Z")  # $1,234.50, 12%
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 
@@ -86,9 +90,9 @@ class Encoding:
         words += [f"gaps filled with {self._shown(self.fill)} and marked"] if self.gaps else []
         return ", ".join(words)
 
-    def _shown(self, value: float) -> str:
+    def _shown(self, value: float, within: float = 0.0) -> str:
         if self.kind != "date":
-            return f"{value:.6g}"
+            return written(value, within)
         minutes = round(float(value) * 1440)  # single precision tells minutes apart, not seconds
         return (datetime(1, 1, 1) + timedelta(minutes=minutes - 1440)).isoformat(" ")[:16].removesuffix(" 00:00")
 
@@ -134,8 +138,10 @@ class Encoding:
                 if value is None and self.kind == "boolean":
                     value = _TRUTH.get(text.lower())
                 if value is None and not is_gap(text):
-                    expected = {"date": "a date", "boolean": "yes or no"}.get(self.kind, "a number")
-                    raise DataError(f"expected {expected} as in training, got {text!r}", row=row, column=self.name)
+                    day = datetime(2024, 3, 31).strftime(self.format.replace(_ISO, "%Y-%m-%d"))
+                    expected = {"date": f"a date such as {day}", "boolean": "yes or no"}.get(self.kind, "a number")
+                    problem = f"expected {expected} as in training, got {text!r}; correct the cell, or leave it empty"
+                    raise DataError(problem, row=row, column=self.name)
                 found[row] = np.nan if value is None else value
         if np.isinf(found).any():
             row = int(np.isinf(found).argmax())
@@ -150,8 +156,27 @@ class Encoding:
             return [values[i] if encoded[row, i] > 0.5 else "" for row, i in enumerate(best)]
         raw = encoded[:, 0] * self.scale + self.shift
         missing = encoded[:, -1] > 0.5 if self.gaps else np.zeros(len(raw), bool)
-        shown = [("yes" if v > 0.5 else "no") if self.kind == "boolean" else self._shown(float(v)) for v in raw]
+        if self.kind == "boolean":
+            shown = ["yes" if value > 0.5 else "no" for value in raw]
+        else:
+            shown = list(map(self._shown, raw.tolist(), (SINGLE * self.scale * np.abs(encoded[:, 0])).tolist()))
         return ["" if gap else cell for cell, gap in zip(shown, missing, strict=True)]
+
+
+def written(value: float, within: float = 0.0) -> str:
+    """A number as a person writes it: the shortest that differs by `within` at most, up to six significant digits.
+
+    Whole numbers keep all of theirs.
+    """
+    if abs(value) <= within:
+        return "0"
+    size = math.floor(math.log10(abs(value))) if value else 0
+    if not -5 < size < 15:
+        return f"{value:.6g}"
+    most = max(0, 5 - size)
+    places = next((p for p in range(-size, most) if abs(round(value, p) - value) <= within), most)
+    text = f"{round(value, places):.{max(places, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 @dataclass(frozen=True)
@@ -373,6 +398,11 @@ def _recognise(name: str, values: Values, forced: Kind | None, notes: list[str])
         if forced == "date":
             odd = next((cell for cell in counts if _days(cell, _ISO) is None), known[0])
             raise DataError(f"expected dates such as 2024-03-31, got {odd!r}", column=name)
+    if forced is None and 2 * sum(bool(_AMOUNT.match(value)) for value in counts) > len(counts):
+        notes.append(
+            f"column {name!r} looks like numbers with a currency, percent or thousands sign, for example {known[0]!r}, "
+            f"which are read as texts; write them without signs, as in 1234.5, to have numbers"
+        )
     if forced is None and len(counts) > max(MANY_TEXTS, len(known) / 2):
         reason = f"{len(counts):,} different texts in {len(known):,} rows: names or free text"
         return Encoding(name, "left out", reason, gaps)
@@ -382,6 +412,9 @@ def _recognise(name: str, values: Values, forced: Kind | None, notes: list[str])
     rare = {value for value in ordered if counts[value] < int(RARE * len(cells))}
     if len(ordered) - len(rare) + bool(rare) > MOST_CATEGORIES:
         rare.update(sorted(ordered, key=counts.__getitem__)[: 1 - MOST_CATEGORIES])
+    if len(rare) == len(ordered):
+        reason = f"{len(rare):,} different values, each in less than {RARE:.0%} of the rows: too rare to learn from"
+        return Encoding(name, "left out", reason, gaps)
     kept, others = (tuple(value for value in ordered if (value in rare) == apart) for apart in (False, True))
     return Encoding(name, "category", gaps=gaps, categories=kept, rare=others)
 

@@ -42,7 +42,6 @@ GAP_WORDS = frozenset(("na", "n/a", "<na>", "nan", "null", "none", "?"))
 
 _WHOLE = re.compile(r"[+-]?\d+\.0+\Z")
 _TRUTH = {"true": 1.0, "false": 0.0}
-_MISSING = "a number is missing here; fill it in, or leave the row or the column out"
 
 
 @dataclass
@@ -59,6 +58,7 @@ class Table:
     cells: dict[int, Values] = field(default_factory=dict)  # columns by position, once they have been read
     lines: Sequence[int] | None = None  # of the rows in a text file
     rows: int = 0
+    trained: bool = False  # whether these are new rows for a model that was trained on numbers in the same columns
 
     def read(self, text: Collection[int], gaps: Collection[int] = ()) -> Table:
         """Read all rows: columns in `text` as texts, those in `gaps` as numbers that may be missing, others as numbers.
@@ -125,9 +125,16 @@ class Table:
         if gap and is_gap(cell):
             return float("nan")
         if not cell:
-            raise self.error(_MISSING, row, column)
+            raise self.error(f"a number is missing here; fill it in, or {self._without}", row, column)
         hint, argument = self._advice(cell, row, column, gap)
+        if self.trained:
+            empty = ", or leave the cell empty" if gap else ""
+            hint, argument = f"; this column held numbers in training: write one, as in 1234.5{empty}", None
         raise self.error(f"expected a number, got {cell!r}{hint}", row, column, argument)
+
+    @property
+    def _without(self) -> str:
+        return "leave the row out" if self.trained else "leave the row or the column out"
 
     def _advice(self, cell: str, row: int, column: int, gap: bool) -> tuple[str, str | None]:
         """What to do about a cell that is not a number, and the argument that does it."""
@@ -141,8 +148,13 @@ class Table:
                 good |= np.isnan(values) & (column in gaps)
                 if not good.all():
                     row = int(np.argmin(good))
-                    large = f"{values[row]} is too large a number; correct it, or leave the row or the column out"
-                    raise self.error(_MISSING if np.isnan(values[row]) else large, row, column)
+                    gap = np.isnan(values[row])
+                    what = (
+                        "a number is missing here; fill it in"
+                        if gap
+                        else f"{values[row]} is too large a number; correct it"
+                    )
+                    raise self.error(f"{what}, or {self._without}", row, column)
 
 
 class MemoryTable(Table):
@@ -261,19 +273,28 @@ def index_of_ids(ids: Sequence[str], table: Table | None = None, column: int | N
     return index
 
 
-def near_misses(given: Sequence[str], ids: Collection[str]) -> str:
-    """A sentence on given ids that differ from known ones in case or spaces only; empty if there are none."""
-    unknown = [name for name in map(canonical_id, given) if name not in ids]
-    plain = {"".join(name.split()).casefold(): name for name in ids}
-    alike = [(name, plain[key]) for name in unknown if (key := "".join(name.split()).casefold()) in plain]
+def loose_id(name: Any) -> str:
+    """An id without blanks and case, for comparison."""
+    return "".join(canonical_id(name).split()).casefold()
+
+
+def near_misses(given: Sequence[Any], ids: Collection[str]) -> tuple[str, int | None]:
+    """A sentence on given ids that differ from known ones in case or spaces only; empty if there are none.
+
+    Where nearly all ids that do not match are of this kind, the position of the first one comes with it.
+    """
+    unknown = [i for i, name in enumerate(given) if canonical_id(name) not in ids]
+    plain = {loose_id(name): name for name in ids}
+    alike = [i for i in unknown if loose_id(given[i]) in plain]
     if not alike:
-        return ""
-    name, known = alike[0]
+        return "", None
+    name, known = canonical_id(given[alike[0]]), plain[loose_id(given[alike[0]])]
     how = "case" if name.casefold() == known.casefold() else "spaces"
-    return (
-        f"; {len(alike)} of the {len(unknown)} ids that do not match differ in {how} only, for example {name!r} here "
+    said = (
+        f"{len(alike)} of the {len(unknown)} ids that do not match differ in {how} only, for example {name!r} here "
         f"and {known!r} in the features: make them the same"
     )
+    return said, alike[0] if len(alike) >= 0.9 * len(unknown) else None
 
 
 def open_parquet(path: str | os.PathLike[str]) -> MemoryTable:

@@ -29,7 +29,17 @@ from torch import Tensor
 from difformer.data.errors import DataError, in_file, listed
 from difformer.data.own.arrays import ARRAY_ENDINGS, label_cells, needed_array
 from difformer.data.own.csv_files import TextFormat, open_table
-from difformer.data.own.table import GAP_WORDS, Column, Table, Values, canonical_id, is_missing, names_ids, near_misses
+from difformer.data.own.table import (
+    GAP_WORDS,
+    Column,
+    Table,
+    Values,
+    canonical_id,
+    is_missing,
+    loose_id,
+    names_ids,
+    near_misses,
+)
 from difformer.data.own.table import number as number_of
 from difformer.data.split import labelled
 from difformer.data.task import Problem
@@ -38,7 +48,9 @@ from difformer.errors import UserError
 METRICS = {"multiclass": "accuracy", "multilabel": "rocauc", "regression": "mse"}
 MANY_CLASSES = 20
 FEW_ROWS = 10  # labelled rows below which a perfect association may well be chance
+NEAR_ROWS = 20  # labelled rows from which a nearly perfect one is pointed out too
 MOST_VALUES = 50  # different values of a column that may be a copy of the label
+DETERMINES = "determines the label in"  # what a note on such a column says
 
 
 @dataclass(frozen=True)
@@ -269,7 +281,8 @@ def _ids_at(
     if usual:
         return usual[0]
     if ids is not None:
-        known = sum(canonical_id(cell) in ids for cell in table.texts(0))
+        loose = {loose_id(name) for name in ids}
+        known = sum(loose_id(cell) in loose for cell in table.texts(0))
         return 0 if 2 * known >= table.rows or table.rows != size else None
     # Several columns of 0 and 1, one row each: labels, not numbers of rows.
     plain = all(set(table.texts(i)) <= {"0", "1", ""} for i in range(len(table.names)))
@@ -311,7 +324,10 @@ def _rows_by_id(table: Table, at: int, size: int, ids: Mapping[str, int] | None)
         if position < 0:
             there = f"rows go from 0 to {size - 1}"
             if ids is not None:
-                there = f"no row of the features has this id{near_misses(cells, ids)}"
+                close, nearly = near_misses(cells, ids)
+                if nearly is not None:
+                    raise table.error(close, nearly, at)
+                there = f"no row of the features has this id{'; ' * bool(close)}{close}"
             if row == 0 and not table.named and len(cells) > 1 and position_of(cells[1]) >= 0:
                 there += "; pass header=true if this row names the columns"
             elif ids is None and number_of(cell) is None:
@@ -328,17 +344,23 @@ def _rows_by_id(table: Table, at: int, size: int, ids: Mapping[str, int] | None)
 
 
 def suspicions(columns: Sequence[tuple[str, Values]], targets: Targets) -> list[str]:
-    """Notes on labels that look misspelled, and on columns that determine the label in every labelled row."""
+    """Notes on labels that look misspelled, and on columns that determine the label in nearly every labelled row."""
     notes = _odd_labels(targets) if targets.problem == "multiclass" else []
     known = labelled(targets.y).numpy()
     if len(known) < FEW_ROWS or targets.y.dim() != 1:
         return notes
     y = targets.y.numpy()[known]
     for name, values in columns:
-        if (_same_numbers if targets.problem == "regression" else _determines)(values, y, known):
+        how, count = "", len(known)
+        if targets.problem == "regression":
+            count *= _same_numbers(values, y, known)
+        else:
+            how, count = _determined(values, y, known)
+        if count:
+            rows = f"all {count}" if count == len(known) else f"{count} of the {len(known)}"
             notes.append(
-                f"column {name!r} determines the label in all {len(known)} labelled rows; if it is a copy of the "
-                f"label, or is known only afterwards, pass drop={name}"
+                f"{how}column {name!r} {DETERMINES} {rows} labelled rows; if it is a copy of the label, or "
+                f"is known only afterwards, pass drop={name}"
             )
     return notes
 
@@ -350,12 +372,30 @@ def _same_numbers(values: Values, y: np.ndarray, known: np.ndarray) -> bool:
     return bool(abs(np.corrcoef(x, y)[0, 1]) > 1 - 1e-9)
 
 
-def _determines(values: Values, y: np.ndarray, known: np.ndarray) -> bool:
-    label_of: dict[object, int] = {}
-    for row, label in zip(known.tolist(), y.tolist(), strict=True):
-        if label_of.setdefault(values[row], label) != label or len(label_of) > min(MOST_VALUES, len(known) // 2):
-            return False
-    return len(set(label_of.values())) > 1
+def _determined(values: Values, y: np.ndarray, known: np.ndarray) -> tuple[str, int]:
+    """How a column tells the class, and in how many rows; 0 if it does not.
+
+    Each value stands for its most frequent class. All rows must agree, or, if there are many per value, 95 % of all and
+    80 % of those outside the largest class. Numbers of many values must form one interval per class, but for 2 %.
+    """
+    numeric = isinstance(values, np.ndarray)
+    cells = values[known].tolist() if isinstance(values, np.ndarray) else [values[row] for row in known.tolist()]
+    size, different, classes = len(known), len(set(cells)), np.unique(y, return_counts=True)[1]
+    rest = size - int(classes.max())
+    best: dict[object, tuple[int, int]] = {}
+    if different <= min(MOST_VALUES, size // 2):
+        for (value, label), count in Counter(zip(cells, y.tolist(), strict=True)).items():
+            best[value] = max(best.get(value, (0, 0)), (count, label))
+        wrong = size - sum(count for count, _ in best.values())
+        many = size >= NEAR_ROWS and different <= (2 * len(classes) if numeric else size // 5)
+        if len({label for _, label in best.values()}) > 1 and wrong <= many * min(0.05 * size, 0.2 * rest):
+            return "", size - wrong
+    if numeric and size >= NEAR_ROWS and rest >= 5 and different > size // 5:
+        changes = int((np.diff(y[np.argsort(cells, kind="stable")]) != 0).sum())
+        wrong = (changes - len(classes) + 2) // 2  # a row among others of another class makes two changes
+        if wrong <= min(0.02 * size, 0.2 * rest):
+            return "the size of the numbers in ", size - wrong
+    return "", 0
 
 
 def _odd_labels(targets: Targets) -> list[str]:

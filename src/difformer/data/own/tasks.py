@@ -11,7 +11,8 @@ Ids join the files where rows have them; otherwise rows are known by their numbe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ from difformer.data.own.csv_files import TextFormat
 from difformer.data.own.feature_tables import Features, load_features, select_features, several
 from difformer.data.own.graphs import edges_from, read_edges
 from difformer.data.own.pyg import PYG_ENDINGS, from_pyg, read_pyg
-from difformer.data.own.table import Column, MemoryTable, index_of_ids
+from difformer.data.own.table import Column, MemoryTable, index_of_ids, names_ids
 from difformer.data.own.targets import Labels, read_labels
 from difformer.data.task import Problem, Task
 from difformer.errors import did_you_mean
@@ -176,12 +177,28 @@ def from_files(
         choices["class_names"] = class_names or classes
     graph = None
     if edges is not None:
-        graph = read_edges(edges, num_nodes=size, ids=index, columns=edge_columns, format=format("edges"))
+        with _suggesting_ids(found):
+            graph = read_edges(edges, num_nodes=size, ids=index, columns=edge_columns, format=format("edges"))
     with in_file(found.path):
         if edges is None and (inside := named_array(arrays, "edges")) is not None:
             graph = edges_from(inside, named_array(arrays, "weights"), num_nodes=size, ids=index)
         stored = split_in_column(found) or stored_splits(arrays, size) if splits is None else ()
     return assemble(found, given, graph, edge_path=edges or features, stored=stored, notes=notes, **choices)
+
+
+@contextmanager
+def _suggesting_ids(found: Features) -> Iterator[None]:
+    """Where edges name rows that have no ids, the error names the columns that look like ids."""
+    try:
+        yield
+    except DataError as error:
+        texts = [(name, values) for name, values in found.raw if isinstance(values, list) and "" not in values]
+        likely = [name for name, values in texts if len(set(values)) == len(values)]
+        likely = [name for name in likely if names_ids(name)] or likely
+        if error.argument != "ids" or not likely:
+            raise
+        ways = " or ".join(f"ids={name}" for name in likely[:4])
+        raise error.reworded(f"{error.problem}; pass {ways}, where no text comes twice") from error
 
 
 def _labels_within(found: Features) -> Labels:
@@ -245,7 +262,8 @@ def from_frame(
     rows = found.ids or row_ids(frame)
     index = index_of_ids(rows, found.table, found.roles.ids) if rows else None
     given = _labels_within(found) if found.roles.labels else Labels(*label_cells(label, frame, found.x.shape[0]))
-    graph = None if edges is None else edges_from(edges, edge_weight, num_nodes=len(frame), ids=index)
+    with _suggesting_ids(found):
+        graph = None if edges is None else edges_from(edges, edge_weight, num_nodes=len(frame), ids=index)
     stored = split_in_column(found) if choices.get("splits") is None else ()
     return assemble(replace(found, ids=rows), given, graph, stored=stored, **choices)
 
