@@ -89,9 +89,9 @@ def test_a_pipeline_that_changes_features_gets_an_error_with_a_remedy(told_by_th
 
 def test_a_graph_of_all_rows_is_refused_for_some_with_a_remedy(told_by_the_graph: Any) -> None:
     x, y, index = told_by_the_graph
-    matrix = RowGraph(x, index).matrix
-    with pytest.raises(ValueError, match=r"graph=RowGraph\(X, graph\)"):
-        DIFFormerClassifier(graph=matrix, **OPTIONS).fit(x[30:90], y[30:90])
+    for graph in (RowGraph(x, index).matrix, index, index.T.tolist()):
+        with pytest.raises(ValueError, match=r"graph=RowGraph\(X, graph\)"):
+            DIFFormerClassifier(graph=graph, **OPTIONS).fit(x[30:90], y[30:90])
 
 
 def test_transductive_folds_keep_all_rows_and_hide_labels(

@@ -95,6 +95,22 @@ def test_scaling_lies_between_own_and_common_units() -> None:
     np.testing.assert_allclose(weighted.shift, again.shift)
 
 
+def test_indicators_stay_as_they_are_and_do_not_change_other_columns() -> None:
+    rng = np.random.RandomState(0)
+    numbers, indicators = rng.randn(5000, 2) * [1.0, 10.0], (rng.rand(5000, 2) < [0.01, 0.5]).astype(float)
+    indicators[4999, 1] = 1.0
+    x, mass = np.hstack([numbers, indicators, np.ones((5000, 1))]), np.ones(5000)
+    scaled = Scaling.of(x, mass)(x)
+    assert (scaled[:, 2:4] == indicators).all()
+    np.testing.assert_allclose(scaled[:, 4], 0, atol=1e-12)  # a constant column is centred, also one of ones
+    np.testing.assert_allclose(scaled[:, :2], Scaling.of(numbers, mass)(numbers))
+    x[4999, 3] = 2.0  # no indicator any more, for the sake of the last of several blocks of rows
+    np.testing.assert_allclose(Scaling.of(x, mass)(x)[:, 3].mean(), 0, atol=1e-12)
+    assert (Scaling.of(x, mass, standardize=False)(x) == x).all()
+    alone = Scaling.of(indicators, mass)(indicators)  # without numbers they are scaled like other columns
+    np.testing.assert_allclose(alone.mean(0), 0, atol=1e-12)
+
+
 def test_sparse_features_keep_their_zeros() -> None:
     x = sparse.csr_array(table())
     scaled = Scaling.of(x, np.ones(40))(x)

@@ -290,6 +290,23 @@ def test_two_edges_as_pairs_are_pairs() -> None:
     assert [ends.tolist() for ends in index.nonzero()] == [[0, 1], [2, 3]]
 
 
+def test_repeated_pairs_and_self_loops_change_nothing() -> None:
+    index = np.array([[0, 1, 4], [1, 2, 0]])
+    plain = as_matrix(index, 5)
+    loops = np.tile(np.arange(5), (2, 1))
+    for same in (
+        np.hstack([index, index]),
+        np.hstack([index, loops]),
+        plain + sparse.eye_array(5),
+        Graph(torch.from_numpy(np.hstack([index, loops])), 5),
+    ):
+        assert (as_matrix(same, 5) != plain).nnz == 0
+    repeated = sparse.coo_array(([0.5, 0.25], ([0, 0], [1, 1])), shape=(5, 5))
+    assert as_matrix(repeated, 5)[0, 1] == 0.75  # weights that were given add up
+    # Between new rows and fitted ones equal numbers are two rows, and no self-loop.
+    assert as_matrix(np.array([[1, 1], [1, 1]]), 2, 5).toarray().tolist() == [[0] * 5, [0, 1, 0, 0, 0]]
+
+
 def test_an_edge_goes_both_ways_unless_it_is_directed(wine: Any, quick: dict[str, Any]) -> None:
     x, _, partly = wine
     rng = np.random.RandomState(0)

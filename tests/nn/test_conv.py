@@ -154,7 +154,7 @@ def test_bad_options_are_explained(options, complaint):
 
 
 def test_channels_that_cannot_be_stepped_are_explained():
-    with pytest.raises(ValueError, match="in_channels 4 and out_channels 6 must be equal"):
+    with pytest.raises(ValueError, match=r"in_channels 4 and out_channels 6 must be equal .* set residual=False"):
         DIFFormerConv(4, 6)
     assert DIFFormerConv(4, 6, residual=False)(torch.randn(3, 4)).shape == (3, 6)
 
@@ -162,6 +162,8 @@ def test_channels_that_cannot_be_stepped_are_explained():
 def test_bad_shapes_are_explained():
     with pytest.raises(ValueError, match=r"z must have shape \[N, 4\], got \(3, 5\)"):
         DIFFormerConv(4, 4)(torch.randn(3, 5))
+    with pytest.raises(ValueError, match=r"got \(2, 3, 4\); a series \[T, N, F\] goes through the model DIFFormer"):
+        DIFFormerConv(4, 4)(torch.randn(2, 3, 4))
 
 
 def test_as_diffusivity_takes_its_temperature_from_the_channels():

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -247,6 +248,17 @@ def test_compile_of_torch_geometric_gives_equal_outputs_and_gradients(data):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_model_takes_graphs_of_any_size(data):
+    torch._dynamo.reset()
+    model = DIFFormer(F, 8, C, num_layers=1, diffusivity="identity")
+    compiled = torch.compile(model, dynamic=True)
+    torch.testing.assert_close(compiled(data.x, data.edge_index), model(data.x, data.edge_index))
+    x, edges = torch.randn(9, F), torch.randint(0, 9, (2, 20))
+    torch.testing.assert_close(compiled(x, edges), model(x, edges))
+
+
 # Explainers
 
 
@@ -284,6 +296,42 @@ def test_explainer_learns_masks_for_edges_and_features(data, make):
     assert found.node_mask.unique().numel() > 10
     torch.testing.assert_close(model(data.x, data.edge_index), before)  # masks are cleared
     assert not any("edge_mask" in name for name in model.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
+def test_pgexplainer_reads_the_states_of_layers(data):
+    from torch_geometric.explain import Explainer, PGExplainer
+    from torch_geometric.utils import get_embeddings
+
+    model = DIFFormer(F, 8, C)
+    first, _ = get_embeddings(model, data.x, data.edge_index)
+    z = model.encode(data.x)
+    torch.testing.assert_close(first, model.layers[0](z, data.edge_index, source=z))
+    explainer = Explainer(
+        model,
+        algorithm=PGExplainer(epochs=1),
+        explanation_type="phenomenon",
+        edge_mask_type="object",
+        model_config={"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"},
+    )
+    explainer.algorithm.train(0, model, data.x, data.edge_index, target=data.y, index=3)
+    assert explainer(data.x, data.edge_index, target=data.y, index=3).edge_mask.any()
+    assert not any(layer._forward_hooks for layer in model.layers)
+
+
+def test_attentionexplainer_is_refused_with_an_alternative(data):
+    from torch_geometric.explain import AttentionExplainer
+
+    with pytest.raises(ValueError, match=r"AttentionExplainer needs .* use GNNExplainer or PGExplainer"):
+        AttentionExplainer()(DIFFormer(F, 8, C), data.x, data.edge_index, target=data.y)
+
+
+def test_fit_names_the_function_that_makes_a_task(data):
+    from difformer.training import fit
+
+    for given in (data, data.x.numpy()):
+        with pytest.raises(ValueError, match=rf"got {type(given).__name__}; .*from_pyg\(data\).*from_arrays"):
+            fit(given, seeds=1)
 
 
 @pytest.mark.parametrize("diffusivity", ["simple", "sigmoid", None])

@@ -277,6 +277,10 @@ def test_a_model_of_the_hub_is_fetched_by_its_name(tmp_path, monkeypatch):
     assert asked == [("org/name", "model.safetensors"), ("org/name", "config.json")]
     with pytest.raises(FileNotFoundError, match=r"org/other is neither a folder nor a model of the .* Hub: 404"):
         DIFFormer.from_pretrained("org/other")
+    monkeypatch.setenv("DIFFORMER_OFFLINE", "1")
+    with pytest.raises(FileNotFoundError, match=r"org/name is not a folder, and \$DIFFORMER_OFFLINE forbids"):
+        DIFFormer.from_pretrained("org/name")
+    monkeypatch.setenv("DIFFORMER_OFFLINE", "0")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(FileNotFoundError, match=r"pip install 'difformer\[hub\]'"):
         DIFFormer.from_pretrained("org/name")

@@ -24,6 +24,7 @@ def test_a_configuration_survives_its_dictionary():
         ("label_smoothing", 1.0, r"label_smoothing must be a number in \[0, 1\)"),
         ("decoupled", 1, "decoupled must be true or false"),
         ("patience", 0, "patience must be a whole number of at least 1, or none"),
+        ("model", object(), "model must be a name or a class, got an object of class object; give the class"),
         ("graph", "knn:1", "graph must be 'given', 'none' or 'knn:K'"),
         ("graph", "complete", "graph must be 'given', 'none' or 'knn:K'"),
     ],

@@ -170,7 +170,8 @@ def report_results(summary: Summary, output: Output, about: Mapping[str, Any]) -
     for note in summary.notes:
         output.say(f"note: {note}")
     if about.get("preset"):
-        output.say(f"settings: preset {about['preset']}")
+        changed = listed(about.get("overrides", {}))
+        output.say(f"settings: preset {about['preset']}{', with ' * bool(changed)}{changed}")
     if summary.folder is not None:
         output.say(f"run folder: {summary.folder}")
 

@@ -127,7 +127,8 @@ def fit(
     task.check_finite()
     output.say("\n".join([*describe_task(task, config), *describe_request(request, source)]))
     folder = out or default_path(task.name, config.model)
-    about: dict[str, Any] = {"task": task.facts(), "config": config.to_dict(), "preset": request.origin}
+    origin = {"preset": request.origin, "overrides": request.overrides}
+    about: dict[str, Any] = {"task": task.facts(), "config": config.to_dict(), **origin}
     same: dict[str, Any] = {
         "seeds": chosen,
         "device": device,
@@ -207,6 +208,7 @@ def _fit_ranks(
     from difformer.training.run_folder import default_path
 
     config, about = request.config, {"config": request.config.to_dict(), "preset": request.origin}
+    about["overrides"] = request.overrides
     with joined(device, output) as ranks:
 
         def cut() -> tuple[Path, list[str]]:

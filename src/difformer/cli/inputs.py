@@ -6,13 +6,13 @@ import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from difformer.cli.command import with_options
 from difformer.cli.options import DATA, OWN_DATA, argument, dataset_names, metric_setting, option, read_data_options
-from difformer.cli.output import Output, listed
+from difformer.cli.output import Output
 from difformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -172,7 +172,8 @@ class Request:
     config: TrainConfig  # the complete configuration
     preset: Preset | None = None  # the preset, if one was named
     dataset: str | None = None  # name of the data set; None for own files
-    origin: str | None = None  # the preset as it was named, by name or file, and what the command line changed in it
+    origin: str | None = None  # the preset as it was named: its name, or the path of its file
+    overrides: dict[str, Any] = field(default_factory=dict)  # what the command line changes in the preset
 
 
 def read_request(
@@ -193,8 +194,7 @@ def read_request(
     words += [] if batch_size is None else [f"batch_size={batch_size}"]
     known, typed = {} if found is None else found.settings, read_settings(words, chosen)
     merged, changed = {**known, **typed}, {k: v for k, v in typed.items() if k not in known or known[k] != v}
-    origin = f"{preset}, with {listed(changed)}" if preset is not None and changed else preset
-    return Request(merged, make_config(chosen, merged), found, dataset, origin)
+    return Request(merged, make_config(chosen, merged), found, dataset, preset, changed)
 
 
 def add_preset_data(source: TaskSource, preset: Preset | None) -> TaskSource:

@@ -57,7 +57,7 @@ def knn_edges(
 
     Args:
         x: Points ``[N, F]``: a tensor (dense, on any device, or sparse CSR), a numpy array or a scipy sparse matrix.
-        k: Neighbours a node; at most N - 1, or N with `include_self`.
+        k: Neighbours per node; at most N - 1, or N with `include_self`.
         metric: ``"cosine"`` or ``"euclidean"``.
         include_self: Count every node as the first of its own k neighbours.
         symmetric: List both directions, each edge once; otherwise edges run from the neighbour to the node only.

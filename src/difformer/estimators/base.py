@@ -79,7 +79,8 @@ class DIFFormerEstimator(BaseEstimator):
         batch_size: Rows per mini-batch; None takes the whole population at once, or mini-batches of large tables.
         landmarks: How many rows represent the population when new rows are predicted, where pairs are compared; None
             keeps all of up to 10,000, and 4,096 of more.
-        standardize: Whether features are brought to a common scale, see `difformer.estimators.population`.
+        standardize: Whether dense columns are centred and brought to a common scale; beside numbers, indicators
+            (columns of 0 and 1) stay as they are. False takes all as they are. See `difformer.estimators.population`.
         backend: Operator for all pairs while training, see `difformer.attention.propagate`.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``; predictions are made on the CPU.
         random_state: Seed, generator, or None for a new one each time.

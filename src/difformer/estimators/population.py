@@ -20,8 +20,9 @@ once for each of two families of s_j: 128 bits in all, so that two different row
     x̃_ij = (x_ij - μ_j) √(½ (1/σ_j² + 1/σ²)),   σ² = mean_j σ_j²,
 
 all weighted by mass: right if units are arbitrary (1/σ_j), and never far from right if columns are comparable (1/σ), as
-pixels are. Constant columns are only centred. Sparse features keep their zeros: all entries are divided by one number,
-so that the mean square of a row becomes F, as it is for dense rows.
+pixels are. Constant columns are only centred. Beside numbers, indicators (columns that hold 0 and 1 alone) stay as they
+are and have no part in σ²: divided by its deviation, a rare category would outweigh every number. Sparse features keep
+their zeros: all entries are divided by one number, so that the mean square of a row becomes F, as it is for dense rows.
 """
 
 from __future__ import annotations
@@ -144,11 +145,16 @@ class Scaling:
             return Scaling(None, np.full(features, np.sqrt(square) if square > 0 else 1.0))
         shift = share @ x
         # One block of rows after the other: a second copy of a large table is not needed to square it.
-        square = sum(share[i : i + 4096] @ np.square(x[i : i + 4096] - shift) for i in range(0, x.shape[0], 4096))
+        blocks = [slice(i, i + 4096) for i in range(0, x.shape[0], 4096)]
+        square = sum(share[rows] @ np.square(x[rows] - shift) for rows in blocks)
         constant = np.sqrt(square) <= CONSTANT * np.maximum(np.abs(shift), TINY)
-        own = np.where(constant, 1.0, square)
-        common = square[~constant].mean() if not constant.all() else 1.0
-        return Scaling(shift, np.where(constant, 1.0, np.sqrt(2 / (1 / own + 1 / common))))
+        indicator = ~constant & np.all([((x[rows] == 0) | (x[rows] == 1)).all(0) for rows in blocks], axis=0)
+        indicator &= not (constant | indicator).all()  # alone, they are scaled like other columns
+        left = constant | indicator
+        own = np.where(left, 1.0, square)
+        common = square[~left].mean() if not left.all() else 1.0
+        shift = np.where(indicator, 0.0, shift)
+        return Scaling(shift, np.where(left, 1.0, np.sqrt(2 / (1 / own + 1 / common))))
 
     def __call__(self, x: Any) -> Any:
         """Scaled features, float64; dense stays dense, CSR stays CSR."""

@@ -3,6 +3,8 @@
 Accepted are an adjacency matrix (scipy or torch sparse, or dense), whose entry i, j weighs the edge i → j; an
 ``edge_index`` array or tensor ``[2, E]``, senders above receivers; a list of pairs; a `difformer.Graph`. An edge goes
 both ways unless the estimator is told ``directed=True``: its weight is then the larger of those of the two directions.
+A pair that is listed twice is one edge, as in `difformer.data`; repeated entries of a matrix or a `Graph` add up.
+Self-loops among the rows to fit are left out, so edges with them (``task.edge_index``) and without mean the same.
 Inside the estimators a graph is the CSR matrix of what is received: row i holds the weights with which i receives.
 
 In a neighbour graph a row receives from its k nearest fitted rows, each with weight 1/k. A fitted row is its own first
@@ -178,6 +180,8 @@ def as_matrix(graph: Any, rows: int, fitted: int | None = None) -> Any:
     if not np.isfinite(matrix.data).all() or (matrix.data < 0).any():
         got = f"{matrix.data.min()} … {matrix.data.max()}"
         raise UserError(f"graph must have finite, non-negative weights, got {got}", argument="graph")
+    if fitted is None:
+        matrix = sparse.csr_array(matrix - sparse.diags_array(matrix.diagonal()))  # without self-loops
     matrix.eliminate_zeros()
     return matrix
 
@@ -191,13 +195,16 @@ def _from_index(graph: Any, shape: tuple[int, int], fitted: int | None) -> Any:
     if sender.size and (
         min(sender.min(), receiver.min()) < 0 or sender.max() >= senders or receiver.max() >= receivers
     ):
+        folds = "" if fitted is not None else ". For folds of a table use graph=RowGraph(X, graph)"
         raise UserError(
             f"graph as an edge_index must have senders in 0 … {senders - 1} and receivers in 0 … {receivers - 1}, "
-            f"got {sender.min()} … {sender.max()} and {receiver.min()} … {receiver.max()}",
+            f"got {sender.min()} … {sender.max()} and {receiver.min()} … {receiver.max()}{folds}",
             argument="graph",
         )
     ends = (sender, receiver) if fitted is None else (receiver, sender)
-    return sparse.csr_array((np.ones(len(sender)), ends), shape=shape)
+    matrix = sparse.csr_array((np.ones(len(sender)), ends), shape=shape)
+    matrix.data[:] = 1.0  # an edge that is listed twice is one edge
+    return matrix
 
 
 class RowSearch(nn.Module):

@@ -129,7 +129,7 @@ class DIFFormerConv(nn.Module):
         if in_channels != self.out_channels and (self.residual or not transform):
             raise UserError(
                 f"in_channels {in_channels} and out_channels {self.out_channels} must be equal with residual=True or "
-                f"transform=False"
+                f"transform=False; to change the size, set residual=False and keep transform=True"
             )
         return in_channels
 
@@ -230,9 +230,9 @@ class DIFFormerConv(nn.Module):
         elif self.graph_weight is None:
             alone, both = latent, None if observed is None else latent + observed
         elif observed is None or has_edges is None:
-            return torch.lerp(latent, (own if observed is None else observed).to(latent.dtype), self.graph_weight)
+            return _between(latent, own if observed is None else observed, self.graph_weight)
         else:
-            return torch.lerp(latent, torch.where(has_edges, observed, own).to(latent.dtype), self.graph_weight)
+            return _between(latent, torch.where(has_edges, observed, own), self.graph_weight)
         if both is None:
             return alone
         return both if has_edges is None else torch.where(has_edges, both, alone)
@@ -259,7 +259,8 @@ class DIFFormerConv(nn.Module):
         if self.in_channels == -1 and z.dim() == 2:
             self.set_in_channels(z.shape[1])
         if z.dim() != 2 or z.shape[1] != self.in_channels:
-            raise UserError(f"z must have shape [N, {self.in_channels}], got {tuple(z.shape)}")
+            series = "; a series [T, N, F] goes through the model DIFFormer, not a layer" if z.dim() == 3 else ""
+            raise UserError(f"z must have shape [N, {self.in_channels}], got {tuple(z.shape)}{series}")
         # A stack of runs has weights that are tensors, which cannot be compared with 0 here.
         used = source is not None and (isinstance(self.source_weight, Tensor) or self.source_weight != 0)
         if not used:
@@ -282,7 +283,7 @@ class DIFFormerConv(nn.Module):
         observed = context.observed(own, self.graph_norm, **options)
         p = self.mixed(self.latent(z, v, context), observed, own, context.has_edges)
         if self.residual:
-            p = torch.lerp(z, p.to(z.dtype), self.step_size)
+            p = _between(z, p, self.step_size)
         return p if source is None else p + self.step_size * self.source_weight * source
 
 
@@ -300,6 +301,14 @@ def give_size(layer: nn.Module | None, in_channels: int) -> None:
     """Makes the parameters of a lazy map, in place, so that optimisers keep them."""
     if isinstance(layer, nn.LazyLinear):
         layer(torch.empty(0, in_channels, dtype=layer.weight.dtype, device=layer.weight.device))
+
+
+def _between(start: Tensor, end: Tensor, weight: float) -> Tensor:
+    """(1 - w) start + w end, in the type of `start`."""
+    end = end.to(start.dtype)
+    if torch.compiler.is_compiling():  # with dynamic=True the weight is a symbol, for which inductor has no lerp
+        return start + weight * (end - start)
+    return torch.lerp(start, end, weight)
 
 
 def over_heads(x: Tensor) -> Tensor:

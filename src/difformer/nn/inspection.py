@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -165,7 +165,9 @@ def energy_profile(states: Tensor, diffusivity: Diffusivity | None, structure: S
     return EnergyProfile(torch.stack(energies), dirichlet, torch.stack(ranks))
 
 
-_HOLDERS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # beside the layers, so that no file contains them
+_HOLDERS: weakref.WeakKeyDictionary[nn.Module, Any] = (
+    weakref.WeakKeyDictionary()
+)  # beside the layers, so that no file contains them
 
 
 @functools.cache
@@ -176,10 +178,22 @@ def _holder_class(base: type[nn.Module]) -> type[nn.Module]:
         explain: bool | None = None
         flow = "source_to_target"
 
-        def __init__(self) -> None:
+        def __init__(self, layer: nn.Module) -> None:
             nn.Module.__init__(self)  # a MessagePassing generates code when it is made
+            self._layer = weakref.ref(layer)
             self._edge_mask = self._loop_mask = None
             self._apply_sigmoid = True
+
+        def register_forward_hook(self, *args: Any, **options: Any) -> Any:
+            owner = self._layer()  # PGExplainer reads the states that come out of it
+            assert owner is not None
+            return owner.register_forward_hook(*args, **options)
+
+        def register_message_forward_hook(self, hook: Any) -> Any:
+            raise UserError(
+                "AttentionExplainer needs attention weights of edges, but DIFFormer attends to all pairs: use "
+                "GNNExplainer or PGExplainer for edges, and model.attention(…) for pairs"
+            )
 
         def __repr__(self) -> str:
             return "EdgeMask()"
@@ -193,7 +207,7 @@ def mask_holder(layer: nn.Module) -> nn.Module | None:
     if base is None or torch.compiler.is_compiling():
         return None
     if layer not in _HOLDERS:
-        _HOLDERS[layer] = _holder_class(base)()
+        _HOLDERS[layer] = _holder_class(base)(layer)
     return _HOLDERS[layer]
 
 

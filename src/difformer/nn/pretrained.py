@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -174,6 +175,8 @@ def _local(folder: str | Path) -> Path:
     """The folder itself, or the downloaded files of ``"ORG/NAME"`` where there is no such folder."""
     if Path(folder).exists() or not isinstance(folder, str) or not re.fullmatch(r"[\w.-]+/[\w.-]+", folder):
         return Path(folder)
+    if os.environ.get("DIFFORMER_OFFLINE", "") not in ("", "0"):
+        raise FileNotFoundError(f"{folder} is not a folder, and $DIFFORMER_OFFLINE forbids to download it")
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as missing:

@@ -108,6 +108,11 @@ class TrainConfig:
             from difformer.zoo.model_registry import name_of
 
             object.__setattr__(self, "model", name_of(self.model))
+        elif not isinstance(self.model, str):
+            raise UserError(
+                f"model must be a name or a class, got an object of class {type(self.model).__name__}; give the class, "
+                f"model={type(self.model).__name__}, and its arguments in options"
+            )
         object.__setattr__(self, "options", {name: _storable(value) for name, value in self.options.items()})
         for name, (kind, (holds, expected)) in _RULES.items():
             value = getattr(self, name)

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from difformer.training.record import Predictions
 from difformer.training.run_folder import CONFIG, RunFolder
 from difformer.zoo.model_catalogue import REMOVED
 from difformer.zoo.model_registry import find
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,19 @@ def evaluate(
     return tuple(found)
 
 
-def predict(run: RunFolder | str | Path, features: Any = None, **given: Any) -> Predictions:
+class Given(TypedDict, total=False):
+    """Keyword arguments of `load_run`."""
+
+    edges: Any
+    edge_weight: Any
+    on: Task | None
+    together: bool
+    seed: int | None
+    task: Task | None
+    device: str | torch.device
+
+
+def predict(run: RunFolder | str | Path, features: Any = None, **given: Unpack[Given]) -> Predictions:
     """Predictions of a run for its own instances, or for new ones; arguments as in `load_run`."""
     loaded = load_run(run, features, **given)
     outputs = loaded.outputs()
@@ -201,13 +216,13 @@ def predict(run: RunFolder | str | Path, features: Any = None, **given: Any) -> 
     return Predictions(loaded.task.problem, outputs[loaded.new :], loaded.task.class_names)
 
 
-def embed(run: RunFolder | str | Path, features: Any = None, **given: Any) -> Tensor:
+def embed(run: RunFolder | str | Path, features: Any = None, **given: Unpack[Given]) -> Tensor:
     """States before the output layer, ``[instances, …, hidden]``; arguments as in `load_run`."""
     loaded = load_run(run, features, **given)
     return loaded.states()[loaded.new or 0 :]
 
 
-def energy(run: RunFolder | str | Path, **given: Any) -> EnergyProfile:
+def energy(run: RunFolder | str | Path, **given: Unpack[Given]) -> EnergyProfile:
     """Measured energy and effective rank of every layer, over all instances; of series and graphs the mean over passes.
 
     Arguments are those of `load_run`; a model that has no energy to measure is refused.
