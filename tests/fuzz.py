@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from difformer.errors import UserError, WouldNotFitError
 
@@ -407,6 +408,7 @@ def attack(reader: Reader, folder: Path, cases: range, seed: int) -> list[str]:
 def _serve(reader: Reader, sound: Path, work: Path, notes: Path, cases: list[int], seed: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     faulthandler.disable()  # a crash is reported by the parent
+    torch.set_num_threads(1)  # a forked process has none of its parent's threads, and would wait for them
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + BYTES, used + BYTES))
     signal.signal(signal.SIGPROF, _stop)
