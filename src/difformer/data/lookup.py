@@ -165,7 +165,7 @@ def reading(found: Found | Path, *, data_set: str | None = None) -> Iterator[Non
 
 
 def _altered(paths: Sequence[Path]) -> Path | None:
-    """The first file that is not what was published; None if there is none, or no checksum was published."""
+    """The first file whose checksum differs from the published one; None if all agree or none was published."""
     known = {file.path: file.checksum for forms in FORMS.values() for form in forms for file in form.files}
     for path in paths:
         checksum = next((known[place] for place in known if path.as_posix().endswith(f"/{place}")), None)

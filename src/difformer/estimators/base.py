@@ -231,7 +231,7 @@ class DIFFormerEstimator(BaseEstimator):
         return answers
 
     def _given(self, graph: Any, X: Any, x: Any) -> Any:
-        """The user's graph as the CSR matrix of what each row receives; None if there is none."""
+        """The user's graph as the CSR matrix of what each row receives; None without a graph."""
         self._known_rows = None
         if isinstance(graph, str) and graph not in ("knn", "auto"):
             raise UserError(

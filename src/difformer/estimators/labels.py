@@ -141,7 +141,7 @@ def _words(labels: list[Any], fitted: list[Any]) -> tuple[list[str], str]:
 
 
 def _is_mark(label: Any, words: Collection[str] = ()) -> bool:
-    """Whether a label says that there is none; `words` are texts that say so."""
+    """Whether a label marks an unlabelled row; `words` are texts that do."""
     if label is None or type(label).__name__ in NO_VALUE:
         return True
     if isinstance(label, str | bytes):

@@ -231,7 +231,7 @@ def number(cell: str) -> float | None:
 
 
 def is_gap(cell: str) -> bool:
-    """Whether a cell in a column of numbers means that there is none."""
+    """Whether a cell in a column of numbers marks a missing value."""
     return not cell or cell.strip().lower() in GAP_WORDS
 
 

@@ -171,7 +171,7 @@ def gap_words(cells: Collection[str]) -> tuple[list[str], str]:
 
 
 def label_text(value: Any) -> str:
-    """The text of a cell; empty where there is none."""
+    """The text of a cell; empty for a missing one."""
     if is_missing(value):
         return ""
     text = canonical_id(value.item() if isinstance(value, np.generic) else value)

@@ -42,7 +42,7 @@ class Coupling(ABC):
 
     @abstractmethod
     def balance(self, z: Tensor) -> Tensor | None:
-        """Positive m ``[N]`` with m_i s_ij = m_j s_ji (ones for a symmetric S), or None where there is none."""
+        """Positive m ``[N]`` with m_i s_ij = m_j s_ji (ones for a symmetric S), or None if no such m exists."""
 
     def entries(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """``(row, column, value)`` of S(z) where it is sparse; repeated places add up. None where it is dense."""
