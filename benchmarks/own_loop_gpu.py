@@ -31,6 +31,7 @@ CASES: tuple[tuple[str, int, int, int, int, str, int, tuple[str, ...]], ...] = (
     ("Pubmed s", 19_717, 108_365, 500, 3, "simple", 8, ()),
     ("Pubmed a", 19_717, 108_365, 500, 3, "sigmoid", 4, ("tf32", "bf16")),
     ("50,000 nodes a", 50_000, 500_000, 128, 10, "sigmoid", 2, ("tf32", "bf16")),
+    ("ogbn-proteins s", 132_534, 79_122_504, 8, 112, "simple", 3, ("bf16",)),
     ("Pokec s", 1_632_803, 61_245_128, 65, 2, "simple", 3, ("bf16",)),
 )
 LARGEST_LITERAL = 20_000
@@ -56,6 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("own_loop.jsonl"))
     parser.add_argument("--only", nargs="*", default=[], help="names of cases, such as 'Cora s'")
+    parser.add_argument("--columns", nargs="*", default=[], help="names of columns, such as 'edge_index'")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which nothing is started")
     given = parser.parse_args()
     started = time.perf_counter()
@@ -92,6 +94,8 @@ def main() -> None:
                         ("compiled, reduce-overhead", precision, lambda g=graph: ours("float32", g, "compile overhead"))
                     )
         for column, precision, make in columns:
+            if given.columns and column not in given.columns:
+                continue
             if time.perf_counter() - started > given.limit:
                 print("time limit", flush=True)
                 return

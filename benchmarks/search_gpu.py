@@ -475,6 +475,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     protocol |= {key: value for key in ("trials", "runs", "epochs") if (value := getattr(given, key)) is not None}
     given.out.mkdir(parents=True, exist_ok=True)
     known = [line for path in (STORED, *given.resume, given.out / "trials.jsonl") for line in read_lines(path)]
+    torch.set_float32_matmul_precision(protocol["matmul_precision"])
     pairs, deadline = pairs_of(protocol, given.systems, given.data), time.monotonic() + given.seconds
     search = Search(given.out, protocol, pairs, known, resolve(given.device), deadline)
     if not given.conclude:
