@@ -69,6 +69,7 @@ class Pair:
         protocols: Protocols of the data set; an empty name is its default.
         base: Model that it is a variant of; may be empty.
         axes: Values that compete, ``features`` included.
+        candidates: Settings of the protocol that are always among the trials.
     """
 
     key: str
@@ -77,6 +78,7 @@ class Pair:
     protocols: tuple[str, ...] = ("",)
     base: str = ""
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    candidates: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def name(self) -> str:
@@ -145,11 +147,16 @@ def _pair(system: Mapping[str, Any], data: Mapping[str, Any], protocol: Mapping[
     if features := protocol["features"].get(data["dataset"]):
         axes["features"] = tuple(features)
     protocols = tuple(data.get("protocols", ("",)))
-    return Pair(system["key"], model, data["dataset"], protocols, system.get("base", ""), axes)
+    candidates = tuple(
+        one["settings"]
+        for one in protocol.get("candidate", ())
+        if data["dataset"] in one["datasets"] and model in one["models"]
+    )
+    return Pair(system["key"], model, data["dataset"], protocols, system.get("base", ""), axes, candidates)
 
 
 def first_settings(pair: Pair) -> list[Settings]:
-    """Settings that are always among the trials: published ones and presets of the package, with all features."""
+    """Settings that are always among the trials: published ones, presets and candidates, with all features."""
     known = {*TrainConfig().to_dict(), *options_of(pair.model)} - {*LENGTH}
     presets = [p for p in load_presets() if p.dataset == pair.dataset and p.model in (pair.model, pair.base)]
     published = find(pair.model).published
@@ -157,6 +164,7 @@ def first_settings(pair: Pair) -> list[Settings]:
     # A variant of another model starts from that model's defaults.
     start = defaults_of_base(pair.model, pair.base)
     given += [{**start, **one.settings} for one in presets if one.variant in (None, *pair.protocols)]
+    given += [{**start, **one} for one in pair.candidates]
     chosen: list[Settings] = []
     for settings in given:
         for features in pair.axes.get("features", (None,)):
