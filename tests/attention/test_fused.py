@@ -31,32 +31,60 @@ class Played:
     def __init__(self):
         for name in ("_forward", "_backward_keys", "_backward_queries"):
             setattr(self, name, self.Kernel(getattr(self, name[1:])))
+        self.split = self.Kernel(self.split_into_parts)
+
+    @staticmethod
+    def split_into_parts(x, out, count, *, PARTS, BLOCK):
+        assert count == x.numel()
+        assert out.shape == (PARTS, *x.shape)
+        rest = x.clone()
+        for part in out:
+            part.copy_(rest)
+            rest -= part
 
     @staticmethod
     def exchange(q, k, form, graph, batched):
-        x = q.double() @ k.double().mT
+        x = q @ k.mT
         g, slope = (1 + x, torch.ones_like(x)) if form == 0 else (x.sigmoid(), x.sigmoid() * (-x).sigmoid())
         return masked(g, None, None, graph, batched), masked(slope, None, None, graph, batched)
 
-    def forward(self, q, k, v, out, total, start, end, graph, n, d, c, least, sq, sv, *, FORM, BATCHED, **_):
-        assert all(x.is_contiguous() for x in (q, k, v))
+    @staticmethod
+    def whole(parts, step, *factors):
+        """Factors from their parts, after a look at how they lie in memory."""
+        for x in factors:
+            assert x.is_contiguous()
+            assert x.shape[0] == parts
+        assert step == factors[0][0].numel()
+        return [x.double().sum(0) for x in factors]
+
+    def forward(
+        self, q, k, v, out, total, start, end, graph, n, d, c, least, sq, sv, pq, pv, *, FORM, BATCHED, PARTS, **_
+    ):
+        q, k = self.whole(PARTS, pq, q, k)
+        (v,) = self.whole(PARTS, pv, v)
         assert (n, d, c, sq, sv) == (q.shape[1], q.shape[2], v.shape[2], n * d, n * c)
         g, _ = self.exchange(q, k, FORM, graph, BATCHED)
         floor = least * ((end - start).double() if BATCHED else n)
         r = g.sum(-1)
         r = torch.where(r.abs() < floor, torch.as_tensor(floor).to(r), r)
         total.copy_(r)
-        out.copy_((g @ v.double()) / r.unsqueeze(-1))
+        out.copy_((g @ v) / r.unsqueeze(-1))
 
-    def backward_keys(self, q, k, v, a, const, dk, dv, start, end, graph, n, d, c, sq, sv, *, FORM, BATCHED, **_):
+    def backward_keys(
+        self, q, k, v, a, const, dk, dv, start, end, graph, n, d, c, sq, sv, pq, pv, *, FORM, BATCHED, PARTS, **_
+    ):
+        (q, k), (v, a) = self.whole(PARTS, pq, q, k), self.whole(PARTS, pv, v, a)
         g, slope = self.exchange(q, k, FORM, graph, BATCHED)
-        ds = slope * (a.double() @ v.double().mT - const.double().unsqueeze(-1))
-        dv.copy_(g.mT @ a.double())
-        dk.copy_(ds.mT @ q.double())
+        ds = slope * (a @ v.mT - const.double().unsqueeze(-1))
+        dv.copy_(g.mT @ a)
+        dk.copy_(ds.mT @ q)
 
-    def backward_queries(self, q, k, v, a, const, dq, start, end, graph, n, d, c, sq, sv, *, FORM, BATCHED, **_):
+    def backward_queries(
+        self, q, k, v, a, const, dq, start, end, graph, n, d, c, sq, sv, pq, pv, *, FORM, BATCHED, PARTS, **_
+    ):
+        (q, k), (v, a) = self.whole(PARTS, pq, q, k), self.whole(PARTS, pv, v, a)
         _, slope = self.exchange(q, k, FORM, graph, BATCHED)
-        dq.copy_((slope * (a.double() @ v.double().mT - const.double().unsqueeze(-1))) @ k.double())
+        dq.copy_((slope * (a @ v.mT - const.double().unsqueeze(-1))) @ k)
 
 
 @pytest.fixture
@@ -103,6 +131,25 @@ def test_transforms_around_the_kernels(played, batch):
     torch.testing.assert_close(compiled(*each[0]), one(*each[0]))
 
 
+@pytest.mark.parametrize(("precision", "parts"), [("highest", 3), ("high", 2), ("medium", 2)])
+def test_float32_is_multiplied_as_precisely_as_torch_is_asked_to(monkeypatch, precision, parts):
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        assert fused.parts_of(torch.float32) == parts
+        assert fused.parts_of(torch.bfloat16) == 1
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_three_parts_hold_a_float32_and_two_hold_sixteen_bits(played):
+    x = torch.randn(1, 7, 16)
+    for parts, bits in ((3, 23), (2, 15)):
+        found = fused._split(x, parts)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found.double().sum(0), x.double(), rtol=2.0**-bits, atol=0)
+
+
 def test_says_what_it_serves():
     q, k, v = make_inputs(4, dtype=torch.float32)
     with pytest.raises(ValueError, match=r"'fused' needs a CUDA device .* got cpu"):
@@ -126,6 +173,24 @@ def test_kernels(diffusivity, dtype, tolerance, n, heads, d, c, batched):
     segments = None if batch is None else Segments(batch)
     found = answer_and_gradients(lambda *x: fused.propagate(*x, diffusivity, segments), *inputs)
     assert_near(found, expected(diffusivity, *inputs, batch=batch), tolerance)
+
+
+@on_gpu
+@needs_gpu
+@pytest.mark.parametrize(("precision", "tolerance"), [("highest", 2e-6), ("high", 5e-5)])
+@pytest.mark.parametrize(("n", "d"), [(515, 48), (3000, 64), (130, 128)])
+def test_float32_on_tensor_cores(precision, tolerance, n, d):
+    """Of every result and gradient the relative error in the Euclidean norm."""
+    inputs = [x.detach().cuda().requires_grad_() for x in make_inputs(n, 1, d, d, dtype=torch.float32)]
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        found = answer_and_gradients(lambda *x: fused.propagate(*x, SIGMOID), *inputs)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for mine, exact in zip(found, expected(SIGMOID, *wide), strict=True):
+        assert (mine.double() - exact).norm() < tolerance * exact.norm()
 
 
 @on_gpu

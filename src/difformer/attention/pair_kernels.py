@@ -1,8 +1,12 @@
 """The Triton kernels of `difformer.attention.pair_operator`: one forward, two backward. Imported only with a GPU.
 
 Programs run over blocks of BM queries or BN keys (first axis of the grid) and heads (second). ``START``, ``END`` and
-``GRAPH`` say, for rows sorted by graph, where a row's graph begins and ends and which it is; of a single graph
-(``BATCHED`` false) they are not looked at. Channels are padded to BD and BC, powers of two, with zeros.
+``GRAPH`` say, for rows sorted by graph, where a row's graph begins and ends and which it is; for a single graph
+(``BATCHED`` false) they are not read. Channels are padded to BD and BC, powers of two, with zeros.
+
+Tensor cores multiply numbers of 8 bits (bfloat16). A float32 of 24 bits is the sum of up to three such parts, and a
+product is the sum of the products of its parts that matter: one for PARTS = 1, three for 2 (16 bits), six for 3 (24).
+Parts lie ``step`` elements apart.
 """
 
 # mypy: ignore-errors
@@ -12,11 +16,69 @@ import triton.language as tl
 
 
 @triton.jit
-def _exchange(s, FORM: tl.constexpr, FAST: tl.constexpr):
+def split(X, OUT, count, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes the parts of ``X [count]`` to ``OUT [PARTS, count]``."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    rest = tl.load(X + place, place < count, 0.0)
+    for part in tl.static_range(PARTS):
+        found = rest.to(OUT.dtype.element_ty)
+        tl.store(OUT + part * count + place, found, place < count)
+        rest -= found.to(tl.float32)
+
+
+@triton.jit
+def _parts(x, like, PARTS: tl.constexpr):
+    """The parts of a tile of float32, in the type of `like`; those beyond PARTS repeat the first and are not used."""
+    first = x.to(like.dtype)
+    second, third = first, first
+    if PARTS > 1:
+        rest = x - first.to(tl.float32)
+        second = rest.to(like.dtype)
+        if PARTS > 2:
+            third = (rest - second.to(tl.float32)).to(like.dtype)
+    return first, second, third
+
+
+@triton.jit
+def _load(X, step, rows, inside, c, C, TURNED: tl.constexpr, PARTS: tl.constexpr):
+    """The parts of some rows of ``X [N, C]``: ``[rows, channels]``, or ``[channels, rows]`` if TURNED."""
+    if TURNED:
+        place, there = rows[None, :].to(tl.int64) * C + c[:, None], inside[None, :] & (c[:, None] < C)
+    else:
+        place, there = rows[:, None].to(tl.int64) * C + c[None, :], inside[:, None] & (c[None, :] < C)
+    first = tl.load(X + place, there, 0.0)
+    second, third = first, first
+    if PARTS > 1:
+        second = tl.load(X + step + place, there, 0.0)
+    if PARTS > 2:
+        third = tl.load(X + 2 * step + place, there, 0.0)
+    return first, second, third
+
+
+@triton.jit
+def _dot(a, b, acc, PARTS: tl.constexpr):
+    """acc + A B from the parts of both factors, the smallest products first."""
+    if PARTS > 2:
+        acc = tl.dot(a[2], b[0], acc)
+        acc = tl.dot(a[0], b[2], acc)
+        acc = tl.dot(a[1], b[1], acc)
+    if PARTS > 1:
+        acc = tl.dot(a[1], b[0], acc)
+        acc = tl.dot(a[0], b[1], acc)
+    return tl.dot(a[0], b[0], acc)
+
+
+@triton.jit
+def _turn(x):
+    return tl.trans(x[0]), tl.trans(x[1]), tl.trans(x[2])
+
+
+@triton.jit
+def _exchange(s, FORM: tl.constexpr, PARTS: tl.constexpr):
     """g(s) and g'(s)."""
     if FORM == 0:
         return 1.0 + s, tl.full(s.shape, 1.0, tl.float32)
-    if FAST:  # one instruction of the special function unit, accurate to 2⁻¹¹: no less than bfloat16 inputs are
+    if PARTS == 1:  # one instruction of the special function unit, accurate to 2⁻¹¹: no less than bfloat16 inputs are
         t = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [s * 0.5], tl.float32, True, 1)
         g = 0.5 * t + 0.5
     else:
@@ -25,43 +87,48 @@ def _exchange(s, FORM: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
+def _range(START, END, rows, inside, N, BLOCK: tl.constexpr, BATCHED: tl.constexpr):
+    """Which rows the graphs of a block span, from a multiple of BLOCK on."""
+    low, high = 0, N
+    if BATCHED:
+        low = tl.min(tl.load(START + rows, inside, N)) // BLOCK * BLOCK
+        high = tl.max(tl.load(END + rows, inside, 0))
+    return low, high
+
+
+@triton.jit
 def _forward(
-    Q, K, V, OUT, R, START, END, GRAPH, N, D, C, floor, stride_q, stride_v,
-    FORM: tl.constexpr, FAST: tl.constexpr, BATCHED: tl.constexpr, PRECISION: tl.constexpr,
+    Q, K, V, OUT, R, START, END, GRAPH, N, D, C, floor, stride_q, stride_v, step_q, step_v,
+    FORM: tl.constexpr, PARTS: tl.constexpr, BATCHED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     d, c = tl.arange(0, BD), tl.arange(0, BC)
     inside = rows < N
-    q = tl.load(Q + head * stride_q + rows[:, None].to(tl.int64) * D + d, inside[:, None] & (d < D), 0.0)
-    low, high = 0, N
+    q = _load(Q + head * stride_q, step_q, rows, inside, d, D, False, PARTS)
+    low, high = _range(START, END, rows, inside, N, BN, BATCHED)
     if BATCHED:
         own = tl.load(GRAPH + rows, inside, -1)
-        low = tl.min(tl.load(START + rows, inside, N))
-        high = tl.max(tl.load(END + rows, inside, 0))
-        low = (low // BN) * BN
     acc = tl.zeros((BM, BC), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     for first in range(low, high, BN):
         keys = first + tl.arange(0, BN)
         there = keys < N
-        k = tl.load(K + head * stride_q + keys[None, :].to(tl.int64) * D + d[:, None], there & (d[:, None] < D), 0.0)
-        g, _ = _exchange(tl.dot(q, k, input_precision=PRECISION), FORM, FAST)
+        k = _load(K + head * stride_q, step_q, keys, there, d, D, True, PARTS)
+        g, _ = _exchange(_dot(q, k, tl.zeros((BM, BN), tl.float32), PARTS), FORM, PARTS)
         if BATCHED:
             other = tl.load(GRAPH + keys, there, -2)
             g = tl.where(own[:, None] == other[None, :], g, 0.0)
         elif first + BN > N:
             g = tl.where(there[None, :], g, 0.0)
-        v = tl.load(V + head * stride_v + keys[:, None].to(tl.int64) * C + c, there[:, None] & (c < C), 0.0)
+        v = _load(V + head * stride_v, step_v, keys, there, c, C, False, PARTS)
         total += tl.sum(g, 1)
-        acc = tl.dot(g.to(v.dtype), v, acc, input_precision=PRECISION)
-    least = floor * N
+        acc = _dot(_parts(g, v[0], PARTS), v, acc, PARTS)
+    size = N
     if BATCHED:
         size = tl.load(END + rows, inside, 1) - tl.load(START + rows, inside, 0)
-        total = tl.where(tl.abs(total) < floor * size, floor * size, total)
-    else:
-        total = tl.where(tl.abs(total) < least, least, total)
+    total = tl.where(tl.abs(total) < floor * size, floor * size, total)
     out = acc / total[:, None]
     place = rows[:, None].to(tl.int64) * C + c
     tl.store(OUT + head * stride_v + place, out.to(OUT.dtype.element_ty), inside[:, None] & (c < C))
@@ -70,84 +137,70 @@ def _forward(
 
 @triton.jit
 def _backward_keys(
-    Q, K, V, A, CC, DK, DV, START, END, GRAPH, N, D, C, stride_q, stride_v,
-    FORM: tl.constexpr, FAST: tl.constexpr, BATCHED: tl.constexpr, PRECISION: tl.constexpr,
+    Q, K, V, A, CC, DK, DV, START, END, GRAPH, N, D, C, stride_q, stride_v, step_q, step_v,
+    FORM: tl.constexpr, PARTS: tl.constexpr, BATCHED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64)
     keys = tl.program_id(0) * BN + tl.arange(0, BN)
     d, c = tl.arange(0, BD), tl.arange(0, BC)
     there = keys < N
-    k = tl.load(K + head * stride_q + keys[:, None].to(tl.int64) * D + d, there[:, None] & (d < D), 0.0)
-    v = tl.load(V + head * stride_v + keys[:, None].to(tl.int64) * C + c, there[:, None] & (c < C), 0.0)
-    low, high = 0, N
+    k = _load(K + head * stride_q, step_q, keys, there, d, D, False, PARTS)
+    v = _load(V + head * stride_v, step_v, keys, there, c, C, False, PARTS)
+    low, high = _range(START, END, keys, there, N, BM, BATCHED)
     if BATCHED:
         own = tl.load(GRAPH + keys, there, -1)
-        low = tl.min(tl.load(START + keys, there, N))
-        high = tl.max(tl.load(END + keys, there, 0))
-        low = (low // BM) * BM
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BC), tl.float32)
     for first in range(low, high, BM):
         rows = first + tl.arange(0, BM)
         inside = rows < N
-        q = tl.load(Q + head * stride_q + rows[None, :].to(tl.int64) * D + d[:, None], inside & (d[:, None] < D), 0.0)
-        a = tl.load(A + head * stride_v + rows[:, None].to(tl.int64) * C + c, inside[:, None] & (c < C), 0.0)
+        q = _load(Q + head * stride_q, step_q, rows, inside, d, D, True, PARTS)
+        a = _load(A + head * stride_v, step_v, rows, inside, c, C, False, PARTS)
         const = tl.load(CC + head * N + rows, inside, 0.0)
-        g, slope = _exchange(tl.dot(k, q, input_precision=PRECISION), FORM, FAST)  # [keys, rows]
+        g, slope = _exchange(_dot(k, q, tl.zeros((BN, BM), tl.float32), PARTS), FORM, PARTS)  # [keys, rows]
         if BATCHED:
             other = tl.load(GRAPH + rows, inside, -2)
             same = own[:, None] == other[None, :]
             g = tl.where(same, g, 0.0)
             slope = tl.where(same, slope, 0.0)
         # Rows beyond the last have a = 0 and const = 0, so that they add nothing.
-        dv = tl.dot(g.to(a.dtype), a, dv, input_precision=PRECISION)
-        dp = tl.dot(v, tl.trans(a), input_precision=PRECISION) - const[None, :]
-        ds = (slope * dp).to(q.dtype)
-        dk = tl.dot(ds, tl.trans(q), dk, input_precision=PRECISION)
-    tl.store(
-        DK + head * stride_q + keys[:, None].to(tl.int64) * D + d, dk.to(DK.dtype.element_ty),
-        there[:, None] & (d < D),
-    )  # fmt: skip
-    tl.store(
-        DV + head * stride_v + keys[:, None].to(tl.int64) * C + c, dv.to(DV.dtype.element_ty),
-        there[:, None] & (c < C),
-    )  # fmt: skip
+        dv = _dot(_parts(g, a[0], PARTS), a, dv, PARTS)
+        dp = _dot(v, _turn(a), tl.zeros((BN, BM), tl.float32), PARTS) - const[None, :]
+        dk = _dot(_parts(slope * dp, q[0], PARTS), _turn(q), dk, PARTS)
+    place_k, place_v = keys[:, None].to(tl.int64) * D + d, keys[:, None].to(tl.int64) * C + c
+    tl.store(DK + head * stride_q + place_k, dk.to(DK.dtype.element_ty), there[:, None] & (d < D))
+    tl.store(DV + head * stride_v + place_v, dv.to(DV.dtype.element_ty), there[:, None] & (c < C))
 
 
 @triton.jit
 def _backward_queries(
-    Q, K, V, A, CC, DQ, START, END, GRAPH, N, D, C, stride_q, stride_v,
-    FORM: tl.constexpr, FAST: tl.constexpr, BATCHED: tl.constexpr, PRECISION: tl.constexpr,
+    Q, K, V, A, CC, DQ, START, END, GRAPH, N, D, C, stride_q, stride_v, step_q, step_v,
+    FORM: tl.constexpr, PARTS: tl.constexpr, BATCHED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     d, c = tl.arange(0, BD), tl.arange(0, BC)
     inside = rows < N
-    q = tl.load(Q + head * stride_q + rows[:, None].to(tl.int64) * D + d, inside[:, None] & (d < D), 0.0)
-    a = tl.load(A + head * stride_v + rows[:, None].to(tl.int64) * C + c, inside[:, None] & (c < C), 0.0)
+    q = _load(Q + head * stride_q, step_q, rows, inside, d, D, False, PARTS)
+    a = _load(A + head * stride_v, step_v, rows, inside, c, C, False, PARTS)
     const = tl.load(CC + head * N + rows, inside, 0.0)
-    low, high = 0, N
+    low, high = _range(START, END, rows, inside, N, BN, BATCHED)
     if BATCHED:
         own = tl.load(GRAPH + rows, inside, -1)
-        low = tl.min(tl.load(START + rows, inside, N))
-        high = tl.max(tl.load(END + rows, inside, 0))
-        low = (low // BN) * BN
     dq = tl.zeros((BM, BD), tl.float32)
     for first in range(low, high, BN):
         keys = first + tl.arange(0, BN)
         there = keys < N
-        k = tl.load(K + head * stride_q + keys[:, None].to(tl.int64) * D + d, there[:, None] & (d < D), 0.0)
-        v = tl.load(V + head * stride_v + keys[None, :].to(tl.int64) * C + c[:, None], there & (c[:, None] < C), 0.0)
-        _, slope = _exchange(tl.dot(q, tl.trans(k), input_precision=PRECISION), FORM, FAST)
+        k = _load(K + head * stride_q, step_q, keys, there, d, D, False, PARTS)
+        v = _load(V + head * stride_v, step_v, keys, there, c, C, True, PARTS)
+        _, slope = _exchange(_dot(q, _turn(k), tl.zeros((BM, BN), tl.float32), PARTS), FORM, PARTS)
         if BATCHED:
             other = tl.load(GRAPH + keys, there, -2)
             slope = tl.where(own[:, None] == other[None, :], slope, 0.0)
         # Keys beyond the last are zero vectors, so that their share of dq is zero.
-        dp = tl.dot(a, v, input_precision=PRECISION) - const[:, None]
-        dq = tl.dot((slope * dp).to(k.dtype), k, dq, input_precision=PRECISION)
-    tl.store(
-        DQ + head * stride_q + rows[:, None].to(tl.int64) * D + d, dq.to(DQ.dtype.element_ty),
-        inside[:, None] & (d < D),
-    )  # fmt: skip
+        dp = _dot(a, v, tl.zeros((BM, BN), tl.float32), PARTS) - const[:, None]
+        dq = _dot(_parts(slope * dp, k[0], PARTS), k, dq, PARTS)
+    place = rows[:, None].to(tl.int64) * D + d
+    tl.store(DQ + head * stride_q + place, dq.to(DQ.dtype.element_ty), inside[:, None] & (d < D))

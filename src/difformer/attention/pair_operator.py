@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from difformer._compat import constant_result
 from difformer.attention.scores import diffusivity_of, form_of, least_of
 from difformer.attention.segments import Segments
 from difformer.errors import UserError
@@ -31,13 +32,29 @@ except ImportError:  # no Triton where there is no GPU
 
 FORMS = {"simple": 0, "sigmoid": 1}
 LARGEST_WIDTH = 128  # channels of a row that a block can hold in shared memory
+SPLIT = 1024  # elements that a program splits into parts
+PART = torch.bfloat16
 
-# Rows × columns of a block, warps, stages of the pipeline: forward, backward for keys, backward for queries.
-TILES: dict[torch.dtype, tuple[tuple[int, int, int, int], ...]] = {
-    torch.bfloat16: ((128, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3)),
-    torch.float16: ((128, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3)),
-    torch.float32: ((64, 64, 4, 2), (32, 64, 4, 2), (64, 32, 4, 2)),
+# Rows × columns of a block, warps, stages of the pipeline: forward, backward for keys, backward for queries; by the
+# number of bfloat16 parts of a factor.
+TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
+    1: ((128, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3)),
+    2: ((128, 64, 8, 2), (64, 64, 4, 2), (64, 64, 4, 2)),
+    3: ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),
 }
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@constant_result
+def parts_of(dtype: torch.dtype) -> int:
+    """Parts of a factor: one in low precision; for float32 three, or two where torch may multiply in TF32.
+
+    Three parts give products of 24 bits, as float32 has. Two give 16 where TF32 has 11; this is what PyTorch calls the
+    precision "high".
+    """
+    if dtype != torch.float32:
+        return 1
+    return 3 if torch.get_float32_matmul_precision() == "highest" else 2
 
 
 def _looked_up(ranges: Tensor | None, like: Tensor) -> tuple[Tensor, ...]:
@@ -45,23 +62,40 @@ def _looked_up(ranges: Tensor | None, like: Tensor) -> tuple[Tensor, ...]:
     return (like,) * 3 if ranges is None else ranges.unbind()
 
 
+def _strides(q: Tensor, v: Tensor) -> tuple[int, int, int, int]:
+    """Elements between problems, and between parts, of queries and of values."""
+    (problems, n, d), c = q.shape, v.shape[-1]
+    return n * d, n * c, problems * n * d, problems * n * c
+
+
 def _width(channels: int) -> int:
     return max(16, 1 << (channels - 1).bit_length())
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor | None, form: int, least: float) -> tuple[Tensor, Tensor]:
+def _split(x: Tensor, parts: int) -> Tensor:
+    """The parts of a float32 factor, ``[parts, …]`` in bfloat16, whose sum it is to 8 bits each."""
+    x = x.contiguous()
+    if parts == 1:
+        return x
+    out = torch.empty(parts, *x.shape, dtype=PART, device=x.device)
+    kernels.split[(-(-x.numel() // SPLIT),)](x, out, x.numel(), PARTS=parts, BLOCK=SPLIT)
+    return out
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor | None, form: int, least: float, parts: int
+) -> tuple[Tensor, Tensor]:
     """``q, k [P, N, d]``, ``v [P, N, c]``, rows sorted by graph → P_i ``[P, N, c]`` and r_i ``[P, N]``.
 
     `ranges` ``[3, N]`` int32 says where each row's graph begins and ends and which it is; None stands for one graph.
     """
     (problems, n, d), c = q.shape, v.shape[-1]
-    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     out, total = torch.empty_like(v), torch.empty(problems, n, dtype=torch.float32, device=q.device)
-    bm, bn, warps, stages = TILES[q.dtype][0]
+    bm, bn, warps, stages = TILES[parts][0]
     kernels._forward[(-(-n // bm), problems)](
-        q, k, v, out, total, *_looked_up(ranges, q), n, d, c, least, n * d, n * c,
-        FORM=form, BATCHED=ranges is not None, BM=bm, BN=bn, BD=_width(d), BC=_width(c), num_warps=warps,
-        num_stages=stages, **_precision(q.dtype),
+        _split(q, parts), _split(k, parts), _split(v, parts), out, total, *_looked_up(ranges, q), n, d, c, least,
+        *_strides(q, v), FORM=form, PARTS=parts, BATCHED=ranges is not None, BM=bm, BN=bn, BD=_width(d), BC=_width(c),
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out, total
 
@@ -76,25 +110,25 @@ def _backward(
     ranges: Tensor | None,
     form: int,
     least: float,
+    parts: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     (problems, n, d), c = q.shape, v.shape[-1]
-    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     scaled = grad.float() / total.unsqueeze(-1)
     const = (scaled * out.float()).sum(-1)
     # A total that was clamped does not depend on q and k.
     floor = least * (n if ranges is None else ranges[1] - ranges[0])
     const = const.masked_fill((total > 0) & (total <= 1.000001 * floor), 0)
-    a = scaled.to(v.dtype).contiguous()
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    shared = (*_looked_up(ranges, q), n, d, c, n * d, n * c)
-    options = {"FORM": form, "BATCHED": ranges is not None, "BD": _width(d), "BC": _width(c), **_precision(q.dtype)}
-    bm, bn, warps, stages = TILES[q.dtype][1]
+    factors = [_split(x, parts) for x in (q, k, v, scaled.to(v.dtype))]
+    shared = (*_looked_up(ranges, q), n, d, c, *_strides(q, v))
+    options = {"FORM": form, "PARTS": parts, "BATCHED": ranges is not None, "BD": _width(d), "BC": _width(c)}
+    bm, bn, warps, stages = TILES[parts][1]
     kernels._backward_keys[(-(-n // bn), problems)](
-        q, k, v, a, const, dk, dv, *shared, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options
+        *factors, const, dk, dv, *shared, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options
     )
-    bm, bn, warps, stages = TILES[q.dtype][2]
+    bm, bn, warps, stages = TILES[parts][2]
     kernels._backward_queries[(-(-n // bm), problems)](
-        q, k, v, a, const, dq, *shared, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options
+        *factors, const, dq, *shared, BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options
     )
     return dq, dk, dv
 
@@ -106,11 +140,6 @@ def _results(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tenso
 _propagate = row_operator("fused", _forward, _backward, _results, inputs=3)
 
 
-def _precision(dtype: torch.dtype) -> dict[str, Any]:
-    # Single precision is kept: the matrix units' own float32 mode would round q and k to ten bits.
-    return {"FAST": dtype != torch.float32, "PRECISION": "ieee" if dtype == torch.float32 else "tf32"}
-
-
 def _aligned(x: Tensor) -> Tensor:
     """Contiguous, with a multiple of 16 channels: rows of other lengths are not aligned for the copy engine."""
     missing = -x.shape[-1] % 16
@@ -119,7 +148,7 @@ def _aligned(x: Tensor) -> Tensor:
 
 def serves(form: str, device: torch.device, dtype: torch.dtype, width: int) -> bool:
     """Whether the kernels can answer: a CUDA device, a form, a type and channels that they were written for."""
-    known = form in FORMS and dtype in TILES and width <= LARGEST_WIDTH
+    known = form in FORMS and dtype in DTYPES and width <= LARGEST_WIDTH
     return kernels is not None and device.type == "cuda" and known
 
 
@@ -148,5 +177,6 @@ def propagate(q: Tensor, k: Tensor, v: Tensor, diffusivity: str, segments: Segme
         rows = tuple(x.index_select(0, segments.by_graph) for x in rows)  # type: ignore[assignment]
     ranges = None if segments is None else segments.ranges
     laid = [_aligned(x.transpose(0, 1)) for x in rows]
-    out = _propagate(*laid, ranges, FORMS[form], least_of(diffusivity)).transpose(0, 1)[..., :channels]
+    options = (FORMS[form], least_of(diffusivity), parts_of(q.dtype))
+    out = _propagate(*laid, ranges, *options).transpose(0, 1)[..., :channels]
     return out if segments is None else out.index_select(0, segments.place_by_graph)

@@ -36,9 +36,11 @@ _METHODS = {"forward", "latent", "mixed", "values", "queries_and_keys", "_querie
 
 def is_touched(module: nn.Module) -> bool:
     """Whether calling the module may do more than its class says: hooks, pruning, or a method set on the instance."""
-    own = vars(module)
-    hooked = own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
-    return bool(hooked) or not _METHODS.isdisjoint(own)
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return True
+    if torch.compiler.is_compiling():  # older compilers cannot look into an instance
+        return False
+    return not _METHODS.isdisjoint(vars(module))
 
 
 def is_plain_map(layer: nn.Module | None) -> bool:
