@@ -118,9 +118,9 @@ class Trial:
 
 
 def read_protocol(path: Path = PROTOCOL) -> dict[str, Any]:
-    """The ``[search]`` part of the protocol."""
-    found: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))["search"]
-    return found
+    """The ``[search]`` part of the protocol, with the lengths of final runs as ``final``."""
+    found = toml.loads(path.read_text(encoding="utf-8"))
+    return {**found["search"], "final": {key: value for key, value in found["final"].items() if key in LENGTH}}
 
 
 def pairs_of(protocol: Mapping[str, Any], systems: Sequence[str] = (), data: Sequence[str] = ()) -> list[Pair]:
@@ -442,13 +442,12 @@ def conclude(search: Search, out: Path) -> list[Path]:
                 continue
             settings = dict(best.settings)
             data = {"features": settings.pop("features")} if "features" in settings else {}
-            length = {key: search.protocol[key] for key in ("epochs", "patience")}
             variant = name if name == "authors" else None
             preset = Preset(
                 "best",
                 pair.model,
                 pair.dataset,
-                settings={**settings, **length},
+                settings={**settings, **search.protocol["final"]},
                 source="a search over the system's own space under the common protocol, chosen on validation",
                 protocol=name or None,
                 metric=best.metric or None,

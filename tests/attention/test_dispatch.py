@@ -78,7 +78,7 @@ def test_memory_that_is_free(monkeypatch):
     [
         ("sigmoid", torch.bfloat16, 64, False, "fused"),
         ("sigmoid", torch.float64, 64, False, "blockwise"),
-        ("sigmoid", torch.float32, 64, False, "blockwise"),
+        ("sigmoid", torch.float32, 64, False, "fused"),
         ("sigmoid", torch.float32, 200, False, "blockwise"),
         ("sigmoid", torch.bfloat16, 200, False, "blockwise"),
         ("softmax", torch.float32, 64, False, "softmax"),

@@ -107,7 +107,7 @@ def softmax_serves(s: Situation, form: str) -> bool:
 
 
 def _exact(s: Situation, form: str, why: str) -> Choice:
-    if pair_operator.serves(form, s.device, s.dtype, max(s.d, s.c)) and pair_operator.pays(s.dtype, s.batched):
+    if pair_operator.serves(form, s.device, s.dtype, max(s.d, s.c)):
         return Choice("fused", f"{why}; all pairs in one kernel of this package on {s.device.type}")
     if not s.transformed and softmax_serves(s, form):
         return Choice("softmax", f"{why}; all pairs in torch's own kernels on {s.device.type}")
