@@ -100,7 +100,7 @@ def main() -> None:
                 print("time limit", flush=True)
                 return
             torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-            row: dict[str, Any] = {"case": name, "column": column, "precision": precision}
+            row: dict[str, Any] = {"benchmark": "own loop", "case": name, "column": column, "precision": precision}
             try:
                 torch.cuda.empty_cache()
                 work = make()
@@ -115,7 +115,7 @@ def main() -> None:
                 row["error"] = f"{type(error).__name__}: {str(error)[:300]}"
             torch._dynamo.reset()
             torch.set_float32_matmul_precision("highest")
-            row |= {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
+            row |= {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "date": time.strftime("%F")}
             with given.out.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row) + "\n")
             shown = row.get("error") or f"{row['ms']:8.2f} ms  {row['gigabytes']:6.2f} GB"
