@@ -1,4 +1,4 @@
-"""Runs the benchmarks, prints their tables with ratios, and writes ``benchmarks/results.json``.
+"""Runs the benchmarks, prints their tables with ratios, and writes ``build/benchmarks.json``.
 
 python -m benchmarks                     # all of them; rows of a GPU appear where there is one
 python -m benchmarks attention_cpu       # some
@@ -27,7 +27,7 @@ from benchmarks.measure import Row
 
 # Modules with a function rows(repeats) that gives the lines of a table.
 BENCHMARKS = ("attention_cpu", "model_cpu", "own_loop_cpu", "training_cpu", "attention_gpu", "training_gpu", "scaling")
-RESULTS = Path(__file__).parent / "results.json"
+RESULTS = Path(__file__).parents[1] / "build" / "benchmarks.json"
 
 
 def _time(seconds: float) -> str:
@@ -97,6 +97,7 @@ def main() -> None:
         for group in dict.fromkeys(row.group for row in found):
             console.print(table(group, (row for row in found if row.group == group)))
         rows += found
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     write(rows, options.out, options.repeats)
     console.print(f"written to {options.out}")
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.scaling_curve --out scaling.jsonl
 
-Two layers of 64 channels, 64 features, 10 classes, float32; forward, backward and Adam in a plain loop. Systems:
+Three layers of 64 channels, 64 features, 10 classes, float32; forward, backward and Adam in a plain loop. Systems:
 DIFFormer-s, DIFFormer-a exactly, DIFFormer-a by polynomials (tolerance 1e-3), and a GCN of PyTorch Geometric whose
 adjacency is normalised beforehand. A system is left out from the size on at which a step would take more than `--most`
 seconds, or at which it runs out of memory. One JSON line per measurement is written as it is taken.
@@ -27,11 +27,11 @@ from difformer import DIFFormer
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 SYSTEMS: dict[str, Callable[[], nn.Module]] = {
-    "DIFFormer-s": lambda: DIFFormer(64, 64, 10),
-    "DIFFormer-s, checkpoint": lambda: DIFFormer(64, 64, 10, checkpoint=True),
-    "DIFFormer-a": lambda: DIFFormer(64, 64, 10, diffusivity="sigmoid"),
-    "DIFFormer-a, polynomial": lambda: DIFFormer(64, 64, 10, diffusivity="sigmoid", backend="polynomial"),
-    "GCN": lambda: GCN(64, 64, 2, 10, cached=True),
+    "DIFFormer-s": lambda: DIFFormer(64, 64, 10, num_layers=3),
+    "DIFFormer-s, checkpoint": lambda: DIFFormer(64, 64, 10, num_layers=3, checkpoint=True),
+    "DIFFormer-a": lambda: DIFFormer(64, 64, 10, num_layers=3, diffusivity="sigmoid"),
+    "DIFFormer-a, polynomial": lambda: DIFFormer(64, 64, 10, num_layers=3, diffusivity="sigmoid", backend="polynomial"),
+    "GCN": lambda: GCN(64, 64, 3, 10, cached=True),
 }
 
 
