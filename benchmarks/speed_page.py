@@ -29,8 +29,8 @@ depend on the processor.
 ## One training step in your own loop
 
 Forward pass, backward pass and Adam, 64 channels, dropout 0.2. *s* has simple attention, *a* sigmoid attention over all
-pairs; random graphs of the sizes named. *literal* is the model written down as formulas in PyTorch, as the authors' code
-has it. `tf32` means `torch.set_float32_matmul_precision("high")`.
+pairs; random graphs of the sizes named. *literal* is the model written down as formulas in PyTorch, as the authors'
+code has it. `tf32` means `torch.set_float32_matmul_precision("high")`.
 
 {loop}
 
