@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from difformer.cli.command import CHECK_FAILED, command
-from difformer.cli.inputs import Data, takes_data
-from difformer.cli.options import Json, option
+from difformer.cli.inputs import Data
+from difformer.cli.options import option
 from difformer.cli.output import Output
 
 if TYPE_CHECKING:
@@ -22,17 +22,14 @@ DEFAULT_DATASET = "sbm"
 
 
 @command
-@takes_data
 def certify(
     data: Data,
-    diffusivity: Annotated[
-        str, option("simple, sigmoid, softmax, gaussian, constant …, or package.module:name.", default=True)
-    ] = "simple",
-    step_size: Annotated[float, option("Step size of the diffusion.", default=True)] = 0.5,
-    steps: Annotated[int, option("Number of steps.", low=1, default=True)] = 6,
-    source_weight: Annotated[float, option("Weight of the source term.", default=True)] = 0.1,
-    nodes: Annotated[int, option("Largest number of nodes; more are sampled.", low=2, default=True)] = 500,
-    as_json: Json = False,
+    output: Output,
+    diffusivity: str = option("simple, sigmoid, softmax, gaussian, constant …, or package.module:name.", "simple"),
+    step_size: float = option("Step size of the diffusion.", 0.5),
+    steps: int = option("Number of steps.", 6, low=1),
+    source_weight: float = option("Weight of the source term.", 0.1),
+    nodes: int = option("Largest number of nodes; more are sampled.", 500, low=2),
 ) -> None:
     """Check the theorems on data.
 
@@ -42,7 +39,6 @@ def certify(
     from difformer.diffusion import certify as run_all
     from difformer.diffusion.certificates import certificate_summary
 
-    output = Output(as_json)
     if data.dataset is None and data.features is None:
         data = replace(data, dataset=DEFAULT_DATASET)
     task = data.source().load()

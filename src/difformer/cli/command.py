@@ -6,7 +6,6 @@ exit code 2. Any other exception is a bug and keeps its traceback, so that it ca
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import sys
@@ -14,10 +13,12 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.models import ArgumentInfo
 
 from difformer.cli.output import Output, printable
 from difformer.distributed import rank
@@ -36,7 +37,6 @@ _SPELLED |= {"splits": "--split FILE", "batch_size": "--batch-size", "label_colu
 
 _debug = False
 _takes_data = True  # whether the command that runs has the option --data
-Function = TypeVar("Function", bound=Callable[..., None])
 
 
 def take_debug_flag(arguments: Sequence[str]) -> list[str]:
@@ -48,18 +48,28 @@ def take_debug_flag(arguments: Sequence[str]) -> list[str]:
     return [word for place, word in enumerate(words) if word != "--debug" or place > stop]
 
 
-def command(function: Function) -> Function:
-    """Decorates a command: expected errors become one message and exit code 2, Ctrl-C becomes exit code 130."""
-    takes_data = "data" in inspect.signature(function).parameters
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorates a command: expected errors become one message and exit code 2, Ctrl-C becomes exit code 130.
 
-    @functools.wraps(function)
-    def run(*args: object, **kwargs: object) -> None:
+    A parameter that is a dataclass of options (`Output`, `difformer.cli.inputs.Data`) adds its fields to the command.
+    """
+    declared = inspect.signature(function, eval_str=True).parameters
+    groups = {name: one.annotation for name, one in declared.items() if is_dataclass(one.annotation)}
+    own = [parameter for name, parameter in declared.items() if name not in groups]
+    parameters = own + [parameter for group in groups.values() for parameter in _members(group)]
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    parameters.sort(key=lambda one: not isinstance(one.default, ArgumentInfo))
+    takes_data = any(one.name == "data" for one in parameters)
+
+    def run(**given: Any) -> None:
         global _takes_data
         _takes_data = takes_data
         warnings.showwarning = _show_warning  # type: ignore[assignment]
         warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
         try:
-            function(*args, **kwargs)
+            for name, group in groups.items():
+                given[name] = group(**{one.name: given.pop(one.name) for one in fields(group)})
+            function(**given)
             sys.stdout.flush()  # here, where a closed pipe can be handled
         except KeyboardInterrupt as error:
             print(printable(f"interrupted{_saved(error)}"), file=sys.stderr)
@@ -79,7 +89,15 @@ def command(function: Function) -> Function:
         finally:
             _takes_data = True
 
-    return run  # type: ignore[return-value]
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _members(group: Any) -> list[inspect.Parameter]:
+    """The options of a group, with their types."""
+    typed = inspect.signature(group, eval_str=True).parameters
+    return [typed[one.name].replace(default=one.metadata["option"]) for one in fields(group)]
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from __future__ import annotations
 import time
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from difformer.cli.command import command
-from difformer.cli.options import Device, Json, option
+from difformer.cli.options import DEVICE, option
 from difformer.cli.output import Output, clock_time, counted
 
 DATASET = "digits"
@@ -33,11 +33,11 @@ KEPT = "difformer"
 
 @command
 def demo(
-    splits: Annotated[int, option("Random splits, one run each.", low=1, default=True)] = 3,
-    out: Annotated[Path | None, option("Folder of the run that is kept; runs/demo by default.")] = None,
-    open_it: Annotated[bool, option("Open the report in the browser.", "--open/--no-open")] = True,
-    device: Device = "auto",
-    as_json: Json = False,
+    output: Output,
+    splits: int = option("Random splits, one run each.", 3, low=1),
+    out: Path | None = option("Folder of the run that is kept; runs/demo by default."),
+    open_it: bool = option("Open the report in the browser.", True, "--open/--no-open", show_default=False),
+    device: str = DEVICE,
 ) -> None:
     """Compare six models on handwritten digits.
 
@@ -48,7 +48,6 @@ def demo(
     from difformer.training.config import make_config
     from difformer.training.run_folder import check_free
 
-    output = Output(as_json)
     folder = _new_folder() if out is None else out
     check_free(folder)
     started = time.monotonic()

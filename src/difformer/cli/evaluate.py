@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from difformer.cli.command import command
 from difformer.cli.description import variety
-from difformer.cli.options import Device, Json, Run, Seed
+from difformer.cli.options import DEVICE, RUN, SEED
 from difformer.cli.output import Output, mean_and_deviation, score
 
 PARTS = ("train", "valid", "test")
 
 
 @command
-def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
+def evaluate(output: Output, run: Path = RUN, device: str = DEVICE) -> None:
     """Measure a run again, with every metric that fits.
 
     The table has the metrics of every seed on train, validation and test instances.
@@ -25,7 +26,6 @@ def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
     from difformer.training.run_folder import RunFolder
     from difformer.training.trained_run import evaluate as measure
 
-    output = Output(as_json)
     folder = RunFolder.open(run)
     about = folder.about["data"]
     chosen_by = about["metric"] if folder.config.metric == "auto" else folder.config.metric
@@ -49,7 +49,7 @@ def evaluate(run: Run, device: Device = "auto", as_json: Json = False) -> None:
 
 
 @command
-def energy(run: Run, seed: Seed = None, device: Device = "auto", as_json: Json = False) -> None:
+def energy(output: Output, run: Path = RUN, seed: int | None = SEED, device: str = DEVICE) -> None:
     """Show energy and effective rank of every layer.
 
     Energy that falls to 0 and rank that falls to 1 mean that all states have become alike (over-smoothing); a source
@@ -57,7 +57,6 @@ def energy(run: Run, seed: Seed = None, device: Device = "auto", as_json: Json =
     """
     from difformer.training.trained_run import energy as measure
 
-    output = Output(as_json)
     profile = measure(run, seed=seed, device=device)
     energies, ranks = profile.energy.tolist(), profile.effective_rank.tolist()
     edges = None if profile.dirichlet is None else profile.dirichlet.tolist()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from difformer.cli.command import command, joined, resumable
 from difformer.cli.description import (
@@ -18,8 +18,8 @@ from difformer.cli.description import (
     headline,
     report_results,
 )
-from difformer.cli.inputs import DEFAULT_MODEL, OWN_PRESET, Data, Request, add_preset_data, read_request, takes_data
-from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, option, read_seeds
+from difformer.cli.inputs import DEFAULT_MODEL, OWN_PRESET, Data, Request, add_preset_data, read_request
+from difformer.cli.options import DEVICE, METRIC, MODEL, MODEL_NAME, SETTINGS, option, read_seeds
 from difformer.cli.output import Output, Progress, counted
 from difformer.distributed import under_torchrun
 from difformer.errors import UserError
@@ -33,51 +33,37 @@ DEFAULT_SEEDS = 5
 
 
 @command
-@takes_data
 def fit(
     data: Data,
-    model: Model = None,
-    preset: Annotated[
-        str | None,
-        option(
-            "Settings to start from: a preset of the package (best, paper or public-code; `difformer models NAME` "
-            "lists them), or a file written by `difformer tune`. --set overrides them.",
-            metavar="NAME|FILE",
-            panel=MODEL,
-        ),
-    ] = None,
-    settings: Settings = None,
-    metric: Metric = None,
-    batch_size: Annotated[
-        int | None, option("Nodes or graphs per mini-batch; short for --set batch_size=….", panel=MODEL)
-    ] = None,
-    seeds: Annotated[
-        str | None,
-        option(
-            f"Number of runs, or their seeds (0,3,7 or 5-9; one seed: 3,); {DEFAULT_SEEDS} by default. Seed s uses "
-            "split s modulo the number of splits.",
-            metavar="N|A,B,…",
-        ),
-    ] = None,
-    alongside: Annotated[
-        list[str] | None,
-        option("Also train the same settings with attention off, and compare.", "--with", metavar=ATTENTION_OFF),
-    ] = None,
-    device: Device = "auto",
-    out: Annotated[Path | None, option("New folder for the run; runs/DATASET-MODEL-TIME by default.")] = None,
-    resume: Annotated[Path | None, option("Resume an interrupted run; the result is the same.", metavar="RUN")] = None,
-    stacked: Annotated[
-        bool | None,
-        option(
-            "Train all seeds as one stacked model, or one after the other; by default whichever is likely faster.",
-            "--stacked/--no-stacked",
-        ),
-    ] = None,
-    shard: Annotated[
-        bool, option("Partition the graph on the fly, so that all ranks train each seed together.", "--shard")
-    ] = False,
-    tensorboard: Annotated[bool, option("Write TensorBoard event files too.", "--tensorboard")] = False,
-    as_json: Json = False,
+    output: Output,
+    model: str | None = MODEL_NAME,
+    preset: str | None = option(
+        "Settings to start from: a preset of the package (best, paper or public-code; `difformer models NAME` lists "
+        "them), or a file written by `difformer tune`. --set overrides them.",
+        metavar="NAME|FILE",
+        panel=MODEL,
+    ),
+    settings: list[str] | None = SETTINGS,
+    metric: str | None = METRIC,
+    batch_size: int | None = option("Nodes or graphs per mini-batch; short for --set batch_size=….", panel=MODEL),
+    seeds: str | None = option(
+        f"Number of runs, or their seeds (0,3,7 or 5-9; one seed: 3,); {DEFAULT_SEEDS} by default. Seed s uses split s "
+        "modulo the number of splits.",
+        metavar="N|A,B,…",
+    ),
+    alongside: list[str] | None = option(
+        "Also train the same settings with attention off, and compare.", None, "--with", metavar=ATTENTION_OFF
+    ),
+    device: str = DEVICE,
+    out: Path | None = option("New folder for the run; runs/DATASET-MODEL-TIME by default."),
+    resume: Path | None = option("Resume an interrupted run; the result is the same.", metavar="RUN"),
+    stacked: bool | None = option(
+        "Train all seeds as one stacked model, or one after the other; by default whichever is likely faster."
+    ),
+    shard: bool = option(
+        "Partition the graph on the fly, so that all ranks train each seed together.", False, "--shard"
+    ),
+    tensorboard: bool = option("Write TensorBoard event files too.", False, "--tensorboard"),
 ) -> None:
     """Train a model from several seeds.
 
@@ -87,7 +73,6 @@ def fit(
     are spread over the processes; with --shard, or a folder made by `difformer partition`, the graph is spread instead.
     Link prediction and edge features are outside of this package for now.
     """
-    output = Output(as_json)
     parts = Path(data.dataset) if data.dataset and (Path(data.dataset) / "partition.json").is_file() else None
     where: dict[str, Any] = {"device": device, "tensorboard": tensorboard, "output": output}
     if resume is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from difformer.cli.command import command
 from difformer.cli.description import meanings
-from difformer.cli.options import Json, argument, model_names, option
+from difformer.cli.options import argument, model_names, option
 from difformer.cli.output import Output, counted, listed, make_table, shown
 from difformer.errors import UserError
 
@@ -33,11 +33,11 @@ KEY = (
 
 @command
 def models(
-    name: Annotated[str | None, argument("A model, to see its settings and presets.", complete=model_names)] = None,
-    presets: Annotated[
-        bool, option("Of one model: every preset with its values and the command that found it.", "--presets")
-    ] = False,
-    as_json: Json = False,
+    output: Output,
+    name: str | None = argument("A model, to see its settings and presets.", complete=model_names),
+    presets: bool = option(
+        "Of one model: every preset with its values and the command that found it.", False, "--presets"
+    ),
 ) -> None:
     """List the models, or show one.
 
@@ -46,7 +46,6 @@ def models(
     """
     from difformer.zoo.model_catalogue import MODELS
 
-    output = Output(as_json)
     if presets and name is None:
         raise UserError("--presets: name a model: difformer models NAME --presets")
     if name is not None:

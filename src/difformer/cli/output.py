@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from difformer.cli.options import member
 from difformer.files import UNSAFE, finite
 from difformer.files import printable as printable
 
@@ -29,20 +30,21 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"|–|input|[|+-]?[\d.]([\d.,:/%±…e +-]|[hms]\b)*")  # also 7/60, 0.7 ± 0.1, 1e-07, 3m04s
 HEADINGS = ("run", "epoch", "loss", "train", "valid", "test", "best epoch", "its valid", "its test")
-REDRAWS_PER_SECOND = 8
-DRAWING_SHARE = 0.05  # of the time, at most: a slow terminal must not slow down the training
+REDRAWS_PER_SECOND = 4  # by a thread of their own: a slow terminal does not slow down the training
 LINES_PER_RUN = 10
 ROWS_SHOWN = 12
 WAITS = (30.0, 120.0, 600.0)  # seconds without an evaluation after which a message is printed
 
 
+@dataclass
 class Output:
     """Standard output for results, standard error for everything else."""
 
-    def __init__(self, as_json: bool = False) -> None:
+    as_json: bool = member("Print one JSON document; progress goes to stderr.", False, "--json")
+
+    def __post_init__(self) -> None:
         from rich.console import Console
 
-        self.as_json = as_json
         self.out: Console = Console(highlight=False, emoji=False, width=_width())
         self.err: Console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
@@ -175,7 +177,7 @@ class Progress:
         self.output, self.metric, self.runs, self.epochs, self.clock = output, metric, max(runs, 1), epochs, clock
         self.rows: dict[tuple[Any, Any], _Row] = {}
         self.seen = 0
-        self.started = self.first_event = self._next_drawing = clock()
+        self.started = self.first_event = clock()
         self._live: Any = None
         self._begun = threading.Event()
 
@@ -190,15 +192,14 @@ class Progress:
         if self.output.err.is_terminal:
             from rich.live import Live
 
-            self._live = Live(console=self.output.err, auto_refresh=False, transient=False)
+            self._live = Live(console=self.output.err, get_renderable=self.table, refresh_per_second=REDRAWS_PER_SECOND)
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._begun.set()
         if self._live is not None:
-            self._draw()
-            self._live.stop()
+            self._live.stop()  # draws once more
 
     def _while_nothing_is_seen(self) -> None:
         """The first epoch on a large graph can take minutes: says that work is going on."""
@@ -212,7 +213,7 @@ class Progress:
             )
 
     def on_epoch(self, event: EpochEvent) -> None:
-        """Records an evaluated epoch, and redraws if due."""
+        """Records an evaluated epoch, and prints its line where there is no live table."""
         self._begun.set()
         self.seen += 1
         self.epochs = event.epochs  # fewer than requested if a model has nothing to train
@@ -220,13 +221,12 @@ class Progress:
             self.first_event = self.clock()
         # The first epoch of a run counts for the speed only if the run began after all others had ended.
         ended = bool(self.rows) and all(row.event.epoch >= row.event.epochs for row in self.rows.values())
-        first = _Row(event, 0 if ended else event.epoch, self.seen, self.seen)
-        row = self.rows.setdefault((event.seed, event.split), first)
+        run = (event.seed, event.split)
+        row = self.rows.get(run) or _Row(event, 0 if ended else event.epoch, self.seen, self.seen)
         row.event, row.seen = event, self.seen
-        if self._live is not None:
-            if self.clock() >= self._next_drawing:
-                self._draw()
-        elif event.epoch in (1, event.epochs) or event.epoch % max(1, event.epochs // LINES_PER_RUN) == 0:
+        self.rows = {**self.rows, run: row}  # a new dictionary, as the thread that draws may be reading the old one
+        due = event.epoch in (1, event.epochs) or event.epoch % max(1, event.epochs // LINES_PER_RUN) == 0
+        if due and self._live is None:
             said = f"seed {event.seed} epoch {event.epoch}/{event.epochs} loss {event.loss:.4f}"
             said += f" valid {score(event.valid_metric)} test {score(event.test_metric)}"
             self.output.remark(" | ".join(filter(None, (said, self._speed_and_time_left()))))
@@ -234,12 +234,6 @@ class Progress:
     def on_stop_request(self) -> None:
         """Confirms Ctrl-C: the current epoch may take a while."""
         self.output.remark("stopping after this epoch and saving the state; Ctrl-C again stops at once")
-
-    def _draw(self) -> None:
-        began = self.clock()
-        self._live.update(self.table(), refresh=True)
-        now = self.clock()
-        self._next_drawing = now + max(1 / REDRAWS_PER_SECOND, (now - began) / DRAWING_SHARE)
 
     def table(self) -> RenderableType:
         """The latest runs, one row each, and the overall progress."""

@@ -7,12 +7,12 @@ import shlex
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from difformer.cli.command import command, joined, silence
 from difformer.cli.description import describe_task
-from difformer.cli.inputs import DEFAULT_MODEL, Data, read_settings, takes_data
-from difformer.cli.options import MODEL, Device, Json, Metric, Model, Settings, key_values, metric_setting, option
+from difformer.cli.inputs import DEFAULT_MODEL, Data, read_settings
+from difformer.cli.options import DEVICE, METRIC, MODEL, MODEL_NAME, SETTINGS, key_values, metric_setting, option
 from difformer.cli.output import Output, clock_time, counted, listed, shown
 from difformer.distributed import under_torchrun
 from difformer.errors import UserError
@@ -26,37 +26,28 @@ SHOWN = 5
 
 
 @command
-@takes_data
 def tune(
     data: Data,
-    model: Model = DEFAULT_MODEL,
-    models: Annotated[
-        list[str] | None,
-        option("Models to tune in place of --model, each with --trials trials.", metavar="MODEL…", panel=MODEL),
-    ] = None,
-    trials: Annotated[
-        int, option("Settings to try per model, including the defaults and earlier calls.", low=1, default=True)
-    ] = 20,
-    seconds: Annotated[float | None, option("Start no trial after that time.")] = None,
-    jobs: Annotated[int, option("Processes that work at the same time.", low=1, default=True)] = 1,
-    seeds: Annotated[int, option("Runs that a trial averages over, one per split.", low=1, default=True)] = 1,
-    sampler: Annotated[str, option("random, tpe (guided), or grid (points in order).", default=True)] = "random",
-    space: Annotated[
-        list[str] | None,
-        option(
-            "Values to try for a setting, in place of the default ones; repeatable.", metavar="KEY=A,B,…", panel=MODEL
-        ),
-    ] = None,
-    settings: Settings = None,
-    metric: Metric = None,
-    prune: Annotated[bool, option("Stop trials early that stay below the median.", default=True)] = True,
-    stacked: Annotated[
-        bool | None, option("Train settings of one shape as one model; by default if there is a GPU.")
-    ] = None,
-    seed: Annotated[int, option("Seed of the choice of settings.", default=True)] = 0,
-    out: Annotated[Path | None, option("Folder of the study; tune/DATASET-MODEL by default.")] = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    output: Output,
+    model: str | None = MODEL_NAME,
+    models: list[str] | None = option(
+        "Models to tune in place of --model, each with --trials trials.", metavar="MODEL…", panel=MODEL
+    ),
+    trials: int = option("Settings to try per model, including the defaults and earlier calls.", 20, low=1),
+    seconds: float | None = option("Start no trial after that time."),
+    jobs: int = option("Processes that work at the same time.", 1, low=1),
+    seeds: int = option("Runs that a trial averages over, one per split.", 1, low=1),
+    sampler: str = option("random, tpe (guided), or grid (points in order).", "random"),
+    space: list[str] | None = option(
+        "Values to try for a setting, in place of the default ones; repeatable.", metavar="KEY=A,B,…", panel=MODEL
+    ),
+    settings: list[str] | None = SETTINGS,
+    metric: str | None = METRIC,
+    prune: bool = option("Stop trials early that stay below the median.", True),
+    stacked: bool | None = option("Train settings of one shape as one model; by default if there is a GPU."),
+    seed: int = option("Seed of the choice of settings.", 0),
+    out: Path | None = option("Folder of the study; tune/DATASET-MODEL by default."),
+    device: str = DEVICE,
 ) -> None:
     """Search for good settings on validation data.
 
@@ -67,17 +58,15 @@ def tune(
     """
     from difformer.training.study import tune as search
 
-    output = Output(as_json)
     if under_torchrun():
         if jobs > 1 or stacked:
             raise UserError("--jobs and --stacked are for one process; under torchrun every rank is one of the jobs")
         silence(output)
-    assert model is not None
     source = data.source()
     task = source.load()
     task.check_finite()
     held = [*(settings or ()), *metric_setting(metric)]
-    names = models or [model]
+    names = models or [model or DEFAULT_MODEL]
     about: dict[str, Any] = {"runs": seeds, "sampler": sampler, "seed": seed, "prune": prune}
     questions = [_question(task, source, name, space, held, **about) for name in names]
     folder = out or Path("tune") / (f"{task.name}-{names[0]}" if len(names) == 1 else task.name)
