@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from difformer.cli.command import CHECK_FAILED, command
-from difformer.cli.inputs import Data
+from difformer.cli.inputs import Data, load
 from difformer.cli.options import option
 from difformer.cli.output import Output
 
@@ -41,9 +41,7 @@ def certify(
 
     if data.dataset is None and data.features is None:
         data = replace(data, dataset=DEFAULT_DATASET)
-    task = data.source().load()
-    task.check_finite()
-    states, graph, said = _states(task, nodes)
+    states, graph, said = _states(load(data.source()), nodes)
     output.say(said)
     found = run_all(
         states, graph, diffusivity=diffusivity, step_size=step_size, steps=steps, source_weight=source_weight

@@ -117,6 +117,13 @@ class Data:
         return TaskSource(options=options, files={role: str(path) for role, path in files.items()})
 
 
+def load(source: TaskSource) -> Task:
+    """The task, whose features and targets must be finite."""
+    task = source.load()
+    task.check_finite()
+    return task
+
+
 def _check_files(**files: Path | None) -> None:
     for role, path in files.items():
         if path is not None and not path.exists():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from difformer.cli.command import command
 from difformer.cli.description import describe_task
-from difformer.cli.inputs import Data
+from difformer.cli.inputs import Data, load
 from difformer.cli.options import option
 from difformer.cli.output import Output, counted
 
@@ -28,8 +28,7 @@ def partition(
     from difformer.distributed.partition_folder import write_partition
 
     source = data.source()
-    task = source.load()
-    task.check_finite()
+    task = load(source)
     output.say("\n".join(describe_task(task)))
     folder = out or Path("parts") / f"{task.name}-{parts}"
     made = write_partition(task, folder, parts, method=method, seed=seed, source=source.to_dict())

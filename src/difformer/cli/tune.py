@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from difformer.cli.command import command, joined, silence
 from difformer.cli.description import describe_task
-from difformer.cli.inputs import DEFAULT_MODEL, Data, read_settings
+from difformer.cli.inputs import DEFAULT_MODEL, Data, load, read_settings
 from difformer.cli.options import DEVICE, METRIC, MODEL, MODEL_NAME, SETTINGS, key_values, metric_setting, option
 from difformer.cli.output import Output, clock_time, counted, listed, shown
 from difformer.distributed import under_torchrun
@@ -63,8 +63,7 @@ def tune(
             raise UserError("--jobs and --stacked are for one process; under torchrun every rank is one of the jobs")
         silence(output)
     source = data.source()
-    task = source.load()
-    task.check_finite()
+    task = load(source)
     held = [*(settings or ()), *metric_setting(metric)]
     names = models or [model or DEFAULT_MODEL]
     about: dict[str, Any] = {"runs": seeds, "sampler": sampler, "seed": seed, "prune": prune}
