@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_DATASET = "sbm"
 
 
-@command
+@command("difformer certify cora --diffusivity sigmoid")
 def certify(
     data: Data,
     output: Output,

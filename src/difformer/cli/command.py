@@ -48,50 +48,61 @@ def take_debug_flag(arguments: Sequence[str]) -> list[str]:
     return [word for place, word in enumerate(words) if word != "--debug" or place > stop]
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
+def command(example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorates a command: expected errors become one message and exit code 2, Ctrl-C becomes exit code 130.
 
-    A parameter that is a dataclass of options (`Output`, `difformer.cli.inputs.Data`) adds its fields to the command.
+    A parameter that is a dataclass of options (`Output`, `difformer.cli.inputs.Data`) adds its fields to the command;
+    help ends with the example.
     """
-    declared = inspect.signature(function, eval_str=True).parameters
-    groups = {name: one.annotation for name, one in declared.items() if is_dataclass(one.annotation)}
-    own = [parameter for name, parameter in declared.items() if name not in groups]
-    parameters = own + [parameter for group in groups.values() for parameter in _members(group)]
-    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
-    parameters.sort(key=lambda one: not isinstance(one.default, ArgumentInfo))
-    takes_data = any(one.name == "data" for one in parameters)
 
-    def run(**given: Any) -> None:
-        global _takes_data
-        _takes_data = takes_data
-        warnings.showwarning = _show_warning  # type: ignore[assignment]
-        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
-        try:
-            for name, group in groups.items():
-                given[name] = group(**{one.name: given.pop(one.name) for one in fields(group)})
-            function(**given)
-            sys.stdout.flush()  # here, where a closed pipe can be handled
-        except KeyboardInterrupt as error:
-            print(printable(f"interrupted{_saved(error)}"), file=sys.stderr)
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            # The reader of our output has gone (`difformer datasets | head`).
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0) from None
-        except Exception as error:
-            if not isinstance(error, EXPECTED) and not out_of_memory(error):
-                print("This is a bug in difformer; please report it with the traceback.", file=sys.stderr)
-                raise
-            if _debug:
-                traceback.print_exc()
-            print(f"error: {printable(explain(error))}", file=sys.stderr)
-            raise typer.Exit(USER_ERROR) from None
-        finally:
-            _takes_data = True
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        declared = inspect.signature(function, eval_str=True).parameters
+        groups = {name: one.annotation for name, one in declared.items() if is_dataclass(one.annotation)}
+        own = [parameter for name, parameter in declared.items() if name not in groups]
+        parameters = own + [parameter for group in groups.values() for parameter in _members(group)]
+        parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+        parameters.sort(key=lambda one: not isinstance(one.default, ArgumentInfo))
 
-    run.__name__, run.__doc__ = function.__name__, function.__doc__
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return run
+        def run(**given: Any) -> None:
+            with _explained(takes_data="data" in given):
+                for name, group in groups.items():
+                    given[name] = group(**{one.name: given.pop(one.name) for one in fields(group)})
+                function(**given)
+
+        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        vars(run).update(__signature__=inspect.Signature(parameters), example=example)
+        return run
+
+    return decorate
+
+
+@contextmanager
+def _explained(takes_data: bool) -> Iterator[None]:
+    """Errors as one message and an exit code, warnings as one line."""
+    global _takes_data
+    _takes_data = takes_data
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
+    warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
+    try:
+        yield
+        sys.stdout.flush()  # here, where a closed pipe can be handled
+    except KeyboardInterrupt as error:
+        print(printable(f"interrupted{_saved(error)}"), file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader of our output has gone (`difformer datasets | head`).
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+    except Exception as error:
+        if not isinstance(error, EXPECTED) and not out_of_memory(error):
+            print("This is a bug in difformer; please report it with the traceback.", file=sys.stderr)
+            raise
+        if _debug:
+            traceback.print_exc()
+        print(f"error: {printable(explain(error))}", file=sys.stderr)
+        raise typer.Exit(USER_ERROR) from None
+    finally:
+        _takes_data = True
 
 
 def _members(group: Any) -> list[inspect.Parameter]:

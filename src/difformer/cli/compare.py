@@ -12,7 +12,7 @@ from difformer.cli.output import Output, clock_time, mean_and_deviation, shown
 PARTS = ("train", "valid", "test")
 
 
-@command
+@command("difformer compare runs/first runs/second")
 def compare(
     output: Output, runs: list[Path] = argument("Two or more run folders of the same task.", ..., metavar="RUN")
 ) -> None:

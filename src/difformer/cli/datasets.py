@@ -29,10 +29,12 @@ _SHORT = {
 }
 
 
-@command
+@command("difformer datasets cora")
 def datasets(
     output: Output,
-    name: str | None = argument("A data set, to see its protocols and options.", complete=dataset_names),
+    name: str | None = argument(
+        "A data set, to see its protocols and options.", metavar="NAME", complete=dataset_names
+    ),
     root: Path | None = option("Folder to search for files first."),
 ) -> None:
     """List the data sets, or show one.

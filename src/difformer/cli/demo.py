@@ -31,7 +31,7 @@ SYSTEMS = {  # model: what it is called here, and the structure that it uses
 KEPT = "difformer"
 
 
-@command
+@command("difformer demo")
 def demo(
     output: Output,
     splits: int = option("Random splits, one run each.", 3, low=1),

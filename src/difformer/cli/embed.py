@@ -13,7 +13,7 @@ from difformer.cli.output import Output, check_new
 from difformer.errors import UserError
 
 
-@command
+@command("difformer embed runs/my-run --out states.npz")
 def embed(
     new: NewRows,
     output: Output,

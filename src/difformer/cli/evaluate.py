@@ -1,4 +1,4 @@
-"""``difformer evaluate`` and ``difformer energy``: measure a run again, from its folder alone."""
+"""``difformer evaluate``: measure a run again, from its folder alone."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from difformer.cli.command import command
 from difformer.cli.description import variety
-from difformer.cli.options import DEVICE, RUN, SEED
+from difformer.cli.options import DEVICE, RUN
 from difformer.cli.output import Output, mean_and_deviation, score
 
 PARTS = ("train", "valid", "test")
 
 
-@command
+@command("difformer evaluate runs/my-run")
 def evaluate(output: Output, run: Path = RUN, device: str = DEVICE) -> None:
     """Measure a run again, with every metric that fits.
 
@@ -46,27 +46,3 @@ def evaluate(output: Output, run: Path = RUN, device: str = DEVICE) -> None:
     for metric in names:
         values = [f"{p} {mean_and_deviation(m['mean'], m['std'], len(seeds))}" for p, m in means[metric].items()]
         output.say(f"{metric}: {', '.join(values)}")
-
-
-@command
-def energy(output: Output, run: Path = RUN, seed: int | None = SEED, device: str = DEVICE) -> None:
-    """Show energy and effective rank of every layer.
-
-    Energy that falls to 0 and rank that falls to 1 mean that all states have become alike (over-smoothing); a source
-    term (`--set source_weight=0.5`) or fewer layers prevent it.
-    """
-    from difformer.training.trained_run import energy as measure
-
-    profile = measure(run, seed=seed, device=device)
-    energies, ranks = profile.energy.tolist(), profile.effective_rank.tolist()
-    edges = None if profile.dirichlet is None else profile.dirichlet.tolist()
-    output.json({"run": run, "energy": energies, "dirichlet": edges, "effective_rank": ranks})
-    columns = {"energy, all pairs": energies, "energy, edges": edges or []}
-    rows = [
-        [k or "input", *(f"{values[k]:.6f}" for values in columns.values() if values), f"{ranks[k]:.2f}"]
-        for k in range(len(energies))
-    ]
-    output.table(["layer", *(name for name, values in columns.items() if values), "effective rank"], rows)
-    output.say(
-        "energies are means over pairs, on states of unit length: measured, not proved, since queries and keys differ."
-    )

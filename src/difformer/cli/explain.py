@@ -11,7 +11,7 @@ from difformer.cli.options import DEVICE, RUN, SEED, option
 from difformer.cli.output import Output
 
 
-@command
+@command("difformer explain runs/my-run --node 17")
 def explain(
     new: NewRows,
     output: Output,

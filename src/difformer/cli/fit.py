@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 DEFAULT_SEEDS = 5
 
 
-@command
+@command("difformer fit cora --preset best --seeds 5")
 def fit(
     data: Data,
     output: Output,

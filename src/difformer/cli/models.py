@@ -31,10 +31,10 @@ KEY = (
 )
 
 
-@command
+@command("difformer models difformer-s")
 def models(
     output: Output,
-    name: str | None = argument("A model, to see its settings and presets.", complete=model_names),
+    name: str | None = argument("A model, to see its settings and presets.", metavar="NAME", complete=model_names),
     presets: bool = option(
         "Of one model: every preset with its values and the command that found it.", False, "--presets"
     ),

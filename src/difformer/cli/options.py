@@ -52,7 +52,7 @@ def model_names(incomplete: str) -> list[str]:
     return [name for name in MODELS if name.startswith(incomplete)]
 
 
-RUN = argument("Run folder, as written by `difformer fit`.", ...)
+RUN = argument("Run folder, as written by `difformer fit`.", ..., metavar="RUN")
 SEED = option("Seed of the run to use; by default the one with the best validation score.")
 FORCE = option("Overwrite an existing file.", False, "--force")
 DEVICE = option("auto, cpu, cuda, cuda:1 or mps.", "auto")

@@ -11,7 +11,7 @@ from difformer.cli.options import option
 from difformer.cli.output import Output, counted
 
 
-@command
+@command("difformer partition cora --parts 4 --out parts")
 def partition(
     data: Data,
     output: Output,

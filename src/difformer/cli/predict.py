@@ -16,7 +16,7 @@ from difformer.errors import UserError
 SHOWN, COLUMNS = 10, 12  # rows and columns on the screen; the file has all
 
 
-@command
+@command("difformer predict runs/my-run --features new.csv --out predictions.csv")
 def predict(
     new: NewRows,
     output: Output,

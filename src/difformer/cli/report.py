@@ -10,7 +10,7 @@ from difformer.cli.options import DEVICE, FORCE, RUN, SEED, option
 from difformer.cli.output import Output, check_new
 
 
-@command
+@command("difformer report runs/my-run --open")
 def report(
     output: Output,
     run: Path = RUN,

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from difformer.experiments.runner import Outcome
 
 
-@command
+@command("difformer reproduce citation --quick")
 def reproduce(
     output: Output,
-    name: str | None = argument("Which table or figure; --list shows them."),
+    name: str | None = argument("Which table or figure; --list shows them.", metavar="NAME"),
     show_list: bool = option("List the tables and figures, and stop.", False, "--list"),
     quick: bool = option("Small synthetic data and few epochs: does it work?", False, "--quick"),
     seeds: int | None = option("Seeds per cell; by default as the protocol says."),

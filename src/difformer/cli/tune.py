@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SHOWN = 5
 
 
-@command
+@command("difformer tune cora --trials 64")
 def tune(
     data: Data,
     output: Output,
