@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from difformer.cli.options import option
 from difformer.cli.output import printable
 
 START = """\
@@ -124,22 +125,17 @@ for _name in chain.from_iterable(COMMANDS.values()):
     app.command(cls=_Command, epilog=f"\b\nExample: {_function.example}")(_function)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+@app.callback()
+def _options(
+    context: typer.Context,
+    version: bool = option("Show the version.", False, "--version"),
+    debug: bool = option("Show the traceback of an error; with any command.", False, "--debug"),
+) -> None:
+    """Options before the command; `--debug` is removed from the words before they reach this function."""
+    if version:
         from difformer import __version__
 
         print(f"difformer {__version__}")
         raise typer.Exit
-
-
-@app.callback()
-def _options(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; with any command.")] = False,
-) -> None:
-    """Options before the command; `--debug` is removed from the words before they reach this function."""
     if context.invoked_subcommand is None:
         print(START, end="")

@@ -33,7 +33,7 @@ _SHORT = {
 def datasets(
     output: Output,
     name: str | None = argument(
-        "A data set, to see its protocols and options.", metavar="NAME", complete=dataset_names
+        "A data set, to see its protocols and options.", metavar="NAME", autocompletion=dataset_names
     ),
     root: Path | None = option("Folder to search for files first."),
 ) -> None:

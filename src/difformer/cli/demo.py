@@ -36,7 +36,7 @@ def demo(
     output: Output,
     splits: int = option("Random splits, one run each.", 3, low=1),
     out: Path | None = option("Folder of the run that is kept; runs/demo by default."),
-    open_it: bool = option("Open the report in the browser.", True, "--open/--no-open", show_default=False),
+    open_it: bool | None = option("Open the report in the browser.", None, "--open/--no-open"),
     device: str = DEVICE,
 ) -> None:
     """Compare six models on handwritten digits.
@@ -81,7 +81,7 @@ def demo(
     output.say(f"Run folder of the last model: {folder}")
     if report is not None:
         output.say(f"Report: {report}")
-        if open_it and output.out.is_terminal:
+        if open_it is not False and output.out.is_terminal:
             import webbrowser
 
             webbrowser.open(report.resolve().as_uri())

@@ -178,7 +178,8 @@ def _train(
     output: Output,
 ) -> Any:
     """Calls a function that trains, with its progress shown."""
-    with resumable(folder), Progress.of(output, config, metric, runs) as shown:
+    metric = metric if config.metric == "auto" else config.metric
+    with resumable(folder), Progress(output, metric=metric, runs=runs, epochs=config.epochs) as shown:
         callbacks: list[Any] = [shown]
         if tensorboard and rank() == 0:
             from difformer.training.callbacks import TensorBoard

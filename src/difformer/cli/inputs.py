@@ -34,7 +34,7 @@ class Data:
         "Name of a data set (`difformer datasets` lists them), or a table such as customers.csv.",
         declare=argument,
         metavar="DATASET",
-        complete=dataset_names,
+        autocompletion=dataset_names,
     )
     protocol: str | None = member("Splits and preprocessing of the data set; short for --data protocol=….", panel=DATA)
     data: list[str] | None = member(
@@ -60,8 +60,9 @@ class Data:
     def source(self) -> TaskSource:
         """The recipe of a task, from a data set's name or your own files."""
         features, dataset = self.features, self.dataset
-        if dataset is not None and features is None and _is_table(dataset):
-            features, dataset = Path(dataset), None
+        path = Path(dataset or "")
+        if dataset is not None and features is None and (path.is_file() or path.suffix.lower() in TABLES):
+            features, dataset = path, None
         named = {"features": features, "labels": self.labels, "edges": self.edges}
         files = {role: path for role, path in named.items() if path is not None}
         if dataset is not None:
@@ -128,11 +129,6 @@ def _check_files(**files: Path | None) -> None:
     for role, path in files.items():
         if path is not None and not path.exists():
             raise FileNotFoundError(f"--{role}: there is no file {path}")
-
-
-def _is_table(word: str) -> bool:
-    """Whether what was given in place of a data set is a file: it exists, or its name says so."""
-    return Path(word).is_file() or Path(word).suffix.lower() in TABLES
 
 
 @dataclass(frozen=True)
@@ -249,10 +245,8 @@ class NewRows:
         ids, name = options.get("ids"), None
         if task.instance_names and own_files:
             name = id_column_name(own_files["features"], ids=ids, format=TextFormat(**form("features")))
-        columns: dict[str, Any] = {"columns": task.feature_names, "num_columns": task.num_features}
-        found = read_features(
-            features, **columns, preprocessing=task.preprocessing, ids=ids, id_name=name, **form("features")
-        )
+        known: dict[str, Any] = {"columns": task.feature_names, "num_columns": task.num_features, "ids": ids}
+        found = read_features(features, **known, preprocessing=task.preprocessing, id_name=name, **form("features"))
         notes = list(found.notes) if task.preprocessing is not None else []  # unseen categories, new columns
         index = weight = None
         if edges is None:
@@ -263,9 +257,8 @@ class NewRows:
             index, weight, _ = read_edges(edges, num_nodes=count, **named, format=TextFormat(**form("edges")))
             # Where the nodes of the task have self-loops, new nodes get theirs later, so none are added here.
             kept: dict[str, Any] = {"self_loops": "remove", "duplicates": options.get("duplicates", "error")}
-            index, weight = tidy_edges(
-                index, weight, num_nodes=count, directed=bool(options.get("directed", False)), **kept
-            )
+            kept["directed"] = bool(options.get("directed", False))
+            index, weight = tidy_edges(index, weight, num_nodes=count, **kept)
         for note in notes:
             output.remark(f"note: {with_options(note)}")
         return {"features": found.x, "edges": index, "edge_weight": weight}, tuple(found.ids)

@@ -34,7 +34,9 @@ KEY = (
 @command("difformer models difformer-s")
 def models(
     output: Output,
-    name: str | None = argument("A model, to see its settings and presets.", metavar="NAME", complete=model_names),
+    name: str | None = argument(
+        "A model, to see its settings and presets.", metavar="NAME", autocompletion=model_names
+    ),
     presets: bool = option(
         "Of one model: every preset with its values and the command that found it.", False, "--presets"
     ),

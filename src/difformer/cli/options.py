@@ -15,21 +15,16 @@ DATA = "Data"
 MODEL = "Model and training"
 
 
-def option(help: str, default: Any = None, *names: str, low: int | None = None, **given: Any) -> Any:
+def option(
+    help: str, default: Any = None, *names: str, low: int | None = None, panel: str | None = None, **given: Any
+) -> Any:
     """An option and its default, which help shows unless it is empty; `low` is the least value."""
     shown = not any(default is empty for empty in (None, False, ...))
-    given = {"show_default": shown, **_renamed(given)}
-    return typer.Option(default, *names, help=help, min=low, **given)
+    return typer.Option(default, *names, help=help, show_default=shown, min=low, rich_help_panel=panel, **given)
 
 
 def argument(help: str, default: Any = None, **given: Any) -> Any:
-    return typer.Argument(default, help=help, show_default=False, **_renamed(given))
-
-
-def _renamed(given: dict[str, Any]) -> dict[str, Any]:
-    """``panel=`` and ``complete=`` as typer calls them."""
-    names = {"panel": "rich_help_panel", "complete": "autocompletion"}
-    return {names.get(name, name): value for name, value in given.items()}
+    return typer.Argument(default, help=help, show_default=False, **given)
 
 
 def member(help: str, *given: Any, declare: Callable[..., Any] = option, **more: Any) -> Any:
@@ -57,7 +52,9 @@ SEED = option("Seed of the run to use; by default the one with the best validati
 FORCE = option("Overwrite an existing file.", False, "--force")
 DEVICE = option("auto, cpu, cuda, cuda:1 or mps.", "auto")
 MODEL_NAME = option(
-    "Model to train; `difformer models` lists them. Your own: package.module:Class.", panel=MODEL, complete=model_names
+    "Model to train; `difformer models` lists them. Your own: package.module:Class.",
+    panel=MODEL,
+    autocompletion=model_names,
 )
 SETTINGS = option(
     "A setting of the model or the training, such as hidden_channels=64; repeatable. `difformer models NAME` lists "

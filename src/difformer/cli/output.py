@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from difformer.training import TrainConfig
     from difformer.training.callbacks import EpochEvent
 
 _NUMBER = re.compile(r"|–|input|[|+-]?[\d.]([\d.,:/%±…e +-]|[hms]\b)*")  # also 7/60, 0.7 ± 0.1, 1e-07, 3m04s
@@ -161,15 +160,7 @@ class _Row:
 
 
 class Progress:
-    """Callback of a training that shows its progress.
-
-    Args:
-        output: Where to print.
-        metric: Name of the metric, for the heading.
-        runs: Number of runs (seeds and splits).
-        epochs: Largest number of epochs per run.
-        clock: A monotonic clock, in seconds.
-    """
+    """Callback of a training that shows its progress over so many runs of at most so many epochs."""
 
     def __init__(
         self, output: Output, *, metric: str, runs: int, epochs: int, clock: Callable[[], float] = time.monotonic
@@ -180,12 +171,6 @@ class Progress:
         self.started = self.first_event = clock()
         self._live: Any = None
         self._begun = threading.Event()
-
-    @staticmethod
-    def of(output: Output, config: TrainConfig, metric: str, runs: int) -> Progress:
-        """Of a configuration; `metric` is the task's, which the configuration may override."""
-        chosen = metric if config.metric == "auto" else config.metric
-        return Progress(output, metric=chosen, runs=runs, epochs=max(config.epochs, 1))
 
     def __enter__(self) -> Progress:
         threading.Thread(target=self._while_nothing_is_seen, daemon=True).start()
@@ -207,9 +192,9 @@ class Progress:
         for seconds in WAITS:
             if self._begun.wait(seconds - before):
                 return
-            before = seconds
+            before, passed = seconds, clock_time(seconds)
             self.output.remark(
-                f"running for {clock_time(seconds)}, no evaluation yet; speed and time left follow after the first one"
+                f"running for {passed}, no evaluation yet; speed and time left follow after the first one"
             )
 
     def on_epoch(self, event: EpochEvent) -> None:
@@ -253,17 +238,12 @@ class Progress:
     def done(self) -> float:
         """Fraction of all epochs that is done; a run that stopped early is complete once a later one has begun."""
         newest = max((row.begun for row in self.rows.values()), default=0)
-        shares = [
-            1.0 if row.seen < newest else row.event.epoch / max(row.event.epochs, 1) for row in self.rows.values()
-        ]
+        rows = self.rows.values()
+        shares = (1.0 if row.seen < newest else row.event.epoch / max(row.event.epochs, 1) for row in rows)
         return min(sum(shares) / self.runs, 1.0)
 
     def speed(self) -> float | None:
-        """Epochs per second over all runs, since the first event; None before the second one.
-
-        The first event is left out because it includes the start-up, and because a resumed run does not begin with
-        epoch 1.
-        """
+        """Epochs per second since the first event, which includes the start-up; None before the second one."""
         taken = self.clock() - self.first_event
         made = sum(row.event.epoch - row.first_epoch for row in self.rows.values())
         return made / taken if made > 0 and taken > 0 else None
