@@ -43,7 +43,8 @@ class _Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
+        parameters: Any = self.get_params(ctx)
+        for parameter in parameters:
             if (record := parameter.get_help_record(ctx)) is None:
                 continue
             word, _, kind = record[0].partition(" <")  # typer writes the type as <list[str]>

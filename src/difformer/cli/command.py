@@ -57,7 +57,7 @@ def command(example: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         declared = inspect.signature(function, eval_str=True).parameters
-        groups = {name: one.annotation for name, one in declared.items() if is_dataclass(one.annotation)}
+        groups: dict[str, Any] = {name: one.annotation for name, one in declared.items() if is_dataclass(one.annotation)}
         own = [parameter for name, parameter in declared.items() if name not in groups]
         parameters = own + [parameter for group in groups.values() for parameter in _members(group)]
         parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]

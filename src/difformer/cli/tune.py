@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SHOWN = 5
 
 
-@command("difformer tune cora --trials 64")
+@command("difformer tune cora --models gcn gat difformer-s --trials 64")
 def tune(
     data: Data,
     output: Output,
@@ -51,10 +51,10 @@ def tune(
 ) -> None:
     """Search for good settings on validation data.
 
-    The best settings become a preset file. The defaults are always the first trial. The values that compete are those
-    of the literature for a known data set, and values around the defaults for your own data, unless --space names
-    others; --set holds a setting fixed. The same command continues an earlier one that ended or was interrupted.
-    With --models, every model gets that many trials.
+    Tunes one model or several (--models), in one process, in several (--jobs), stacked on a GPU or over the ranks of
+    torchrun; the same command continues a study that ended or was interrupted. The best settings of each model become
+    a preset file. The defaults are always the first trial. The other values are those of the literature for a known
+    data set, and values around the defaults for your own data; --space replaces them, and --set holds a setting fixed.
     """
     from difformer.training.study import tune as search
 
