@@ -41,7 +41,7 @@ def progress(clock, *, terminal, runs=2, epochs=10):
     return Progress(output, metric="accuracy", runs=runs, epochs=epochs, clock=clock), text
 
 
-def test_lines_of_a_log(clock):
+def test_a_log_gets_about_ten_lines_per_run(clock):
     shown, text = progress(clock, terminal=False, epochs=100)
     with shown:
         for epoch in range(1, 101):
@@ -54,7 +54,7 @@ def test_lines_of_a_log(clock):
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_whoever_waits_for_the_first_evaluation_is_told(clock, monkeypatch, terminal):
+def test_a_long_wait_for_the_first_evaluation_is_announced(clock, monkeypatch, terminal):
     monkeypatch.setattr("difformer.cli.output.WAITS", (0.01, 0.05))
     shown, text = progress(clock, terminal=terminal)
     with shown:
@@ -72,7 +72,7 @@ def test_whoever_waits_for_the_first_evaluation_is_told(clock, monkeypatch, term
     assert "no evaluation yet" not in text.getvalue()
 
 
-def test_the_table_on_a_terminal(clock):
+def test_a_terminal_shows_a_live_table(clock):
     shown, text = progress(clock, terminal=True)
     with shown:
         for epoch in range(1, 6):
@@ -96,7 +96,7 @@ def test_a_run_that_stopped_early_counts_as_done(clock):
     assert shown.time_left() == pytest.approx(9.0)
 
 
-def test_starting_up_is_no_speed(clock):
+def test_start_up_time_does_not_count_for_the_speed(clock):
     shown, _ = progress(clock, terminal=False)
     clock.now += 30
     shown.on_epoch(event(0, 1))
@@ -130,7 +130,7 @@ def test_a_resumed_run_does_not_look_faster_than_it_is(clock):
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(None, "?"), (4.4, "4s"), (184, "3m04s"), (7500, "2h05m")])
-def test_times(seconds, text):
+def test_clock_time_formats_seconds(seconds, text):
     assert clock_time(seconds) == text
 
 
