@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.models import ArgumentInfo
 
-from difformer.cli.output import Output, printable
+from difformer.cli.options import file_options
+from difformer.cli.output import printable
 from difformer.distributed import rank
 from difformer.errors import UserError, WouldNotFitError, out_of_memory
 
@@ -51,13 +52,15 @@ def take_debug_flag(arguments: Sequence[str]) -> list[str]:
 def command(example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorates a command: expected errors become one message and exit code 2, Ctrl-C becomes exit code 130.
 
-    A parameter that is a dataclass of options (`Output`, `difformer.cli.inputs.Data`) adds its fields to the command;
-    help ends with the example.
+    A parameter that is a dataclass of options, such as `Output` or `Data`, adds its fields to the command. Help ends
+    with the example.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         declared = inspect.signature(function, eval_str=True).parameters
-        groups: dict[str, Any] = {name: one.annotation for name, one in declared.items() if is_dataclass(one.annotation)}
+        groups: dict[str, Any] = {
+            name: one.annotation for name, one in declared.items() if is_dataclass(one.annotation)
+        }
         own = [parameter for name, parameter in declared.items() if name not in groups]
         parameters = own + [parameter for group in groups.values() for parameter in _members(group)]
         parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
@@ -112,11 +115,10 @@ def _members(group: Any) -> list[inspect.Parameter]:
 
 
 @contextmanager
-def joined(device: str, output: Output) -> Iterator[Ranks]:
-    """The group of processes that torchrun started; ranks other than the first print nothing that rank 0 prints."""
+def joined(device: str) -> Iterator[Ranks]:
+    """The group of processes that torchrun started; ranks other than the first do not repeat errors of rank 0."""
     from difformer.distributed.process_group import join
 
-    silence(output)
     try:
         with join(device) as ranks:
             yield ranks
@@ -128,12 +130,6 @@ def joined(device: str, output: Output) -> Iterator[Ranks]:
         if rank() > 0 and getattr(error, "of_rank_0", False):
             raise typer.Exit(USER_ERROR) from None
         raise
-
-
-def silence(output: Output) -> None:
-    """Prints nothing on any rank but the first."""
-    if rank() > 0:
-        output.as_json, output.out.quiet, output.err.quiet = False, True, True
 
 
 @contextmanager
@@ -177,7 +173,7 @@ def with_options(text: str, argument: str | None = None) -> str:
     """A message with the options that it speaks of: ``pass header=true (--data header=…)``."""
     named = [] if argument is None else [argument]
     if _takes_data and "--" not in text:
-        named += [name for name in _file_options() if name not in ("name", "seeds") and f" {name}=" in f" {text}"]
+        named += [name for name in file_options() if name not in ("name", "seeds") and f" {name}=" in f" {text}"]
     typed = dict.fromkeys(filter(None, map(spelled, named)))
     missing = [option for option in typed if option.rstrip("…").removesuffix(" FILE") not in text]
     return f"{text} ({', '.join(missing)})" if missing else text
@@ -189,15 +185,9 @@ def spelled(argument: str) -> str:
         return _SPELLED[argument]
     from difformer.training.config import TrainConfig
 
-    if argument in _file_options():
+    if argument in file_options():
         return f"--data {argument}=…" if _takes_data else ""
     return f"--set {argument}=…" if argument in vars(TrainConfig()) else ""
-
-
-def _file_options() -> list[str]:
-    from difformer.data import from_files
-
-    return list(inspect.signature(from_files).parameters)
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:

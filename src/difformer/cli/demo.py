@@ -1,10 +1,6 @@
 """``difformer demo``: what the package does, in about a minute, on data that need no download.
 
-1,797 handwritten digits with ten labels per class. Six systems learn from them: without structure (perceptron), over
-nearest neighbours (label spreading, GCN), over latent pairs (DIFFormer-s as in the paper, and a sharp form that selects
-near pairs), and over neighbours and near pairs together (DIFFormer). Pixels are taken as they are. The settings are the
-presets ``best``, each the best of 40 trials on validation data, by the command that the preset names. The last run is
-kept in a folder, and the demo ends with its report.
+The settings are the presets ``best``, each the best of 40 trials on validation data. Pixels are not standardised.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from difformer.cli.description import (
     describe_partition,
     describe_request,
     describe_seeds,
-    describe_sent,
     describe_task,
     headline,
     report_results,
@@ -29,7 +28,7 @@ from difformer.report import ATTENTION_OFF
 
 if TYPE_CHECKING:
     from difformer.distributed import Partition, Ranks
-    from difformer.training import Summary, TrainConfig
+    from difformer.training import TrainConfig
     from difformer.training.run_folder import TaskSource
 
 DEFAULT_SEEDS = 5
@@ -108,7 +107,7 @@ def fit(
 
     config, about = request.config, {"config": request.config.to_dict(), "preset": request.origin}
     about["overrides"] = request.overrides
-    with joined(device, output) if sharded or under_torchrun() else nullcontext() as ranks:
+    with joined(device) if sharded or under_torchrun() else nullcontext() as ranks:
         if sharded:
             partition, said = _partition(parts, source, config, ranks)
             said += describe_request(request, source)
@@ -131,7 +130,7 @@ def fit(
         shown: tuple[Any, ...] = (measured, len(chosen), output)
         found = _train(partial(train, config, out=folder), folder, config, tensorboard, *shown)
         if off is None:
-            _report(found, output, about)
+            report_results(found, output, about)
             return
     beside = folder.with_name(f"{folder.name}-{ATTENTION_OFF}")
     without = _train(partial(train, off, out=beside), beside, off, False, *shown)
@@ -139,7 +138,7 @@ def fit(
 
     compared = asdict(compare_runs([beside, folder]).against_first[0])
     about["attention_off"] = {**without.to_dict(), "run": without.folder, "comparison": compared}
-    _report(found, output, about)
+    report_results(found, output, about)
     output.say(f"with attention off: {headline(without)}")
     output.say(
         f"attention on less attention off: {compared['difference']:+.4f} over {counted(compared['pairs'], 'pairs')} of "
@@ -199,14 +198,6 @@ def _attention_off(request: Request) -> TrainConfig:
     return make_config("difformer", {**info.defaults, **info.fixed, **request.settings, "diffusivity": None})
 
 
-def _report(found: Summary | tuple[Summary, Any], output: Output, about: dict[str, Any]) -> None:
-    """Results, and what was sent between ranks where they trained each seed together."""
-    summary, sent = found if isinstance(found, tuple) else (found, None)
-    report_results(summary, output, about if sent is None else {**about, "sent": vars(sent)})
-    if sent is not None:
-        output.say(describe_sent(sent))
-
-
 def _resume(run: Path, parts: Path | None, device: str, tensorboard: bool, output: Output) -> None:
     """Resume a run in one process; or by ranks, on the partition it was trained on, on another of the same task, or
     seed by seed.
@@ -221,7 +212,7 @@ def _resume(run: Path, parts: Path | None, device: str, tensorboard: bool, outpu
     by_ranks = parts is not None or under_torchrun()
     if by_ranks and folder.stacked:
         raise UserError(f"{run} was trained with all seeds stacked; resume it in one process, without torchrun")
-    with joined(device, output) if by_ranks else nullcontext() as ranks:
+    with joined(device) if by_ranks else nullcontext() as ranks:
         if ranks is None:
             said = [f"{run}: {config.model} on {data['task']}, {waiting} of {len(folder.seeds)} runs to go"]
             train: Callable[..., Any] = partial(resume, run, device=None if device == "auto" else device)
@@ -237,4 +228,4 @@ def _resume(run: Path, parts: Path | None, device: str, tensorboard: bool, outpu
             train = partial(distributed.fit_seeds, task, config, ranks=ranks, seeds=folder.seeds, out=run, resume=True)
         output.say("\n".join(said))
         found = _train(train, run, config, tensorboard, data["metric"], max(1, waiting), output)
-        _report(found, output, {"config": config.to_dict(), "preset": folder.preset})
+        report_results(found, output, {"config": config.to_dict(), "preset": folder.preset})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import field
 from typing import Any
@@ -117,6 +118,13 @@ def read_seeds(text: str | None, default: int) -> list[int]:
     return numbers
 
 
+def file_options() -> list[str]:
+    """Arguments of `difformer.data.from_files`."""
+    from difformer.data import from_files
+
+    return list(inspect.signature(from_files).parameters)
+
+
 _TRUTH = {"true": True, "yes": True, "false": False, "no": False}
 _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "None": "none"}
 
@@ -130,15 +138,13 @@ def read_data_options(words: list[str] | None, dataset: str | None) -> dict[str,
     given = key_values(words, "--data")
     if not given:
         return {}
-    import inspect
-
     from difformer.cli.output import listed
     from difformer.data import from_files
     from difformer.data.registry import annotations_of, dataset_options, loader_of
 
     if dataset is None:
         kinds, whose = annotations_of(from_files), "own files have"
-        takes = f"they take {', '.join(list(inspect.signature(from_files).parameters)[3:])}"
+        takes = f"they take {', '.join(file_options()[3:])}"
     else:
         kinds, whose = annotations_of(loader_of(dataset)), f"data set {dataset!r} has"
         takes = f"it takes, with these defaults, {listed(dataset_options(dataset))}"

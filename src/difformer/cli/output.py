@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from difformer.cli.options import member
+from difformer.distributed import rank
 from difformer.files import UNSAFE, finite
 from difformer.files import printable as printable
 
@@ -46,6 +47,8 @@ class Output:
 
         self.out: Console = Console(highlight=False, emoji=False, width=_width())
         self.err: Console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+        if rank() > 0:  # the first rank speaks for all
+            self.as_json, self.out.quiet, self.err.quiet = False, True, True
 
     def say(self, text: str = "") -> None:
         """A sentence for people; nothing with ``--json``."""

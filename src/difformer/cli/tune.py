@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difformer.cli.command import command, joined, silence
+from difformer.cli.command import command, joined
 from difformer.cli.description import describe_task
 from difformer.cli.inputs import DEFAULT_MODEL, Data, load, read_settings
 from difformer.cli.options import DEVICE, METRIC, MODEL, MODEL_NAME, SETTINGS, key_values, metric_setting, option
@@ -58,10 +58,8 @@ def tune(
     """
     from difformer.training.study import tune as search
 
-    if under_torchrun():
-        if jobs > 1 or stacked:
-            raise UserError("--jobs and --stacked are for one process; under torchrun every rank is one of the jobs")
-        silence(output)
+    if under_torchrun() and (jobs > 1 or stacked):
+        raise UserError("--jobs and --stacked are for one process; under torchrun every rank is one of the jobs")
     source = data.source()
     task = load(source)
     held = [*(settings or ()), *metric_setting(metric)]
@@ -76,7 +74,7 @@ def tune(
     given: dict[str, Any] = {"trials": trials, "out": folder, "on_trial": told}
     try:
         if under_torchrun():
-            with joined(device, output) as ranks:
+            with joined(device) as ranks:
                 output.say(f"ranks: {ranks.size} ({ranks.device.type}), trials spread over them")
                 found = search(task, questions, ranks=ranks, **given)
                 if not ranks.first:  # rank 0 reports
